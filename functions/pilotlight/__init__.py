@@ -1,0 +1,1 @@
+"""pilotlight: serverless functions for models, back from zero in milliseconds."""

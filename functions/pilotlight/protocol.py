@@ -1,0 +1,255 @@
+"""Names that cross process boundaries: headers, content types, paths, and the records that travel.
+
+Who speaks what:
+- caller → activator: the public HTTP API (DESIGN §5), errors as `application/problem+json` (RFC 9457).
+- activator → worker: HTTP/1.1 over the instance's Unix socket, paths `WORKER_*` below.
+- activator → controller: HTTP over the controller's Unix socket: `/internal/*` with the platform token (feed, usage, call results), and
+  every public path that is not the data plane's, passed through.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+# -- caller → activator ------------------------------------------------------------------------------------------------
+HEADER_REQUEST_ID = "x-request-id"
+HEADER_REVISION = "pilotlight-revision"
+HEADER_START = "pilotlight-start"
+HEADER_COST = "pilotlight-cost"
+HEADER_ENVIRONMENT = "pilotlight-environment"
+HEADER_TIMEOUT = "pilotlight-timeout"
+"""Seconds (decimal) that the caller is ready to wait in all; cut to the function's own clocks."""
+HEADER_SERVER_TIMING = "server-timing"
+
+CONTENT_JSON = "application/json"
+CONTENT_PROBLEM = "application/problem+json"
+CONTENT_NDJSON = "application/x-ndjson"
+CONTENT_SSE = "text/event-stream"
+CONTENT_PICKLE = "application/vnd.pilotlight.pickle"
+"""cloudpickle bytes of `(args, kwargs)` in, of the value out; opened only in the tenant's worker and in the SDK that asked."""
+CONTENT_PICKLE_STREAM = "application/vnd.pilotlight.pickle-stream"
+"""A generator's items: each a 4-byte big-endian length, then that many cloudpickle bytes; length 0xFFFFFFFF precedes a pickled exception."""
+
+PROBLEM_BASE = "https://pilotlight.dev/problems/"
+
+# -- activator → worker ------------------------------------------------------------------------------------------------
+WORKER_INVOKE = "/invoke/"
+"""`POST /invoke/<method>` ("" for a plain function). Body and answer by content type: JSON, pickle."""
+WORKER_ASGI = "/asgi"
+"""Prefix under which an ASGI function's own paths are served; `root_path` tells it the public prefix."""
+WORKER_HEALTH = "/health"
+HEADER_CALL = "pilotlight-call"
+"""The call's id, so that log lines carry it."""
+HEADER_OUTCOME = "pilotlight-outcome"
+"""`ok`, or `raised` (user code raised; body is a problem document or a pickled exception), or `invalid` (arguments do not fit)."""
+HEADER_ROOT_PATH = "pilotlight-root-path"
+HEADER_DEADLINE = "pilotlight-deadline-s"
+"""Seconds left to the execution clock when dispatched."""
+
+# -- activator → controller --------------------------------------------------------------------------------------------
+HEADER_PLATFORM_TOKEN = "pilotlight-platform-token"
+FEED_PATH = "/internal/feed"
+"""`GET ?after=<seq>&wait_s=<s>` → `{"seq": n, "reset": bool, "changes": [FeedChange…]}`; `reset` means: forget all, this is everything."""
+USAGE_PATH = "/internal/usage"
+"""`POST {"activator": id, "records": [UsageRecord…]}` → `{"accepted": n}`; a record already there is counted as accepted."""
+CALLS_PATH = "/internal/calls"
+"""`POST {"calls": [CallRecord…]}` → `{"accepted": n}`: states and results of submitted calls; the newest `sequence` wins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedChange:
+    """One change that activators follow.
+
+    Attributes:
+        seq: position; strictly rising.
+        kind: `function`, `key`, `tenant` or `secret`.
+        key: `<tenant>/<environment>/<app>/<function>`, a key id, a tenant id, or `<tenant>/<environment>/<secret name>`.
+        value: the document (`FunctionRoute`, `KeyRecord`, `TenantRecord` as JSON; a secret's sealed text), None = removed.
+    """
+
+    seq: int
+    kind: str
+    key: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRecord:
+    """An API key as the activator needs it; `hash` is the sha256 (hex) of the whole secret text."""
+
+    id: str
+    hash: str
+    tenant: str
+    scope: str
+    environment: str | None = None
+    expires_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantRecord:
+    """A tenant: its uid on nodes (None: the platform's own uid) and name."""
+
+    id: str
+    name: str
+    uid: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionRoute:
+    """All that the data plane knows of a function.
+
+    Attributes:
+        traffic: (revision name, weight) pairs; weights add up to 100.
+        revisions: revision name → `{"spec": FunctionSpec, "launch": LaunchSpec}` as JSON, for every revision with traffic.
+        stopped: the app was stopped: calls are answered 503 until it is deployed again.
+    """
+
+    id: str
+    tenant: str
+    environment: str
+    app: str
+    function: str
+    traffic: tuple[tuple[str, int], ...]
+    revisions: Mapping[str, Mapping[str, Any]]
+    stopped: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`. Raises KeyError, TypeError or ValueError when the document is broken."""
+        traffic = tuple((str(name), int(weight)) for name, weight in body["traffic"])
+        if not traffic or sum(weight for _, weight in traffic) != 100:
+            raise ValueError(f"traffic of {body['app']}/{body['function']} adds up to {sum(w for _, w in traffic)}, want 100")
+        if missing := [name for name, _ in traffic if name not in body["revisions"]]:
+            raise ValueError(f"traffic names revisions that the route does not carry: {missing}")
+        return cls(**{**body, "traffic": traffic})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRecord:
+    """What one attempt used and costs; immutable, unique by `id`.
+
+    Attributes:
+        id: `<call id>/<attempt>` for calls; `<instance>/<kind>/<n>` for IDLE and RESERVED spans.
+        kind: `CALL`, `IDLE` or `RESERVED`.
+        started_at: wall clock, seconds since the epoch.
+        queued_ms, start_ms, exec_ms: the three spans of a call, integers.
+        billed_ns: the part of the instance's time that is this record's (processor sharing for calls).
+        cpu, memory_bytes, gpu, gpu_count: the footprint of the instance.
+        status: HTTP status of the call; 0 for spans.
+        outcome: `ok`, `error`, `cancelled`, `lost` (its activator or instance died) or `span`.
+        price_version, rate_per_s, cost: the price as it was then; decimals as text.
+    """
+
+    id: str
+    kind: str
+    call: str
+    attempt: int
+    tenant: str
+    environment: str
+    app: str
+    function: str
+    function_id: str
+    method: str
+    revision: str
+    instance: str
+    key: str
+    start_kind: str
+    started_at: float
+    queued_ms: int
+    start_ms: int
+    exec_ms: int
+    billed_ns: int
+    cpu: float
+    memory_bytes: int
+    gpu: str | None
+    gpu_count: int
+    tokens_in: int = 0
+    tokens_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    status: int = 0
+    outcome: str = "ok"
+    price_version: str = ""
+    currency: str = "USD"
+    rate_per_s: str = "0"
+    cost: str = "0"
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`."""
+        return cls(**body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRecord:
+    """A submitted call's state, as polled.
+
+    Attributes:
+        state: `QUEUED`, `RUNNING`, `SUCCEEDED`, `FAILED`, `CANCELLED`, `EXPIRED`.
+        sequence: rises with every change; the newest wins.
+        result: base64 of the answer's body (with `content_type`), once SUCCEEDED; for FAILED a problem document or pickled exception.
+        expires_at: wall clock after which the result may be gone.
+    """
+
+    id: str
+    tenant: str
+    environment: str
+    app: str
+    function: str
+    method: str
+    state: str
+    sequence: int
+    submitted_at: float
+    finished_at: float | None = None
+    status: int = 0
+    content_type: str = ""
+    result: str = ""
+    outcome: str = ""
+    revision: str = ""
+    start_kind: str = ""
+    queued_ms: int = 0
+    start_ms: int = 0
+    exec_ms: int = 0
+    cost: str = "0"
+    expires_at: float = 0.0
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`."""
+        return cls(**body)
+
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def new_call_id() -> str:
+    """`req-` and 26 base-32 characters: 48 bits of milliseconds, then 80 random ones (the layout of a ULID), so ids sort by time."""
+    n = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
+    return "req-" + "".join(_ALPHABET[(n >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def problem(
+    *, type: str, title: str, status: int, detail: str, instance: str | None = None, extra: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """A problem document (RFC 9457): `type` is a slug under PROBLEM_BASE, `instance` the request id, `extra` further members."""
+    body: dict[str, Any] = {"type": PROBLEM_BASE + type, "title": title, "status": status, "detail": detail}
+    if instance:
+        body["instance"] = instance
+    return {**(extra or {}), **body}

@@ -1,0 +1,139 @@
+"""The node agent's door: a typed client over its Unix socket.
+
+One connection, many calls (`weight_cache.protocol`). A lost connection fails open calls with AgentUnavailable;
+the next call connects again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from snapshotter import errors
+from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, LaunchSpec, RevisionKey, TemplateInfo
+from weight_cache.errors import ProtocolError
+from weight_cache.protocol import RemoteFailure, RpcClient
+
+_BY_CODE: dict[str, type[errors.SnapshotterError]] = {
+    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.SnapshotterError)
+}
+
+
+def _translate(failure: RemoteFailure) -> errors.SnapshotterError:
+    return _BY_CODE.get(failure.code, errors.SnapshotterError)(str(failure), failure.detail)
+
+
+class AgentClient:
+    """Asks the agent at `socket_path`. Owner: one event loop; the connection is made when first needed."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self._path = socket_path
+        self._rpc: RpcClient | None = None
+
+    def __repr__(self) -> str:
+        state = "connected" if self._rpc is not None and not self._rpc.is_closed else "not connected"
+        return f"<AgentClient {self._path} {state}>"
+
+    async def start(
+        self, launch: LaunchSpec, *, instance_id: InstanceId, lessee: str, secret_env: Mapping[str, str]
+    ) -> InstanceInfo:
+        """Bring one instance up by the fastest rung; returns when it is ready.
+
+        Idempotent on `instance_id`. Raises StartFailed, StartTimeout, NoCapacity, BundleUnavailable, Unsupported or
+        AgentUnavailable. Cancelling it abandons the start: a half-started instance is stopped.
+        """
+        args = {"launch": launch.to_json(), "instance_id": instance_id, "lessee": lessee, "secret_env": dict(secret_env)}
+        return InstanceInfo.from_json(await self._call("start", args))
+
+    async def prepare(self, launch: LaunchSpec) -> TemplateInfo:
+        """Make sure that a Template of this revision is resident, without an instance. Same errors as `start`."""
+        return TemplateInfo.from_json(await self._call("prepare", {"launch": launch.to_json()}))
+
+    async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
+        """Run exit hooks, SIGTERM, and SIGKILL after `grace_s`; returns when the process is gone. Idempotent."""
+        await self._call("stop", {"instance_id": instance_id, "grace_s": grace_s})
+
+    async def adopt(self, *, lessee: str) -> list[InstanceInfo]:
+        """The live instances leased to `lessee`, after its restart."""
+        return [InstanceInfo.from_json(i) for i in (await self._call("adopt", {"lessee": lessee}))["instances"]]
+
+    async def instances(self, labels: Mapping[str, str] | None = None) -> list[InstanceInfo]:
+        """Live instances whose labels include `labels`."""
+        body = await self._call("instances", {"labels": dict(labels or {})})
+        return [InstanceInfo.from_json(i) for i in body["instances"]]
+
+    async def templates(self) -> list[TemplateInfo]:
+        """Resident Templates."""
+        return [TemplateInfo.from_json(t) for t in (await self._call("templates", {}))["templates"]]
+
+    async def drop_template(self, revision: RevisionKey) -> None:
+        """Stop a Template; its instances go on. Idempotent."""
+        await self._call("drop_template", {"revision": revision})
+
+    async def capabilities(self) -> Mapping[str, Any]:
+        """What this machine can do: `{"features": [{"name", "on", "why"}], "node": {…}}`, each proven, not assumed."""
+        return await self._call("capabilities", {})
+
+    async def usage(self, instance_id: InstanceId) -> Mapping[str, Any]:
+        """CPU time (`cpu_ns`), memory (`memory_bytes`, `pss_bytes`) of one instance."""
+        return await self._call("usage", {"instance_id": instance_id})
+
+    def watch(self) -> AsyncIterator[AgentEvent]:
+        """Events from now on, until cancelled or the connection is lost (AgentUnavailable)."""
+        return self._events()
+
+    async def _events(self) -> AsyncIterator[AgentEvent]:
+        async for body in self._stream("watch", {}):
+            if body:
+                yield AgentEvent.from_json(body)
+
+    def logs(
+        self,
+        *,
+        labels: Mapping[str, str],
+        instance_id: str | None = None,
+        since: float | None = None,
+        tail: int | None = None,
+        call_id: str | None = None,
+        follow: bool = False,
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        """Log lines as `{"time", "instance", "stream", "call", "text"}`, oldest first; dead instances included."""
+        args = {"labels": dict(labels), "instance_id": instance_id, "since": since, "tail": tail, "call_id": call_id, "follow": follow}
+        return self._stream("logs", args)
+
+    def exec(self, instance_id: InstanceId, argv: list[str]) -> AsyncIterator[Mapping[str, Any]]:
+        """Run a command beside an instance (its namespaces, uid and environment): `{"stream", "text"}` parts, then `{"exit_status"}`."""
+        return self._stream("exec", {"instance_id": instance_id, "argv": argv})
+
+    def build_image(self, spec: Mapping[str, Any], *, uid: int | None) -> AsyncIterator[Mapping[str, Any]]:
+        """Build the environment that `spec` (`pilotlight.packaging.image`) describes: `{"step", "text"}` parts, then `{"image": digest}`."""
+        return self._stream("build_image", {"spec": dict(spec), "uid": uid})
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        if self._rpc is not None:
+            await self._rpc.aclose()
+            self._rpc = None
+
+    async def _connection(self) -> RpcClient:
+        if self._rpc is None or self._rpc.is_closed:
+            self._rpc = await RpcClient.open(self._path)
+        return self._rpc
+
+    async def _call(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            return await (await self._connection()).call(op, args)
+        except RemoteFailure as e:
+            raise _translate(e) from e
+        except ProtocolError as e:
+            raise errors.AgentUnavailable(f"node agent: {e}") from e
+
+    async def _stream(self, op: str, args: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        try:
+            async for body in (await self._connection()).stream(op, args):
+                yield body
+        except RemoteFailure as e:
+            raise _translate(e) from e
+        except ProtocolError as e:
+            raise errors.AgentUnavailable(f"node agent: {e}") from e

@@ -1,0 +1,74 @@
+"""What can go wrong when a process is started, watched or stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class SnapshotterError(Exception):
+    """Base of every error that leaves this package. `code` travels over the wire and picks the class again."""
+
+    code = "snapshotter_error"
+
+    def __init__(self, message: str, detail: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.detail: Mapping[str, Any] = detail or {}
+
+
+class StartFailed(SnapshotterError):
+    """Raised when a worker died, or reported an error, before it was ready.
+
+    `detail` carries `log_tail` (list of last lines) and, when user code raised, `error`
+    (`{"type", "message", "traceback", "phase"}`: data, never pickles).
+    """
+
+    code = "start_failed"
+
+
+class StartTimeout(SnapshotterError):
+    """Raised when a worker did not become ready within its startup timeout. `detail` carries `log_tail`, `phase`."""
+
+    code = "start_timeout"
+
+
+class NoCapacity(SnapshotterError):
+    """Raised when this node cannot hold one more instance; `detail` carries `resource`, `asked`, `free`."""
+
+    code = "no_capacity"
+
+
+class InstanceUnknown(SnapshotterError):
+    """Raised when no instance of that id is on this node."""
+
+    code = "instance_unknown"
+
+
+class LeaseHeld(SnapshotterError):
+    """Raised when an instance is leased to another activator; `detail` carries `lessee`."""
+
+    code = "lease_held"
+
+
+class ImageBuildFailed(SnapshotterError):
+    """Raised when an image's environment cannot be built; `detail` carries `step` and `log_tail`."""
+
+    code = "image_build_failed"
+
+
+class BundleUnavailable(SnapshotterError):
+    """Raised when a source archive or a blob that a launch names is not in the blob store, or does not match its hash."""
+
+    code = "bundle_unavailable"
+
+
+class Unsupported(SnapshotterError):
+    """Raised when this machine cannot do what was asked (no root, no such interpreter, no GPU); says what would help."""
+
+    code = "unsupported"
+
+
+class AgentUnavailable(SnapshotterError):
+    """Raised when the node agent does not answer on its socket."""
+
+    code = "agent_unavailable"

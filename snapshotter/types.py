@@ -1,0 +1,198 @@
+"""The node agent's nouns: how an instance comes up, what is launched, what is running.
+
+Wire shape: every record has `to_json()` and `from_json()`; keys are the field names.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NewType, Self
+
+InstanceId = NewType("InstanceId", str)
+"""`i-` and 16 hex digits; chosen by whoever asks for the start, so that a repeated ask is the same start."""
+
+RevisionKey = NewType("RevisionKey", str)
+"""Names one immutable revision on the whole platform: `<function id>@<revision name>`; opaque here."""
+
+
+class StartKind(enum.StrEnum):
+    """How an instance came up: the rungs of the ladder, fastest first."""
+
+    WARM = "WARM"
+    WAKE = "WAKE"
+    FORK = "FORK"
+    RESTORE = "RESTORE"
+    COLD = "COLD"
+
+
+class InstanceState(enum.StrEnum):
+    """Where an instance is in its life."""
+
+    STARTING = "STARTING"
+    READY = "READY"
+    DRAINING = "DRAINING"
+    STOPPED = "STOPPED"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsMount:
+    """Weights that a worker finds at `<slot root>/weights/<name>`.
+
+    Attributes:
+        name: the mount's name, unique within the launch.
+        manifest: sha256 (hex) of the manifest's canonical JSON.
+    """
+
+    name: str
+    manifest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSpec:
+    """Everything the node needs to boot a worker of one revision; immutable like the revision.
+
+    Attributes:
+        revision: the revision's platform-wide key; one Template per key.
+        trust_domain: opaque; processes of different trust domains never share a slot (a tenant, above).
+        uid: uid and gid to run as when the agent is root; None keeps the agent's own.
+        bundle: sha256 (hex) of the source archive, a `.tar.gz` in the blob store.
+        image: digest of a built image, or None for the platform's own interpreter and packages.
+        entry: what the worker runs; opaque here, written to the worker as JSON (`pilotlight.spec`).
+        env: environment variables that are not secret.
+        weights: weights to be on the node before boot.
+        memory_bytes: memory limit of one instance.
+        cpu: cores of one instance (a share, not a pin).
+        gpu: accelerator wanted, e.g. "H100"; None for none.
+        startup_timeout_s: budget from start to ready.
+        forkable: False asks for a process of its own for each instance.
+        labels: copied to every instance, log and event (app, function, …); opaque here.
+    """
+
+    revision: RevisionKey
+    trust_domain: str
+    uid: int | None
+    bundle: str
+    image: str | None
+    entry: Mapping[str, Any]
+    env: Mapping[str, str] = field(default_factory=dict)
+    weights: tuple[WeightsMount, ...] = ()
+    memory_bytes: int
+    cpu: float
+    gpu: str | None = None
+    startup_timeout_s: float
+    forkable: bool = True
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        out: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        out["weights"] = [{"name": w.name, "manifest": w.manifest} for w in self.weights]
+        return out
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`; unknown keys are an error (TypeError names them)."""
+        values = dict(body)
+        values["weights"] = tuple(WeightsMount(**w) for w in body.get("weights", ()))
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceInfo:
+    """One instance as the agent sees it.
+
+    Attributes:
+        socket: host path of the Unix socket on which its worker serves HTTP/1.1.
+        start_kind: how it came up.
+        phases_ms: duration of each phase of its start, in order (`slot, boot, import, enter, warmup, fork, wake, …`).
+        lessee: id of the activator that owns its slots and its bill; None when nobody does.
+        started_at: wall clock, seconds since the epoch.
+        pid: host pid; 0 once it is gone.
+        exit_reason: None while it lives; else `stopped`, `exited`, `killed`, `out_of_memory`, `template_lost`, …
+    """
+
+    id: InstanceId
+    revision: RevisionKey
+    state: InstanceState
+    socket: str
+    start_kind: StartKind
+    phases_ms: Mapping[str, float]
+    lessee: str | None
+    started_at: float
+    pid: int
+    memory_bytes: int
+    cpu: float
+    labels: Mapping[str, str]
+    exit_reason: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`."""
+        values = dict(body)
+        values["state"] = InstanceState(body["state"])
+        values["start_kind"] = StartKind(body["start_kind"])
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateInfo:
+    """A Template resident on this node.
+
+    Attributes:
+        pss_bytes: proportional set size: what it costs to keep it.
+        threads: names of surplus threads found at the snapshot point; non-empty means it cannot be forked.
+        forks: children born of it so far.
+    """
+
+    revision: RevisionKey
+    pid: int
+    pss_bytes: int
+    threads: tuple[str, ...]
+    phases_ms: Mapping[str, float]
+    forks: int
+    last_used_at: float
+    labels: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`."""
+        return cls(**{**body, "threads": tuple(body["threads"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentEvent:
+    """Something that happened to an instance or a Template without being asked.
+
+    Attributes:
+        kind: `instance_gone`, `template_ready`, `template_gone`.
+        subject: the instance's id, or the revision's key.
+        reason: why, one word; see InstanceInfo.exit_reason.
+        message: for people.
+        detail: `exit_status`, `signal`, `log_tail`, …
+    """
+
+    kind: str
+    subject: str
+    reason: str
+    message: str
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`."""
+        return cls(**body)

@@ -1,0 +1,258 @@
+"""The wire of this platform's node-local sockets: newline-delimited JSON over a Unix stream.
+
+A connection carries many calls at once. A request is `{"id": 7, "op": "open", "args": {…}}`; the answer is
+either one frame `{"id": 7, "ok": {…}}` or `{"id": 7, "error": {"code", "message", "detail"}}`, or, for an operation
+that streams, any number of `{"id": 7, "part": {…}}` before that last frame. `{"id": 7, "op": "cancel"}` ends a
+call early. Frames are at most `MAX_FRAME_BYTES` long; payloads larger than that do not belong on this wire.
+
+The server reads the peer's credentials from the kernel (SO_PEERCRED, unix(7)) and serves its own uid and
+root only: the socket's mode (0600) says the same thing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from weight_cache.errors import ProtocolError
+
+MAX_FRAME_BYTES = 8 * 1024 * 1024
+"""Longest frame: a launch spec with secrets and a schema is some 100 KiB; 8 MiB is generous and still bounds memory."""
+
+_PEER_CREDENTIALS = struct.Struct("3i")
+
+
+class RemoteFailure(Exception):
+    """Raised when the peer answered a call with an error frame; `code` tells which.
+
+    Clients translate it into their own package's tree.
+    """
+
+    def __init__(self, code: str, message: str, detail: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.detail: Mapping[str, Any] = detail or {}
+
+
+class CodedError(Protocol):
+    """What an exception needs for the server to put it on the wire."""
+
+    code: str
+
+
+Part = Callable[[Mapping[str, Any]], Awaitable[None]]
+"""Sends one intermediate frame of a streaming call; awaits the peer's reading (back-pressure)."""
+
+Operation = Callable[[Mapping[str, Any], Part], Awaitable[Mapping[str, Any]]]
+"""An operation: arguments and a way to stream in, the final answer out."""
+
+
+def encode(frame: Mapping[str, Any]) -> bytes:
+    """One frame as bytes, newline included. Raises ProtocolError when it is too long."""
+    line = json.dumps(frame, separators=(",", ":")).encode() + b"\n"
+    if len(line) > MAX_FRAME_BYTES:
+        raise ProtocolError(f"frame of {len(line)} bytes exceeds {MAX_FRAME_BYTES}: send large data as files, not frames")
+    return line
+
+
+class RpcClient:
+    """Many concurrent calls over one connection.
+
+    Owner: the event loop it was opened on; no lock is needed because every change of `_waiting` happens between
+    awaits. When the connection is lost every open call fails with ProtocolError at once.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._next_id = 0
+        self._waiting: dict[int, asyncio.Queue[Mapping[str, Any] | None]] = {}
+        self._closed = False
+        self._pump = asyncio.create_task(self._read_frames(), name="rpc client reader")
+
+    @classmethod
+    async def open(cls, path: Path) -> RpcClient:
+        """Connect to the socket at `path`. Raises ProtocolError, naming the path, when nobody listens."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(path, limit=MAX_FRAME_BYTES)
+        except OSError as e:
+            raise ProtocolError(f"nobody answers on {path}: {e.strerror or e}") from e
+        return cls(reader, writer)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection is gone."""
+        return self._closed
+
+    async def call(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """One question, one answer. Raises RemoteFailure or ProtocolError. Cancelling it cancels it there too."""
+        async with contextlib.aclosing(self._frames(op, args)) as frames:
+            async for kind, body in frames:
+                if kind == "ok":
+                    return body
+        raise ProtocolError(f"{op}: the stream ended without an answer")
+
+    async def stream(self, op: str, args: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        """The parts of a streaming call, then its final answer as the last item."""
+        async with contextlib.aclosing(self._frames(op, args)) as frames:
+            async for _, body in frames:
+                yield body
+
+    async def _frames(self, op: str, args: Mapping[str, Any]) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
+        if self._closed:
+            raise ProtocolError(f"{op}: the connection is closed")
+        self._next_id += 1
+        call_id = self._next_id
+        inbox: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
+        self._waiting[call_id] = inbox
+        finished = False
+        try:
+            self._writer.write(encode({"id": call_id, "op": op, "args": args}))
+            await self._writer.drain()
+            while True:
+                frame = await inbox.get()
+                if frame is None:
+                    finished = True
+                    raise ProtocolError(f"{op}: the peer closed the connection before it answered")
+                if "part" in frame:
+                    yield "part", frame["part"]
+                    continue
+                finished = True
+                if "error" in frame:
+                    error = frame["error"]
+                    raise RemoteFailure(error["code"], error["message"], error.get("detail"))
+                yield "ok", frame["ok"]
+                return
+        except OSError as e:
+            finished = True
+            raise ProtocolError(f"{op}: connection lost: {e}") from e
+        finally:
+            del self._waiting[call_id]
+            if not finished and not self._closed:
+                self._writer.write(encode({"id": call_id, "op": "cancel"}))
+
+    async def _read_frames(self) -> None:
+        try:
+            while line := await self._reader.readline():
+                frame = json.loads(line)
+                inbox = self._waiting.get(frame["id"])
+                if inbox is not None:
+                    inbox.put_nowait(frame)
+        except (OSError, ValueError, KeyError):
+            pass  # a peer that breaks the protocol is a peer that left: every open call learns it below
+        finally:
+            self._closed = True
+            for inbox in self._waiting.values():
+                inbox.put_nowait(None)
+            self._writer.close()
+
+    async def aclose(self) -> None:
+        """Close the connection; open calls fail."""
+        self._pump.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._pump
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+
+async def serve(
+    path: Path, operations: Mapping[str, Operation], describe: Callable[[Exception], tuple[str, str, Mapping[str, Any]] | None]
+) -> asyncio.Server:
+    """Serve `operations` on a Unix socket at `path` (mode 0600), replacing a stale socket file.
+
+    `describe` turns an operation's exception into (code, message, detail); None means a defect, which the peer sees as
+    `internal` and which is re-raised into the loop's exception handler.
+    """
+
+    async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if _is_stranger(writer):
+            writer.close()
+            return
+        await _Connection(reader, writer, operations, describe).run()
+
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    server = await asyncio.start_unix_server(on_connection, path, limit=MAX_FRAME_BYTES)
+    path.chmod(0o600)
+    return server
+
+
+def _is_stranger(writer: asyncio.StreamWriter) -> bool:
+    peer = writer.get_extra_info("socket")
+    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    _, uid, _ = _PEER_CREDENTIALS.unpack(raw)
+    return uid not in (0, os.geteuid())
+
+
+class _Connection:
+    """One peer: its running calls, and their cancellation when it leaves."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        operations: Mapping[str, Operation],
+        describe: Callable[[Exception], tuple[str, str, Mapping[str, Any]] | None],
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._operations = operations
+        self._describe = describe
+        self._running: dict[int, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        try:
+            while line := await self._reader.readline():
+                frame = json.loads(line)
+                if frame["op"] == "cancel":
+                    task = self._running.get(frame["id"])
+                    if task is not None:
+                        task.cancel()
+                    continue
+                name = f"rpc {frame['op']} #{frame['id']}"
+                self._running[frame["id"]] = asyncio.create_task(self._answer(frame), name=name)
+        except (OSError, ValueError, KeyError, asyncio.CancelledError):
+            pass  # the peer left, or does not speak our protocol: either way this connection ends
+        finally:
+            for task in list(self._running.values()):
+                task.cancel()
+            self._writer.close()
+
+    async def _answer(self, frame: Mapping[str, Any]) -> None:
+        call_id = frame["id"]
+
+        async def part(body: Mapping[str, Any]) -> None:
+            await self._send({"id": call_id, "part": body})
+
+        try:
+            operation = self._operations.get(frame["op"])
+            if operation is None:
+                known = ", ".join(sorted(self._operations))
+                await self._fail(call_id, "unknown_operation", f"no operation {frame['op']!r}; there are: {known}")
+                return
+            await self._send({"id": call_id, "ok": await operation(frame.get("args") or {}, part)})
+        except OSError:
+            pass  # the peer is gone; its answer has nowhere to go
+        except Exception as e:
+            described = self._describe(e)
+            with contextlib.suppress(OSError):
+                await self._fail(call_id, *(described or ("internal", f"{type(e).__name__}: {e}", {})))
+            if described is None:
+                raise
+        finally:
+            self._running.pop(call_id, None)
+
+    async def _fail(self, call_id: int, code: str, message: str, detail: Mapping[str, Any] | None = None) -> None:
+        await self._send({"id": call_id, "error": {"code": code, "message": message, "detail": dict(detail or {})}})
+
+    async def _send(self, frame: Mapping[str, Any]) -> None:
+        self._writer.write(encode(frame))
+        await self._writer.drain()

@@ -1,0 +1,148 @@
+"""`platform.yaml`, read once at start-up into frozen records; nothing here reads the environment at import.
+
+Every package declares its own section as a frozen dataclass and calls `load`. A wrong key is refused with the file,
+the line, the key, the value and what would be right: `SettingsInvalid`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+T = typing.TypeVar("T")
+
+MAX_SOCKET_PATH = 107
+"""Longest Unix socket path, one byte less than `sun_path` (unix(7))."""
+_LONGEST_SOCKET_NAME = len("/slots/s-0123456789abcdef/i-0123456789abcdef.sock")
+_SECTIONS = ("platform", "activator", "controller", "snapshotter", "weight_cache", "prices")
+
+
+class SettingsInvalid(Exception):
+    """Raised when platform.yaml cannot be used; the message names file, line, key, value and bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlatformSettings:
+    """Section `platform`.
+
+    Attributes:
+        home: directory of everything that must survive; None = $PILOTLIGHT_HOME or $XDG_DATA_HOME/pilotlight.
+        run: directory of sockets; None = <home>/run, or a short private one under the temporary directory.
+        trust: "isolated", or "shared" to let several tenants share one uid where there is no root.
+    """
+
+    home: str | None = None
+    run: str | None = None
+    trust: str = "isolated"
+
+    def __post_init__(self) -> None:
+        if self.trust not in ("isolated", "shared"):
+            raise ValueError(f"trust = {self.trust!r}: must be 'isolated' or 'shared'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paths:
+    """Where things are. Directories are made on first use, 0700."""
+
+    home: Path
+    run: Path
+
+    @classmethod
+    def of(cls, settings: PlatformSettings, environ: Mapping[str, str]) -> Paths:
+        """Resolve `settings` against the environment (XDG base directories)."""
+        data = Path(environ.get("XDG_DATA_HOME") or Path(environ.get("HOME", "/root")) / ".local/share")
+        home = Path(settings.home or environ.get("PILOTLIGHT_HOME") or data / "pilotlight").expanduser().resolve()
+        run = Path(settings.run).resolve() if settings.run else home / "run"
+        if len(str(run)) + _LONGEST_SOCKET_NAME > MAX_SOCKET_PATH:
+            name = home.as_posix().encode().hex()[-24:]
+            run = Path(environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"pilotlight-{os.getuid()}-{name[-12:]}"
+        return cls(home=home, run=run)
+
+    def make(self) -> Paths:
+        """Create both directories, private to this user."""
+        for directory in (self.home, self.run):
+            directory.mkdir(parents=True, exist_ok=True)
+            directory.chmod(0o700)
+        return self
+
+    def socket(self, process: str) -> Path:
+        """`<run>/<process>.sock`."""
+        return self.run / f"{process}.sock"
+
+
+def load(kind: type[T], section: str, file: Path | None) -> T:
+    """Read one section of `file` (None or missing file: defaults) into the record `kind`. Raises SettingsInvalid."""
+    if file is None or not file.exists():
+        return kind()
+    node = _compose(file)
+    if node is None:
+        return kind()
+    sections = {key.value: (key, value) for key, value in node.value}
+    for name, (key, _) in sections.items():
+        if name not in _SECTIONS:
+            raise SettingsInvalid(f"{_at(file, key)}: unknown section {name!r}; sections are: {', '.join(_SECTIONS)}")
+    if section not in sections or sections[section][1].tag == "tag:yaml.org,2002:null":
+        return kind()
+    return _parse(kind, section, sections[section][1], file)
+
+
+def _compose(file: Path) -> yaml.MappingNode | None:
+    try:
+        node = yaml.compose(file.read_text(), Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
+        raise SettingsInvalid(f"{file}: cannot be read: {e}") from e
+    if node is not None and not isinstance(node, yaml.MappingNode):
+        raise SettingsInvalid(f"{_at(file, node)}: expected sections, got {node.tag.rpartition(':')[2]}")
+    return node
+
+
+def _parse(kind: type[T], section: str, node: yaml.Node, file: Path) -> T:
+    if not isinstance(node, yaml.MappingNode):
+        raise SettingsInvalid(f"{_at(file, node)}: section {section!r} must hold keys and values")
+    hints = typing.get_type_hints(kind)
+    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    lines: dict[str, str] = {}
+    for key, value_node in node.value:
+        if key.value not in known:
+            raise SettingsInvalid(f"{_at(file, key)}: unknown key {section}.{key.value}; known: {', '.join(sorted(known))}")
+        value = yaml.SafeLoader("").construct_object(value_node, deep=True)  # type: ignore[no-untyped-call]
+        if not _fits(hints[key.value], value):
+            raise SettingsInvalid(f"{_at(file, key)}: {section}.{key.value} = {value!r}: expected {_say(hints[key.value])}")
+        values[key.value] = float(value) if hints[key.value] is float else value
+        lines[key.value] = _at(file, key)
+    try:
+        return kind(**values)
+    except ValueError as e:
+        where = next((at for key, at in lines.items() if str(e).startswith(key)), str(file))
+        raise SettingsInvalid(f"{where}: {section}.{e}") from e
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return any(_fits(arg, value) for arg in typing.get_args(hint))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    base = typing.get_origin(hint) or hint
+    return isinstance(value, base)
+
+
+def _say(hint: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(_say(arg) for arg in typing.get_args(hint))
+    return names.get(hint, "keys and values" if isinstance(typing.get_origin(hint) or hint, type) else str(hint))
+
+
+def _at(file: Path, node: yaml.Node) -> str:
+    return f"{file}:{node.start_mark.line + 1}"
