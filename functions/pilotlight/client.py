@@ -1,0 +1,389 @@
+"""The platform's HTTP API as typed methods: the door through which the SDK, the CLI and other programs speak to it.
+
+`Client` is synchronous and safe to share between threads; `AsyncClient` has the calls only. Answers are JSON as the controller
+documents them (OpenAPI, `GET /openapi.json`); errors are `pilotlight.errors`. httpx is imported by the first client that is made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
+
+from pilotlight.errors import PilotlightError
+from pilotlight.profile import Profile
+from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, CallRecord
+from pilotlight.sdk.answers import RAISED_STATUS, ItemReader, call_headers, function_path, value_of
+from pilotlight.sdk.problems import error_from_problem
+from pilotlight.sdk.transport import DEFAULT_BUDGET_S, AsyncTransport, Transport
+from pilotlight.spec import FunctionSpec, ImageSpec, to_json
+
+if TYPE_CHECKING:
+    import httpx
+
+Json = dict[str, Any]
+
+LONG_POLL_S = 20.0
+"""Seconds that one look at an unfinished call asks the server to wait: below the idle limits of common proxies (30 to 60 s)."""
+_FILE_PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployedFunction:
+    """One function of a deployment: its new or unchanged revision."""
+
+    function: str
+    revision: str
+    created: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """What a deploy made: `version` counts the app's deployments from 1."""
+
+    app: str
+    environment: str
+    version: int
+    functions: tuple[DeployedFunction, ...]
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """Parse the controller's answer."""
+        functions = tuple(
+            DeployedFunction(function=str(f["function"]), revision=str(f["revision"]), created=bool(f["created"]))
+            for f in body["functions"]
+        )
+        return cls(app=str(body["app"]), environment=str(body["environment"]), version=int(body["version"]), functions=functions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One call's answer as it came: for programs that want the headers (the CLI shows StartKind, timings and cost)."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def value(self) -> Any:
+        """The result. Raises what the function raised, or the platform's error."""
+        return value_of(self.status, self.headers, self.body)
+
+
+class _FileBody:
+    """A file as a request body that can be sent again: each attempt reads from the start."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __iter__(self) -> Iterator[bytes]:
+        with self._path.open("rb") as f:
+            while piece := f.read(_FILE_PIECE_BYTES):
+                yield piece
+
+
+class Client:
+    """The platform as one profile sees it. A context manager: closing it closes its connections."""
+
+    def __init__(self, profile: Profile, *, retry_budget_s: float = DEFAULT_BUDGET_S) -> None:
+        self.profile = profile
+        self._transport = Transport(profile, budget_s=retry_budget_s)
+
+    def __repr__(self) -> str:
+        return f"<Client {self.profile.url} environment={self.profile.environment}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._transport.close()
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+    def invoke(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None) -> Answer:
+        """Call and wait. `function` may be `Class.method`; `headers` say what `body` is (default: an SDK call's pickle)."""
+        headers = call_headers(streams=False) if headers is None else headers
+        path = function_path(app, function, "invoke")
+        response = self._transport.request("POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS)
+        return _answer(response)
+
+    def invoke_json(self, app: str, function: str, arguments: Any, *, accept: str = CONTENT_JSON) -> Answer:
+        """Call with JSON arguments: an object by name, or an array by position."""
+        headers = {"content-type": CONTENT_JSON, "accept": accept}
+        return self.invoke(app, function, json.dumps(arguments).encode(), headers=headers)
+
+    def invoke_stream(self, app: str, function: str, body: bytes) -> Iterator[Any]:
+        """Call a generator with an SDK call's pickle; items as they come. Raises what it raises, at its place."""
+        path, headers = function_path(app, function, "invoke"), call_headers(streams=True)
+        with self._transport.stream("POST", path, content=body, headers=headers, accept_status=RAISED_STATUS) as response:
+            if response.status_code in RAISED_STATUS:
+                value_of(response.status_code, response.headers, response.read())
+            reader = ItemReader()
+            for data in response.iter_bytes():
+                yield from reader.feed(data)
+            reader.close()
+
+    def invoke_lines(self, app: str, function: str, arguments: Any) -> Iterator[Any]:
+        """Call a generator with JSON arguments; its items as JSON values."""
+        headers = {"content-type": CONTENT_JSON, "accept": CONTENT_NDJSON}
+        path = function_path(app, function, "invoke")
+        with self._transport.stream("POST", path, content=json.dumps(arguments).encode(), headers=headers) as response:
+            yield from _lines(response)
+
+    def submit(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None) -> str:
+        """Start a call that outlives this process, and return its id."""
+        headers = call_headers(streams=False) if headers is None else headers
+        path = function_path(app, function, "submit")
+        return str(self._transport.request("POST", path, content=body, headers=dict(headers)).json()["id"])
+
+    def submit_json(self, app: str, function: str, arguments: Any) -> str:
+        """`submit` with JSON arguments; the result is JSON too."""
+        headers = {"content-type": CONTENT_JSON, "accept": CONTENT_JSON}
+        return self.submit(app, function, json.dumps(arguments).encode(), headers=headers)
+
+    def call(self, call_id: str, *, wait_s: float = 0.0) -> CallRecord:
+        """A submitted call's state. `wait_s` lets the server answer later, as soon as the call is finished."""
+        return _record(self._transport.request("GET", _call_path(call_id), params=_wait(wait_s)))
+
+    def cancel(self, call_id: str) -> None:
+        """Cancel a call, queued or running. A finished one stays as it is."""
+        self._transport.request("POST", f"{_call_path(call_id)}:cancel", repeatable=True)
+
+    def call_stream(self, call_id: str) -> Iterator[Any]:
+        """What a submitted call produces, as the server streams it: JSON lines."""
+        with self._transport.stream("GET", f"{_call_path(call_id)}/stream", headers={"accept": CONTENT_NDJSON}) as response:
+            yield from _lines(response)
+
+    def warmup(self, app: str, function: str) -> Json:
+        """Bring one instance up."""
+        response = self._transport.request("POST", function_path(app, function, "warmup"), repeatable=True)
+        return dict(response.json()) if response.content else {}
+
+    # -- what is uploaded ----------------------------------------------------------------------------------------------
+    def has_blob(self, digest: str) -> bool:
+        """Whether the platform has the blob of that sha256."""
+        return self._transport.request("HEAD", f"/v1/blobs/{digest}", accept_status=frozenset({404})).status_code != 404
+
+    def put_blob(self, digest: str, data: bytes | Path) -> None:
+        """Upload a blob; the platform checks that its sha256 is `digest`. Uploading twice is harmless."""
+        if isinstance(data, Path):
+            headers = {"content-length": str(data.stat().st_size)}
+            self._transport.request("PUT", f"/v1/blobs/{digest}", content=_FileBody(data), headers=headers)
+        else:
+            self._transport.request("PUT", f"/v1/blobs/{digest}", content=data)
+
+    def build_image(self, spec: ImageSpec) -> Iterator[Json]:
+        """Build an environment, or find it built: `{"step", "text", …}` while it goes on, `{"image": digest}` last."""
+        with self._transport.stream("POST", "/v1/images", json=to_json(spec), repeatable=True) as response:
+            yield from _parts(response)
+
+    # -- apps ----------------------------------------------------------------------------------------------------------
+    def deploy(
+        self, app: str, functions: Sequence[FunctionSpec], *, message: str = "", labels: Mapping[str, str] | None = None
+    ) -> Deployment:
+        """Make these the app's functions. Deploying the same specs again creates no revision."""
+        body = {"functions": [to_json(f) for f in functions], "message": message, "labels": dict(labels or {})}
+        return Deployment.from_json(self._transport.request("POST", f"{_app_path(app)}/deploy", json=body, repeatable=True).json())
+
+    def apps(self) -> list[Json]:
+        """The environment's apps."""
+        return self._list("/v1/apps", "apps")
+
+    def app(self, app: str) -> Json:
+        """One app: its functions, revisions and traffic."""
+        return self._get(_app_path(app))
+
+    def history(self, app: str) -> list[Json]:
+        """An app's deployments, newest first."""
+        return self._list(f"{_app_path(app)}/history", "history")
+
+    def stop_app(self, app: str) -> None:
+        """Stop its instances and refuse its calls until it is deployed again."""
+        self._transport.request("POST", f"{_app_path(app)}:stop", repeatable=True)
+
+    def delete_app(self, app: str) -> None:
+        """Remove the app. Its usage records stay."""
+        self._transport.request("DELETE", _app_path(app))
+
+    # -- instances and logs --------------------------------------------------------------------------------------------
+    def instances(self, *, app: str | None = None) -> list[Json]:
+        """Live instances of this tenant."""
+        return self._list("/v1/instances", "instances", app=app)
+
+    def stop_instance(self, instance: str) -> None:
+        """Drain and stop one instance."""
+        self._transport.request("POST", f"/v1/instances/{quote(instance, safe='')}:stop", repeatable=True)
+
+    def exec_instance(self, instance: str, argv: Sequence[str]) -> Iterator[Json]:
+        """Run a command beside an instance: `{"stream", "text"}` while it runs, `{"exit_status"}` last."""
+        path = f"/v1/instances/{quote(instance, safe='')}:exec"
+        with self._transport.stream("POST", path, json={"argv": list(argv)}) as response:
+            yield from _parts(response)
+
+    def logs(
+        self,
+        *,
+        app: str | None = None,
+        function: str | None = None,
+        instance: str | None = None,
+        call: str | None = None,
+        since: float | None = None,
+        tail: int | None = None,
+        follow: bool = False,
+    ) -> Iterator[Json]:
+        """Log lines `{"time", "instance", "stream", "call", "text"}`, oldest first.
+
+        `since` is wall-clock seconds; with `follow` it does not end.
+        """
+        wanted = {"app": app, "function": function, "instance": instance, "call": call, "since": since, "tail": tail}
+        params = {**_present(wanted), **({"follow": "true"} if follow else {})}
+        with self._transport.stream("GET", "/v1/logs", params=params) as response:
+            yield from _parts(response)
+
+    # -- secrets, keys, environments, money ----------------------------------------------------------------------------
+    def secrets(self) -> list[Json]:
+        """The environment's secrets: names and variable names, never values."""
+        return self._list("/v1/secrets", "secrets")
+
+    def secret(self, name: str) -> Json:
+        """One secret's description, without values."""
+        return self._get(f"/v1/secrets/{quote(name, safe='')}")
+
+    def put_secret(self, name: str, values: Mapping[str, str]) -> None:
+        """Create or replace a secret: environment variables that instances see after their next start."""
+        self._transport.request("PUT", f"/v1/secrets/{quote(name, safe='')}", json={"values": dict(values)})
+
+    def delete_secret(self, name: str) -> None:
+        """Remove a secret."""
+        self._transport.request("DELETE", f"/v1/secrets/{quote(name, safe='')}")
+
+    def keys(self) -> list[Json]:
+        """API keys: ids, scopes and dates, never the secrets."""
+        return self._list("/v1/keys", "keys")
+
+    def create_key(self, *, scope: str = "invoke", name: str = "", environment: str | None = None, ttl_s: float | None = None) -> Json:
+        """A new API key; `key` in the answer is shown this one time."""
+        body = {"scope": scope, "name": name, **_present({"environment": environment, "ttl_s": ttl_s})}
+        return dict(self._transport.request("POST", "/v1/keys", json=body).json())
+
+    def revoke_key(self, key_id: str) -> None:
+        """Revoke an API key at once."""
+        self._transport.request("DELETE", f"/v1/keys/{quote(key_id, safe='')}")
+
+    def environments(self) -> list[Json]:
+        """This tenant's environments."""
+        return self._list("/v1/environments", "environments")
+
+    def create_environment(self, name: str) -> None:
+        """Create an environment; harmless when it is there."""
+        self._transport.request("PUT", f"/v1/environments/{quote(name, safe='')}")
+
+    def delete_environment(self, name: str) -> None:
+        """Delete an environment with everything in it."""
+        self._transport.request("DELETE", f"/v1/environments/{quote(name, safe='')}")
+
+    def billing_report(self, **filters: str | float | None) -> Json:
+        """What was used and what it cost; `filters` are query parameters such as `app`, `since`, `until`, `group_by`."""
+        return self._get("/v1/billing/report", **filters)
+
+    def _get(self, path: str, **params: Any) -> Json:
+        return dict(self._transport.request("GET", path, params=_present(params)).json())
+
+    def _list(self, path: str, key: str, **params: Any) -> list[Json]:
+        body = self._transport.request("GET", path, params=_present(params)).json()
+        return list(body[key])
+
+
+class AsyncClient:
+    """The calls, for one event loop, which owns it. Cancelling an awaited call closes its connection: its slot is free at once."""
+
+    def __init__(self, profile: Profile, *, retry_budget_s: float = DEFAULT_BUDGET_S) -> None:
+        self.profile = profile
+        self._transport = AsyncTransport(profile, budget_s=retry_budget_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._transport.aclose()
+
+    async def invoke(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None) -> Answer:
+        """As `Client.invoke`."""
+        headers = call_headers(streams=False) if headers is None else headers
+        path = function_path(app, function, "invoke")
+        return _answer(await self._transport.request("POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS))
+
+    async def invoke_stream(self, app: str, function: str, body: bytes) -> AsyncIterator[Any]:
+        """As `Client.invoke_stream`."""
+        path, headers = function_path(app, function, "invoke"), call_headers(streams=True)
+        async with self._transport.stream("POST", path, content=body, headers=headers, accept_status=RAISED_STATUS) as response:
+            if response.status_code in RAISED_STATUS:
+                value_of(response.status_code, response.headers, await response.aread())
+            reader = ItemReader()
+            async for data in response.aiter_bytes():
+                for item in reader.feed(data):
+                    yield item
+            reader.close()
+
+    async def submit(self, app: str, function: str, body: bytes) -> str:
+        """As `Client.submit`."""
+        path = function_path(app, function, "submit")
+        response = await self._transport.request("POST", path, content=body, headers=call_headers(streams=False))
+        return str(response.json()["id"])
+
+    async def call(self, call_id: str, *, wait_s: float = 0.0) -> CallRecord:
+        """As `Client.call`."""
+        return _record(await self._transport.request("GET", _call_path(call_id), params=_wait(wait_s)))
+
+    async def cancel(self, call_id: str) -> None:
+        """As `Client.cancel`."""
+        await self._transport.request("POST", f"{_call_path(call_id)}:cancel", repeatable=True)
+
+
+def _answer(response: httpx.Response) -> Answer:
+    return Answer(status=response.status_code, headers=response.headers, body=response.content)
+
+
+def _record(response: httpx.Response) -> CallRecord:
+    return CallRecord.from_json(response.json())
+
+
+def _lines(response: httpx.Response) -> Iterator[Any]:
+    for line in response.iter_lines():
+        if line.strip():
+            yield json.loads(line)
+
+
+def _parts(response: httpx.Response) -> Iterator[Json]:
+    for part in _lines(response):
+        if isinstance(part, dict) and isinstance(part.get("error"), dict) and set(part) == {"error"}:
+            raise error_from_problem(part["error"])
+        if not isinstance(part, dict):
+            raise PilotlightError(f"the platform streamed {part!r} where an object was expected")
+        yield part
+
+
+def _call_path(call_id: str) -> str:
+    return f"/v1/calls/{quote(call_id, safe='')}"
+
+
+def _app_path(app: str) -> str:
+    return f"/v1/apps/{quote(app, safe='')}"
+
+
+def _wait(wait_s: float) -> dict[str, str]:
+    return {"wait_s": f"{wait_s:g}"} if wait_s > 0 else {}
+
+
+def _present(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}

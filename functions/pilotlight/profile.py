@@ -1,0 +1,160 @@
+"""Where the platform is and who asks: profiles in `~/.pilotlight.toml`, overridden by environment variables.
+
+    active = "default"
+
+    [profiles.default]
+    url = "http://127.0.0.1:8700"
+    api_key = "…"
+    environment = "main"
+
+The file is the first of `$PILOTLIGHT_CONFIG`, `~/.pilotlight.toml`, `$XDG_CONFIG_HOME/pilotlight/config.toml` that exists; it is
+written with mode 0600, whole or not at all. `PILOTLIGHT_PROFILE` picks a profile; `PILOTLIGHT_URL`, `PILOTLIGHT_API_KEY` and
+`PILOTLIGHT_ENVIRONMENT` override its fields one by one, so continuous integration needs no file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from pilotlight.errors import InvalidInput
+from pilotlight.types import DEFAULT_ENVIRONMENT, check_name
+
+DEFAULT_URL = "http://127.0.0.1:8700"
+"""Where `pilotlight up` listens unless platform.yaml says otherwise."""
+DEFAULT_PROFILE = "default"
+
+_VARIABLES = {"url": "PILOTLIGHT_URL", "api_key": "PILOTLIGHT_API_KEY", "environment": "PILOTLIGHT_ENVIRONMENT"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One platform, one key, one environment.
+
+    Attributes:
+        url: base URL, without a path.
+        api_key: sent as bearer token; "" asks without one.
+        environment: sent with every request.
+    """
+
+    url: str = DEFAULT_URL
+    api_key: str = field(default="", repr=False)
+    environment: str = DEFAULT_ENVIRONMENT
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise InvalidInput(f"url = {self.url!r}: must start with http:// or https://", parameter="url")
+        try:
+            check_name("environment", self.environment)
+        except ValueError as e:
+            raise InvalidInput(str(e), parameter="environment") from e
+
+
+def config_path(environ: Mapping[str, str]) -> Path:
+    """The profile file that is read and written: see the module's docstring. It need not exist."""
+    if explicit := environ.get("PILOTLIGHT_CONFIG"):
+        return Path(explicit)
+    home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    plain = home / ".pilotlight.toml"
+    xdg = Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "pilotlight" / "config.toml"
+    return xdg if xdg.exists() and not plain.exists() else plain
+
+
+def load(environ: Mapping[str, str] | None = None, *, name: str | None = None) -> Profile:
+    """The profile in force. Raises InvalidInput when the file is broken or names no such profile.
+
+    `name` beats `PILOTLIGHT_PROFILE`, which beats the file's `active`.
+    """
+    environ = os.environ if environ is None else environ
+    path = config_path(environ)
+    document = _read(path)
+    wanted = name or environ.get("PILOTLIGHT_PROFILE")
+    chosen = wanted or str(document.get("active", DEFAULT_PROFILE))
+    profiles = document.get("profiles", {})
+    if wanted and wanted not in profiles:
+        raise InvalidInput(f"{path} has no profile {wanted!r}; it has: {', '.join(sorted(profiles)) or 'none'}", parameter="profile")
+    values = _fields(profiles.get(chosen, {}), f"{path}: profiles.{chosen}")
+    overrides = {key: environ[variable] for key, variable in _VARIABLES.items() if environ.get(variable)}
+    return Profile(**{**values, **overrides})
+
+
+def save(profile: Profile, *, name: str = DEFAULT_PROFILE, path: Path | None = None, activate: bool = True) -> Path:
+    """Write `profile` under `name`, keeping the other profiles, and return the file. Mode 0600, replaced atomically."""
+    path = path or config_path(os.environ)
+    document = _read(path)
+    profiles: dict[str, Any] = {**document.get("profiles", {}), name: {f.name: getattr(profile, f.name) for f in fields(profile)}}
+    active = name if activate else str(document.get("active", DEFAULT_PROFILE))
+    _replace(path, _render(active, profiles))
+    return path
+
+
+def remove(name: str, *, path: Path | None = None) -> bool:
+    """Forget a profile. True when it was there."""
+    path = path or config_path(os.environ)
+    document = _read(path)
+    profiles = dict(document.get("profiles", {}))
+    if profiles.pop(name, None) is None:
+        return False
+    _replace(path, _render(str(document.get("active", DEFAULT_PROFILE)), profiles))
+    return True
+
+
+def names(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The profiles in the file, sorted."""
+    return tuple(sorted(_read(config_path(os.environ if environ is None else environ)).get("profiles", {})))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as e:
+        raise InvalidInput(f"{path} cannot be read: {e}") from e
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise InvalidInput(f"{path} is not valid TOML: {e}") from e
+
+
+def _fields(table: Any, where: str) -> dict[str, str]:
+    known = [f.name for f in fields(Profile)]
+    if not isinstance(table, dict):
+        raise InvalidInput(f"{where}: expected a table with {', '.join(known)}")
+    for key, value in table.items():
+        if key not in known or not isinstance(value, str):
+            raise InvalidInput(f"{where}.{key} = {value!r}: expected text under one of: {', '.join(known)}", parameter=key)
+    return table
+
+
+def _render(active: str, profiles: Mapping[str, Mapping[str, str]]) -> str:
+    lines = [f"active = {_quote(active)}"]
+    for name, table in sorted(profiles.items()):
+        lines += ["", f"[profiles.{_quote(name)}]", *(f"{key} = {_quote(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text)  # a JSON string is a TOML basic string
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, fresh = tempfile.mkstemp(prefix=path.name, dir=path.parent)  # mkstemp makes it 0600
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        Path(fresh).replace(path)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            Path(fresh).unlink()
+        raise

@@ -1,0 +1,115 @@
+"""One call's wire form: the request's headers and body, and the value or exception in the answer. No I/O."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from pilotlight.errors import ClientClosedRequest, DeadlineExceeded, PilotlightError, RemoteError
+from pilotlight.protocol import (
+    CONTENT_JSON,
+    CONTENT_PICKLE,
+    CONTENT_PICKLE_STREAM,
+    CONTENT_PROBLEM,
+    HEADER_OUTCOME,
+    HEADER_TIMEOUT,
+    CallRecord,
+)
+from pilotlight.sdk.pickling import Unloadable, loads
+from pilotlight.sdk.problems import error_from_response, remote_exception
+
+RAISED_STATUS = frozenset({500})
+"""A status whose body may be a pickled exception: the transport hands it over instead of raising."""
+_LENGTH = struct.Struct(">I")
+_EXCEPTION_FOLLOWS = 0xFFFFFFFF
+_FINISHED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
+
+
+def function_path(app: str, function: str, verb: str) -> str:
+    """`/v1/functions/{app}/{function}:{verb}`; `function` may be `Class.method`."""
+    return f"/v1/functions/{quote(app, safe='')}/{quote(function, safe='.')}:{verb}"
+
+
+def call_headers(*, streams: bool, timeout_s: float | None = None) -> dict[str, str]:
+    """Headers of an SDK call: pickle in, pickle (or a stream of pickles) out."""
+    accept = CONTENT_PICKLE_STREAM if streams else CONTENT_PICKLE
+    headers = {"content-type": CONTENT_PICKLE, "accept": f"{accept}, {CONTENT_JSON};q=0.5"}
+    if timeout_s is not None:
+        headers[HEADER_TIMEOUT] = f"{timeout_s:g}"
+    return headers
+
+
+def value_of(status: int, headers: Mapping[str, str], body: bytes) -> Any:
+    """What the function returned. Raises what it raised, or the platform's error."""
+    content_type = headers.get("content-type", "").partition(";")[0].strip()
+    if headers.get(HEADER_OUTCOME) == "raised" and content_type == CONTENT_PICKLE:
+        raise remote_exception(body)
+    if status >= 400 or content_type == CONTENT_PROBLEM:
+        raise error_from_response(status, headers, body)
+    return decode(content_type, body)
+
+
+def decode(content_type: str, body: bytes) -> Any:
+    """A result's value by its content type; text and bytes for the types that are neither pickle nor JSON."""
+    import json
+
+    if content_type == CONTENT_PICKLE:
+        try:
+            return loads(body)
+        except Unloadable as e:
+            raise RemoteError(f"the function returned something that cannot be loaded here: {e}") from e
+    if content_type == CONTENT_JSON:
+        return json.loads(body)
+    return body.decode(errors="replace") if content_type.startswith("text/") else body
+
+
+class ItemReader:
+    """Cuts a stream of pickles (`CONTENT_PICKLE_STREAM`) into items. Fed with bytes as they come; owned by one call."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._exception_follows = False
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """The items completed by `data`. Raises the exception that the generator raised, at its place."""
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length == _EXCEPTION_FOLLOWS and not self._exception_follows:
+                self._exception_follows = True
+                del self._buffer[: _LENGTH.size]
+                continue
+            if len(self._buffer) < _LENGTH.size + length:
+                return
+            body = bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])
+            del self._buffer[: _LENGTH.size + length]
+            if self._exception_follows:
+                raise remote_exception(body)
+            yield decode(CONTENT_PICKLE, body)
+
+    def close(self) -> None:
+        """The stream ended. Raises RemoteError when it ended in the middle of an item."""
+        if self._buffer or self._exception_follows:
+            raise RemoteError("the stream of results ended in the middle of an item: the instance or the connection went away")
+
+
+def is_finished(record: CallRecord) -> bool:
+    """Whether the call will not change any more."""
+    return record.state in _FINISHED
+
+
+def value_of_record(record: CallRecord) -> Any:
+    """The result of a finished call. Raises what it raised, ClientClosedRequest when cancelled, DeadlineExceeded when expired."""
+    if record.state == "CANCELLED":
+        raise ClientClosedRequest(f"call {record.id} was cancelled")
+    body = base64.b64decode(record.result)
+    if record.state == "EXPIRED":
+        raise DeadlineExceeded(f"call {record.id} expired: it ran out of time, or its result was kept only until its time to live ended")
+    if record.state == "FAILED" and not body:
+        raise PilotlightError(f"call {record.id} failed with status {record.status} and outcome {record.outcome!r}")
+    outcome = record.outcome if record.state == "SUCCEEDED" else "raised"
+    status = record.status or (200 if record.state == "SUCCEEDED" else 500)
+    return value_of(status, {"content-type": record.content_type, HEADER_OUTCOME: outcome}, body)
