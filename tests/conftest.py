@@ -1,0 +1,165 @@
+"""Real parts that tests share: a throwaway PostgreSQL, a throwaway Redis, short temporary directories.
+
+A part that is missing skips its tests on a laptop and fails them in CI (environment variable `CI`): a contract that only the fake
+was held to is not proven.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import psycopg
+import pytest
+import redis
+
+SERVER_START_S = 30.0
+"""Longest time that a server may take to accept connections on a busy machine."""
+
+RequireOrSkip = Callable[[str], NoReturn]
+
+
+def _require_or_skip(reason: str) -> NoReturn:
+    if os.environ.get("CI"):
+        pytest.fail(f"required in CI: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Apply the markers that speak of the machine."""
+    if item.get_closest_marker("root") and os.geteuid() != 0:
+        _require_or_skip("needs root")
+    if item.get_closest_marker("gpu") and shutil.which("nvidia-smi") is None:
+        pytest.skip("needs a GPU")
+    if item.get_closest_marker("peers") and not os.environ.get("PILOTLIGHT_PEERS"):
+        pytest.skip("installs other servers; set PILOTLIGHT_PEERS=1")
+
+
+@pytest.fixture(scope="session")
+def require_or_skip() -> RequireOrSkip:
+    """`require_or_skip(reason)`: skip this test, or fail it in CI, because a real part is missing."""
+    return _require_or_skip
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """An empty directory with a path short enough for Unix sockets (107 bytes), open to other users' processes."""
+    directory = Path(tempfile.mkdtemp(prefix="pl"))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """A cluster of its own, on a Unix socket only; the URL of its maintenance database, without a driver's name."""
+    programs = _postgres_programs()
+    if programs is None:
+        _require_or_skip("PostgreSQL's server is not installed (scripts/install-system-packages test)")
+    with tempfile.TemporaryDirectory(prefix="plpg", ignore_cleanup_errors=True) as name:
+        home = Path(name)
+        user = _owner_of_cluster(home)
+        cluster = home / "data"
+        subprocess.run(
+            [programs / "initdb", "-D", cluster, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"],
+            user=user,
+            cwd=home,
+            env={**os.environ, "LC_ALL": "C"},
+            check=True,
+            capture_output=True,
+        )
+        # Durability is not what these tests are about: fsync off makes a database in milliseconds.
+        options = {"listen_addresses": "", "unix_socket_directories": name, "fsync": "off", "max_connections": "50"}
+        arguments = [part for key, value in options.items() for part in ("-c", f"{key}={value}")]
+        with (home / "log").open("wb") as log:
+            server = subprocess.Popen([programs / "postgres", "-D", cluster, *arguments], user=user, cwd=home, stdout=log, stderr=log)
+        url = f"postgresql://postgres@/postgres?host={name}"
+        try:
+            _wait_until_up(server, home / "log", lambda: psycopg.connect(url).close(), psycopg.OperationalError)
+            yield url
+        finally:
+            server.send_signal(signal.SIGINT)  # "fast shutdown": open sessions are disconnected
+            server.wait(SERVER_START_S)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    """`postgresql+psycopg://…`: an empty database for this test alone."""
+    name = f"t{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres_server, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"'.encode())
+        yield postgres_server.replace("postgresql://", "postgresql+psycopg://").replace("/postgres?", f"/{name}?")
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[str]:
+    """A Redis of its own, on a Unix socket only, nothing on disk; its URL."""
+    program = shutil.which("redis-server")
+    if program is None:
+        _require_or_skip("redis-server is not installed (scripts/install-system-packages test)")
+    with tempfile.TemporaryDirectory(prefix="plrd", ignore_cleanup_errors=True) as name:
+        home = Path(name)
+        arguments = ["--port", "0", "--unixsocket", f"{name}/r.sock", "--save", "", "--appendonly", "no", "--dir", name]
+        with (home / "log").open("wb") as log:
+            server = subprocess.Popen([program, *arguments], stdout=log, stderr=log)
+        url = f"unix://{name}/r.sock?db=0"
+        try:
+            _wait_until_up(server, home / "log", lambda: _ping(url), redis.RedisError)
+            yield url
+        finally:
+            server.terminate()
+            server.wait(SERVER_START_S)
+
+
+@pytest.fixture
+def redis_url(redis_server: str) -> str:
+    """`unix://…` URL for `redis.from_url`; emptied before each test."""
+    with redis.Redis.from_url(redis_server) as client:
+        client.flushall()
+    return redis_server
+
+
+def _ping(url: str) -> None:
+    with redis.Redis.from_url(url) as client:
+        client.ping()
+
+
+def _postgres_programs() -> Path | None:
+    """Directory of `initdb` and `postgres`; Debian keeps it off the PATH, one per version."""
+    if found := shutil.which("initdb"):
+        return Path(found).parent
+    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: float(p.parts[-3]))
+    return versions[-1].parent if versions else None
+
+
+def _owner_of_cluster(directory: Path) -> int | None:
+    """PostgreSQL refuses to run as root: give the directory to its own user. None = run as we are."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        user = pwd.getpwnam("postgres")
+    except KeyError:
+        user = pwd.getpwnam("nobody")
+    os.chown(directory, user.pw_uid, user.pw_gid)
+    return user.pw_uid
+
+
+def _wait_until_up(server: subprocess.Popen[bytes], log: Path, probe: Callable[[], None], not_yet: type[Exception]) -> None:
+    deadline = time.monotonic() + SERVER_START_S
+    while True:
+        try:
+            return probe()
+        except not_yet as e:
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"server did not start: {log.read_text(errors='replace')[-2000:]}") from e
+            time.sleep(0.02)  # another program's start can only be asked for
