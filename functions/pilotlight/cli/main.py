@@ -1,0 +1,46 @@
+"""`pilotlight`: the command line's root."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from pilotlight.cli import up
+from pilotlight.cli.commands import common_callback
+from pilotlight.cli.session import Options
+
+_HELP = "Serverless functions for models: scale to zero, back in milliseconds, billed per request."
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        print(f"pilotlight {metadata.version('pilotlight')}")
+        raise typer.Exit
+
+
+def _root(
+    ctx: typer.Context,
+    options: Options,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    ctx.obj = options
+
+
+def build() -> typer.Typer:
+    """The whole tree of commands."""
+    app = typer.Typer(name="pilotlight", help=_HELP, no_args_is_help=True, pretty_exceptions_enable=False)
+    app.callback()(common_callback(_root))
+    up.register(app)
+    return app
+
+
+def main() -> None:
+    """Entry point of the `pilotlight` script and of `python -m pilotlight`."""
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    build()(prog_name="pilotlight")
+    sys.exit(0)

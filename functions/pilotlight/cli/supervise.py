@@ -1,0 +1,120 @@
+"""A whole platform run under one supervisor: in the terminal, or detached from it.
+
+`python -m pilotlight.cli.supervise --config FILE --home DIR --notices-fd N` is the detached form: it reports each notice as a
+line of JSON on the descriptor, the last one `{"kind": "up"}` or `{"kind": "refused", …}`, so that `pilotlight up --detach` can show them
+and return.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pilotlight.cli.child import ProcessFailed
+from pilotlight.cli.local import HomeLock, LocalPlatform, find
+from pilotlight.cli.processlog import ProcessLog
+from pilotlight.cli.supervisor import Announce, Notice, Supervisor, platform_processes, stop_on_signals
+from pilotlight.errors import PilotlightError
+
+
+async def supervise(platform: LocalPlatform, *, announce: Announce, started: Callable[[], None]) -> None:
+    """Run the four processes until a signal asks for the end. Raises Conflict (already running) or ProcessFailed."""
+    lock = HomeLock(platform)
+    lock.acquire()
+    try:
+        supervisor = Supervisor(platform_processes(platform.config), run=platform.paths.run, logs=platform.logs, announce=announce)
+        with stop_on_signals(supervisor):
+            await supervisor.run(started=started)
+    finally:
+        lock.release()
+
+
+def environment_of(platform: LocalPlatform) -> dict[str, str]:
+    """The environment of the platform's processes: ours, with the home that was chosen."""
+    return {**os.environ, "PILOTLIGHT_HOME": str(platform.paths.home)}
+
+
+def detach(platform: LocalPlatform) -> Iterator[Notice]:
+    """Start a supervisor of its own session; yields its notices until the platform is up. Raises what stopped it."""
+    log = ProcessLog(path=platform.logs / "supervisor.log")
+    log.rotate()
+    read_end, write_end = os.pipe()
+    output = log.open()
+    argv = [sys.executable, "-m", "pilotlight.cli.supervise", "--config", str(platform.config), "--notices-fd", str(write_end)]
+    try:
+        process = subprocess.Popen(
+            [*argv, "--home", str(platform.paths.home)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(write_end,),
+            start_new_session=True,
+            cwd="/",
+            env=environment_of(platform),
+        )
+    finally:
+        os.close(write_end)
+        os.close(output)
+    with os.fdopen(read_end) as lines:
+        for line in lines:
+            body: dict[str, Any] = json.loads(line)
+            if body["kind"] == "up":
+                return
+            if body["kind"] == "refused":
+                raise ProcessFailed(body["message"], **body["detail"])
+            yield Notice(**body)
+    raise ProcessFailed(f"the supervisor stopped (exit status {process.wait()})", log_tail=log.tail(20), log=str(log.path))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The detached supervisor."""
+    parser = argparse.ArgumentParser(prog="pilotlight.cli.supervise")
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--notices-fd", type=int, required=True)
+    arguments = parser.parse_args(argv)
+    os.environ["PILOTLIGHT_HOME"] = str(arguments.home)
+    platform = find(config=arguments.config, home=arguments.home, environ=os.environ, cwd=Path("/"))
+    reporter = _Reporter(arguments.notices_fd)
+    try:
+        asyncio.run(supervise(platform, announce=reporter.notice, started=lambda: reporter.last({"kind": "up"})))
+    except PilotlightError as e:
+        reporter.last({"kind": "refused", "message": str(e), "detail": dict(e.detail)})
+        print(f"{e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+class _Reporter:
+    """Writes notices to the terminal that started us until it is up, and to our own log always."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def notice(self, notice: Notice) -> None:
+        print(f"{notice.kind} process={notice.process} seconds={notice.seconds:.3f} {notice.text}", flush=True)
+        self._send(dataclasses.asdict(notice))
+
+    def last(self, body: dict[str, Any]) -> None:
+        self._send(body)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _send(self, body: dict[str, Any]) -> None:
+        if self._descriptor >= 0:
+            with contextlib.suppress(BrokenPipeError):  # the terminal is gone; the platform goes on
+                os.write(self._descriptor, json.dumps(body).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""The supervisor with small stand-ins for the four processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pilotlight.cli.child import Child, ProcessFailed, ProcessSpec, describe_status
+from pilotlight.cli.orphans import orphan_pid, stop_orphan, terminate
+from pilotlight.cli.processlog import ProcessLog
+from pilotlight.cli.supervisor import Notice, Stop, Supervisor, restart_delay_s
+
+FAKE = str(Path(__file__).parents[2] / "fakes/supervised.py")
+
+
+class Place:
+    """A run directory, a journal that the stand-ins write, and the notices so far."""
+
+    def __init__(self, root: Path) -> None:
+        self.run = root
+        self.journal = root / "journal"
+        self.notices: asyncio.Queue[Notice] = asyncio.Queue()
+
+    def spec(self, name: str, mode: str = "serve", **settings: float) -> ProcessSpec:
+        return ProcessSpec(name=name, argv=(sys.executable, "-S", FAKE, mode, name, str(self.journal)), **settings)
+
+    def supervisor(self, *specs: ProcessSpec) -> Supervisor:
+        return Supervisor(specs, run=self.run, logs=self.run / "logs", announce=self.notices.put_nowait)
+
+    def child(self, spec: ProcessSpec) -> Child:
+        return Child(spec, pid_file=self.run / f"{spec.name}.pid", log=ProcessLog(path=self.run / f"{spec.name}.log"))
+
+    def lines(self) -> list[str]:
+        return self.journal.read_text().splitlines()
+
+    async def notice(self, kind: str, process: str) -> Notice:
+        async with asyncio.timeout(10):
+            while (notice := await self.notices.get()).kind != kind or notice.process != process:
+                pass
+        return notice
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    root = Path(tempfile.mkdtemp(prefix="pl"))
+    yield Place(root)
+    shutil.rmtree(root)
+
+
+def test_restart_delay_doubles_from_a_tenth_to_five_seconds() -> None:
+    assert [restart_delay_s(n) for n in range(1, 9)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("status", "text"), [(0, "exit status 0"), (3, "exit status 3"), (-9, "killed by SIGKILL"), (-99, "killed by signal 99")]
+)
+def test_exit_statuses_are_named(status: int, text: str) -> None:
+    assert describe_status(status) == text
+
+
+async def test_starts_in_order_and_stops_in_the_opposite_one(place: Place) -> None:
+    supervisor = place.supervisor(place.spec("cache"), place.spec("agent"), place.spec("gate"))
+    await supervisor.start()
+    await supervisor.stop(Stop.ALL)
+    assert place.lines() == ["start cache", "start agent", "start gate", "stop gate", "stop agent", "stop cache"]
+
+
+async def test_pid_files_hold_the_live_pid_and_go_with_the_process(place: Place) -> None:
+    child = place.child(place.spec("cache"))
+    await child.start()
+    assert (place.run / "cache.pid").read_text() == f"{child.pid}\n"
+    assert repr(child) == f"<Child cache pid {child.pid}>"
+    assert await child.stop() == 0
+    assert not (place.run / "cache.pid").exists()
+    assert repr(child) == "<Child cache down>"
+
+
+async def test_a_killed_process_is_restarted_alone(place: Place) -> None:
+    supervisor = place.supervisor(place.spec("cache"), place.spec("gate"))
+    await supervisor.start()
+    gate, cache_pid = supervisor.children[1].pid, supervisor.children[0].pid
+    running = asyncio.create_task(supervisor.run_until_stopped())
+    os.kill(gate, signal.SIGKILL)
+    assert "killed by SIGKILL" in (await place.notice("died", "gate")).text
+    await place.notice("ready", "gate")
+    assert supervisor.children[1].pid not in (0, gate)
+    assert supervisor.children[0].pid == cache_pid
+    supervisor.request_stop(Stop.ALL)
+    await running
+    assert place.lines()[-2:] == ["stop gate", "stop cache"]
+
+
+async def test_a_process_that_dies_while_starting_shows_its_last_words_and_takes_the_others_down(place: Place) -> None:
+    supervisor = place.supervisor(place.spec("cache"), place.spec("agent", "broken"), place.spec("gate"))
+    with pytest.raises(ProcessFailed, match=r"agent stopped while starting \(exit status 3\)") as failure:
+        await supervisor.start()
+    assert failure.value.detail["log_tail"] == ["the database is on fire"]
+    assert place.lines() == ["start cache", "stop cache"]
+
+
+async def test_a_process_that_never_gets_ready_is_stopped_after_its_time(place: Place) -> None:
+    child = place.child(place.spec("agent", "mute", ready_timeout_s=0.2))
+    with pytest.raises(ProcessFailed, match=r"agent was not ready within 0\.2 s"):
+        await child.start()
+    assert not child.is_alive
+
+
+async def test_a_cancelled_start_leaves_nothing_running(place: Place) -> None:
+    child = place.child(place.spec("agent", "mute"))
+    starting = asyncio.create_task(child.start())
+    await asyncio.sleep(0)
+    pid = child.pid
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_process_that_ignores_sigterm_is_killed_after_its_grace(place: Place) -> None:
+    child = place.child(place.spec("gate", "stubborn", grace_s=0.1))
+    await child.start()
+    assert await child.stop() == -signal.SIGKILL
+
+
+async def test_a_second_request_to_stop_kills_what_still_drains(place: Place) -> None:
+    supervisor = place.supervisor(place.spec("gate", "stubborn", grace_s=60))
+    await supervisor.start()
+    running = asyncio.create_task(supervisor.run_until_stopped())
+    supervisor.request_stop(Stop.ALL)
+    supervisor.request_stop(Stop.ALL)
+    async with asyncio.timeout(10):
+        await running
+    assert not supervisor.children[0].is_alive
+
+
+async def test_a_stop_while_starting_is_obeyed(place: Place) -> None:
+    supervisor = place.supervisor(place.spec("cache"), place.spec("gate", "mute"))
+    supervisor.request_stop(Stop.ALL)
+    started: list[bool] = []
+    async with asyncio.timeout(10):
+        await supervisor.run(started=lambda: started.append(True))
+    assert not started
+    assert [child.pid for child in supervisor.children] == [0, 0]
+
+
+def test_children_die_with_a_killed_supervisor(place: Place) -> None:
+    script = f"""
+import asyncio, os, signal
+from pathlib import Path
+from pilotlight.cli.supervisor import Supervisor
+from pilotlight.cli.child import ProcessSpec
+async def go():
+    spec = ProcessSpec(name="gate", argv={place.spec("gate").argv!r})
+    s = Supervisor([spec], run=Path({str(place.run)!r}), logs=Path({str(place.run)!r}), announce=print)
+    await s.start()
+    print(s.children[0].pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(go())
+"""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    out = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=20, check=False)
+    pid = int(out.stdout.split()[-1])
+    assert out.returncode == -signal.SIGKILL, out.stderr
+    assert terminate(pid, grace_s=5)  # it was told already; this only waits for its end
+    assert place.lines() == ["start gate", "stop gate"]
+
+
+async def test_a_process_left_behind_is_stopped_by_the_next_start(place: Place) -> None:
+    left = place.child(place.spec("gate"))
+    await left.start()
+    old = left.pid
+    supervisor = place.supervisor(place.spec("gate"))
+    await supervisor.start()
+    assert str(old) in (await place.notice("orphan", "gate")).text
+    assert supervisor.children[0].pid != old
+    await supervisor.stop(Stop.ALL)
+    assert place.lines() == ["start gate", "stop gate", "start gate", "stop gate"]
+
+
+async def test_another_process_with_the_same_pid_is_left_alone(place: Place) -> None:
+    pid_file = place.run / "gate.pid"
+    pid_file.write_text(f"{os.getpid()}\n")
+    assert orphan_pid(pid_file, (sys.executable, "-m", "activator")) is None
+    assert await stop_orphan(pid_file, argv=(sys.executable, "-m", "activator"), grace_s=1) is None
+    assert not pid_file.exists()
+
+
+def test_a_log_is_set_aside_when_it_outgrows_its_bound_and_keeps_its_writers(place: Place) -> None:
+    log = ProcessLog(path=place.run / "gate.log", max_bytes=100)
+    descriptor = log.open()
+    for round_number in range(5):
+        os.write(descriptor, f"{round_number}".encode() * 101)
+        assert log.rotate()
+    os.write(descriptor, b"after\nlast\n")
+    os.close(descriptor)
+    assert not log.rotate()
+    assert log.tail(1) == ["last"]
+    assert log.tail(5, since_byte=6) == ["last"]
+    assert sorted(p.name for p in place.run.glob("gate.log*")) == ["gate.log", "gate.log.1", "gate.log.2", "gate.log.3"]
+    assert (place.run / "gate.log.1").read_text() == "4" * 101
