@@ -126,7 +126,7 @@ class Child:
                 stderr=output,
                 pass_fds=(write_end,),
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops the others in order
-                preexec_fn=_die_with(os.getpid()),
+                preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - one system call, no lock is taken between fork and exec
             )
         except BaseException:
             os.close(read_end)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pilotlight.cli import up
+from pilotlight.cli import admin, app, billing, call, instance, up
 from pilotlight.cli.commands import common_callback
 from pilotlight.cli.session import Options
 
@@ -26,17 +26,18 @@ def _version(wanted: bool) -> None:
 def _root(
     ctx: typer.Context,
     options: Options,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,  # noqa: ARG001 - its callback acts
 ) -> None:
     ctx.obj = options
 
 
 def build() -> typer.Typer:
     """The whole tree of commands."""
-    app = typer.Typer(name="pilotlight", help=_HELP, no_args_is_help=True, pretty_exceptions_enable=False)
-    app.callback()(common_callback(_root))
-    up.register(app)
-    return app
+    root = typer.Typer(name="pilotlight", help=_HELP, no_args_is_help=True, pretty_exceptions_enable=False)
+    root.callback()(common_callback(_root))
+    for part in (up, call, app, instance, admin, billing):
+        part.register(root)
+    return root
 
 
 def main() -> None:

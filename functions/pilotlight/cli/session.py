@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 PROFILE_FILE_VARIABLE = "PILOTLIGHT_CONFIG"
 
+RETRY_BUDGET_S = 5.0
+"""A person waits in front of the terminal: long enough for a process that is being restarted, no longer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -102,7 +105,7 @@ class Session:
         """A client of the platform; the caller closes it. Raises InvalidInput."""
         from pilotlight.client import Client
 
-        return Client(self.profile())
+        return Client(self.profile(), retry_budget_s=RETRY_BUDGET_S)
 
     def confirm(self, question: str, *, yes: bool) -> None:
         """Ask before something is destroyed. Raises InvalidInput when nobody can be asked, or the answer is no."""

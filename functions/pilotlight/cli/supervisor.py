@@ -65,9 +65,7 @@ def restart_delay_s(failures: int) -> float:
 
 def platform_processes(config: Path) -> tuple[ProcessSpec, ...]:
     """The four processes, run by this interpreter, with `config`."""
-    return tuple(
-        ProcessSpec(name=name, argv=(sys.executable, "-m", module, "--config", str(config))) for name, module in PROCESSES.items()
-    )
+    return tuple(ProcessSpec(name=name, argv=(sys.executable, "-m", module, "--config", str(config))) for name, module in PROCESSES.items())
 
 
 class Supervisor:
@@ -76,9 +74,7 @@ class Supervisor:
     def __init__(self, specs: Sequence[ProcessSpec], *, run: Path, logs: Path, announce: Announce) -> None:
         self._run = run
         self._announce = announce
-        self.children = [
-            Child(spec, pid_file=run / f"{spec.name}.pid", log=ProcessLog(path=logs / f"{spec.name}.log")) for spec in specs
-        ]
+        self.children = [Child(spec, pid_file=run / f"{spec.name}.pid", log=ProcessLog(path=logs / f"{spec.name}.log")) for spec in specs]
         self._asked: asyncio.Queue[Stop] = asyncio.Queue()
 
     def __repr__(self) -> str:

@@ -41,8 +41,8 @@ def up(
     platform = session.platform()
     local.refuse_running(platform)  # before anything is written
     platform = local.configure(platform, listen=listen, home=session.options.home)
-    key_file = prepare(platform, session)
     os.environ.update(supervise.environment_of(platform))
+    key_file = prepare(platform, session)
     if detach:
         for notice in supervise.detach(platform):
             _tell(session, notice)

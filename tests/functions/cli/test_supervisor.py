@@ -61,7 +61,7 @@ def test_restart_delay_doubles_from_a_tenth_to_five_seconds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "text"), [(0, "exit status 0"), (3, "exit status 3"), (-9, "killed by SIGKILL"), (-99, "killed by signal 99")]
+    "status, text", [(0, "exit status 0"), (3, "exit status 3"), (-9, "killed by SIGKILL"), (-99, "killed by signal 99")]
 )
 def test_exit_statuses_are_named(status: int, text: str) -> None:
     assert describe_status(status) == text

@@ -1,0 +1,145 @@
+"""`pilotlight token …`, `secret …`, `environment …`: who may do what, and with which credentials."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pilotlight.cli.commands import Yes, command
+from pilotlight.cli.output import duration_s, table
+from pilotlight.cli.session import Session
+from pilotlight.errors import InvalidInput
+from pilotlight.types import Scope
+
+Name = Annotated[str, typer.Argument(metavar="NAME")]
+
+
+def register(root: typer.Typer) -> None:
+    """Add the three groups."""
+    groups: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
+        "token": ("API keys.", {"create": token_create, "list": token_list, "revoke": token_revoke}),
+        "secret": ("Secrets: environment variables that instances see.", {"set": secret_set, "list": secret_list, "delete": secret_delete}),
+        "environment": (
+            "Environments: the same app names, side by side.",
+            {"create": environment_create, "list": environment_list, "delete": environment_delete},
+        ),
+    }
+    for name, (help_text, functions) in groups.items():
+        group = typer.Typer(help=help_text, no_args_is_help=True)
+        for verb, function in functions.items():
+            command(group, verb)(function)
+        root.add_typer(group, name=name)
+
+
+def token_create(
+    session: Session,
+    scope: Annotated[Scope, typer.Option(help="What it may do; admin includes deploy, deploy includes invoke.")] = Scope.INVOKE,
+    name: Annotated[str, typer.Option(help="A note to recognise it by.")] = "",
+    only_environment: Annotated[str | None, typer.Option(help="It works in this environment only.")] = None,
+    ttl: Annotated[str | None, typer.Option(help="It expires after this: 12h, 30d.")] = None,
+) -> None:
+    """Create an API key. It is shown once and kept as a hash only."""
+    with session.client() as client:
+        body = client.create_key(scope=scope.value, name=name, environment=only_environment, ttl_s=duration_s(ttl) if ttl else None)
+    session.show(body, lambda: str(body["key"]))
+    session.say("shown this one time; use it as PILOTLIGHT_API_KEY")
+
+
+def token_list(session: Session) -> None:
+    """API keys: ids, scopes and dates."""
+    with session.client() as client:
+        rows = client.keys()
+    columns = {"id": "id", "name": "name", "scope": "scope", "environment": "environment", "created_at": "created"}
+    late = {"expires_at": "expires", "revoked_at": "revoked", "last_used_at": "last used"}
+    session.show(rows, lambda: table(rows, {**columns, **late}, empty="No keys."))
+
+
+def token_revoke(session: Session, key_id: Annotated[str, typer.Argument(metavar="ID")], yes: Yes = False) -> None:
+    """Revoke an API key at once."""
+    session.confirm(f"Revoke {key_id}? Whoever uses it is refused from now on.", yes=yes)
+    with session.client() as client:
+        client.revoke_key(key_id)
+    session.show({"id": key_id, "revoked": True}, lambda: f"{key_id} is revoked")
+
+
+def secret_set(
+    session: Session,
+    name: Name,
+    keys: Annotated[list[str], typer.Argument(metavar="VARIABLE…", help="Environment variables; each value is asked for.")],
+    from_env: Annotated[bool, typer.Option("--from-env", help="Take the values from variables of the same names.")] = False,
+    from_file: Annotated[Path | None, typer.Option(help="Take the value of the one variable from this file.")] = None,
+) -> None:
+    """Create or replace a secret. Values are asked for, or read from stdin, a line each; they are never printed.
+
+    Instances see the new values after their next start.
+    """
+    values = secret_values(keys, from_env=from_env, from_file=from_file, environ=session.environ)
+    with session.client() as client:
+        client.put_secret(name, values)
+    session.show({"name": name, "variables": sorted(values)}, lambda: f"{name} is set ({', '.join(sorted(values))})")
+
+
+def secret_values(keys: Sequence[str], *, from_env: bool, from_file: Path | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """A value for each variable, from where the options say. Raises InvalidInput."""
+    if wrong := [key for key in keys if "=" in key or not key.isidentifier()]:
+        raise InvalidInput(
+            f"{wrong[0].partition('=')[0]!r}… is not a variable's name",
+            hint="Give names only; values are asked for, so that no shell history keeps them.",
+        )
+    if from_env:
+        if missing := [key for key in keys if key not in environ]:
+            raise InvalidInput(f"the environment has no {', '.join(missing)}", hint="Export it first, or leave out --from-env.")
+        return {key: environ[key] for key in keys}
+    if from_file is not None:
+        if len(keys) != 1:
+            raise InvalidInput("--from-file holds one value", hint="Name exactly one variable.")
+        return {keys[0]: from_file.read_text()}
+    if sys.stdin.isatty():
+        return {key: getpass.getpass(f"{key}: ") for key in keys}
+    lines = sys.stdin.read().splitlines()
+    if len(lines) != len(keys):
+        raise InvalidInput(f"{len(keys)} values are needed and stdin has {len(lines)} lines", hint="Write one value per line.")
+    return dict(zip(keys, lines, strict=True))
+
+
+def secret_list(session: Session) -> None:
+    """Names of secrets and of their variables."""
+    with session.client() as client:
+        rows = client.secrets()
+    columns = {"name": "name", "variables": "variables", "keys": "variables", "updated_at": "updated"}
+    session.show(rows, lambda: table(rows, columns, empty="No secrets."))
+
+
+def secret_delete(session: Session, name: Name, yes: Yes = False) -> None:
+    """Delete a secret. Functions that name it fail to start."""
+    session.confirm(f"Delete the secret {name}? Functions that use it will not start any more.", yes=yes)
+    with session.client() as client:
+        client.delete_secret(name)
+    session.show({"name": name, "deleted": True}, lambda: f"{name} is deleted")
+
+
+def environment_create(session: Session, name: Name) -> None:
+    """Create an environment."""
+    with session.client() as client:
+        client.create_environment(name)
+    session.show({"name": name}, lambda: f"{name} is there; use it with -e {name}")
+
+
+def environment_list(session: Session) -> None:
+    """Environments of this tenant."""
+    with session.client() as client:
+        rows = client.environments()
+    session.show(rows, lambda: table(rows, {"name": "name", "apps": "apps", "created_at": "created"}, empty="Only `main`."))
+
+
+def environment_delete(session: Session, name: Name, yes: Yes = False) -> None:
+    """Delete an environment with every app and secret in it."""
+    session.confirm(f"Delete the environment {name} with everything in it?", yes=yes)
+    with session.client() as client:
+        client.delete_environment(name)
+    session.show({"name": name, "deleted": True}, lambda: f"{name} is deleted")

@@ -1,0 +1,149 @@
+"""`pilotlight call`: one invocation from the terminal, and what became of a submitted one."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pilotlight.cli.commands import command
+from pilotlight.cli.output import json_or_text, milliseconds, money, pairs, server_timing
+from pilotlight.cli.session import Session
+from pilotlight.errors import InvalidInput
+from pilotlight.protocol import (
+    CONTENT_JSON,
+    CONTENT_NDJSON,
+    HEADER_COST,
+    HEADER_REVISION,
+    HEADER_SERVER_TIMING,
+    HEADER_START,
+    HEADER_TIMEOUT,
+)
+from pilotlight.types import parse_function_path
+
+if TYPE_CHECKING:
+    from pilotlight.client import Client
+
+_LOOK_S = 20.0
+
+
+def register(root: typer.Typer) -> None:
+    """Add the command."""
+    command(root, "call")(call)
+
+
+def call(
+    session: Session,
+    *,
+    target: Annotated[str, typer.Argument(metavar="APP/FUNCTION", help="app/function or app/Class.method; or the word `get`.")],
+    arguments: Annotated[str | None, typer.Argument(help="JSON: an object by name, an array by position; - reads stdin. Or an id.")] = None,
+    arg: Annotated[list[str] | None, typer.Option("--arg", "-a", help="name=value; may be repeated.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Write the answer's body as it came.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print a generator's items as they come.")] = False,
+    submit: Annotated[bool, typer.Option("--submit", help="Do not wait: print the call's id.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="With `call get`: wait until it is finished.")] = False,
+    timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds to wait in all.")] = None,
+) -> None:
+    """Call a function, or look at a submitted call with `pilotlight call get ID`."""
+    with session.client() as client:
+        if target == "get":
+            _get(session, client, arguments, wait=wait, raw=raw)
+            return
+        app, function, method = _address(target)
+        name = f"{function}.{method}" if method else function
+        given = call_arguments(arguments, arg or [])
+        if submit:
+            call_id = client.submit_json(app, name, given)
+            session.show({"id": call_id}, lambda: call_id)
+        elif stream:
+            for item in client.invoke_lines(app, name, given):
+                print(json.dumps(item, ensure_ascii=False), flush=True)
+        else:
+            _invoke(session, client, app, name, given, raw=raw, timeout=timeout)
+
+
+def call_arguments(text: str | None, words: list[str]) -> Any:
+    """The arguments as JSON: what was typed, or named by --arg. Raises InvalidInput."""
+    if text is not None and words:
+        raise InvalidInput("arguments were given as JSON and with --arg", hint="Use one of the two.")
+    if text is None:
+        return pairs(words, option="--arg")
+    source = sys.stdin.read() if text == "-" else text
+    value = json_or_text(source)
+    if not isinstance(value, dict | list):
+        raise InvalidInput(
+            f"the arguments {source[:60]!r} are neither a JSON object nor an array",
+            hint="Write '{\"name\": value}' or '[value]', or use --arg.",
+        )
+    return value
+
+
+def _address(target: str) -> tuple[str, str, str]:
+    try:
+        return parse_function_path(target)
+    except ValueError as e:
+        raise InvalidInput(str(e), hint="See what is deployed: `pilotlight app list`.") from e
+
+
+def _invoke(session: Session, client: Client, app: str, name: str, given: Any, *, raw: bool, timeout: float | None) -> None:
+    headers = {"content-type": CONTENT_JSON, "accept": CONTENT_JSON}
+    if timeout is not None:
+        headers[HEADER_TIMEOUT] = f"{timeout:g}"
+    answer = client.invoke(app, name, json.dumps(given).encode(), headers=headers)
+    if answer.status >= 400:
+        answer.value()  # raises
+    if raw:
+        sys.stdout.buffer.write(answer.body)
+        sys.stdout.buffer.flush()
+        return
+    value = body_value(answer.headers.get("content-type", ""), answer.body)
+    session.show({"result": value, **facts(answer.headers)}, lambda: _pretty(value))
+    session.say(summary(facts(answer.headers)))
+
+
+def body_value(content_type: str, body: bytes) -> Any:
+    """JSON, a list of the items of a stream, or text."""
+    if content_type.startswith(CONTENT_NDJSON):
+        return [json.loads(line) for line in body.splitlines() if line.strip()]
+    return json_or_text(body.decode(errors="replace"))
+
+
+def facts(headers: Mapping[str, str]) -> dict[str, Any]:
+    """What the response's headers say: start kind, revision, cost, times in ms, request id."""
+    return {
+        "start": headers.get(HEADER_START),
+        "revision": headers.get(HEADER_REVISION),
+        "cost": headers.get(HEADER_COST),
+        "timing_ms": server_timing(headers.get(HEADER_SERVER_TIMING, "")),
+        "request_id": headers.get("x-request-id"),
+    }
+
+
+def summary(known: Mapping[str, Any]) -> str:
+    """`COLD · queue 0.1 ms · start 5.40 s · exec 9.0 ms · cost 0.0000134 · v1-3f2a1c · req-…`."""
+    times = [f"{name} {milliseconds(value)}" for name, value in known["timing_ms"].items()]
+    cost = [f"cost {money(known['cost'])}"] if known["cost"] else []
+    return " · ".join(str(p) for p in (known["start"], *times, *cost, known["revision"], known["request_id"]) if p)
+
+
+def _get(session: Session, client: Client, call_id: str | None, *, wait: bool, raw: bool) -> None:
+    if not call_id:
+        raise InvalidInput("which call?", hint="Write its id: pilotlight call get req-…")
+    record = client.call(call_id)
+    while wait and record.finished_at is None and record.state in ("QUEUED", "RUNNING"):
+        record = client.call(call_id, wait_s=_LOOK_S)
+    body = base64.b64decode(record.result)
+    if raw:
+        sys.stdout.buffer.write(body)
+        return
+    readable = body_value(record.content_type, body) if "json" in record.content_type else f"{len(body)} bytes of {record.content_type}"
+    shown = {**record.to_json(), "result": readable if body else None}
+    session.show(shown, lambda: _pretty({key: value for key, value in shown.items() if value not in (None, "", {})}))
+
+
+def _pretty(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2)
