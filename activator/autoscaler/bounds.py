@@ -1,0 +1,149 @@
+"""Floor, ceiling, and the careful way to zero, as a pure function.
+
+A wanted scale is clamped, and a zero is applied only when nothing can get lost by it: an active revision first becomes
+inactive after its stable window; an inactive one goes once the activator has been in front of it for the grace period and
+the last instance's own retention is over; one that never became ready goes after its deadline.
+
+Source: knative/serving pkg/reconciler/autoscaling/kpa/scaler.go (Apache-2.0), semantics restated.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+UNKNOWN = -1
+"""A scale that nobody knows yet: nothing is applied."""
+ACTIVATION_BUFFER_S = 30.0
+"""Added to the progress deadline, so that the reason of a failed start is found before its instances are gone."""
+PROXY_RETRY_S = 3.0
+
+
+class Activity(enum.StrEnum):
+    """ACTIVATING: not ready yet. ACTIVE: takes traffic. INACTIVE: marked for zero."""
+
+    ACTIVATING = "activating"
+    ACTIVE = "active"
+    INACTIVE = "inactive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundsSpec:
+    """Settings of one revision.
+
+    Attributes:
+        min_instances, max_instances: floor and ceiling; a ceiling of 0 means none.
+        initial_scale: floor until it was reached once.
+        stable_window_s: an active revision stays at least this long.
+        grace_s: time with the activator in front before the last instance goes.
+        retention_s: the last instance's own delay.
+        progress_deadline_s: how long a start may take before it is given up.
+        scale_to_zero: False keeps one instance for ever.
+        always_proxied: the activator never leaves the path, so it needs no probe.
+        reachable: without traffic, floor and retention do not count.
+    """
+
+    min_instances: int = 0
+    max_instances: int = 0
+    initial_scale: int = 0
+    stable_window_s: float = 60.0
+    grace_s: float = 30.0
+    retention_s: float = 0.0
+    progress_deadline_s: float = 600.0
+    scale_to_zero: bool = True
+    always_proxied: bool = False
+    reachable: bool = True
+
+    @property
+    def activation_timeout_s(self) -> float:
+        """From the first start to giving up."""
+        return self.progress_deadline_s + ACTIVATION_BUFFER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a revision stands.
+
+    Attributes:
+        instances: the scale that is applied now.
+        activity, for_s: its state, and for how long.
+        proxied_s: how long the activator has been in front; None = it is not.
+        is_probe_ok: the public address answers as the activator; None = not asked.
+        is_initialised: the initial scale was reached once.
+    """
+
+    instances: int
+    activity: Activity = Activity.ACTIVE
+    for_s: float = 0.0
+    proxied_s: float | None = None
+    is_probe_ok: bool | None = None
+    is_initialised: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounded:
+    """What to do with a wanted scale.
+
+    Attributes:
+        desired: the scale, UNKNOWN when there is none.
+        is_applied: it differs from what is there and may be applied now.
+        look_again_s: when to decide again, None = at the next change.
+        needs_probe: start asking the public address until the activator answers.
+    """
+
+    desired: int
+    is_applied: bool = False
+    look_again_s: float | None = None
+    needs_probe: bool = False
+
+
+def clamp(desired: int, *, minimum: int, maximum: int) -> int:
+    """`desired` within the bounds; a maximum of 0 means none."""
+    if desired < minimum:
+        return minimum
+    return maximum if maximum and desired > maximum else desired
+
+
+def bound(desired: int, *, spec: BoundsSpec, standing: Standing) -> Bounded:
+    """Clamp `desired` and decide whether a zero may be applied now."""
+    if desired < 0 and standing.activity is not Activity.ACTIVATING:
+        return Bounded(desired=desired)
+    floor = spec.min_instances if spec.reachable else 0
+    if spec.reachable and not standing.is_initialised:
+        floor = max(floor, spec.initial_scale)
+    desired = clamp(desired, minimum=floor, maximum=spec.max_instances)
+    if desired != 0:
+        return _applied(desired, standing)
+    if not spec.scale_to_zero:
+        return _applied(1, standing)
+    return {Activity.ACTIVATING: _zero_activating, Activity.ACTIVE: _zero_active, Activity.INACTIVE: _zero_inactive}[standing.activity](
+        spec, standing
+    )
+
+
+def _applied(desired: int, standing: Standing, look_again_s: float | None = None) -> Bounded:
+    return Bounded(desired=desired, is_applied=desired != standing.instances, look_again_s=look_again_s)
+
+
+def _zero_activating(spec: BoundsSpec, standing: Standing) -> Bounded:
+    if standing.for_s > spec.activation_timeout_s:
+        return _applied(0, standing)
+    return Bounded(desired=UNKNOWN, look_again_s=spec.activation_timeout_s)
+
+
+def _zero_active(spec: BoundsSpec, standing: Standing) -> Bounded:
+    if standing.for_s < spec.stable_window_s:
+        return _applied(1, standing, look_again_s=spec.stable_window_s - standing.for_s)
+    return Bounded(desired=0, look_again_s=None if standing.proxied_s is None else PROXY_RETRY_S)
+
+
+def _zero_inactive(spec: BoundsSpec, standing: Standing) -> Bounded:
+    if not spec.always_proxied and not standing.is_probe_ok:
+        return Bounded(desired=0, needs_probe=True)
+    retention_s = spec.retention_s if spec.reachable else 0.0
+    if standing.for_s >= max(spec.grace_s, retention_s):
+        return _applied(0, standing)
+    if standing.for_s < retention_s:
+        return Bounded(desired=0, look_again_s=retention_s - standing.for_s)
+    rest_s = spec.grace_s - (standing.proxied_s or 0.0)
+    return _applied(0, standing) if rest_s <= 0 else Bounded(desired=0, look_again_s=rest_s)

@@ -1,0 +1,267 @@
+"""How many instances a revision should have: Knative's decision plus what it lacks.
+
+`decide(now, observed, spec, state)` is pure. Its core is `kpa.step`; around it:
+
+* instances that are *starting* count as capacity, so a slow start is neither started twice nor taken for a panic;
+* growth is held back while the running instances would work the load off before a start could help (`drains`);
+* waiting calls that nothing covers ask for starts of their own (`backlog`), and so does a call that has waited longer
+  than the latency objective, whatever the averages say (`backlog_age`);
+* spare instances while active (`buffer`), floor and ceiling (`min`, `max`);
+* an instance goes only after it was idle for `scaledown_window_s`, the last one after its own delay (`zero_delay`);
+* no data is never zero: without a measurement nothing goes (`no_data`).
+
+The decision names the signal that bound, and carries the numbers that explain it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from activator.autoscaler import kpa
+from activator.autoscaler.bounds import Activity, BoundsSpec, Standing, bound
+from activator.autoscaler.poke import drained_meanwhile, instances_now
+from activator.autoscaler.target import UNLIMITED_BURST
+from pilotlight.spec import Scaling, buffer_count
+
+MAX_STABLE_WINDOW_S = 60.0
+MIN_STABLE_WINDOW_S = 1.0
+"""The stable window follows scaledown_window within these bounds: averages over more than a minute react too late,
+and a bucket is one second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeciderSpec:
+    """Settings of one revision.
+
+    Attributes:
+        kpa: the core's settings.
+        max_inputs: calls at once on one instance.
+        min_instances, max_instances: floor and ceiling.
+        buffer_instances: spare ones while active: a number, or a share of the busy ones as "15%".
+        scaledown_window_s: idle time before an instance goes.
+        zero_delay_s: idle time before the last one goes.
+        latency_objective_s: a call waiting longer is a signal; None = off.
+    """
+
+    kpa: kpa.KpaSpec
+    max_inputs: int = 1
+    min_instances: int = 0
+    max_instances: int = 8
+    buffer_instances: int | str = 0
+    scaledown_window_s: float = 60.0
+    zero_delay_s: float = 60.0
+    latency_objective_s: float | None = None
+
+    @classmethod
+    def from_scaling(cls, scaling: Scaling, *, zero_delay_s: float | None = None, reachable: bool = True) -> DeciderSpec:
+        """From what the user declared. `zero_delay_s` None means the same as the other instances' window."""
+        stable_s = min(MAX_STABLE_WINDOW_S, max(MIN_STABLE_WINDOW_S, scaling.scaledown_window_s))
+        core = kpa.KpaSpec(
+            target=float(scaling.target_inputs or scaling.max_inputs),
+            total=float(scaling.max_inputs),
+            stable_window_s=stable_s,
+            target_burst_capacity=UNLIMITED_BURST,
+            reachable=reachable,
+        )
+        return cls(
+            kpa=core,
+            max_inputs=scaling.max_inputs,
+            min_instances=scaling.min_instances,
+            max_instances=scaling.max_instances,
+            buffer_instances=scaling.buffer_instances,
+            scaledown_window_s=scaling.scaledown_window_s,
+            zero_delay_s=scaling.scaledown_window_s if zero_delay_s is None else zero_delay_s,
+            latency_objective_s=scaling.latency_objective_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What is seen of a revision now.
+
+    Attributes:
+        stable, panic: calls at once (executing and waiting), averaged over the two windows; None = no data.
+        ready, starting: instances that take calls, and that are on their way; draining ones are neither.
+        in_flight, waiting: calls executing, and calls without a slot.
+        idle_s: for each ready instance without a call, for how long.
+        oldest_wait_s: age of the oldest waiting call.
+        start_s: expected time of the rung that the next start will take; None = unknown.
+        call_s, arrivals_per_s: mean execution time and rate of calls; None = unknown.
+    """
+
+    stable: float | None
+    panic: float | None
+    ready: int
+    starting: int = 0
+    in_flight: int = 0
+    waiting: int = 0
+    idle_s: tuple[float, ...] = ()
+    oldest_wait_s: float = 0.0
+    start_s: float | None = None
+    call_s: float | None = None
+    arrivals_per_s: float | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Ready and starting instances."""
+        return self.ready + self.starting
+
+    @property
+    def busy(self) -> int:
+        """Ready instances with calls."""
+        return max(0, self.ready - len(self.idle_s))
+
+    def free_slots(self, max_inputs: int) -> int:
+        """Slots of ready instances without a call."""
+        return max(0, self.ready * max_inputs - self.in_flight)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeciderState:
+    """What is remembered between decisions."""
+
+    kpa: kpa.KpaState = field(default_factory=kpa.KpaState)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleDecision:
+    """How many instances there should be, and why.
+
+    Attributes:
+        desired: instances, starting ones included.
+        valid: False when nothing was known and nothing should change.
+        signal: what bound: `stable`, `panic`, `activation`, `delay`, `drains`, `backlog`, `backlog_age`, `buffer`, `min`,
+            `max`, `scaledown_window`, `zero_delay` or `no_data`.
+        capacity: instances that there are (ready and starting) when it was taken.
+        excess_burst_capacity, in_panic: of the core; -1 where the activator never leaves the path.
+        want: what each signal asked for, the reason in numbers.
+        look_again_s: when time alone changes the answer; None = only a new measurement does.
+    """
+
+    desired: int
+    valid: bool
+    signal: str
+    capacity: int
+    excess_burst_capacity: int = 0
+    in_panic: bool = False
+    want: tuple[tuple[str, int], ...] = ()
+    look_again_s: float | None = None
+
+    @property
+    def starts(self) -> int:
+        """Instances to start."""
+        return max(0, self.desired - self.capacity)
+
+    @property
+    def stops(self) -> int:
+        """Instances to drain; `choose_victims` says which."""
+        return max(0, self.capacity - self.desired)
+
+    def __str__(self) -> str:
+        wants = " ".join(f"{name}={count}" for name, count in self.want)
+        return f"{self.capacity}->{self.desired} by {self.signal} ({wants})"
+
+
+def initial_state(now: float, *, spec: DeciderSpec, ready: int) -> DeciderState:
+    """State of a decider made at `now` over `ready` instances that are already there."""
+    return DeciderState(kpa=kpa.initial_state(now, spec=spec.kpa, ready=ready))
+
+
+def decide(now: float, observed: Observed, spec: DeciderSpec, state: DeciderState) -> tuple[ScaleDecision, DeciderState]:
+    """The decision at `now` (seconds) and what to remember for the next one."""
+    load = kpa.KpaLoad(stable=observed.stable, panic=observed.panic, ready=observed.ready, starting=observed.starting)
+    core, core_state = kpa.step(now, load, spec.kpa, state.kpa)
+    wants = [_core_want(core, observed, spec), *_own_wants(observed, spec)]
+    signal, desired = max(wants, key=lambda want: want[1])
+    valid = core.valid or signal != "no_data"
+    ceiling = spec.max_instances
+    if desired > ceiling and (core.valid or observed.capacity < desired):
+        signal, desired = "max", max(ceiling, 0 if core.valid else observed.capacity)
+    decision = ScaleDecision(
+        desired=desired,
+        valid=valid,
+        signal=signal,
+        capacity=observed.capacity,
+        excess_burst_capacity=core.excess_burst_capacity,
+        in_panic=core.in_panic,
+        want=tuple(wants),
+    )
+    return _hold(decision, observed, spec), replace(state, kpa=core_state)
+
+
+def _core_want(core: kpa.KpaDecision, observed: Observed, spec: DeciderSpec) -> tuple[str, int]:
+    """The core's wish; without data what there is; growth that would come too late to help is left out."""
+    if not core.valid:
+        return "no_data", observed.capacity
+    useful = _useful(observed, spec)
+    if useful is not None and core.desired > max(useful, observed.capacity):
+        return "drains", max(useful, observed.capacity)
+    return core.signal, core.desired
+
+
+def _useful(observed: Observed, spec: DeciderSpec) -> int | None:
+    """Instances that the load can still use once a start begun now is ready; None when the times are not known.
+
+    By Little's law the lasting load is arrivals times call time; beyond it there is only what is here now, plus what arrives,
+    less what the running slots finish meanwhile.
+    """
+    if observed.arrivals_per_s is None or observed.call_s is None or observed.start_s is None:
+        return None
+    drained = drained_meanwhile(slots=observed.ready * spec.max_inputs, start_s=observed.start_s, call_s=observed.call_s)
+    later = observed.in_flight + observed.waiting + observed.arrivals_per_s * observed.start_s - drained
+    return math.ceil(max(observed.arrivals_per_s * observed.call_s, later) / spec.kpa.target)
+
+
+def _own_wants(observed: Observed, spec: DeciderSpec) -> list[tuple[str, int]]:
+    """What the signals that Knative lacks ask for; only those that speak."""
+    wants = []
+    if observed.waiting:
+        wants.append(("backlog", observed.capacity + _backlog(observed, spec, counting_drain=True)))
+    objective_s = spec.latency_objective_s
+    if observed.waiting and objective_s is not None and observed.oldest_wait_s > objective_s:
+        wants.append(("backlog_age", observed.capacity + _backlog(observed, spec, counting_drain=False)))
+    if spec.kpa.reachable:
+        spare = buffer_count(spec.buffer_instances, busy=max(1, observed.busy))
+        if spare and (observed.busy or observed.waiting):
+            wants.append(("buffer", observed.busy + spare))
+        wants.append(("min", spec.min_instances))
+    return wants
+
+
+def _backlog(observed: Observed, spec: DeciderSpec, *, counting_drain: bool) -> int:
+    return instances_now(
+        waiting=observed.waiting,
+        free_slots=observed.free_slots(spec.max_inputs),
+        starting_slots=observed.starting * spec.max_inputs,
+        max_inputs=spec.max_inputs,
+        instances=observed.capacity,
+        max_instances=spec.max_instances,
+        running_slots=observed.ready * spec.max_inputs if counting_drain else 0,
+        start_s=observed.start_s,
+        call_s=observed.call_s,
+    )
+
+
+def _hold(decision: ScaleDecision, observed: Observed, spec: DeciderSpec) -> ScaleDecision:
+    """Let only instances go that were idle for long enough; the last one has a delay of its own."""
+    if decision.stops == 0:
+        return decision
+    window_s = spec.scaledown_window_s if spec.kpa.reachable else 0.0
+    expired = sum(1 for idle_s in observed.idle_s if idle_s >= window_s)
+    floor = min(observed.capacity - expired, spec.max_instances)
+    if decision.desired < floor:
+        rests = [window_s - idle_s for idle_s in observed.idle_s if idle_s < window_s]
+        return replace(decision, desired=floor, signal="scaledown_window", look_again_s=min(rests, default=None))
+    return decision if decision.desired else _hold_last(decision, observed, spec)
+
+
+def _hold_last(decision: ScaleDecision, observed: Observed, spec: DeciderSpec) -> ScaleDecision:
+    """From one to zero: our activator always proxies and no probe is needed, so only the last instance's retention is left."""
+    idle_s = min(observed.idle_s, default=0.0)
+    rules = BoundsSpec(grace_s=0.0, retention_s=spec.zero_delay_s, always_proxied=True, reachable=spec.kpa.reachable)
+    standing = Standing(instances=observed.capacity, activity=Activity.INACTIVE, for_s=idle_s, proxied_s=idle_s)
+    bounded = bound(0, spec=rules, standing=standing)
+    if bounded.is_applied:
+        return decision
+    return replace(decision, desired=1, signal="zero_delay", look_again_s=bounded.look_again_s)

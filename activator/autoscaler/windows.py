@@ -1,0 +1,159 @@
+"""Averages and maxima over sliding time, with the semantics of Knative's aggregation package.
+
+Time is in seconds since any fixed origin; it is cut to whole buckets of `granularity_s`. Values recorded into the same
+bucket add up (several reporters). The mutable windows belong to one scaler task; no lock is needed.
+
+Source: knative/serving pkg/autoscaler/aggregation (Apache-2.0), semantics restated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_DIGITS = 10**6
+"""Averages are cut (floor) to six digits, so that float dust in the running total never asks for one more instance."""
+_MIN_SMOOTHING = 0.2
+_WEIGHT_OUTSIDE = 0.0001
+"""What the weights beyond the window may add up to: the smoothing coefficient follows from it."""
+
+
+class TimeWindow:
+    """Linear average over the last `window_s` seconds in buckets of `granularity_s`.
+
+    The divisor is the number of buckets since the first write, at most the window, less the silent ones at the end: a
+    reporter that stopped talking does not dilute the average, and a window without any write is 0 (`is_empty` tells
+    that apart from a measured 0).
+    """
+
+    def __init__(self, window_s: float, *, granularity_s: int = 1) -> None:
+        self._granularity_s = granularity_s
+        self._size = math.ceil(window_s / granularity_s)
+        self._buckets = [0.0] * self._size
+        self._total = 0.0
+        self._first: int | None = None
+        self._last: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._size}x{self._granularity_s}s first={self._first} last={self._last} total={self._total:g}>"
+
+    def record(self, now_s: float, value: float) -> None:
+        """Add `value` to the bucket of `now_s`; later buckets in between become 0. Older than the window: ignored."""
+        index = self._index(now_s)
+        if self._last is None:
+            self._first = self._last = index
+        elif index + self._size <= self._last:
+            return
+        elif index > self._last:
+            self._advance(index)
+        self._first = index if self._first is None else min(self._first, index)
+        self._buckets[index % self._size] += value
+        self._total += value
+
+    def average(self, now_s: float) -> float:
+        """The average as of `now_s`; 0.0 when nothing was written for a whole window."""
+        if self._last is None or self._first is None:
+            return 0.0
+        silent = max(0, self._index(now_s) - self._last)
+        if silent >= self._size:
+            return 0.0
+        divisor = min(self._last - self._first + 1, self._size - silent)
+        return math.floor(self._sum_without(silent) / divisor * _DIGITS) / _DIGITS
+
+    def total(self, now_s: float) -> float:
+        """Sum of the buckets that are inside the window at `now_s`."""
+        if self._last is None:
+            return 0.0
+        silent = max(0, self._index(now_s) - self._last)
+        return 0.0 if silent >= self._size else self._sum_without(silent)
+
+    def is_empty(self, now_s: float) -> bool:
+        """True when nothing was written for more than a window: there is no data, which is not the same as zero."""
+        return self._last is None or self._index(now_s) - self._last > self._size
+
+    def resize(self, window_s: float, *, now_s: float) -> None:
+        """Change the window's length, keeping the buckets that fit."""
+        size = math.ceil(window_s / self._granularity_s)
+        if size == self._size:
+            return
+        old, old_size = self._buckets, self._size
+        self._buckets, self._size = [0.0] * size, size
+        if self._last is None or self._index(now_s) - self._last > old_size:
+            self._first = self._last = None
+        else:
+            for index in range(self._last, self._last - min(size, old_size), -1):
+                self._buckets[index % size] = old[index % old_size]
+            self._first = self._last - (old_size - 1)
+        self._total = sum(self._buckets)
+
+    def _index(self, now_s: float) -> int:
+        return math.floor(now_s) // self._granularity_s
+
+    def _advance(self, index: int) -> None:
+        assert self._last is not None
+        if index - self._last >= self._size:
+            self._buckets = [0.0] * self._size
+            self._total = 0.0
+            self._first = index
+        else:
+            for stale in range(self._last + 1, index + 1):
+                self._total -= self._buckets[stale % self._size]
+                self._buckets[stale % self._size] = 0.0
+        self._last = index
+
+    def _sum_without(self, silent: int) -> float:
+        assert self._last is not None
+        return self._total - sum(self._buckets[i % self._size] for i in range(self._last + 1, self._last + silent + 1))
+
+
+class WeightedWindow(TimeWindow):
+    """Exponentially weighted average: the newest bucket counts most, 99.99 % of the weight lies inside the window."""
+
+    def __init__(self, window_s: float, *, granularity_s: int = 1) -> None:
+        super().__init__(window_s, granularity_s=granularity_s)
+        self.smoothing = smoothing(self._size)
+
+    def average(self, now_s: float) -> float:
+        """Σ value · m · (1 - m)^age over the window, where m is `smoothing` and age counts buckets."""
+        if self._last is None or self.is_empty(now_s):
+            return 0.0
+        silent = max(0, self._index(now_s) - self._last)
+        weight = self.smoothing * (1 - self.smoothing) ** silent
+        result = 0.0
+        for index in range(self._last, self._last - (self._size - silent), -1):
+            result += self._buckets[index % self._size] * weight
+            weight *= 1 - self.smoothing
+        return result
+
+    def resize(self, window_s: float, *, now_s: float) -> None:
+        """Change the window's length and the smoothing that follows from it."""
+        super().resize(window_s, now_s=now_s)
+        self.smoothing = smoothing(self._size)
+
+
+def smoothing(buckets: int) -> float:
+    """Weight of the newest of `buckets` buckets: at least 0.2, else long windows would be plain averages."""
+    return max(_MIN_SMOOTHING, 1 - float(_WEIGHT_OUTSIDE ** (1 / buckets)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaxWindow:
+    """The greatest of the values recorded at the last `size` indexes, as an immutable descending list.
+
+    Indexes never fall. A value recorded at the same index keeps the larger of the two.
+    """
+
+    size: int
+    entries: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def current(self) -> int | None:
+        """The maximum, None before the first record."""
+        return self.entries[0][1] if self.entries else None
+
+    def record(self, index: int, value: int) -> MaxWindow:
+        """The window after `value` was seen at `index`."""
+        kept = [e for e in self.entries if e[1] > value and index - e[0] < self.size]
+        if kept and kept[-1][0] == index:
+            return MaxWindow(size=self.size, entries=tuple(kept))
+        return MaxWindow(size=self.size, entries=(*kept, (index, value)))
