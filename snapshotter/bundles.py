@@ -134,7 +134,8 @@ class _Extraction:
     def _entry(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         name = _relative(member.name, member.name)
         if member.isdir():
-            return self._folder(name)
+            self._folder(name)
+            return
         self._folder(name.parent)
         if name in self._files or name in self._folders or name in self._links:
             raise BundleUnavailable(f"the archive holds {member.name!r} twice")

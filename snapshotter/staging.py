@@ -7,6 +7,7 @@ directory whose lock is free belongs to nobody: its maker died, and `sweep` remo
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import errno
@@ -15,7 +16,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 _PREFIX = ".tmp-"
@@ -41,6 +42,19 @@ def staged(final: Path) -> Iterator[Path]:
         if temp.exists():
             remove_tree(temp)
         os.close(lock)
+
+
+@contextlib.asynccontextmanager
+async def staged_in_thread(final: Path) -> AsyncIterator[Path]:
+    """`staged` for work that awaits: flushing and removing, which block, happen in a thread."""
+    stage = staged(final)
+    temp = await asyncio.to_thread(stage.__enter__)
+    try:
+        yield temp
+    except BaseException as e:
+        await asyncio.to_thread(stage.__exit__, type(e), e, e.__traceback__)
+        raise
+    await asyncio.to_thread(stage.__exit__, None, None, None)
 
 
 def _publish(temp: Path, final: Path) -> None:
@@ -85,10 +99,10 @@ def remove_tree(directory: Path) -> None:
 def freeze(directory: Path, *, owner_uid: int | None = None) -> None:
     """Make everything in `directory` read-only and world-readable; set-id bits go.
 
-    With `owner_uid` the tree was written by that uid: it becomes ours. Whatever neither of us owns was linked in from
+    With `owner_uid` the tree was written by that uid: it becomes ours. Whatever another one owns was linked in from
     elsewhere and is refused (ValueError names it), as are sockets, pipes and devices.
     """
-    allowed = {os.geteuid(), owner_uid} if owner_uid is not None else {os.geteuid()}
+    allowed = os.geteuid() if owner_uid is None else owner_uid
     for folder, folders, files in os.walk(directory):
         for name in [*folders, *files]:
             path = os.path.join(folder, name)
@@ -96,9 +110,9 @@ def freeze(directory: Path, *, owner_uid: int | None = None) -> None:
     os.chmod(directory, 0o555)  # what lies in it is meant to be read; its parents are private
 
 
-def _freeze_entry(path: str, status: os.stat_result, allowed: set[int]) -> None:
+def _freeze_entry(path: str, status: os.stat_result, allowed: int) -> None:
     mode = status.st_mode
-    if status.st_uid not in allowed:
+    if status.st_uid != allowed:
         raise ValueError(f"{path} belongs to uid {status.st_uid}, who had no part in making it")
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
         raise ValueError(f"{path} is neither a file, a directory nor a link")

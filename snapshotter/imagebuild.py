@@ -1,0 +1,196 @@
+"""One build: a virtual environment made step by step in a directory that is not an image yet.
+
+The user's steps come first, in order; the worker's own requirements come last, so that nothing the user does can replace
+them unseen: where both pin one package differently the build fails and names both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from snapshotter.buildbox import BuildBox
+from snapshotter.bundles import unpack_blob
+from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
+from snapshotter.imagespec import ImagePlan, Step
+from snapshotter.staging import remove_tree
+
+LOG_TAIL_LINES = 40
+"""Lines of the log that an error carries: pip's last words fit, a whole compiler's output does not."""
+_MAX_LOG_BYTES = 16 * 1024 * 1024
+_REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?\s*([<>=!~].*)\Z")
+"""A plain requirement with a version (PEP 508): name, extras (left out: constraints may not have any), specifier."""
+
+Report = Callable[[Mapping[str, Any]], Awaitable[None]]
+"""Receives progress: `{"step", "index", "of", "text"}`."""
+
+
+class ImageBuild:
+    """One run of the steps. Owner: the task that calls `run`; nothing else touches it."""
+
+    def __init__(self, plan: ImagePlan, box: BuildBox, *, blobs: Path, log: Path, variables: Mapping[str, str], report: Report) -> None:
+        self._plan = plan
+        self._box = box
+        self._blobs = blobs
+        self._log = log
+        self._variables = dict(variables)
+        self._report = report
+        self._image_env: dict[str, str] = {}
+        self._tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
+        self._title = "virtual environment"
+        self._index = 0
+
+    async def run(self, requirements: Sequence[str], *, pip_config: str) -> Mapping[str, str]:
+        """Do everything; returns the image's environment variables. Raises ImageBuildFailed, Unsupported."""
+        self._log.write_bytes(b"")
+        await asyncio.to_thread(self._box.prepare)
+        config = self._box.image / "tmp" / "pip.conf"
+        config.write_text(pip_config)
+        self._box.give("tmp")
+        self._variables["PIP_CONFIG_FILE"] = str(self._box.tmp / "pip.conf")
+        await self._begin("virtual environment")
+        await self._must(str(self._box.python), "-I", "-m", "venv", str(self._box.env))
+        for step in self._plan.steps:
+            await self._begin(step.title)
+            await self._do(step)
+        await self._begin("runtime")
+        await self._runtime(requirements)
+        await asyncio.to_thread(remove_tree, self._box.image / "tmp")
+        return self._image_env
+
+    async def _do(self, step: Step) -> None:
+        match step.op:
+            case "pip":
+                if step.items or step.options:
+                    await self._must(*self._pip("install"), *step.options, "--", *step.items)
+            case "apt":
+                await self._apt(step.items)
+            case "run":
+                for command in step.items:
+                    await self._say(f"$ {command}")
+                    await self._must("/bin/sh", "-c", command)
+            case "copy":
+                await self._copy(step)
+            case "env":
+                self._image_env |= step.values or {}
+                self._variables |= step.values or {}
+
+    async def _copy(self, step: Step) -> None:
+        target = self._box.image / "files" / step.target
+        try:
+            await asyncio.to_thread(_unpack, self._blobs, step.blob, target)
+        except (BundleUnavailable, OSError) as e:
+            raise self._failed(f"{step.title}: {e}") from e
+        await asyncio.to_thread(self._box.give, "files")
+        await self._say(f"copied {step.blob[:12]} to {step.target}")
+
+    async def _apt(self, packages: Sequence[str]) -> None:
+        missing = [p for p in packages if not await _is_installed(p)]
+        if not missing:
+            return await self._say(f"already on this machine: {' '.join(packages)}")
+        if os.geteuid() != 0 or shutil.which("apt-get") is None:
+            why = "the node agent has no root" if shutil.which("apt-get") else "this machine is no Debian"
+            raise Unsupported(
+                f"apt packages {' '.join(missing)} cannot be installed: {why}. Install them on the machine yourself and deploy again "
+                f"(on Debian: sudo apt-get install {' '.join(missing)})",
+                {"step": self._title, "packages": missing},
+            )
+        await self._say(f"installing into this machine, for every function on it: {' '.join(missing)}")
+        quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+        host = BuildBox(interpreter=self._box.interpreter, image=self._box.image, uid=None)
+        install = ["/usr/bin/apt-get", "-o", "DPkg::Lock::Timeout=300", "install", "-y", "--no-install-recommends", "--", *missing]
+        if await host.run(install, variables=quiet, on_line=self._say) == 0:
+            return None
+        await host.run(["/usr/bin/apt-get", "update"], variables=quiet, on_line=self._say)  # its lists may be old, or none
+        if await host.run(install, variables=quiet, on_line=self._say) != 0:
+            raise self._failed(f"{self._title}: apt-get could not install {' '.join(missing)}")
+        return None
+
+    async def _runtime(self, requirements: Sequence[str]) -> None:
+        """Install what the worker needs, within the user's pins, and check that nobody was left with a version that it excludes."""
+        pins = {_canonical(m[1]): f"{m[1]}{m[2]}" for m in map(_REQUIREMENT.match, self._user_packages()) if m}
+        ours = {_canonical(re.split(r"[<>=!~\[ ]", r, maxsplit=1)[0]): r for r in requirements}
+        constraints = self._box.image / "tmp" / "constraints.txt"
+        constraints.unlink(missing_ok=True)
+        constraints.write_text("\n".join(pins.values()))
+        self._box.give("tmp")
+        if await self._command(*self._pip("install"), "-c", str(self._box.tmp / "constraints.txt"), "--", *requirements) != 0:
+            clashes = [f"the image wants {pins[name]}, the platform's worker {need}" for name, need in ours.items() if name in pins]
+            raise self._clash(clashes) if clashes else self._failed("the worker's requirements could not be installed")
+        complaints: list[str] = []
+
+        async def collect(line: str) -> None:
+            complaints.append(line)
+            await self._say(line)
+
+        await self._box.run([*self._pip("check", bar=False)], variables=self._variables, on_line=collect)
+        if clashes := [line for line in complaints if _canonical(_complained_about(line)) in ours]:
+            raise self._clash(clashes)
+
+    def _clash(self, clashes: list[str]) -> ImageBuildFailed:
+        said = "; ".join(clashes)
+        return self._failed(f"the image conflicts with the platform's worker: {said}. Relax the pin in pip_install(...)", conflicts=clashes)
+
+    def _user_packages(self) -> list[str]:
+        return [item.strip() for step in self._plan.steps if step.op == "pip" for item in step.items]
+
+    def _pip(self, command: str, *, bar: bool = True) -> list[str]:
+        return [str(self._box.env / "bin" / "python"), "-m", "pip", command, *(("--progress-bar", "off") if bar else ())]
+
+    async def _must(self, *argv: str) -> None:
+        status = await self._command(*argv)
+        if status != 0:
+            raise self._failed(f"{self._title}: exited with status {status}")
+
+    async def _command(self, *argv: str) -> int:
+        return await self._box.run(argv, variables=self._variables, on_line=self._say)
+
+    async def _begin(self, title: str) -> None:
+        self._title = title
+        self._index += 1
+        await self._say(f"== {title}")
+
+    async def _say(self, line: str) -> None:
+        self._tail.append(line)
+        with self._log.open("a", encoding="utf-8") as log:
+            if log.tell() < _MAX_LOG_BYTES:
+                log.write(line + "\n")
+        await self._report({"step": self._title, "index": self._index, "of": len(self._plan.steps) + 2, "text": line})
+
+    def _failed(self, message: str, **detail: Any) -> ImageBuildFailed:
+        body = {"step": self._title, "index": self._index, "log_tail": list(self._tail), "log": str(self._log), **detail}
+        return ImageBuildFailed(f"image step {self._index} of {len(self._plan.steps) + 2} failed: {message}", body)
+
+
+def _unpack(blobs: Path, digest: str, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    unpack_blob(blobs, digest, target)
+
+
+async def _is_installed(package: str) -> bool:
+    """Whether dpkg knows `package` as installed (a wanted version is left to apt-get to judge)."""
+    query = shutil.which("dpkg-query")
+    if query is None or "=" in package:
+        return False
+    child = await asyncio.create_subprocess_exec(
+        query, "-W", "-f", "${Status}", "--", package, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    out, _ = await child.communicate()
+    return child.returncode == 0 and b"ok installed" in out
+
+
+def _complained_about(line: str) -> str:
+    """The package that `pip check` blames: `… has requirement X, but you have NAME VERSION.`"""
+    _, blamed, rest = line.partition("but you have ")
+    return rest.split(" ")[0] if blamed else ""
+
+
+def _canonical(name: str) -> str:
+    """A project's name as indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,122 @@
+"""An image's description, read from JSON and checked: `{"python": "3.11", "steps": [{"op": …}, …]}`.
+
+The digest of the description as it was given names the image, so that whoever wrote it knows the name before it is built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from snapshotter.errors import ImageBuildFailed, Unsupported
+
+_VERSION = re.compile(r"[0-9]+\.[0-9]+\Z")
+_DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?\Z")
+"""Debian Policy §5.6.1, with an architecture and a version as apt-get(8) takes them."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_KEYS = {"pip": {"packages", "options"}, "apt": {"packages"}, "run": {"commands"}, "copy": {"blob", "target"}, "env": {"values"}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step: `op` is pip, apt, run, copy or env; `items` packages or commands; the rest belongs to its op."""
+
+    op: str
+    items: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    blob: str = ""
+    target: str = ""
+    values: Mapping[str, str] | None = None
+
+    @property
+    def title(self) -> str:
+        """What the step does, for progress and errors: `pip install numpy`."""
+        words = {"pip": "pip install", "apt": "apt install", "run": "run", "copy": "copy to", "env": "environment"}[self.op]
+        shown = "; ".join(self.items) if self.op == "run" else " ".join(self.items) or self.target or ", ".join(self.values or {})
+        return f"{words} {shown}"[:200]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePlan:
+    """A checked description: the wanted Python as "3.11", and the steps in order."""
+
+    python: str
+    steps: tuple[Step, ...]
+
+
+def image_digest(spec: Mapping[str, Any]) -> str:
+    """sha256 (hex) of the canonical JSON of `spec` as given: the image's name."""
+    text = json.dumps(spec, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def parse_image(spec: Mapping[str, Any]) -> ImagePlan:
+    """Check `spec`. Raises ImageBuildFailed (`step` is "description"), or Unsupported for what only a container could do."""
+    python = spec.get("python")
+    if not isinstance(python, str) or not _VERSION.match(python):
+        raise _broken(f"python = {python!r}: expected a version such as '3.11'")
+    steps = spec.get("steps", [])
+    if not isinstance(steps, list | tuple):
+        raise _broken(f"steps = {steps!r}: expected a list")
+    return ImagePlan(python=python, steps=tuple(_step(i, s) for i, s in enumerate(steps)))
+
+
+def _step(index: int, body: Any) -> Step:
+    where = f"steps[{index}]"
+    op = body.get("op") if isinstance(body, Mapping) else None
+    if op not in _KEYS:
+        raise _broken(f"{where} = {body!r}: expected an object whose op is one of {', '.join(_KEYS)}")
+    if unknown := sorted(set(body) - _KEYS[op] - {"op"}):
+        raise _broken(f"{where}: unknown key {unknown[0]!r} of {op}; known: {', '.join(sorted(_KEYS[op]))}")
+    if op == "copy":
+        return Step(op=op, blob=_text(body, "blob", where), target=_target(_text(body, "target", where), where))
+    if op == "env":
+        return Step(op=op, values=_variables(body.get("values"), where))
+    if op == "run":
+        return Step(op=op, items=_texts(body, "commands", where))
+    packages = _texts(body, "packages", where)
+    for package in packages:
+        if package.startswith("-") or (op == "apt" and not _DEBIAN_PACKAGE.match(package)):
+            raise _broken(f"{where}: {package!r} does not name a package" + ("; options go into `options`" if op == "pip" else ""))
+    return Step(op=op, items=packages, options=_texts(body, "options", where) if op == "pip" and "options" in body else ())
+
+
+def _texts(body: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    value = body.get(key, [])
+    if not isinstance(value, list | tuple) or not all(isinstance(v, str) and v and "\0" not in v for v in value):
+        raise _broken(f"{where}.{key} = {value!r}: expected a list of texts")
+    return tuple(value)
+
+
+def _text(body: Mapping[str, Any], key: str, where: str) -> str:
+    value = body.get(key)
+    if not isinstance(value, str) or not value:
+        raise _broken(f"{where}.{key} = {value!r}: expected a text")
+    return value
+
+
+def _target(target: str, where: str) -> str:
+    path = PurePosixPath(target)
+    if path.is_absolute():
+        raise Unsupported(
+            f"{where}: cannot copy to {target!r}: an image on this node is an environment, not a root file system. Give a path relative "
+            "to the image's files, which are the working directory of run() and on sys.path at run time"
+        )
+    if ".." in path.parts:
+        raise _broken(f"{where}.target = {target!r}: must not leave the image")
+    return str(path)
+
+
+def _variables(values: Any, where: str) -> Mapping[str, str]:
+    if not isinstance(values, Mapping) or not all(isinstance(v, str) and _VARIABLE.match(k) and "\0" not in v for k, v in values.items()):
+        raise _broken(f"{where}.values = {values!r}: expected an object of texts, its keys names of variables")
+    return dict(values)
+
+
+def _broken(message: str) -> ImageBuildFailed:
+    return ImageBuildFailed(f"the image's description is wrong: {message}", {"step": "description", "log_tail": []})

@@ -1,0 +1,304 @@
+"""Images are built once, step by step, as the tenant's uid, and appear whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapshotter.errors import BundleUnavailable, ImageBuildFailed, SnapshotterError, Unsupported
+from snapshotter.images import Images, own_layout, runtime_requirements
+from snapshotter.imagespec import image_digest, parse_image
+from snapshotter.interpreters import find_interpreter, installed_interpreters, own_interpreter
+from snapshotter.pipconfig import build_variables, user_config
+
+REPOSITORY = Path(__file__).parents[2]
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+TENANT_UID = 20077
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces and other uids need root")
+
+
+def make_wheel(folder: Path, name: str, version: str, *, requires: str = "") -> None:
+    """A wheel with one module `name` that knows its version."""
+    info = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (f"Requires-Dist: {requires}\n" if requires else "")
+    files = {
+        f"{name}.py": f"version = {version!r}\n",
+        f"{info}/METADATA": metadata,
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    rows = [
+        f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip('=')},{len(text)}"
+        for path, text in files.items()
+    ]
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        for path, text in files.items():
+            wheel.writestr(path, text)
+        wheel.writestr(f"{info}/RECORD", "\n".join([*rows, f"{info}/RECORD,,"]) + "\n")
+
+
+@pytest.fixture(scope="module")
+def wheels() -> Iterator[Path]:
+    """An index of three small packages; world-readable, as a tenant's build must read it."""
+    folder = Path(tempfile.mkdtemp(prefix="plw", dir="/var/tmp"))  # a build sees a /tmp of its own
+    folder.chmod(0o755)
+    for version in ("1.0", "2.0"):
+        make_wheel(folder, "plserver", version)
+    make_wheel(folder, "plold", "1.0", requires="plserver<2")
+    make_wheel(folder, "plmodel", "1.0")
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def environ(wheels: Path) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
+
+
+@pytest.fixture
+def images(tmp_path: Path, environ: dict[str, str]) -> Images:
+    return Images(tmp_path, environ=environ, requirements=["plserver==2.0"])
+
+
+def spec(*steps: Mapping[str, Any]) -> dict[str, Any]:
+    return {"python": VERSION, "steps": list(steps)}
+
+
+class Parts:
+    """Collects progress."""
+
+    def __init__(self) -> None:
+        self.seen: list[Mapping[str, Any]] = []
+        self.first = asyncio.Event()
+
+    async def __call__(self, body: Mapping[str, Any]) -> None:
+        self.seen.append(body)
+        self.first.set()
+
+
+def put_tar(home: Path, files: Mapping[str, bytes]) -> str:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    digest = hashlib.sha256(packed.getvalue()).hexdigest()
+    blob = home / "blobs" / digest[:2] / digest
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(packed.getvalue())
+    return digest
+
+
+def ask(images: Images, digest: str, code: str) -> str:
+    """Run `code` as a worker of the image would."""
+    layout = images.layout(digest)
+    program = f"import sys; sys.path[:0] = {[str(s) for s in layout.site]!r}; {code}"
+    return subprocess.run([layout.python, "-I", "-S", "-c", program], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_no_image_is_the_platforms_own_interpreter() -> None:
+    layout = own_layout()
+    assert layout.prefix == Path(sys.base_prefix)
+    assert layout.python.is_relative_to(layout.prefix)
+    assert Path(pytest.__file__).parent.parent in layout.site
+
+
+def test_unknown_image_is_unavailable(images: Images) -> None:
+    for digest in ("0" * 64, "../../etc"):
+        with pytest.raises(BundleUnavailable, match="not built on this node"):
+            images.layout(digest)
+
+
+def test_digest_is_the_canonical_json_of_the_description_as_given() -> None:
+    assert image_digest({"steps": [], "python": "3.11"}) == hashlib.sha256(b'{"python":"3.11","steps":[]}').hexdigest()
+
+
+def test_runtime_requirements_are_pinned_to_the_platforms_own() -> None:
+    assert all("==" in requirement for requirement in runtime_requirements())
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        ({"python": 3.11}, "python = 3.11: expected a version"),
+        ({"python": "3.11", "steps": {}}, "expected a list"),
+        ({"python": "3.11", "steps": [{"op": "brew"}]}, "whose op is one of"),
+        ({"python": "3.11", "steps": [{"op": "pip", "pakages": []}]}, "unknown key 'pakages'"),
+        ({"python": "3.11", "steps": [{"op": "pip", "packages": ["--user"]}]}, "options go into"),
+        ({"python": "3.11", "steps": [{"op": "apt", "packages": ["a; rm -rf /"]}]}, "does not name a package"),
+        ({"python": "3.11", "steps": [{"op": "run", "commands": "ls"}]}, "expected a list of texts"),
+        ({"python": "3.11", "steps": [{"op": "copy", "blob": "x", "target": "/opt/x"}]}, "not a root file system"),
+        ({"python": "3.11", "steps": [{"op": "copy", "blob": "x", "target": "../x"}]}, "must not leave"),
+        ({"python": "3.11", "steps": [{"op": "env", "values": {"A=B": "x"}}]}, "names of variables"),
+    ],
+)
+def test_wrong_description_names_what_is_wrong(body: dict[str, Any], said: str) -> None:
+    with pytest.raises(SnapshotterError, match=said):
+        parse_image(body)
+
+
+async def test_interpreter_that_is_not_there_is_refused_with_those_that_are(images: Images) -> None:
+    with pytest.raises(Unsupported, match=rf"no Python 3\.99 on this machine; there is: .*{VERSION}"):
+        await images.build({"python": "3.99", "steps": []}, uid=None, part=Parts())
+
+
+async def test_interpreters_are_known_by_their_installation() -> None:
+    assert await find_interpreter(VERSION, os.environ) == own_interpreter()
+    for interpreter in await installed_interpreters(os.environ):
+        assert interpreter.executable.is_relative_to(interpreter.prefix)
+
+
+def test_pips_configuration_passes_through_without_places_to_install_to(tmp_path: Path) -> None:
+    (tmp_path / ".config" / "pip").mkdir(parents=True)
+    (tmp_path / ".config" / "pip" / "pip.conf").write_text("[global]\nfind-links = /a\ntimeout = 5\n")
+    (tmp_path / "chosen.conf").write_text("[global]\nfind-links = /b\n")
+    environ = {"HOME": str(tmp_path), "PIP_CONFIG_FILE": str(tmp_path / "chosen.conf"), "PIP_TARGET": "/x", "PIP_CERT": "/c", "SECRET": "s"}
+    assert user_config(environ) == "[global]\nfind-links = /b\ntimeout = 5\n\n"
+    variables = build_variables({**environ, "HTTPS_PROXY": "p"})
+    assert (variables["PIP_CERT"], variables["HTTPS_PROXY"], variables["PIP_NO_CACHE_DIR"]) == ("/c", "p", "1")
+    assert not {"PIP_TARGET", "SECRET", "PIP_CONFIG_FILE"} & variables.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("uid", [None, pytest.param(TENANT_UID, marks=[needs_root, pytest.mark.root])])
+async def test_steps_run_in_order_and_the_image_serves(tmp_path: Path, images: Images, uid: int | None) -> None:
+    blob = put_tar(tmp_path, {"helper.py": b"said = 'copied'"})
+    steps: list[dict[str, Any]] = [
+        {"op": "pip", "packages": ["plmodel"], "options": ["--no-deps"]},
+        {"op": "copy", "blob": blob, "target": "mine"},
+        {"op": "env", "values": {"GREETING": "hello"}},
+        {"op": "apt", "packages": ["coreutils"]},
+        {"op": "run", "commands": ["echo $GREETING $(id -u) $(ls mine) > made.txt", f"cat {tmp_path}/blobs/{blob[:2]}/{blob} || true"]},
+    ]
+    parts = Parts()
+    digest = await images.build(spec(*steps), uid=uid, part=parts)
+    assert digest == image_digest(spec(*steps))
+    assert (
+        ask(images, digest, "import plmodel, plserver, mine.helper as h; print(plmodel.version, plserver.version, h.said)")
+        == "1.0 2.0 copied"
+    )
+    assert images.layout(digest).env == {"GREETING": "hello"}
+    root = tmp_path / "node" / "images" / digest
+    assert (root / "files" / "made.txt").read_text() == f"hello {os.geteuid() if uid is None else uid} helper.py\n"
+    assert not [
+        p for p in [root, *root.rglob("*")] if p.lstat().st_uid != os.geteuid() or (not p.is_symlink() and p.stat().st_mode & 0o022)
+    ]
+    order = list(dict.fromkeys(part["step"] for part in parts.seen))
+    assert order[:2] == ["virtual environment", "pip install plmodel"]
+    assert order[-1] == "runtime"
+    assert {part["of"] for part in parts.seen} == {7}
+    if uid is not None:
+        assert any("Permission denied" in part["text"] for part in parts.seen), "the tenant's build must not see the blob store"
+    again = Parts()
+    assert await images.build(spec(*steps), uid=uid, part=again) == digest
+    assert again.seen == []
+    assert images.prune(set()) == [digest]
+    assert list((tmp_path / "node" / "images").iterdir()) == []
+
+
+@pytest.mark.slow
+async def test_failed_step_leaves_its_log_and_no_image(tmp_path: Path, images: Images) -> None:
+    broken = spec({"op": "run", "commands": ["echo about to fail; exit 7"]})
+    with pytest.raises(ImageBuildFailed, match="step 2 of 3 failed: run echo about to fail; exit 7: exited with status 7") as caught:
+        await images.build(broken, uid=None, part=Parts())
+    assert "about to fail" in caught.value.detail["log_tail"]
+    assert [p.name for p in (tmp_path / "node" / "images").iterdir()] == [f"{image_digest(broken)}.log"]
+    assert (tmp_path / "node" / "images" / f"{image_digest(broken)}.log").read_text().endswith("about to fail\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "package, named",
+    [("plserver==1.0", ["plserver==1.0", "plserver==2.0"]), ("plold", ["plold 1.0", "plserver<2", "plserver 2.0"])],
+)
+async def test_conflict_with_the_workers_requirements_names_both(images: Images, package: str, named: list[str]) -> None:
+    with pytest.raises(ImageBuildFailed, match="conflicts with the platform's worker") as caught:
+        await images.build(spec({"op": "pip", "packages": [package]}), uid=None, part=Parts())
+    assert caught.value.detail["step"] == "runtime"
+    assert all(text in str(caught.value) for text in named)
+
+
+@pytest.mark.slow
+async def test_missing_blob_fails_the_copy(images: Images) -> None:
+    with pytest.raises(ImageBuildFailed, match="not in the blob store"):
+        await images.build(spec({"op": "copy", "blob": "0" * 64, "target": "x"}), uid=None, part=Parts())
+
+
+@pytest.mark.slow
+async def test_callers_share_one_build_and_the_last_to_leave_ends_it(tmp_path: Path, images: Images) -> None:
+    forever = spec({"op": "run", "commands": ["sleep 1000"]})
+    parts = [Parts(), Parts()]
+    callers = [asyncio.create_task(images.build(forever, uid=None, part=p)) for p in parts]
+    await asyncio.gather(*(p.first.wait() for p in parts))
+    assert repr(images).endswith("building=1>")
+    callers[0].cancel()
+    await asyncio.wait([callers[0]])
+    assert repr(images).endswith("building=1>")
+    callers[1].cancel()
+    await asyncio.wait([callers[1]])
+    assert repr(images).endswith("building=0>")
+    assert [p.suffix for p in (tmp_path / "node" / "images").iterdir()] == [".log"]
+
+
+@pytest.mark.slow
+async def test_build_that_takes_too_long_is_ended(tmp_path: Path, environ: dict[str, str]) -> None:
+    hasty = Images(tmp_path, environ=environ, requirements=[], build_timeout_s=0.05)
+    with pytest.raises(ImageBuildFailed, match=r"longer than 0\.05 s"):
+        await hasty.build(spec(), uid=None, part=Parts())
+
+
+_CHILD = """
+import asyncio, json, os, sys
+from pathlib import Path
+from snapshotter.images import Images
+async def part(body): print(body["text"], flush=True)
+images = Images(Path(sys.argv[1]), environ=dict(os.environ), requirements=[])
+asyncio.run(images.build(json.loads(sys.argv[2]), uid=int(sys.argv[3]) or None, part=part))
+"""
+
+
+@pytest.fixture
+async def builder(tmp_path: Path, environ: dict[str, str]) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process of its own that builds an image and comes to sleep in it."""
+    body = json.dumps(spec({"op": "run", "commands": ["echo asleep $$; sleep 1000"]}))
+    uid = TENANT_UID if os.geteuid() == 0 else 0
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _CHILD, str(tmp_path), body, str(uid)), stdout=asyncio.subprocess.PIPE, cwd=REPOSITORY, env=environ
+    )
+    yield child
+    if child.returncode is None:
+        child.kill()
+    await child.wait()
+
+
+@pytest.mark.slow
+async def test_killed_builder_takes_its_steps_along_and_is_cleaned_up_after(
+    tmp_path: Path, images: Images, builder: asyncio.subprocess.Process
+) -> None:
+    assert builder.stdout is not None
+    while not (await builder.stdout.readline()).startswith(b"asleep"):
+        pass
+    root = tmp_path / "node" / "images"
+    assert len(list(root.glob(".tmp-*"))) == 1
+    builder.send_signal(signal.SIGKILL)
+    await builder.wait()
+    with pytest.raises(ImageBuildFailed):
+        await images.build(spec({"op": "run", "commands": ["exit 1"]}), uid=None, part=Parts())
+    assert list(root.glob(".tmp-*")) == []
+    assert not [p for p in root.iterdir() if p.suffix != ".log"]
