@@ -1,0 +1,132 @@
+"""Arguments of a call: from a body to `(args, kwargs)` that fit the callable's signature.
+
+A Binder is made once per method before the snapshot, so that a call costs two set comparisons. Parameters annotated with pydantic
+models are built from JSON objects; pydantic is used only where the user's code imported it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pickle
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pilotlight.errors import InvalidInput
+
+Bound = tuple[tuple[Any, ...], dict[str, Any]]
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class Binder:
+    """Checks and converts the arguments of one callable. Immutable after construction."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._signature = inspect.signature(function)
+        parameters = self._signature.parameters.values()
+        self._positional = [p.name for p in parameters if p.kind in _POSITIONAL]
+        self._positional_only = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_ONLY]
+        self._named = frozenset(p.name for p in parameters if p.kind in (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY))
+        self._required = frozenset(p.name for p in parameters if p.name in self._named and p.default is p.empty)
+        self._takes_any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+        self._takes_any_number = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+        self._models = _model_adapters(function, self._named)
+
+    def __repr__(self) -> str:
+        return f"<Binder {self._signature}>"
+
+    def from_json(self, body: bytes) -> Bound:
+        """A JSON object is keyword arguments, an array positional ones, an empty body none. Raises InvalidInput naming the parameter."""
+        if not body:
+            return self._checked((), {})
+        try:
+            document = json.loads(body)
+        except ValueError as e:  # JSONDecodeError, or bytes that are not UTF-8
+            raise InvalidInput(f"the body is not JSON: {e}") from e
+        return self.from_document(document)
+
+    def from_document(self, document: Any) -> Bound:
+        """As `from_json`, for a parsed document. Raises InvalidInput."""
+        if isinstance(document, dict):
+            args, kwargs = self._checked((), document)
+        elif isinstance(document, list):
+            args, kwargs = self._checked(tuple(document), {})
+        else:
+            raise InvalidInput(f"the body must be a JSON object (arguments by name) or array (by position), not {type(document).__name__}")
+        return self._with_models(args, kwargs) if self._models else (args, kwargs)
+
+    def from_pickle(self, body: bytes) -> Bound:
+        """cloudpickle bytes of `(args, kwargs)`. Raises InvalidInput."""
+        try:
+            args, kwargs = pickle.loads(body) if body else ((), {})
+        except Exception as e:  # noqa: BLE001  # classes of the caller may raise anything while unpickling
+            reason = f"{type(e).__name__}: {e}"
+            raise InvalidInput(f"the arguments cannot be unpickled in the function's environment: {reason}") from e
+        return self._checked(tuple(args), dict(kwargs))
+
+    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
+        if not args and not self._positional_only and self._required <= kwargs.keys() and (kwargs.keys() <= self._named or self._takes_any_name):
+            return args, kwargs
+        if self._positional_only and not args:
+            args, kwargs = self._move_positional_only(kwargs)
+        self._complain(args, kwargs)
+        return args, kwargs
+
+    def _move_positional_only(self, kwargs: dict[str, Any]) -> Bound:
+        moved = []
+        for name in self._positional_only:
+            if name not in kwargs:
+                break
+            moved.append(kwargs[name])
+        return tuple(moved), {k: v for k, v in kwargs.items() if k not in self._positional_only[: len(moved)]}
+
+    def _complain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        by_position = self._positional[: len(args)]
+        if len(args) > len(self._positional) and not self._takes_any_number:
+            raise InvalidInput(f"{len(args)} positional arguments, but the function takes {len(self._positional)}: {self._signature}")
+        if twice := sorted(kwargs.keys() & set(by_position)):
+            raise InvalidInput(f"parameter {twice[0]!r} is given by position and by name", parameter=twice[0])
+        if missing := [name for name in self._signature.parameters if name in self._required - kwargs.keys() - set(by_position)]:
+            raise InvalidInput(f"parameter {missing[0]!r} is missing: the function is called as {self._signature}", parameter=missing[0])
+        if not self._takes_any_name and (unknown := sorted(kwargs.keys() - self._named)):
+            raise InvalidInput(f"unknown parameter {unknown[0]!r}: the function is called as {self._signature}", parameter=unknown[0])
+
+    def _with_models(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
+        positions = dict(zip(self._positional, range(len(args)), strict=False))
+        values = list(args)
+        for name, adapter in self._models.items():
+            if name in kwargs:
+                kwargs[name] = _validated(adapter, name, kwargs[name])
+            elif name in positions:
+                values[positions[name]] = _validated(adapter, name, values[positions[name]])
+        return tuple(values), kwargs
+
+
+def _model_adapters(function: Callable[..., Any], names: frozenset[str]) -> dict[str, Any]:
+    pydantic = sys.modules.get("pydantic")
+    if pydantic is None or not hasattr(pydantic, "TypeAdapter"):
+        return {}
+    try:
+        hints = typing.get_type_hints(inspect.unwrap(function))
+    except Exception:  # noqa: BLE001  # annotations are user expressions; one that cannot be evaluated only costs us the conversion
+        return {}
+    return {name: pydantic.TypeAdapter(hint) for name, hint in hints.items() if name in names and _holds_model(hint)}
+
+
+def _holds_model(hint: Any) -> bool:
+    if isinstance(hint, type) and hasattr(hint, "model_validate"):
+        return True
+    return any(_holds_model(part) for part in typing.get_args(hint))
+
+
+def _validated(adapter: Any, name: str, value: Any) -> Any:
+    try:
+        return adapter.validate_python(value)
+    except ValueError as e:  # pydantic.ValidationError is one
+        errors = e.errors(include_url=False, include_context=False, include_input=False) if hasattr(e, "errors") else []
+        where = ".".join([name, *(str(part) for part in (errors[0]["loc"] if errors else ()))])
+        message = errors[0]["msg"] if errors else str(e)
+        raise InvalidInput(f"parameter {where!r}: {message}", parameter=name, errors=errors) from e

@@ -1,0 +1,117 @@
+"""A function that is a web application: built once after the wake, lifespan included, served under WORKER_ASGI.
+
+The application sees the path that the caller used: `root_path` is the public prefix and `path` begins with it (ASGI 3, HTTP connection
+scope), so that links it makes work outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from pilotlight.protocol import CONTENT_PROBLEM, HEADER_CALL, HEADER_OUTCOME, HEADER_ROOT_PATH, WORKER_ASGI
+from pilotlight.worker import faults, output, results
+
+_ROOT_PATH = HEADER_ROOT_PATH.encode()
+_CALL = HEADER_CALL.encode()
+_OUTCOME = HEADER_OUTCOME.encode()
+
+
+class LifespanFailed(Exception):
+    """Raised when the application's lifespan startup reported a failure."""
+
+
+class WebApplication:
+    """The user's ASGI application and its lifespan. Owned by the event loop."""
+
+    def __init__(self, build: Callable[[], Any]) -> None:
+        self._build = build
+        self._app: Any = None
+        self._state: dict[str, Any] = {}
+        self._to_app: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+        self._from_app: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._lifespan: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<WebApplication {'built' if self._app is not None else 'not built'}>"
+
+    async def startup(self) -> None:
+        """Build the application and run its lifespan startup. Raises what either raises, and LifespanFailed."""
+        self._app = self._build()
+        if inspect.isawaitable(self._app):
+            self._app = await self._app
+        self._lifespan = asyncio.create_task(self._run_lifespan(), name="lifespan")
+        await self._exchange("startup")
+
+    async def shutdown(self) -> None:
+        """Run the application's lifespan shutdown."""
+        await self._exchange("shutdown")
+        if self._lifespan is not None:
+            await asyncio.wait([self._lifespan])
+
+    async def _run_lifespan(self) -> None:
+        scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": self._state}
+        await self._app(scope, self._to_app.get, self._from_app.put)
+
+    async def _exchange(self, event: str) -> None:
+        if self._lifespan is None or self._lifespan.done():
+            return  # an application that knows no lifespan, which ASGI allows
+        await self._to_app.put({"type": f"lifespan.{event}"})
+        answer = asyncio.ensure_future(self._from_app.get())
+        await asyncio.wait([answer, self._lifespan], return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            message = answer.result()
+            if message["type"] == f"lifespan.{event}.failed":
+                raise LifespanFailed(message.get("message") or f"the application's lifespan {event} failed")
+            return
+        answer.cancel()
+        self._lifespan.exception()  # ASGI: an application that raises here does not support lifespan; not an error
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass one request or WebSocket through."""
+        root_path, call = "", ""
+        for name, value in scope["headers"]:
+            if name == _ROOT_PATH:
+                root_path = value.decode("latin-1").rstrip("/")
+            elif name == _CALL:
+                call = value.decode("latin-1")
+        output.CALL.set(call)
+        inner = {**scope, **_paths(scope, root_path), "root_path": root_path, "state": self._state.copy(), "extensions": {}}
+        sender = _Sender(send)
+        try:
+            await self._app(inner, receive, sender)
+        except Exception as e:
+            faults.report(e)
+            if scope["type"] != "http" or sender.started:
+                raise
+            await sender.answer_raised(e)
+        finally:
+            output.end_call(call)
+
+
+class _Sender:
+    """Adds the outcome header to the head of an answer."""
+
+    def __init__(self, send: Any) -> None:
+        self._send = send
+        self.started = False
+
+    async def __call__(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            message = {**message, "headers": [*message.get("headers", ()), (_OUTCOME, b"ok")]}
+        await self._send(message)
+
+    async def answer_raised(self, error: BaseException) -> None:
+        body = results.as_json(faults.as_problem(error))
+        headers = [(b"content-type", CONTENT_PROBLEM.encode()), (b"content-length", b"%d" % len(body)), (_OUTCOME, b"raised")]
+        await self._send({"type": "http.response.start", "status": 500, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+
+def _paths(scope: Any, root_path: str) -> dict[str, Any]:
+    prefix = len(WORKER_ASGI)
+    raw = scope.get("raw_path") or scope["path"].encode()
+    return {"path": root_path + (scope["path"][prefix:] or "/"), "raw_path": root_path.encode("latin-1") + (raw[prefix:] or b"/")}

@@ -1,0 +1,311 @@
+"""`POST /invoke/<method>`: one call from its body to its answer.
+
+`async def` functions run in the request's own task; synchronous ones in a call thread. A caller that leaves, or a deadline that
+passes, stops the call: the task is cancelled, or CallCancelled is raised in the thread. A call counts as running until the function has
+really ended, whoever still waits for it; one more than `max_inputs` is answered 503 with outcome `busy`, which is safe to retry elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import json
+import types
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pilotlight.errors import DeadlineExceeded, InvalidInput, NotFound, Unavailable
+from pilotlight.protocol import (
+    CONTENT_JSON,
+    CONTENT_PICKLE,
+    CONTENT_PROBLEM,
+    CONTENT_SSE,
+    HEADER_CALL,
+    HEADER_DEADLINE,
+    HEADER_OUTCOME,
+    WORKER_INVOKE,
+)
+from pilotlight.worker import faults, output, results
+from pilotlight.worker.target import Method, Style
+from pilotlight.worker.threads import CallThread, CallThreads
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, HTTPScope
+
+_CALL = HEADER_CALL.encode()
+_DEADLINE = HEADER_DEADLINE.encode()
+_OUTCOME = HEADER_OUTCOME.encode()
+_PICKLE = CONTENT_PICKLE.encode()
+_SSE = CONTENT_SSE.encode()
+_PREFIX = len(WORKER_INVOKE)
+
+
+class Call:
+    """One running call. Owned by the event loop.
+
+    Attributes:
+        stopped: None while it is wanted; else why not: `left` or `deadline`.
+    """
+
+    __slots__ = ("_task", "accept", "content_type", "id", "seconds", "stopped", "thread")
+
+    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self.id = ""
+        self.content_type = b""
+        self.accept = b""
+        self.seconds = 0.0
+        self.stopped: str | None = None
+        self.thread: CallThread | None = None
+        self._task: asyncio.Task[Any] | None = None
+        for name, value in headers:
+            if name == b"content-type":
+                self.content_type = value
+            elif name == b"accept":
+                self.accept = value
+            elif name == _CALL:
+                self.id = value.decode("latin-1")
+            elif name == _DEADLINE:
+                self.seconds = _seconds(value)
+
+    def __repr__(self) -> str:
+        return f"<Call {self.id} {self.stopped or 'running'}>"
+
+    @property
+    def speaks_pickle(self) -> bool:
+        """Whether the caller is the SDK: it sent cloudpickle, and gets it back."""
+        return self.content_type.startswith(_PICKLE)
+
+    def begin(self, task: asyncio.Task[Any] | None) -> None:
+        """The task that a stop cancels; None when the call runs in a thread."""
+        self._task = task
+
+    def leave(self) -> None:
+        """The caller is gone."""
+        self._stop("left")
+
+    def expire(self) -> None:
+        """The execution clock ran out."""
+        self._stop("deadline")
+
+    def _stop(self, reason: str) -> None:
+        if self.stopped is None:
+            self.stopped = reason
+            if self.thread is not None:
+                self.thread.interrupt()
+            elif self._task is not None:
+                self._task.cancel()
+
+
+class Calls:
+    """Runs calls on the target's methods. Owned by the event loop: no lock."""
+
+    def __init__(self, methods: Mapping[str, Method], *, max_inputs: int) -> None:
+        self._methods = methods
+        self._max_inputs = max_inputs
+        self._running = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._threads: CallThreads | None = None
+
+    def __repr__(self) -> str:
+        return f"<Calls running={self._running}/{self._max_inputs}>"
+
+    @property
+    def running(self) -> int:
+        """Calls whose function has not ended."""
+        return self._running
+
+    def wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The instance's event loop exists; threads may be made from here on."""
+        self._loop = loop
+        self._threads = CallThreads(loop)
+
+    async def invoke(self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Answer one request."""
+        body = await read_body(receive)
+        if body is None:
+            return
+        method = self._methods.get(scope["path"][_PREFIX:])
+        if method is None:
+            await answer_problem(send, NotFound(f"there is no method {scope['path'][_PREFIX:]!r} here"), outcome=b"invalid")
+        elif self._running >= self._max_inputs:
+            full = Unavailable(f"all {self._max_inputs} slots of this instance are taken", retry_after_s=0)
+            await answer_problem(send, full, outcome=b"busy")
+        else:
+            await self._run(method, scope, body, send)
+
+    async def _run(self, method: Method, scope: HTTPScope, body: bytes, send: ASGISendCallable) -> None:
+        call = Call(scope["headers"])  # type: ignore[arg-type]  # uvicorn's list
+        output.CALL.set(call.id)
+        connection: Any = scope["extensions"]["connection"]  # type: ignore[index]  # put there by server.Connection
+        connection.on_leave(call.leave)
+        assert self._loop is not None  # noqa: S101  # `wake` comes before the first request
+        timer = self._loop.call_later(call.seconds, call.expire) if call.seconds > 0 else None
+        self._running += 1
+        try:
+            await self._perform(method, call, body, send)
+        finally:
+            self._running -= 1
+            connection.on_leave(None)
+            if timer is not None:
+                timer.cancel()
+            output.end_call(call.id)
+
+    async def _perform(self, method: Method, call: Call, body: bytes, send: ASGISendCallable) -> None:
+        try:
+            args, kwargs = method.binder.from_pickle(body) if call.speaks_pickle else method.binder.from_json(body)
+        except InvalidInput as e:
+            await answer_problem(send, e, outcome=b"invalid")
+            return
+        try:
+            if method.style is Style.COROUTINE:
+                call.begin(asyncio.current_task())
+                value = await method.call(*args, **kwargs)
+            elif method.style is Style.THREAD:
+                value = await self._in_thread(call, method.call, args, kwargs)
+            else:
+                value = method.call(*args, **kwargs)
+            call.begin(None)
+            if type(value) in _STREAMS:
+                await self._stream(call, value, send)
+            else:
+                await _answer_value(call, value, send)
+        except BaseException as e:  # noqa: BLE001  # user code may raise anything, SystemExit too; it is answered as data
+            call.begin(None)
+            await _answer_raised(call, e, send)
+
+    async def _in_thread(self, call: Call, function: Any, args: Any, kwargs: Any) -> Any:
+        assert self._threads is not None  # noqa: S101  # `wake` comes before the first request
+        call.thread = thread = self._threads.take()
+        try:
+            ok, value = await thread.run(contextvars.copy_context(), function, args, kwargs)
+        finally:
+            call.thread = None
+            self._threads.give_back(thread)
+        if not ok:
+            raise value
+        if inspect.iscoroutine(value):  # a plain function that returns one: a decorator without `async`
+            call.begin(asyncio.current_task())
+            return await value
+        return value
+
+    async def _stream(self, call: Call, source: Any, send: ASGISendCallable) -> None:
+        """Items as they come; a generator that raises before its first one is answered like any function."""
+        framer: results.Framer = results.Pickles() if call.speaks_pickle else results.ServerSentEvents() if _SSE in call.accept else results.JsonLines()
+        items = self._items(call, source)
+        try:
+            first = await anext(items, _NOTHING)
+            head = b"" if first is _NOTHING else framer.item(first)
+            await start(send, 200, framer.content_type.encode(), b"ok")
+            await send({"type": "http.response.body", "body": head, "more_body": True})
+            try:
+                while first is not _NOTHING and call.stopped is None:
+                    first = await anext(items, _NOTHING)
+                    if first is not _NOTHING:
+                        await send({"type": "http.response.body", "body": framer.item(first), "more_body": True})
+                tail = framer.end() if call.stopped is None else framer.error(_late(call))
+            except BaseException as e:  # noqa: BLE001  # as in _perform: the headers are out, so the error travels in the stream
+                tail = framer.error(_late(call) if call.stopped else e)
+            await send({"type": "http.response.body", "body": tail, "more_body": False})
+        finally:
+            await items.aclose()  # type: ignore[attr-defined]  # an async generator
+
+    async def _items(self, call: Call, source: Any) -> AsyncIterator[Any]:
+        if inspect.isasyncgen(source):
+            call.begin(asyncio.current_task())
+            try:
+                async for item in source:
+                    call.begin(None)  # while the item is being sent, a stop only sets its flag
+                    yield item
+                    call.begin(asyncio.current_task())
+                return
+            finally:
+                call.begin(None)
+                await source.aclose()
+        assert self._threads is not None  # noqa: S101  # `wake` comes before the first request
+        thread, context = self._threads.take(), contextvars.copy_context()
+        try:
+            while True:
+                call.thread = thread
+                ok, item = await thread.run(context, next, (source, _NOTHING), {})
+                call.thread = None
+                if not ok:
+                    raise item
+                if item is _NOTHING:
+                    return
+                yield item
+        finally:
+            await thread.run(context, source.close, (), {})
+            self._threads.give_back(thread)
+
+
+async def read_body(receive: ASGIReceiveCallable) -> bytes | None:
+    """The request's body, None when the caller left before its end."""
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body"):
+        return message["body"]
+    parts = []
+    while message["type"] == "http.request":
+        parts.append(message["body"])
+        if not message.get("more_body"):
+            return b"".join(parts)
+        message = await receive()
+    return None
+
+
+async def answer_problem(send: ASGISendCallable, error: Any, *, outcome: bytes) -> None:
+    """Answer one of our own errors."""
+    body = json.dumps(results.problem_of(error)).encode()
+    await answer(send, error.status, CONTENT_PROBLEM.encode(), outcome, body)
+
+
+async def answer(send: ASGISendCallable, status: int, content_type: bytes, outcome: bytes, body: bytes) -> None:
+    """One whole answer."""
+    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), (_OUTCOME, outcome)]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def start(send: ASGISendCallable, status: int, content_type: bytes, outcome: bytes) -> None:
+    """The head of an answer whose body follows in pieces."""
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", content_type), (_OUTCOME, outcome)]})
+
+
+async def _answer_value(call: Call, value: Any, send: ASGISendCallable) -> None:
+    if call.speaks_pickle:
+        await answer(send, 200, _PICKLE, b"ok", results.as_pickle(value))
+    else:
+        await answer(send, 200, CONTENT_JSON.encode(), b"ok", results.as_json(value))
+
+
+async def _answer_raised(call: Call, error: BaseException, send: ASGISendCallable) -> None:
+    if call.stopped is not None and isinstance(error, asyncio.CancelledError | faults.CallCancelled):
+        task = asyncio.current_task()
+        if task is not None:
+            task.uncancel()
+        if call.stopped == "deadline":
+            await answer_problem(send, _late(call), outcome=b"raised")
+        return
+    if isinstance(error, results.Unserialisable):
+        await answer_problem(send, error, outcome=b"raised")
+        return
+    faults.report(error)
+    if call.speaks_pickle:
+        await answer(send, 500, _PICKLE, b"raised", faults.as_pickle(error))
+    else:
+        await answer(send, 500, CONTENT_PROBLEM.encode(), b"raised", json.dumps(faults.as_problem(error)).encode())
+
+
+def _late(call: Call) -> DeadlineExceeded:
+    return DeadlineExceeded(f"the call ran longer than the {call.seconds:g} s it was given", clock="execution")
+
+
+def _seconds(value: bytes) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        return 0.0
+
+
+_NOTHING = object()
+_STREAMS = frozenset({types.GeneratorType, types.AsyncGeneratorType})

@@ -1,0 +1,67 @@
+"""The control channel between a worker and its shim: one JSON object per datagram, descriptors beside it (docs/architecture.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MAX_DATAGRAM_BYTES = 128 * 1024
+"""Bound of the contract; under Linux's default socket buffer (net.core.wmem_default, 208 KiB)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One order of the shim.
+
+    Attributes:
+        op: `fork` or `serve`.
+        instance: the instance to become.
+        env: its environment, secrets included.
+        descriptors: listener, stdout, stderr, go.
+    """
+
+    op: str
+    instance: str
+    env: Mapping[str, str]
+    descriptors: tuple[int, ...]
+
+
+class Control:
+    """Our end of the pair. Used by one thread of one process at a time; forked children share it to send only."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)
+        self._socket = socket.socket(fileno=descriptor)
+
+    def __repr__(self) -> str:
+        return f"<Control fd={self._socket.fileno()}>"
+
+    def fileno(self) -> int:
+        """The descriptor, for poll."""
+        return self._socket.fileno()
+
+    def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send one event. Raises OSError when the shim is gone."""
+        data = json.dumps(message, separators=(",", ":")).encode()
+        if descriptors:
+            socket.send_fds(self._socket, [data], list(descriptors))
+        else:
+            self._socket.send(data)
+
+    def receive(self) -> Order | None:
+        """The next order, waiting for it; None when the shim is gone. Raises ValueError for a broken one."""
+        data, descriptors, _, _ = socket.recv_fds(self._socket, MAX_DATAGRAM_BYTES, 8)
+        if not data:
+            return None
+        try:
+            body = json.loads(data)
+            env = {str(k): str(v) for k, v in body.get("env", {}).items()}
+            return Order(op=body["op"], instance=body["instance"], env=env, descriptors=tuple(descriptors))
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise ValueError(f"the shim sent an order that is not one: {data[:200]!r}") from e

@@ -1,0 +1,42 @@
+"""The launch file: what the shim hands to a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pilotlight.spec import FunctionSpec, from_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A parsed launch file.
+
+    Attributes:
+        spec: the function to run.
+        revision: the revision's platform-wide key.
+        code: directory of the unpacked bundle.
+        weights: name → directory of mounted weights.
+        control_fd: our end of the SOCK_SEQPACKET pair with the shim.
+        chosen_threads: names of the one-thread variables that we set and the user did not: raised when it becomes an instance.
+    """
+
+    spec: FunctionSpec
+    revision: str
+    code: str
+    weights: Mapping[str, str]
+    control_fd: int
+    chosen_threads: tuple[str, ...]
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any], *, chosen_threads: tuple[str, ...] = ()) -> Self:
+        """Parse the document. Raises KeyError or InvalidInput when it is broken."""
+        return cls(
+            spec=from_json(FunctionSpec, body["entry"], "entry"),
+            revision=str(body["revision"]),
+            code=str(body["code"]),
+            weights={str(k): str(v) for k, v in body.get("weights", {}).items()},
+            control_fd=int(body["control_fd"]),
+            chosen_threads=chosen_threads,
+        )

@@ -1,0 +1,137 @@
+"""sys.stdout and sys.stderr of a worker: whole lines, each marked with the call that wrote it.
+
+A line written inside a call begins with `\\x1e<call id>\\x1f`; the shim takes the mark off and records it. Which call it is comes from a
+context variable, so it is right in tasks and in our call threads (threads that user code starts itself write unmarked lines).
+
+Lines are written at once, in pieces of at most PIPE_BUF bytes, which a pipe takes whole: writers never mix within a line of usual
+length and no lock is needed (a cancelled thread could die holding one). An unfinished line is held back until its newline, the end of
+its call, or MAX_PENDING characters; of a progress bar redrawn with carriage returns only the last state stays. When the pipe's reader is gone, output
+is dropped: a print must not break user code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterable
+from contextvars import ContextVar
+
+CALL: ContextVar[str] = ContextVar("pilotlight_call", default="")
+"""Id of the call that runs in this context; empty outside calls."""
+
+PIPE_BUF = 4096
+"""Bytes that Linux writes to a pipe without mixing them with other writers' (pipe(7))."""
+MAX_PENDING = 8192
+"""Characters of an unfinished line that are held back."""
+
+
+class LineWriter(io.TextIOBase):
+    """A text stream over a file descriptor. Written to by any thread; safe without a lock, see the module."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._pending: dict[str, str] = {}
+        self._bytes = _ByteSide(self)
+
+    def __repr__(self) -> str:
+        return f"<LineWriter fd={self._descriptor} pending={len(self._pending)}>"
+
+    encoding = "utf-8"  # type: ignore[assignment]  # a read-only slot in the base, a plain fact here
+    errors = "backslashreplace"  # type: ignore[assignment]
+
+    @property
+    def buffer(self) -> io.RawIOBase:
+        """The byte side, for code that writes to `sys.stdout.buffer`."""
+        return self._bytes
+
+    def fileno(self) -> int:
+        """The descriptor: 1 or 2, whatever it points to now."""
+        return self._descriptor
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Write whole lines, keep the rest; returns the number of characters taken."""
+        call = CALL.get()
+        held = self._pending.pop(call, "")
+        *lines, rest = (held + text).split("\n")
+        if lines:
+            self._emit(call, lines)
+        if "\r" in rest:
+            rest = rest[rest.rstrip("\r").rfind("\r") + 1 :]
+        if len(rest) > MAX_PENDING:
+            self._emit(call, [rest])
+        elif rest:
+            self._pending[call] = rest
+        return len(text)
+
+    def end_call(self, call: str) -> None:
+        """Write what the call left unfinished."""
+        if rest := self._pending.pop(call, ""):
+            self._emit(call, [rest])
+
+    def finish(self) -> None:
+        """Write everything unfinished: before a fork and at the end of the process."""
+        for call in list(self._pending):
+            self.end_call(call)
+
+    def _emit(self, call: str, lines: Iterable[str]) -> None:
+        mark = f"\x1e{call}\x1f".encode() if call else b""
+        piece = bytearray()
+        for line in lines:
+            data = mark + line.rstrip("\r").encode("utf-8", "backslashreplace") + b"\n"
+            if piece and len(piece) + len(data) > PIPE_BUF:
+                self._write_all(bytes(piece))
+                piece.clear()
+            piece += data
+        self._write_all(bytes(piece))
+
+    def _write_all(self, data: bytes) -> None:
+        view = memoryview(data)
+        with contextlib.suppress(BrokenPipeError):
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+
+
+class _ByteSide(io.RawIOBase):
+    def __init__(self, lines: LineWriter) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._lines.fileno()
+
+    def write(self, data: object) -> int:
+        text = bytes(memoryview(data))  # type: ignore[arg-type]  # any buffer, as for every raw stream
+        self._lines.write(text.decode("utf-8", "backslashreplace"))
+        return len(text)
+
+
+def install() -> None:
+    """Replace sys.stdout and sys.stderr; done before user code is imported, since logging handlers keep the stream they find."""
+    sys.stdout = LineWriter(1)
+    sys.stderr = LineWriter(2)
+
+
+def end_call(call: str) -> None:
+    """Write the unfinished lines of a call on both streams."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, LineWriter) and stream._pending:
+            stream.end_call(call)
+
+
+def finish() -> None:
+    """Write all unfinished lines on both streams."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, LineWriter):
+            stream.finish()
+        else:
+            stream.flush()

@@ -1,0 +1,117 @@
+"""A worker's life in order: import, enter, warm up, snapshot point; then, as an instance, wake and serve. Every phase is timed."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from pilotlight.worker import faults, hooks, output, wake
+from pilotlight.worker.control import Control, Order
+from pilotlight.worker.launch import Launch
+from pilotlight.worker.loader import load
+from pilotlight.worker.server import Server
+from pilotlight.worker.target import Target, make_target
+from pilotlight.worker.template import Template, surplus_threads
+
+WEIGHTS_VARIABLE = "PILOTLIGHT_WEIGHTS"
+"""JSON object: name of weights → directory; how `pilotlight.Weights(...).path` finds them inside a worker."""
+
+
+class Phases:
+    """Stopwatch of the phases, in ms. A phase that raises is reported to the shim, and the process ends with status 1."""
+
+    def __init__(self, control: Control, *, instance: str | None = None) -> None:
+        self._control = control
+        self._instance = instance
+        self.ms: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time one phase."""
+        begun = time.monotonic()
+        try:
+            yield
+        except BaseException as e:  # noqa: BLE001  # user code may raise anything while starting; it is reported as data and ends us
+            self._fail(name, e)
+        self.ms[name] = round((time.monotonic() - begun) * 1000, 3)
+
+    def _fail(self, name: str, error: BaseException) -> NoReturn:
+        faults.report(error)
+        output.finish()
+        with contextlib.suppress(OSError):  # a shim that is gone cannot be told
+            self._control.send({"event": "failed", "instance": self._instance, "phase": name, "error": faults.as_data(error)})
+        os._exit(1)
+
+
+def run(launch: Launch, *, boot_ms: float) -> None:
+    """Run the worker; leaves the process when it is done.
+
+    Args:
+        launch: what to run.
+        boot_ms: from the interpreter's first instruction to here.
+    """
+    output.install()
+    faulthandler.enable(2)
+    os.environ[WEIGHTS_VARIABLE] = json.dumps(dict(launch.weights))
+    control = Control(launch.control_fd)
+    phases = Phases(control)
+    phases.ms["boot"] = round(boot_ms, 3)
+    with phases.phase("import"):
+        raw = load(launch)
+    with phases.phase("enter"):
+        target = make_target(raw, launch.spec)
+        hooks.run_before_snapshot(target)
+    with phases.phase("warmup"):
+        hooks.warm_up(target)
+        server = Server(target, launch.spec)
+    threads = _reach_snapshot_point(control, phases)
+    Template(control, lambda order, started: _become(launch, target, server, control, order, started), threads=threads).run()
+    output.finish()
+    os._exit(0)
+
+
+def _reach_snapshot_point(control: Control, phases: Phases) -> tuple[str, ...]:
+    hooks.drop_caches()
+    output.finish()
+    threads = surplus_threads()
+    control.send({"event": "snapshot_point", "threads": list(threads), "phases_ms": phases.ms})
+    return threads
+
+
+def _become(launch: Launch, target: Target, server: Server, control: Control, order: Order, started: float) -> NoReturn:
+    listener = socket.socket(fileno=order.descriptors[0])
+    server.prepare()
+    if not os.read(order.descriptors[3], 1):
+        os._exit(0)  # whoever ordered the instance gave it up
+    os.close(order.descriptors[3])
+    gc.enable()
+    phases = Phases(control, instance=order.instance)
+    phases.ms["fork"] = round((time.monotonic() - started) * 1000, 3)
+    with phases.phase("wake"):
+        wake.reseed()
+        wake.take_environment(order.instance, order.env)
+        wake.raise_threads(cpu=launch.spec.resources.cpu, variables=launch.chosen_threads)
+        server.wake(listener)
+
+    def ready() -> None:
+        control.send({"event": "ready", "instance": order.instance, "phases_ms": phases.ms})
+
+    server.run(on_ready=ready, shim=control.fileno())
+    _leave(0)
+
+
+def _leave(status: int) -> NoReturn:
+    """Run atexit functions, then leave without finalising: tearing a copied heap down would only copy its pages first."""
+    import atexit
+
+    run_functions: Any = getattr(atexit, "_run_exitfuncs", lambda: None)  # what the interpreter itself would call
+    run_functions()
+    output.finish()
+    os._exit(status)

@@ -1,0 +1,114 @@
+"""The user's object, ready to be run: its methods and its hooks.
+
+Marks are what the SDK's decorators leave on plain functions: `_pilotlight_marks`, a dict with `enter` ({"snap": bool}), `exit` (True),
+`method` ({"example", "check", …}), `asgi` (True).
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pilotlight.spec import FunctionKind, FunctionSpec
+from pilotlight.worker.arguments import Binder
+
+Hook = Callable[[], Any]
+
+
+class Style(enum.Enum):
+    """How a callable is run: THREAD and GENERATOR in a call thread, the others in the event loop."""
+
+    COROUTINE = "coroutine"
+    THREAD = "thread"
+    GENERATOR = "generator"
+    ASYNC_GENERATOR = "async_generator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One callable of the function.
+
+    Attributes:
+        name: "" for a plain function.
+        call: the function, or the bound method.
+        binder: checks and converts its arguments.
+        example: JSON arguments for the warm-up; None for none.
+        check: the user's comparison `check(answer, expected)`, or None.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    style: Style
+    binder: Binder
+    example: Any
+    check: Callable[[Any, Any], Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What runs: methods by name, and the hooks in the order in which they run (of base classes first).
+
+    Attributes:
+        asgi: builds the web application, for functions of that kind; None for others.
+    """
+
+    methods: Mapping[str, Method]
+    enter_before_snapshot: tuple[Hook, ...] = ()
+    enter_after_wake: tuple[Hook, ...] = ()
+    exit: tuple[Hook, ...] = ()
+    asgi: Callable[[], Any] | None = None
+
+
+def make_target(raw: Any, spec: FunctionSpec) -> Target:
+    """Prepare the raw callable or class. A class is instantiated here. Raises what its constructor raises, AttributeError for a missing method."""
+    if not inspect.isclass(raw):
+        asgi = raw if spec.kind is FunctionKind.ASGI else None
+        return Target(methods={} if asgi else {"": _method("", raw, spec)}, asgi=asgi)
+    instance = raw()
+    hooks = list(_marked(raw, instance))
+    return Target(
+        methods={} if spec.kind is FunctionKind.ASGI else {m.name: _method(m.name, getattr(instance, m.name), spec) for m in spec.methods},
+        enter_before_snapshot=tuple(bound for marks, bound in hooks if "enter" in marks and marks["enter"].get("snap", True)),
+        enter_after_wake=tuple(bound for marks, bound in hooks if "enter" in marks and not marks["enter"].get("snap", True)),
+        exit=tuple(bound for marks, bound in hooks if marks.get("exit")),
+        asgi=next((bound for marks, bound in hooks if marks.get("asgi")), None),
+    )
+
+
+def marks_of(function: Any) -> Mapping[str, Any]:
+    """The marks on a function or bound method; empty when there are none."""
+    marks = getattr(function, "_pilotlight_marks", None)
+    return marks if isinstance(marks, Mapping) else {}
+
+
+def _marked(kind: type, instance: Any) -> Iterator[tuple[Mapping[str, Any], Hook]]:
+    names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))  # a name keeps the place of its first definition
+    for name in names:
+        found = inspect.getattr_static(kind, name, None)
+        if inspect.isfunction(found) and (marks := marks_of(found)):
+            yield marks, getattr(instance, name)
+
+
+def _method(name: str, call: Callable[..., Any], spec: FunctionSpec) -> Method:
+    declared = spec.method(name)
+    mark = marks_of(call).get("method") or {}
+    example = mark.get("example")
+    if example is None and declared is not None:
+        example = declared.example
+    return Method(name=name, call=call, style=_style(call), binder=Binder(call), example=example, check=mark.get("check"))
+
+
+def _style(call: Any) -> Style:
+    while isinstance(call, functools.partial):
+        call = call.func
+    if not inspect.isroutine(call):
+        call = type(call).__call__
+    if inspect.isasyncgenfunction(call):
+        return Style.ASYNC_GENERATOR
+    if inspect.iscoroutinefunction(call):
+        return Style.COROUTINE
+    return Style.GENERATOR if inspect.isgeneratorfunction(call) else Style.THREAD

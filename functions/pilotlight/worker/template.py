@@ -1,0 +1,144 @@
+"""The snapshot point: one thread, no event loop, waiting for orders on the control channel.
+
+The Template forks a child per `fork` order and reaps it; a `serve` order turns the process itself into the instance. Children are
+watched through pidfds in the same poll, so no signal handler is needed. A Template whose shim is gone ends; its children are not its
+business any more then.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from pilotlight.worker import output
+from pilotlight.worker.control import Control, Order
+from pilotlight.worker.faults import as_data
+
+Become = Callable[[Order, float], NoReturn]
+"""Turns this process into the instance of an order (already in its own session, output connected); monotonic seconds of the order."""
+
+THREAD_GRACE_S = 0.1
+"""A joined thread stays visible in /proc for some microseconds; a pool that is shutting down for some milliseconds."""
+
+
+def surplus_threads() -> tuple[str, ...]:
+    """Names of all threads but this one, Python's and native ones; waits THREAD_GRACE_S for those that are ending."""
+    deadline = time.monotonic() + THREAD_GRACE_S
+    while (names := _other_threads()) and time.monotonic() < deadline:
+        time.sleep(0.002)  # the kernel has no event for "a thread of mine is gone"
+    return names
+
+
+def _other_threads() -> tuple[str, ...]:
+    python = {t.native_id: t.name for t in threading.enumerate()}
+    me = threading.get_native_id()
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        if int(task) != me:
+            names.append(python.get(int(task)) or _comm(task))
+    return tuple(sorted(name for name in names if name))
+
+
+def _comm(task: str) -> str:
+    try:
+        with open(f"/proc/self/task/{task}/comm") as f:
+            return f.read().strip() or f"thread {task}"
+    except OSError:  # it ended while we looked
+        return ""
+
+
+class Template:
+    """The paused worker. Single-threaded; `run` owns it."""
+
+    def __init__(self, control: Control, become: Become, *, threads: tuple[str, ...]) -> None:
+        self._control = control
+        self._become = become
+        self._threads = threads
+        self._children: dict[int, tuple[int, str]] = {}  # pidfd → (pid, instance)
+        self._poll = select.poll()
+
+    def __repr__(self) -> str:
+        return f"<Template children={len(self._children)} threads={list(self._threads)}>"
+
+    def run(self) -> None:
+        """Obey orders until the shim is gone. In a child, and after `serve`, this does not return."""
+        gc.disable()  # a collection here would copy the pages that the children share
+        self._poll.register(self._control, select.POLLIN)
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor != self._control.fileno():
+                    self._reap(descriptor)
+                elif not self._obey():
+                    return
+
+    def _obey(self) -> bool:
+        order = self._control.receive()
+        if order is None:
+            return False
+        started = time.monotonic()
+        if order.op == "serve":
+            self._serve(order, started)
+        elif order.op != "fork" or len(order.descriptors) != 4:
+            self._refuse(order, ValueError(f"order {order.op!r} with {len(order.descriptors)} descriptors is not known here"))
+        elif self._threads:
+            self._refuse(order, RuntimeError(f"cannot be forked: threads are running at the snapshot point: {', '.join(self._threads)}"))
+        else:
+            self._fork(order, started)
+        return True
+
+    def _fork(self, order: Order, started: float) -> None:
+        output.finish()
+        try:
+            pid = os.fork()
+        except OSError as e:
+            self._refuse(order, e)
+            return
+        if pid == 0:
+            self._enter_child(order, started)
+        for descriptor in order.descriptors:
+            os.close(descriptor)
+        pidfd = os.pidfd_open(pid)
+        self._children[pidfd] = (pid, order.instance)
+        self._poll.register(pidfd, select.POLLIN)
+        self._control.send({"event": "forked", "instance": order.instance, "pid": pid}, (pidfd,))
+
+    def _enter_child(self, order: Order, started: float) -> NoReturn:
+        try:
+            os.setsid()
+            for pidfd in self._children:
+                os.close(pidfd)
+            connect_output(order)
+            self._become(order, started)
+        finally:
+            os._exit(70)  # EX_SOFTWARE: `_become` leaves the process itself; the Template's stack must never be unwound in a child
+
+    def _serve(self, order: Order, started: float) -> NoReturn:
+        connect_output(order)
+        self._become(order, started)
+
+    def _refuse(self, order: Order, error: Exception) -> None:
+        for descriptor in order.descriptors:
+            os.close(descriptor)
+        self._control.send({"event": "failed", "instance": order.instance, "phase": "fork", "error": as_data(error)})
+
+    def _reap(self, pidfd: int) -> None:
+        pid, instance = self._children.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        self._control.send({"event": "exited", "instance": instance, "status": status})
+
+
+def connect_output(order: Order) -> None:
+    """Point stdout and stderr at the instance's own pipes."""
+    output.finish()
+    _, stdout, stderr, _ = order.descriptors
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.close(stdout)
+    os.close(stderr)

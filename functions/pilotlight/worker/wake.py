@@ -1,0 +1,50 @@
+"""What a process must change when it becomes an instance: it was copied, so whatever is to be unique is made anew."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+INSTANCE_VARIABLE = "PILOTLIGHT_INSTANCE"
+
+
+def reseed() -> None:
+    """New entropy for random, OpenSSL, temporary file names, numpy and torch (the last two only where they are loaded).
+
+    Generators that user code made itself (`numpy.random.default_rng()`, `random.Random()`) are its own: make them in enter(snap=False).
+    """
+    random.seed()
+    tempfile._name_sequence = None  # type: ignore[attr-defined]  # the module's own after-fork state; made anew at the next use
+    if ssl := sys.modules.get("ssl"):
+        ssl.RAND_add(os.urandom(32), 32.0)
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed(int.from_bytes(os.urandom(4)))
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
+
+
+def take_environment(instance: str, env: Mapping[str, str]) -> None:
+    """The instance's id and its secrets, as environment variables."""
+    os.environ.update(env)
+    os.environ[INSTANCE_VARIABLE] = instance
+
+
+def raise_threads(*, cpu: float, variables: Sequence[str]) -> None:
+    """From one thread, which a snapshot needs, to the whole cores of the instance's share; a share of one changes nothing.
+
+    Args:
+        cpu: the share in cores.
+        variables: the environment variables that we, not the user, set to one: for libraries that are loaded only now.
+    """
+    threads = min(int(cpu), os.cpu_count() or 1)
+    if threads <= 1:
+        return
+    for name in variables:
+        os.environ[name] = "true" if name == "TOKENIZERS_PARALLELISM" else str(threads)
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() == 1:  # one: no pool exists, so none can have been lost in the fork
+        torch.set_num_threads(threads)

@@ -1,0 +1,204 @@
+"""A small shim for tests of the worker: boots the real worker as a subprocess and speaks the slot's contract with it.
+
+It does no isolation. What it shares with the real shim is the contract of docs/architecture.md: launch file, control channel, orders with
+descriptors, one byte on `go`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, Scaling, to_json
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNTIME = ROOT / "functions"
+WAIT_S = 30.0
+"""Bound of every wait: far above what anything here takes, so that a hang fails and a slow machine does not."""
+
+
+class ShimTimeout(Exception):
+    """Raised when the worker did not send what was waited for; carries what it wrote to stderr."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeInstance:
+    """An instance that was ordered: its socket's path, the reading ends of its output, the writing end of `go`."""
+
+    id: str
+    path: str
+    stdout: int
+    stderr: int
+    go: int
+
+
+class FakeShim:
+    """Owns one worker process. Use as a context manager: leaving it ends the worker and all its children."""
+
+    def __init__(self, code: Mapping[str, str], spec: FunctionSpec, *, env: Mapping[str, str] | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="pl"))
+        self._code, self.work = self.root / "code", self.root / "work"
+        self._code.mkdir()
+        self.work.mkdir()
+        for name, text in code.items():
+            (self._code / name).parent.mkdir(parents=True, exist_ok=True)
+            (self._code / name).write_text(textwrap.dedent(text))
+        for name, data in (files or {}).items():
+            (self._code / name).write_bytes(data)
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(WAIT_S)
+        launch = {
+            "entry": to_json(spec),
+            "revision": "f-0000000000000001@v1-test",
+            "code": str(self._code),
+            "site": [sysconfig.get_paths()["purelib"]],
+            "runtime": [str(RUNTIME)],
+            "weights": {},
+            "env": dict(env or {}),
+            "control_fd": theirs.fileno(),
+            "work": str(self.work),
+        }
+        (self.root / "launch.json").write_text(json.dumps(launch))
+        command = [sys.executable, "-I", "-S", "-B", str(RUNTIME / "pilotlight/worker/boot.py"), str(self.root / "launch.json")]
+        self._stderr = (self.root / "stderr").open("wb")
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=self._stderr, stderr=self._stderr)
+        theirs.close()
+        self._backlog: list[dict[str, Any]] = []
+        self._open: list[int] = []
+        self._pids: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"<FakeShim worker={self._process.pid} children={self._pids}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for pidfd in self._pids:
+            try:
+                signal_pidfd(pidfd, 9)
+            except ProcessLookupError:
+                pass
+            os.close(pidfd)
+        self._process.kill()
+        self._process.wait(WAIT_S)
+        self._control.close()
+        self._stderr.close()
+        for descriptor in self._open:
+            os.close(descriptor)
+        shutil.rmtree(self.root)
+
+    @property
+    def pid(self) -> int:
+        """The worker's process."""
+        return self._process.pid
+
+    def wait_event(self, event: str, *, instance: str | None = None) -> dict[str, Any]:
+        """The next event of that name (and of that instance); others are kept. Raises ShimTimeout, also when `failed` comes instead."""
+        for i, message in enumerate(self._backlog):
+            if message["event"] == event and (instance is None or message.get("instance") == instance):
+                return self._backlog.pop(i)
+        while True:
+            message = self._receive()
+            if message["event"] == event and (instance is None or message.get("instance") == instance):
+                return message
+            if message["event"] == "failed":
+                raise ShimTimeout(f"waited for {event}, the worker failed: {message['error']['traceback']}")
+            self._backlog.append(message)
+
+    def _receive(self) -> dict[str, Any]:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._control, 256 * 1024, 4)
+        except TimeoutError as e:
+            raise ShimTimeout(f"nothing came in {WAIT_S} s; the worker wrote: {self.worker_output()}") from e
+        self._pids += descriptors
+        if not data:
+            raise ShimTimeout(f"the worker closed its channel; it wrote: {self.worker_output()}")
+        message: dict[str, Any] = json.loads(data)
+        return message
+
+    def order(self, op: str, instance: str, env: Mapping[str, str] | None = None, *, go: bool = True) -> FakeInstance:
+        """Send `fork` or `serve` with the four descriptors, and the byte on `go` unless told not to."""
+        path = str(self.root / f"{instance}.sock")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen(128)
+            stdout, stdout_theirs = os.pipe()
+            stderr, stderr_theirs = os.pipe()
+            go_theirs, go_ours = os.pipe()
+            body = json.dumps({"op": op, "instance": instance, "env": dict(env or {})}).encode()
+            socket.send_fds(self._control, [body], [listener.fileno(), stdout_theirs, stderr_theirs, go_theirs])
+            for descriptor in (stdout_theirs, stderr_theirs, go_theirs):
+                os.close(descriptor)
+        self._open += [stdout, stderr, go_ours]
+        if go:
+            os.write(go_ours, b"g")
+        return FakeInstance(id=instance, path=path, stdout=stdout, stderr=stderr, go=go_ours)
+
+    def start(self, instance: str = "i-1", env: Mapping[str, str] | None = None, *, op: str = "fork") -> FakeInstance:
+        """Bring an instance up and wait until it is ready."""
+        ordered = self.order(op, instance, env)
+        self.wait_event("ready", instance=instance)
+        return ordered
+
+    def worker_output(self) -> str:
+        """What the worker wrote before it was an instance."""
+        return (self.root / "stderr").read_text(errors="replace")
+
+    def wait_exit(self) -> int:
+        """The worker's exit status."""
+        return self._process.wait(WAIT_S)
+
+    def hang_up(self) -> None:
+        """Close the control channel, as a dying shim does."""
+        self._control.close()
+
+
+def signal_pidfd(pidfd: int, number: int) -> None:
+    """Send a signal through a pidfd. Raises ProcessLookupError when the process is gone."""
+    import signal
+
+    signal.pidfd_send_signal(pidfd, number)
+
+
+def read_until(descriptor: int, wanted: bytes = b"\n") -> bytes:
+    """What comes out of a pipe until `wanted` is in it, or its end. Raises ShimTimeout."""
+    data = b""
+    while wanted not in data:
+        if not select.select([descriptor], [], [], WAIT_S)[0]:
+            raise ShimTimeout(f"wanted {wanted!r}, got {data!r}")
+        piece = os.read(descriptor, 65536)
+        if not piece:
+            break
+        data += piece
+    return data
+
+
+def function_spec(
+    *,
+    name: str = "f",
+    module: str = "app",
+    qualname: str = "f",
+    kind: FunctionKind = FunctionKind.FUNCTION,
+    methods: Sequence[MethodSpec] = (MethodSpec(),),
+    max_inputs: int = 1,
+    pickled: str | None = None,
+) -> FunctionSpec:
+    """A spec for tests."""
+    return FunctionSpec(
+        name=name, module=module, qualname=qualname, kind=kind, methods=tuple(methods), bundle="0" * 64, pickled=pickled,
+        scaling=Scaling(max_inputs=max_inputs),
+    )
