@@ -18,14 +18,12 @@ from pilotlight.cli.session import Session
 class By(enum.StrEnum):
     """What a report's lines are grouped by."""
 
-    APP = "app"
     FUNCTION = "function"
+    APP = "app"
+    ENVIRONMENT = "environment"
     REVISION = "revision"
-    START_KIND = "start_kind"
-    KIND = "kind"
     KEY = "key"
     DAY = "day"
-    HOUR = "hour"
 
 
 def register(root: typer.Typer) -> None:

@@ -38,6 +38,16 @@ async def supervise(platform: LocalPlatform, *, announce: Announce, started: Cal
         lock.release()
 
 
+def prepare_home(platform: LocalPlatform) -> str | None:
+    """Make the home, the platform key and, on a fresh home, the first admin key, which is returned; None when keys exist."""
+    from pilotlight.controller.bootstrap import first_admin_key
+    from pilotlight.seal import PlatformKey
+
+    platform.paths.make()
+    PlatformKey.load_or_create(platform.paths.home / "platform.key")
+    return first_admin_key(platform.config)
+
+
 def environment_of(platform: LocalPlatform) -> dict[str, str]:
     """The environment of the platform's processes: ours, with the home that was chosen."""
     return {**os.environ, "PILOTLIGHT_HOME": str(platform.paths.home)}

@@ -42,7 +42,8 @@ def up(
     local.refuse_running(platform)  # before anything is written
     platform = local.configure(platform, listen=listen, home=session.options.home)
     os.environ.update(supervise.environment_of(platform))
-    key_file = prepare(platform, session)
+    key = supervise.prepare_home(platform)
+    key_file = save_key(platform, session, key) if key else None
     if detach:
         for notice in supervise.detach(platform):
             _tell(session, notice)
@@ -57,17 +58,10 @@ def up(
     )
 
 
-def prepare(platform: LocalPlatform, session: Session) -> Path | None:
-    """Make home, platform key and, on a fresh home, the first admin key; returns the profile file it was written to."""
+def save_key(platform: LocalPlatform, session: Session, key: str) -> Path:
+    """Write the first admin key to the profile file, which is returned; another platform's profile is not replaced."""
     from pilotlight import profile
-    from pilotlight.controller.bootstrap import first_admin_key
-    from pilotlight.seal import PlatformKey
 
-    platform.paths.make()
-    PlatformKey.load_or_create(platform.paths.home / "platform.key")
-    key = first_admin_key(platform.config)
-    if key is None:
-        return None
     environ = session.profile_environ()
     file = profile.config_path(environ)
     name = session.options.profile or _free_profile_name(platform, session)

@@ -1,0 +1,23 @@
+"""Fixtures that are whole platforms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.harness import PlatformUnderTest, platform_up
+
+
+@pytest.fixture(scope="session")
+def platform() -> Iterator[PlatformUnderTest]:
+    """One platform for all tests that only use it."""
+    with platform_up() as running:
+        yield running
+
+
+@pytest.fixture
+def own_platform() -> Iterator[PlatformUnderTest]:
+    """A platform for this test alone: for those that kill parts of it."""
+    with platform_up() as running:
+        yield running

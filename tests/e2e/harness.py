@@ -1,0 +1,128 @@
+"""A whole platform for tests: the four real processes under the real supervisor, in a home of its own, on free ports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from pilotlight.cli import local, orphans, supervise
+from pilotlight.cli.supervisor import PROCESSES
+from pilotlight.client import Client
+from pilotlight.profile import Profile
+
+STOP_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlatformUnderTest:
+    """A running platform.
+
+    Attributes:
+        local: its configuration and directories.
+        profile: an admin of it.
+        profile_file: the same, as a profile file.
+    """
+
+    local: local.LocalPlatform
+    profile: Profile
+    profile_file: Path
+
+    @property
+    def url(self) -> str:
+        """Base URL."""
+        return self.profile.url
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What an HTTP call of the admin needs."""
+        return {"authorization": f"Bearer {self.profile.api_key}"}
+
+    def environ(self) -> dict[str, str]:
+        """The environment in which `pilotlight` and the SDK mean this platform."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("PILOTLIGHT_")}
+        return {**kept, "PILOTLIGHT_CONFIG": str(self.profile_file), "PILOTLIGHT_HOME": str(self.local.paths.home), "NO_COLOR": "1"}
+
+    def client(self) -> Client:
+        """A client of it; the caller closes it."""
+        return Client(self.profile)
+
+    def cli(self, *words: str, input: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run `pilotlight WORDS`; with `check`, a failure shows what it printed."""
+        argv = [sys.executable, "-m", "pilotlight", *words]
+        done = subprocess.run(argv, env=self.environ(), input=input, capture_output=True, text=True, timeout=300, check=False)
+        if check and done.returncode:
+            raise AssertionError(
+                f"pilotlight {' '.join(words)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}\n{self.log_tails()}"
+            )
+        return done
+
+    def pid(self, process: str) -> int:
+        """Pid of one of the four processes; 0 while it is down."""
+        try:
+            return int((self.local.paths.run / f"{process}.pid").read_text())
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def log_tails(self, lines: int = 15) -> str:
+        """The end of each process's log, for a failure's message."""
+        out = []
+        for name in PROCESSES:
+            file = self.local.logs / f"{name}.log"
+            text = file.read_text(errors="replace").splitlines()[-lines:] if file.exists() else ["(no log)"]
+            out += [f"--- {name}", *text]
+        return "\n".join(out)
+
+
+@contextlib.contextmanager
+def platform_up(**sections: dict[str, object]) -> Iterator[PlatformUnderTest]:
+    """Start a platform, `sections` over its defaults; stop it and remove its home at the end."""
+    root = Path(tempfile.mkdtemp(prefix="pl"))
+    root.chmod(0o755)
+    home = root / "h"
+    config = root / "platform.yaml"
+    defaults: dict[str, dict[str, object]] = {
+        "platform": {"home": str(home), "run": str(root / "r")},
+        "activator": {"listen": f"127.0.0.1:{free_port()}"},
+    }
+    for name in PROCESSES:
+        defaults.setdefault(name, {})["metrics_listen"] = None
+    config.write_text(yaml.safe_dump({name: {**defaults.get(name, {}), **sections.get(name, {})} for name in {**defaults, **sections}}))
+    platform = local.find(config=config, home=None, environ={}, cwd=root)
+    try:
+        yield from _run(platform, root)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _run(platform: local.LocalPlatform, root: Path) -> Iterator[PlatformUnderTest]:
+    key = supervise.prepare_home(platform)
+    if key is None:
+        raise AssertionError("a fresh home made no admin key")
+    from pilotlight import profile
+
+    mine = Profile(url=platform.url, api_key=key)
+    file = profile.save(mine, path=root / "profile.toml")
+    for _ in supervise.detach(platform):
+        pass
+    try:
+        yield PlatformUnderTest(local=platform, profile=mine, profile_file=file)
+    finally:
+        if (found := local.running(platform)) is not None:
+            orphans.terminate(found.pid, grace_s=STOP_S)
+
+
+def free_port() -> int:
+    """A TCP port that nobody holds at this moment."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])

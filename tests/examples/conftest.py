@@ -1,0 +1,16 @@
+"""A platform that all examples are deployed to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.harness import PlatformUnderTest, platform_up
+
+
+@pytest.fixture(scope="session")
+def platform() -> Iterator[PlatformUnderTest]:
+    """One platform for all examples."""
+    with platform_up() as running:
+        yield running

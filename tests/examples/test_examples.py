@@ -1,0 +1,113 @@
+"""Each example: deployed to a real platform and called; and its pure part, here."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+from websockets.sync.client import connect
+
+from examples import asgi, embed, hello, stream, tabular
+from tests.e2e.harness import PlatformUnderTest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+pytestmark = pytest.mark.timeout(240)
+
+
+def deploy(platform: PlatformUnderTest, file: str) -> None:
+    platform.cli("deploy", str(EXAMPLES / file), "--no-wait")
+
+
+def invoke(platform: PlatformUnderTest, function: str, arguments: Any, accept: str = "application/json") -> httpx.Response:
+    url = f"{platform.url}/v1/functions/{function}:invoke"
+    answer = httpx.post(url, json=arguments, headers={**platform.headers, "accept": accept}, timeout=120)
+    assert answer.status_code == 200, f"{answer.status_code} {answer.text}\n{platform.log_tails()}"
+    return answer
+
+
+# -- here ----------------------------------------------------------------------------------------------------------------
+def test_hello_greets() -> None:
+    assert hello.hello.local("Ada") == "Hello, Ada!"
+
+
+def test_stream_counts_and_squares() -> None:
+    assert list(stream.count.local(3)) == [{"number": n, "square": n * n} for n in (1, 2, 3)]
+
+
+def test_cosine_of_equal_opposite_and_orthogonal_vectors() -> None:
+    assert embed.cosine([3.0, 4.0], [3.0, 4.0]) == pytest.approx(1.0)
+    assert embed.cosine([1.0, 0.0], [-2.0, 0.0]) == pytest.approx(-1.0)
+    assert embed.cosine([1.0, 0.0], [0.0, 5.0]) == 0.0
+
+
+def test_the_same_vector_up_to_rounding_proves_a_snapshot_and_another_does_not() -> None:
+    assert embed.close([0.6, 0.8], [0.6000001, 0.8])
+    assert not embed.close([0.6, 0.8], [0.8, 0.6])
+
+
+def test_synthetic_clicks_are_the_same_every_time() -> None:
+    first, second = tabular.synthetic_clicks(50), tabular.synthetic_clicks(50)
+    assert (first[0] == second[0]).all()
+    assert (first[1] == second[1]).all()
+    assert first[0].shape == (50, len(tabular.FEATURES))
+
+
+def test_the_site_answers_without_a_platform() -> None:
+    with TestClient(asgi.site.local()) as browser:
+        assert browser.get("/items/7?q=x").json() == {"item_id": 7, "q": "x"}
+        with browser.websocket_connect("/echo") as socket:
+            socket.send_text("hello")
+            assert socket.receive_text() == "hello"
+
+
+# -- on a platform -------------------------------------------------------------------------------------------------------
+def test_hello_answers_with_its_start_its_times_and_its_cost(platform: PlatformUnderTest) -> None:
+    deploy(platform, "hello.py")
+    answer = invoke(platform, "hello/hello", {"name": "Ada"})
+    assert answer.json() == "Hello, Ada!"
+    assert answer.headers["pilotlight-start"] in ("COLD", "FORK", "WARM")
+    assert "exec" in answer.headers["server-timing"]
+    assert float(answer.headers["pilotlight-cost"]) > 0
+
+
+def test_stream_sends_items_as_lines_and_as_events(platform: PlatformUnderTest) -> None:
+    deploy(platform, "stream.py")
+    lines = invoke(platform, "stream/count", {"upto": 3}, "application/x-ndjson").text.splitlines()
+    assert [json.loads(line)["square"] for line in lines] == [1, 4, 9]
+    events = invoke(platform, "stream/count", {"upto": 2}, "text/event-stream").text
+    assert '"square": 4' in events or '"square":4' in events
+
+
+def test_asgi_serves_http_and_websocket(platform: PlatformUnderTest) -> None:
+    deploy(platform, "asgi.py")
+    answer = httpx.get(f"{platform.url}/fn/web/site/items/3", params={"q": "y"}, headers=platform.headers, timeout=120)
+    assert answer.json() == {"item_id": 3, "q": "y"}
+    address = f"{platform.url.replace('http', 'ws', 1)}/fn/web/site/echo"
+    with connect(address, additional_headers=platform.headers, open_timeout=30) as socket:
+        socket.send("over the wire")
+        assert socket.recv(timeout=30) == "over the wire"
+
+
+def test_embed_knows_what_belongs_together(platform: PlatformUnderTest) -> None:
+    deploy(platform, "embed.py")
+    texts = ["A man is eating food.", "A man eats a meal.", "The stock market fell today."]
+    meal, dinner, market = invoke(platform, "search/Embedder.embed_all", {"texts": texts}).json()
+    assert len(meal) == 384
+    assert math.hypot(*meal) == pytest.approx(1.0, abs=1e-5)
+    assert embed.cosine(meal, dinner) > 0.85
+    assert embed.cosine(meal, market) < 0.2
+
+
+def test_tabular_ranks_the_better_candidate_first(platform: PlatformUnderTest) -> None:
+    deploy(platform, "tabular.py")
+    far = {"price": 190.0, "rating": 1.5, "distance_km": 12.0, "is_new": False}
+    near = {"price": 15.0, "rating": 4.8, "distance_km": 0.5, "is_new": True}
+    ranked = invoke(platform, "ranking/Ranker.rank", {"candidates": [far, near]}).json()
+    assert [score["index"] for score in ranked] == [1, 0]
+    assert ranked[0]["score"] > 0.9
+    assert ranked[1]["score"] < 0.2
