@@ -48,7 +48,9 @@ class FakeInstance:
 class FakeShim:
     """Owns one worker process. Use as a context manager: leaving it ends the worker and all its children."""
 
-    def __init__(self, code: Mapping[str, str], spec: FunctionSpec, *, env: Mapping[str, str] | None = None, files: Mapping[str, bytes] | None = None) -> None:
+    def __init__(
+        self, code: Mapping[str, str], spec: FunctionSpec, *, env: Mapping[str, str] | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="pl"))
         self._code, self.work = self.root / "code", self.root / "work"
         self._code.mkdir()
@@ -74,7 +76,8 @@ class FakeShim:
         (self.root / "launch.json").write_text(json.dumps(launch))
         command = [sys.executable, "-I", "-S", "-B", str(RUNTIME / "pilotlight/worker/boot.py"), str(self.root / "launch.json")]
         self._stderr = (self.root / "stderr").open("wb")
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=self._stderr, stderr=self._stderr)
+        out = self._stderr
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         theirs.close()
         self._backlog: list[dict[str, Any]] = []
         self._open: list[int] = []
@@ -199,6 +202,12 @@ def function_spec(
 ) -> FunctionSpec:
     """A spec for tests."""
     return FunctionSpec(
-        name=name, module=module, qualname=qualname, kind=kind, methods=tuple(methods), bundle="0" * 64, pickled=pickled,
+        name=name,
+        module=module,
+        qualname=qualname,
+        kind=kind,
+        methods=tuple(methods),
+        bundle="0" * 64,
+        pickled=pickled,
         scaling=Scaling(max_inputs=max_inputs),
     )

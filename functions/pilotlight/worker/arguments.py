@@ -62,14 +62,15 @@ class Binder:
         """cloudpickle bytes of `(args, kwargs)`. Raises InvalidInput."""
         try:
             args, kwargs = pickle.loads(body) if body else ((), {})
-        except Exception as e:  # noqa: BLE001  # classes of the caller may raise anything while unpickling
+        except Exception as e:  # classes of the caller may raise anything while unpickling
             reason = f"{type(e).__name__}: {e}"
             raise InvalidInput(f"the arguments cannot be unpickled in the function's environment: {reason}") from e
         return self._checked(tuple(args), dict(kwargs))
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
-        if not args and not self._positional_only and self._required <= kwargs.keys() and (kwargs.keys() <= self._named or self._takes_any_name):
-            return args, kwargs
+        names = kwargs.keys()
+        if not args and self._required <= names and (names <= self._named or self._takes_any_name) and not self._positional_only:
+            return args, kwargs  # the usual case, without a closer look
         if self._positional_only and not args:
             args, kwargs = self._move_positional_only(kwargs)
         self._complain(args, kwargs)

@@ -104,8 +104,7 @@ class Calls:
         self._methods = methods
         self._max_inputs = max_inputs
         self._running = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._threads: CallThreads | None = None
+        self._threads = CallThreads()
 
     def __repr__(self) -> str:
         return f"<Calls running={self._running}/{self._max_inputs}>"
@@ -114,11 +113,6 @@ class Calls:
     def running(self) -> int:
         """Calls whose function has not ended."""
         return self._running
-
-    def wake(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The instance's event loop exists; threads may be made from here on."""
-        self._loop = loop
-        self._threads = CallThreads(loop)
 
     async def invoke(self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Answer one request."""
@@ -137,10 +131,9 @@ class Calls:
     async def _run(self, method: Method, scope: HTTPScope, body: bytes, send: ASGISendCallable) -> None:
         call = Call(scope["headers"])  # type: ignore[arg-type]  # uvicorn's list
         output.CALL.set(call.id)
-        connection: Any = scope["extensions"]["connection"]  # type: ignore[index]  # put there by server.Connection
+        connection: Any = scope["extensions"]["connection"]  # put there by server.Connection
         connection.on_leave(call.leave)
-        assert self._loop is not None  # noqa: S101  # `wake` comes before the first request
-        timer = self._loop.call_later(call.seconds, call.expire) if call.seconds > 0 else None
+        timer = asyncio.get_running_loop().call_later(call.seconds, call.expire) if call.seconds > 0 else None
         self._running += 1
         try:
             await self._perform(method, call, body, send)
@@ -175,7 +168,6 @@ class Calls:
             await _answer_raised(call, e, send)
 
     async def _in_thread(self, call: Call, function: Any, args: Any, kwargs: Any) -> Any:
-        assert self._threads is not None  # noqa: S101  # `wake` comes before the first request
         call.thread = thread = self._threads.take()
         try:
             ok, value = await thread.run(contextvars.copy_context(), function, args, kwargs)
@@ -191,7 +183,7 @@ class Calls:
 
     async def _stream(self, call: Call, source: Any, send: ASGISendCallable) -> None:
         """Items as they come; a generator that raises before its first one is answered like any function."""
-        framer: results.Framer = results.Pickles() if call.speaks_pickle else results.ServerSentEvents() if _SSE in call.accept else results.JsonLines()
+        framer = _framer(call)
         items = self._items(call, source)
         try:
             first = await anext(items, _NOTHING)
@@ -222,7 +214,6 @@ class Calls:
             finally:
                 call.begin(None)
                 await source.aclose()
-        assert self._threads is not None  # noqa: S101  # `wake` comes before the first request
         thread, context = self._threads.take(), contextvars.copy_context()
         try:
             while True:
@@ -294,6 +285,12 @@ async def _answer_raised(call: Call, error: BaseException, send: ASGISendCallabl
         await answer(send, 500, _PICKLE, b"raised", faults.as_pickle(error))
     else:
         await answer(send, 500, CONTENT_PROBLEM.encode(), b"raised", json.dumps(faults.as_problem(error)).encode())
+
+
+def _framer(call: Call) -> results.Framer:
+    if call.speaks_pickle:
+        return results.Pickles()
+    return results.ServerSentEvents() if _SSE in call.accept else results.JsonLines()
 
 
 def _late(call: Call) -> DeadlineExceeded:

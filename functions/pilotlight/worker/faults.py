@@ -12,7 +12,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-import cloudpickle
+import cloudpickle  # type: ignore[import-untyped]  # ships none
 
 from pilotlight.errors import RemoteError
 from pilotlight.protocol import problem

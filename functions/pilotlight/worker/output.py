@@ -5,8 +5,8 @@ context variable, so it is right in tasks and in our call threads (threads that 
 
 Lines are written at once, in pieces of at most PIPE_BUF bytes, which a pipe takes whole: writers never mix within a line of usual
 length and no lock is needed (a cancelled thread could die holding one). An unfinished line is held back until its newline, the end of
-its call, or MAX_PENDING characters; of a progress bar redrawn with carriage returns only the last state stays. When the pipe's reader is gone, output
-is dropped: a print must not break user code.
+its call, or MAX_PENDING characters; of a progress bar redrawn with carriage returns only the last state stays. When the pipe's reader is
+gone, output is dropped: a print must not break user code.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class LineWriter(io.TextIOBase):
     def __repr__(self) -> str:
         return f"<LineWriter fd={self._descriptor} pending={len(self._pending)}>"
 
-    encoding = "utf-8"  # type: ignore[assignment]  # a read-only slot in the base, a plain fact here
-    errors = "backslashreplace"  # type: ignore[assignment]
+    encoding = "utf-8"
+    errors = "backslashreplace"
 
     @property
     def buffer(self) -> io.RawIOBase:

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import cloudpickle
+import cloudpickle  # type: ignore[import-untyped]  # ships none
 
 from pilotlight.errors import PilotlightError
 from pilotlight.protocol import CONTENT_NDJSON, CONTENT_PICKLE_STREAM, CONTENT_SSE, problem
@@ -42,7 +42,7 @@ def as_pickle(value: Any) -> bytes:
     """The value as cloudpickle bytes. Raises Unserialisable."""
     try:
         return bytes(cloudpickle.dumps(value))
-    except Exception as e:  # noqa: BLE001  # user classes may raise anything while pickling
+    except Exception as e:  # user classes may raise anything while pickling
         raise Unserialisable(f"the result, of type {_name(value)}, cannot be pickled: {type(e).__name__}: {e}") from e
 
 

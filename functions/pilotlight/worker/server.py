@@ -82,9 +82,9 @@ class Server:
         self._state = ServerState()
         self._config = _config(self._answer, websockets=self._web is not None)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._server: asyncio.AbstractServer | None = None
-        self._changed: asyncio.Event | None = None
-        self._draining: asyncio.Event | None = None
+        self._accepting: list[asyncio.AbstractServer] = []
+        self._changed = asyncio.Event()
+        self._draining = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<Server connections={len(self._state.connections)} {self._calls!r}>"
@@ -115,8 +115,6 @@ class Server:
 
     async def _wake(self, listener: socket.socket) -> None:
         loop = self._running_loop
-        self._changed, self._draining = asyncio.Event(), asyncio.Event()
-        self._calls.wake(loop)
         loop.add_signal_handler(signal.SIGTERM, self._draining.set)
         await hooks.run_after_wake(self._target.enter_after_wake)
         if self._web is not None:
@@ -124,10 +122,9 @@ class Server:
             await self._application.startup()
         listener.setblocking(False)
         make: Any = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
-        self._server = await make(self._connection, sock=listener, backlog=BACKLOG)
+        self._accepting.append(await make(self._connection, sock=listener, backlog=BACKLOG))
 
     async def _serve(self, on_ready: Callable[[], None], shim: int) -> None:
-        assert self._draining is not None  # noqa: S101  # set by `_wake`
         with _end_of(shim) as end:
             self._running_loop.add_reader(end, self._draining.set)
             on_ready()
@@ -137,19 +134,18 @@ class Server:
 
     async def _drain(self) -> None:
         """Accept nothing new, then let what is in flight end, then the user's own clean-up: it may be what in-flight calls use."""
-        assert self._server is not None and self._changed is not None  # noqa: S101  # set by `_wake`
-        self._server.close()
+        for server in self._accepting:
+            server.close()
         for connection in list(self._state.connections):
             connection.shutdown()
         while self._state.connections or self._state.tasks or self._calls.running:
             self._changed.clear()
             await self._changed.wait()
-        for name, step in (("lifespan shutdown", self._shut_down_application), ("exit hooks", self._run_exit_hooks)):
+        for step in (self._shut_down_application, self._run_exit_hooks):
             try:
                 await step()
             except BaseException as e:  # noqa: BLE001  # user code: its failure to clean up is logged and must not keep us
                 faults.report(e)
-                del name
 
     async def _shut_down_application(self) -> None:
         if self._application is not None:
@@ -159,11 +155,7 @@ class Server:
         await hooks.run_after_wake(self._target.exit)
 
     def _connection(self) -> Connection:
-        return Connection(config=self._config, server_state=self._state, app_state={}, _loop=self._loop, on_closed=self._note_change)
-
-    def _note_change(self) -> None:
-        if self._changed is not None:
-            self._changed.set()
+        return Connection(config=self._config, server_state=self._state, app_state={}, _loop=self._loop, on_closed=self._changed.set)
 
     async def _answer(self, scope: Any, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         path: str = scope["path"]
@@ -179,8 +171,8 @@ class Server:
             else:
                 await send({"type": "websocket.close", "code": 1008, "reason": "this function has no WebSocket"})
         finally:
-            if self._draining is not None and self._draining.is_set():
-                self._running_loop.call_soon(self._note_change)  # after uvicorn has taken this task off its list
+            if self._draining.is_set():
+                self._running_loop.call_soon(self._changed.set)  # after uvicorn has taken this task off its list
 
     async def _answer_health(self, send: ASGISendCallable) -> None:
         body = {"instance": os.environ.get(INSTANCE_VARIABLE, ""), "running": self._calls.running}

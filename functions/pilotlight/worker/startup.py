@@ -17,7 +17,7 @@ from pilotlight.worker.control import Control, Order
 from pilotlight.worker.launch import Launch
 from pilotlight.worker.loader import load
 from pilotlight.worker.server import Server
-from pilotlight.worker.target import Target, make_target
+from pilotlight.worker.target import make_target
 from pilotlight.worker.template import Template, surplus_threads
 
 WEIGHTS_VARIABLE = "PILOTLIGHT_WEIGHTS"
@@ -72,7 +72,7 @@ def run(launch: Launch, *, boot_ms: float) -> None:
         hooks.warm_up(target)
         server = Server(target, launch.spec)
     threads = _reach_snapshot_point(control, phases)
-    Template(control, lambda order, started: _become(launch, target, server, control, order, started), threads=threads).run()
+    Template(control, lambda order, started: _become(launch, server, control, order, started), threads=threads).run()
     output.finish()
     os._exit(0)
 
@@ -85,7 +85,7 @@ def _reach_snapshot_point(control: Control, phases: Phases) -> tuple[str, ...]:
     return threads
 
 
-def _become(launch: Launch, target: Target, server: Server, control: Control, order: Order, started: float) -> NoReturn:
+def _become(launch: Launch, server: Server, control: Control, order: Order, started: float) -> NoReturn:
     listener = socket.socket(fileno=order.descriptors[0])
     server.prepare()
     if not os.read(order.descriptors[3], 1):

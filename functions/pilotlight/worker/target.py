@@ -64,7 +64,10 @@ class Target:
 
 
 def make_target(raw: Any, spec: FunctionSpec) -> Target:
-    """Prepare the raw callable or class. A class is instantiated here. Raises what its constructor raises, AttributeError for a missing method."""
+    """Prepare the raw callable or class. A class is instantiated here.
+
+    Raises what its constructor raises, and AttributeError for a missing method.
+    """
     if not inspect.isclass(raw):
         asgi = raw if spec.kind is FunctionKind.ASGI else None
         return Target(methods={} if asgi else {"": _method("", raw, spec)}, asgi=asgi)

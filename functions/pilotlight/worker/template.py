@@ -37,10 +37,7 @@ def surplus_threads() -> tuple[str, ...]:
 def _other_threads() -> tuple[str, ...]:
     python = {t.native_id: t.name for t in threading.enumerate()}
     me = threading.get_native_id()
-    names = []
-    for task in os.listdir("/proc/self/task"):
-        if int(task) != me:
-            names.append(python.get(int(task)) or _comm(task))
+    names = [python.get(int(task)) or _comm(task) for task in os.listdir("/proc/self/task") if int(task) != me]
     return tuple(sorted(name for name in names if name))
 
 

@@ -52,7 +52,7 @@ class CallThread:
     def __repr__(self) -> str:
         return f"<CallThread {self._thread.name} {'busy' if self._current else 'idle'}>"
 
-    def run(self, context: Context, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> asyncio.Future[Outcome]:
+    def run(self, context: Context, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> asyncio.Future[Outcome]:
         """Start a job; the future's result says how it ended, it never raises. One at a time."""
         job = _Job(self._loop.create_future(), context, function, args, kwargs)
         self._current = job
@@ -94,8 +94,7 @@ class CallThread:
 class CallThreads:
     """The idle threads, last used first. Owned by the event loop's thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self._idle: list[CallThread] = []
         self._made = 0
 
@@ -107,7 +106,7 @@ class CallThreads:
         if self._idle:
             return self._idle.pop()
         self._made += 1
-        return CallThread(self._loop, number=self._made)
+        return CallThread(asyncio.get_running_loop(), number=self._made)
 
     def give_back(self, thread: CallThread) -> None:
         """The thread's job has ended."""
