@@ -1,0 +1,115 @@
+"""Small experiments, each in a process of its own: what this kernel lets us do, found out by doing it.
+
+Executed as `python -I -S -B probes.py NAME [ARGUMENT]`, standard library only. Prints `{"on": bool, "why": text}`: the reason when
+off, and what would help. A probe that is itself killed is off too; its caller says so.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+
+_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWPID = 0x20000, 0x4000000, 0x8000000, 0x20000000
+_MS_REC, _MS_PRIVATE = 16384, 1 << 18
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
+_SECCOMP_RET_ALLOW = 0x7FFF0000
+_SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
+_UFFD_USER_MODE_ONLY = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def namespaces(_: str) -> str:
+    """PID, mount, IPC and UTS namespaces, with a /proc of their own. Returns "" or why not."""
+    if _libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWUTS) != 0:
+        return f"unshare: {_reason()}; slots need root (or CAP_SYS_ADMIN in a privileged container)"
+    if _libc.mount(None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None) != 0:
+        return f"mount: {_reason()}; slots need CAP_SYS_ADMIN over their mount namespace"
+    child = os.fork()
+    if not child:
+        os._exit(0 if os.getpid() == 1 and _libc.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(0), None) == 0 else 1)
+    return "" if os.waitpid(child, 0)[1] == 0 else "a new PID namespace could not mount its own /proc"
+
+
+def uids(base: str) -> str:
+    """Becoming another uid for good."""
+    try:
+        os.setgroups([])
+        os.setresgid(int(base), int(base), int(base))
+        os.setresuid(int(base), int(base), int(base))
+    except PermissionError as e:
+        return f"setresuid: {e.strerror}; a uid per tenant needs root. Without it all workers share one uid, and one tenant is served"
+    try:
+        os.setresuid(0, 0, 0)
+    except PermissionError:
+        return ""
+    return "a uid that was given up could be taken back: the kernel does not separate them here"
+
+
+def seccomp(_: str) -> str:
+    """Installing a filter (one that allows everything)."""
+    if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        return f"no_new_privs: {_reason()}"
+    instruction = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, _SECCOMP_RET_ALLOW))  # BPF_RET | BPF_K
+    program = ctypes.create_string_buffer(struct.pack("H6xP", 1, ctypes.addressof(instruction)))
+    if _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.c_void_p(ctypes.addressof(program)), 0, 0) != 0:
+        return f"prctl(PR_SET_SECCOMP): {_reason()}; the kernel needs CONFIG_SECCOMP_FILTER"
+    return ""
+
+
+def fork_server(_: str) -> str:
+    """A Template's tricks: fork, a descriptor over a socket pair, a pidfd."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    child = os.fork()
+    if not child:
+        ancillary = there.recvmsg(1, socket.CMSG_SPACE(4))[1]
+        os.write(array.array("i", ancillary[0][2][:4])[0], b"forked")
+        os._exit(0)
+    try:
+        watch = os.pidfd_open(child)
+    except OSError as e:
+        os.kill(child, signal.SIGKILL)
+        return f"pidfd_open: {e.strerror}; Linux 5.3 or newer is needed"
+    receive, send = os.pipe()
+    here.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [send]))])
+    said = os.read(receive, 16)
+    os.waitid(os.P_PIDFD, watch, os.WEXITED)
+    return "" if said == b"forked" else "a forked child could not use a descriptor that was passed to it"
+
+
+def userfaultfd(_: str) -> str:
+    """What lazily restored memory needs."""
+    number = _SYS_USERFAULTFD.get(os.uname().machine)
+    if number is None:
+        return f"not known on {os.uname().machine}"
+    for flags in (0, _UFFD_USER_MODE_ONLY):
+        if _libc.syscall(number, os.O_CLOEXEC | flags) >= 0:
+            return "" if flags == 0 else "only for faults in user mode; root, or sysctl vm.unprivileged_userfaultfd=1, lifts that"
+    return f"userfaultfd: {_reason()}; set sysctl vm.unprivileged_userfaultfd=1, or run as root"
+
+
+def _reason() -> str:
+    return os.strerror(ctypes.get_errno())
+
+
+PROBES: dict[str, Callable[[str], str]] = {
+    "namespaces": namespaces,
+    "uids": uids,
+    "seccomp": seccomp,
+    "fork_server": fork_server,
+    "userfaultfd": userfaultfd,
+}
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    why = PROBES[sys.argv[1]](sys.argv[2] if len(sys.argv) > 2 else "")
+    print(json.dumps({"on": not why, "why": why}))

@@ -1,0 +1,61 @@
+"""Capabilities are proven by doing, and one that is missing says why and what to do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapshotter.capabilities import probe
+from snapshotter.cgroups import Cgroups
+
+NONE = Cgroups(bases={}, version=0, why_not="no hierarchy")
+
+
+def feature(body: Any, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(f for f in body["features"] if f["name"] == name)
+    return found
+
+
+def script(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+async def test_what_is_off_says_why(tmp_path: Path) -> None:
+    body = await probe(home=tmp_path / "not" / "there", environ={"PATH": str(tmp_path)}, cgroups=NONE)
+    assert all(f["why"] for f in body["features"] if not f["on"])
+    assert "no hierarchy" in feature(body, "cgroup memory")["why"]
+    assert "not installed" in feature(body, "RESTORE")["why"]
+    assert "no GPU" in feature(body, "GPU")["why"]
+    assert body["node"]["disk_free_bytes"] > 0
+    assert body["node"]["gpus"] == []
+
+
+async def test_tools_that_are_there_are_asked(tmp_path: Path) -> None:
+    script(tmp_path / "bin", "nvidia-smi", "echo '0, NVIDIA H100 80GB HBM3, 81559, 550.54'; echo garbage")
+    script(tmp_path / "bin", "criu", "echo 'Version: 4.2.1'")
+    body = await probe(home=tmp_path, environ={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}, cgroups=NONE)
+    assert body["node"]["gpus"] == [{"index": 0, "name": "NVIDIA H100 80GB HBM3", "memory_bytes": 81559 * 1024**2, "driver": "550.54"}]
+    assert feature(body, "GPU") == {"name": "GPU", "on": True, "why": "NVIDIA H100 80GB HBM3"}
+    assert "criu 4.2.1 is here, but" in feature(body, "RESTORE")["why"]
+
+
+async def test_memory_group_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
+    lost = Cgroups(bases={"memory": tmp_path / "gone"}, version=2)
+    body = await probe(home=tmp_path, environ={"PATH": ""}, cgroups=lost)
+    assert not feature(body, "cgroup memory")["on"]
+    assert "No such file" in feature(body, "cgroup memory")["why"]
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces and uids need root")
+async def test_root_has_slots_and_uids(tmp_path: Path) -> None:
+    body = await probe(home=tmp_path, environ=dict(os.environ), cgroups=Cgroups.find(tmp_path))
+    for name in ("root", "namespaces", "uid separation", "seccomp", "fork server"):
+        assert feature(body, name) == {"name": name, "on": True, "why": ""}
+    assert body["node"]["memory_bytes"] > 0
+    assert body["node"]["interpreters"]
