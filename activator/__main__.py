@@ -1,0 +1,254 @@
+"""The activator process: settings → objects → startup, run, shutdown.
+
+`python -m activator --config platform.yaml [--ready-fd N] [--index I]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import socket
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import uvicorn
+import uvloop
+from prometheus_client import start_http_server
+
+from activator.admission import ProcessQueue, StrangerLimit
+from activator.billing.books import Books
+from activator.calls import SubmittedCalls
+from activator.control import ControlPlane
+from activator.dispatch import Dispatcher
+from activator.edge import EdgeLimits
+from activator.feed import FeedFollower
+from activator.fleet import NodeFleet
+from activator.gateway import Gateway
+from activator.metrics import InstanceObserver, Metrics
+from activator.passthrough import Passthrough
+from activator.routes import RouteTable, Target
+from activator.scaler import Scaler
+from activator.settings import ActivatorSettings, PriceSettings
+from activator.throttler import Throttler
+from pilotlight.seal import PlatformKey
+from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
+
+log = logging.getLogger("activator")
+
+FIRST_ROUTES_S = 5.0
+"""How long to wait for the controller at start before going on with the routes on disk."""
+BACKLOG = 4096
+KEEP_ALIVE_S = 75
+SHUTDOWN_S = 30.0
+
+
+class Activator:
+    """One activator: everything it is made of, in the order in which it is made."""
+
+    def __init__(self, *, settings: ActivatorSettings, prices: PriceSettings, paths: Paths, index: int) -> None:
+        self.id = f"a-{index}"
+        self.home = paths.home / "activator" / self.id
+        self.home.mkdir(parents=True, exist_ok=True)
+        rates = prices.rates()
+        key = PlatformKey.load_or_create(paths.home / "platform.key")
+        controller = paths.socket("controller")
+        self.settings = settings
+        self.metrics = Metrics()
+        self.table = RouteTable(rates, key)
+        self.feed = FeedFollower(table=self.table, socket=controller, token=key.token, log_path=self.home / "routes.ndjson")
+        self.fleet = NodeFleet(socket=paths.socket("snapshotter"), lessee=self.id)
+        self.books = Books(
+            directory=self.home, activator=self.id, rates=rates, sync_s=settings.journal_sync_s, free_idle_s=settings.scaledown_window_s,
+            controller=controller, token=key.token, metrics=self.metrics,
+        )  # fmt: skip
+        self.queue = ProcessQueue(settings.max_queued)
+        self.strangers = StrangerLimit(rate_per_s=settings.unauthenticated_per_s)
+        observer = InstanceObserver(self.metrics, self.books.instance_idle)
+
+        def make_throttler(target: Target) -> Throttler:
+            return Throttler(target, fleet=self.fleet, queue=self.queue, secret_env=self.table.secret_env, observer=observer)
+
+        self.scaler = Scaler(table=self.table, fleet=self.fleet, make_throttler=make_throttler)
+        self.metrics.collect_instances(self.scaler.states)
+        self.dispatcher = Dispatcher(books=self.books, throttler_of=self.scaler.throttler_of)
+        self.control = ControlPlane(controller, table=self.table, strangers=self.strangers)
+        self.calls = SubmittedCalls(
+            books=self.books, dispatcher=self.dispatcher, table=self.table, control=self.control, settings=settings, metrics=self.metrics
+        )
+        self.limits = EdgeLimits(
+            max_per_address=settings.max_connections_per_address,
+            max_head_bytes=settings.max_header_bytes,
+            head_timeout_s=settings.header_timeout_s,
+        )
+        self.gateway = Gateway(
+            settings=settings,
+            table=self.table,
+            strangers=self.strangers,
+            dispatcher=self.dispatcher,
+            books=self.books,
+            calls=self.calls,
+            scaler=self.scaler,
+            passthrough=Passthrough(books=self.books, throttler_of=self.scaler.throttler_of, metrics=self.metrics),
+            control=self.control,
+            metrics=self.metrics,
+        )
+
+    async def startup(self) -> None:
+        """Know the routes, then the instances that are ours, then the calls that were interrupted."""
+        self.feed.load()
+        log.info("routes on disk %s", dict(self.table.statistics()))
+
+    async def run(self, listener: socket.socket, ready_fd: int | None) -> None:
+        """Serve until SIGTERM or SIGINT."""
+        server = _Server(self._uvicorn_config())
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        async with AsyncExitStack() as stack:
+            await self.books.start()
+            stack.push_async_callback(self.books.aclose)
+            tasks = await stack.enter_async_context(asyncio.TaskGroup())
+            background = [
+                tasks.create_task(self.feed.follow(), name="feed"),
+                tasks.create_task(self.limits.sweep(), name="slow heads"),
+            ]
+            await self._first_routes()
+            background.append(tasks.create_task(self.scaler.watch(), name="agent events"))
+            background.append(tasks.create_task(self.scaler.run(), name="autoscaler"))
+            background += self.calls.start(tasks)
+            serving = tasks.create_task(server.serve(sockets=[listener]), name="http")
+            await server.wait_started()
+            if ready_fd is not None:
+                os.write(ready_fd, b"\n")
+                os.close(ready_fd)
+            log.info("activator serves id=%s address=%s:%d", self.id, *listener.getsockname()[:2])
+            await stop.wait()
+            await self._shutdown(server, serving, background)
+
+    async def _first_routes(self) -> None:
+        try:
+            async with asyncio.timeout(FIRST_ROUTES_S):
+                await self.feed.first_answer.wait()
+        except TimeoutError:
+            log.warning("controller is not there yet; serving with the routes on disk version=%d", self.table.version)
+
+    async def _shutdown(self, server: _Server, serving: asyncio.Task[None], background: list[asyncio.Task[None]]) -> None:
+        # First no new requests and those in flight to their end: they need routes, throttlers and the journal. Then the loops. The journal
+        # closes last (it is outermost on the exit stack), because every ended call writes to it.
+        server.should_exit = True
+        await serving
+        await self.calls.aclose()
+        for task in background:
+            task.cancel()
+        await self.scaler.aclose()
+        await self.fleet.aclose()
+        await self.feed.aclose()
+        await self.control.aclose()
+
+    def _uvicorn_config(self) -> uvicorn.Config:
+        return uvicorn.Config(
+            self.gateway,
+            loop="none",
+            http=self.limits.protocol(),
+            ws="websockets-sansio",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=int(SHUTDOWN_S),
+        )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers, and with an event for "it serves"."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._is_up = asyncio.Event()
+
+    def install_signal_handlers(self) -> None:
+        """Signals are the process's business."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._is_up.set()
+
+    async def wait_started(self) -> None:
+        """Returns once it accepts connections."""
+        await self._is_up.wait()
+
+
+def listen(settings: ActivatorSettings) -> socket.socket:
+    """The listening socket. Raises OSError when the address is taken."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if settings.activators > 1:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind((settings.host.strip("[]"), settings.port))
+    listener.setblocking(False)
+    return listener
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="activator", description="The data plane of pilotlight.")
+    parser.add_argument("--config", type=Path, default=None, help="platform.yaml")
+    parser.add_argument("--ready-fd", type=int, default=None, help="descriptor that gets a newline once requests are served")
+    parser.add_argument("--index", type=int, default=0, help="which activator of this machine, from 0")
+    return parser.parse_args(argv)
+
+
+def _own(directory: Path) -> int:
+    """Lock the activator's directory: one owner. Returns the descriptor that holds the lock; exits by name when it is held."""
+    directory.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, 32).decode().strip() or "unknown"
+        sys.exit(f"activator: {directory} is already served by process {holder}: stop it first")
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()}\n".encode())
+    return descriptor
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point."""
+    arguments = _arguments(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    for chatty in ("httpx", "httpcore", "uvicorn.error", "websockets"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    try:
+        platform = load(PlatformSettings, "platform", arguments.config)
+        settings = load(ActivatorSettings, "activator", arguments.config)
+        prices = load(PriceSettings, "prices", arguments.config)
+    except SettingsInvalid as e:
+        sys.exit(f"activator: {e}")
+    paths = Paths.of(platform, os.environ).make()
+    lock = _own(paths.home / "activator" / f"a-{arguments.index}")
+    try:
+        listener = listen(settings)
+    except OSError as e:
+        sys.exit(f"activator: cannot listen on {settings.listen}: {e.strerror}: is another platform running? Set activator.listen")
+    activator = Activator(settings=settings, prices=prices, paths=paths, index=arguments.index)
+    if settings.metrics_listen:
+        host, _, port = settings.metrics_listen.rpartition(":")
+        start_http_server(int(port), host, registry=activator.metrics.registry)
+
+    async def life() -> None:
+        await activator.startup()
+        await activator.run(listener, arguments.ready_fd)
+
+    uvloop.run(life())
+    os.close(lock)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Everything that is not the data plane's: passed through to the controller, which authenticates it itself.
+
+While the controller is down these paths answer 503 with `Retry-After`; calls go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+
+from activator.admission import StrangerLimit
+from activator.request import Headers, Request
+from activator.routes import RouteTable
+from pilotlight import errors
+
+PUBLIC_PREFIXES = ("/v1/", "/v2/", "/dashboard", "/docs", "/openapi.json", "/redoc")
+"""Paths that may be passed on. `/internal/` is not among them, and never will be."""
+_HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection", b"host"})
+"""Headers that end at each hop (RFC 9110 §7.6.1)."""
+_IDLE_S = 630.0
+"""Read time-out towards the controller: a followed log may be silent for ten minutes; then the client connects again."""
+
+
+class ControlPlane:
+    """The way to the controller's Unix socket."""
+
+    def __init__(self, socket: Path, *, table: RouteTable, strangers: StrangerLimit) -> None:
+        self._table = table
+        self._strangers = strangers
+        self._client = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=httpx.Limits(max_connections=256)),
+            base_url="http://controller",
+            timeout=httpx.Timeout(10.0, read=_IDLE_S, write=_IDLE_S),
+        )
+
+    async def forward(self, request: Request) -> None:
+        """Pass one request through, streaming both ways. Raises NotFound, Unavailable."""
+        path = request.path
+        self._limit_strangers(request)
+        if not path.startswith(PUBLIC_PREFIXES) and path != "/":
+            raise errors.NotFound(f"nothing is served at {path}: the API is under /v1/, its description at /docs")
+        raw_path = request.scope["raw_path"] if path != "/" else b"/dashboard"
+        query = request.scope["query_string"]
+        url = httpx.URL("http://controller").copy_with(raw_path=raw_path + (b"?" + query if query else b""))
+        headers = [(k, v) for k, v in request.scope["headers"] if k not in _HOP_BY_HOP and k != b"x-request-id"]
+        headers += [(b"x-request-id", request.id.encode()), (b"x-forwarded-for", request.address.encode())]
+        has_body = b"content-length" in request.headers or b"transfer-encoding" in request.headers
+        out = self._client.build_request(request.verb, url, headers=headers, content=_body(request) if has_body else None)
+        try:
+            response = await self._client.send(out, stream=True)
+        except httpx.HTTPError as e:
+            raise errors.Unavailable(f"the control plane does not answer ({type(e).__name__}); calls to functions go on", retry_after_s=2) from e
+        await self._relay(request, response)
+
+    def _limit_strangers(self, request: Request) -> None:
+        """A request that carries a key the data plane does not know is a stranger's, whatever the controller will say."""
+        try:
+            self._table.authenticate(request.headers.get(b"authorization", b""), time.time())
+        except errors.Unauthenticated:
+            if b"cookie" not in request.headers:
+                self._strangers.check(request.address, time.monotonic())
+
+    async def _relay(self, request: Request, response: httpx.Response) -> None:
+        try:
+            headers: Headers = [(k.lower(), v) for k, v in response.headers.raw if k.lower() not in _HOP_BY_HOP and k.lower() != b"date"]
+            await request.start(response.status_code, headers)
+            async for chunk in response.aiter_raw():
+                await request.chunk(chunk)
+            await request.chunk(b"", more=False)
+        except httpx.HTTPError:
+            request.scope["connection"].transport.abort()  # the head is out: a broken connection is the only honest end
+        finally:
+            await response.aclose()
+
+    async def get_json(self, path: str, authorization: bytes) -> httpx.Response:
+        """One GET on behalf of a caller. Raises Unavailable."""
+        try:
+            return await self._client.get(path, headers=[(b"authorization", authorization)])
+        except httpx.HTTPError as e:
+            raise errors.Unavailable("the control plane does not answer", retry_after_s=2) from e
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+
+async def _body(request: Request) -> AsyncIterator[bytes]:
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise errors.ClientClosedRequest("the caller left while sending its body")
+        if message["body"]:
+            yield message["body"]
+        if not message.get("more_body", False):
+            return

@@ -1,0 +1,208 @@
+"""From an admitted call to a worker's answer: reserve → open the record → forward, and the retry rule.
+
+An attempt that fails before any byte of the request reached a worker is made once more elsewhere, because nothing can have happened; one that
+fails later is made again only when the function is declared idempotent and its caller has seen nothing. A worker that says it is busy
+(it still finishes a call whose caller left) has not begun either: the call is put back in front.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from activator.billing.books import Books, Entry
+from activator.routes import Target
+from activator.throttler import Reservation, Throttler
+from activator.upstream import Answer, UpstreamGone, WorkerConnection
+from pilotlight import errors
+from pilotlight.protocol import CONTENT_JSON
+from snapshotter.types import StartKind
+
+GONE_REASON_WAIT_S = 0.5
+"""A broken connection is seen before the agent's word on why: wait this long for it, so that the caller reads "out of memory", not "reset"."""
+BUSY_PATIENCE_S = 2.0
+"""A worker that is still busy with an abandoned call after this long is replaced."""
+
+
+class Call:
+    """One invocation, from the moment its request was read. `now` values are monotonic seconds, `*_ns` monotonic nanoseconds."""
+
+    __slots__ = ("accept", "attempt", "body", "content_type", "deadline_s", "extra_headers", "id", "key_id", "method", "path", "received_ns",
+                 "reserved_ns", "start_kind", "start_ms", "started_at", "target", "verb")  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        target: Target,
+        method: str,
+        key_id: str,
+        body: bytes,
+        content_type: bytes = CONTENT_JSON.encode(),
+        accept: bytes = b"",
+        deadline_s: float | None = None,
+        extra_headers: bytes = b"",
+    ) -> None:
+        self.id = id
+        self.target = target
+        self.method = method
+        self.key_id = key_id
+        self.body = body
+        self.content_type = content_type
+        self.accept = accept
+        self.deadline_s = deadline_s
+        self.extra_headers = extra_headers
+        self.attempt = 1
+        self.received_ns = time.monotonic_ns()
+        self.started_at = time.time()
+        self.reserved_ns = 0
+        self.start_kind = StartKind.WARM
+        self.start_ms = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Call {self.id} {self.target!r} attempt {self.attempt}>"
+
+    @property
+    def queued_ms(self) -> float:
+        """Milliseconds from arrival to a slot, without the start it waited for."""
+        return max(0.0, (self.reserved_ns - self.received_ns) / 1e6 - self.start_ms)
+
+    def remaining_s(self, clock_s: float) -> float:
+        """Seconds left of the caller's own deadline, at most `clock_s`."""
+        if self.deadline_s is None:
+            return clock_s
+        return min(clock_s, self.deadline_s - (time.monotonic_ns() - self.received_ns) / 1e9)
+
+    def request_head(self, execution_s: float) -> bytes:
+        """The request to the worker, up to its body."""
+        return b"".join(
+            (
+                b"POST /invoke/", self.method.encode(), b" HTTP/1.1\r\nhost: worker\r\npilotlight-call: ", self.id.encode(),
+                b"\r\npilotlight-deadline-s: ", b"%.3f" % execution_s,
+                b"\r\ncontent-type: ", self.content_type,
+                b"\r\naccept: " + self.accept if self.accept else b"",
+                self.extra_headers,
+                b"\r\ncontent-length: ", b"%d" % len(self.body), b"\r\n\r\n",
+            )
+        )  # fmt: skip
+
+
+class Exchange:
+    """One attempt that reached a worker and has its answer, whole or streaming. Whoever holds it must `close` it exactly once."""
+
+    __slots__ = ("answer", "call", "connection", "dispatched_ns", "entry", "exec_ms", "reservation")
+
+    def __init__(self, call: Call, reservation: Reservation, entry: Entry, connection: WorkerConnection, answer: Answer, dispatched_ns: int) -> None:
+        self.call = call
+        self.reservation = reservation
+        self.entry = entry
+        self.connection = connection
+        self.answer = answer
+        self.dispatched_ns = dispatched_ns
+        self.exec_ms = 0.0
+
+    def close(self, *, status: int, outcome: str, bytes_out: int) -> str:
+        """End the attempt: the record is closed, the slot and the connection are given back. Returns the cost as text."""
+        now_ns = time.monotonic_ns()
+        self.exec_ms = (now_ns - self.dispatched_ns) / 1e6
+        cost = self.entry.close(now_ns, status=status, outcome=outcome, bytes_out=bytes_out)
+        self.reservation.instance.connections.give_back(self.connection, now_ns / 1e9)
+        self.reservation.release()
+        return cost
+
+
+class Dispatcher:
+    """Runs calls on reserved slots."""
+
+    def __init__(self, *, books: Books, throttler_of: Callable[[Target], Throttler]) -> None:
+        self._books = books
+        self._throttler_of = throttler_of
+
+    async def begin(self, call: Call) -> Exchange:
+        """Reserve, open the record, forward; returns when the answer (or its head) is there.
+
+        Raises TooManyRequests, DeadlineExceeded, StartFailed, Unavailable, WorkerCrashed, StorageFull. Cancelling it frees everything.
+        """
+        throttler = self._throttler_of(call.target)
+        busy_since = 0.0
+        while True:
+            reservation = throttler.reserve_nowait()
+            if reservation is None:
+                reservation = await throttler.reserve(call.remaining_s(call.target.spec.clocks.queue_s))
+            call.reserved_ns = time.monotonic_ns()
+            if reservation.start_kind is not StartKind.WARM:
+                call.start_kind = reservation.start_kind
+                call.start_ms += reservation.start_ms
+            try:
+                exchange = await self._forward(call, reservation)
+            except UpstreamGone as e:
+                await self._judge(call, reservation, e)
+                continue
+            if exchange.answer.status != 503 or exchange.answer.header(b"pilotlight-outcome") != b"busy":
+                return exchange
+            busy_since = self._put_back(exchange, throttler, busy_since)
+
+    async def _forward(self, call: Call, reservation: Reservation) -> Exchange:
+        instance = reservation.instance
+        connection: WorkerConnection | None = None
+        entry: Entry | None = None
+        loop = asyncio.get_running_loop()
+        try:
+            entry = self._books.open(call, reservation)
+            connection = instance.connections.take_nowait(call.reserved_ns / 1e9) or await instance.connections.open(loop)
+            execution_s = call.remaining_s(call.target.spec.clocks.execution_s)
+            dispatched_ns = time.monotonic_ns()
+            future = connection.request(call.request_head(execution_s) + call.body, loop=loop)
+            timer = loop.call_later(execution_s, self._overrun, future, reservation, execution_s)
+            try:
+                answer = await future
+            finally:
+                timer.cancel()
+            return Exchange(call, reservation, entry, connection, answer, dispatched_ns)
+        except BaseException as e:
+            if connection is not None:
+                connection.close()
+            if entry is not None:
+                entry.close(time.monotonic_ns(), status=_status_of(e), outcome=_outcome_of(e), bytes_out=0)
+            reservation.release()
+            raise
+
+    def _overrun(self, future: asyncio.Future[Answer], reservation: Reservation, execution_s: float) -> None:
+        if not future.done():
+            future.set_exception(errors.DeadlineExceeded(f"the call ran longer than {execution_s:g} s", clock="execution"))
+            reservation.throttler.drain(reservation.instance)  # it may never return: replaced, its neighbours finish first
+
+    async def _judge(self, call: Call, reservation: Reservation, gone: UpstreamGone) -> None:
+        """Return when the call may be tried again; raise WorkerCrashed when it may not."""
+        instance = reservation.instance
+        reason = instance.gone_reason or await instance.wait_gone(GONE_REASON_WAIT_S)
+        if not instance.is_gone:
+            reservation.throttler.drain(instance)
+        may_retry = call.attempt == 1 and (not gone.sent or call.target.spec.idempotent)
+        if not may_retry:
+            why = {"out_of_memory": "ran out of memory", "": "died"}.get(reason, f"ended ({reason})")
+            raise errors.WorkerCrashed(
+                f"the instance {why} under this call; another takes its place", reason=reason or "crashed", worker=instance.id
+            ) from gone
+        call.attempt += 1
+
+    def _put_back(self, exchange: Exchange, throttler: Throttler, busy_since: float) -> float:
+        now = time.monotonic()
+        instance = exchange.reservation.instance
+        instance.block(now)
+        exchange.close(status=503, outcome="busy", bytes_out=0)
+        exchange.call.attempt += 1
+        if busy_since and now - busy_since > BUSY_PATIENCE_S:
+            throttler.drain(instance)
+        return busy_since or now
+
+
+def _status_of(error: BaseException) -> int:
+    if isinstance(error, errors.PilotlightError):
+        return error.status
+    return 499 if isinstance(error, asyncio.CancelledError) else 502
+
+
+def _outcome_of(error: BaseException) -> str:
+    return "cancelled" if isinstance(error, asyncio.CancelledError) else "error"

@@ -1,0 +1,83 @@
+"""Where instances come from: the `Fleet` protocol, and the local one behind the node agent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from activator.routes import Target
+from snapshotter.client import AgentClient
+from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, TemplateInfo
+
+
+class Fleet(Protocol):
+    """Starts, stops, lists and watches instances. Errors are `snapshotter.errors`."""
+
+    async def start(self, target: Target, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
+        """Bring one instance up; cancelling abandons it."""
+        ...
+
+    async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
+        """Drain and end one instance; idempotent."""
+        ...
+
+    async def prepare(self, target: Target) -> TemplateInfo:
+        """Make the next start fast, without an instance."""
+        ...
+
+    async def adopt(self) -> list[InstanceInfo]:
+        """Instances that were this activator's before its restart."""
+        ...
+
+    def watch(self) -> AsyncIterator[AgentEvent]:
+        """What happens to instances unasked."""
+        ...
+
+
+class NodeFleet:
+    """Instances on this machine. `lessee` names this activator to the agent."""
+
+    def __init__(self, *, socket: Path, lessee: str) -> None:
+        self._socket = socket
+        self._agent = AgentClient(socket)
+        self._watcher = AgentClient(socket)
+        self._lessee = lessee
+
+    def __repr__(self) -> str:
+        return f"<NodeFleet {self._socket} lessee {self._lessee}>"
+
+    async def start(self, target: Target, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
+        """See Fleet."""
+        return await self._agent.start(target.launch, instance_id=instance_id, lessee=self._lessee, secret_env=secret_env)
+
+    async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
+        """See Fleet."""
+        await self._agent.stop(instance_id, grace_s=grace_s)
+
+    async def prepare(self, target: Target) -> TemplateInfo:
+        """See Fleet."""
+        return await self._agent.prepare(target.launch)
+
+    async def adopt(self) -> list[InstanceInfo]:
+        """See Fleet."""
+        return await self._agent.adopt(lessee=self._lessee)
+
+    def watch(self) -> AsyncIterator[AgentEvent]:
+        """See Fleet."""
+        return self._watcher.watch()
+
+    async def usage(self, instance_id: InstanceId) -> Mapping[str, Any]:
+        """CPU time and memory of one instance."""
+        return await self._agent.usage(instance_id)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._agent.aclose()
+        await self._watcher.aclose()
+
+
+def new_instance_id() -> InstanceId:
+    """`i-` and 16 hex digits."""
+    return InstanceId("i-" + os.urandom(8).hex())

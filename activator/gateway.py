@@ -1,0 +1,268 @@
+"""A request's life, in one sentence: route → authenticate → admit → reserve → forward → meter.
+
+`Gateway.invoke` is that sentence for a call that waits for its answer. Its neighbours are variations: `submit` hands the same call to `calls`,
+`warmup` starts without calling, `/fn/` streams raw HTTP (`passthrough`), and every path that is not the data plane's goes to the controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from activator.admission import StrangerLimit
+from activator.billing.books import Books
+from activator.calls import SubmittedCalls
+from activator.control import ControlPlane
+from activator.dispatch import Call, Dispatcher, Exchange
+from activator.metrics import Metrics
+from activator.passthrough import Passthrough
+from activator.request import Headers, Receive, Request, Scope, Send
+from activator.routes import Caller, RouteTable, Target
+from activator.scaler import Scaler
+from activator.settings import ActivatorSettings
+from activator.upstream import UpstreamGone
+from pilotlight import errors
+from pilotlight.protocol import CONTENT_PICKLE, CONTENT_SSE
+from pilotlight.types import DEFAULT_ENVIRONMENT, FunctionAddress, TenantId, parse_function_path
+from pilotlight.types import Scope as KeyScope
+
+log = logging.getLogger(__name__)
+
+FUNCTIONS = "/v1/functions/"
+CALLS = "/v1/calls/"
+RAW = "/fn/"
+_PICKLE = CONTENT_PICKLE.encode()
+_JSON = b"application/json"
+_SSE = CONTENT_SSE.encode()
+
+
+class Gateway:
+    """The ASGI application in front of everything."""
+
+    def __init__(
+        self,
+        *,
+        settings: ActivatorSettings,
+        table: RouteTable,
+        strangers: StrangerLimit,
+        dispatcher: Dispatcher,
+        books: Books,
+        calls: SubmittedCalls,
+        scaler: Scaler,
+        passthrough: Passthrough,
+        control: ControlPlane,
+        metrics: Metrics,
+    ) -> None:
+        self._settings = settings
+        self._table = table
+        self._strangers = strangers
+        self._dispatcher = dispatcher
+        self._books = books
+        self._calls = calls
+        self._scaler = scaler
+        self._passthrough = passthrough
+        self._control = control
+        self._metrics = metrics
+        self._verbs: dict[str, Callable[[Request, Caller, Target, str], Awaitable[None]]] = {
+            "invoke": self.invoke,
+            "submit": self.submit,
+            "warmup": self.warmup,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI 3."""
+        if scope["type"] == "http":
+            await self._answer(Request(scope, receive, send))
+        elif scope["type"] == "websocket":
+            await self._passthrough.websocket(scope, receive, send, self._raw_target)
+
+    async def _answer(self, request: Request) -> None:
+        """Answer one request, whatever happens: errors become problem documents here and nowhere else."""
+        connection = request.scope.get("connection")
+        if connection is not None:
+            connection.on_gone = asyncio.current_task().cancel  # type: ignore[union-attr]
+        try:
+            await self._route(request)
+        except errors.PilotlightError as e:
+            self._metrics.refused(e.status)
+            if not request.is_answered:
+                await request.respond_error(e)
+        except UpstreamGone as e:
+            log.warning("answer cut short call=%s error=%s", request.id, e)
+            if connection is not None:
+                connection.transport.abort()  # half an answer went out: only a broken connection tells the truth
+        except asyncio.CancelledError:
+            if connection is None or not connection.transport.is_closing():
+                raise
+            self._metrics.refused(499)
+        finally:
+            if connection is not None:
+                connection.on_gone = None
+
+    async def _route(self, request: Request) -> None:
+        path = request.path
+        if path.startswith(FUNCTIONS) and request.verb == "POST":
+            address, _, verb = path[len(FUNCTIONS) :].rpartition(":")
+            handler = self._verbs.get(verb)
+            if handler is not None:
+                caller = self.authenticate(request)
+                target, method = self._target(request, caller, address)
+                await handler(request, caller, target, method)
+                return
+        if path.startswith(RAW):
+            caller, target, rest = self._raw_target(request)
+            await self._passthrough.http(request, caller, target, rest)
+        elif path.startswith(CALLS):
+            await self._calls.answer(request, self.authenticate(request), path[len(CALLS) :])
+        elif path == "/healthz":
+            await request.respond_json(200, {"status": "ok", "routes": self._table.version})
+        else:
+            await self._control.forward(request)
+
+    # -- the sentence -------------------------------------------------------------------------------------------------
+    async def invoke(self, request: Request, caller: Caller, target: Target, method: str) -> None:
+        """`POST …:invoke`: call and wait for the answer."""
+        call = await self.admit(request, caller, target, method)
+        exchange = await self._dispatcher.begin(call)
+        if exchange.answer.body is None:
+            await self._relay(request, exchange)
+        else:
+            await self._reply(request, exchange, exchange.answer.body)
+
+    def authenticate(self, request: Request) -> Caller:
+        """Who is calling. Raises Unauthenticated, or TooManyRequests for an address that keeps guessing."""
+        try:
+            return self._table.authenticate(request.headers.get(b"authorization", b""), time.time())
+        except errors.Unauthenticated:
+            self._strangers.check(request.address, time.monotonic())
+            raise
+
+    def _target(self, request: Request, caller: Caller, path: str) -> tuple[Target, str]:
+        try:
+            app, function, method = parse_function_path(path)
+        except ValueError as e:
+            raise errors.NotFound(str(e)) from e
+        asked = request.headers.get(b"pilotlight-environment", b"").decode("latin-1")
+        environment = asked or caller.environment or DEFAULT_ENVIRONMENT
+        if caller.environment is not None and environment != caller.environment:
+            raise errors.Forbidden(f"this API key is for environment {caller.environment!r} only")
+        address = FunctionAddress(tenant=TenantId(caller.tenant), environment=environment, app=app, function=function, method=method)
+        return self._table.target(address), method
+
+    async def admit(self, request: Request, caller: Caller, target: Target, method: str) -> Call:
+        """Read the body within its bounds and check the arguments, before anything is started or billed."""
+        check = target.check(method)
+        body = await request.body(limit_bytes=self._settings.max_body_bytes, timeout_s=self._settings.body_timeout_s)
+        content_type = request.headers.get(b"content-type", _JSON)
+        if content_type.startswith(_PICKLE):
+            content_type = _PICKLE
+        else:
+            check.check(body)
+            content_type = _JSON
+        return Call(
+            id=request.id,
+            target=target,
+            method=method,
+            key_id=caller.key_id,
+            body=body,
+            content_type=content_type,
+            accept=request.headers.get(b"accept", b""),
+            deadline_s=_deadline(request),
+            extra_headers=_trace_headers(request),
+        )
+
+    async def _reply(self, request: Request, exchange: Exchange, body: bytes) -> None:
+        answer = exchange.answer
+        outcome = "ok" if answer.status < 400 else "error"
+        cost = exchange.close(status=answer.status, outcome=outcome, bytes_out=len(body))
+        self._metrics.answered(exchange, answer.status)
+        headers = _call_headers(request, exchange)
+        headers += (
+            (b"pilotlight-cost", cost.encode()),
+            (b"server-timing", _server_timing(exchange)),
+            (b"content-length", b"%d" % len(body)),
+        )
+        await request.respond(answer.status, headers, body)
+
+    async def _relay(self, request: Request, exchange: Exchange) -> None:
+        answer = exchange.answer
+        sent, outcome, status = 0, "cancelled", 499
+        try:
+            await request.start(answer.status, _call_headers(request, exchange))
+            async for chunk in answer.chunks():
+                sent += len(chunk)
+                await request.chunk(chunk)
+            outcome, status = ("ok", answer.status) if answer.status < 400 else ("error", answer.status)
+        except UpstreamGone:
+            outcome, status = "error", 502
+            raise
+        finally:
+            cost = exchange.close(status=status, outcome=outcome, bytes_out=sent)
+            self._metrics.answered(exchange, status)
+        is_events = answer.header(b"content-type").startswith(_SSE)
+        await request.chunk(_usage_event(exchange, cost) if is_events else b"", more=False)
+
+    # -- variations ---------------------------------------------------------------------------------------------------
+    async def submit(self, request: Request, caller: Caller, target: Target, method: str) -> None:
+        """`POST …:submit`: durable in the journal, then 202; the caller polls `GET /v1/calls/{id}`."""
+        call = await self.admit(request, caller, target, method)
+        await self._calls.submit(request, caller, call)
+
+    async def warmup(self, request: Request, caller: Caller, target: Target, method: str) -> None:
+        """`POST …:warmup`: make the next start fast; bills nothing to the caller. Needs scope `deploy`."""
+        if caller.scope.rank < KeyScope.DEPLOY.rank:
+            raise errors.Forbidden("warming up needs an API key of scope 'deploy'")
+        await request.body(limit_bytes=self._settings.max_body_bytes, timeout_s=self._settings.body_timeout_s)
+        await request.respond_json(200, await self._scaler.warm_up(target))
+
+    def _raw_target(self, request: Request) -> tuple[Caller, Target, str]:
+        """`/fn/{app}/{function}/rest`: the caller, the target and the path that the function sees."""
+        app, _, rest = request.path[len(RAW) :].partition("/")
+        function, _, rest = rest.partition("/")
+        caller = self.authenticate(request)
+        target, _ = self._target(request, caller, f"{app}/{function}")
+        return caller, target, "/" + rest
+
+
+def _call_headers(request: Request, exchange: Exchange) -> Headers:
+    headers: Headers = [
+        (b"x-request-id", request.id.encode()),
+        (b"pilotlight-revision", exchange.call.target.revision_header),
+        (b"pilotlight-start", exchange.call.start_kind.encode()),
+    ]
+    for name, value in exchange.answer.headers:
+        if name in (b"content-type", b"pilotlight-outcome", b"cache-control"):
+            headers.append((name, value))
+    return headers
+
+
+def _server_timing(exchange: Exchange) -> bytes:
+    call = exchange.call
+    return b"queue;dur=%.2f, start;dur=%.2f, exec;dur=%.2f" % (call.queued_ms, call.start_ms, exchange.exec_ms)
+
+
+def _usage_event(exchange: Exchange, cost: str) -> bytes:
+    """The last event of a server-sent stream: what the call cost and how long it took (WHATWG HTML §9.2)."""
+    data = b'{"cost":"%s","exec_ms":%.2f,"start":"%s"}' % (cost.encode(), exchange.exec_ms, exchange.call.start_kind.encode())
+    return b"event: usage\ndata: " + data + b"\n\n"
+
+
+def _deadline(request: Request) -> float | None:
+    given = request.headers.get(b"pilotlight-timeout")
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= 7 * 86_400:
+        raise errors.InvalidInput("header pilotlight-timeout: write the seconds you will wait, more than 0, at most 604800")
+    return seconds
+
+
+def _trace_headers(request: Request) -> bytes:
+    """W3C trace context goes on to the worker as it came (https://www.w3.org/TR/trace-context/)."""
+    parts = [b"\r\n%s: %s" % (name, value) for name in (b"traceparent", b"tracestate") if (value := request.headers.get(name))]
+    return b"".join(parts)

@@ -1,0 +1,93 @@
+"""Instances as the activator sees them: a breaker around each, and plain functions that pick one.
+
+Owner of every Instance is its Throttler; nobody else changes one. An instance is leased to one activator, so its slots and its bill have one owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from activator.billing.meter import InstanceMeter
+from activator.upstream import ConnectionPool
+from snapshotter.types import InstanceInfo, StartKind
+
+BUSY_PAUSE_S = 0.02
+"""How long an instance that said "busy" is left alone: it is finishing a call whose caller left, most last milliseconds."""
+
+
+class Instance:
+    """One running worker and its breaker: at most `capacity` calls at once.
+
+    Attributes:
+        in_flight: calls that hold a slot.
+        idle_since: monotonic time since which nothing is in flight; meaningless while something is.
+        is_draining: no new calls; stopped once idle.
+        is_gone: its process has ended; `gone_reason` says why once the agent told.
+        kept_until: the pool's own mark for idle accounting.
+    """
+
+    __slots__ = ("_gone", "blocked_until", "capacity", "connections", "gone_reason", "id", "idle_since", "in_flight", "info",
+                 "is_draining", "is_gone", "meter", "started_at")  # fmt: skip
+
+    def __init__(self, info: InstanceInfo, *, capacity: int, now: float, now_ns: int) -> None:
+        self.id = str(info.id)
+        self.info = info
+        self.capacity = capacity
+        self.in_flight = 0
+        self.idle_since = now
+        self.started_at = now
+        self.blocked_until = 0.0
+        self.is_draining = False
+        self.is_gone = False
+        self.gone_reason = ""
+        self.connections = ConnectionPool(info.socket)
+        self.meter = InstanceMeter(started_ns=now_ns)
+        self._gone = asyncio.Event()
+
+    def __repr__(self) -> str:
+        state = "gone" if self.is_gone else "draining" if self.is_draining else "ready"
+        return f"<Instance {self.id} {state} {self.in_flight}/{self.capacity}>"
+
+    @property
+    def start_kind(self) -> StartKind:
+        """How it came up."""
+        return self.info.start_kind
+
+    def has_slot(self, now: float) -> bool:
+        """Whether one more call may go in."""
+        return self.in_flight < self.capacity and not self.is_draining and not self.is_gone and now >= self.blocked_until
+
+    def block(self, now: float) -> None:
+        """Leave it alone for BUSY_PAUSE_S."""
+        self.blocked_until = now + BUSY_PAUSE_S
+
+    def mark_gone(self, reason: str) -> None:
+        """Its process ended."""
+        self.is_gone = True
+        self.gone_reason = self.gone_reason or reason
+        self.connections.close()
+        self._gone.set()
+
+    async def wait_gone(self, timeout_s: float) -> str:
+        """The reason of its end, waiting a little for the agent's word; "" when none came."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._gone.wait()
+        except TimeoutError:
+            return ""
+        return self.gone_reason
+
+
+def least_loaded(instances: Iterable[Instance], now: float) -> Instance | None:
+    """The instance with a free slot and the fewest calls in flight; among equals the last one used, so that the others grow idle."""
+    best: Instance | None = None
+    for instance in instances:
+        if instance.in_flight < instance.capacity and instance.has_slot(now):
+            if best is None or instance.in_flight < best.in_flight:
+                best = instance
+                if not best.in_flight and best.capacity == 1:
+                    return best
+            elif instance.in_flight == best.in_flight and instance.idle_since > best.idle_since:
+                best = instance
+    return best

@@ -1,0 +1,224 @@
+"""Raw HTTP and WebSocket to functions that are web applications: `ANY /fn/{app}/{function}/…`.
+
+Bodies stream both ways with back-pressure; a connection counts as one call for as long as it lasts, so it holds a slot and is billed until it closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from websockets.asyncio.client import ClientConnection, unix_connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+
+from activator.billing.books import Books
+from activator.dispatch import Call
+from activator.metrics import Metrics
+from activator.request import Headers, Receive, Request, Scope, Send
+from activator.routes import Caller, Target
+from activator.throttler import Reservation, Throttler
+from activator.upstream import UpstreamGone, WorkerConnection
+from pilotlight import errors
+from pilotlight.spec import FunctionKind
+
+_HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"})
+_NOT_FOR_WORKERS = _HOP_BY_HOP | {b"authorization", b"content-length", b"x-request-id"}
+"""A caller's API key ends here: user code never sees it."""
+_MAX_FRAME_BYTES = 16 * 1024 * 1024
+
+RawTarget = Callable[[Request], tuple[Caller, Target, str]]
+
+
+class Passthrough:
+    """Streams raw requests to ASGI functions."""
+
+    def __init__(self, *, books: Books, throttler_of: Callable[[Target], Throttler], metrics: Metrics) -> None:
+        self._books = books
+        self._throttler_of = throttler_of
+        self._metrics = metrics
+
+    async def http(self, request: Request, caller: Caller, target: Target, path: str) -> None:
+        """One request, streamed both ways. Raises what `Throttler.reserve` raises, NotFound, WorkerCrashed."""
+        _expect_asgi(target)
+        call = Call(id=request.id, target=target, method="", key_id=caller.key_id, body=b"")
+        reservation = await self._throttler_of(target).reserve(call.remaining_s(target.spec.clocks.queue_s))
+        call.reserved_ns = time.monotonic_ns()
+        call.start_kind, call.start_ms = reservation.start_kind, reservation.start_ms
+        status, outcome, sent = 499, "cancelled", 0
+        entry = None
+        connection: WorkerConnection | None = None
+        loop = asyncio.get_running_loop()
+        try:
+            entry = self._books.open(call, reservation)
+            now = call.reserved_ns / 1e9
+            connection = reservation.instance.connections.take_nowait(now) or await reservation.instance.connections.open(loop)
+            has_body = b"content-length" in request.headers or b"transfer-encoding" in request.headers
+            future = connection.request(_head(request, path, target, has_body=has_body), loop=loop)
+            async with asyncio.timeout(target.spec.clocks.execution_s):
+                if has_body:
+                    await _send_body(request, connection)
+                answer = await future
+                status, outcome = answer.status, "ok" if answer.status < 500 else "error"
+                await request.start(answer.status, _answer_headers(request, call, answer.headers))
+                if answer.body is not None:
+                    sent = len(answer.body)
+                    await request.chunk(answer.body, more=False)
+                else:
+                    async for chunk in answer.chunks():
+                        sent += len(chunk)
+                        await request.chunk(chunk)
+                    await request.chunk(b"", more=False)
+        except UpstreamGone as e:
+            status, outcome = 502, "error"
+            if request.is_answered:
+                raise
+            raise errors.WorkerCrashed("the instance died under this request; another takes its place", reason="crashed") from e
+        except TimeoutError as e:
+            status, outcome = 504, "error"
+            if request.is_answered:
+                raise UpstreamGone("the execution clock ran out in the middle of the answer", sent=True) from e
+            raise errors.DeadlineExceeded(f"the request ran longer than {target.spec.clocks.execution_s:g} s", clock="execution") from e
+        finally:
+            if entry is not None:
+                entry.close(time.monotonic_ns(), status=status, outcome=outcome, bytes_out=sent)
+            if connection is not None:
+                reservation.instance.connections.give_back(connection, time.monotonic())
+            reservation.release()
+
+    async def websocket(self, scope: Scope, receive: Receive, send: Send, raw_target: RawTarget) -> None:
+        """One WebSocket: accepted once the worker accepted it, then frames both ways until either side closes."""
+        message = await receive()
+        assert message["type"] == "websocket.connect"
+        try:
+            request = Request(scope, receive, send)
+            caller, target, path = raw_target(request)
+            _expect_asgi(target)
+            call = Call(id=request.id, target=target, method="", key_id=caller.key_id, body=b"")
+            reservation = await self._throttler_of(target).reserve(target.spec.clocks.queue_s)
+        except errors.PilotlightError as e:
+            self._metrics.refused(e.status)
+            await _deny(scope, send, e)
+            return
+        call.reserved_ns = time.monotonic_ns()
+        call.start_kind, call.start_ms = reservation.start_kind, reservation.start_ms
+        entry = None
+        outcome = "error"
+        try:
+            entry = self._books.open(call, reservation)
+            await self._relay_frames(scope, receive, send, reservation, _raw_path(path, scope["query_string"]))
+            outcome = "ok"
+        finally:
+            if entry is not None:
+                entry.close(time.monotonic_ns(), status=101, outcome=outcome, bytes_out=0)
+            reservation.release()
+
+    async def _relay_frames(self, scope: Scope, receive: Receive, send: Send, reservation: Reservation, path: str) -> None:
+        protocols = scope.get("subprotocols") or None
+        try:
+            async with unix_connect(
+                reservation.instance.info.socket,
+                f"ws://worker/asgi{path}",
+                subprotocols=protocols,
+                max_size=_MAX_FRAME_BYTES,
+                compression=None,
+                additional_headers={"pilotlight-call": scope.get("call_id", "")},
+            ) as worker:
+                await send({"type": "websocket.accept", "subprotocol": worker.subprotocol})
+                async with asyncio.TaskGroup() as group:
+                    down = group.create_task(_from_worker(worker, send), name="websocket to caller")
+                    up = group.create_task(_from_caller(worker, receive), name="websocket to worker")
+                    up.add_done_callback(lambda _: down.cancel())
+                    down.add_done_callback(lambda _: up.cancel())
+        except InvalidHandshake as e:
+            await _deny(scope, send, errors.Forbidden(f"the function refused the WebSocket: {e}"))
+        except OSError as e:
+            await _deny(scope, send, errors.WorkerCrashed(f"the instance died under this request: {e}", reason="crashed"))
+
+
+async def _from_worker(worker: ClientConnection, send: Send) -> None:
+    try:
+        async for frame in worker:
+            key = "text" if isinstance(frame, str) else "bytes"
+            await send({"type": "websocket.send", key: frame})
+    except ConnectionClosed:
+        pass  # the code below says how it closed
+    code = worker.close_code if worker.close_code not in (None, 1005, 1006) else 1000
+    with contextlib.suppress(RuntimeError):  # the caller closed in the same moment
+        await send({"type": "websocket.close", "code": code, "reason": worker.close_reason or ""})
+
+
+async def _from_caller(worker: ClientConnection, receive: Receive) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "websocket.disconnect":
+            await worker.close(message.get("code") or 1000)
+            return
+        frame: Any = message.get("text")
+        try:
+            await worker.send(message["bytes"] if frame is None else frame)
+        except ConnectionClosed:
+            return
+
+
+async def _deny(scope: Scope, send: Send, error: errors.PilotlightError) -> None:
+    """Refuse a WebSocket with an HTTP status where the server can, with close code 1011 where it was accepted already."""
+    if "websocket.http.response" in scope.get("extensions", {}):
+        body = str(error).encode()
+        headers: Headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(body))]
+        with contextlib.suppress(RuntimeError):
+            await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
+            await send({"type": "websocket.http.response.body", "body": body})
+            return
+    with contextlib.suppress(RuntimeError):
+        await send({"type": "websocket.close", "code": 1011, "reason": str(error)[:120]})
+
+
+def _expect_asgi(target: Target) -> None:
+    if target.spec.kind is not FunctionKind.ASGI:
+        raise errors.NotFound(
+            f"{target.app}/{target.function} is not a web application: call it at /v1/functions/{target.app}/{target.function}:invoke"
+        )
+
+
+def _raw_path(path: str, query: bytes) -> str:
+    return path + ("?" + query.decode("latin-1") if query else "")
+
+
+def _head(request: Request, path: str, target: Target, *, has_body: bool) -> bytes:
+    root = f"/fn/{target.app}/{target.function}".encode()
+    raw = request.scope["raw_path"].split(b"/", 4)
+    rest = b"/" + raw[4] if len(raw) > 4 else b"/"
+    query = request.scope["query_string"]
+    lines = [b"%s /asgi%s%s HTTP/1.1" % (request.verb.encode(), rest, b"?" + query if query else b"")]
+    lines += [b"%s: %s" % (name, value) for name, value in request.scope["headers"] if name not in _NOT_FOR_WORKERS]
+    lines += [b"pilotlight-call: " + request.id.encode(), b"pilotlight-root-path: " + root, b"x-request-id: " + request.id.encode()]
+    if has_body:
+        lines.append(b"transfer-encoding: chunked")
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+async def _send_body(request: Request, connection: WorkerConnection) -> None:
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise errors.ClientClosedRequest("the caller left while sending its body")
+        if body := message["body"]:
+            await connection.write(b"%x\r\n%s\r\n" % (len(body), body))
+        if not message.get("more_body", False):
+            await connection.write(b"0\r\n\r\n")
+            return
+
+
+def _answer_headers(request: Request, call: Call, headers: Headers) -> Headers:
+    own: Headers = [
+        (b"x-request-id", request.id.encode()),
+        (b"pilotlight-revision", call.target.revision_header),
+        (b"pilotlight-start", call.start_kind.encode()),
+        (b"server-timing", b"queue;dur=%.2f, start;dur=%.2f" % (call.queued_ms, call.start_ms)),
+    ]
+    return own + [(k, v) for k, v in headers if k not in _HOP_BY_HOP and k not in (b"date", b"server", b"x-request-id")]
+
+

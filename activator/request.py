@@ -1,0 +1,137 @@
+"""One HTTP request at the edge: its headers, its body within bounds, and the ways to answer it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from http import HTTPStatus
+from typing import Any
+
+from pilotlight import errors
+from pilotlight.protocol import CONTENT_PROBLEM, new_call_id, problem
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+MAX_REQUEST_ID = 128
+"""Longest caller's X-Request-Id that is taken over; a longer or odd one is replaced."""
+_REQUEST_ID_BYTES = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_.:")
+
+
+class Request:
+    """A request as the gateway sees it. `id` is the caller's X-Request-Id when it is fit to print, else a new one."""
+
+    __slots__ = ("_receive", "_send", "headers", "id", "is_answered", "path", "scope")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.path: str = scope["path"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._receive = receive
+        self._send = send
+        given = self.headers.get(b"x-request-id")
+        fit = given and len(given) <= MAX_REQUEST_ID and _REQUEST_ID_BYTES.issuperset(given)
+        self.id = given.decode() if given and fit else new_call_id()
+        self.is_answered = False
+
+    def __repr__(self) -> str:
+        return f"<Request {self.id} {self.verb} {self.path}>"
+
+    @property
+    def verb(self) -> str:
+        """GET, POST, …"""
+        return str(self.scope.get("method", ""))
+
+    @property
+    def address(self) -> str:
+        """The peer's address; "" when unknown."""
+        client = self.scope.get("client")
+        return client[0] if client else ""
+
+    async def body(self, *, limit_bytes: int, timeout_s: float) -> bytes:
+        """The whole body. Raises TooLarge before reading on, InvalidInput when it comes too slowly, ClientClosedRequest."""
+        declared = self.headers.get(b"content-length")
+        if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
+            raise _too_large(limit_bytes)
+        message: MutableMapping[str, Any] | None = None
+        if self.scope.get("connection") is None or self.scope["connection"].is_body_here():
+            message = await self._receive()
+            if message["type"] == "http.request" and not message.get("more_body", False) and len(message["body"]) <= limit_bytes:
+                return bytes(message["body"])
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._rest(message, limit_bytes)
+        except TimeoutError as e:
+            raise errors.InvalidInput(f"the body did not arrive within {timeout_s:g} s") from e
+
+    async def _rest(self, message: MutableMapping[str, Any] | None, limit_bytes: int) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            if message is None:
+                message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise errors.ClientClosedRequest("the caller left while sending its body")
+            part = message["body"]
+            size += len(part)
+            if size > limit_bytes:
+                raise _too_large(limit_bytes)
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+            message = None
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        """The next ASGI message, for bodies that stream."""
+        return await self._receive()
+
+    async def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        """Answer at once."""
+        await self.start(status, headers)
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Begin a streaming answer."""
+        self.is_answered = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def chunk(self, data: bytes, *, more: bool = True) -> None:
+        """Send on; waits while the caller does not read."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def respond_json(self, status: int, body: Mapping[str, Any], headers: Headers | None = None) -> None:
+        """Answer with JSON."""
+        data = json.dumps(body).encode()
+        own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data)), (b"x-request-id", self.id.encode())]
+        await self.respond(status, own + (headers or []), data)
+
+    async def respond_error(self, error: errors.PilotlightError, headers: Headers | None = None) -> None:
+        """Answer with a problem document, and `Retry-After` where a retry makes sense (RFC 9457, RFC 9110 §10.2.3)."""
+        title = HTTPStatus(error.status).phrase if error.status in HTTPStatus._value2member_map_ else "Client Closed Request"
+        body = problem(
+            type=error.type, title=title, status=error.status, detail=str(error), instance=self.id, extra=dict(error.detail)
+        )
+        data = json.dumps(body).encode()
+        own: Headers = [
+            (b"content-type", CONTENT_PROBLEM.encode()),
+            (b"content-length", b"%d" % len(data)),
+            (b"x-request-id", self.id.encode()),
+        ]
+        retry_after_s = error.retry_after_s
+        if retry_after_s is None and error.status in (429, 503):
+            retry_after_s = 1.0
+        if retry_after_s is not None:
+            own.append((b"retry-after", b"%d" % max(1, math.ceil(retry_after_s))))
+        if error.status == 401:
+            own.append((b"www-authenticate", b'Bearer realm="pilotlight"'))
+        await self.respond(error.status, own + (headers or []), data)
+
+
+def _too_large(limit_bytes: int) -> errors.TooLarge:
+    return errors.TooLarge(
+        f"the body is larger than {limit_bytes} bytes (activator.max_body_bytes): send a reference to it instead", limit_bytes=limit_bytes
+    )

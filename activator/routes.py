@@ -1,0 +1,307 @@
+"""What the data plane knows: functions, tenants, secrets and keys, as the controller's feed told it.
+
+The table is memory only and holds documents as they came; a `Target` (parsed spec, compiled argument checks) is made when a revision
+is first called, so thousands of functions at zero cost their documents and nothing else. Owner: the event loop; every
+method is synchronous, so no lock is needed. A broken document is refused whole, and the last good one stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import random
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any
+
+import jsonschema_rs
+
+from pilotlight import errors
+from pilotlight.pricing import Footprint, Rates, rate_per_s
+from pilotlight.protocol import FeedChange, FunctionRoute, KeyRecord, TenantRecord
+from pilotlight.seal import PlatformKey
+from pilotlight.spec import FunctionSpec, MethodSpec, from_json
+from pilotlight.types import DEFAULT_ENVIRONMENT, FunctionAddress, Scope
+from snapshotter.types import LaunchSpec
+
+log = logging.getLogger(__name__)
+
+MAX_NAMED_PROBLEMS = 5
+"""Argument errors listed in one answer: enough to mend a call, not a way to make the platform write essays."""
+
+
+class ArgumentCheck:
+    """Checks JSON arguments of one method against its schema, before anything is started."""
+
+    __slots__ = ("_method", "_validator")
+
+    def __init__(self, method: MethodSpec) -> None:
+        self._method = method
+        self._validator = jsonschema_rs.validator_for(dict(method.schema)) if method.schema is not None else None
+
+    def check(self, body: bytes) -> None:
+        """Raises InvalidInput naming the parameter and what is wrong with it."""
+        try:
+            arguments = json.loads(body) if body else {}
+        except ValueError as e:
+            raise errors.InvalidInput(f"the body is not valid JSON: {e}") from e
+        named = self._by_name(arguments)
+        validator = self._validator
+        if validator is None or validator.is_valid(named):
+            return
+        problems = []
+        for error in validator.iter_errors(named):
+            problems.append({"parameter": _parameter(error), "message": error.message})
+            if len(problems) == MAX_NAMED_PROBLEMS:
+                break
+        first = problems[0]
+        what = f"argument {first['parameter']!r}: " if first["parameter"] else ""
+        raise errors.InvalidInput(f"{what}{first['message']}", parameter=first["parameter"], errors=problems)
+
+    def _by_name(self, arguments: Any) -> Mapping[str, Any]:
+        if isinstance(arguments, dict):
+            return arguments
+        if not isinstance(arguments, list):
+            raise errors.InvalidInput(
+                f"the body must be a JSON object of arguments by name, or an array of them in order; got {type(arguments).__name__}"
+            )
+        names = self._method.parameters
+        if len(arguments) > len(names) and self._method.schema is not None:
+            raise errors.InvalidInput(f"{len(arguments)} positional arguments given, at most {len(names)} accepted")
+        return dict(zip(names, arguments, strict=False))
+
+
+def _parameter(error: jsonschema_rs.ValidationError) -> str:
+    if error.instance_path:
+        return str(error.instance_path[0])
+    kind = error.kind
+    named = getattr(kind, "property", None) or next(iter(getattr(kind, "unexpected", ())), "")
+    return str(named)
+
+
+class Target:
+    """One revision of one function, ready to be called. Immutable once made."""
+
+    __slots__ = ("_checks", "app", "environment", "footprint", "function", "function_id", "key", "launch", "rate_per_s", "revision",
+                 "revision_header", "spec", "tenant")  # fmt: skip
+
+    def __init__(self, route: FunctionRoute, revision: str, rates: Rates) -> None:
+        document = route.revisions[revision]
+        self.spec: FunctionSpec = from_json(FunctionSpec, document["spec"])
+        self.launch = LaunchSpec.from_json(document["launch"])
+        self.key = str(self.launch.revision)
+        self.tenant = route.tenant
+        self.environment = route.environment
+        self.app = route.app
+        self.function = route.function
+        self.function_id = route.id
+        self.revision = revision
+        self.revision_header = revision.encode()
+        gpu = self.spec.resources.gpu[0] if self.spec.resources.gpu else None
+        self.footprint = Footprint(
+            cpu=self.spec.resources.cpu,
+            memory_bytes=self.spec.resources.memory_bytes,
+            gpu=gpu,
+            gpu_count=self.spec.resources.gpu_count,
+        )
+        try:
+            self.rate_per_s: Decimal = rate_per_s(self.footprint, rates)
+        except KeyError as e:
+            raise errors.Unavailable(
+                f"no price for accelerator {gpu!r} in platform.yaml: add prices.gpu_s.{gpu}", retry_after_s=60
+            ) from e
+        self._checks: dict[str, ArgumentCheck] = {}
+
+    def __repr__(self) -> str:
+        return f"<Target {self.app}/{self.function}@{self.revision}>"
+
+    def check(self, method: str) -> ArgumentCheck:
+        """The argument check of a method. Raises NotFound, naming the methods there are."""
+        check = self._checks.get(method)
+        if check is None:
+            spec = self.spec.method(method)
+            if spec is None:
+                names = ", ".join(sorted(m.name for m in self.spec.methods if m.name))
+                hint = f"its methods are: {names}" if names else "it has no methods: call it by its own name"
+                raise errors.NotFound(f"{self.app}/{self.function} has no method {method!r}; {hint}")
+            check = self._checks[method] = ArgumentCheck(spec)
+        return check
+
+
+class Caller:
+    """Who is calling: the key's tenant, scope and environment. Immutable."""
+
+    __slots__ = ("environment", "expires_at", "key_id", "scope", "tenant")
+
+    def __init__(self, record: KeyRecord) -> None:
+        self.key_id = record.id
+        self.tenant = record.tenant
+        self.scope = Scope(record.scope)
+        self.environment = record.environment
+        self.expires_at = record.expires_at
+
+    def __repr__(self) -> str:
+        return f"<Caller {self.key_id} {self.scope}>"
+
+
+class RouteTable:
+    """Functions, keys, tenants and secrets by name. `version` is the position in the feed."""
+
+    def __init__(self, rates: Rates, platform_key: PlatformKey) -> None:
+        self._rates = rates
+        self._platform_key = platform_key
+        self._functions: dict[str, FunctionRoute] = {}
+        self._targets: dict[str, tuple[tuple[int, Target], ...]] = {}
+        self._callers: dict[str, tuple[str, Caller]] = {}
+        self._by_hash: dict[str, Caller] = {}
+        self._by_token: dict[bytes, Caller] = {}
+        self._tenants: dict[str, TenantRecord] = {}
+        self._secrets: dict[str, str] = {}
+        self.version = 0
+        self.refused = 0
+        self.on_function: Callable[[str], None] = lambda name: None
+
+    def __repr__(self) -> str:
+        return f"<RouteTable version {self.version}: {len(self._functions)} functions, {len(self._callers)} keys, {self.refused} refused>"
+
+    # -- the feed's side ----------------------------------------------------------------------------------------------
+    def apply(self, change: FeedChange) -> bool:
+        """Take in one change; False when its document was refused (and the last good one kept)."""
+        self.version = max(self.version, change.seq)
+        try:
+            getattr(self, f"_apply_{change.kind}")(change.key, change.value)
+        except (KeyError, TypeError, ValueError, AttributeError, errors.PilotlightError) as e:
+            self.refused += 1
+            log.error("feed document refused kind=%s key=%s seq=%d error=%s", change.kind, change.key, change.seq, e)
+            return False
+        return True
+
+    def clear(self) -> None:
+        """Forget everything: the feed is about to be told anew."""
+        for held in (self._functions, self._targets, self._callers, self._by_hash, self._by_token, self._tenants, self._secrets):
+            held.clear()
+
+    def _apply_function(self, name: str, value: Any) -> None:
+        if value is None:
+            self._functions.pop(name, None)
+        else:
+            route = FunctionRoute.from_json(value)
+            for revision, _ in route.traffic:  # parsed once to refuse a broken one; made again when first called
+                Target(route, revision, self._rates)
+            self._functions[name] = route
+        self._targets.pop(name, None)
+        self.on_function(name)
+
+    def _apply_key(self, key_id: str, value: Any) -> None:
+        record = KeyRecord(**value) if value is not None else None
+        old = self._callers.pop(key_id, None)
+        if old is not None:
+            self._by_hash.pop(old[0], None)
+            self._by_token.clear()
+        if record is not None:
+            caller = Caller(record)
+            self._callers[key_id] = (record.hash, caller)
+            self._by_hash[record.hash] = caller
+
+    def _apply_tenant(self, tenant: str, value: Any) -> None:
+        if value is None:
+            self._tenants.pop(tenant, None)
+        else:
+            self._tenants[tenant] = TenantRecord(**value)
+
+    def _apply_secret(self, name: str, value: Any) -> None:
+        if value is None:
+            self._secrets.pop(name, None)
+        else:
+            self._secrets[name] = str(value["sealed"] if isinstance(value, Mapping) else value)
+
+    # -- the request's side -------------------------------------------------------------------------------------------
+    def authenticate(self, authorization: bytes, now: float) -> Caller:
+        """The caller behind an Authorization header. Raises Unauthenticated, never saying which part was wrong."""
+        caller = self._by_token.get(authorization)
+        if caller is None:
+            caller = self._look_up(authorization)
+        if caller.expires_at is not None and now >= caller.expires_at:
+            raise errors.Unauthenticated("this API key has expired: create another with `pilotlight token create`")
+        return caller
+
+    def _look_up(self, authorization: bytes) -> Caller:
+        scheme, _, token = authorization.partition(b" ")
+        if not token or scheme.lower() != b"bearer":
+            raise errors.Unauthenticated("no API key: send the header 'Authorization: Bearer <key>'")
+        caller = self._by_hash.get(hashlib.sha256(token.strip()).hexdigest())
+        if caller is None:
+            raise errors.Unauthenticated("this API key is not valid: it is wrong, or was revoked")
+        self._by_token[authorization] = caller
+        return caller
+
+    def target(self, address: FunctionAddress) -> Target:
+        """The revision that serves this call, by traffic weight. Raises NotFound or Unavailable."""
+        name = f"{address.tenant}/{address.environment}/{address.app}/{address.function}"
+        targets = self._targets.get(name)
+        if targets is None:
+            targets = self._make_targets(name, address)
+        if len(targets) == 1:
+            return targets[0][1]
+        draw = random.randrange(100)
+        for weight, target in targets:
+            draw -= weight
+            if draw < 0:
+                return target
+        return targets[-1][1]
+
+    def _make_targets(self, name: str, address: FunctionAddress) -> tuple[tuple[int, Target], ...]:
+        route = self._functions.get(name)
+        if route is None:
+            environment = "" if address.environment == DEFAULT_ENVIRONMENT else f" in environment {address.environment!r}"
+            raise errors.NotFound(f"no function {address.app}/{address.function}{environment}: `pilotlight app list` shows what is deployed")
+        if route.stopped:
+            raise errors.Unavailable(f"app {address.app!r} is stopped: deploy it again to start it", retry_after_s=30)
+        targets = tuple((weight, Target(route, revision, self._rates)) for revision, weight in route.traffic if weight)
+        self._targets[name] = targets
+        return targets
+
+    def targets_of(self, name: str) -> tuple[Target, ...]:
+        """The revisions with traffic of `<tenant>/<environment>/<app>/<function>`; empty when gone or stopped."""
+        route = self._functions.get(name)
+        if route is None or route.stopped:
+            return ()
+        return tuple(target for _, target in (self._targets.get(name) or self._make_targets(name, _address(route))))
+
+    def kept_warm(self) -> list[str]:
+        """Names of functions that want instances without being asked (`min_instances`)."""
+        return [
+            name
+            for name, route in self._functions.items()
+            if any(route.revisions[revision]["spec"].get("scaling", {}).get("min_instances") for revision, _ in route.traffic)
+        ]
+
+    def secret_env(self, target: Target) -> dict[str, str]:
+        """A function's secrets, opened: environment variables for its next start. Raises Unavailable naming a missing one."""
+        values: dict[str, str] = {}
+        for name in target.spec.secrets:
+            sealed = self._secrets.get(f"{target.tenant}/{target.environment}/{name}")
+            if sealed is None:
+                raise errors.Unavailable(f"secret {name!r} does not exist: `pilotlight secret set {name}` creates it", retry_after_s=30)
+            values.update(_as_variables(name, self._platform_key.open(sealed)))
+        return values
+
+    def statistics(self) -> Mapping[str, int]:
+        """Sizes, for metrics."""
+        return {"functions": len(self._functions), "keys": len(self._callers), "refused": self.refused, "version": self.version}
+
+
+def _address(route: FunctionRoute) -> FunctionAddress:
+    return FunctionAddress(tenant=route.tenant, environment=route.environment, app=route.app, function=route.function)  # type: ignore[arg-type]
+
+
+def _as_variables(name: str, text: str) -> dict[str, str]:
+    """A secret is a JSON object of variables, or one value named like the secret."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = None
+    if isinstance(values, dict) and all(isinstance(v, str) for v in values.values()):
+        return values
+    return {name: text}

@@ -1,0 +1,263 @@
+"""The loop around the decider: gather, decide, apply. It owns the throttlers.
+
+Each second the load of every active revision is recorded in its windows; each two seconds (Knative's tick) `decider.decide` says how many
+instances there should be, and the difference is started or drained. A revision without instances, calls or starts is
+forgotten, so thousands of functions at zero cost nothing here. Calls do not wait for a tick: see `Throttler.poke`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from activator.autoscaler.decider import DeciderSpec, DeciderState, Observed, ScaleDecision, decide, initial_state
+from activator.autoscaler.target import panic_window_s
+from activator.autoscaler.victims import Candidate, choose_victims
+from activator.autoscaler.windows import TimeWindow
+from activator.fleet import Fleet
+from activator.routes import RouteTable, Target
+from activator.throttler import Throttler, as_answer
+from snapshotter import errors as agent_errors
+from snapshotter.types import AgentEvent, InstanceInfo
+
+log = logging.getLogger(__name__)
+
+RECORD_S = 1.0
+"""A window's bucket (Knative: config.BucketSize)."""
+DECIDE_EVERY = 2
+"""Ticks of RECORD_S between decisions (Knative: 2 s)."""
+FORGET_S = 30.0
+"""A revision at zero is forgotten after this long without a call: its windows would be silent anyway."""
+REWATCH_S = (0.05, 0.1, 0.5, 1.0, 2.0)
+PANIC_WINDOW_PERCENT = 10.0
+
+
+class Scaled:
+    """One revision's throttler with its windows and the decider's memory. Owner: the Scaler."""
+
+    __slots__ = ("decision", "name", "panic", "recorded_at", "spec", "stable", "state", "throttler")
+
+    def __init__(self, name: str, throttler: Throttler, now: float) -> None:
+        self.name = name
+        self.throttler = throttler
+        self.spec = DeciderSpec.from_scaling(throttler.target.spec.scaling)
+        self.stable = TimeWindow(self.spec.kpa.stable_window_s)
+        self.panic = TimeWindow(panic_window_s(self.spec.kpa.stable_window_s, PANIC_WINDOW_PERCENT))
+        self.state: DeciderState = initial_state(now, spec=self.spec, ready=len(throttler.instances))
+        self.recorded_at = now
+        self.decision: ScaleDecision | None = None
+
+    def __repr__(self) -> str:
+        return f"<Scaled {self.throttler!r} last {self.decision}>"
+
+    def record(self, now: float) -> None:
+        """Take the load since the last time into both windows."""
+        concurrency = self.throttler.take_concurrency(now, now - self.recorded_at)
+        self.recorded_at = now
+        self.stable.record(now, concurrency)
+        self.panic.record(now, concurrency)
+
+    def decide(self, now: float) -> ScaleDecision:
+        """What there should be now."""
+        throttler = self.throttler
+        live = list(throttler.live())
+        observed = Observed(
+            stable=None if self.stable.is_empty(now) else self.stable.average(now),
+            panic=None if self.panic.is_empty(now) else self.panic.average(now),
+            ready=len(live),
+            starting=throttler.starting,
+            in_flight=throttler.in_flight,
+            waiting=throttler.waiting,
+            idle_s=tuple(now - i.idle_since for i in live if not i.in_flight),
+            oldest_wait_s=throttler.oldest_wait_s(now) or 0.0,
+            start_s=throttler.expected_start_s(),
+        )
+        decision, self.state = decide(now, observed, self.spec, self.state)
+        if self.decision is None or decision.desired != self.decision.desired:
+            log.info("scale app=%s function=%s revision=%s decision=%s", throttler.target.app, throttler.target.function,
+                     throttler.target.revision, decision)  # fmt: skip
+        self.decision = decision
+        return decision
+
+
+class Scaler:
+    """All throttlers of this activator. Owner: the event loop."""
+
+    def __init__(
+        self,
+        *,
+        table: RouteTable,
+        fleet: Fleet,
+        make_throttler: Callable[[Target], Throttler],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._table = table
+        self._fleet = fleet
+        self._make_throttler = make_throttler
+        self._clock = clock
+        self._scaled: dict[str, Scaled] = {}
+        table.on_function = self.route_changed
+
+    def __repr__(self) -> str:
+        return f"<Scaler {len(self._scaled)} active revisions>"
+
+    def throttler_of(self, target: Target) -> Throttler:
+        """The throttler of a revision, made when it is first called."""
+        scaled = self._scaled.get(target.key)
+        if scaled is None:
+            name = f"{target.tenant}/{target.environment}/{target.app}/{target.function}"
+            scaled = self._scaled[target.key] = Scaled(name, self._make_throttler(target), self._clock())
+        return scaled.throttler
+
+    async def warm_up(self, target: Target) -> Mapping[str, Any]:
+        """Make a revision's next start fast and bring one instance up. Raises like `Throttler.reserve`."""
+        began = self._clock()
+        report: dict[str, Any] = {"revision": target.revision}
+        if target.launch.forkable:
+            try:
+                template = await self._fleet.prepare(target)
+            except agent_errors.SnapshotterError as e:
+                raise as_answer(target, e) from e
+            report["template"] = template.to_json()
+            report["prepare_ms"] = (self._clock() - began) * 1000
+        reservation = await self.throttler_of(target).reserve(target.spec.clocks.startup_s)
+        info = reservation.instance.info
+        report |= {"start_kind": info.start_kind.value, "phases_ms": dict(info.phases_ms), "start_ms": reservation.start_ms, "instance": info.id}
+        reservation.release()
+        return report
+
+    # -- reconciling with what others decide --------------------------------------------------------------------------
+    def route_changed(self, name: str) -> None:
+        """A function was deployed, stopped or removed: revisions without traffic are drained, wanted ones made."""
+        targets = {target.key: target for target in self._table.targets_of(name)}
+        for key, scaled in self._scaled.items():
+            if scaled.name == name and key not in targets:
+                scaled.throttler.retire()
+        for target in targets.values():
+            if target.spec.scaling.min_instances:
+                self._apply(self._scaled_of(target), self._clock())
+
+    def _scaled_of(self, target: Target) -> Scaled:
+        self.throttler_of(target)
+        return self._scaled[target.key]
+
+    async def adopt(self) -> int:
+        """Take back the instances that were ours before a restart; those nobody routes to any more are stopped."""
+        infos = await self._fleet.adopt()
+        for info in infos:
+            target = self._target_of(info)
+            if target is None:
+                await self._fleet.stop(info.id, grace_s=5.0)
+            elif info.id not in self.throttler_of(target).instances:
+                self.throttler_of(target).add(info)
+        return len(infos)
+
+    def _target_of(self, info: InstanceInfo) -> Target | None:
+        labels = info.labels
+        name = "/".join(labels.get(part, "") for part in ("tenant", "environment", "app", "function"))
+        return next((t for t in self._table.targets_of(name) if t.key == str(info.revision)), None)
+
+    async def watch(self) -> None:
+        """Follow the agent's events forever; after a lost connection compare notes with it."""
+        failures = 0
+        while True:
+            try:
+                await self._reconcile()
+                async for event in self._fleet.watch():
+                    failures = 0
+                    self._take(event)
+            except agent_errors.SnapshotterError as e:
+                if failures == 0:
+                    log.warning("node agent does not answer; running instances go on error=%s", e)
+                await asyncio.sleep(REWATCH_S[min(failures, len(REWATCH_S) - 1)])
+                failures += 1
+
+    async def _reconcile(self) -> None:
+        known = {instance_id for scaled in self._scaled.values() for instance_id in scaled.throttler.instances}
+        infos = await self._fleet.adopt()
+        alive = {str(info.id) for info in infos}
+        for scaled in self._scaled.values():
+            for instance_id in [i for i in scaled.throttler.instances if i in known and i not in alive]:
+                scaled.throttler.gone(instance_id, "lost")
+        for info in infos:
+            if str(info.id) not in known:
+                target = self._target_of(info)
+                if target is not None and not self._is_starting(target, str(info.id)):
+                    self.throttler_of(target).add(info)
+
+    def _is_starting(self, target: Target, instance_id: str) -> bool:
+        throttler = self.throttler_of(target)
+        return throttler.is_starting(instance_id) or instance_id in throttler.instances
+
+    def _take(self, event: AgentEvent) -> None:
+        if event.kind == "instance_gone":
+            for scaled in self._scaled.values():
+                if event.subject in scaled.throttler.instances:
+                    scaled.throttler.gone(event.subject, event.reason)
+                    return
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Record and decide, forever."""
+        for name in self._table.kept_warm():
+            self.route_changed(name)
+        tick = 0
+        while True:
+            await asyncio.sleep(RECORD_S)
+            tick += 1
+            now = self._clock()
+            for scaled in list(self._scaled.values()):
+                scaled.record(now)
+                if tick % DECIDE_EVERY == 0:
+                    self._apply(scaled, now)
+
+    def _apply(self, scaled: Scaled, now: float) -> None:
+        throttler = scaled.throttler
+        if throttler.is_retired:
+            throttler.retire()
+            self._forget_if_over(scaled, now)
+            return
+        decision = scaled.decide(now)
+        if not decision.valid:
+            self._forget_if_over(scaled, now)
+            return
+        if decision.starts:
+            throttler.start(decision.starts)
+        if decision.stops:
+            live = {i.id: i for i in throttler.live()}
+            candidates = [Candidate(id=i.id, in_flight=i.in_flight, idle_s=0.0 if i.in_flight else now - i.idle_since) for i in live.values()]
+            for victim in choose_victims(candidates, decision.stops):
+                throttler.drain(live[victim])
+        self._forget_if_over(scaled, now)
+
+    def _forget_if_over(self, scaled: Scaled, now: float) -> None:
+        throttler = scaled.throttler
+        is_busy = throttler.instances or throttler.waiting or throttler.starting or throttler.target.spec.scaling.min_instances
+        if throttler.is_retired:
+            is_busy = throttler.instances or throttler.waiting or throttler.starting
+        elif now - throttler.last_call_at < FORGET_S:
+            return
+        if not is_busy:
+            self._scaled.pop(throttler.target.key, None)
+
+    def states(self) -> Mapping[tuple[str, str, str, str], int]:
+        """Instances and calls by (tenant, app, function, state), for metrics."""
+        counts: Counter[tuple[str, str, str, str]] = Counter()
+        for scaled in self._scaled.values():
+            target, throttler = scaled.throttler.target, scaled.throttler
+            labels = (target.tenant, target.app, target.function)
+            for instance in throttler.instances.values():
+                state = "draining" if instance.is_draining else "busy" if instance.in_flight else "idle"
+                counts[*labels, state] += 1
+            counts[*labels, "starting"] += throttler.starting
+            counts[*labels, "calls_waiting"] += throttler.waiting
+            counts[*labels, "calls_in_flight"] += throttler.in_flight
+        return counts
+
+    async def aclose(self) -> None:
+        """Close every throttler. Instances stay: they belong to the node, and the next activator of this name adopts them."""
+        await asyncio.gather(*(scaled.throttler.aclose() for scaled in self._scaled.values()))

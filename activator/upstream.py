@@ -1,0 +1,276 @@
+"""HTTP/1.1 to a worker over its Unix socket: pooled connections, one exchange at a time on each.
+
+An answer whose length is known and small is collected whole (one future, no queue, the hot path); anything else streams with
+back-pressure: reading from the worker pauses while the caller does not read. An exchange that is abandoned closes its connection,
+which is how the worker learns that the caller left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Final
+
+import httptools
+
+WHOLE_BODY_BYTES: Final = 256 * 1024
+"""An answer up to this long is collected before it is passed on, so that its cost can stand in its headers."""
+STREAM_WINDOW_BYTES: Final = 256 * 1024
+"""Bytes held for a caller that reads slowly before reading from the worker pauses."""
+MAX_IDLE_S: Final = 30.0
+"""Idle connections older than this are not reused: well below the worker's keep-alive of 75 s, so a reused one is never just being closed."""
+
+
+class UpstreamGone(Exception):
+    """Raised when the worker's connection ended before its answer did.
+
+    `sent` tells whether any byte of the request may have reached the worker.
+    """
+
+    def __init__(self, message: str, *, sent: bool) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class Answer:
+    """A worker's answer: status, headers (lower-case names), and either `body` or a stream of chunks."""
+
+    __slots__ = ("_connection", "body", "headers", "status")
+
+    def __init__(self, connection: WorkerConnection, status: int, headers: list[tuple[bytes, bytes]], body: bytes | None) -> None:
+        self._connection = connection
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+    def header(self, name: bytes) -> bytes:
+        """First value of a header, or empty."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return b""
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body of a streamed answer. Raises UpstreamGone when the worker dies in the middle."""
+        connection = self._connection
+        while True:
+            chunk = await connection.next_chunk()
+            if not chunk:
+                return
+            yield chunk
+
+
+class WorkerConnection(asyncio.Protocol):
+    """One connection. Owner: the event loop; used by one exchange at a time."""
+
+    __slots__ = (
+        "_body",
+        "_buffered",
+        "_chunks",
+        "_ended",
+        "_future",
+        "_headers",
+        "_parser",
+        "_paused",
+        "_sent",
+        "_streaming",
+        "_transport",
+        "_wakeup",
+        "_writable",
+        "idle_since",
+        "is_usable",
+    )
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._future: asyncio.Future[Answer] | None = None
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body: list[bytes] = []
+        self._chunks: deque[bytes] = deque()
+        self._buffered = 0
+        self._streaming = False
+        self._ended = True
+        self._paused = False
+        self._sent = False
+        self._wakeup: asyncio.Event | None = None
+        self._writable: asyncio.Event | None = None
+        self.idle_since = 0.0
+        self.is_usable = True
+
+    def __repr__(self) -> str:
+        state = "streaming" if self._streaming else "idle" if self._ended else "waiting"
+        return f"<WorkerConnection {state if self.is_usable else 'closed'}>"
+
+    # -- the exchange -------------------------------------------------------------------------------------------------
+    def request(self, data: bytes, *, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Answer]:
+        """Send a whole request (or its head); the future is done when the answer, or its head if it streams, is there."""
+        self._future = future = loop.create_future()
+        self._headers = []
+        self._body = []
+        self._ended = False
+        self._streaming = False
+        if self._transport is None or not self.is_usable:
+            future.set_exception(UpstreamGone("the worker closed the connection", sent=False))
+            return future
+        self._sent = True
+        self._transport.write(data)
+        return future
+
+    async def write(self, data: bytes) -> None:
+        """More of a request's body; waits while the worker does not read. Raises UpstreamGone."""
+        if self._transport is None or not self.is_usable:
+            raise UpstreamGone("the worker closed the connection", sent=True)
+        self._transport.write(data)
+        if self._writable is not None:
+            await self._writable.wait()
+
+    async def next_chunk(self) -> bytes:
+        """The next piece of a streamed body, b"" at its end. Raises UpstreamGone."""
+        while not self._chunks:
+            if self._ended:
+                return b""
+            if not self.is_usable:
+                raise UpstreamGone("the worker died in the middle of its answer", sent=True)
+            self._wakeup = asyncio.Event()
+            await self._wakeup.wait()
+        chunk = self._chunks.popleft()
+        self._buffered -= len(chunk)
+        if self._paused and self._buffered < STREAM_WINDOW_BYTES and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return chunk
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the last exchange ended cleanly, so that another may follow."""
+        return self._ended and self.is_usable and not self._chunks
+
+    def close(self) -> None:
+        """End the connection now: an unfinished exchange is cancelled at the worker."""
+        self.is_usable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- asyncio.Protocol ---------------------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as e:
+            self._fail(UpstreamGone(f"the worker's answer is not HTTP: {e}", sent=True))
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_usable = False
+        self._fail(UpstreamGone("the worker closed the connection before it answered", sent=self._sent))
+        if self._writable is not None:
+            self._writable.set()
+
+    def pause_writing(self) -> None:
+        self._writable = asyncio.Event()
+
+    def resume_writing(self) -> None:
+        if self._writable is not None:
+            self._writable.set()
+            self._writable = None
+
+    def _fail(self, error: UpstreamGone) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_exception(error)
+        if self._wakeup is not None:
+            self._wakeup.set()
+
+    # -- httptools ----------------------------------------------------------------------------------------------------
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200 and status != 101:
+            self._headers = []
+            return
+        for name, value in self._headers:
+            if name == b"content-length":
+                if int(value) <= WHOLE_BODY_BYTES:
+                    return
+                break
+        self._streaming = True
+        self._answer(None)
+
+    def on_body(self, body: bytes) -> None:
+        if not self._streaming:
+            self._body.append(body)
+            return
+        self._chunks.append(body)
+        self._buffered += len(body)
+        if self._wakeup is not None:
+            self._wakeup.set()
+        if self._buffered > STREAM_WINDOW_BYTES and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() < 200:
+            return
+        self._ended = True
+        if not self._parser.should_keep_alive():
+            self.is_usable = False
+        if self._streaming:
+            if self._wakeup is not None:
+                self._wakeup.set()
+        else:
+            body = self._body
+            self._answer(body[0] if len(body) == 1 else b"".join(body))
+
+    def _answer(self, body: bytes | None) -> None:
+        future = self._future
+        if future is not None and not future.done():
+            future.set_result(Answer(self, self._parser.get_status_code(), self._headers, body))
+
+
+class ConnectionPool:
+    """Connections to one worker. Most recently used first, so that surplus ones grow old and go."""
+
+    __slots__ = ("_idle", "_path")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._idle: list[WorkerConnection] = []
+
+    def __repr__(self) -> str:
+        return f"<ConnectionPool {self._path} {len(self._idle)} idle>"
+
+    def take_nowait(self, now: float) -> WorkerConnection | None:
+        """An idle connection, or None when one must be opened."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_usable and now - connection.idle_since < MAX_IDLE_S:
+                return connection
+            connection.close()
+        return None
+
+    async def open(self, loop: asyncio.AbstractEventLoop) -> WorkerConnection:
+        """A new connection. Raises UpstreamGone (nothing sent) when nobody listens."""
+        try:
+            _, connection = await loop.create_unix_connection(WorkerConnection, self._path)
+        except OSError as e:
+            raise UpstreamGone(f"no worker on its socket: {e.strerror or e}", sent=False) from e
+        return connection
+
+    def give_back(self, connection: WorkerConnection, now: float) -> None:
+        """Return a connection: kept when its exchange ended cleanly, closed otherwise."""
+        if connection.is_idle:
+            connection.idle_since = now
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()

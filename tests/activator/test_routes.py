@@ -1,0 +1,163 @@
+"""What the data plane knows, and how it refuses what it cannot understand."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from pilotlight import errors
+from pilotlight.protocol import FeedChange
+from pilotlight.spec import MethodSpec, Scaling
+from pilotlight.types import FunctionAddress, TenantId
+from tests.fakes.routes import SCHEMA, TENANT, TEST_KEY, change, empty_table, route_of, spec_of, target_of
+
+
+def address(app: str = "shop", function: str = "hello", tenant: str = TENANT, environment: str = "main") -> FunctionAddress:
+    return FunctionAddress(tenant=TenantId(tenant), environment=environment, app=app, function=function)
+
+
+def key_change(seq: int, key: str, *, expires_at: float | None = None) -> FeedChange:
+    record = {"id": "k-1", "hash": hashlib.sha256(key.encode()).hexdigest(), "tenant": TENANT, "scope": "invoke", "expires_at": expires_at}
+    return FeedChange(seq=seq, kind="key", key="k-1", value=record)
+
+
+def test_a_function_is_found_by_tenant_environment_app_and_name() -> None:
+    table = empty_table()
+    table.apply(change(1, route_of(spec_of())))
+
+    assert table.target(address()).revision == "v1-abcdef"
+    for wrong in (address(app="other"), address(function="other"), address(tenant="t-2"), address(environment="staging")):
+        with pytest.raises(errors.NotFound):
+            table.target(wrong)
+
+
+def test_a_removed_function_is_gone_at_once() -> None:
+    table = empty_table()
+    table.apply(change(1, route_of(spec_of())))
+    table.target(address())
+    table.apply(FeedChange(seq=2, kind="function", key=f"{TENANT}/main/shop/hello", value=None))
+
+    with pytest.raises(errors.NotFound):
+        table.target(address())
+
+
+def test_a_new_revision_replaces_the_old_one() -> None:
+    table = empty_table()
+    table.apply(change(1, route_of(spec_of())))
+    table.target(address())
+    table.apply(change(2, route_of(spec_of(), revision="v2-fedcba")))
+
+    assert table.target(address()).revision == "v2-fedcba"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda d: d.update(traffic=[["v1-abcdef", 60]]), id="traffic does not add up"),
+        pytest.param(lambda d: d.update(traffic=[["v9-000000", 100]]), id="traffic names an unknown revision"),
+        pytest.param(lambda d: d["revisions"]["v1-abcdef"]["spec"].update(scaling={"max_inputs": 0}), id="spec breaks a bound"),
+        pytest.param(lambda d: d["revisions"]["v1-abcdef"].pop("launch"), id="launch is missing"),
+        pytest.param(lambda d: d.clear(), id="empty"),
+    ],
+)
+def test_a_broken_document_is_refused_and_the_last_good_one_stays(damage: object) -> None:
+    table = empty_table()
+    table.apply(change(1, route_of(spec_of())))
+    broken = change(2, route_of(spec_of(), revision="v1-abcdef"))
+    damage(broken.value)  # type: ignore[operator]
+
+    assert table.apply(broken) is False
+    assert table.target(address()).revision == "v1-abcdef"
+    assert (table.refused, table.version) == (1, 2)
+
+
+def test_an_unknown_kind_of_change_is_refused_and_counted() -> None:
+    table = empty_table()
+
+    assert table.apply(FeedChange(seq=7, kind="weather", key="x", value={})) is False
+    assert table.refused == 1
+
+
+def test_a_key_is_known_by_its_hash_and_forgotten_when_revoked() -> None:
+    table = empty_table()
+    table.apply(key_change(1, "pl_secret"))
+
+    assert table.authenticate(b"Bearer pl_secret", now=0.0).tenant == TENANT
+    assert table.authenticate(b"bearer pl_secret", now=0.0).key_id == "k-1"
+    table.apply(FeedChange(seq=2, kind="key", key="k-1", value=None))
+    with pytest.raises(errors.Unauthenticated):
+        table.authenticate(b"Bearer pl_secret", now=0.0)
+
+
+@pytest.mark.parametrize("header", [b"", b"Bearer", b"Bearer ", b"Basic pl_secret", b"pl_secret", b"Bearer wrong"])
+def test_anything_but_a_valid_bearer_key_is_unauthenticated(header: bytes) -> None:
+    table = empty_table()
+    table.apply(key_change(1, "pl_secret"))
+
+    with pytest.raises(errors.Unauthenticated):
+        table.authenticate(header, now=0.0)
+
+
+def test_a_key_ends_at_its_expiry_even_when_it_was_used_before() -> None:
+    table = empty_table()
+    table.apply(key_change(1, "pl_secret", expires_at=100.0))
+    table.authenticate(b"Bearer pl_secret", now=99.0)
+
+    with pytest.raises(errors.Unauthenticated, match="expired"):
+        table.authenticate(b"Bearer pl_secret", now=100.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "parameter", "says"),
+    [
+        pytest.param(b'{"x": "one"}', "x", "integer", id="wrong type"),
+        pytest.param(b"{}", "x", "required", id="missing"),
+        pytest.param(b'{"x": 1, "z": 2}', "z", "z", id="unknown name"),
+        pytest.param(b'[1, "two"]', "y", "integer", id="wrong type by position"),
+    ],
+)
+def test_a_wrong_argument_is_named(body: bytes, parameter: str, says: str) -> None:
+    with pytest.raises(errors.InvalidInput, match=says) as wrong:
+        target_of(spec_of()).check("").check(body)
+
+    assert wrong.value.detail["parameter"] == parameter
+
+
+@pytest.mark.parametrize("body", [b"{", b"\xff\xfe", b"1", b'"text"', b"[1,2,3]"])
+def test_a_body_that_cannot_be_arguments_is_invalid(body: bytes) -> None:
+    with pytest.raises(errors.InvalidInput):
+        target_of(spec_of()).check("").check(body)
+
+
+@pytest.mark.parametrize("body", [b'{"x": 1}', b'{"x": 1, "y": 2}', b"[1]", b"[1, 2]"])
+def test_fitting_arguments_pass_by_name_and_by_position(body: bytes) -> None:
+    check = target_of(spec_of()).check("")
+
+    assert check.check(body) is None  # type: ignore[func-returns-value]
+
+
+def test_a_method_that_does_not_exist_is_answered_with_those_that_do() -> None:
+    target = target_of(spec_of("Model", methods=(MethodSpec(name="embed", schema=SCHEMA), MethodSpec(name="rank"))))
+
+    with pytest.raises(errors.NotFound, match="embed, rank"):
+        target.check("embedd")
+
+
+def test_secrets_are_opened_only_for_the_function_that_names_them() -> None:
+    table = empty_table()
+    table.apply(FeedChange(seq=1, kind="secret", key=f"{TENANT}/main/db", value=TEST_KEY.seal('{"USER": "u", "PASSWORD": "p"}')))
+    table.apply(FeedChange(seq=2, kind="secret", key=f"{TENANT}/main/TOKEN", value=TEST_KEY.seal("plain")))
+
+    assert table.secret_env(target_of(spec_of())) == {}
+    assert table.secret_env(target_of(spec_of(secrets=("db", "TOKEN")))) == {"USER": "u", "PASSWORD": "p", "TOKEN": "plain"}
+    with pytest.raises(errors.Unavailable, match="missing"):
+        table.secret_env(target_of(spec_of(secrets=("missing",))))
+
+
+def test_functions_that_want_instances_without_being_asked_are_listed() -> None:
+    table = empty_table()
+    table.apply(change(1, route_of(spec_of("cold"))))
+    table.apply(change(2, route_of(spec_of("warm", scaling=Scaling(min_instances=1)))))
+
+    assert table.kept_warm() == [f"{TENANT}/main/shop/warm"]

@@ -1,0 +1,167 @@
+"""The pooled client towards workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from activator.upstream import MAX_IDLE_S, WHOLE_BODY_BYTES, ConnectionPool, UpstreamGone
+from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest, serving
+
+GET = b"GET /x HTTP/1.1\r\nhost: worker\r\n\r\n"
+
+
+def post(body: bytes) -> bytes:
+    return b"POST /x HTTP/1.1\r\nhost: worker\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+
+
+async def test_a_small_answer_arrives_whole_and_its_connection_is_used_again(short_tmp: Path) -> None:
+    async with serving(short_tmp / "w.sock") as worker:
+        pool = ConnectionPool(str(worker.path))
+        loop = asyncio.get_running_loop()
+        connection = await pool.open(loop)
+
+        answer = await connection.request(post(b"one"), loop=loop)
+        pool.give_back(connection, now=1.0)
+        again = pool.take_nowait(2.0)
+
+        assert (answer.status, answer.body, answer.header(b"pilotlight-outcome")) == (200, b"one", b"ok")
+        assert again is connection
+        assert (await again.request(post(b"two"), loop=loop)).body == b"two"
+
+
+async def test_an_idle_connection_that_grew_old_is_not_used_again(short_tmp: Path) -> None:
+    async with serving(short_tmp / "w.sock") as worker:
+        pool = ConnectionPool(str(worker.path))
+        loop = asyncio.get_running_loop()
+        connection = await pool.open(loop)
+        await connection.request(GET, loop=loop)
+        pool.give_back(connection, now=0.0)
+
+        assert pool.take_nowait(MAX_IDLE_S + 1) is None
+
+
+async def test_a_streamed_answer_is_passed_on_piece_by_piece(short_tmp: Path) -> None:
+    step = asyncio.Event()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"first"
+        await step.wait()
+        yield b"second"
+
+    async def behaviour(request: WorkerRequest) -> WorkerAnswer:
+        return WorkerAnswer(chunks=pieces())
+
+    async with serving(short_tmp / "w.sock", behaviour) as worker:
+        loop = asyncio.get_running_loop()
+        connection = await ConnectionPool(str(worker.path)).open(loop)
+        answer = await connection.request(GET, loop=loop)
+        chunks = answer.chunks()
+
+        assert answer.body is None
+        assert await anext(chunks) == b"first"
+        assert not connection.is_idle
+        step.set()
+        assert [chunk async for chunk in chunks] == [b"second"]
+        assert connection.is_idle
+
+
+async def test_a_large_answer_streams_even_when_its_length_is_known(short_tmp: Path) -> None:
+    size = WHOLE_BODY_BYTES + 1
+
+    async def behaviour(request: WorkerRequest) -> WorkerAnswer:
+        return WorkerAnswer(body=b"x" * size)
+
+    async with serving(short_tmp / "w.sock", behaviour) as worker:
+        loop = asyncio.get_running_loop()
+        connection = await ConnectionPool(str(worker.path)).open(loop)
+        answer = await connection.request(GET, loop=loop)
+
+        assert answer.body is None
+        assert sum([len(chunk) async for chunk in answer.chunks()]) == size
+
+
+async def test_reading_pauses_while_the_caller_does_not_read(short_tmp: Path) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(64):
+            yield b"x" * 65536
+            await asyncio.sleep(0)
+
+    async def behaviour(request: WorkerRequest) -> WorkerAnswer:
+        return WorkerAnswer(chunks=pieces())
+
+    async with serving(short_tmp / "w.sock", behaviour) as worker:
+        loop = asyncio.get_running_loop()
+        connection = await ConnectionPool(str(worker.path)).open(loop)
+        answer = await connection.request(GET, loop=loop)
+        for _ in range(200):
+            await asyncio.sleep(0)
+
+        assert connection._buffered < 64 * 65536
+        assert connection._paused
+        assert sum([len(chunk) async for chunk in answer.chunks()]) == 64 * 65536
+
+
+async def test_a_worker_that_dies_before_it_answers_is_told_apart_from_one_that_never_listened(short_tmp: Path) -> None:
+    async def behaviour(request: WorkerRequest) -> WorkerAnswer:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async with serving(short_tmp / "w.sock", behaviour) as worker:
+        loop = asyncio.get_running_loop()
+        pool = ConnectionPool(str(worker.path))
+        connection = await pool.open(loop)
+        future = connection.request(GET, loop=loop)
+        while not worker.requests:
+            await asyncio.sleep(0)
+        await worker.die()
+
+        with pytest.raises(UpstreamGone) as died:
+            await future
+        with pytest.raises(UpstreamGone) as refused:
+            await pool.open(loop)
+
+    assert died.value.sent
+    assert not refused.value.sent
+
+
+async def test_a_worker_that_dies_in_the_middle_of_a_stream_breaks_the_stream(short_tmp: Path) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"half"
+        await asyncio.Event().wait()
+
+    async def behaviour(request: WorkerRequest) -> WorkerAnswer:
+        return WorkerAnswer(chunks=pieces())
+
+    async with serving(short_tmp / "w.sock", behaviour) as worker:
+        loop = asyncio.get_running_loop()
+        connection = await ConnectionPool(str(worker.path)).open(loop)
+        chunks = (await connection.request(GET, loop=loop)).chunks()
+        await anext(chunks)
+        await worker.die()
+
+        with pytest.raises(UpstreamGone):
+            await anext(chunks)
+
+
+async def test_closing_an_unfinished_exchange_reaches_the_worker(short_tmp: Path) -> None:
+    async def behaviour(request: WorkerRequest) -> WorkerAnswer:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async with serving(short_tmp / "w.sock", behaviour) as worker:
+        loop = asyncio.get_running_loop()
+        connection = await ConnectionPool(str(worker.path)).open(loop)
+        future = connection.request(GET, loop=loop)
+        while not worker.requests:
+            await asyncio.sleep(0)
+        connection.close()
+        while not worker.cancelled:
+            await asyncio.sleep(0)
+
+        assert worker.cancelled == 1
+        with pytest.raises(UpstreamGone):
+            await future

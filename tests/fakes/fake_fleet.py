@@ -1,0 +1,104 @@
+"""A fleet whose instances are FakeWorkers in the test's own event loop; how starts go is the test's to say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from activator.routes import Target
+from snapshotter import errors
+from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, InstanceState, StartKind, TemplateInfo
+from tests.fakes.fake_worker import Behaviour, FakeWorker, echo
+
+
+class FakeFleet:
+    """Starts FakeWorkers.
+
+    Attributes:
+        gate: starts wait for it; set by default.
+        failures: errors that the next starts raise, first in, first out.
+        prepared: revisions with a Template: their starts are FORK, others COLD.
+    """
+
+    def __init__(self, directory: Path, behaviour: Behaviour = echo) -> None:
+        self.directory = directory
+        self.behaviour = behaviour
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failures: list[errors.SnapshotterError] = []
+        self.workers: dict[str, FakeWorker] = {}
+        self.started: list[str] = []
+        self.stopped: list[tuple[str, float]] = []
+        self.prepared: set[str] = set()
+        self.infos: dict[str, InstanceInfo] = {}
+        self.secrets: list[Mapping[str, str]] = []
+        self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
+
+    async def start(self, target: Target, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
+        """See Fleet."""
+        self.started.append(instance_id)
+        self.secrets.append(secret_env)
+        await self.gate.wait()
+        if self.failures:
+            raise self.failures.pop(0)
+        worker = FakeWorker(self.directory / f"{instance_id}.sock", self.behaviour)
+        self.workers[instance_id] = await worker.start()
+        kind = StartKind.FORK if target.key in self.prepared else StartKind.COLD
+        self.prepared.add(target.key)
+        self.infos[instance_id] = info_of(target, instance_id, str(worker.path), kind)
+        return self.infos[instance_id]
+
+    async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
+        """See Fleet."""
+        self.stopped.append((instance_id, grace_s))
+        self.infos.pop(instance_id, None)
+        worker = self.workers.pop(instance_id, None)
+        if worker is not None:
+            await worker.die()
+
+    async def prepare(self, target: Target) -> TemplateInfo:
+        """See Fleet."""
+        self.prepared.add(target.key)
+        return TemplateInfo(
+            revision=target.launch.revision, pid=1, pss_bytes=1, threads=(), phases_ms={"boot": 1.0}, forks=0, last_used_at=0.0, labels={}
+        )
+
+    async def adopt(self) -> list[InstanceInfo]:
+        """See Fleet."""
+        return list(self.infos.values())
+
+    async def watch(self) -> AsyncIterator[AgentEvent]:
+        """See Fleet."""
+        while True:
+            yield await self._events.get()
+
+    async def kill(self, instance_id: str, reason: str, *, tell: bool = True) -> None:
+        """The instance's process dies; the agent tells unless asked not to."""
+        self.infos.pop(instance_id, None)
+        await self.workers.pop(instance_id).die()
+        if tell:
+            self._events.put_nowait(AgentEvent(kind="instance_gone", subject=instance_id, reason=reason, message=reason))
+
+    async def aclose(self) -> None:
+        """Stop every worker."""
+        for worker in self.workers.values():
+            await worker.die()
+
+
+def info_of(target: Target, instance_id: str, socket: str, kind: StartKind) -> InstanceInfo:
+    """An InstanceInfo of a target's revision."""
+    return InstanceInfo(
+        id=InstanceId(instance_id),
+        revision=target.launch.revision,
+        state=InstanceState.READY,
+        socket=socket,
+        start_kind=kind,
+        phases_ms={"fork": 1.0},
+        lessee="a-0",
+        started_at=0.0,
+        pid=1,
+        memory_bytes=target.launch.memory_bytes,
+        cpu=target.launch.cpu,
+        labels={"tenant": target.tenant, "environment": target.environment, "app": target.app, "function": target.function},
+    )

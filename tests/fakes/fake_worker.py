@@ -1,0 +1,133 @@
+"""A worker for the activator's tests: HTTP/1.1 on a Unix socket, in the test's own event loop, with behaviour given by a function."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httptools
+
+
+@dataclass(kw_only=True)
+class WorkerRequest:
+    """What the activator sent."""
+
+    method: str = ""
+    path: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerAnswer:
+    """What the worker says: `body` whole, or `chunks` streamed."""
+
+    status: int = 200
+    body: bytes = b"null"
+    chunks: AsyncIterator[bytes] | None = None
+    content_type: str = "application/json"
+    outcome: str = "ok"
+
+
+Behaviour = Callable[[WorkerRequest], Awaitable[WorkerAnswer]]
+
+
+async def echo(request: WorkerRequest) -> WorkerAnswer:
+    """Answer with the body that came."""
+    return WorkerAnswer(body=request.body or b"null")
+
+
+class FakeWorker:
+    """Serves `behaviour` at `path` until closed. `requests` is what arrived; `cancelled` counts callers who left."""
+
+    def __init__(self, path: Path, behaviour: Behaviour = echo) -> None:
+        self.path = path
+        self.behaviour = behaviour
+        self.requests: list[WorkerRequest] = []
+        self.cancelled = 0
+        self._server: asyncio.Server | None = None
+        self._connections: set[_Connection] = set()
+
+    async def start(self) -> FakeWorker:
+        """Listen."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: _Connection(self), str(self.path))
+        return self
+
+    async def die(self) -> None:
+        """As after kill -9: the socket stays behind, every connection breaks."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.abort()
+        await asyncio.sleep(0)
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, worker: FakeWorker) -> None:
+        self._worker = worker
+        self._parser = httptools.HttpRequestParser(self)
+        self._request = WorkerRequest()
+        self._transport: asyncio.Transport | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._worker._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._worker._connections.discard(self)
+        if self._task is not None and not self._task.done():
+            self._worker.cancelled += 1
+            self._task.cancel()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_message_begin(self) -> None:
+        self._request = WorkerRequest()
+
+    def on_url(self, url: bytes) -> None:
+        self._request.path += url.decode()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._request.headers[name.decode().lower()] = value.decode()
+
+    def on_body(self, body: bytes) -> None:
+        self._request.body += body
+
+    def on_message_complete(self) -> None:
+        self._request.method = self._parser.get_method().decode()
+        self._worker.requests.append(self._request)
+        self._task = asyncio.ensure_future(self._answer(self._request))
+
+    async def _answer(self, request: WorkerRequest) -> None:
+        answer = await self._worker.behaviour(request)
+        transport = self._transport
+        assert transport is not None
+        head = f"HTTP/1.1 {answer.status} X\r\ncontent-type: {answer.content_type}\r\npilotlight-outcome: {answer.outcome}\r\n"
+        if answer.chunks is None:
+            transport.write(head.encode() + b"content-length: %d\r\n\r\n" % len(answer.body) + answer.body)
+            return
+        transport.write(head.encode() + b"transfer-encoding: chunked\r\n\r\n")
+        async for chunk in answer.chunks:
+            transport.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+        transport.write(b"0\r\n\r\n")
+
+
+@contextlib.asynccontextmanager
+async def serving(path: Path, behaviour: Behaviour = echo) -> AsyncIterator[FakeWorker]:
+    """A FakeWorker for the length of a block."""
+    worker = await FakeWorker(path, behaviour).start()
+    try:
+        yield worker
+    finally:
+        await worker.die()

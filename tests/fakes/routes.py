@@ -1,0 +1,62 @@
+"""Route documents for tests, as the controller would write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from activator.routes import RouteTable, Target
+from pilotlight.pricing import Rates
+from pilotlight.protocol import FeedChange, FunctionRoute
+from pilotlight.seal import PlatformKey
+from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, Scaling, to_json
+from snapshotter.types import LaunchSpec, RevisionKey
+
+TEST_KEY = PlatformKey(b"MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=")
+TENANT = "t-000000000001"
+SCHEMA = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+
+
+def spec_of(
+    name: str = "hello",
+    *,
+    scaling: Scaling | None = None,
+    methods: tuple[MethodSpec, ...] = (MethodSpec(schema=SCHEMA, parameters=("x", "y")),),
+    kind: FunctionKind = FunctionKind.FUNCTION,
+    **more: Any,
+) -> FunctionSpec:
+    """A function's spec with a checked integer argument `x` and an optional `y`."""
+    return FunctionSpec(name=name, module="app", qualname=name, bundle="b" * 64, methods=methods, scaling=scaling or Scaling(), kind=kind, **more)
+
+
+def route_of(spec: FunctionSpec, *, app: str = "shop", tenant: str = TENANT, environment: str = "main", revision: str = "v1-abcdef") -> FunctionRoute:
+    """A route with all traffic on one revision."""
+    launch = LaunchSpec(
+        revision=RevisionKey(f"f-{app}-{spec.name}@{revision}"), trust_domain=tenant, uid=None, bundle=spec.bundle, image=None, entry={},
+        memory_bytes=spec.resources.memory_bytes, cpu=spec.resources.cpu, startup_timeout_s=spec.clocks.startup_s, forkable=spec.snapshot,
+        labels={"tenant": tenant, "environment": environment, "app": app, "function": spec.name, "revision": revision},
+    )  # fmt: skip
+    return FunctionRoute(
+        id=f"f-{app}-{spec.name}", tenant=tenant, environment=environment, app=app, function=spec.name, traffic=((revision, 100),),
+        revisions={revision: {"spec": to_json(spec), "launch": launch.to_json()}},
+    )  # fmt: skip
+
+
+def target_of(spec: FunctionSpec, **more: Any) -> Target:
+    """The Target of that route."""
+    route = route_of(spec, **more)
+    return Target(route, route.traffic[0][0], Rates(version="test"))
+
+
+def change(seq: int, route: FunctionRoute) -> FeedChange:
+    """The route as a change of the feed."""
+    return FeedChange(seq=seq, kind="function", key=f"{route.tenant}/{route.environment}/{route.app}/{route.function}", value=route.to_json())
+
+
+def empty_table() -> RouteTable:
+    """A RouteTable that knows nothing yet."""
+    return RouteTable(Rates(version="test"), TEST_KEY)
