@@ -28,7 +28,7 @@ from pilotlight.protocol import (
 )
 from pilotlight.worker import faults, output, results
 from pilotlight.worker.target import Method, Style
-from pilotlight.worker.threads import CallThread, CallThreads
+from pilotlight.worker.threads import CallThread, CallThreads, Outcome
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, HTTPScope
@@ -155,7 +155,13 @@ class Calls:
                 call.begin(asyncio.current_task())
                 value = await method.call(*args, **kwargs)
             elif method.style is Style.THREAD:
-                value = await self._in_thread(call, method.call, args, kwargs)
+                ok, value = await self._in_thread(call, method.call, args, kwargs)
+                if not ok:  # not raised here: a StopIteration cannot leave a coroutine (PEP 479)
+                    await _answer_raised(call, value, send)
+                    return
+                if inspect.iscoroutine(value):  # from a plain function: a decorator without `async`
+                    call.begin(asyncio.current_task())
+                    value = await value
             else:
                 value = method.call(*args, **kwargs)
             call.begin(None)
@@ -167,19 +173,13 @@ class Calls:
             call.begin(None)
             await _answer_raised(call, e, send)
 
-    async def _in_thread(self, call: Call, function: Any, args: Any, kwargs: Any) -> Any:
+    async def _in_thread(self, call: Call, function: Any, args: Any, kwargs: Any) -> Outcome:
         call.thread = thread = self._threads.take()
         try:
-            ok, value = await thread.run(contextvars.copy_context(), function, args, kwargs)
+            return await thread.run(contextvars.copy_context(), function, args, kwargs)
         finally:
             call.thread = None
             self._threads.give_back(thread)
-        if not ok:
-            raise value
-        if inspect.iscoroutine(value):  # a plain function that returns one: a decorator without `async`
-            call.begin(asyncio.current_task())
-            return await value
-        return value
 
     async def _stream(self, call: Call, source: Any, send: ASGISendCallable) -> None:
         """Items as they come; a generator that raises before its first one is answered like any function."""

@@ -1,0 +1,338 @@
+"""Calls on a forked instance, through the real worker: JSON and pickle, errors, limits, cancellation, log marks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+from collections.abc import Iterator
+
+import cloudpickle  # type: ignore[import-untyped]  # ships none
+import httpx
+import pytest
+
+from pilotlight.errors import RemoteError
+from pilotlight.protocol import CONTENT_PICKLE, HEADER_CALL, HEADER_DEADLINE, HEADER_OUTCOME
+from pilotlight.spec import FunctionKind, MethodSpec
+from tests.fakes.fake_shim import FakeInstance, FakeShim, function_spec, read_until
+
+CODE = '''
+import asyncio, sys, threading, time
+
+class Broken(Exception):
+    """Pickles, but cannot be rebuilt: its constructor wants two arguments."""
+    def __init__(self, a, b):
+        super().__init__(f"{a} and {b}")
+
+class Mine(Exception):
+    pass
+
+class Service:
+    def __init__(self):
+        self.gate = threading.Event()
+        self.log = []
+        self.barrier = threading.Barrier(16)
+
+    def add(self, x: int, y: int = 2):
+        return x + y
+
+    async def async_add(self, x: int, y: int = 2):
+        await asyncio.sleep(0)
+        return x + y
+
+    def shout(self, text):
+        print("first", text)
+        print("to stderr", file=sys.stderr)
+        sys.stdout.write("unfinished")
+        return threading.current_thread().name
+
+    def fail(self, kind):
+        if kind == "broken":
+            raise Broken("a", "b")
+        if kind == "mine":
+            raise Mine("oh no", 7)
+        if kind == "exit":
+            sys.exit(3)
+        if kind == "memory":
+            raise MemoryError("no room")
+        raise getattr(__builtins__, kind, ValueError)(kind) if not isinstance(__builtins__, dict) else __builtins__[kind](kind)
+
+    async def async_fail(self):
+        raise LookupError("async")
+
+    def odd(self):
+        return object()
+
+    def not_a_number(self):
+        return float("nan")
+
+    def meet(self):
+        return self.barrier.wait(20)
+
+    def spin(self):
+        self.log.append("spin begins")
+        print("spinning")
+        try:
+            while True:
+                time.sleep(0.001)
+        finally:
+            self.log.append("spin ended")
+
+    async def wait_forever(self):
+        print("waiting")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.log.append("wait ended")
+
+    def stubborn(self):
+        print("stubborn begins")
+        while not self.gate.is_set():
+            try:
+                time.sleep(0.001)
+            except BaseException:
+                pass
+        return "done"
+
+    async def open_gate(self):
+        self.gate.set()
+
+    async def read_log(self):
+        return self.log
+
+    def plain_returning_coroutine(self):
+        return self.async_add(1)
+'''
+METHODS = (
+    "add async_add shout fail async_fail odd not_a_number meet spin wait_forever stubborn open_gate read_log plain_returning_coroutine"
+).split()
+
+
+@pytest.fixture(scope="module")
+def shim() -> Iterator[FakeShim]:
+    spec = function_spec(qualname="Service", kind=FunctionKind.CLASS, methods=[MethodSpec(name=m) for m in METHODS], max_inputs=16)
+    with FakeShim({"app.py": CODE}, spec) as shim:
+        yield shim
+
+
+@pytest.fixture(scope="module")
+def instance(shim: FakeShim) -> FakeInstance:
+    return shim.start("i-main")
+
+
+@pytest.fixture
+def client(instance: FakeInstance) -> Iterator[httpx.Client]:
+    with connect(instance) as client:
+        yield client
+
+
+def connect(instance: FakeInstance) -> httpx.Client:
+    return httpx.Client(transport=httpx.HTTPTransport(uds=instance.path), base_url="http://worker", timeout=30)
+
+
+def connect_async(instance: FakeInstance) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=instance.path), base_url="http://worker", timeout=30)
+
+
+def call_pickled(client: httpx.Client, method: str, *args: object, **kwargs: object) -> httpx.Response:
+    return client.post(f"/invoke/{method}", content=cloudpickle.dumps((args, kwargs)), headers={"content-type": CONTENT_PICKLE})
+
+
+@pytest.mark.parametrize("method", ["add", "async_add"])
+@pytest.mark.parametrize(("body", "answer"), [({"x": 1}, 3), ({"x": 1, "y": 5}, 6), ([1], 3), ([1, 1], 2)])
+def test_json_object_gives_names_and_array_gives_positions(client: httpx.Client, method: str, body: object, answer: int) -> None:
+    response = client.post(f"/invoke/{method}", json=body)
+
+    assert (response.status_code, response.json()) == (200, answer)
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers[HEADER_OUTCOME] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("body", "parameter", "says"),
+    [
+        (b"{}", "x", "parameter 'x' is missing"),
+        (b'{"x": 1, "z": 2}', "z", "unknown parameter 'z'"),
+        (b"[1, 2, 3]", None, "3 positional arguments"),
+        (b"{", None, "not JSON"),
+        (b'"text"', None, "JSON object"),
+        (b"\xff\xfe", None, "not JSON"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_naming_the_parameter(client: httpx.Client, body: bytes, parameter: str | None, says: str) -> None:
+    response = client.post("/invoke/add", content=body)
+
+    problem = response.json()
+    assert (response.status_code, response.headers[HEADER_OUTCOME]) == (400, "invalid")
+    assert response.headers["content-type"] == "application/problem+json"
+    assert problem["type"].endswith("/invalid-input")
+    assert problem.get("parameter") == parameter
+    assert says in problem["detail"]
+
+
+def test_a_method_that_does_not_exist_is_not_found(client: httpx.Client) -> None:
+    assert client.post("/invoke/__init__", json=[]).status_code == 404
+
+
+def test_health_names_the_instance(client: httpx.Client) -> None:
+    assert client.get("/health").json() == {"instance": "i-main", "running": 0}
+
+
+def test_user_exceptions_reach_json_callers_without_internals(client: httpx.Client) -> None:
+    response = client.post("/invoke/fail", json={"kind": "mine"})
+
+    problem = response.json()
+    assert (response.status_code, response.headers[HEADER_OUTCOME]) == (500, "raised")
+    assert problem["error"] == {"type": "app.Mine", "message": "('oh no', 7)"}
+    assert "Traceback" not in response.text
+    assert "app.py" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "type_name", "slug"),
+    [
+        ("exit", "SystemExit", "function-raised"),
+        ("memory", "MemoryError", "out-of-memory"),
+        ("StopIteration", "StopIteration", "function-raised"),
+        ("KeyboardInterrupt", "KeyboardInterrupt", "function-raised"),
+    ],
+)
+def test_exceptions_that_usually_end_a_process_only_end_the_call(client: httpx.Client, kind: str, type_name: str, slug: str) -> None:
+    problem = client.post("/invoke/fail", json={"kind": kind}).json()
+
+    assert problem["error"]["type"] == type_name
+    assert problem["type"].endswith(slug)
+    assert client.post("/invoke/add", json=[1]).json() == 3
+
+
+def test_an_async_function_that_raises_is_answered_like_a_sync_one(client: httpx.Client) -> None:
+    assert client.post("/invoke/async_fail").json()["error"] == {"type": "LookupError", "message": "async"}
+
+
+@pytest.mark.parametrize(("method", "says"), [("odd", "builtins.object"), ("not_a_number", "JSON")])
+def test_a_result_that_json_cannot_carry_is_a_clear_error(client: httpx.Client, method: str, says: str) -> None:
+    problem = client.post(f"/invoke/{method}").json()
+
+    assert problem["type"].endswith("/result-not-serialisable")
+    assert says.removeprefix("builtins.") in problem["detail"]
+
+
+def test_pickled_calls_carry_any_value(client: httpx.Client) -> None:
+    response = call_pickled(client, "add", {"a"}, y={"b"})
+    assert response.status_code == 500  # sets cannot be added
+
+    response = call_pickled(client, "add", (1, 2), y=(3,))
+    assert (response.headers["content-type"], pickle.loads(response.content)) == (CONTENT_PICKLE, (1, 2, 3))
+
+
+def test_pickled_calls_that_do_not_fit_are_refused_as_a_problem(client: httpx.Client) -> None:
+    response = call_pickled(client, "add", z=1)
+    assert (response.status_code, response.headers[HEADER_OUTCOME]) == (400, "invalid")
+
+    response = client.post("/invoke/add", content=b"not a pickle", headers={"content-type": CONTENT_PICKLE})
+    assert response.status_code == 400
+    assert "cannot be unpickled" in response.json()["detail"]
+
+
+def test_pickled_exceptions_keep_their_type_and_carry_the_remote_traceback(client: httpx.Client) -> None:
+    response = call_pickled(client, "fail", "ZeroDivisionError")
+
+    error = pickle.loads(response.content)
+    assert (response.status_code, response.headers[HEADER_OUTCOME]) == (500, "raised")
+    assert type(error) is ZeroDivisionError
+    assert "app.py" in error.__notes__[0]
+    assert "pilotlight/worker" not in error.__notes__[0]
+
+
+@pytest.mark.parametrize("kind", ["broken", "mine"])
+def test_exceptions_that_cannot_be_rebuilt_here_become_remote_errors(client: httpx.Client, kind: str) -> None:
+    error = pickle.loads(call_pickled(client, "fail", kind).content)  # the caller has no module `app`
+
+    assert isinstance(error, RemoteError)
+    assert error.detail["type"] in ("app.Broken", "app.Mine")
+    assert "app.py" in str(error.detail["traceback"])
+
+
+def test_a_plain_function_that_returns_a_coroutine_is_awaited(client: httpx.Client) -> None:
+    assert client.post("/invoke/plain_returning_coroutine").json() == 3
+
+
+def test_lines_written_inside_a_call_carry_its_id(instance: FakeInstance, client: httpx.Client) -> None:
+    name = client.post("/invoke/shout", json=["x"], headers={HEADER_CALL: "req-7"}).json()
+
+    assert name.startswith("call-")
+    assert b"\x1ereq-7\x1ffirst x\n\x1ereq-7\x1funfinished\n" in read_until(instance.stdout, b"unfinished\n")
+    assert b"\x1ereq-7\x1fto stderr\n" in read_until(instance.stderr, b"to stderr\n")
+
+
+async def test_sixteen_calls_run_at_once_and_the_seventeenth_is_refused(instance: FakeInstance) -> None:
+    async with connect_async(instance) as client:
+        fifteen = [asyncio.create_task(client.post("/invoke/meet")) for _ in range(15)]
+        while (await client.get("/health")).json()["running"] < 15:
+            await asyncio.sleep(0)
+        waiting = asyncio.create_task(client.post("/invoke/wait_forever"))
+        while (await client.get("/health")).json()["running"] < 16:
+            await asyncio.sleep(0)
+        refused = await client.post("/invoke/meet")
+        waiting.cancel()
+        while (await client.get("/health")).json()["running"] > 15:
+            await asyncio.sleep(0)
+        last = await client.post("/invoke/meet")
+        answers = [r.json() for r in (*await asyncio.gather(*fifteen), last)]
+
+    assert (refused.status_code, refused.headers[HEADER_OUTCOME]) == (503, "busy")
+    assert sorted(answers) == list(range(16))
+
+
+@pytest.mark.parametrize(("method", "line", "logged"), [("spin", b"spinning\n", "spin ended"), ("wait_forever", b"waiting\n", "wait ended")])
+async def test_a_caller_that_leaves_stops_its_call(shim: FakeShim, method: str, line: bytes, logged: str) -> None:
+    instance = shim.start(f"i-leave-{method}")
+    async with connect_async(instance) as client:
+        task = asyncio.create_task(client.post(f"/invoke/{method}"))
+        await asyncio.to_thread(read_until, instance.stdout, line)
+        task.cancel()
+        while (await client.get("/health")).json()["running"]:
+            await asyncio.sleep(0)
+        assert (await client.post("/invoke/read_log")).json()[-1] == logged
+        assert (await client.post("/invoke/add", json=[1])).json() == 3  # the thread serves the next call, unharmed
+
+
+@pytest.mark.parametrize("method", ["spin", "wait_forever"])
+def test_a_call_past_its_deadline_is_stopped_and_answered(client: httpx.Client, method: str) -> None:
+    response = client.post(f"/invoke/{method}", headers={HEADER_DEADLINE: "0.02"})
+
+    assert response.status_code == 504
+    assert response.json()["clock"] == "execution"
+    assert client.get("/health").json()["running"] == 0
+
+
+async def test_a_call_counts_as_running_until_its_function_has_ended(shim: FakeShim) -> None:
+    instance = shim.start("i-stubborn")
+    async with connect_async(instance) as client:
+        task = asyncio.create_task(client.post("/invoke/stubborn"))
+        await asyncio.to_thread(read_until, instance.stdout, b"stubborn begins\n")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert (await client.get("/health")).json()["running"] == 1
+        await client.post("/invoke/open_gate")
+        while (await client.get("/health")).json()["running"]:
+            await asyncio.sleep(0)
+
+
+async def test_a_caller_that_leaves_after_a_large_body_is_noticed(shim: FakeShim) -> None:
+    instance = shim.start("i-large")
+    async with connect_async(instance) as client:
+        body = json.dumps({}) + " " * 1_000_000
+        task = asyncio.create_task(client.post("/invoke/wait_forever", content=body))
+        await asyncio.to_thread(read_until, instance.stdout, b"waiting\n")
+        task.cancel()
+        while (await client.get("/health")).json()["running"]:
+            await asyncio.sleep(0)
+
+
+def test_the_instance_is_a_process_of_its_own_session(shim: FakeShim) -> None:
+    shim.order("fork", "i-session")
+    pid = shim.wait_event("forked", instance="i-session")["pid"]
+    shim.wait_event("ready", instance="i-session")
+    assert os.getsid(pid) == pid
