@@ -1,0 +1,35 @@
+"""`python -m pilotlight.controller --config platform.yaml --ready-fd N`: the control plane of one platform."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+import uvloop
+
+from pilotlight.controller.lock import AlreadyRunning
+from pilotlight.controller.server import serve
+from pilotlight.controller.settings import ControllerConfig
+from weight_cache.settings import SettingsInvalid
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until told to stop; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m pilotlight.controller", description=__doc__)
+    parser.add_argument("--config", type=Path, default=None, help="platform.yaml; without it every setting has its default")
+    parser.add_argument("--ready-fd", type=int, default=None, help="descriptor that gets one newline once this process serves")
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    try:
+        uvloop.run(serve(ControllerConfig.read(args.config), ready_fd=args.ready_fd))
+    except (AlreadyRunning, SettingsInvalid) as e:
+        print(f"pilotlight controller: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

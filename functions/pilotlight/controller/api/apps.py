@@ -1,0 +1,69 @@
+"""Deploying, and what is deployed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Response
+
+from pilotlight.controller import references, registry, tenants
+from pilotlight.controller.api import models
+from pilotlight.controller.context import Ctx, Deployer, RequestId, place
+from pilotlight.spec import to_json
+
+router = APIRouter(prefix="/v1/apps", tags=["apps"])
+AppName = Annotated[str, Path(max_length=63)]
+
+
+@router.post("/{app}/deploy")
+def deploy(context: Ctx, caller: Deployer, request: RequestId, app: AppName, body: models.DeployRequest) -> models.DeployResponse:
+    """Make the app consist of exactly these functions, at once or not at all."""
+    specs = references.parse(app, body.functions)
+    with context.store.write() as write:
+        tenants.demand_environment(write.sql, tenant=caller.tenant, name=caller.environment)
+        references.check(
+            write.sql,
+            tenant=caller.tenant,
+            environment=caller.environment,
+            specs=specs,
+            bundle_max_bytes=context.config.settings.bundle_max_bytes,
+        )
+        done = registry.deploy(write, place(caller, app, request), specs=specs, message=body.message, labels=body.labels)
+    context.metrics.deploys.inc()
+    return models.DeployResponse(**to_json(done))
+
+
+@router.get("", response_model=models.AppList)
+def listing(context: Ctx, caller: Deployer) -> dict[str, Any]:
+    """The apps of the environment."""
+    with context.store.read() as sql:
+        return {"apps": registry.apps(sql, tenant=caller.tenant, environment=caller.environment)}
+
+
+@router.get("/{app}", response_model=models.AppDetail)
+def detail(context: Ctx, caller: Deployer, app: AppName) -> dict[str, Any]:
+    """One app with its functions."""
+    with context.store.read() as sql:
+        return registry.app(sql, tenant=caller.tenant, environment=caller.environment, name=app)
+
+
+@router.get("/{app}/history", response_model=models.History)
+def history(context: Ctx, caller: Deployer, app: AppName, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> dict[str, Any]:
+    """What changed in an app, newest first."""
+    with context.store.read() as sql:
+        return {"history": registry.history(sql, tenant=caller.tenant, environment=caller.environment, name=app, limit=limit)}
+
+
+@router.post("/{app}:stop")
+def stop(context: Ctx, caller: Deployer, request: RequestId, app: AppName) -> models.Stopped:
+    """Answer 503 for the app's functions until it is deployed again."""
+    with context.store.write() as write:
+        return models.Stopped(app=app, version=registry.stop(write, place(caller, app, request)))
+
+
+@router.delete("/{app}", status_code=204)
+def delete(context: Ctx, caller: Deployer, request: RequestId, app: AppName) -> Response:
+    """Remove the app's functions; its history stays."""
+    with context.store.write() as write:
+        registry.delete(write, place(caller, app, request))
+    return Response(status_code=204)

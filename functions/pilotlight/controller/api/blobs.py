@@ -1,0 +1,79 @@
+"""Uploading blobs and building images."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Any
+
+import anyio.to_thread
+from fastapi import APIRouter, Header, Request, Response
+
+from pilotlight.controller import blobs, images
+from pilotlight.controller.access import Principal
+from pilotlight.controller.api import models
+from pilotlight.controller.context import Context, Ctx, Deployer, RequestId
+from pilotlight.controller.streams import NdjsonResponse
+from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.protocol import CONTENT_NDJSON
+from pilotlight.spec import ImageSpec, from_json, to_json
+
+router = APIRouter(prefix="/v1", tags=["blobs"])
+
+
+@router.head("/blobs/{digest}")
+def has_blob(context: Ctx, caller: Deployer, digest: str) -> Response:
+    """200 with Content-Length when this tenant may name the blob, else 404."""
+    size = blobs.owned_size(context.store, tenant=caller.tenant, digest=blobs.check_digest(digest))
+    if size is None or not context.files.path(digest).exists():
+        raise NotFound(f"there is no blob {digest}")
+    return Response(status_code=200, headers={"content-length": str(size)})
+
+
+@router.put(
+    "/blobs/{digest}",
+    openapi_extra={
+        "requestBody": {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+    },
+)
+async def put_blob(
+    context: Ctx,
+    caller: Deployer,
+    request: Request,
+    digest: str,
+    content_length: Annotated[int | None, Header(ge=0, include_in_schema=False)] = None,
+) -> models.BlobInfo:
+    """Store the body under its sha256. Sending it again is cheap."""
+    blobs.check_digest(digest)
+    size, created = await blobs.store_blob(
+        context.files, context.store, tenant=caller.tenant, digest=digest, pieces=request.stream(), announced_bytes=content_length
+    )
+    context.metrics.blob_bytes.inc(size if created else 0)
+    return models.BlobInfo(digest=digest, size_bytes=size, created=created)
+
+
+@router.post("/images", status_code=200, response_class=NdjsonResponse, responses={200: {"content": {CONTENT_NDJSON: {}}}})
+async def build_image(context: Ctx, caller: Deployer, request: RequestId, body: models.ImageSpecBody) -> NdjsonResponse:
+    """Build an environment: lines `{"step", "text"}`, then `{"image": digest}` or `{"error": problem}`."""
+    spec = from_json(ImageSpec, body)
+    needed = {blobs.check_digest(digest, "a copy step's blob") for digest in images.blobs_of(spec)}
+
+    def missing() -> set[str]:
+        with context.store.read() as sql:
+            return needed - set(blobs.sizes(sql, tenant=caller.tenant, digests=needed))
+
+    if absent := await anyio.to_thread.run_sync(missing):
+        raise InvalidInput(f"the image copies blob {min(absent)}, which was not uploaded", missing={"blob": min(absent)})
+    await context.agent.capabilities()  # an agent that is away is a 503 here; later it could only be a line
+    return NdjsonResponse(_build(context, caller, spec), request=request)
+
+
+async def _build(context: Context, caller: Principal, spec: ImageSpec) -> AsyncIterator[Mapping[str, Any]]:
+    async for part in context.agent.build_image(to_json(spec), uid=caller.uid):
+        if "image" in part:
+            await anyio.to_thread.run_sync(_register, context, caller, spec, str(part["image"]))
+        yield part
+
+
+def _register(context: Context, caller: Principal, spec: ImageSpec, digest: str) -> None:
+    with context.store.write() as write:
+        images.register(write, tenant=caller.tenant, spec=spec, digest=digest)

@@ -1,0 +1,81 @@
+"""Paths of our own processes: the feed, usage, calls. The platform token opens them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import anyio.to_thread
+from fastapi import APIRouter, Depends, Query, Response
+
+from pilotlight.controller import calls, feed, ledger
+from pilotlight.controller.api.models import Accepted, CallsRequest, FeedAnswer, UsageRequest
+from pilotlight.controller.context import Context, Ctx, platform_token
+from pilotlight.errors import InvalidInput
+from pilotlight.protocol import CALLS_PATH, CONTENT_JSON, FEED_PATH, USAGE_PATH, CallRecord, UsageRecord
+from pilotlight.spec import from_json
+
+MAX_WAIT_S = 60.0
+MAX_PAGE = 5000
+DEFAULT_PAGE = 1000
+
+router = APIRouter(dependencies=[Depends(platform_token)], tags=["internal"])
+
+
+@router.get(FEED_PATH, response_model=FeedAnswer)
+async def follow(
+    context: Ctx,
+    after: Annotated[int, Query(ge=0)] = 0,
+    wait_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S)] = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE,
+) -> Response:
+    """Changes after a position, waiting up to `wait_s` for the first one."""
+    with context.metrics.feed_followers.track_inprogress():
+        page = await _next_page(context, after=after, wait_s=wait_s, limit=limit)
+    context.metrics.feed_changes.inc(len(page.changes))
+    return Response(page.to_bytes(), media_type=CONTENT_JSON)
+
+
+async def _next_page(context: Context, *, after: int, wait_s: float, limit: int) -> feed.Page:
+    def read() -> feed.Page:
+        with context.store.read() as sql:
+            return feed.read(sql, after=after, limit=limit)
+
+    try:
+        async with asyncio.timeout(wait_s) as patience:
+            while True:
+                ring = context.bell.next_ring()
+                page = await anyio.to_thread.run_sync(read)
+                if page.changes or page.reset or context.bell.closed or wait_s == 0:
+                    patience.reschedule(None)
+                    return page
+                await ring.wait()
+    except TimeoutError:
+        return await anyio.to_thread.run_sync(read)
+
+
+@router.post(USAGE_PATH)
+def usage(context: Ctx, body: UsageRequest) -> Accepted:
+    """Take usage records into the ledger, exactly once by id; the answer comes after they are on disk."""
+    records = [_record(UsageRecord, item, f"records[{i}]") for i, item in enumerate(body.records)]
+    with context.store.write() as write:
+        new, conflicts = ledger.add(write, records)
+    context.metrics.usage_records.inc(new)
+    context.metrics.usage_conflicts.inc(len(conflicts))
+    return Accepted(accepted=len(records))
+
+
+@router.post(CALLS_PATH)
+def put_calls(context: Ctx, body: CallsRequest) -> Accepted:
+    """Keep the newest state of each call."""
+    records = [_record(CallRecord, item, f"calls[{i}]") for i, item in enumerate(body.calls)]
+    with context.store.write() as write:
+        calls.put(write, records)
+    return Accepted(accepted=len(records))
+
+
+def _record(kind: type[Any], item: dict[str, Any], where: str) -> Any:
+    try:
+        return from_json(kind, item, where)
+    except TypeError as e:
+        raise InvalidInput(f"{where}: {e}", parameter=where) from e

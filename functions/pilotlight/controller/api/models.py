@@ -1,0 +1,341 @@
+"""Bodies of the public API, as the OpenAPI document shows them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
+
+from pilotlight.spec import FunctionSpec, ImageSpec
+from pilotlight.types import Scope
+
+
+class Body(BaseModel):
+    """A record of this API; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+    if isinstance(schema, dict):
+        if "$ref" in schema:
+            return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+        return {key: _inlined(value, definitions) for key, value in schema.items() if key != "$defs"}
+    return [_inlined(item, definitions) for item in schema] if isinstance(schema, list) else schema
+
+
+def _schema_of(kind: Any) -> dict[str, Any]:
+    schema = TypeAdapter(kind).json_schema()
+    return dict(_inlined(schema, schema.get("$defs", {})))
+
+
+# Parsed by pilotlight.spec, which is strict and names key, value and bound; here only documented.
+FunctionSpecBody = Annotated[dict[str, Any], WithJsonSchema(_schema_of(FunctionSpec))]
+ImageSpecBody = Annotated[dict[str, Any], WithJsonSchema(_schema_of(ImageSpec))]
+
+
+class DeployRequest(Body):
+    """A deploy: the whole app, as it shall be."""
+
+    functions: list[FunctionSpecBody]
+    message: str = Field(default="", max_length=2000)
+    labels: dict[str, str] = Field(default_factory=dict, max_length=64)
+
+
+class DeployedFunction(Body):
+    """One function after a deploy; `created`: its revision is new."""
+
+    function: str
+    revision: str
+    created: bool
+
+
+class DeployResponse(Body):
+    """The outcome of a deploy."""
+
+    app: str
+    environment: str
+    version: int
+    functions: list[DeployedFunction]
+
+
+class BlobInfo(Body):
+    """A stored blob; `created`: this tenant did not have it before."""
+
+    digest: str
+    size_bytes: int
+    created: bool
+
+
+class AppSummary(Body):
+    """An app in a list; `functions` is how many it has."""
+
+    name: str
+    version: int
+    stopped: bool
+    created_at: float
+    updated_at: float
+    functions: int
+
+
+class AppList(Body):
+    """Apps of one environment."""
+
+    apps: list[AppSummary]
+
+
+class TrafficShare(Body):
+    """A revision's share of the calls, in percent."""
+
+    revision: str
+    weight: int
+
+
+class AppFunction(Body):
+    """A deployed function."""
+
+    id: str
+    name: str
+    created_at: float
+    traffic: list[TrafficShare]
+    spec: FunctionSpecBody
+
+
+class AppDetail(Body):
+    """One app."""
+
+    name: str
+    environment: str
+    version: int
+    stopped: bool
+    created_at: float
+    updated_at: float
+    functions: list[AppFunction]
+
+
+class HistoryEntry(Body):
+    """One change of an app: `action` is `deploy`, `stop` or `delete`."""
+
+    version: int
+    action: str
+    created_at: float
+    created_by: str
+    message: str
+    labels: dict[str, str]
+    functions: list[DeployedFunction]
+
+
+class History(Body):
+    """An app's changes, newest first."""
+
+    history: list[HistoryEntry]
+
+
+class Stopped(Body):
+    """An app that was stopped."""
+
+    app: str
+    version: int
+
+
+class SecretRequest(Body):
+    """A secret's variables; `{"value": "…"}` is short for one variable of the secret's own name."""
+
+    values: dict[str, str] | None = None
+    value: str | None = None
+
+
+class SecretInfo(Body):
+    """A secret without its values."""
+
+    name: str
+    variables: list[str]
+    created_at: float
+    updated_at: float
+
+
+class SecretList(Body):
+    """Secrets of one environment."""
+
+    secrets: list[SecretInfo]
+
+
+class KeyRequest(Body):
+    """A new key; `environment` None: all of them; `expires_in_s` None: never."""
+
+    scope: Scope = Scope.INVOKE
+    environment: str | None = None
+    name: str = ""
+    expires_in_s: float | None = None
+
+
+class KeyInfo(Body):
+    """A key without its text."""
+
+    id: str
+    scope: Scope
+    environment: str | None
+    name: str
+    created_by: str
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+
+
+class KeyCreated(KeyInfo):
+    """A new key; `secret` is its text, shown this once."""
+
+    secret: str
+
+
+class KeyList(Body):
+    """A tenant's keys, newest first."""
+
+    keys: list[KeyInfo]
+
+
+class NamedRequest(Body):
+    """Something that has only a name."""
+
+    name: str
+
+
+class EnvironmentInfo(Body):
+    """An environment."""
+
+    name: str
+    created_at: float
+
+
+class EnvironmentList(Body):
+    """A tenant's environments."""
+
+    environments: list[EnvironmentInfo]
+
+
+class TenantInfo(Body):
+    """A tenant; `uid` is what its workers run as, None = the platform's own."""
+
+    id: str
+    name: str
+    uid: int | None
+
+
+class TenantList(Body):
+    """Every tenant of the platform."""
+
+    tenants: list[TenantInfo]
+
+
+class TenantCreated(TenantInfo):
+    """A new tenant with its first admin key."""
+
+    key: KeyCreated
+
+
+class Whoami(Body):
+    """The caller as the platform sees it."""
+
+    tenant: TenantInfo
+    key: str
+    scope: Scope
+    environment: str
+    bound_environment: str | None
+
+
+class AuditEntry(Body):
+    """One change: who (`actor`, a key's id), what, from what, to what."""
+
+    id: int
+    at: float
+    tenant: str
+    actor: str
+    action: str
+    subject: str
+    before: Any
+    after: Any
+    request: str
+
+
+class AuditLog(Body):
+    """Changes, newest first; ask with `before_id` of the last one for more."""
+
+    entries: list[AuditEntry]
+
+
+class BillLine(Body):
+    """One line of a bill: exact `cost` as text; `cpu_core_s` and `memory_gib_s` are for people."""
+
+    name: str
+    group: dict[str, str]
+    kind: str
+    currency: str
+    records: int
+    queued_ms: int
+    start_ms: int
+    exec_ms: int
+    billed_ns: int
+    tokens_in: int
+    tokens_out: int
+    bytes_in: int
+    bytes_out: int
+    cpu_core_s: float
+    memory_gib_s: float
+    cost: str
+
+
+class Bill(Body):
+    """A bill over since <= time < until (seconds since the epoch; null: unbounded); `totals` by currency."""
+
+    by: str
+    since: float | None
+    until: float | None
+    environment: str | None
+    rows: list[BillLine]
+    totals: dict[str, str]
+
+
+class ExecRequest(Body):
+    """A command to run beside an instance."""
+
+    argv: list[str] = Field(min_length=1, max_length=1024)
+
+
+class Instances(Body):
+    """Live instances (`snapshotter.types.InstanceInfo`)."""
+
+    instances: list[dict[str, Any]]
+
+
+class Templates(Body):
+    """Resident Templates (`snapshotter.types.TemplateInfo`)."""
+
+    templates: list[dict[str, Any]]
+
+
+class FeedAnswer(Body):
+    """A page of the feed. `more`: the next page is ready; apply a `reset` when it is False."""
+
+    seq: int
+    reset: bool
+    more: bool
+    changes: list[dict[str, Any]]
+
+
+class UsageRequest(Body):
+    """Usage records of one activator (`pilotlight.protocol.UsageRecord`)."""
+
+    activator: str
+    records: list[dict[str, Any]]
+
+
+class CallsRequest(Body):
+    """States of submitted calls (`pilotlight.protocol.CallRecord`)."""
+
+    calls: list[dict[str, Any]]
+
+
+class Accepted(Body):
+    """How many records are safe; those that were there already count."""
+
+    accepted: int

@@ -1,0 +1,102 @@
+"""What runs on the node: instances, Templates, logs, commands. Asked of the node agent, cut to the caller's tenant."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+import anyio.to_thread
+from fastapi import APIRouter, Depends, Query, Response
+
+from pilotlight.controller import audit
+from pilotlight.controller.access import Principal
+from pilotlight.controller.api import models
+from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, deployer
+from pilotlight.controller.streams import NdjsonResponse
+from pilotlight.errors import NotFound
+from pilotlight.protocol import CONTENT_NDJSON
+from snapshotter.types import InstanceId, InstanceInfo
+
+MAX_TAIL = 100_000
+NDJSON: dict[int | str, dict[str, Any]] = {200: {"content": {CONTENT_NDJSON: {}}}}
+
+router = APIRouter(prefix="/v1", tags=["node"])
+
+
+def _labels(caller: Principal, app: str | None, function: str | None) -> dict[str, str]:
+    # The tenant comes from the key, never from the question: this is what keeps tenants' things apart.
+    asked = {"app": app, "function": function}
+    return {"tenant": caller.tenant, "environment": caller.environment, **{k: v for k, v in asked.items() if v}}
+
+
+async def _owned(context: Context, caller: Principal, instance: str) -> InstanceInfo:
+    for found in await context.agent.instances(_labels(caller, None, None)):
+        if found.id == instance:
+            return found
+    raise NotFound(f"there is no instance {instance} in environment {caller.environment!r}", instance=instance)
+
+
+def _note(context: Context, caller: Principal, *, request: str, action: str, instance: str, argv: list[str] | None = None) -> None:
+    with context.store.write() as write:
+        audit.record(write, tenant=caller.tenant, actor=caller.key, action=action, subject=instance, after={"argv": argv}, request=request)
+
+
+@router.get("/instances", response_model=models.Instances)
+async def instances(context: Ctx, caller: Deployer, app: str | None = None, function: str | None = None) -> dict[str, Any]:
+    """Live instances of the environment."""
+    found = await context.agent.instances(_labels(caller, app, function))
+    return {"instances": [i.to_json() for i in found]}
+
+
+@router.post("/instances/{instance}:stop", status_code=204)
+async def stop_instance(
+    context: Ctx, caller: Deployer, request: RequestId, instance: str, grace_s: Annotated[float, Query(ge=0, le=3600)] = 10.0
+) -> Response:
+    """Stop an instance: it gets SIGTERM and `grace_s` to finish what it is doing; answers when it is gone."""
+    await _owned(context, caller, instance)
+    await anyio.to_thread.run_sync(partial(_note, context, caller, request=request, action="instance.stop", instance=instance))
+    await context.agent.stop(InstanceId(instance), grace_s=grace_s)
+    return Response(status_code=204)
+
+
+@router.post("/instances/{instance}:exec", status_code=200, response_class=NdjsonResponse, responses=NDJSON)
+async def exec_beside(context: Ctx, caller: Deployer, request: RequestId, instance: str, body: models.ExecRequest) -> NdjsonResponse:
+    """Run a command beside an instance: lines `{"stream", "text"}`, then `{"exit_status"}`."""
+    found = await _owned(context, caller, instance)
+    note = partial(_note, context, caller, request=request, action="instance.exec", instance=instance, argv=body.argv)
+    await anyio.to_thread.run_sync(note)
+    return NdjsonResponse(context.agent.exec(found.id, body.argv), request=request)
+
+
+@router.get("/logs", status_code=200, response_class=NdjsonResponse, responses=NDJSON)
+async def logs(
+    *,
+    context: Ctx,
+    caller: Deployer,
+    request: RequestId,
+    app: str | None = None,
+    function: str | None = None,
+    instance: str | None = None,
+    call: str | None = None,
+    since: Annotated[float | None, Query(description="seconds since the epoch")] = None,
+    tail: Annotated[int | None, Query(ge=0, le=MAX_TAIL)] = None,
+    follow: bool = False,
+) -> NdjsonResponse:
+    """Log lines `{"time", "instance", "stream", "call", "text"}`, oldest first, those of dead instances too."""
+    labels = _labels(caller, app, function)
+    await context.agent.instances(labels)  # an agent that is away is a 503 here; later it could only be a line
+    lines = context.agent.logs(labels=labels, instance_id=instance, since=since, tail=tail, call_id=call, follow=follow)
+    return NdjsonResponse(lines, request=request)
+
+
+@router.get("/templates", response_model=models.Templates)
+async def templates(context: Ctx, caller: Deployer) -> dict[str, Any]:
+    """Resident Templates of the environment."""
+    wanted = _labels(caller, None, None).items()
+    return {"templates": [t.to_json() for t in await context.agent.templates() if wanted <= dict(t.labels).items()]}
+
+
+@router.get("/node", dependencies=[Depends(deployer)])
+async def node(context: Ctx) -> dict[str, Any]:
+    """What this machine can do: `{"features": [{"name", "on", "why"}], "node": {…}}`."""
+    return dict(await context.agent.capabilities())

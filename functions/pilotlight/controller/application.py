@@ -1,0 +1,106 @@
+"""The FastAPI application, and the thin layer around it that names and counts every request."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pilotlight.controller import dashboard, problems
+from pilotlight.controller.api import apps, blobs, books, internal, node, tenancy
+from pilotlight.controller.context import Context
+from pilotlight.controller.metrics import Metrics
+from pilotlight.protocol import CONTENT_PROBLEM, HEADER_REQUEST_ID, new_call_id
+
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}\Z")
+_PROBLEM_SCHEMA = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string", "format": "uri"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "instance": {"type": "string", "description": "the request's id"},
+    },
+}
+_PROBLEM: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "Refused (RFC 9457)", "content": {CONTENT_PROBLEM: {"schema": _PROBLEM_SCHEMA}}},
+    "5XX": {"description": "Failed (RFC 9457)", "content": {CONTENT_PROBLEM: {"schema": _PROBLEM_SCHEMA}}},
+}
+
+
+def build(context: Context) -> ASGIApp:
+    """The application that serves `context`."""
+    app = FastAPI(
+        title="pilotlight control plane",
+        version="1",
+        summary="What is deployed, for whom, under which keys, and what it cost.",
+        openapi_url="/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        responses=_PROBLEM,
+        generate_unique_id_function=_operation_id,
+    )
+    app.state.context = context
+    problems.install(app)
+    for router in (internal.router, apps.router, blobs.router, tenancy.router, node.router, books.router, dashboard.router):
+        app.include_router(router)
+    app.add_api_route("/healthz", _healthz, methods=["GET"], tags=["health"])
+    return _Edge(_document_problems(app), context.metrics)
+
+
+async def _healthz() -> dict[str, str]:
+    """The process serves."""
+    return {"status": "ok"}
+
+
+def _operation_id(route: APIRoute) -> str:
+    return route.name
+
+
+def _document_problems(app: FastAPI) -> FastAPI:
+    # Validation errors are problems here (400), not the framework's own 422: the document must say so.
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = generate()
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                operation.get("responses", {}).pop("422", None)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    return app
+
+
+class _Edge:
+    """Gives every request an id (the caller's own, if it is a sane one), echoes it, and counts the answer by route."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(HEADER_REQUEST_ID.encode(), b"")
+        request_id = given.decode("ascii") if _REQUEST_ID.match(given) else new_call_id()
+        scope["pilotlight.request_id"] = request_id
+        began = time.perf_counter()
+
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[HEADER_REQUEST_ID] = request_id
+                route = getattr(scope.get("route"), "path", "none")
+                self._metrics.requests.labels(route, message["status"]).inc()
+                self._metrics.request_seconds.labels(route).observe(time.perf_counter() - began)
+            await send(message)
+
+        await self._app(scope, receive, marked)

@@ -1,0 +1,87 @@
+"""What every request needs, made once at start, and how a request gets at it."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from fastapi import Depends, Header, Request
+
+from pilotlight.controller import access
+from pilotlight.controller.access import Principal
+from pilotlight.controller.bell import Bell
+from pilotlight.controller.blobs import BlobFiles
+from pilotlight.controller.metrics import Metrics
+from pilotlight.controller.registry import Place
+from pilotlight.controller.settings import ControllerConfig
+from pilotlight.controller.store import Store
+from pilotlight.errors import Forbidden
+from pilotlight.protocol import HEADER_ENVIRONMENT, HEADER_PLATFORM_TOKEN
+from pilotlight.seal import PlatformKey
+from pilotlight.types import Scope
+from snapshotter.client import AgentClient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The open parts of a running controller. `clock` is wall time in seconds since the epoch."""
+
+    config: ControllerConfig
+    store: Store
+    files: BlobFiles
+    key: PlatformKey
+    agent: AgentClient
+    bell: Bell
+    metrics: Metrics
+    clock: Callable[[], float]
+
+
+def context_of(request: Request) -> Context:
+    """The context of the application that serves `request`."""
+    return cast(Context, request.app.state.context)
+
+
+def request_id(request: Request) -> str:
+    """The id that this request is answered under."""
+    return str(request.scope.get("pilotlight.request_id", ""))
+
+
+Ctx = Annotated[Context, Depends(context_of)]
+RequestId = Annotated[str, Depends(request_id)]
+
+
+def principal(
+    context: Ctx,
+    authorization: Annotated[str | None, Header(description="`Bearer pl_…`")] = None,
+    environment: Annotated[str | None, Header(alias=HEADER_ENVIRONMENT, description="default: the key's own, else `main`")] = None,
+) -> Principal:
+    """The authenticated caller. Raises Unauthenticated or Forbidden."""
+    with context.store.read() as sql:
+        return access.authenticate(sql, authorization=authorization, environment=environment, now=context.clock())
+
+
+def _at_least(scope: Scope) -> Callable[[Principal], Awaitable[Principal]]:
+    async def demand(caller: Annotated[Principal, Depends(principal)]) -> Principal:
+        caller.demand(scope)
+        return caller
+
+    return demand
+
+
+Invoker = Annotated[Principal, Depends(_at_least(Scope.INVOKE))]
+deployer = _at_least(Scope.DEPLOY)
+Deployer = Annotated[Principal, Depends(deployer)]
+Admin = Annotated[Principal, Depends(_at_least(Scope.ADMIN))]
+
+
+async def platform_token(context: Ctx, token: Annotated[str, Header(alias=HEADER_PLATFORM_TOKEN)] = "") -> None:
+    """Let only our own processes through. Raises Forbidden."""
+    if not hmac.compare_digest(token.encode(), context.key.token.encode()):
+        raise Forbidden(f"this path is for the platform's own processes: the header {HEADER_PLATFORM_TOKEN} is missing or wrong")
+
+
+def place(caller: Principal, app: str, request: str) -> Place:
+    """Where `caller` changes `app`."""
+    return Place(tenant=caller.tenant, uid=caller.uid, environment=caller.environment, app=app, actor=caller.key, request=request)

@@ -1,0 +1,5 @@
+"""The dashboard (placeholder during assembly)."""
+
+from fastapi import APIRouter
+
+router = APIRouter()

@@ -1,0 +1,104 @@
+"""The feed: what activators follow. The newest change per (kind, key), in the order of commits.
+
+A position names a place in the feed *and* the generation of its last purge: `generation << 40 | seq`. Removals are kept
+as tombstones for a while; purging them starts a generation. A follower whose position is older than the last purge and
+was not issued since could have missed a removal: it is told to start over. A follower that is paging through a fresh start
+holds positions of the current generation, and goes on undisturbed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from pilotlight.controller import tables
+from pilotlight.controller.store import Write
+from pilotlight.spec import canonical_json
+
+_SEQ_BITS = 40
+"""A million changes per second for twelve days, or a hundred for three hundred years."""
+TOMBSTONE_TTL_S = 86_400.0
+"""A follower away for longer starts over, which costs it a second, not correctness."""
+PAGE_BYTES = 8 * 1024 * 1024
+"""A page ends early at this size, so that a thousand large schemas do not become one huge answer."""
+
+FUNCTION, KEY, TENANT, SECRET = "function", "key", "tenant", "secret"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Changes after a position.
+
+    Attributes:
+        seq: position to ask from next.
+        reset: forget everything known: the changes from here on are everything.
+        more: another page is ready now.
+        changes: JSON texts of FeedChange.
+    """
+
+    seq: int
+    reset: bool
+    more: bool
+    changes: tuple[str, ...]
+
+    def to_bytes(self) -> bytes:
+        """As a JSON document."""
+        head = f'{{"seq":{self.seq},"reset":{json.dumps(self.reset)},"more":{json.dumps(self.more)},"changes":['
+        return (head + ",".join(self.changes) + "]}").encode()
+
+
+def append(write: Write, kind: str, key: str, value: Any) -> None:
+    """Publish `value` (JSON) as the state of (kind, key); None removes it. Nothing happens when it is already so."""
+    text = None if value is None else canonical_json(value).decode()
+    feed = tables.feed
+    known = write.sql.execute(sa.select(feed.c.value).where(feed.c.kind == kind, feed.c.key == key)).first()
+    if (known is None and text is None) or (known is not None and known.value == text):
+        return
+    state = tables.feed_state
+    head = write.sql.execute(sa.update(state).values(head=state.c.head + 1).returning(state.c.head)).scalar_one()
+    row = {"seq": head, "value": text, "changed_at": write.now}
+    insert = write.insert(feed).values(kind=kind, key=key, **row)
+    write.sql.execute(insert.on_conflict_do_update(index_elements=["kind", "key"], set_=row))
+    write.fed = True
+
+
+def read(sql: sa.Connection, *, after: int, limit: int) -> Page:
+    """The page after position `after` (0: from the start), at most `limit` changes."""
+    state = sql.execute(sa.select(tables.feed_state)).one()
+    generation, seq = after >> _SEQ_BITS, after & ((1 << _SEQ_BITS) - 1)
+    missed = seq < state.purged and generation != state.generation
+    reset = after <= 0 or seq > state.head or generation > state.generation or missed
+    start = 0 if reset else seq
+    feed = tables.feed
+    query = sa.select(feed).where(feed.c.seq > start).order_by(feed.c.seq).limit(limit + 1)
+    changes: list[str] = []
+    size, last, more = 0, start, False
+    for row in sql.execute(query):
+        if len(changes) == limit or size > PAGE_BYTES:
+            more = True
+            break
+        size += len(row.value or "")
+        last = row.seq
+        at = _position(state.generation, row.seq)
+        changes.append(f'{{"seq":{at},"kind":{json.dumps(row.kind)},"key":{json.dumps(row.key)},"value":{row.value or "null"}}}')
+    if not more:
+        last = max(last, state.head)
+    return Page(seq=_position(state.generation, last), reset=reset, more=more, changes=tuple(changes))
+
+
+def purge(write: Write, *, before: float) -> int:
+    """Drop tombstones older than `before` (epoch seconds) and start a generation; returns how many went."""
+    feed, state = tables.feed, tables.feed_state
+    old = (feed.c.value.is_(None)) & (feed.c.changed_at < before)
+    count, newest = write.sql.execute(sa.select(sa.func.count(), sa.func.max(feed.c.seq)).where(old)).one()
+    if count:
+        write.sql.execute(sa.delete(feed).where(old))
+        write.sql.execute(sa.update(state).values(purged=newest, generation=state.c.generation + 1))
+    return int(count)
+
+
+def _position(generation: int, seq: int) -> int:
+    return generation << _SEQ_BITS | seq

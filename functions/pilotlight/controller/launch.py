@@ -1,0 +1,68 @@
+"""From a function's spec to what the node needs to boot it: ids, the launch record, the route."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pilotlight.protocol import FunctionRoute
+from pilotlight.spec import FunctionSpec, from_json, to_json
+from pilotlight.types import FunctionId
+from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
+
+
+def function_id(*, tenant: str, environment: str, app: str, function: str) -> FunctionId:
+    """`f-` and 16 hex digits; the same for a name for ever, so that metrics and bills of a redeployed function go on."""
+    path = f"{tenant}/{environment}/{app}/{function}"
+    return FunctionId("f-" + hashlib.sha256(path.encode()).hexdigest()[:16])
+
+
+def launch_spec(spec: FunctionSpec, *, revision: str, tenant: str, uid: int | None, environment: str, app: str) -> LaunchSpec:
+    """What the node agent is given to boot `spec`. Of several acceptable accelerators the first is asked for."""
+    resources = spec.resources
+    return LaunchSpec(
+        revision=RevisionKey(f"{function_id(tenant=tenant, environment=environment, app=app, function=spec.name)}@{revision}"),
+        trust_domain=tenant,
+        uid=uid,
+        bundle=spec.bundle,
+        image=spec.image,
+        entry=to_json(spec),
+        env=dict(spec.env),
+        weights=tuple(WeightsMount(name=w.name, manifest=w.manifest) for w in spec.weights),
+        memory_bytes=resources.memory_bytes,
+        cpu=resources.cpu,
+        gpu=resources.gpu[0] if resources.gpu else None,
+        startup_timeout_s=spec.clocks.startup_s,
+        forkable=spec.snapshot,
+        labels={"tenant": tenant, "environment": environment, "app": app, "function": spec.name, "revision": revision},
+    )
+
+
+def route(
+    *,
+    tenant: str,
+    uid: int | None,
+    environment: str,
+    app: str,
+    function: str,
+    traffic: Sequence[tuple[str, int]],
+    specs: Mapping[str, Mapping[str, Any]],
+    stopped: bool,
+) -> dict[str, Any]:
+    """The document that activators route by; `specs` are the FunctionSpecs (JSON) of every revision with traffic."""
+    revisions: dict[str, dict[str, Any]] = {}
+    for name, _ in traffic:
+        spec = from_json(FunctionSpec, specs[name])
+        launch = launch_spec(spec, revision=name, tenant=tenant, uid=uid, environment=environment, app=app)
+        revisions[name] = {"spec": to_json(spec), "launch": launch.to_json()}
+    return FunctionRoute(
+        id=function_id(tenant=tenant, environment=environment, app=app, function=function),
+        tenant=tenant,
+        environment=environment,
+        app=app,
+        function=function,
+        traffic=tuple(traffic),
+        revisions=revisions,
+        stopped=stopped,
+    ).to_json()

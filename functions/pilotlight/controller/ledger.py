@@ -1,0 +1,146 @@
+"""The ledger: every usage record, once, and the sums over them, exact to the last digit.
+
+A record is immutable and unique by its id, so an activator may send it again until it hears that it arrived. Costs are
+added as whole picounits inside the database: the high and the low half apart, because SQLite's SUM overflows at 2**63.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import sqlalchemy as sa
+
+from pilotlight.controller import tables
+from pilotlight.controller.store import Write
+from pilotlight.errors import InvalidInput
+from pilotlight.pricing import COST_QUANTUM, GIB
+from pilotlight.protocol import UsageRecord
+from pilotlight.spec import to_json
+
+log = logging.getLogger(__name__)
+
+DAY_S = 86_400
+_HALF = 10**9
+_MAX_PICOS = 2**62
+GROUPS: dict[str, tuple[str, ...]] = {
+    "function": ("environment", "app", "function"),
+    "app": ("environment", "app"),
+    "environment": ("environment",),
+    "revision": ("environment", "app", "function", "revision"),
+    "key": ("key",),
+    "day": ("day",),
+}
+_SUMMED = ("queued_ms", "start_ms", "exec_ms", "billed_ns", "tokens_in", "tokens_out", "bytes_in", "bytes_out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of a bill.
+
+    Attributes:
+        group: the values that it is grouped by.
+        kind: `CALL`, `IDLE` or `RESERVED`.
+        records: how many records it sums.
+        cpu_core_s, memory_gib_s: for people; the money was computed per record.
+        cost: exact.
+    """
+
+    group: dict[str, str]
+    kind: str
+    currency: str
+    records: int
+    sums: dict[str, int]
+    cpu_core_s: float
+    memory_gib_s: float
+    cost: Decimal
+
+
+def add(write: Write, records: Sequence[UsageRecord]) -> tuple[int, list[str]]:
+    """Insert what is not there yet; returns (new records, ids that are there already with other content).
+
+    The first content of an id stands. Raises InvalidInput for a cost that is not a decimal of whole picounits.
+    """
+    new, conflicts = 0, []
+    for record in records:
+        insert = write.insert(tables.usage).values(**to_json(record), **_derived(record), received_at=write.now)
+        if write.sql.execute(insert.on_conflict_do_nothing().returning(tables.usage.c.id)).first():
+            new += 1
+        elif find(write.sql, tables.usage.c.id == record.id) != [record]:
+            conflicts.append(record.id)
+            log.error("event=usage_conflict record=%s tenant=%s", record.id, record.tenant)
+    return new, conflicts
+
+
+def find(sql: sa.Connection, *where: sa.ColumnElement[bool]) -> list[UsageRecord]:
+    """Records that match, by attempt."""
+    columns = [tables.usage.c[name] for name in UsageRecord.__slots__]
+    query = sa.select(*columns).where(*where).order_by(tables.usage.c.attempt, tables.usage.c.id)
+    return [UsageRecord(**row) for row in sql.execute(query).mappings()]
+
+
+def attempts(sql: sa.Connection, *, tenant: str, call: str) -> list[UsageRecord]:
+    """The attempts of one call."""
+    return find(sql, tables.usage.c.tenant == tenant, tables.usage.c.call == call)
+
+
+def report(sql: sa.Connection, *, tenant: str, by: str, since: float | None, until: float | None, environment: str | None) -> list[Line]:
+    """A tenant's bill: one line per group, kind and currency, in the order of the groups; since <= started_at < until."""
+    table = tables.usage
+    groups = [table.c[name] for name in GROUPS[by]]
+    picos, seconds = table.c.cost_picos, table.c.billed_ns * sa.literal(1e-9, sa.Double)
+    query = (
+        sa.select(
+            *groups,
+            table.c.kind,
+            table.c.currency,
+            sa.func.count().label("records"),
+            *(sa.func.sum(table.c[name]).label(name) for name in _SUMMED),
+            sa.func.sum(table.c.cpu * seconds).label("cpu_core_s"),
+            sa.func.sum(table.c.memory_bytes * seconds).label("memory_byte_s"),
+            sa.func.sum(picos // _HALF).label("high"),
+            sa.func.sum(picos % _HALF).label("low"),
+        )
+        .where(table.c.tenant == tenant)
+        .group_by(*groups, table.c.kind, table.c.currency)
+        .order_by(*groups, table.c.kind, table.c.currency)
+    )
+    if since is not None:
+        query = query.where(table.c.started_at >= since)
+    if until is not None:
+        query = query.where(table.c.started_at < until)
+    if environment is not None:
+        query = query.where(table.c.environment == environment)
+    return [_line(row, GROUPS[by]) for row in sql.execute(query).mappings()]
+
+
+def _line(row: sa.RowMapping, groups: Sequence[str]) -> Line:
+    cost = COST_QUANTUM * (int(row["high"]) * _HALF + int(row["low"]))
+    return Line(
+        group={name: _day(row[name]) if name == "day" else row[name] for name in groups},
+        kind=row["kind"],
+        currency=row["currency"],
+        records=row["records"],
+        sums={name: int(row[name]) for name in _SUMMED},
+        cpu_core_s=float(row["cpu_core_s"]),
+        memory_gib_s=float(row["memory_byte_s"]) / GIB,
+        cost=cost,
+    )
+
+
+def _day(day: int) -> str:
+    return dt.datetime.fromtimestamp(day * DAY_S, tz=dt.UTC).date().isoformat()
+
+
+def _derived(record: UsageRecord) -> dict[str, Any]:
+    try:
+        picos = Decimal(record.cost) / COST_QUANTUM
+    except InvalidOperation as e:
+        raise InvalidInput(f"usage record {record.id}: cost = {record.cost!r} is not a decimal number", parameter="cost") from e
+    if not picos.is_finite() or picos != int(picos) or not 0 <= picos < _MAX_PICOS:
+        raise InvalidInput(f"usage record {record.id}: cost = {record.cost!r} is not a whole number of {COST_QUANTUM}", parameter="cost")
+    return {"cost_picos": int(picos), "day": int(record.started_at // DAY_S)}

@@ -1,0 +1,60 @@
+"""One controller per database: a lock held for the life of the process, and freed by the kernel however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import sqlalchemy as sa
+
+_ADVISORY_LOCK = 0x70696C6F74
+"""Key of PostgreSQL's session lock: "pilot"."""
+
+
+class AlreadyRunning(Exception):
+    """Raised when another controller owns the database; the message names who."""
+
+
+class ControllerLock:
+    """Held by the one controller: a file lock (flock(2)) in <home>, and a session lock where the database is PostgreSQL."""
+
+    def __init__(self, file: Path, engine: sa.Engine | None = None) -> None:
+        self._file = file
+        self._engine = engine if engine is not None and engine.dialect.name == "postgresql" else None
+        self._descriptor = -1
+        self._session: sa.Connection | None = None
+
+    def __enter__(self) -> Self:
+        """Raises AlreadyRunning."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._take()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _take(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            owner = os.pread(self._descriptor, 32, 0).decode().strip() or "unknown"
+            raise AlreadyRunning(f"another controller (pid {owner}) runs on {self._file.parent}: it holds {self._file}") from e
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        if self._engine is not None:
+            self._session = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            if not self._session.execute(sa.select(sa.func.pg_try_advisory_lock(_ADVISORY_LOCK))).scalar_one():
+                raise AlreadyRunning(f"another controller runs on {self._engine.url.render_as_string(hide_password=True)}")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

@@ -1,0 +1,91 @@
+"""What a deploy refers to must be there, and must be the tenant's: checked before anything changes, naming what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from pilotlight.controller import blobs, images, schemas, tables
+from pilotlight.errors import InvalidInput, TooLarge
+from pilotlight.spec import FunctionSpec, canonical_json, from_json, to_json
+from pilotlight.types import check_name
+
+MAX_FUNCTIONS = 1000
+MAX_SPEC_BYTES = 524_288
+"""A spec travels in launch frames of at most 8 MiB and is kept by every activator."""
+
+
+def parse(app: str, functions: Sequence[Mapping[str, Any]]) -> list[FunctionSpec]:
+    """The specs of a deploy, checked in themselves. Raises InvalidInput naming function and key."""
+    _name("app", app)
+    if not 1 <= len(functions) <= MAX_FUNCTIONS:
+        raise InvalidInput(f"a deploy has 1 to {MAX_FUNCTIONS} functions, not {len(functions)}", parameter="functions")
+    specs = [from_json(FunctionSpec, body, f"functions[{i}]") for i, body in enumerate(functions)]
+    seen: set[str] = set()
+    for spec in specs:
+        if spec.name in seen:
+            raise InvalidInput(f"function {spec.name!r} is declared twice", parameter="functions")
+        seen.add(spec.name)
+        _check(spec)
+    return specs
+
+
+def check(sql: sa.Connection, *, tenant: str, environment: str, specs: Sequence[FunctionSpec], bundle_max_bytes: int) -> None:
+    """Raise InvalidInput for the first blob, image or secret that is not there; TooLarge for a bundle over its bound."""
+    bundles = {spec.bundle for spec in specs}
+    manifests = {w.manifest for spec in specs for w in spec.weights}
+    sizes = blobs.sizes(sql, tenant=tenant, digests=bundles | manifests)
+    built = images.built(sql, tenant=tenant, digests={spec.image for spec in specs if spec.image})
+    secrets = _secrets(sql, tenant=tenant, environment=environment, names={name for spec in specs for name in spec.secrets})
+    for spec in specs:
+        wanted = [("blob", "bundle", spec.bundle), *(("blob", f"weights {w.name!r}", w.manifest) for w in spec.weights)]
+        for kind, role, digest in wanted:
+            if digest not in sizes:
+                raise InvalidInput(f"function {spec.name!r}: {role} {digest} was not uploaded", function=spec.name, missing={kind: digest})
+        if sizes[spec.bundle] > bundle_max_bytes:
+            message = f"function {spec.name!r}: its bundle has {sizes[spec.bundle]} bytes: at most {bundle_max_bytes}"
+            raise TooLarge(message, limit_bytes=bundle_max_bytes)
+        if spec.image and spec.image not in built:
+            raise InvalidInput(
+                f"function {spec.name!r}: image {spec.image} was not built", function=spec.name, missing={"image": spec.image}
+            )
+        for name in spec.secrets:
+            if name not in secrets:
+                hint = f"create it with: pilotlight secret create {name} KEY=VALUE -e {environment}"
+                message = f"function {spec.name!r}: there is no secret {name!r} in environment {environment!r}; {hint}"
+                raise InvalidInput(message, function=spec.name, missing={"secret": name})
+
+
+def _check(spec: FunctionSpec) -> None:
+    where = f"function {spec.name!r}"
+    blobs.check_digest(spec.bundle, f"{where}: bundle")
+    if spec.image is not None:
+        blobs.check_digest(spec.image, f"{where}: image")
+    names = [w.name for w in spec.weights]
+    for weights in spec.weights:
+        _name("weights", weights.name)
+        blobs.check_digest(weights.manifest, f"{where}: weights {weights.name!r}")
+    if len(set(names)) != len(names):
+        raise InvalidInput(f"{where}: two weights share a name", parameter="weights")
+    if len({m.name for m in spec.methods}) != len(spec.methods):
+        raise InvalidInput(f"{where}: two methods share a name", parameter="methods")
+    for method in spec.methods:
+        if method.schema is not None:
+            schemas.check(method.schema, f"{where}: schema of {method.name or spec.name!r}")
+    if (size := len(canonical_json(to_json(spec)))) > MAX_SPEC_BYTES:
+        raise InvalidInput(f"{where}: its spec has {size} bytes: at most {MAX_SPEC_BYTES}", parameter="functions")
+
+
+def _secrets(sql: sa.Connection, *, tenant: str, environment: str, names: set[str]) -> set[str]:
+    table = tables.secrets
+    query = sa.select(table.c.name).where(table.c.tenant == tenant, table.c.environment == environment, table.c.name.in_(names))
+    return set(sql.execute(query).scalars())
+
+
+def _name(kind: str, name: str) -> None:
+    try:
+        check_name(kind, name)
+    except ValueError as e:
+        raise InvalidInput(str(e), parameter=kind) from e

@@ -1,0 +1,264 @@
+"""What is deployed: apps, functions, immutable revisions, traffic, and the history of deployments.
+
+A deploy is one transaction over rows and feed. It costs as much as it changes: a function whose spec is what it was keeps its
+revision and makes no feed entry, and no step looks at other apps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from pilotlight.controller import audit, feed, launch, tables
+from pilotlight.controller.store import Write
+from pilotlight.errors import NotFound
+from pilotlight.spec import FunctionSpec, canonical_json, to_json
+
+MAX_TRAFFIC = 100
+DIGEST_HEX = 6
+"""Hex digits of the content hash in a revision's name; the ordinal already makes it unique within its function."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an app lives, and who changes it: what every change of the registry needs to know.
+
+    Attributes:
+        uid: the tenant's uid on nodes, which launches carry.
+        actor: id of the key, for the audit log.
+        request: id of the request, for the audit log.
+    """
+
+    tenant: str
+    uid: int | None
+    environment: str
+    app: str
+    actor: str
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """One function after a deploy; `created` says that its revision is new."""
+
+    function: str
+    revision: str
+    created: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """The outcome of a deploy."""
+
+    app: str
+    environment: str
+    version: int
+    functions: tuple[Deployed, ...]
+
+
+def deploy(
+    write: Write, place: Place, *, specs: Sequence[FunctionSpec], message: str = "", labels: Mapping[str, str] | None = None
+) -> Deployment:
+    """Make the app consist of exactly `specs`, all traffic on them. The caller has checked what they refer to."""
+    before = _current(write.sql, place)
+    version = _next_version(write, place)
+    deployed = tuple(_deploy_function(write, place, spec) for spec in specs)
+    _remove(write, place, names=set(before) - {spec.name for spec in specs})
+    after = {d.function: d.revision for d in deployed}
+    listed = canonical_json(to_json(deployed)).decode()
+    _history(write, place, version=version, action="deploy", message=message, labels=labels or {}, functions=listed)
+    _audit(write, place, "app.deploy", before={"functions": before}, after={"functions": after, "version": version})
+    return Deployment(app=place.app, environment=place.environment, version=version, functions=deployed)
+
+
+def stop(write: Write, place: Place) -> int:
+    """Answer 503 for every function of the app until it is deployed again; returns the new version. Raises NotFound."""
+    _demand(write.sql, place)
+    version = _next_version(write, place, stopped=True)
+    names = _current(write.sql, place)
+    for name in names:
+        _publish(write, place, name, stopped=True)
+    _history(write, place, version=version, action="stop", message="", labels={}, functions=_listed(names))
+    _audit(write, place, "app.stop", after={"version": version})
+    return version
+
+
+def delete(write: Write, place: Place) -> None:
+    """Remove the app's functions. Its history and its revisions stay: a bill must be explainable. Raises NotFound."""
+    _demand(write.sql, place)
+    names = _current(write.sql, place)
+    version = _next_version(write, place)
+    _remove(write, place, names=set(names))
+    write.sql.execute(sa.update(tables.apps).where(*_is_app(place)).values(deleted_at=write.now))
+    _history(write, place, version=version, action="delete", message="", labels={}, functions=_listed(names))
+    _audit(write, place, "app.delete", before={"functions": names})
+
+
+def apps(sql: sa.Connection, *, tenant: str, environment: str) -> list[dict[str, Any]]:
+    """The apps of an environment, by name, with the number of their functions."""
+    table, functions = tables.apps, tables.functions
+    count = sa.select(sa.func.count()).where(
+        functions.c.tenant == table.c.tenant,
+        functions.c.environment == table.c.environment,
+        functions.c.app == table.c.name,
+        functions.c.removed_at.is_(None),
+    )
+    columns = (table.c.name, table.c.version, table.c.stopped, table.c.created_at, table.c.updated_at)
+    query = sa.select(*columns, count.scalar_subquery().label("functions"))
+    query = query.where(table.c.tenant == tenant, table.c.environment == environment, table.c.deleted_at.is_(None)).order_by(table.c.name)
+    return [dict(row) for row in sql.execute(query).mappings()]
+
+
+def app(sql: sa.Connection, *, tenant: str, environment: str, name: str) -> dict[str, Any]:
+    """One app with its functions, their traffic and specs. Raises NotFound."""
+    place = Place(tenant=tenant, uid=None, environment=environment, app=name, actor="")
+    row = _demand(sql, place)
+    out = {key: row[key] for key in ("name", "environment", "version", "stopped", "created_at", "updated_at")}
+    functions, traffic, revisions = tables.functions, tables.traffic, tables.revisions
+    query = (
+        sa.select(functions.c.id, functions.c.name, functions.c.created_at, traffic.c.revision, traffic.c.weight, revisions.c.spec)
+        .join(traffic, traffic.c.function == functions.c.id)
+        .join(revisions, (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision))
+        .where(*_in_app(place), functions.c.removed_at.is_(None))
+        .order_by(functions.c.name, traffic.c.revision)
+    )
+    found: dict[str, dict[str, Any]] = {}
+    for part in sql.execute(query):
+        entry = {"id": part.id, "name": part.name, "created_at": part.created_at, "traffic": [], "spec": json.loads(part.spec)}
+        found.setdefault(part.name, entry)["traffic"].append({"revision": part.revision, "weight": part.weight})
+    return {**out, "functions": list(found.values())}
+
+
+def history(sql: sa.Connection, *, tenant: str, environment: str, name: str, limit: int) -> list[dict[str, Any]]:
+    """An app's deployments, newest first; those of a deleted app too. Raises NotFound."""
+    table = tables.deployments
+    query = sa.select(table).where(table.c.tenant == tenant, table.c.environment == environment, table.c.app == name)
+    rows = sql.execute(query.order_by(table.c.version.desc()).limit(limit)).mappings().all()
+    if not rows:
+        raise _no_app(name, environment)
+    kept = ("version", "action", "created_at", "created_by", "message")
+    return [
+        {**{key: row[key] for key in kept}, "labels": json.loads(row["labels"]), "functions": json.loads(row["functions"])} for row in rows
+    ]
+
+
+def _deploy_function(write: Write, place: Place, spec: FunctionSpec) -> Deployed:
+    function = launch.function_id(tenant=place.tenant, environment=place.environment, app=place.app, function=spec.name)
+    table, traffic = tables.functions, tables.traffic
+    row = {"tenant": place.tenant, "environment": place.environment, "app": place.app, "name": spec.name}
+    insert = write.insert(table).values(id=function, **row, revisions=0, created_at=write.now)
+    write.sql.execute(insert.on_conflict_do_update(index_elements=["id"], set_={"removed_at": None}))
+    revision, created = _revision(write, function, spec)
+    write.sql.execute(sa.delete(traffic).where(traffic.c.function == function))
+    write.sql.execute(sa.insert(traffic).values(function=function, revision=revision, weight=MAX_TRAFFIC))
+    _publish(write, place, spec.name, stopped=False)
+    return Deployed(function=spec.name, revision=revision, created=created)
+
+
+def _revision(write: Write, function: str, spec: FunctionSpec) -> tuple[str, bool]:
+    table, functions, digest = tables.revisions, tables.functions, spec.digest()
+    known = write.sql.execute(sa.select(table.c.name).where(table.c.function == function, table.c.digest == digest)).scalar()
+    if known is not None:
+        return str(known), False
+    count = sa.update(functions).where(functions.c.id == function).values(revisions=functions.c.revisions + 1)
+    ordinal = write.sql.execute(count.returning(functions.c.revisions)).scalar_one()
+    name = f"v{ordinal}-{digest[:DIGEST_HEX]}"
+    row = {"function": function, "name": name, "digest": digest, "ordinal": ordinal, "created_at": write.now}
+    write.sql.execute(sa.insert(table).values(**row, spec=canonical_json(to_json(spec)).decode()))
+    return name, True
+
+
+def _publish(write: Write, place: Place, name: str, *, stopped: bool) -> None:
+    function = launch.function_id(tenant=place.tenant, environment=place.environment, app=place.app, function=name)
+    traffic, revisions = tables.traffic, tables.revisions
+    query = (
+        sa.select(traffic.c.revision, traffic.c.weight, revisions.c.spec)
+        .join(revisions, (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision))
+        .where(traffic.c.function == function)
+        .order_by(traffic.c.revision)
+    )
+    rows = write.sql.execute(query).all()
+    route = launch.route(
+        tenant=place.tenant,
+        uid=place.uid,
+        environment=place.environment,
+        app=place.app,
+        function=name,
+        traffic=[(row.revision, row.weight) for row in rows],
+        specs={row.revision: json.loads(row.spec) for row in rows},
+        stopped=stopped,
+    )
+    feed.append(write, feed.FUNCTION, _feed_key(place, name), route)
+
+
+def _remove(write: Write, place: Place, *, names: set[str]) -> None:
+    table = tables.functions
+    for name in sorted(names):
+        function = launch.function_id(tenant=place.tenant, environment=place.environment, app=place.app, function=name)
+        write.sql.execute(sa.delete(tables.traffic).where(tables.traffic.c.function == function))
+        write.sql.execute(sa.update(table).where(table.c.id == function).values(removed_at=write.now))
+        feed.append(write, feed.FUNCTION, _feed_key(place, name), None)
+
+
+def _next_version(write: Write, place: Place, *, stopped: bool = False) -> int:
+    table = tables.apps
+    row = {"stopped": stopped, "updated_at": write.now, "deleted_at": None}
+    insert = write.insert(table).values(
+        tenant=place.tenant, environment=place.environment, name=place.app, version=1, created_at=write.now, **row
+    )
+    insert = insert.on_conflict_do_update(index_elements=["tenant", "environment", "name"], set_={**row, "version": table.c.version + 1})
+    return int(write.sql.execute(insert.returning(table.c.version)).scalar_one())
+
+
+def _current(sql: sa.Connection, place: Place) -> dict[str, str]:
+    """Functions of the app that are there now, with the revision that has most traffic."""
+    functions, traffic = tables.functions, tables.traffic
+    query = sa.select(functions.c.name, traffic.c.revision).join(traffic, traffic.c.function == functions.c.id)
+    query = query.where(*_in_app(place), functions.c.removed_at.is_(None)).order_by(functions.c.name, traffic.c.weight)
+    return {row.name: row.revision for row in sql.execute(query)}
+
+
+def _demand(sql: sa.Connection, place: Place) -> sa.RowMapping:
+    row = sql.execute(sa.select(tables.apps).where(*_is_app(place), tables.apps.c.deleted_at.is_(None))).mappings().first()
+    if row is None:
+        raise _no_app(place.app, place.environment)
+    return row
+
+
+def _no_app(name: str, environment: str) -> NotFound:
+    return NotFound(f"there is no app {name!r} in environment {environment!r}", app=name, environment=environment)
+
+
+def _is_app(place: Place) -> tuple[sa.ColumnElement[bool], ...]:
+    table = tables.apps
+    return (table.c.tenant == place.tenant, table.c.environment == place.environment, table.c.name == place.app)
+
+
+def _in_app(place: Place) -> tuple[sa.ColumnElement[bool], ...]:
+    table = tables.functions
+    return (table.c.tenant == place.tenant, table.c.environment == place.environment, table.c.app == place.app)
+
+
+def _feed_key(place: Place, name: str) -> str:
+    return f"{place.tenant}/{place.environment}/{place.app}/{name}"
+
+
+def _listed(names: Mapping[str, str]) -> str:
+    return canonical_json([{"function": name, "revision": revision, "created": False} for name, revision in names.items()]).decode()
+
+
+def _history(write: Write, place: Place, *, version: int, action: str, message: str, labels: Mapping[str, str], functions: str) -> None:
+    row = {"tenant": place.tenant, "environment": place.environment, "app": place.app, "version": version, "action": action}
+    texts = {"message": message, "labels": canonical_json(dict(labels)).decode(), "functions": functions}
+    write.sql.execute(sa.insert(tables.deployments).values(**row, **texts, created_at=write.now, created_by=place.actor))
+
+
+def _audit(write: Write, place: Place, action: str, *, before: Any = None, after: Any = None) -> None:
+    subject = f"{place.environment}/{place.app}"
+    audit.record(
+        write, tenant=place.tenant, actor=place.actor, action=action, subject=subject, before=before, after=after, request=place.request
+    )

@@ -1,0 +1,162 @@
+"""The process: lock, migrate, listen, serve, and stop in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio.to_thread
+import uvicorn
+from sqlalchemy.exc import SQLAlchemyError
+
+from pilotlight.controller import application, calls, feed
+from pilotlight.controller.bell import Bell
+from pilotlight.controller.blobs import BlobFiles
+from pilotlight.controller.context import Context
+from pilotlight.controller.lock import ControllerLock
+from pilotlight.controller.metrics import Metrics
+from pilotlight.controller.settings import ControllerConfig
+from pilotlight.controller.store import Store
+from pilotlight.errors import PilotlightError
+from pilotlight.seal import PlatformKey
+from snapshotter.client import AgentClient
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 5
+"""At the end, requests in flight have this long; long polls and followed logs are cut at once and come back by themselves."""
+JANITOR_S = 600.0
+EXPIRE_BATCH = 1000
+
+
+async def serve(config: ControllerConfig, *, ready_fd: int | None = None) -> None:
+    """Run until SIGTERM or SIGINT. Raises AlreadyRunning."""
+    paths = config.paths.make()
+    bell = Bell()
+    store = Store(config.database_url, clock=time.time, on_fed=bell.ring)
+    agent = AgentClient(paths.socket("snapshotter"))
+    try:
+        with ControllerLock(paths.home / "controller.lock", store.engine):
+            await anyio.to_thread.run_sync(store.migrate)
+            context = _context(config, store=store, bell=bell, agent=agent)
+            await _run(context, paths.socket("controller"), ready_fd)
+    finally:
+        await agent.aclose()
+        store.close()
+
+
+def _context(config: ControllerConfig, *, store: Store, bell: Bell, agent: AgentClient) -> Context:
+    files = BlobFiles(root=config.paths.home / "blobs", limit_bytes=config.settings.blob_max_bytes)
+    files.sweep()
+    return Context(
+        config=config,
+        store=store,
+        files=files,
+        key=PlatformKey.load_or_create(config.paths.home / "platform.key"),
+        agent=agent,
+        bell=bell,
+        metrics=Metrics(),
+        clock=time.time,
+    )
+
+
+async def _run(context: Context, path: Path, ready_fd: int | None) -> None:
+    settings = uvicorn.Config(
+        application.build(context),
+        http="httptools",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=DRAIN_S,
+        timeout_keep_alive=75,
+    )
+    server = _Server(settings, bell=context.bell, ready_fd=ready_fd)
+    listen = context.config.settings.metrics_listen
+    metrics = context.metrics.serve(listen) if listen else None
+    janitor = asyncio.create_task(_keep_tidy(context), name="janitor")
+    listener = _listen(path)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    try:
+        log.info("event=serving socket=%s database=%r", path, context.store)
+        await server.serve(sockets=[listener])
+    finally:
+        # The socket's name goes first: who connects now is told at once that nobody is here.
+        _unlisten(path)
+        janitor.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await janitor
+        if metrics is not None:
+            metrics[0].shutdown()
+            metrics[0].server_close()
+
+
+def _listen(path: Path) -> socket.socket:
+    # Bound under another name and renamed: nobody ever meets a socket that does not listen, or has a wider mode.
+    fresh = path.with_suffix(f".{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(fresh))
+    fresh.chmod(0o600)
+    listener.listen(1024)
+    fresh.rename(path)
+    return listener
+
+
+def _unlisten(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with our signals, and one newline on `ready_fd` once it serves."""
+
+    def __init__(self, config: uvicorn.Config, *, bell: Bell, ready_fd: int | None) -> None:
+        super().__init__(config)
+        self._bell = bell
+        self._ready_fd = ready_fd
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `_run`: uvicorn would raise them again at the end, and an orderly stop would look like a kill."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then tell whoever started us."""
+        await super().startup(sockets)
+        if self._ready_fd is not None:
+            os.write(self._ready_fd, b"\n")
+            os.close(self._ready_fd)
+            self._ready_fd = None
+
+    def stop(self) -> None:
+        """Stop accepting, release the long polls, finish the rest."""
+        self._bell.close()
+        self.should_exit = True
+
+
+async def _keep_tidy(context: Context) -> None:
+    while True:
+        try:
+            await anyio.to_thread.run_sync(_tidy, context)
+        except (PilotlightError, SQLAlchemyError) as e:
+            log.error("event=janitor_failed error=%r", e)  # a full disk, a lost database: the next round tries again
+        await asyncio.sleep(JANITOR_S)
+
+
+def _tidy(context: Context) -> None:
+    now = context.clock()
+    with context.store.write() as write:
+        feed.purge(write, before=now - feed.TOMBSTONE_TTL_S)
+    expired = EXPIRE_BATCH
+    while expired == EXPIRE_BATCH:  # in batches, so that nobody waits long for the write lock
+        with context.store.write() as write:
+            expired = calls.expire(write, now=now, limit=EXPIRE_BATCH)

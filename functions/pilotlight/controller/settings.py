@@ -1,0 +1,66 @@
+"""Section `controller` of platform.yaml, and the few keys of other sections that the controller needs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapshotter.settings import SnapshotterSettings
+from weight_cache.settings import Paths, PlatformSettings, load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerSettings:
+    """Section `controller`.
+
+    Attributes:
+        metrics_listen: host:port of the Prometheus text; None = off.
+        database_url: None = SQLite in <home>; postgresql+psycopg://… where that is outgrown.
+        bundle_max_bytes: largest source archive that may be deployed.
+        blob_max_bytes: largest blob that may be uploaded (files of weights are blobs).
+    """
+
+    metrics_listen: str | None = None
+    database_url: str | None = None
+    bundle_max_bytes: int = 104_857_600
+    blob_max_bytes: int = 53_687_091_200
+
+    def __post_init__(self) -> None:
+        for name in ("bundle_max_bytes", "blob_max_bytes"):
+            if getattr(self, name) < 1024:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1024")
+        if self.database_url is not None and not self.database_url.startswith(("sqlite:", "postgresql+psycopg:")):
+            raise ValueError("database_url: must start with 'sqlite:' or 'postgresql+psycopg:'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerConfig:
+    """All that the controller reads from platform.yaml.
+
+    Attributes:
+        uid_base: first uid given to a tenant, or None where the platform does not run as root and cannot change uids.
+        trust: `isolated` or `shared`; see PlatformSettings.
+    """
+
+    settings: ControllerSettings
+    paths: Paths
+    trust: str
+    uid_base: int | None
+
+    @property
+    def database_url(self) -> str:
+        """The database: what was set, else SQLite in <home>."""
+        return self.settings.database_url or f"sqlite:///{self.paths.home / 'controller.db'}"
+
+    @classmethod
+    def read(cls, file: Path | None) -> ControllerConfig:
+        """Read `file`. Raises SettingsInvalid."""
+        platform = load(PlatformSettings, "platform", file)
+        node = load(SnapshotterSettings, "snapshotter", file)
+        return cls(
+            settings=load(ControllerSettings, "controller", file),
+            paths=Paths.of(platform, os.environ),
+            trust=platform.trust,
+            uid_base=node.uid_base if os.geteuid() == 0 else None,
+        )

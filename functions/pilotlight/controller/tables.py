@@ -1,0 +1,220 @@
+"""Every table of the control plane, as SQLAlchemy Core. `docs/data-model.md` tells what each is for.
+
+The same definitions serve SQLite and PostgreSQL. Times are seconds since the epoch (double), JSON is canonical text,
+money is kept twice: the text that was sent, and whole picounits, in which databases can add exactly.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+NAMING = {"ix": "ix_%(table_name)s_%(column_0_N_name)s", "uq": "uq_%(table_name)s_%(column_0_N_name)s", "pk": "pk_%(table_name)s",
+          "fk": "fk_%(table_name)s_%(column_0_N_name)s"}  # fmt: skip
+metadata = sa.MetaData(naming_convention=NAMING)
+
+
+def _text(name: str, *args: sa.ForeignKey, null: bool = False, key: bool = False) -> sa.Column[str]:
+    return sa.Column(name, sa.Text, *args, nullable=null, primary_key=key)
+
+
+def _time(name: str, *, null: bool = False) -> sa.Column[float]:
+    return sa.Column(name, sa.Double, nullable=null)
+
+
+def _whole(name: str, *, null: bool = False) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, nullable=null)
+
+
+tenants = sa.Table(
+    "tenants",
+    metadata,
+    _text("id", key=True),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("uid", sa.BigInteger, unique=True),
+    _time("created_at"),
+)
+
+environments = sa.Table(
+    "environments", metadata, _text("tenant", sa.ForeignKey("tenants.id"), key=True), _text("name", key=True), _time("created_at")
+)
+
+apps = sa.Table(
+    "apps",
+    metadata,
+    _text("tenant", key=True),
+    _text("environment", key=True),
+    _text("name", key=True),
+    _whole("version"),
+    sa.Column("stopped", sa.Boolean, nullable=False),
+    _time("created_at"),
+    _time("updated_at"),
+    _time("deleted_at", null=True),
+    sa.ForeignKeyConstraint(["tenant", "environment"], ["environments.tenant", "environments.name"]),
+)
+
+deployments = sa.Table(
+    "deployments",
+    metadata,
+    _text("tenant", key=True),
+    _text("environment", key=True),
+    _text("app", key=True),
+    sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
+    _text("action"),
+    _time("created_at"),
+    _text("created_by"),
+    _text("message"),
+    _text("labels"),
+    _text("functions"),
+    sa.ForeignKeyConstraint(["tenant", "environment", "app"], ["apps.tenant", "apps.environment", "apps.name"]),
+)
+
+functions = sa.Table(
+    "functions",
+    metadata,
+    _text("id", key=True),
+    _text("tenant"),
+    _text("environment"),
+    _text("app"),
+    _text("name"),
+    _whole("revisions"),
+    _time("created_at"),
+    _time("removed_at", null=True),
+    sa.ForeignKeyConstraint(["tenant", "environment", "app"], ["apps.tenant", "apps.environment", "apps.name"]),
+    sa.UniqueConstraint("tenant", "environment", "app", "name"),
+)
+
+revisions = sa.Table(
+    "revisions",
+    metadata,
+    _text("function", sa.ForeignKey("functions.id"), key=True),
+    _text("name", key=True),
+    _text("digest"),
+    _whole("ordinal"),
+    _text("spec"),
+    _time("created_at"),
+    sa.UniqueConstraint("function", "digest"),
+)
+
+traffic = sa.Table(
+    "traffic",
+    metadata,
+    _text("function", key=True),
+    _text("revision", key=True),
+    _whole("weight"),
+    sa.ForeignKeyConstraint(["function", "revision"], ["revisions.function", "revisions.name"]),
+)
+
+api_keys = sa.Table(
+    "api_keys",
+    metadata,
+    _text("id", key=True),
+    sa.Column("hash", sa.Text, nullable=False, unique=True),
+    sa.Column("tenant", sa.Text, sa.ForeignKey("tenants.id"), nullable=False, index=True),
+    _text("environment", null=True),
+    _text("scope"),
+    _text("name"),
+    _text("created_by"),
+    _time("created_at"),
+    _time("expires_at", null=True),
+    _time("revoked_at", null=True),
+)
+
+secrets = sa.Table(
+    "secrets",
+    metadata,
+    _text("tenant", key=True),
+    _text("environment", key=True),
+    _text("name", key=True),
+    _text("sealed"),
+    _text("variables"),
+    _time("created_at"),
+    _time("updated_at"),
+    sa.ForeignKeyConstraint(["tenant", "environment"], ["environments.tenant", "environments.name"]),
+)
+
+images = sa.Table(
+    "images",
+    metadata,
+    _text("tenant", sa.ForeignKey("tenants.id"), key=True),
+    _text("digest", key=True),
+    _text("spec"),
+    _time("created_at"),
+)
+
+blobs = sa.Table("blobs", metadata, _text("digest", key=True), _whole("size_bytes"), _time("created_at"))
+
+blob_owners = sa.Table(
+    "blob_owners",
+    metadata,
+    _text("tenant", sa.ForeignKey("tenants.id"), key=True),
+    _text("digest", sa.ForeignKey("blobs.digest"), key=True),
+    _time("created_at"),
+)
+
+feed = sa.Table(
+    "feed",
+    metadata,
+    _text("kind", key=True),
+    _text("key", key=True),
+    sa.Column("seq", sa.BigInteger, nullable=False, unique=True),
+    _text("value", null=True),
+    _time("changed_at"),
+)
+
+feed_state = sa.Table(
+    "feed_state",
+    metadata,
+    sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
+    _whole("head"),
+    _whole("purged"),
+    _whole("generation"),
+)
+
+usage = sa.Table(
+    "usage",
+    metadata,
+    _text("id", key=True),
+    *(_text(name) for name in ("kind", "call", "tenant", "environment", "app", "function", "function_id", "method", "revision")),
+    *(_text(name) for name in ("instance", "key", "start_kind", "outcome", "price_version", "currency", "rate_per_s", "cost")),
+    _text("gpu", null=True),
+    *(_whole(name) for name in ("attempt", "queued_ms", "start_ms", "exec_ms", "billed_ns", "memory_bytes", "gpu_count")),
+    *(_whole(name) for name in ("tokens_in", "tokens_out", "bytes_in", "bytes_out", "status")),
+    *(_time(name) for name in ("cpu", "started_at", "received_at")),
+    _whole("cost_picos"),
+    _whole("day"),
+    sa.Index("ix_usage_tenant_started_at", "tenant", "started_at"),
+    sa.Index("ix_usage_tenant_call", "tenant", "call"),
+    sa.Index("ix_usage_tenant_environment_app_function_started_at", "tenant", "environment", "app", "function", "started_at"),
+)
+
+calls = sa.Table(
+    "calls",
+    metadata,
+    _text("tenant", key=True),
+    _text("id", key=True),
+    _text("environment"),
+    _text("app"),
+    _text("function"),
+    _text("state"),
+    _whole("sequence"),
+    _time("submitted_at"),
+    _time("expires_at"),
+    _text("record"),
+    sa.Index("ix_calls_tenant_submitted_at", "tenant", "submitted_at"),
+    sa.Index("ix_calls_expires_at", "expires_at"),
+)
+
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+    _time("at"),
+    _text("tenant"),
+    _text("actor"),
+    _text("action"),
+    _text("subject"),
+    _text("before", null=True),
+    _text("after", null=True),
+    _text("request"),
+    sa.Index("ix_audit_tenant_id", "tenant", "id"),
+)
