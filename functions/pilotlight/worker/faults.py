@@ -6,6 +6,7 @@ loaded, otherwise a RemoteError with type, message and traceback. The remote tra
 
 from __future__ import annotations
 
+import json
 import pickle
 import sys
 import traceback
@@ -19,7 +20,9 @@ from pilotlight.protocol import problem
 
 MAX_MESSAGE = 4096
 MAX_TRACEBACK = 48 * 1024
-"""Characters; with JSON escapes at most doubling it, a message stays under the channel's 128 KiB."""
+"""Characters: the first and the last frames of the deepest recursion are in it."""
+MAX_TRACEBACK_JSON = 64 * 1024
+"""Bytes as JSON, where a character may become twelve; with a message of at most 48 KiB it fits into the channel's 128 KiB."""
 
 _OURS = __file__.rsplit("/", 1)[0] + "/"
 
@@ -49,18 +52,21 @@ def message_of(error: BaseException) -> str:
 def traceback_text(error: BaseException) -> str:
     """The traceback without the frames of the worker and of importlib before the user's first one; the middle cut when too long."""
     _hide_our_frames(error)
-    text = "".join(traceback.format_exception(error))
-    if len(text) > MAX_TRACEBACK:
-        half = MAX_TRACEBACK // 2
-        text = f"{text[:half]}\n… {len(text) - 2 * half} characters cut …\n{text[-half:]}"
-    return text
+    return _cut("".join(traceback.format_exception(error)), MAX_TRACEBACK)
+
+
+def _cut(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters cut …\n{text[-half:]}"
 
 
 def _hide_our_frames(error: BaseException) -> None:
     first: TracebackType | None = error.__traceback__
     while first is not None and _is_ours(first.tb_frame.f_code.co_filename):
         first = first.tb_next
-    if first is not None:
+    if first is not None or isinstance(error, SyntaxError):  # a syntax error has no frame of its own; any other such error is a bug of ours
         error.__traceback__ = first
 
 
@@ -70,7 +76,11 @@ def _is_ours(filename: str) -> bool:
 
 def as_data(error: BaseException) -> dict[str, str]:
     """`{"type", "message", "traceback"}` for the control channel."""
-    return {"type": type_name(error), "message": message_of(error), "traceback": traceback_text(error)}
+    text, limit = traceback_text(error), MAX_TRACEBACK
+    while len(json.dumps(text)) > MAX_TRACEBACK_JSON:
+        limit //= 2
+        text = _cut(text, limit)
+    return {"type": type_name(error), "message": message_of(error), "traceback": text}
 
 
 def as_problem(error: BaseException) -> dict[str, Any]:

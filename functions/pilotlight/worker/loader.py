@@ -34,9 +34,9 @@ def _attribute(module: Any, qualname: str) -> Any:
     for name in qualname.split("."):
         try:
             found = getattr(found, name)
-        except AttributeError as e:
+        except AttributeError:
             where = getattr(module, "__file__", None)
-            raise AttributeError(f"module {module.__name__!r} ({where}) has no {qualname!r}: was it renamed after the deployment?") from e
+            raise AttributeError(f"module {module.__name__!r} ({where}) has no {qualname!r}: was it renamed after the deployment?") from None
     return found
 
 

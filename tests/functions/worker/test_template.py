@@ -1,0 +1,349 @@
+"""From boot to the snapshot point, forks, wakes, drains and exits, through the real worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import cloudpickle  # type: ignore[import-untyped]  # ships none
+import httpx
+import pytest
+
+from pilotlight.spec import FunctionKind, MethodSpec
+from tests.fakes.fake_shim import FakeInstance, FakeShim, ShimTimeout, function_spec, read_until, signal_pidfd
+
+
+def call(instance: FakeInstance, method: str = "", arguments: object = ()) -> object:
+    with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path), base_url="http://worker", timeout=30) as client:
+        response = client.post(f"/invoke/{method}", json=arguments)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+
+HOOKS = """
+import atexit, os, random, ssl, tempfile, pathlib
+LOG = pathlib.Path("log")  # the working directory is ours to write
+
+def mark(**marks):
+    def put(f):
+        f._pilotlight_marks = marks
+        return f
+    return put
+
+def log(text):
+    with LOG.open("a") as f:
+        f.write(text + "\\n")
+
+atexit.register(log, "atexit")
+
+class Base:
+    @mark(enter={"snap": True})
+    def load_base(self):
+        log("load_base")
+
+class Service(Base):
+    def __init__(self):
+        log("init")
+
+    @mark(enter={"snap": False})
+    def wake(self):
+        log("wake " + os.environ["PILOTLIGHT_INSTANCE"] + " " + os.environ["SECRET"])
+
+    @mark(enter={"snap": True})
+    async def load(self):
+        log("load")
+
+    @mark(method={"example": ["warm"], "check": lambda answer, expected: answer == expected})
+    def echo(self, text):
+        log("echo " + text)
+        return text
+
+    def unique(self):
+        values = [random.random(), ssl.RAND_bytes(8).hex(), next(tempfile._get_candidate_names())]
+        try:
+            import numpy
+            values.append(float(numpy.random.random()))
+        except ImportError:
+            pass
+        return values
+
+    @mark(exit=True)
+    async def leave(self):
+        log("exit hook")
+"""
+
+
+def service_spec() -> object:
+    return function_spec(qualname="Service", kind=FunctionKind.CLASS, methods=[MethodSpec(name="echo"), MethodSpec(name="unique")])
+
+
+def diary(shim: FakeShim) -> list[str]:
+    return (shim.work / "log").read_text().splitlines()
+
+
+def test_hooks_run_in_order_and_base_classes_first() -> None:
+    with FakeShim({"app.py": HOOKS}, service_spec()) as shim:  # type: ignore[arg-type]
+        point = shim.wait_event("snapshot_point")
+        assert point["threads"] == []
+        assert list(point["phases_ms"]) == ["boot", "import", "enter", "warmup"]
+        assert diary(shim) == ["init", "load_base", "load", "echo warm"]
+
+        instance = shim.order("fork", "i-1", {"SECRET": "s3"})
+        forked = shim.wait_event("forked")
+        assert list(shim.wait_event("ready")["phases_ms"]) == ["fork", "wake"]
+        assert diary(shim)[4:] == ["wake i-1 s3"]
+        assert call(instance, "echo", ["hi"]) == "hi"
+
+        os.kill(forked["pid"], signal.SIGTERM)
+        assert shim.wait_event("exited") == {"event": "exited", "instance": "i-1", "status": 0}
+        assert diary(shim)[5:] == ["echo hi", "exit hook", "atexit"]
+
+
+def test_forks_differ_in_everything_random() -> None:
+    with FakeShim({"app.py": "import numpy, numpy.random\n" + HOOKS}, service_spec()) as shim:  # type: ignore[arg-type]
+        first, second = (call(shim.start(f"i-{n}", {"SECRET": ""}), "unique") for n in range(2))
+        assert isinstance(first, list)
+        assert isinstance(second, list)
+        assert len(first) == 4
+        assert all(a != b for a, b in zip(first, second, strict=True))
+
+
+def test_serve_turns_the_worker_itself_into_the_instance() -> None:
+    with FakeShim({"app.py": HOOKS}, service_spec()) as shim:  # type: ignore[arg-type]
+        instance = shim.start("i-1", {"SECRET": ""}, op="serve")
+        assert call(instance, "echo", ["hi"]) == "hi"
+        os.kill(shim.pid, signal.SIGTERM)
+        assert shim.wait_exit() == 0
+        assert diary(shim)[-2:] == ["exit hook", "atexit"]
+
+
+def test_a_fork_that_is_given_up_before_go_leaves_quietly() -> None:
+    with FakeShim({"app.py": HOOKS}, service_spec()) as shim:  # type: ignore[arg-type]
+        shim.wait_event("snapshot_point")
+        parked = shim.order("fork", "i-1", {"SECRET": ""}, go=False)
+        shim.wait_event("forked")
+        os.close(parked.go)
+        shim._open.remove(parked.go)
+        assert shim.wait_event("exited")["status"] == 0
+        assert "wake i-1 " not in diary(shim)
+
+
+def test_a_killed_child_is_reported_with_its_wait_status() -> None:
+    with FakeShim({"app.py": "def f(): return 1"}, function_spec()) as shim:
+        shim.start("i-1")
+        os.kill(shim.wait_event("forked")["pid"], signal.SIGKILL)
+        assert os.WTERMSIG(shim.wait_event("exited")["status"]) == signal.SIGKILL
+
+
+@pytest.mark.parametrize("op", ["fork", "serve"])
+def test_when_the_shim_dies_template_and_instances_end(op: str) -> None:
+    with FakeShim({"app.py": "def f(): return 1"}, function_spec()) as shim:
+        instance = shim.start("i-1", op=op)
+        shim.hang_up()
+        assert shim.wait_exit() == 0
+        assert read_until(instance.stdout, b"never") == b""  # the end of the pipe: nobody holds it any more
+
+
+def test_sigterm_refuses_new_connections_and_lets_running_calls_finish() -> None:
+    code = """
+        def f():
+            print("begun")
+            with open("fifo") as fifo:   # blocks until the test opens the other end
+                return fifo.read()
+    """
+    with FakeShim({"app.py": code}, function_spec(max_inputs=2)) as shim:
+        os.mkfifo(shim.work / "fifo")
+        instance = shim.start("i-1")
+        pid = shim.wait_event("forked")["pid"]
+        client = httpx.Client(transport=httpx.HTTPTransport(uds=instance.path), base_url="http://worker", timeout=30)
+
+        async def story() -> None:
+            running = asyncio.create_task(asyncio.to_thread(client.post, "/invoke/", json=[]))
+            await asyncio.to_thread(read_until, instance.stdout, b"begun\n")
+            os.kill(pid, signal.SIGTERM)
+            while True:  # until the signal has arrived
+                try:
+                    _, writer = await asyncio.open_unix_connection(instance.path)
+                except ConnectionRefusedError:
+                    break
+                writer.close()
+                await writer.wait_closed()
+            (shim.work / "fifo").write_text("late")
+            answer = await running
+            assert (answer.json(), answer.headers["connection"]) == ("late", "close")
+
+        with client:
+            asyncio.run(story())
+        assert shim.wait_event("exited")["status"] == 0
+
+
+def failure(shim: FakeShim) -> dict[str, object]:
+    while True:
+        message = shim._receive()
+        if message["event"] == "failed":
+            return message
+
+
+@pytest.mark.parametrize(
+    ("code", "phase", "type_name"),
+    [
+        ("import missing_thing\ndef f(): pass", "import", "ModuleNotFoundError"),
+        ("def f(:", "import", "SyntaxError"),
+        ("raise SystemExit(4)", "import", "SystemExit"),
+        ("g = 1", "import", "AttributeError"),
+        ("class f:\n    def __init__(self):\n        1 / 0", "enter", "ZeroDivisionError"),
+    ],
+)
+def test_what_raises_while_starting_is_reported_as_data_and_on_stderr(code: str, phase: str, type_name: str) -> None:
+    with FakeShim({"app.py": code}, function_spec()) as shim:
+        message = failure(shim)
+        error = message["error"]
+        assert isinstance(error, dict)
+        assert (message["phase"], message["instance"], error["type"]) == (phase, None, type_name)
+        assert ("pilotlight/worker" in error["traceback"]) == (type_name == "AttributeError")  # raised by us: what was deployed is not there
+        assert shim.wait_exit() == 1
+        assert type_name in shim.worker_output()
+
+
+def test_a_huge_error_is_cut_to_fit() -> None:
+    with FakeShim({"app.py": "raise ValueError('\\x00' * 1_000_000)"}, function_spec()) as shim:
+        error = failure(shim)["error"]
+        assert isinstance(error, dict)
+        assert len(json.dumps(error)) < 128 * 1024
+        assert "characters cut" in error["traceback"]
+
+
+def test_a_hook_that_raises_after_the_fork_fails_that_instance_only() -> None:
+    code = HOOKS.replace('log("wake "', 'os.environ["SECRET"] == "bad" and 1 / 0; log("wake "')
+    with FakeShim({"app.py": code}, service_spec()) as shim:  # type: ignore[arg-type]
+        shim.wait_event("snapshot_point")
+        shim.order("fork", "i-1", {"SECRET": "bad"})
+        with pytest.raises(ShimTimeout, match="ZeroDivisionError"):
+            shim.wait_event("ready")
+        assert os.waitstatus_to_exitcode(shim.wait_event("exited")["status"]) == 1
+        assert call(shim.start("i-2", {"SECRET": "good"}), "echo", ["hi"]) == "hi"
+
+
+def test_a_check_that_rejects_its_own_answer_fails_the_start() -> None:
+    code = HOOKS.replace("answer == expected", "False")
+    with FakeShim({"app.py": code}, service_spec()) as shim:  # type: ignore[arg-type]
+        message = failure(shim)
+        assert message["phase"] == "warmup"
+        assert "check= of echo" in str(message["error"])
+
+
+def test_surplus_threads_are_named_and_forbid_a_fork() -> None:
+    code = """
+        import threading
+        threading.Thread(target=threading.Event().wait, name="lingering", daemon=True).start()
+        def f(): return 1
+    """
+    with FakeShim({"app.py": code}, function_spec()) as shim:
+        assert shim.wait_event("snapshot_point")["threads"] == ["lingering"]
+        shim.order("fork", "i-1")
+        message = failure(shim)
+        assert message["phase"] == "fork"
+        assert "lingering" in str(message["error"])
+        assert call(shim.start("i-2", op="serve")) == 1
+
+
+def test_the_users_folder_wins_over_everything_of_the_same_name() -> None:
+    code = {
+        "app.py": """
+            import sys
+            import functions, utils, helpers, activator, tests, weight_cache_user
+            def f():
+                import pilotlight
+                return [functions.NAME, utils.NAME, helpers.NAME, activator.NAME, tests.NAME, pilotlight.__file__]
+        """,
+        "weight_cache_user.py": "",
+        **{f"{name}.py": f"NAME = {name!r}" for name in ("utils", "helpers", "activator", "tests", "types_")},
+        "functions/__init__.py": "NAME = 'functions'",
+    }
+    with FakeShim(code, function_spec()) as shim:
+        *names, ours = call(shim.start())  # type: ignore[misc]
+        assert names == ["functions", "utils", "helpers", "activator", "tests"]
+        assert Path(ours).name == "__init__.py"
+
+
+def test_our_other_packages_are_not_on_the_users_path() -> None:
+    code = """
+        import sys
+        def f():
+            found = []
+            for name in ("activator", "snapshotter.shim_of_nobody", "tests.fakes", "benchmarks"):
+                try:
+                    __import__(name)
+                    found.append(name)
+                except ImportError:
+                    pass
+            return found
+    """
+    with FakeShim({"app.py": code}, function_spec()) as shim:
+        assert call(shim.start()) == []
+
+
+def test_the_worker_brings_nothing_heavy_along() -> None:
+    code = """
+        import sys
+        def f():
+            return [m for m in ("torch", "numpy", "pydantic", "fastapi", "starlette", "sqlalchemy", "httpx", "wsproto") if m in sys.modules]
+    """
+    with FakeShim({"app.py": code}, function_spec()) as shim:
+        assert call(shim.start()) == []
+
+
+def test_environment_home_and_working_directory() -> None:
+    code = """
+        import os
+        def f():
+            return [os.environ["PLAIN"], os.environ["HOME"], os.getcwd(), os.environ["OMP_NUM_THREADS"], os.environ["PILOTLIGHT_WEIGHTS"]]
+    """
+    with FakeShim({"app.py": code}, function_spec(), env={"PLAIN": "yes"}) as shim:
+        work = str(shim.work)
+        assert call(shim.start()) == ["yes", work, work, "1", "{}"]
+
+
+def test_a_function_that_travels_by_value() -> None:
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    exec("def f(x): return x * factor\nfactor = 3", namespace)  # as in a notebook: a module that cannot be imported
+    data = cloudpickle.dumps(namespace["f"])
+    with FakeShim({}, function_spec(module="", pickled="f.pickle"), files={"f.pickle": data}) as shim:
+        assert call(shim.start(), "", [14]) == 42
+
+
+def test_decorated_objects_are_unwrapped() -> None:
+    code = """
+        class Handle:
+            def __init__(self, raw):
+                self.__pilotlight__ = type("Declared", (), {"raw": staticmethod(raw)})()
+            def __call__(self):
+                raise TypeError("not called directly")
+        @Handle
+        def f():
+            return "raw"
+    """
+    with FakeShim({"app.py": code}, function_spec()) as shim:
+        assert call(shim.start()) == "raw"
+
+
+def test_an_instance_is_not_hurt_by_the_death_of_its_template() -> None:
+    with FakeShim({"app.py": "def f(): return 1"}, function_spec()) as shim:
+        instance = shim.start()
+        shim._process.kill()
+        assert call(instance) == 1
+
+
+def test_descriptors_of_one_fork_are_not_held_by_the_next() -> None:
+    with FakeShim({"app.py": "def f(): return 1"}, function_spec()) as shim:
+        first = shim.start("i-1")
+        shim.start("i-2")
+        signal_pidfd(shim._pids[0], signal.SIGKILL)
+        shim.wait_event("exited", instance="i-1")
+        assert read_until(first.stdout, b"never") == b""
+        with socket.socket(socket.AF_UNIX) as client, pytest.raises(ConnectionRefusedError):
+            client.connect(first.path)
