@@ -22,6 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import httpx
+
 from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, Scaling, to_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,6 +190,12 @@ def read_until(descriptor: int, wanted: bytes = b"\n") -> bytes:
             break
         data += piece
     return data
+
+
+async def wait_for_running(client: httpx.AsyncClient, count: int) -> None:
+    """Ask the instance until that many calls run; the test's own timeout bounds it."""
+    while (await client.get("/health")).json()["running"] != count:
+        continue
 
 
 def function_spec(

@@ -15,7 +15,7 @@ import types
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pilotlight.errors import DeadlineExceeded, InvalidInput, NotFound, Unavailable
+from pilotlight.errors import InvalidInput, NotFound, Unavailable
 from pilotlight.protocol import (
     CONTENT_JSON,
     CONTENT_PICKLE,
@@ -293,8 +293,8 @@ def _framer(call: Call) -> results.Framer:
     return results.ServerSentEvents() if _SSE in call.accept else results.JsonLines()
 
 
-def _late(call: Call) -> DeadlineExceeded:
-    return DeadlineExceeded(f"the call ran longer than the {call.seconds:g} s it was given", clock="execution")
+def _late(call: Call) -> results.OutOfTime:
+    return results.OutOfTime(f"the call ran longer than the {call.seconds:g} s it was given", clock="execution")
 
 
 def _seconds(value: bytes) -> float:

@@ -36,7 +36,9 @@ def _attribute(module: Any, qualname: str) -> Any:
             found = getattr(found, name)
         except AttributeError:
             where = getattr(module, "__file__", None)
-            raise AttributeError(f"module {module.__name__!r} ({where}) has no {qualname!r}: was it renamed after the deployment?") from None
+            raise AttributeError(
+                f"module {module.__name__!r} ({where}) has no {qualname!r}: was it renamed after the deployment?"
+            ) from None
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import cloudpickle  # type: ignore[import-untyped]  # ships none
 
-from pilotlight.errors import PilotlightError
+from pilotlight.errors import DeadlineExceeded, PilotlightError
 from pilotlight.protocol import CONTENT_NDJSON, CONTENT_PICKLE_STREAM, CONTENT_SSE, problem
 from pilotlight.worker import faults
 
@@ -26,6 +26,10 @@ class Unserialisable(PilotlightError):
 
     type = "result-not-serialisable"
     status = 500
+
+
+class OutOfTime(DeadlineExceeded):
+    """Raised when this call's execution clock ran out: our own, where user code may raise a DeadlineExceeded of a call that it made."""
 
 
 def as_json(value: Any) -> bytes:
@@ -126,7 +130,7 @@ class Pickles:
 
 def error_document(error: BaseException) -> dict[str, Any]:
     """The problem document of any error: ours as it is, the user's without internals."""
-    return problem_of(error) if isinstance(error, Unserialisable) else faults.as_problem(error)
+    return problem_of(error) if isinstance(error, Unserialisable | OutOfTime) else faults.as_problem(error)
 
 
 def _default(value: Any) -> Any:

@@ -15,7 +15,7 @@ import pytest
 from pilotlight.errors import RemoteError
 from pilotlight.protocol import CONTENT_PICKLE, HEADER_CALL, HEADER_DEADLINE, HEADER_OUTCOME
 from pilotlight.spec import FunctionKind, MethodSpec
-from tests.fakes.fake_shim import FakeInstance, FakeShim, function_spec, read_until
+from tests.fakes.fake_shim import FakeInstance, FakeShim, function_spec, read_until, wait_for_running
 
 CODE = '''
 import asyncio, sys, threading, time
@@ -104,9 +104,22 @@ class Service:
     def plain_returning_coroutine(self):
         return self.async_add(1)
 '''
-METHODS = (
-    "add async_add shout fail async_fail odd not_a_number meet spin wait_forever stubborn open_gate read_log plain_returning_coroutine"
-).split()
+METHODS = [
+    "add",
+    "async_add",
+    "shout",
+    "fail",
+    "async_fail",
+    "odd",
+    "not_a_number",
+    "meet",
+    "spin",
+    "wait_forever",
+    "stubborn",
+    "open_gate",
+    "read_log",
+    "plain_returning_coroutine",
+]
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +153,7 @@ def call_pickled(client: httpx.Client, method: str, *args: object, **kwargs: obj
 
 
 @pytest.mark.parametrize("method", ["add", "async_add"])
-@pytest.mark.parametrize(("body", "answer"), [({"x": 1}, 3), ({"x": 1, "y": 5}, 6), ([1], 3), ([1, 1], 2)])
+@pytest.mark.parametrize("body, answer", [({"x": 1}, 3), ({"x": 1, "y": 5}, 6), ([1], 3), ([1, 1], 2)])
 def test_json_object_gives_names_and_array_gives_positions(client: httpx.Client, method: str, body: object, answer: int) -> None:
     response = client.post(f"/invoke/{method}", json=body)
 
@@ -150,7 +163,7 @@ def test_json_object_gives_names_and_array_gives_positions(client: httpx.Client,
 
 
 @pytest.mark.parametrize(
-    ("body", "parameter", "says"),
+    "body, parameter, says",
     [
         (b"{}", "x", "parameter 'x' is missing"),
         (b'{"x": 1, "z": 2}', "z", "unknown parameter 'z'"),
@@ -160,7 +173,9 @@ def test_json_object_gives_names_and_array_gives_positions(client: httpx.Client,
         (b"\xff\xfe", None, "not JSON"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused_naming_the_parameter(client: httpx.Client, body: bytes, parameter: str | None, says: str) -> None:
+def test_arguments_that_do_not_fit_are_refused_naming_the_parameter(
+    client: httpx.Client, body: bytes, parameter: str | None, says: str
+) -> None:
     response = client.post("/invoke/add", content=body)
 
     problem = response.json()
@@ -190,7 +205,7 @@ def test_user_exceptions_reach_json_callers_without_internals(client: httpx.Clie
 
 
 @pytest.mark.parametrize(
-    ("kind", "type_name", "slug"),
+    "kind, type_name, slug",
     [
         ("exit", "SystemExit", "function-raised"),
         ("memory", "MemoryError", "out-of-memory"),
@@ -210,7 +225,7 @@ def test_an_async_function_that_raises_is_answered_like_a_sync_one(client: httpx
     assert client.post("/invoke/async_fail").json()["error"] == {"type": "LookupError", "message": "async"}
 
 
-@pytest.mark.parametrize(("method", "says"), [("odd", "builtins.object"), ("not_a_number", "JSON")])
+@pytest.mark.parametrize("method, says", [("odd", "builtins.object"), ("not_a_number", "JSON")])
 def test_a_result_that_json_cannot_carry_is_a_clear_error(client: httpx.Client, method: str, says: str) -> None:
     problem = client.post(f"/invoke/{method}").json()
 
@@ -269,15 +284,12 @@ def test_lines_written_inside_a_call_carry_its_id(instance: FakeInstance, client
 async def test_sixteen_calls_run_at_once_and_the_seventeenth_is_refused(instance: FakeInstance) -> None:
     async with connect_async(instance) as client:
         fifteen = [asyncio.create_task(client.post("/invoke/meet")) for _ in range(15)]
-        while (await client.get("/health")).json()["running"] < 15:
-            await asyncio.sleep(0)
+        await wait_for_running(client, 15)
         waiting = asyncio.create_task(client.post("/invoke/wait_forever"))
-        while (await client.get("/health")).json()["running"] < 16:
-            await asyncio.sleep(0)
+        await wait_for_running(client, 16)
         refused = await client.post("/invoke/meet")
         waiting.cancel()
-        while (await client.get("/health")).json()["running"] > 15:
-            await asyncio.sleep(0)
+        await wait_for_running(client, 15)
         last = await client.post("/invoke/meet")
         answers = [r.json() for r in (*await asyncio.gather(*fifteen), last)]
 
@@ -285,15 +297,14 @@ async def test_sixteen_calls_run_at_once_and_the_seventeenth_is_refused(instance
     assert sorted(answers) == list(range(16))
 
 
-@pytest.mark.parametrize(("method", "line", "logged"), [("spin", b"spinning\n", "spin ended"), ("wait_forever", b"waiting\n", "wait ended")])
+@pytest.mark.parametrize("method, line, logged", [("spin", b"spinning\n", "spin ended"), ("wait_forever", b"waiting\n", "wait ended")])
 async def test_a_caller_that_leaves_stops_its_call(shim: FakeShim, method: str, line: bytes, logged: str) -> None:
     instance = shim.start(f"i-leave-{method}")
     async with connect_async(instance) as client:
         task = asyncio.create_task(client.post(f"/invoke/{method}"))
         await asyncio.to_thread(read_until, instance.stdout, line)
         task.cancel()
-        while (await client.get("/health")).json()["running"]:
-            await asyncio.sleep(0)
+        await wait_for_running(client, 0)
         assert (await client.post("/invoke/read_log")).json()[-1] == logged
         assert (await client.post("/invoke/add", json=[1])).json() == 3  # the thread serves the next call, unharmed
 
@@ -316,8 +327,7 @@ async def test_a_call_counts_as_running_until_its_function_has_ended(shim: FakeS
         await asyncio.gather(task, return_exceptions=True)
         assert (await client.get("/health")).json()["running"] == 1
         await client.post("/invoke/open_gate")
-        while (await client.get("/health")).json()["running"]:
-            await asyncio.sleep(0)
+        await wait_for_running(client, 0)
 
 
 async def test_a_caller_that_leaves_after_a_large_body_is_noticed(shim: FakeShim) -> None:
@@ -327,8 +337,7 @@ async def test_a_caller_that_leaves_after_a_large_body_is_noticed(shim: FakeShim
         task = asyncio.create_task(client.post("/invoke/wait_forever", content=body))
         await asyncio.to_thread(read_until, instance.stdout, b"waiting\n")
         task.cancel()
-        while (await client.get("/health")).json()["running"]:
-            await asyncio.sleep(0)
+        await wait_for_running(client, 0)
 
 
 def test_the_instance_is_a_process_of_its_own_session(shim: FakeShim) -> None:

@@ -13,7 +13,7 @@ import cloudpickle  # type: ignore[import-untyped]  # ships none
 import httpx
 import pytest
 
-from pilotlight.spec import FunctionKind, MethodSpec
+from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec
 from tests.fakes.fake_shim import FakeInstance, FakeShim, ShimTimeout, function_spec, read_until, signal_pidfd
 
 
@@ -77,7 +77,7 @@ class Service(Base):
 """
 
 
-def service_spec() -> object:
+def service_spec() -> FunctionSpec:
     return function_spec(qualname="Service", kind=FunctionKind.CLASS, methods=[MethodSpec(name="echo"), MethodSpec(name="unique")])
 
 
@@ -86,7 +86,7 @@ def diary(shim: FakeShim) -> list[str]:
 
 
 def test_hooks_run_in_order_and_base_classes_first() -> None:
-    with FakeShim({"app.py": HOOKS}, service_spec()) as shim:  # type: ignore[arg-type]
+    with FakeShim({"app.py": HOOKS}, service_spec()) as shim:
         point = shim.wait_event("snapshot_point")
         assert point["threads"] == []
         assert list(point["phases_ms"]) == ["boot", "import", "enter", "warmup"]
@@ -104,7 +104,7 @@ def test_hooks_run_in_order_and_base_classes_first() -> None:
 
 
 def test_forks_differ_in_everything_random() -> None:
-    with FakeShim({"app.py": "import numpy, numpy.random\n" + HOOKS}, service_spec()) as shim:  # type: ignore[arg-type]
+    with FakeShim({"app.py": "import numpy, numpy.random\n" + HOOKS}, service_spec()) as shim:
         first, second = (call(shim.start(f"i-{n}", {"SECRET": ""}), "unique") for n in range(2))
         assert isinstance(first, list)
         assert isinstance(second, list)
@@ -113,7 +113,7 @@ def test_forks_differ_in_everything_random() -> None:
 
 
 def test_serve_turns_the_worker_itself_into_the_instance() -> None:
-    with FakeShim({"app.py": HOOKS}, service_spec()) as shim:  # type: ignore[arg-type]
+    with FakeShim({"app.py": HOOKS}, service_spec()) as shim:
         instance = shim.start("i-1", {"SECRET": ""}, op="serve")
         assert call(instance, "echo", ["hi"]) == "hi"
         os.kill(shim.pid, signal.SIGTERM)
@@ -122,7 +122,7 @@ def test_serve_turns_the_worker_itself_into_the_instance() -> None:
 
 
 def test_a_fork_that_is_given_up_before_go_leaves_quietly() -> None:
-    with FakeShim({"app.py": HOOKS}, service_spec()) as shim:  # type: ignore[arg-type]
+    with FakeShim({"app.py": HOOKS}, service_spec()) as shim:
         shim.wait_event("snapshot_point")
         parked = shim.order("fork", "i-1", {"SECRET": ""}, go=False)
         shim.wait_event("forked")
@@ -189,7 +189,7 @@ def failure(shim: FakeShim) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("code", "phase", "type_name"),
+    "code, phase, type_name",
     [
         ("import missing_thing\ndef f(): pass", "import", "ModuleNotFoundError"),
         ("def f(:", "import", "SyntaxError"),
@@ -204,7 +204,9 @@ def test_what_raises_while_starting_is_reported_as_data_and_on_stderr(code: str,
         error = message["error"]
         assert isinstance(error, dict)
         assert (message["phase"], message["instance"], error["type"]) == (phase, None, type_name)
-        assert ("pilotlight/worker" in error["traceback"]) == (type_name == "AttributeError")  # raised by us: what was deployed is not there
+        assert ("pilotlight/worker" in error["traceback"]) == (
+            type_name == "AttributeError"
+        )  # raised by us: what was deployed is not there
         assert shim.wait_exit() == 1
         assert type_name in shim.worker_output()
 
@@ -219,7 +221,7 @@ def test_a_huge_error_is_cut_to_fit() -> None:
 
 def test_a_hook_that_raises_after_the_fork_fails_that_instance_only() -> None:
     code = HOOKS.replace('log("wake "', 'os.environ["SECRET"] == "bad" and 1 / 0; log("wake "')
-    with FakeShim({"app.py": code}, service_spec()) as shim:  # type: ignore[arg-type]
+    with FakeShim({"app.py": code}, service_spec()) as shim:
         shim.wait_event("snapshot_point")
         shim.order("fork", "i-1", {"SECRET": "bad"})
         with pytest.raises(ShimTimeout, match="ZeroDivisionError"):
@@ -230,7 +232,7 @@ def test_a_hook_that_raises_after_the_fork_fails_that_instance_only() -> None:
 
 def test_a_check_that_rejects_its_own_answer_fails_the_start() -> None:
     code = HOOKS.replace("answer == expected", "False")
-    with FakeShim({"app.py": code}, service_spec()) as shim:  # type: ignore[arg-type]
+    with FakeShim({"app.py": code}, service_spec()) as shim:
         message = failure(shim)
         assert message["phase"] == "warmup"
         assert "check= of echo" in str(message["error"])
@@ -265,9 +267,10 @@ def test_the_users_folder_wins_over_everything_of_the_same_name() -> None:
         "functions/__init__.py": "NAME = 'functions'",
     }
     with FakeShim(code, function_spec()) as shim:
-        *names, ours = call(shim.start())  # type: ignore[misc]
-        assert names == ["functions", "utils", "helpers", "activator", "tests"]
-        assert Path(ours).name == "__init__.py"
+        answer = call(shim.start())
+        assert isinstance(answer, list)
+        assert answer[:-1] == ["functions", "utils", "helpers", "activator", "tests"]
+        assert Path(answer[-1]).parent.name == "pilotlight"
 
 
 def test_our_other_packages_are_not_on_the_users_path() -> None:
