@@ -1,1 +1,147 @@
-"""pilotlight: serverless functions for models, back from zero in milliseconds."""
+"""pilotlight: serverless functions for models, back from zero in milliseconds.
+
+    import pilotlight
+
+    app = pilotlight.App("hello")
+
+    @app.function()
+    def greet(name: str) -> str:
+        return f"hello {name}"
+
+The names below are loaded when they are first used, so that importing the package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pilotlight.client import AsyncClient, Client, Deployment
+    from pilotlight.errors import (
+        ClientClosedRequest,
+        Conflict,
+        DeadlineExceeded,
+        Forbidden,
+        FunctionRaised,
+        InvalidInput,
+        NotFound,
+        PilotlightError,
+        RemoteError,
+        StartFailed,
+        TooLarge,
+        TooManyRequests,
+        Unauthenticated,
+        Unavailable,
+        WorkerCrashed,
+    )
+    from pilotlight.packaging.deploy import deploy
+    from pilotlight.profile import Profile
+    from pilotlight.sdk.app import App
+    from pilotlight.sdk.calls import FunctionCall
+    from pilotlight.sdk.classes import Cls
+    from pilotlight.sdk.handles import Function
+    from pilotlight.sdk.image import Image
+    from pilotlight.sdk.marks import PilotlightWarning, asgi_app, batched, concurrent, enter, exit, method
+    from pilotlight.sdk.secret import Secret
+    from pilotlight.sdk.weights import Weights
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "pilotlight.client": ("AsyncClient", "Client", "Deployment"),
+    "pilotlight.errors": (
+        *("ClientClosedRequest", "Conflict", "DeadlineExceeded", "Forbidden", "FunctionRaised", "InvalidInput", "NotFound"),
+        *("PilotlightError", "RemoteError", "StartFailed", "TooLarge", "TooManyRequests", "Unauthenticated", "Unavailable"),
+        "WorkerCrashed",
+    ),
+    "pilotlight.packaging.deploy": ("deploy",),
+    "pilotlight.profile": ("Profile",),
+    "pilotlight.sdk.app": ("App",),
+    "pilotlight.sdk.calls": ("FunctionCall",),
+    "pilotlight.sdk.classes": ("Cls",),
+    "pilotlight.sdk.handles": ("Function",),
+    "pilotlight.sdk.image": ("Image",),
+    "pilotlight.sdk.marks": ("PilotlightWarning", "asgi_app", "batched", "concurrent", "enter", "exit", "method"),
+    "pilotlight.sdk.secret": ("Secret",),
+    "pilotlight.sdk.weights": ("Weights",),
+}
+_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
+_NOT_HERE = {
+    "Volume": "model files belong in pilotlight.Weights, other data in an object store",
+    "NetworkFileSystem": "model files belong in pilotlight.Weights, other data in an object store",
+    "CloudBucketMount": "model files belong in pilotlight.Weights, other data in an object store",
+    "Mount": "the source beside the app is packaged by itself; add other files with Image.copy()",
+    "Stub": "it is called App",
+    "Dict": "use a database or a cache of your own",
+    "Queue": "use a queue of your own, or .spawn()",
+    "Cron": "call the function from cron or a workflow engine",
+    "Period": "call the function from cron or a workflow engine",
+    "Retries": "mark the function idempotent=True, or retry in the caller",
+    "Sandbox": "declare a function",
+    "parameter": "classes take no parameters: pass the value to the method",
+    "web_endpoint": "every function has an HTTP address already: POST /v1/functions/{app}/{function}:invoke",
+    "fastapi_endpoint": "every function has an HTTP address already: POST /v1/functions/{app}/{function}:invoke",
+    "web_server": "return an ASGI application from a function with @pilotlight.asgi_app()",
+    "wsgi_app": "wrap it (a2wsgi.WSGIMiddleware) and return it from a function with @pilotlight.asgi_app()",
+    "gpu": 'write the accelerator as text: gpu="H100" or gpu="H100:2"',
+}
+
+__all__ = [
+    "App",
+    "AsyncClient",
+    "Client",
+    "ClientClosedRequest",
+    "Cls",
+    "Conflict",
+    "DeadlineExceeded",
+    "Deployment",
+    "Forbidden",
+    "Function",
+    "FunctionCall",
+    "FunctionRaised",
+    "Image",
+    "InvalidInput",
+    "NotFound",
+    "PilotlightError",
+    "PilotlightWarning",
+    "Profile",
+    "RemoteError",
+    "Secret",
+    "StartFailed",
+    "TooLarge",
+    "TooManyRequests",
+    "Unauthenticated",
+    "Unavailable",
+    "Weights",
+    "WorkerCrashed",
+    "__version__",
+    "asgi_app",
+    "batched",
+    "concurrent",
+    "deploy",
+    "enter",
+    "exit",
+    "is_local",
+    "method",
+]
+
+
+def is_local() -> bool:
+    """Whether this runs outside a worker of the platform."""
+    return os.environ.get("PILOTLIGHT_WORKER") != "1"
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is not None:
+        value = getattr(importlib.import_module(module), name)
+        globals()[name] = value
+        return value
+    hint = f": {_NOT_HERE[name]} (docs/from-modal.md)" if name in _NOT_HERE else ""
+    raise AttributeError(f"pilotlight has no {name!r}{hint}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,6 +6,7 @@ documents them (OpenAPI, `GET /openapi.json`); errors are `pilotlight.errors`. h
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
-from pilotlight.errors import PilotlightError
+from pilotlight.errors import Conflict, NotFound, PilotlightError
 from pilotlight.profile import Profile
 from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, CallRecord
 from pilotlight.sdk.answers import RAISED_STATUS, ItemReader, call_headers, function_path, value_of
@@ -252,8 +253,11 @@ class Client:
         return self._list("/v1/secrets", "secrets")
 
     def secret(self, name: str) -> Json:
-        """One secret's description, without values."""
-        return self._get(f"/v1/secrets/{quote(name, safe='')}")
+        """One secret's description, without values. Raises NotFound."""
+        for found in self.secrets():
+            if found["name"] == name:
+                return found
+        raise NotFound(f"there is no secret {name!r} in environment {self.profile.environment!r}")
 
     def put_secret(self, name: str, values: Mapping[str, str]) -> None:
         """Create or replace a secret: environment variables that instances see after their next start."""
@@ -268,8 +272,8 @@ class Client:
         return self._list("/v1/keys", "keys")
 
     def create_key(self, *, scope: str = "invoke", name: str = "", environment: str | None = None, ttl_s: float | None = None) -> Json:
-        """A new API key; `key` in the answer is shown this one time."""
-        body = {"scope": scope, "name": name, **_present({"environment": environment, "ttl_s": ttl_s})}
+        """A new API key; `secret` in the answer is its text, shown this one time. `ttl_s` None: it never expires."""
+        body = {"scope": scope, "name": name, **_present({"environment": environment, "expires_in_s": ttl_s})}
         return dict(self._transport.request("POST", "/v1/keys", json=body).json())
 
     def revoke_key(self, key_id: str) -> None:
@@ -282,7 +286,8 @@ class Client:
 
     def create_environment(self, name: str) -> None:
         """Create an environment; harmless when it is there."""
-        self._transport.request("PUT", f"/v1/environments/{quote(name, safe='')}")
+        with contextlib.suppress(Conflict):
+            self._transport.request("POST", "/v1/environments", json={"name": name}, repeatable=True)
 
     def delete_environment(self, name: str) -> None:
         """Delete an environment with everything in it."""

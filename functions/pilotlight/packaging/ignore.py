@@ -1,0 +1,76 @@
+"""What stays out of a source archive: what always does, and what `.gitignore` and `.pilotlightignore` name.
+
+Patterns follow gitignore(5): files deeper in the tree win over higher ones, `.pilotlightignore` over `.gitignore` beside it, the last
+matching line within a file. Above the root, files up to the top of the git work tree count too.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+IGNORE_FILES = (".gitignore", ".pilotlightignore")
+_ALWAYS_DIRECTORIES = frozenset(
+    {".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".nox"}
+    | {".ipynb_checkpoints", ".idea", ".vscode", ".pilotlight"}
+)
+_ALWAYS_FILES = frozenset({".DS_Store", ".env"})
+"""`.env` holds secrets by convention: they travel as `Secret.from_dotenv()`, not as source."""
+_ALWAYS_SUFFIXES = (".pyc", ".pyo")
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    directory: Path
+    patterns: Any
+
+
+class Ignore:
+    """The ignore files that apply in one directory, from the top down. Immutable: `within` gives a subdirectory's."""
+
+    def __init__(self, levels: tuple[_Level, ...] = ()) -> None:
+        self._levels = levels
+
+    @classmethod
+    def at_root(cls, root: Path) -> Ignore:
+        """For the root of an archive: its own ignore files, and those above it inside the same git work tree."""
+        above: list[Path] = []
+        if any((directory / ".git").exists() for directory in (root, *root.parents)):
+            for directory in (root, *root.parents):
+                if (directory / ".git").exists():
+                    break
+                above.insert(0, directory.parent)
+        found = cls()
+        for directory in (*above, root):
+            found = found.within(directory)
+        return found
+
+    def within(self, directory: Path) -> Ignore:
+        """With the ignore files of `directory` added."""
+        lines = [line for name in IGNORE_FILES for line in _lines(directory / name)]
+        if not lines:
+            return self
+        patterns = importlib.import_module("pathspec").GitIgnoreSpec.from_lines(lines)
+        return Ignore((*self._levels, _Level(directory, patterns)))
+
+    def excludes(self, path: Path, *, is_directory: bool) -> bool:
+        """Whether `path` (below the directory that this is for) stays out."""
+        if path.name in (_ALWAYS_DIRECTORIES if is_directory else _ALWAYS_FILES) or path.name.endswith(_ALWAYS_SUFFIXES):
+            return True
+        if is_directory and (path / "pyvenv.cfg").exists():
+            return True  # a virtual environment under any name
+        for level in reversed(self._levels):
+            relative = path.relative_to(level.directory).as_posix() + ("/" if is_directory else "")
+            verdict = level.patterns.check_file(relative).include
+            if verdict is not None:
+                return bool(verdict)
+        return False
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,70 @@
+"""Where a declaration's source is: the directory that goes into the bundle, and the name by which a worker imports the module."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pilotlight.errors import InvalidInput
+from pilotlight.sdk.declaration import Declaration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One directory to pack.
+
+    Attributes:
+        root: the directory; None for a notebook, which has only what it imported.
+        module: module to import inside it; "" for what travels by value.
+    """
+
+    root: Path | None
+    module: str
+
+
+def source_of(declaration: Declaration) -> Source:
+    """The source of one declaration. Raises InvalidInput when its module is not a file."""
+    file = declaration.file
+    if declaration.by_value:
+        return Source(root=file.parent if file else None, module="")
+    if file is None:
+        raise InvalidInput(f"{declaration.name}: module {declaration.module!r} is not a file, so it cannot be packaged")
+    parts = module_parts(declaration.module, file)
+    return Source(root=root_of(file, parts), module=".".join(parts))
+
+
+def module_parts(module: str, file: Path) -> list[str]:
+    """The dotted name as a list, if the file lies where that name says; else the file's own name."""
+    parts = module.split(".")
+    tail = [*file.with_suffix("").parts]
+    if tail[-1] == "__init__":
+        tail.pop()
+    if tail[-len(parts) :] == parts:
+        return parts
+    if "." in file.stem:
+        raise InvalidInput(f"{file}: a module's file name has no dots besides its ending: rename it")
+    return [file.stem]
+
+
+def root_of(file: Path, parts: Sequence[str]) -> Path:
+    """The directory from which `parts` are importable: for a module of a package, the directory that holds the package."""
+    start = file.parent if file.stem == "__init__" else file
+    return start.parents[len(parts) - 1]
+
+
+def notebook_files(directory: Path) -> dict[str, Path]:
+    """Modules below `directory` that this process has imported, by their name in an archive; installed packages are left out."""
+    installed = {Path(sysconfig.get_paths()[kind]).resolve() for kind in ("purelib", "platlib", "stdlib")}
+    found: dict[str, Path] = {}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        path = Path(file).resolve() if file else None
+        if path is None or path.suffix != ".py" or not path.is_relative_to(directory):
+            continue
+        if any(path.is_relative_to(place) for place in installed) or module.__name__ == "__main__":
+            continue
+        found[path.relative_to(directory).as_posix()] = path
+    return found

@@ -1,0 +1,215 @@
+"""`App`: a named set of functions and classes that are deployed together."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import secrets as randomness
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
+
+from pilotlight.errors import InvalidInput
+from pilotlight.sdk import running, session
+from pilotlight.sdk.classes import Cls
+from pilotlight.sdk.declaration import Declaration, check_class, check_declared_name, check_function, members
+from pilotlight.sdk.handles import Function
+from pilotlight.sdk.image import Image
+from pilotlight.sdk.marks import MARKS, describe, marks_of, method_mark, refuse_bare
+from pilotlight.sdk.options import Options, Settled, settle
+from pilotlight.sdk.secret import Secret
+from pilotlight.spec import FunctionKind
+from pilotlight.types import MAX_NAME_LENGTH, check_name
+
+if TYPE_CHECKING:
+    from pilotlight.client import Deployment
+    from pilotlight.packaging.deploy import Progress
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+_RUN_MARK = "-run-"
+_RUN_RANDOM_HEX = 6
+
+
+class LocalEntrypoint(Generic[P, R]):
+    """A function that `pilotlight run` runs on the caller's machine, with the app up. Calling it calls it."""
+
+    def __init__(self, raw: Callable[P, R]) -> None:
+        self.raw = raw
+        self.__name__ = raw.__name__
+        self.__doc__ = raw.__doc__
+
+    def __repr__(self) -> str:
+        return f"<LocalEntrypoint {self.__name__}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.raw(*args, **kwargs)
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """Its parameters, which become options of the command line."""
+        return inspect.signature(self.raw, eval_str=True)
+
+
+class App:
+    """A deployable set of functions.
+
+    `image`, `secrets` and `env` are defaults of its functions: an own image replaces the app's, secrets and variables add to it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        image: Image | None = None,
+        secrets: Sequence[Secret] = (),
+        env: Mapping[str, str] | None = None,
+        description: str = "",
+    ) -> None:
+        if not isinstance(name, str):
+            raise InvalidInput(f'App({name!r}): the first argument is the name, as in App("search")', parameter="name")
+        try:
+            self.name = check_name("app", name)
+        except ValueError as e:
+            raise InvalidInput(str(e), parameter="name") from e
+        self.image = image
+        self.secrets = tuple(secrets)
+        self.env = dict(env or {})
+        self.description = description
+        self.declarations: dict[str, Declaration] = {}
+        self.local_entrypoints: dict[str, LocalEntrypoint[..., Any]] = {}
+
+    def __repr__(self) -> str:
+        return f"<App {self.name}: {', '.join(self.declarations) or 'nothing declared'}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return App, (self.name,)  # inside a worker an app is only a name: what it declares is already deployed
+
+    def function(self, func: None = None, /, **options: Unpack[Options]) -> Callable[[Callable[P, R]], Function[P, R]]:
+        """Declare a function, or (above @asgi_app()) a web application. Keywords: `pilotlight.sdk.options.Options`."""
+        refuse_bare("app.function", func)
+
+        def declare(raw: Callable[P, R]) -> Function[P, R]:
+            check_function(raw, "app.function")
+            settled = settle(options, concurrent=marks_of(raw).get("concurrent"))
+            if settled.example is not None or settled.check is not None:
+                marked: Any = raw
+                setattr(marked, MARKS, {**marks_of(raw), "method": method_mark(example=settled.example, check=settled.check)})
+            kind = FunctionKind.ASGI if "asgi" in marks_of(raw) else FunctionKind.FUNCTION
+            declaration = self._declare(raw, kind, settled)
+            return Function(app=self.name, name=declaration.name, declaration=declaration, body=raw)
+
+        return declare
+
+    def cls(self, kind: None = None, /, **options: Unpack[Options]) -> Callable[[type[T]], Cls[T]]:
+        """Declare a class with @method()s. Keywords: `pilotlight.sdk.options.Options`, without `example` and `check`."""
+        refuse_bare("app.cls", kind)
+        for key in ("example", "check"):
+            if key in options:
+                raise InvalidInput(f"{key}= belongs to a method: write @pilotlight.method({key}=…)", parameter=key)
+
+        def declare(raw: type[T]) -> Cls[T]:
+            check_class(raw, "app.cls")
+            settled = settle(options, concurrent=marks_of(raw).get("concurrent"))
+            is_web = any("asgi" in marks for _, marks, _ in members(raw))
+            declaration = self._declare(raw, FunctionKind.ASGI if is_web else FunctionKind.CLASS, settled)
+            return Cls(app=self.name, name=declaration.name, declaration=declaration)
+
+        return declare
+
+    def local_entrypoint(self, func: None = None, /, *, name: str | None = None) -> Callable[[Callable[P, R]], LocalEntrypoint[P, R]]:
+        """Mark the function that `pilotlight run` calls on this machine, while the app is up."""
+        refuse_bare("app.local_entrypoint", func)
+
+        def declare(raw: Callable[P, R]) -> LocalEntrypoint[P, R]:
+            entrypoint = LocalEntrypoint(raw)
+            self.local_entrypoints[name or raw.__name__] = entrypoint
+            return entrypoint
+
+        return declare
+
+    def run(self, *, progress: Progress | None = None) -> EphemeralRun:
+        """`with app.run():` deploys the app under a name of its own, sends its calls there, and deletes it at the end."""
+        return EphemeralRun(self, progress)
+
+    def deploy(self, *, name: str | None = None, message: str = "", progress: Progress | None = None) -> Deployment:
+        """Deploy the app (under `name`, if given) with the profile in force, as `pilotlight deploy` does."""
+        from pilotlight.packaging.deploy import deploy
+
+        return deploy(self, client=session.client(), name=name, message=message, progress=progress)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an ephemeral deployment of it is up in this process."""
+        return running.is_running(self.name)
+
+    def _declare(self, raw: Any, kind: FunctionKind, settled: Settled) -> Declaration:
+        name = check_declared_name(raw, settled.name)
+        self._check_new(name, raw)
+        image = settled.image if settled.has_image else self.image
+        declaration = Declaration(
+            app=self.name,
+            name=name,
+            raw=raw,
+            kind=kind,
+            image=image,
+            weights=settled.weights,
+            secrets=(*self.secrets, *settled.secrets),
+            env={**self.env, **settled.env},
+            resources=settled.resources,
+            scaling=settled.scaling,
+            clocks=settled.clocks,
+            snapshot=settled.snapshot,
+            idempotent=settled.idempotent,
+            description=settled.description or inspect.getdoc(raw) or "",
+        )
+        self.declarations[name] = declaration
+        return declaration
+
+    def _check_new(self, name: str, raw: Any) -> None:
+        there = self.declarations.get(name)
+        if there is None or _is_same_place_again(there.raw, raw):
+            return
+        raise InvalidInput(
+            f"app {self.name!r} has two functions named {name!r}: {describe(there.raw)} and {describe(raw)}; rename one, or give it name=",
+            parameter="name",
+        )
+
+
+class EphemeralRun:
+    """The context of `with app.run():` (or `async with`). Entered once; owns the ephemeral deployment."""
+
+    def __init__(self, app: App, progress: Progress | None) -> None:
+        self._app = app
+        self._progress = progress
+        keep = MAX_NAME_LENGTH - len(_RUN_MARK) - _RUN_RANDOM_HEX
+        self.name = f"{app.name[:keep]}{_RUN_MARK}{randomness.token_hex(_RUN_RANDOM_HEX // 2)}"
+
+    def __repr__(self) -> str:
+        return f"<EphemeralRun {self.name}>"
+
+    def __enter__(self) -> Self:
+        if running.is_running(self._app.name):
+            raise InvalidInput(f"app {self._app.name!r} is running already: leave the outer 'with app.run():' first")
+        self._app.deploy(name=self.name, message="run", progress=self._progress)
+        running.start(self._app.name, self.name)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        running.end(self._app.name)
+        session.client().delete_app(self.name)
+
+    async def __aenter__(self) -> Self:
+        return await asyncio.to_thread(self.__enter__)
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        await asyncio.to_thread(self.__exit__, kind, error, traceback)
+
+
+def _is_same_place_again(old: Any, new: Any) -> bool:
+    """A notebook cell (or an interactive line) that was run again redefines what it defined; a file that does so is a mistake."""
+    interactive = not hasattr(sys.modules.get("__main__"), "__file__")
+    return interactive and old.__module__ == new.__module__ == "__main__" and old.__qualname__ == new.__qualname__

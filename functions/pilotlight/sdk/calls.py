@@ -1,0 +1,105 @@
+"""`FunctionCall`: a submitted call, which lives on without its caller."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+from pilotlight.client import LONG_POLL_S
+from pilotlight.sdk import session
+from pilotlight.sdk.answers import is_finished, value_of_record
+from pilotlight.sdk.dual import Dual
+
+R = TypeVar("R")
+
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 1.0
+
+
+def pauses_s() -> Iterator[float]:
+    """Seconds between looks at a call, where the server does not hold the look open: doubling from 20 ms to 1 s."""
+    pause = _FIRST_PAUSE_S
+    while True:
+        yield pause
+        pause = min(_LONGEST_PAUSE_S, pause * 2)
+
+
+class FunctionCall(Generic[R]):
+    """A call by its id. `get()` waits for its result, in this or any other process."""
+
+    def __init__(self, call_id: str) -> None:
+        self.id = call_id
+        self.get = Dual(self._get, self._get_aio)
+        self.cancel = Dual(self._cancel, self._cancel_aio)
+
+    def __repr__(self) -> str:
+        return f"<FunctionCall {self.id}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FunctionCall, (self.id,)
+
+    @property
+    def object_id(self) -> str:
+        """Modal's name for `id`."""
+        return self.id
+
+    @classmethod
+    def from_id(cls, call_id: str) -> FunctionCall[Any]:
+        """The handle of a call submitted before."""
+        return FunctionCall(call_id)
+
+    @staticmethod
+    def gather(*calls: FunctionCall[Any], timeout: float | None = None) -> list[Any]:
+        """Results of all, in order. Raises the first failure in that order; `timeout` is for all together."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return [call.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic())) for call in calls]
+
+    def _get(self, timeout: float | None = None) -> R:
+        """The result. Raises what the function raised; TimeoutError after `timeout` seconds (the call goes on; 0 looks once)."""
+        client, deadline = session.client(), _deadline(timeout)
+        for pause in pauses_s():
+            asked = time.monotonic()
+            record = client.call(self.id, wait_s=_patience(deadline, asked))
+            if is_finished(record):
+                result: R = value_of_record(record)
+                return result
+            time.sleep(self._pause(pause, asked, deadline, record.state))
+        raise AssertionError("pauses never end")
+
+    async def _get_aio(self, timeout: float | None = None) -> R:
+        """As `get`."""
+        client, deadline = await session.async_client(), _deadline(timeout)
+        for pause in pauses_s():
+            asked = time.monotonic()
+            record = await client.call(self.id, wait_s=_patience(deadline, asked))
+            if is_finished(record):
+                result: R = value_of_record(record)
+                return result
+            await asyncio.sleep(self._pause(pause, asked, deadline, record.state))
+        raise AssertionError("pauses never end")
+
+    def _pause(self, pause: float, asked: float, deadline: float | None, state: str) -> float:
+        now = time.monotonic()
+        if deadline is not None and now >= deadline:
+            raise TimeoutError(f"call {self.id} is not finished: it is {state}; it goes on, get() can be called again")
+        waited_there = now - asked
+        left = pause if deadline is None else min(pause, deadline - now)
+        return max(0.0, left - waited_there)
+
+    def _cancel(self) -> None:
+        """Cancel it, queued or running."""
+        session.client().cancel(self.id)
+
+    async def _cancel_aio(self) -> None:
+        """As `cancel`."""
+        await (await session.async_client()).cancel(self.id)
+
+
+def _deadline(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def _patience(deadline: float | None, now: float) -> float:
+    return LONG_POLL_S if deadline is None else max(0.0, min(LONG_POLL_S, deadline - now))

@@ -1,0 +1,175 @@
+"""`Declaration`: what a decorator was told about one function or class, before anything is packaged."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pilotlight.errors import InvalidInput
+from pilotlight.sdk.image import Image
+from pilotlight.sdk.marks import describe, marks_of
+from pilotlight.sdk.schema import arguments_schema
+from pilotlight.sdk.secret import Secret
+from pilotlight.sdk.weights import Weights
+from pilotlight.spec import Clocks, FunctionKind, MethodSpec, Resources, Scaling
+from pilotlight.types import check_name
+
+_MAIN = "__main__"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Declaration:
+    """One declared function, class or web application.
+
+    Attributes:
+        app: name of the app that declared it.
+        name: its name in the app.
+        raw: the undecorated callable or class.
+    """
+
+    app: str
+    name: str
+    raw: Any
+    kind: FunctionKind
+    image: Image | None
+    weights: tuple[Weights, ...]
+    secrets: tuple[Secret, ...]
+    env: Mapping[str, str]
+    resources: Resources
+    scaling: Scaling
+    clocks: Clocks
+    snapshot: bool
+    idempotent: bool
+    description: str
+
+    @property
+    def module(self) -> str:
+        """Name of the module that holds it."""
+        return str(self.raw.__module__)
+
+    @property
+    def by_value(self) -> bool:
+        """Whether it travels as a pickle: a script's or a notebook's own functions cannot be imported elsewhere."""
+        return self.module == _MAIN
+
+    @property
+    def file(self) -> Path | None:
+        """The file that holds it; None in a notebook or an interactive session."""
+        file = getattr(sys.modules.get(self.module), "__file__", None)
+        return Path(file).resolve() if file else None
+
+    def method_names(self) -> tuple[str, ...]:
+        """Names of the callables: of the marked methods, or "" alone."""
+        return tuple(name for name, marks, _ in members(self.raw) if "method" in marks) if self.kind is FunctionKind.CLASS else ("",)
+
+    def methods(self) -> tuple[MethodSpec, ...]:
+        """The callables with their schemas. Raises InvalidInput when one uses what is not supported yet."""
+        if self.kind is FunctionKind.ASGI:
+            return (MethodSpec(),)
+        if self.kind is FunctionKind.FUNCTION:
+            return (_method_spec("", self.raw, is_method=False),)
+        return tuple(_method_spec(name, function, is_method=True) for name, marks, function in members(self.raw) if "method" in marks)
+
+    def is_generator(self, method: str) -> bool:
+        """Whether that callable yields."""
+        return _is_generator(getattr(self.raw, method) if method else self.raw)
+
+
+def members(kind: type) -> Iterator[tuple[str, Mapping[str, Any], Callable[..., Any]]]:
+    """(name, marks, function) of every marked method, of base classes first, each at the place of its first definition."""
+    for name in dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base)):
+        found = inspect.getattr_static(kind, name, None)
+        if inspect.isfunction(found) and (marks := marks_of(found)):
+            yield name, marks, found
+
+
+def check_function(raw: Any, decorator: str) -> None:
+    """Raise InvalidInput unless `raw` is a function that can be deployed."""
+    if hasattr(raw, "__pilotlight__"):
+        raise InvalidInput(f"{raw!r} is declared already: one @{decorator}() is enough")
+    if inspect.isclass(raw):
+        raise InvalidInput(f"@{decorator}() goes on a function; {describe(raw)} is a class: write @app.cls()")
+    if isinstance(raw, staticmethod | classmethod) or not inspect.isfunction(raw):
+        raise InvalidInput(f"@{decorator}() goes on a function, not on {type(raw).__name__} {describe(raw)}")
+    if "enter" in marks_of(raw) or "exit" in marks_of(raw):
+        raise InvalidInput(f"{describe(raw)} is a function: @enter and @exit belong to the methods of a class with @app.cls()")
+    if "method" in marks_of(raw):
+        raise InvalidInput(f"{describe(raw)}: @method() is for methods of a class; give example= and check= to @{decorator}() itself")
+    check_place(raw)
+
+
+def check_class(raw: Any, decorator: str) -> None:
+    """Raise InvalidInput unless `raw` is a class that can be deployed: importable, made without arguments, with something to call."""
+    if hasattr(raw, "__pilotlight__") and not inspect.isclass(raw):
+        raise InvalidInput(f"{raw!r} is declared already: one @{decorator}() is enough")
+    if not inspect.isclass(raw):
+        raise InvalidInput(f"@{decorator}() goes on a class; {describe(raw)} is a {type(raw).__name__}: write @app.function()")
+    marks = [marks for _, marks, _ in members(raw)]
+    has_methods, web = any("method" in m for m in marks), sum("asgi" in m for m in marks)
+    if not has_methods and not web:
+        raise InvalidInput(f"class {raw.__qualname__} has nothing to call: mark its methods with @pilotlight.method()")
+    if web > 1 or (web and has_methods):
+        raise InvalidInput(
+            f"class {raw.__qualname__} is a web application (@asgi_app) and can have no other entry: split it into two classes"
+        )
+    if needed := _required_arguments(raw):
+        raise InvalidInput(
+            f"class {raw.__qualname__}: instances are made without arguments, but __init__ needs {', '.join(needed)}: give them defaults, "
+            "read them from env= or secrets=, or load things in @pilotlight.enter()"
+        )
+    check_place(raw)
+
+
+def check_place(raw: Any) -> None:
+    """Raise InvalidInput when a function or class could not be found again by importing its module."""
+    if raw.__name__ == "<lambda>":
+        raise InvalidInput(f"{describe(raw)}: a lambda has no name to deploy it under: write a def")
+    if "<locals>" in raw.__qualname__ and raw.__module__ != _MAIN:
+        raise InvalidInput(
+            f"{describe(raw)} is defined inside a function, so a worker cannot import it: move it to the top level of its module"
+        )
+
+
+def check_declared_name(raw: Any, name: str | None) -> str:
+    """The deployed name: the given one, or the object's own. Raises InvalidInput."""
+    try:
+        return check_name("function", name or raw.__qualname__.rpartition("<locals>.")[2].replace(".", "-"))
+    except ValueError as e:
+        raise InvalidInput(str(e), parameter="name") from e
+
+
+def _required_arguments(kind: type) -> list[str]:
+    try:
+        parameters = inspect.signature(kind).parameters.values()
+    except ValueError:
+        return []  # a class made in C without a signature
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in variable]
+
+
+def _method_spec(name: str, function: Callable[..., Any], *, is_method: bool) -> MethodSpec:
+    marks = marks_of(function)
+    if "batched" in marks:
+        raise InvalidInput(
+            f"{describe(function)}: @batched() is not run yet, and ignoring it would hand the body single values where it expects lists: "
+            "remove it and use @concurrent() for now"
+        )
+    schema, parameters = arguments_schema(function, is_method=is_method)
+    mark = marks.get("method") or {}
+    return MethodSpec(
+        name=name,
+        is_generator=_is_generator(function),
+        schema=schema,
+        parameters=parameters,
+        example=mark.get("example"),
+        has_check=mark.get("check") is not None,
+    )
+
+
+def _is_generator(function: Any) -> bool:
+    inner = inspect.unwrap(function)
+    return inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner)

@@ -1,0 +1,255 @@
+"""`Function`: the handle that a declared function, a method, or a name becomes. Its verbs call it, here or there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.sdk import mapping, running, session
+from pilotlight.sdk.calls import FunctionCall
+from pilotlight.sdk.declaration import Declaration
+from pilotlight.sdk.dual import Dual
+from pilotlight.sdk.mapping import DEFAULT_CONCURRENCY, Input, MapOptions
+from pilotlight.sdk.pickling import dump_arguments
+from pilotlight.sdk.schema import parameter_names
+from pilotlight.types import check_name
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Function(Generic[P, R]):
+    """One callable of the platform: a function, or a method of a class.
+
+    `.remote(…)` runs it there and waits; `.local(…)` runs it here; `.map/.starmap/.for_each` make many calls; `.spawn(…)` starts one
+    and returns a FunctionCall; `.remote_gen(…)` iterates over what a generator yields. Each has an asynchronous twin: `.remote.aio(…)`.
+    """
+
+    def __init__(
+        self, *, app: str, name: str, method: str = "", declaration: Declaration | None = None, body: Callable[P, R] | None = None
+    ) -> None:
+        self._app = app
+        self._name = name
+        self._method = method
+        self._declaration = declaration
+        self._body = body
+        if declaration is not None and not method:
+            self.__pilotlight__ = declaration
+            self.__name__ = str(declaration.raw.__name__)
+            self.__qualname__ = str(declaration.raw.__qualname__)
+            self.__module__ = declaration.module
+            self.__doc__ = declaration.raw.__doc__
+            self.__wrapped__ = declaration.raw
+
+    def __repr__(self) -> str:
+        return f"<Function {self._app}/{self._path}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _by_name, (self._app, self._name, self._method)
+
+    @classmethod
+    def from_name(cls, app: str, name: str, *, environment_name: str | None = None) -> Function[..., Any]:
+        """The handle of a deployed function, or of `Class.method`. Nothing is asked before it is called."""
+        if environment_name is not None:
+            raise InvalidInput("environment_name= is not supported here: set PILOTLIGHT_ENVIRONMENT, or use 'pilotlight -e'")
+        function, _, method = name.partition(".")
+        return _by_name(_checked("app", app), _checked("function", function), method)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Refused: it would not be clear where it runs."""
+        raise InvalidInput(
+            f"{self._path}(…) was called directly: write {self._path}.remote(…) to run it on the platform, or .local(…) here"
+        )
+
+    @property
+    def local(self) -> Callable[P, R]:
+        """The undecorated function: runs here, in this process."""
+        if self._body is None:
+            raise InvalidInput(f"{self!r} was looked up by name: its code is not here; use .remote(…)")
+        return self._body
+
+    @property
+    def remote(self) -> Dual[P, R, Awaitable[R]]:
+        """Run it on the platform and wait for the result. Raises what it raises, as the same exception type."""
+        return Dual(self._remote, self._remote_aio)
+
+    @property
+    def remote_gen(self) -> Dual[P, Iterator[Any], AsyncIterator[Any]]:
+        """Run a generator on the platform; items as they are yielded. Leaving the loop early ends it there."""
+        return Dual(self._remote_gen, self._remote_gen_aio)
+
+    @property
+    def spawn(self) -> Dual[P, FunctionCall[R], Awaitable[FunctionCall[R]]]:
+        """Start a call and return at once. The call lives on without this process."""
+        return Dual(self._spawn, self._spawn_aio)
+
+    @property
+    def map(self) -> Dual[..., Iterator[R], AsyncIterator[R]]:
+        """Call it once per element of the iterables (zipped), `concurrency` at a time; see `_map` for the keywords."""
+        return Dual(self._map, self._map_aio)
+
+    @property
+    def starmap(self) -> Dual[..., Iterator[R], AsyncIterator[R]]:
+        """`map` over tuples of arguments."""
+        return Dual(self._starmap, self._starmap_aio)
+
+    @property
+    def for_each(self) -> Dual[..., None, Awaitable[None]]:
+        """`map` for the effect: waits for all, returns nothing."""
+        return Dual(self._for_each, self._for_each_aio)
+
+    def warmup(self) -> None:
+        """Bring one instance up."""
+        session.client().warmup(self._target[0], self._target[1])
+
+    @property
+    def _path(self) -> str:
+        return f"{self._name}.{self._method}" if self._method else self._name
+
+    @property
+    def _target(self) -> tuple[str, str]:
+        return running.deployed_name(self._app), self._path
+
+    @property
+    def _parameters(self) -> tuple[str, ...]:
+        return parameter_names(self._body) if self._body is not None else ()
+
+    def _packed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        return dump_arguments(f"{self._path}(…)", self._parameters, args, kwargs)
+
+    def _check_single(self, verb: str) -> None:
+        if self._declaration is not None and self._declaration.is_generator(self._method):
+            raise InvalidInput(f"{self._path} yields many items: iterate over {self._path}.remote_gen(…) instead of .{verb}(…)")
+
+    def _not_there(self, error: NotFound) -> NotFound:
+        hint = f"; deploy it with 'pilotlight deploy', or call it inside 'with app.run():' ({self._app}/{self._path})"
+        return NotFound(f"{error}{hint}", **error.detail)
+
+    def _remote(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._check_single("remote")
+        try:
+            answer = session.client().invoke(*self._target, self._packed(args, kwargs))
+        except NotFound as e:
+            raise self._not_there(e) from e
+        result: R = answer.value()
+        return result
+
+    async def _remote_aio(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._check_single("remote")
+        client = await session.async_client()
+        try:
+            answer = await client.invoke(*self._target, self._packed(args, kwargs))
+        except NotFound as e:
+            raise self._not_there(e) from e
+        result: R = answer.value()
+        return result
+
+    def _remote_gen(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Any]:
+        yield from session.client().invoke_stream(*self._target, self._packed(args, kwargs))
+
+    async def _remote_gen_aio(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Any]:
+        client = await session.async_client()
+        async for item in client.invoke_stream(*self._target, self._packed(args, kwargs)):
+            yield item
+
+    def _spawn(self, *args: P.args, **kwargs: P.kwargs) -> FunctionCall[R]:
+        return FunctionCall(session.client().submit(*self._target, self._packed(args, kwargs)))
+
+    async def _spawn_aio(self, *args: P.args, **kwargs: P.kwargs) -> FunctionCall[R]:
+        client = await session.async_client()
+        return FunctionCall(await client.submit(*self._target, self._packed(args, kwargs)))
+
+    def _map(
+        self,
+        *iterables: Iterable[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        order_outputs: bool = True,
+        return_exceptions: bool = False,
+        concurrency: int = DEFAULT_CONCURRENCY,
+    ) -> Iterator[R]:
+        """`kwargs` go with every call; `order_outputs=False` yields results as they come."""
+        options = MapOptions(concurrency=concurrency, ordered=order_outputs, return_exceptions=return_exceptions)
+        return self._run_sync(_inputs(zip(*iterables, strict=False), kwargs), options)
+
+    def _map_aio(
+        self,
+        *iterables: Iterable[Any] | AsyncIterable[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        order_outputs: bool = True,
+        return_exceptions: bool = False,
+        concurrency: int = DEFAULT_CONCURRENCY,
+    ) -> AsyncIterator[R]:
+        options = MapOptions(concurrency=concurrency, ordered=order_outputs, return_exceptions=return_exceptions)
+        self._check_single("map")
+        return mapping.run_async(self._remote_aio, _zip_inputs(iterables, dict(kwargs or {})), options)
+
+    def _starmap(
+        self,
+        inputs: Iterable[Iterable[Any]],
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        order_outputs: bool = True,
+        return_exceptions: bool = False,
+        concurrency: int = DEFAULT_CONCURRENCY,
+    ) -> Iterator[R]:
+        options = MapOptions(concurrency=concurrency, ordered=order_outputs, return_exceptions=return_exceptions)
+        return self._run_sync(_inputs(inputs, kwargs), options)
+
+    def _starmap_aio(
+        self,
+        inputs: Iterable[Iterable[Any]],
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        order_outputs: bool = True,
+        return_exceptions: bool = False,
+        concurrency: int = DEFAULT_CONCURRENCY,
+    ) -> AsyncIterator[R]:
+        options = MapOptions(concurrency=concurrency, ordered=order_outputs, return_exceptions=return_exceptions)
+        self._check_single("starmap")
+        return mapping.run_async(self._remote_aio, _inputs(inputs, kwargs), options)
+
+    def _for_each(self, *iterables: Iterable[Any], kwargs: Mapping[str, Any] | None = None, ignore_exceptions: bool = False) -> None:
+        for _ in self._map(*iterables, kwargs=kwargs, order_outputs=False, return_exceptions=ignore_exceptions):
+            pass
+
+    async def _for_each_aio(
+        self, *iterables: Iterable[Any] | AsyncIterable[Any], kwargs: Mapping[str, Any] | None = None, ignore_exceptions: bool = False
+    ) -> None:
+        async for _ in self._map_aio(*iterables, kwargs=kwargs, order_outputs=False, return_exceptions=ignore_exceptions):
+            pass
+
+    def _run_sync(self, inputs: Iterable[Input], options: MapOptions) -> Iterator[R]:
+        self._check_single("map")
+        return mapping.run_sync(self._remote_aio, inputs, options, session.background_loop())
+
+
+def _by_name(app: str, name: str, method: str) -> Function[..., Any]:
+    return Function(app=app, name=name, method=method)
+
+
+def _checked(kind: str, name: str) -> str:
+    try:
+        return check_name(kind, name)
+    except ValueError as e:
+        raise InvalidInput(str(e), parameter=kind) from e
+
+
+def _inputs(rows: Iterable[Iterable[Any]], kwargs: Mapping[str, Any] | None) -> Iterator[Input]:
+    for row in rows:
+        yield tuple(row), dict(kwargs or {})
+
+
+async def _zip_inputs(iterables: tuple[Iterable[Any] | AsyncIterable[Any], ...], kwargs: dict[str, Any]) -> AsyncIterator[Input]:
+    sources = [aiter(i) if isinstance(i, AsyncIterable) else _as_async(i) for i in iterables]
+    end = object()
+    while sources:
+        row = [await anext(source, end) for source in sources]
+        if any(value is end for value in row):
+            return
+        yield tuple(row), dict(kwargs)
+
+
+async def _as_async(items: Iterable[Any]) -> AsyncIterator[Any]:
+    for item in items:
+        yield item

@@ -1,0 +1,200 @@
+"""`Image`: an environment described step by step, content-addressed, built once by the platform.
+
+Steps are records `{"op": …}`, the same that the builder reads (`pilotlight.spec.ImageSpec`):
+
+    {"op": "pip", "packages": [...], "options": [...]}     {"op": "apt", "packages": [...]}     {"op": "run", "commands": [...]}
+    {"op": "env", "values": {...}}                         {"op": "copy", "blob": sha256, "target": "path"}
+
+A copied file or directory is packed and uploaded when the image is deployed; until then its step holds the local path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, NoReturn
+
+from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.spec import ImageSpec
+
+_VERSION = re.compile(r"3\.(\d{1,2})\Z")
+_OLDEST_MINOR = 11
+"""The worker's own code needs Python 3.11."""
+_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.:=~-]*\Z", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalCopy:
+    """A copy step before its source is packed: `source` here, `target` in the environment, relative to its files."""
+
+    source: Path
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An environment. Immutable: each method returns a new one with a step more.
+
+    Start with `Image.python("3.11")`.
+    """
+
+    python_version: str
+    steps: tuple[Mapping[str, Any] | LocalCopy, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Image python {self.python_version}, {len(self.steps)} steps>"
+
+    @classmethod
+    def python(cls, version: str | None = None) -> Image:
+        """An empty environment of that Python ("3.11"; None: the version that runs this)."""
+        chosen = version or f"{sys.version_info.major}.{sys.version_info.minor}"
+        match = _VERSION.match(str(chosen))
+        if match is None or int(match[1]) < _OLDEST_MINOR:
+            raise InvalidInput(
+                f"python version {chosen!r}: write a text like '3.11', not older than 3.{_OLDEST_MINOR}", parameter="version"
+            )
+        return cls(chosen)
+
+    @classmethod
+    def debian_slim(cls, python_version: str | None = None, **_: Any) -> Image:
+        """Modal's name for `Image.python`."""
+        return cls.python(python_version)
+
+    @classmethod
+    def from_registry(cls, *_: Any, **__: Any) -> NoReturn:
+        """Refused: container images run on a cluster, which this release does not drive."""
+        raise InvalidInput("Image.from_registry is not supported yet: start with Image.python('3.11') and add .pip_install(…)")
+
+    from_dockerfile = from_registry
+
+    def pip_install(
+        self,
+        *packages: str | list[str],
+        index_url: str | None = None,
+        extra_index_url: str | None = None,
+        find_links: str | None = None,
+        pre: bool = False,
+        extra_options: str = "",
+        **_: Any,
+    ) -> Image:
+        """Install Python packages ("torch==2.13.0", several or lists of them)."""
+        names = _flat("pip_install", packages)
+        for name in names:
+            if name.startswith("-"):
+                raise InvalidInput(f"pip_install: {name!r} is an option, not a package: use extra_options=", parameter="packages")
+        options = _pip_options(index_url, extra_index_url, find_links, pre) + shlex.split(extra_options)
+        return self._with({"op": "pip", "packages": names, "options": options})
+
+    uv_pip_install = pip_install
+
+    def pip_install_from_requirements(self, requirements_txt: str | os.PathLike[str], **options: Any) -> Image:
+        """Install what a requirements file lists; the file is read now, so that a change of it is a new image."""
+        path = Path(requirements_txt)
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except OSError as e:
+            raise NotFound(f"pip_install_from_requirements: {path}: {e.strerror or e}") from e
+        wanted = [text for line in lines if (text := line.partition(" #")[0].strip()) and not text.startswith("#")]
+        return self.pip_install(*wanted, **options)
+
+    def apt_install(self, *packages: str | list[str]) -> Image:
+        """Install Debian packages on the node; needs root there, or is refused when the image is built."""
+        names = _flat("apt_install", packages)
+        for name in names:
+            if not _PACKAGE.match(name):
+                raise InvalidInput(f"apt_install: {name!r} is not the name of a Debian package", parameter="packages")
+        return self._with({"op": "apt", "packages": names})
+
+    def run(self, *commands: str | list[str]) -> Image:
+        """Run shell commands in the environment, in order, once."""
+        return self._with({"op": "run", "commands": _flat("run", commands)})
+
+    run_commands = run
+
+    def env(self, variables: Mapping[str, str]) -> Image:
+        """Set environment variables, for the later steps and for instances."""
+        for key, value in variables.items():
+            if not isinstance(value, str):
+                raise InvalidInput(f"Image.env: {key} = {value!r}: environment variables are text", parameter=key)
+        return self._with({"op": "env", "values": dict(variables)})
+
+    def copy(self, source: str | os.PathLike[str], to: str | None = None) -> Image:
+        """Copy a local file or directory into the environment, under the relative path `to` (default: its own name)."""
+        path = Path(source).expanduser().absolute()
+        target = to or path.name
+        if Path(target).is_absolute() or ".." in Path(target).parts:
+            raise InvalidInput(
+                f"Image.copy: the target {target!r} must be a path inside the environment, relative and without '..': copied files are the "
+                "working directory of run() steps, and on sys.path in instances",
+                parameter="to",
+            )
+        return self._with(LocalCopy(source=path, target=target))
+
+    def add_local_file(self, local_path: str | os.PathLike[str], remote_path: str, *, copy: bool = False) -> Image:
+        """Modal's name for `copy` of a file; a target that ends in '/' is a directory."""
+        target = remote_path + Path(local_path).name if remote_path.endswith("/") else remote_path
+        return self.copy(local_path, target)
+
+    def add_local_dir(self, local_path: str | os.PathLike[str], remote_path: str, *, copy: bool = False) -> Image:
+        """Modal's name for `copy` of a directory."""
+        return self.copy(local_path, remote_path)
+
+    def add_local_python_source(self, *modules: str, **_: Any) -> Image:
+        """Nothing to do: the source beside the app is packaged with it."""
+        return self
+
+    @contextlib.contextmanager
+    def imports(self) -> Iterator[None]:
+        """Around imports of packages that only the image has: a missing one is passed over here, and fails in a worker."""
+        try:
+            yield
+        except ImportError:
+            if os.environ.get("PILOTLIGHT_WORKER") == "1":
+                raise
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """All `env` steps together: instances start with them."""
+        merged: dict[str, str] = {}
+        for step in self.steps:
+            if isinstance(step, Mapping) and step["op"] == "env":
+                merged.update(step["values"])
+        return merged
+
+    def spec(self, pack: Callable[[Path, str], str]) -> ImageSpec:
+        """The record to build. `pack(path, name)` packs a directory's content, or a file under `name`, and returns the blob's digest."""
+        return ImageSpec(python=self.python_version, steps=tuple(_packed(s, pack) if isinstance(s, LocalCopy) else s for s in self.steps))
+
+    def _with(self, step: Mapping[str, Any] | LocalCopy) -> Image:
+        if isinstance(step, Mapping) and [] in (step.get("packages"), step.get("commands")):
+            return self
+        return Image(self.python_version, (*self.steps, step))
+
+
+def _packed(step: LocalCopy, pack: Callable[[Path, str], str]) -> Mapping[str, Any]:
+    # The builder unpacks a blob into the directory `target`, so a file's target is the directory that will hold it.
+    target = PurePosixPath(step.target)
+    directory = target if step.source.is_dir() else target.parent
+    return {"op": "copy", "blob": pack(step.source, target.name), "target": str(directory)}
+
+
+def _flat(method: str, items: tuple[str | list[str], ...]) -> list[str]:
+    flat: list[str] = []
+    for item in items:
+        flat += list(item) if isinstance(item, list | tuple) else [item]
+    for text in flat:
+        if not str(text).strip():
+            raise InvalidInput(f"Image.{method}: an empty text among its arguments")
+    return flat
+
+
+def _pip_options(index_url: str | None, extra_index_url: str | None, find_links: str | None, pre: bool) -> list[str]:
+    pairs = (("--index-url", index_url), ("--extra-index-url", extra_index_url), ("--find-links", find_links))
+    options = [part for option, value in pairs if value for part in (option, value)]
+    return [*options, "--pre"] if pre else options

@@ -1,0 +1,192 @@
+"""Decorators that mark what they are put on, and change nothing: `enter, exit, method, concurrent, batched, asgi_app`.
+
+A mark is an entry in the dictionary `_pilotlight_marks` of the function (or class) itself; `@app.function()` and `@app.cls()` read
+the marks when they declare, the worker reads them when it runs. None of them wraps: a marked function is called as before.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pilotlight.errors import InvalidInput
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+MARKS = "_pilotlight_marks"
+_REMOTE_VERBS = ("remote", "remote_gen", "map", "starmap", "for_each", "spawn", "local")
+
+
+class PilotlightWarning(UserWarning):
+    """Warned when something was accepted and has no effect here."""
+
+
+def marks_of(target: Any) -> Mapping[str, Any]:
+    """The marks put on a function or class itself; a class does not show its bases' marks."""
+    found = vars(target).get(MARKS, {}) if hasattr(target, "__dict__") else {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def add_mark(target: Any, key: str, value: Any) -> None:
+    """Put one mark on `target`. Raises InvalidInput when it is there already."""
+    marks = dict(marks_of(target))
+    if key in marks:
+        raise InvalidInput(f"{describe(target)} is marked @{key} twice: remove one")
+    setattr(target, MARKS, {**marks, key: value})
+
+
+def describe(target: Any) -> str:
+    """`name (file:line)` of a function or class, as far as known; for error messages."""
+    name = getattr(target, "__qualname__", None) or repr(target)
+    code = getattr(target, "__code__", None)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code is not None else str(name)
+
+
+def refuse_bare(decorator: str, target: Any) -> None:
+    """Raise InvalidInput when a decorator was used without its parentheses, which makes `target` what it decorates."""
+    if target is not None:
+        raise InvalidInput(f"@{decorator} was written without parentheses on {describe(target)}: write @{decorator}()")
+
+
+def _function(decorator: str, target: Any) -> Any:
+    if hasattr(target, "__pilotlight__"):
+        raise InvalidInput(f"@{decorator} must stand below @app.function() or @app.cls(), nearer to the definition, on {target!r}")
+    if not inspect.isfunction(target):
+        raise InvalidInput(f"@{decorator} goes on a function or method, not on {type(target).__name__} {describe(target)}")
+    return target
+
+
+def enter(func: None = None, /, *, snap: bool = True) -> Callable[[F], F]:
+    """Run this method when an instance comes up, before it takes calls.
+
+    With `snap=True` (the default) it runs before the snapshot, once: imports, loading, warming up. With `snap=False` it runs
+    after every fork or restore: connections, credentials, anything that must not be shared.
+    """
+    refuse_bare("pilotlight.enter", func)
+
+    def mark(method: F) -> F:
+        add_mark(_function("pilotlight.enter", method), "enter", {"snap": bool(snap)})
+        return method
+
+    return mark
+
+
+def exit(func: None = None, /) -> Callable[[F], F]:  # noqa: A001 - the word that users know
+    """Run this method when an instance goes away in good order."""
+    refuse_bare("pilotlight.exit", func)
+
+    def mark(method: F) -> F:
+        add_mark(_function("pilotlight.exit", method), "exit", True)
+        return method
+
+    return mark
+
+
+def method(
+    func: None = None, /, *, example: Any = None, check: Callable[[Any, Any], bool] | None = None, is_generator: bool | None = None
+) -> Callable[[F], F]:
+    """Make this method callable from outside.
+
+    `example` (a list of positional arguments, or an object by name, JSON values) warms each instance up and proves snapshots;
+    `check(answer, expected) -> bool` compares its answers where equality is too strict. `is_generator` is found out, not told.
+    """
+    refuse_bare("pilotlight.method", func)
+    if is_generator is not None:
+        ignored("is_generator", "the function itself says whether it yields")
+    options = method_mark(example=example, check=check)
+
+    def mark(method: F) -> F:
+        add_mark(_function("pilotlight.method", method), "method", options)
+        for verb in _REMOTE_VERBS:
+            setattr(method, verb, _Undeclared(verb, method))
+        return method
+
+    return mark
+
+
+def method_mark(*, example: Any, check: Callable[[Any, Any], bool] | None) -> dict[str, Any]:
+    """The mark of a callable: its example and check, validated. Raises InvalidInput."""
+    if example is not None and not isinstance(example, list | tuple | dict):
+        raise InvalidInput(
+            f"example = {example!r}: write the arguments as a list, example=[{example!r}], or by name as a dict", parameter="example"
+        )
+    try:
+        json.dumps(example)
+    except (TypeError, ValueError) as e:
+        raise InvalidInput(f"example = {example!r} is not made of JSON values: {e}", parameter="example") from e
+    if check is not None and not callable(check):
+        raise InvalidInput(f"check = {check!r}: must be a function check(answer, expected) -> bool", parameter="check")
+    if check is not None and example is None:
+        raise InvalidInput("check= compares answers to the example: give example= as well", parameter="check")
+    return {"example": list(example) if isinstance(example, tuple) else example, "check": check}
+
+
+class _Undeclared:
+    """Stands where a handle's verb would be, on a method that was looked up on a plain object; says so when used."""
+
+    def __init__(self, verb: str, method: Callable[..., Any]) -> None:
+        self._verb = verb
+        self._method = method.__qualname__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        owner, _, name = self._method.rpartition(".")
+        owner = owner.rpartition(".")[2] or "Class"
+        raise InvalidInput(
+            f"{self._method}.{self._verb}(…) was called on a plain {owner} object. From outside: decorate the class with @app.cls() and "
+            f"write {owner}().{name}.{self._verb}(…). Inside the class itself: call self.{name}(…), it runs in the same instance."
+        )
+
+    def aio(self, *args: Any, **kwargs: Any) -> Any:
+        """The same refusal."""
+        return self(*args, **kwargs)
+
+
+def concurrent(func: None = None, /, *, max_inputs: int, target_inputs: int | None = None) -> Callable[[T], T]:
+    """Let one instance take up to `max_inputs` calls at once; the autoscaler aims at `target_inputs` (None: max_inputs).
+
+    Goes on a class or a function, below @app.cls() or @app.function().
+    """
+    refuse_bare("pilotlight.concurrent", func)
+
+    def mark(target: T) -> T:
+        if not inspect.isclass(target):
+            _function("pilotlight.concurrent", target)
+        add_mark(target, "concurrent", {"max_inputs": max_inputs, "target_inputs": target_inputs})
+        return target
+
+    return mark
+
+
+def batched(func: None = None, /, *, max_batch_size: int, wait_ms: int) -> Callable[[F], F]:
+    """Gather single calls into one: callers send one value, the body receives a list. Recorded; deploy refuses it for now."""
+    refuse_bare("pilotlight.batched", func)
+    if not 1 <= max_batch_size <= 10_000 or not 0 <= wait_ms <= 60_000:
+        raise InvalidInput(f"batched: max_batch_size = {max_batch_size!r} must be 1 to 10000 and wait_ms = {wait_ms!r} 0 to 60000")
+
+    def mark(method: F) -> F:
+        add_mark(_function("pilotlight.batched", method), "batched", {"max_batch_size": max_batch_size, "wait_ms": wait_ms})
+        return method
+
+    return mark
+
+
+def asgi_app(func: None = None, /, **ignored_options: Any) -> Callable[[F], F]:
+    """The function returns an ASGI application (FastAPI, Starlette, …), served under `/fn/{app}/{function}/`."""
+    refuse_bare("pilotlight.asgi_app", func)
+    for name in ignored_options:
+        ignored(name, "the application is served under /fn/{app}/{function}/")
+
+    def mark(function: F) -> F:
+        add_mark(_function("pilotlight.asgi_app", function), "asgi", True)
+        return function
+
+    return mark
+
+
+def ignored(name: str, why: str, *, stacklevel: int = 3) -> None:
+    """Warn that an option was accepted and does nothing."""
+    warnings.warn(f"{name}= has no effect on pilotlight: {why}", PilotlightWarning, stacklevel=stacklevel)

@@ -1,0 +1,263 @@
+"""The keywords of `@app.function()` and `@app.cls()`, and what they mean: parsed once into the records of `pilotlight.spec`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from pilotlight.errors import InvalidInput
+from pilotlight.sdk.image import Image
+from pilotlight.sdk.marks import ignored
+from pilotlight.sdk.secret import Secret
+from pilotlight.sdk.weights import Weights
+from pilotlight.spec import GIB, MIB, Clocks, Resources, Scaling
+
+
+class Options(TypedDict, total=False):
+    """Keywords of a declaration; every one may be left out.
+
+    Times are seconds. `memory` is a limit: "2GiB", "2Gi", "512MiB", or a whole number of MiB; `gpu` "H100", "H100:2", "any", or a
+    list of acceptable ones, best first. The second block holds Modal's names for the same things, the third those that are
+    accepted and ignored with a warning.
+    """
+
+    name: str
+    image: Image | None
+    weights: Weights | Sequence[Weights]
+    secrets: Sequence[Secret]
+    env: Mapping[str, str]
+    cpu: float | tuple[float, float]
+    memory: str | int | tuple[int, int]
+    gpu: str | Sequence[str] | None
+    min_instances: int
+    max_instances: int | None
+    buffer_instances: int | str | None
+    scaledown_window: float
+    timeout: float
+    startup_timeout: float | None
+    queue_timeout: float
+    result_ttl: float
+    max_queued: int
+    latency_objective: float
+    snapshot: bool
+    idempotent: bool
+    description: str
+    example: Any
+    check: Callable[[Any, Any], bool]
+
+    min_containers: int
+    max_containers: int | None
+    buffer_containers: int | None
+    container_idle_timeout: float
+    keep_warm: int
+    concurrency_limit: int | None
+    allow_concurrent_inputs: int
+    enable_memory_snapshot: bool
+    secret: Secret
+
+    region: Any
+    cloud: Any
+    retries: Any
+    ephemeral_disk: Any
+    experimental_options: Any
+    include_source: Any
+    is_generator: Any
+    mounts: Any
+    nonpreemptible: Any
+    routing_region: Any
+    serialized: Any
+    single_use_containers: Any
+
+
+_ALIASES = {
+    "min_containers": "min_instances",
+    "keep_warm": "min_instances",
+    "max_containers": "max_instances",
+    "concurrency_limit": "max_instances",
+    "buffer_containers": "buffer_instances",
+    "container_idle_timeout": "scaledown_window",
+    "enable_memory_snapshot": "snapshot",
+}
+_IGNORED = {
+    "region": "the platform runs where it was installed",
+    "cloud": "the platform runs where it was installed",
+    "routing_region": "the platform runs where it was installed",
+    "retries": "mark the function idempotent=True to let the platform retry a crashed instance, and retry in the caller otherwise",
+    "ephemeral_disk": "instances use the node's disk",
+    "experimental_options": "there are none",
+    "include_source": "the source beside the app is always packaged; see .pilotlightignore",
+    "is_generator": "the function itself says whether it yields",
+    "mounts": "the source beside the app is always packaged",
+    "nonpreemptible": "instances are not preempted",
+    "serialized": "functions of __main__ and notebooks travel by value, others as source",
+    "single_use_containers": "instances serve until they are idle",
+}
+_REFUSED = {
+    "volumes": "there are no volumes: model files belong in Weights, other data in an object store",
+    "network_file_systems": "there are no network file systems: model files belong in Weights, other data in an object store",
+    "schedule": "there are no schedules: call the function from cron or a workflow engine",
+    "block_network": "closing the network is not supported yet, and ignoring it would leave it open",
+    "proxy": "there are no proxies",
+}
+_CLOCKS = {"timeout": "execution_s", "startup_timeout": "startup_s", "queue_timeout": "queue_s", "result_ttl": "result_ttl_s"}
+_SCALING = {
+    "min_instances": "min_instances",
+    "max_instances": "max_instances",
+    "buffer_instances": "buffer_instances",
+    "scaledown_window": "scaledown_window_s",
+    "max_queued": "max_queued",
+    "latency_objective": "latency_objective_s",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """Options after parsing: complete and checked."""
+
+    name: str | None
+    image: Image | None
+    has_image: bool
+    weights: tuple[Weights, ...]
+    secrets: tuple[Secret, ...]
+    env: Mapping[str, str]
+    resources: Resources
+    scaling: Scaling
+    clocks: Clocks
+    snapshot: bool
+    idempotent: bool
+    description: str
+    example: Any
+    check: Callable[[Any, Any], bool] | None
+
+
+def settle(options: Mapping[str, Any], *, concurrent: Mapping[str, Any] | None) -> Settled:
+    """Parse a declaration's keywords. Raises InvalidInput naming the keyword; `concurrent` is the mark of that name."""
+    values = _resolve_aliases(options)
+    inputs = _inputs(values, concurrent)
+    scaling = {field: values[key] for key, field in _SCALING.items() if values.get(key) is not None}
+    clocks = {field: values[key] for key, field in _CLOCKS.items() if values.get(key) is not None}
+    if scaling.get("min_instances", 0) > scaling.get("max_instances", Scaling().max_instances):
+        scaling.setdefault("max_instances", scaling["min_instances"])
+    return Settled(
+        name=values.get("name"),
+        image=_typed(values, "image", Image),
+        has_image="image" in values,
+        weights=_many(values, "weights", Weights),
+        secrets=(*_many(values, "secrets", Secret), *_many(values, "secret", Secret)),
+        env=_environment(values.get("env") or {}),
+        resources=_resources(values),
+        scaling=Scaling(**scaling, **inputs),
+        clocks=Clocks(**clocks),
+        snapshot=bool(values.get("snapshot", True)),
+        idempotent=bool(values.get("idempotent", False)),
+        description=str(values.get("description", "")),
+        example=values.get("example"),
+        check=values.get("check"),
+    )
+
+
+def _resolve_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
+    known = set(Options.__annotations__)
+    values: dict[str, Any] = {}
+    for given, value in options.items():
+        if given in _REFUSED:
+            raise InvalidInput(f"{given}= is not supported: {_REFUSED[given]}", parameter=given)
+        if given not in known:
+            near = difflib.get_close_matches(given, known, n=1)
+            hint = f"; did you mean {near[0]}=?" if near else ""
+            raise InvalidInput(f"there is no option {given}={hint}", parameter=given)
+        if given in _IGNORED:
+            ignored(given, _IGNORED[given], stacklevel=5)
+            continue
+        name = _ALIASES.get(given, given)
+        if name in values:
+            raise InvalidInput(f"{given}= and another option both set {name}=: keep one", parameter=given)
+        values[name] = value
+    return values
+
+
+def _inputs(values: Mapping[str, Any], concurrent: Mapping[str, Any] | None) -> dict[str, Any]:
+    allowed = values.get("allow_concurrent_inputs")
+    if allowed is not None and concurrent:
+        raise InvalidInput("allow_concurrent_inputs= and @concurrent() both set max_inputs: keep @concurrent()")
+    if allowed is not None:
+        return {"max_inputs": allowed}
+    return dict(concurrent or {})
+
+
+def _resources(values: Mapping[str, Any]) -> Resources:
+    found: dict[str, Any] = {}
+    if values.get("cpu") is not None:
+        found["cpu"] = float(_limit(values["cpu"]))
+    if values.get("memory") is not None:
+        found["memory_bytes"] = parse_memory(_limit(values["memory"]))
+    gpu, count = parse_gpu(values.get("gpu"))
+    return Resources(**found, gpu=gpu, gpu_count=count)
+
+
+def _limit(value: Any) -> Any:
+    return value[-1] if isinstance(value, tuple) and value else value  # Modal's (request, limit)
+
+
+_MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)\s*\Z", re.IGNORECASE)
+_BINARY = {"k": 1024, "m": MIB, "g": GIB, "t": 1024 * GIB}
+_DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def parse_memory(memory: Any) -> int:
+    """Bytes of "2GiB", "2Gi", "1.5 GiB", "2G" and "2GB" (decimal), or of a whole number of MiB. Raises InvalidInput."""
+    if isinstance(memory, int) and not isinstance(memory, bool):
+        return memory * MIB
+    match = _MEMORY.match(memory) if isinstance(memory, str) else None
+    if match is None:
+        raise InvalidInput(f"memory = {memory!r}: write '2GiB', '512MiB', or a whole number of MiB", parameter="memory")
+    number, unit = float(match[1]), match[2].lower()
+    if unit == "b":
+        return int(number)
+    return int(number * (_BINARY if "i" in unit else _DECIMAL)[unit[0]])
+
+
+_GPU = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)(?::([1-9][0-9]?))?\Z")
+
+
+def parse_gpu(gpu: Any) -> tuple[tuple[str, ...], int]:
+    """(acceptable types, how many) of None, "H100", "H100:2", "any", or a list of those with equal counts. Raises InvalidInput."""
+    if gpu is None or gpu == []:
+        return (), 0
+    kinds: list[str] = []
+    counts: set[int] = set()
+    for wanted in [gpu] if isinstance(gpu, str) else gpu:
+        match = _GPU.match(wanted) if isinstance(wanted, str) else None
+        if match is None:
+            raise InvalidInput(f"gpu = {wanted!r}: write 'H100', 'H100:2', 'any', or a list of those", parameter="gpu")
+        kinds.append("any" if match[1].lower() == "any" else match[1].upper())
+        counts.add(int(match[2] or 1))
+    if len(counts) > 1:
+        raise InvalidInput(f"gpu = {gpu!r}: all alternatives must ask for the same number", parameter="gpu")
+    return tuple(kinds), counts.pop()
+
+
+def _typed(values: Mapping[str, Any], key: str, kind: type) -> Any:
+    value = values.get(key)
+    if value is not None and not isinstance(value, kind):
+        raise InvalidInput(f"{key} = {value!r}: expected pilotlight.{kind.__name__}", parameter=key)
+    return value
+
+
+def _many(values: Mapping[str, Any], key: str, kind: type) -> tuple[Any, ...]:
+    given = values.get(key)
+    items = () if given is None else tuple(given) if isinstance(given, list | tuple) else (given,)
+    for item in items:
+        if not isinstance(item, kind):
+            raise InvalidInput(f"{key} = {item!r}: expected pilotlight.{kind.__name__}", parameter=key)
+    return items
+
+
+def _environment(env: Mapping[str, Any]) -> dict[str, str]:
+    for key, value in env.items():
+        if not isinstance(value, str):
+            raise InvalidInput(f"env[{key!r}] = {value!r}: environment variables are text", parameter="env")
+    return dict(env)

@@ -1,0 +1,258 @@
+"""JSON Schema (draft 2020-12) of a callable's arguments, from its signature and type hints.
+
+A hint that JSON cannot express, or that cannot be evaluated, becomes `{}`: anything. A call is refused early only for what is
+certainly wrong.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import inspect
+import json
+import pathlib
+import sys
+import types
+import typing
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+Schema = dict[str, Any]
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+_PLAIN: dict[Any, Schema] = {
+    type(None): {"type": "null"},
+    None: {"type": "null"},
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+    bytes: {"type": "string", "contentEncoding": "base64"},
+    bytearray: {"type": "string", "contentEncoding": "base64"},
+    dt.datetime: {"type": "string", "format": "date-time"},
+    dt.date: {"type": "string", "format": "date"},
+    dt.time: {"type": "string", "format": "time"},
+    uuid.UUID: {"type": "string", "format": "uuid"},
+    pathlib.Path: {"type": "string"},
+    decimal.Decimal: {"type": ["string", "number"]},
+}
+_ARRAYS = (list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection, collections.abc.MutableSequence)
+_SETS = (set, frozenset, collections.abc.Set, collections.abc.MutableSet)
+_OBJECTS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+_BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum", "multiple_of": "multipleOf"}
+_BY_POSITION = frozenset({inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD})
+
+
+def arguments_schema(function: Callable[..., Any], *, is_method: bool = False) -> tuple[Schema | None, tuple[str, ...]]:
+    """(schema of the arguments as one object, parameter names in positional order) of `function`.
+
+    With `is_method` the first parameter is left out. The schema is None where `*args` make an object useless.
+    """
+    parameters = list(inspect.signature(function).parameters.values())
+    if is_method and parameters and parameters[0].kind in _BY_POSITION:
+        parameters = parameters[1:]
+    names = tuple(p.name for p in parameters if p.kind in _BY_POSITION)
+    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
+        return None, names
+    builder = _Builder(_hints(function))
+    schema: Schema = {"$schema": DIALECT, "type": "object", "properties": {}, "additionalProperties": False}
+    required: list[str] = []
+    for parameter in parameters:
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            schema["additionalProperties"] = builder.of_parameter(parameter) or True
+            continue
+        schema["properties"][parameter.name] = builder.of_parameter(parameter)
+        if parameter.default is inspect.Parameter.empty:
+            required.append(parameter.name)
+    if required:
+        schema["required"] = required
+    if builder.definitions:
+        schema["$defs"] = dict(sorted(builder.definitions.items()))
+    return schema, names
+
+
+def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the positional parameters, in order; none when the signature is not known."""
+    try:
+        return tuple(p.name for p in inspect.signature(function).parameters.values() if p.kind in _BY_POSITION)
+    except (TypeError, ValueError):
+        return ()
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Evaluated annotations; those that cannot be evaluated here are missing."""
+    namespace = getattr(inspect.unwrap(function), "__globals__", {})
+    found: dict[str, Any] = {}
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        holder = types.SimpleNamespace(__annotations__={name: annotation})
+        try:
+            found |= typing.get_type_hints(holder, globalns=namespace, include_extras=True)
+        except (NameError, TypeError, SyntaxError, AttributeError, ImportError):
+            continue  # a hint for type checkers only (TYPE_CHECKING imports, stubs): it says nothing here
+    return found
+
+
+class _Builder:
+    """Collects `$defs` while it translates hints. Owned by one `arguments_schema`."""
+
+    def __init__(self, hints: Mapping[str, Any]) -> None:
+        self.definitions: dict[str, Schema] = {}
+        self._names: dict[Any, str] = {}
+        self._hints = hints
+
+    def of_parameter(self, parameter: inspect.Parameter) -> Schema:
+        """One parameter's schema, with its default where JSON has it."""
+        schema = self.of(self._hints.get(parameter.name, Any))
+        default = parameter.default
+        if default is inspect.Parameter.empty or not schema:
+            return schema
+        if default is None and not _allows_null(schema):
+            schema = {"anyOf": [schema, {"type": "null"}]}
+        return {**schema, "default": default} if _is_json(default) else schema
+
+    def of(self, hint: Any) -> Schema:
+        """The schema of a type hint; {} for what is not known."""
+        try:
+            if hint in _PLAIN:
+                return dict(_PLAIN[hint])
+        except TypeError:
+            return {}  # unhashable: not a type
+        origin, args = typing.get_origin(hint), typing.get_args(hint)
+        if origin is typing.Annotated:
+            return self._annotated(args)
+        if origin in (typing.Union, types.UnionType):
+            return self._union(args)
+        if origin is typing.Literal:
+            return {"enum": [a.value if isinstance(a, enum.Enum) else a for a in args]}
+        if isinstance(hint, TypeVar):
+            return self.of(hint.__bound__) if hint.__bound__ is not None else {}
+        if isinstance(hint, typing.NewType):
+            return self.of(hint.__supertype__)
+        container = self._container(origin or hint, args)
+        return container if container is not None else self._named(hint)
+
+    def _annotated(self, args: tuple[Any, ...]) -> Schema:
+        schema = self.of(args[0])
+        if not schema:
+            return schema
+        text = schema.get("type") == "string"
+        for item in (m for extra in args[1:] for m in (*getattr(extra, "metadata", ()), extra)):
+            for attribute, keyword in _BOUNDS.items():
+                if _is_number(value := getattr(item, attribute, None)):
+                    schema[keyword] = value
+            for attribute in ("min_length", "max_length"):
+                if _is_number(value := getattr(item, attribute, None)):
+                    schema[attribute[:3] + ("Length" if text else "Items")] = value
+        return schema
+
+    def _union(self, args: tuple[Any, ...]) -> Schema:
+        options = [self.of(a) for a in args]
+        if {} in options:
+            return {}
+        unique = [o for i, o in enumerate(options) if o not in options[:i]]
+        return unique[0] if len(unique) == 1 else {"anyOf": unique}
+
+    def _container(self, origin: Any, args: tuple[Any, ...]) -> Schema | None:
+        if origin in _ARRAYS:
+            return _array(self.of(args[0]) if args else {})
+        if origin in _SETS:
+            return {**_array(self.of(args[0]) if args else {}), "uniqueItems": True}
+        if origin in _OBJECTS:
+            values = self.of(args[1]) if len(args) == 2 else {}
+            return {"type": "object", "additionalProperties": values} if values else {"type": "object"}
+        if origin is tuple:
+            return self._tuple(args)
+        return None
+
+    def _tuple(self, args: tuple[Any, ...]) -> Schema:
+        if not args or (len(args) == 2 and args[1] is Ellipsis):
+            return _array(self.of(args[0]) if args else {})
+        items = [self.of(a) for a in args if a != ()]
+        return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items), "maxItems": len(items)}
+
+    def _named(self, hint: Any) -> Schema:
+        if not isinstance(hint, type):
+            return {}
+        if issubclass(hint, enum.Enum):
+            return {"enum": [member.value for member in hint]} if all(_is_json(m.value) for m in hint) else {}
+        if hasattr(hint, "model_json_schema") and "pydantic" in sys.modules:
+            return self._pydantic(hint)
+        if dataclasses.is_dataclass(hint):
+            fields = {f.name: f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in _init_fields(hint)}
+            return self._record(hint, fields)
+        if typing.is_typeddict(hint):
+            required: frozenset[str] = getattr(hint, "__required_keys__", frozenset())
+            return self._record(hint, {name: name in required for name in hint.__annotations__})
+        return {}
+
+    def _record(self, kind: type, fields: Mapping[str, bool]) -> Schema:
+        if kind in self._names:
+            return {"$ref": f"#/$defs/{self._names[kind]}"}
+        name = self._reserve(kind)
+        try:
+            hints = typing.get_type_hints(kind, include_extras=True)
+        except (NameError, TypeError, SyntaxError, AttributeError):
+            hints = {}
+        body: Schema = {
+            "type": "object",
+            "properties": {field: self.of(_bare(hints.get(field, Any))) for field in fields},
+            "additionalProperties": False,
+        }
+        if required := [field for field, needed in fields.items() if needed]:
+            body["required"] = required
+        self.definitions[name] = body
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _pydantic(self, model: Any) -> Schema:
+        if model in self._names:
+            return {"$ref": f"#/$defs/{self._names[model]}"}
+        name = self._reserve(model)
+        body = model.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
+        for inner, definition in body.pop("$defs", {}).items():
+            self.definitions[f"{name}.{inner}"] = definition
+        self.definitions[name] = body
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _reserve(self, kind: type) -> str:
+        name, number = kind.__name__, 2
+        while name in self.definitions:
+            name, number = f"{kind.__name__}{number}", number + 1
+        self._names[kind] = name
+        self.definitions[name] = {}
+        return name
+
+
+def _array(items: Schema) -> Schema:
+    return {"type": "array", "items": items} if items else {"type": "array"}
+
+
+def _init_fields(kind: Any) -> list[dataclasses.Field[Any]]:
+    return [f for f in dataclasses.fields(kind) if f.init]
+
+
+def _bare(hint: Any) -> Any:
+    """Without `Required[…]` and `NotRequired[…]`, which say how a key is used and not what it holds."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) in (typing.Required, typing.NotRequired) else hint
+
+
+def _allows_null(schema: Schema) -> bool:
+    if "anyOf" in schema:
+        return any(_allows_null(option) for option in schema["anyOf"])
+    kinds = schema.get("type")
+    return not schema or kinds == "null" or (isinstance(kinds, list) and "null" in kinds) or None in schema.get("enum", [])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value) and not isinstance(value, enum.Enum)
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,97 @@
+"""`Secret`: environment variables that are kept sealed and reach instances after every start."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.types import MAX_NAME_LENGTH, check_name
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+class Secret:
+    """A named secret of the platform, or one whose values come with the deploy. Values never appear in `repr` or in a spec."""
+
+    def __init__(self, *, name: str | None, values: Mapping[str, str] | None) -> None:
+        self._name = name
+        self.values = values
+
+    def __repr__(self) -> str:
+        return f"<Secret {self._name}>" if self._name else f"<Secret with {', '.join(sorted(self.values or {}))}>"
+
+    @classmethod
+    def from_name(cls, name: str, **_: object) -> Secret:
+        """A secret made before with `pilotlight secret`. Modal's further keywords are accepted and change nothing."""
+        try:
+            return cls(name=check_name("secret", name), values=None)
+        except ValueError as e:
+            raise InvalidInput(str(e), parameter="name") from e
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, str | None]) -> Secret:
+        """Values given here; they are stored as a secret of the app when it is deployed. None entries are left out."""
+        kept = {key: value for key, value in values.items() if value is not None}
+        for key, value in kept.items():
+            if not _VARIABLE.match(key) or not isinstance(value, str):
+                raise InvalidInput(f"secret variable {key!r}: names are letters, digits and '_', values are text", parameter=key)
+        return cls(name=None, values=kept)
+
+    @classmethod
+    def from_dotenv(cls, path: str | os.PathLike[str] | None = None, *, filename: str = ".env") -> Secret:
+        """Values of a `.env` file: `KEY=value` lines, `#` comments, optional quotes and `export`. Raises NotFound.
+
+        `path` is the file or its directory; None searches the working directory and upwards. In a worker the values come from the
+        platform, and no file is read.
+        """
+        if os.environ.get("PILOTLIGHT_WORKER") == "1":
+            return cls(name=None, values={})
+        file = _find(Path(path) if path is not None else None, filename)
+        return cls.from_dict(parse_dotenv(file.read_text(encoding="utf-8"), str(file)))
+
+    def stored_name(self, app: str) -> str:
+        """The name under which the platform keeps it: its own, or one made of the app and the variables' names.
+
+        Not of the values: a name is not secret, and new values must reach running functions without a new revision.
+        """
+        if self._name:
+            return self._name
+        keys = hashlib.sha256("\n".join(sorted(self.values or {})).encode()).hexdigest()[:10]
+        return f"{app[: MAX_NAME_LENGTH - 17]}-inline-{keys}"
+
+
+def parse_dotenv(text: str, where: str) -> dict[str, str]:
+    """The variables of a dotenv text. Raises InvalidInput naming the line."""
+    values: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.strip().removeprefix("export ").strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        key, equals, value = (part.strip() for part in stripped.partition("="))
+        if not equals or not _VARIABLE.match(key):
+            raise InvalidInput(f"{where}:{number}: expected KEY=value")
+        values[key] = _unquote(value)
+    return values
+
+
+def _unquote(value: str) -> str:
+    if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
+        inner = value[1:-1]
+        return inner.replace("\\n", "\n").replace('\\"', '"') if value[0] == '"' else inner
+    return value.partition(" #")[0].rstrip()
+
+
+def _find(path: Path | None, filename: str) -> Path:
+    if path is not None:
+        candidates = [path / filename if path.is_dir() else path]
+    else:
+        here = Path.cwd()
+        candidates = [directory / filename for directory in (here, *here.parents)]
+    found = next((c for c in candidates if c.is_file()), None)
+    if found is None:
+        raise NotFound(f"no {filename} file at {candidates[0]}")
+    return found
