@@ -1,0 +1,175 @@
+"""What a dead activator left in its journal: calls that were open, calls that were submitted, and what was not shipped.
+
+An attempt that was opened and never closed becomes a `lost` record, closed at the last proof of life of the process that
+opened it: the latest time on any line of its segments. Its charge is exact processor sharing: the instance's virtual
+clock stands at its last opening or closing, and since then exactly the lost attempts have shared it.
+
+Reading changes nothing, so a recovery that dies is simply done again: ids make the result the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from activator.billing import lines
+from activator.billing.segments import Cursor, Line, load_checkpoint, read_segment, segment_numbers, segment_path
+from pilotlight.pricing import price
+from pilotlight.protocol import UsageRecord
+
+LOST = "lost"
+
+
+@dataclass(slots=True, kw_only=True)
+class HeldCall:
+    """A submitted call that the journal holds: where its latest line stands, how many attempts were opened, whether it has a result."""
+
+    id: str
+    segment: int
+    offset: int
+    length: int
+    attempts: int = 0
+    is_finished: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAttempt:
+    """An attempt that was opened: the fixed fields of its record, its own line, and the life of its process."""
+
+    fixed: dict[str, Any]
+    request_price: str
+    line: dict[str, Any]
+    life: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Scan:
+    """Everything that the segments say.
+
+    Attributes:
+        open: record id → attempt without a close.
+        held: call id → submitted call that is not over.
+        proof_ns: life → latest time on its lines.
+        clocks: instance → (time, virtual clock) at its last event.
+        sizes: segment → bytes of complete lines.
+        shipped, unshipped: the checkpoint, and the closes behind it.
+        oldest_unshipped_ns: time of the first of them.
+        damaged: lines that could not be read (not counting torn last ones).
+    """
+
+    open: dict[str, OpenAttempt] = field(default_factory=dict)
+    held: dict[str, HeldCall] = field(default_factory=dict)
+    proof_ns: dict[str, int] = field(default_factory=dict)
+    clocks: dict[str, tuple[int, int]] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+    shipped: Cursor = field(default_factory=Cursor)
+    unshipped: int = 0
+    oldest_unshipped_ns: int | None = None
+    damaged: int = 0
+
+
+def scan(directory: Path) -> Scan:
+    """Read all segments, oldest first."""
+    found = Scan(shipped=load_checkpoint(directory))
+    attempts: Counter[str] = Counter()
+    closed: set[str] = set()
+    for number in segment_numbers(directory):
+        reader = _SegmentReader(found, attempts, closed)
+        found.sizes[number] = segment_path(directory, number).stat().st_size
+        for line in read_segment(directory, number):
+            reader.read(line)
+    for record_id in closed & found.open.keys():
+        del found.open[record_id]
+    for call in found.held.values():
+        call.attempts = max(call.attempts, attempts[call.id])
+    return found
+
+
+class _SegmentReader:
+    """Reads the lines of one segment into a scan; templates are known by number within their segment only."""
+
+    def __init__(self, found: Scan, attempts: Counter[str], closed: set[str]) -> None:
+        self._found = found
+        self._attempts = attempts
+        self._closed = closed
+        self._templates: dict[int, dict[str, Any]] = {}
+        self._life = ""
+
+    def read(self, line: Line) -> None:
+        """Take one line in. A damaged one is counted and left out: the ones around it still hold."""
+        body = lines.parse(line.text)
+        try:
+            if body is None:
+                raise ValueError("not a line of ours")
+            self._take(body, line)
+        except (KeyError, TypeError, ValueError):
+            self._found.damaged += 1
+
+    def _take(self, body: dict[str, Any], line: Line) -> None:
+        match body["t"]:
+            case "J":
+                self._life = body["life"]
+            case "T":
+                self._templates[body["n"]] = body
+            case "O":
+                self._opened(body)
+            case "V":
+                self._found.clocks[body["i"]] = (body["at"], body["v"])
+            case "C":
+                self._closed_line(body, line)
+            case "S" | "R":
+                self._found.held[body["c"]] = HeldCall(
+                    id=body["c"], segment=line.segment, offset=line.offset, length=len(line.text) + 1,
+                    attempts=body["n"], is_finished=body["t"] == "R",
+                )  # fmt: skip
+            case "F":
+                self._found.held.pop(body["c"], None)
+        if "at" in body:
+            self._found.proof_ns[self._life] = max(self._found.proof_ns.get(self._life, 0), body["at"])
+
+    def _opened(self, body: dict[str, Any]) -> None:
+        known = self._templates[body["n"]]
+        call, attempt = body["c"], body["a"]
+        self._attempts[call] = max(self._attempts[call], attempt)
+        self._found.open[f"{call}/{attempt}"] = OpenAttempt(fixed=known["u"], request_price=known["request"], line=body, life=self._life)
+        self._found.clocks[known["u"]["instance"]] = (body["at"], body["v"])
+
+    def _closed_line(self, body: dict[str, Any], line: Line) -> None:
+        record = body["u"]
+        self._closed.add(record["id"])
+        if record["outcome"] != LOST and record["kind"] == "CALL":
+            self._found.clocks[record["instance"]] = (body["at"], body["v"])
+        if line.end > self._found.shipped:
+            self._found.unshipped += 1
+            if self._found.oldest_unshipped_ns is None:
+                self._found.oldest_unshipped_ns = body["at"]
+
+
+def lost_records(found: Scan) -> list[UsageRecord]:
+    """The records that close what was left open, each at its process' last proof of life."""
+    sharers = Counter(a.fixed["instance"] for a in found.open.values())
+    return [_lost(name, attempt, found, sharers[attempt.fixed["instance"]]) for name, attempt in found.open.items()]
+
+
+def _lost(id: str, attempt: OpenAttempt, found: Scan, sharers: int) -> UsageRecord:
+    line = attempt.line
+    proof_ns = found.proof_ns[attempt.life]
+    event_ns, virtual_ns = found.clocks[attempt.fixed["instance"]]
+    billed_ns = max(0, virtual_ns - line["v"]) + max(0, proof_ns - event_ns) // sharers
+    return UsageRecord(
+        **attempt.fixed,
+        id=id,
+        call=line["c"],
+        attempt=line["a"],
+        start_kind=line["k"],
+        started_at=line["at"] / 1e9,
+        queued_ms=line["q"],
+        start_ms=line["s"],
+        exec_ms=max(0, proof_ns - line["at"]) // 1_000_000,
+        billed_ns=billed_ns,
+        outcome=LOST,
+        cost=f"{price(billed_ns, Decimal(attempt.fixed['rate_per_s']), Decimal(attempt.request_price)):f}",
+    )

@@ -1,0 +1,168 @@
+"""Brings closed records from the journal to the ledger: at least once, in order, with unique ids so that twice counts once.
+
+The shipper reads the journal's files behind its checkpoint, so its memory does not grow while the ledger is away, and a
+new process goes on where the last one was confirmed. The checkpoint is written after the ledger has accepted; dying in
+between sends a batch again. A record that the ledger refuses for good is put aside in `refused.ndjson`, never dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from activator.billing import lines
+from activator.billing.errors import LedgerRefused, LedgerUnavailable
+from activator.billing.journal import Journal
+from activator.billing.segments import Cursor, Line, read_segment, save_checkpoint
+
+log = logging.getLogger(__name__)
+
+MAX_RECORDS = 1000
+MAX_BYTES = 1024**2
+"""Bounds of a batch: a megabyte is some 1,500 records, and small enough to be sent again without regret."""
+GATHER_S = 0.2
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 5.0
+REFUSED_NAME = "refused.ndjson"
+
+
+class Ledger(Protocol):
+    """Where records go. Accepting the same id again must change nothing."""
+
+    async def accept(self, records: Sequence[bytes]) -> None:
+        """Take all of `records` (each a UsageRecord as JSON) or none. Raises LedgerUnavailable or LedgerRefused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Records to send, where the journal goes on behind them, and the time of the first record behind (None: none yet)."""
+
+    records: tuple[bytes, ...]
+    cursor: Cursor
+    next_at_ns: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lag:
+    """How far the ledger is behind: records, and the age of the oldest of them in seconds."""
+
+    records: int
+    seconds: float
+
+
+def usage_body(activator: str, records: Sequence[bytes]) -> bytes:
+    """The body of `POST /internal/usage`, without parsing the records."""
+    return b'{"activator":"%b","records":[%b]}' % (activator.encode(), b",".join(records))
+
+
+def read_batch(journal: Journal, *, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> Batch:
+    """The next records behind the checkpoint, oldest first; the cursor also passes over all that is no record."""
+    records: list[bytes] = []
+    size = 0
+    cursor = journal.shipped
+    last = journal.current_segment
+    number, offset = cursor.segment, cursor.offset
+    while number <= last:
+        for line in _lines_of(journal, number, offset):
+            if line.text.startswith(lines.CLOSE_MARK):
+                if len(records) >= max_records or size >= max_bytes:
+                    return Batch(records=tuple(records), cursor=cursor, next_at_ns=lines.at_of(line.text))
+                records.append(lines.record_of(line.text))
+                size += len(line.text)
+            cursor = line.end
+        if number < last:
+            cursor = Cursor(segment=number + 1)
+        number, offset = number + 1, 0
+    return Batch(records=tuple(records), cursor=cursor, next_at_ns=None)
+
+
+def _lines_of(journal: Journal, number: int, offset: int) -> Iterator[Line]:
+    try:
+        yield from read_segment(journal.directory, number, offset=offset)
+    except FileNotFoundError:
+        return  # before the first segment that is there: all older ones were shipped
+
+
+class Shipper:
+    """The task that ships one journal. `run()` until cancelled; `flush()` once at shutdown."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        ledger: Ledger,
+        *,
+        gather_s: float = GATHER_S,
+        first_backoff_s: float = FIRST_BACKOFF_S,
+        max_backoff_s: float = MAX_BACKOFF_S,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._journal = journal
+        self._ledger = ledger
+        self._gather_s = gather_s
+        self._first_backoff_s = first_backoff_s
+        self._max_backoff_s = max_backoff_s
+        self._wall_ns = wall_ns
+        self.refused = 0
+
+    def __repr__(self) -> str:
+        lag = self.lag()
+        return f"<Shipper {lag.records} records, {lag.seconds:.1f} s behind, {self.refused} refused>"
+
+    def lag(self) -> Lag:
+        """How far the ledger is behind now."""
+        held = self._journal.statistics()
+        age_ns = 0 if held.oldest_unshipped_ns is None else max(0, self._wall_ns() - held.oldest_unshipped_ns)
+        return Lag(records=held.unshipped, seconds=age_ns / 1e9)
+
+    async def run(self) -> None:
+        """Ship for ever; an unreachable ledger is tried again with a growing pause."""
+        backoff_s = self._first_backoff_s
+        while True:
+            await self._journal.wait_unshipped()
+            await asyncio.sleep(self._gather_s)
+            try:
+                await self.flush()
+                backoff_s = self._first_backoff_s
+            except (LedgerUnavailable, OSError) as e:
+                log.warning("usage not shipped: records=%d retry_s=%.1f error=%s", self.lag().records, backoff_s, e)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(self._max_backoff_s, 2 * backoff_s)
+
+    async def flush(self) -> int:
+        """Ship what there is; returns how many records. Raises LedgerUnavailable, or OSError of the checkpoint's disk."""
+        total = 0
+        while True:
+            batch = read_batch(self._journal)
+            if not batch.records:
+                return total
+            await self._send(batch.records)
+            await asyncio.to_thread(save_checkpoint, self._journal.directory, batch.cursor)
+            self._journal.mark_shipped(batch.cursor, count=len(batch.records), oldest_unshipped_ns=batch.next_at_ns)
+            total += len(batch.records)
+
+    async def _send(self, records: Sequence[bytes]) -> None:
+        """Send a batch; a refused one is halved until the wrong record stands alone."""
+        try:
+            await self._ledger.accept(records)
+        except LedgerRefused as e:
+            if len(records) == 1:
+                await asyncio.to_thread(_put_aside, self._journal.directory / REFUSED_NAME, records[0])
+                self.refused += 1
+                log.error("the ledger refused a usage record, it is kept in %s: %s", REFUSED_NAME, e)
+                return
+            middle = len(records) // 2
+            await self._send(records[:middle])
+            await self._send(records[middle:])
+
+
+def _put_aside(path: Path, record: bytes) -> None:
+    with path.open("ab") as f:
+        f.write(record + b"\n")
+        f.flush()
+        os.fsync(f.fileno())
