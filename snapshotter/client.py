@@ -35,9 +35,7 @@ class AgentClient:
         state = "connected" if self._rpc is not None and not self._rpc.is_closed else "not connected"
         return f"<AgentClient {self._path} {state}>"
 
-    async def start(
-        self, launch: LaunchSpec, *, instance_id: InstanceId, lessee: str, secret_env: Mapping[str, str]
-    ) -> InstanceInfo:
+    async def start(self, launch: LaunchSpec, *, instance_id: InstanceId, lessee: str, secret_env: Mapping[str, str]) -> InstanceInfo:
         """Bring one instance up by the fastest rung; returns when it is ready.
 
         Idempotent on `instance_id`. Raises StartFailed, StartTimeout, NoCapacity, BundleUnavailable, Unsupported or
@@ -100,14 +98,19 @@ class AgentClient:
     ) -> AsyncIterator[Mapping[str, Any]]:
         """Log lines as `{"time", "instance", "stream", "call", "text"}`, oldest first; dead instances included."""
         args = {"labels": dict(labels), "instance_id": instance_id, "since": since, "tail": tail, "call_id": call_id, "follow": follow}
-        return self._stream("logs", args)
+        return self._lines(args)
+
+    async def _lines(self, args: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        async for body in self._stream("logs", args):
+            if body:
+                yield body
 
     def exec(self, instance_id: InstanceId, argv: list[str]) -> AsyncIterator[Mapping[str, Any]]:
         """Run a command beside an instance (its namespaces, uid and environment): `{"stream", "text"}` parts, then `{"exit_status"}`."""
         return self._stream("exec", {"instance_id": instance_id, "argv": argv})
 
     def build_image(self, spec: Mapping[str, Any], *, uid: int | None) -> AsyncIterator[Mapping[str, Any]]:
-        """Build the environment that `spec` (`pilotlight.packaging.image`) describes: `{"step", "text"}` parts, then `{"image": digest}`."""
+        """Build the environment `spec` (`pilotlight.packaging.image`): `{"step", "text"}` parts, then `{"image": digest}`."""
         return self._stream("build_image", {"spec": dict(spec), "uid": uid})
 
     async def aclose(self) -> None:

@@ -1,0 +1,83 @@
+"""`python -m snapshotter --config platform.yaml --ready-fd N`: the composition root of the node agent."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from snapshotter import capabilities
+from snapshotter.bundles import Bundles
+from snapshotter.cgroups import Cgroups
+from snapshotter.errors import SnapshotterError
+from snapshotter.images import Images, runtime_requirements
+from snapshotter.node import Parts, is_root, opened, own_runtime
+from snapshotter.settings import SnapshotterSettings
+from weight_cache.client import WeightCacheClient
+from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
+
+
+def main() -> int:
+    """Run until SIGTERM or SIGINT; 2 for settings that cannot be used."""
+    arguments = _arguments()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s snapshotter %(levelname)s %(message)s")
+    try:
+        paths = Paths.of(load(PlatformSettings, "platform", arguments.config), os.environ).make()
+        settings = load(SnapshotterSettings, "snapshotter", arguments.config)
+    except SettingsInvalid as e:
+        print(e, file=sys.stderr)
+        return 2
+    pid_file = paths.run / "snapshotter.pid"
+    pid_file.write_text(f"{os.getpid()}\n")
+    try:
+        asyncio.run(_serve(paths, settings, arguments))
+    except (SnapshotterError, OSError) as e:
+        print(f"snapshotter: {e}", file=sys.stderr)
+        return 1
+    finally:
+        pid_file.unlink(missing_ok=True)
+    return 0
+
+
+async def _serve(paths: Paths, settings: SnapshotterSettings, arguments: argparse.Namespace) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    weights = WeightCacheClient(paths.socket("weight_cache"))
+
+    async def probe(cgroups: Cgroups) -> Mapping[str, Any]:
+        return await capabilities.probe(home=paths.home, environ=os.environ, cgroups=cgroups, uid_base=settings.uid_base)
+
+    parts = Parts(
+        bundles=Bundles(paths.home),
+        images=Images(paths.home, environ=os.environ, requirements=runtime_requirements()),
+        weights=weights,
+        runtime={**own_runtime(), **({"pilotlight": arguments.pilotlight} if arguments.pilotlight else {})},
+        probe=probe,
+        namespaces=is_root() and not arguments.plain,
+    )
+    async with contextlib.aclosing(weights), opened(paths, settings, parts):
+        if arguments.ready_fd is not None:
+            with open(arguments.ready_fd, "wb") as ready:  # noqa: ASYNC230 - one byte to a pipe that somebody waits on
+                ready.write(b"\n")
+        await stop.wait()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m snapshotter", description="pilotlight's node agent")
+    parser.add_argument("--config", type=Path, help="platform.yaml; without it every key has its default")
+    parser.add_argument("--ready-fd", type=int, help="write one newline to this descriptor once serving")
+    parser.add_argument("--plain", action="store_true", help="no namespaces and no uids, as without root")
+    parser.add_argument("--pilotlight", type=Path, help="directory of the package whose worker/boot.py runs in slots; default: our own")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

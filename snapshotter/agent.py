@@ -1,0 +1,182 @@
+"""The node agent's operations: what `snapshotter.client` asks, answered by the parts that know."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from snapshotter import processes
+from snapshotter.errors import InstanceUnknown, SnapshotterError
+from snapshotter.events import Events, WatcherTooSlow
+from snapshotter.instances import Instance, Instances
+from snapshotter.ladder import Ladder, Request
+from snapshotter.launch import ImageStore
+from snapshotter.logs import LogQuery, Logs
+from snapshotter.slots import SlotLost
+from snapshotter.templates import Templates
+from snapshotter.types import InstanceId, InstanceState, LaunchSpec, RevisionKey
+from weight_cache.errors import WeightCacheError
+from weight_cache.protocol import Operation, Part
+
+_MAX_TEXT_BYTES = 64 * 1024
+
+
+class Agent:
+    """Translates frames to calls and back. Owner: the event loop; it has no state of its own."""
+
+    def __init__(
+        self,
+        *,
+        ladder: Ladder,
+        instances: Instances,
+        templates: Templates,
+        images: ImageStore,
+        logs: Logs,
+        events: Events,
+        probe: Callable[[], Awaitable[Mapping[str, Any]]],
+    ) -> None:
+        self._ladder = ladder
+        self._instances = instances
+        self._templates = templates
+        self._images = images
+        self._logs = logs
+        self._events = events
+        self._probe = probe
+
+    def __repr__(self) -> str:
+        return f"<Agent {self._ladder!r}>"
+
+    def operations(self) -> Mapping[str, Operation]:
+        """By name, for `weight_cache.protocol.serve`."""
+        return {
+            "start": self._start,
+            "prepare": self._prepare,
+            "stop": self._stop,
+            "adopt": self._adopt,
+            "instances": self._list_instances,
+            "templates": self._list_templates,
+            "drop_template": self._drop_template,
+            "capabilities": self._capabilities,
+            "usage": self._usage,
+            "watch": self._watch,
+            "logs": self._read_logs,
+            "exec": self._exec,
+            "build_image": self._build_image,
+        }
+
+    async def _start(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        request = Request(
+            launch=LaunchSpec.from_json(args["launch"]),
+            instance_id=InstanceId(args["instance_id"]),
+            lessee=args["lessee"],
+            secret_env=args["secret_env"],
+        )
+        return (await self._ladder.start(request)).to_json()
+
+    async def _prepare(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        return (await self._ladder.prepare(LaunchSpec.from_json(args["launch"]))).to_json()
+
+    async def _stop(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        await self._ladder.stop(InstanceId(args["instance_id"]), float(args["grace_s"]))
+        return {}
+
+    async def _adopt(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        ready = [i.info for i in self._instances if i.info.state is InstanceState.READY]
+        return {"instances": [info.to_json() for info in ready if info.lessee == args["lessee"]]}
+
+    async def _list_instances(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        return {"instances": [info.to_json() for info in self._instances.matching(args["labels"])]}
+
+    async def _list_templates(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        for template in self._templates:
+            template.pss_bytes = await asyncio.to_thread(processes.pss_bytes, template.housing.slot.worker_pid)
+        return {"templates": [template.info().to_json() for template in self._templates]}
+
+    async def _drop_template(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        self._ladder.drop_template(RevisionKey(args["revision"]))
+        return {}
+
+    async def _capabilities(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        return await self._probe()
+
+    async def _usage(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        instance = self._known(args["instance_id"])
+        pid, group = instance.info.pid, instance.group
+        cpu_ns = group.cpu_ns() if group is not None else None
+        memory_bytes = group.memory_bytes() if group is not None else None
+        return {
+            "cpu_ns": processes.cpu_ns(pid) if cpu_ns is None else cpu_ns,
+            "memory_bytes": processes.rss_bytes(pid) if memory_bytes is None else memory_bytes,
+            "pss_bytes": await asyncio.to_thread(processes.pss_bytes, pid),
+        }
+
+    async def _watch(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        with self._events.watching() as watcher:
+            await part({})  # from here on nothing is missed
+            while True:
+                try:
+                    await part((await watcher.next()).to_json())
+                except WatcherTooSlow as e:
+                    raise SnapshotterError(str(e)) from e
+
+    async def _read_logs(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        query = LogQuery(
+            labels=args["labels"], instance_id=args["instance_id"], since=args["since"], tail=args["tail"], call_id=args["call_id"]
+        )
+        lines = self._logs.follow(query) if args["follow"] else self._logs.read(query)
+        async with contextlib.aclosing(lines):
+            async for line in lines:
+                await part(line)
+        return {}
+
+    async def _exec(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        instance = self._known(args["instance_id"])
+        assert instance.housing is not None
+        pipes = {"stdout": os.pipe2(os.O_CLOEXEC), "stderr": os.pipe2(os.O_CLOEXEC)}
+        run = instance.housing.slot.execute(instance.info.id, list(args["argv"]), pipes["stdout"][1], pipes["stderr"][1])
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = group.create_task(run, name=f"exec beside {instance.info.id}")
+                for stream, (readable, _) in pipes.items():
+                    group.create_task(_pump(readable, stream, part), name=f"exec {stream}")
+        except ExceptionGroup as e:
+            if lost := e.subgroup(SlotLost):
+                raise InstanceUnknown(f"instance {instance.info.id} went away meanwhile") from lost
+            raise
+        status = running.result()
+        if status is None:
+            raise InstanceUnknown(f"instance {instance.info.id} went away meanwhile")
+        return {"exit_status": os.waitstatus_to_exitcode(status)}
+
+    async def _build_image(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        return {"image": await self._images.build(args["spec"], uid=args["uid"], part=part)}
+
+    def _known(self, instance_id: str) -> Instance:
+        instance = self._instances.get(InstanceId(instance_id))
+        if instance is None or not instance.was_ready:
+            raise InstanceUnknown(f"no instance {instance_id} on this node: `instance list` shows those that live")
+        return instance
+
+
+def describe(error: Exception) -> tuple[str, str, Mapping[str, Any]] | None:
+    """How an operation's exception travels: our tree as it is, errors of the weight cache under their own code."""
+    if isinstance(error, SnapshotterError):
+        return error.code, str(error), error.detail
+    if isinstance(error, WeightCacheError):
+        return error.code, str(error), {}
+    return None
+
+
+async def _pump(fd: int, stream: str, part: Part) -> None:
+    """From a pipe to the caller, text by text, as fast as the caller reads."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_MAX_TEXT_BYTES)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", buffering=0))
+    try:
+        while data := await reader.read(_MAX_TEXT_BYTES):
+            await part({"stream": stream, "text": data.decode(errors="replace")})
+    finally:
+        transport.close()

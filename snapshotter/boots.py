@@ -1,0 +1,131 @@
+"""Boots: bringing Templates up, one flight per revision, and keeping them within their memory budget."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from snapshotter import processes, slots
+from snapshotter.ends import Ends
+from snapshotter.errands import Errands
+from snapshotter.errors import StartTimeout
+from snapshotter.events import Events
+from snapshotter.housing import Housekeeper, Housing, Phase
+from snapshotter.logs import Logs
+from snapshotter.templates import Template, Templates
+from snapshotter.types import AgentEvent, LaunchSpec, RevisionKey
+
+
+class Boots:
+    """Owner: the event loop. `_flights` changes between awaits only."""
+
+    def __init__(
+        self,
+        *,
+        housekeeper: Housekeeper,
+        templates: Templates,
+        ends: Ends,
+        logs: Logs,
+        events: Events,
+        errands: Errands,
+        budget_bytes: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._housekeeper = housekeeper
+        self._templates = templates
+        self._ends = ends
+        self._logs = logs
+        self._events = events
+        self._errands = errands
+        self._budget_bytes = budget_bytes
+        self._clock = clock
+        self._flights: dict[RevisionKey, asyncio.Task[None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Boots {len(self._flights)} in flight>"
+
+    async def once(self, launch: LaunchSpec) -> None:
+        """Boot a Template, or wait for the boot in flight. Errors as of `boot`, and StartTimeout.
+
+        A caller that leaves does not end it: what it booted is wanted by the next one.
+        """
+        if launch.revision not in self._flights:
+            self._fly(launch.revision, self._boot_template(launch))
+        await asyncio.shield(self._flights[launch.revision])
+
+    async def boot(self, launch: LaunchSpec, phase: Phase) -> Housing:
+        """A worker at its snapshot point, in a slot of its own. Raises StartFailed, BundleUnavailable, Unsupported."""
+        return await self._housekeeper.boot(launch, phase, self._ends)
+
+    def resume(self, housing: Housing) -> None:
+        """Go on with the boot that an earlier agent began."""
+        self._fly(housing.launch.revision, self._resume(housing))
+
+    def enlist(self, housing: Housing) -> None:
+        """A booted worker becomes a Template; one that died meanwhile is cleared away."""
+        if housing.slot.worker != "resident":
+            self._ends.clear_if_empty(housing)
+            return
+        point = housing.slot.point.result()
+        template = Template(
+            housing=housing,
+            threads=point.threads,
+            phases_ms=housing.boot_ms,
+            single=bool(point.threads) or not housing.launch.forkable,
+            last_used_at=self._clock(),
+        )
+        self._templates.add(template)
+        message = f"a Template of {template.revision} is resident"
+        self._events.publish(AgentEvent(kind="template_ready", subject=template.revision, reason="ready", message=message))
+        self._errands.run(self._measure(template), f"measure {template.revision}")
+
+    def evict_unused(self, need_bytes: int, *, but: RevisionKey) -> None:
+        """Make room for an instance: Templates without instances go, least recently used first."""
+        for victim in self._templates.victims(need_bytes=need_bytes, unused_only=True):
+            if victim.revision != but:
+                self._ends.drop(victim, "evicted")
+
+    async def cancel(self) -> None:
+        """End every boot in flight."""
+        flights = list(self._flights.values())
+        for flight in flights:
+            flight.cancel()
+        if flights:
+            await asyncio.wait(flights)
+
+    def _fly(self, revision: RevisionKey, work: Coroutine[Any, Any, None]) -> None:
+        flight = asyncio.create_task(work, name=f"boot {revision}")
+        self._flights[revision] = flight
+        flight.add_done_callback(lambda task: self._landed(revision, task))
+
+    def _landed(self, revision: RevisionKey, flight: asyncio.Task[None]) -> None:
+        del self._flights[revision]
+        slots.seen(flight)
+
+    async def _boot_template(self, launch: LaunchSpec) -> None:
+        phase = Phase()
+        try:
+            async with asyncio.timeout(launch.startup_timeout_s):
+                housing = await self.boot(launch, phase)
+        except TimeoutError as e:
+            message = f"revision {launch.revision} did not reach its snapshot point within {launch.startup_timeout_s:g} s"
+            raise StartTimeout(message, {"phase": phase.name, "log_tail": await self._logs.tail(phase.subject)}) from e
+        self.enlist(housing)
+
+    async def _resume(self, housing: Housing) -> None:
+        try:
+            async with asyncio.timeout(housing.launch.startup_timeout_s):
+                await self._housekeeper.resume(housing)
+        except TimeoutError:
+            await self._housekeeper.clear(housing)
+            return
+        self.enlist(housing)
+
+    async def _measure(self, template: Template) -> None:
+        """Its PSS, and what the budget says to it: the least recently used go, in use or not, for their instances go on without them."""
+        template.pss_bytes = await asyncio.to_thread(processes.pss_bytes, template.housing.slot.worker_pid)
+        surplus = self._templates.pss_bytes() - self._budget_bytes
+        for victim in self._templates.victims(need_bytes=surplus, unused_only=False):
+            self._ends.drop(victim, "evicted")

@@ -1,0 +1,223 @@
+"""Limits per slot and instance through cgroup v1 or v2, in a subtree of our own below the group that we were started in.
+
+Nothing here needs a daemon; where the hierarchy cannot be written the machine goes without, `why_not` says why, and the
+shim falls back to RLIMIT_DATA. Sources: kernel documentation, admin-guide/cgroup-v1 and cgroup-v2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
+MAX_PIDS = 4096
+"""Processes and threads of one instance: some hundred are normal for numeric libraries, a fork bomb is not."""
+_REMOVE_ATTEMPTS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """One subject's group: a directory per hierarchy.
+
+    Attributes:
+        directories: controller → directory; under v2 all the same one. Empty where there are no cgroups.
+        version: 1 or 2.
+    """
+
+    directories: Mapping[str, Path]
+    version: int
+
+    @property
+    def procs(self) -> list[str]:
+        """The files that a process' id is written to, each once."""
+        return [str(d / "cgroup.procs") for d in self._unique()]
+
+    def oom_kills(self) -> int:
+        """How often the kernel killed a process here because memory ran out."""
+        if (memory := self.directories.get("memory")) is None:
+            return 0
+        return _keyed(memory / ("memory.events" if self.version == 2 else "memory.oom_control"), "oom_kill")
+
+    def memory_bytes(self) -> int | None:
+        """Memory charged now; None where nobody counts."""
+        if (memory := self.directories.get("memory")) is None:
+            return None
+        return _number(memory / ("memory.current" if self.version == 2 else "memory.usage_in_bytes"))
+
+    def cpu_ns(self) -> int | None:
+        """CPU time used so far; None where nobody counts."""
+        if self.version == 2 and (cpu := self.directories.get("cpu")) is not None:
+            return _keyed(cpu / "cpu.stat", "usage_usec") * 1000
+        if (accounting := self.directories.get("cpuacct")) is not None:
+            return _number(accounting / "cpuacct.usage")
+        return None
+
+    def kill(self) -> None:
+        """SIGKILL whoever is left, descendants in sessions of their own included."""
+        for directory in self._unique():
+            for pid in _pids(directory):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    async def remove(self) -> None:
+        """Kill whoever is left and remove the directories. The kernel needs a moment after the last exit."""
+        for attempt in range(_REMOVE_ATTEMPTS):
+            if [d for d in self._unique() if not _remove(d)] == []:
+                return
+            self.kill()
+            await asyncio.sleep(min(0.1, 0.002 * (attempt + 1)))
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values: what a restarted agent needs, wherever it is started itself."""
+        return {"version": self.version, "directories": {c: str(d) for c, d in self.directories.items()}}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`."""
+        return cls(version=body["version"], directories={c: Path(d) for c, d in body["directories"].items()})
+
+    def _unique(self) -> list[Path]:
+        return list(dict.fromkeys(self.directories.values()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cgroups:
+    """The subtree. Make one with `find`.
+
+    Attributes:
+        bases: controller → our directory in its hierarchy.
+        version: 1 or 2; 0 without.
+        why_not: why there is no limit on memory, None when there is.
+    """
+
+    bases: Mapping[str, Path]
+    version: int
+    why_not: str | None = None
+
+    @classmethod
+    def find(cls, run: Path, *, proc: Path = Path("/proc/self")) -> Cgroups:
+        """Look at what is mounted, make our subtree (named after `run`), and say what works."""
+        name = f"pilotlight-{hashlib.sha256(str(run).encode()).hexdigest()[:12]}"
+        places = _places(proc)
+        if not places:
+            return cls(bases={}, version=0, why_not="no cgroup hierarchy is mounted")
+        version = 2 if "unified" in places and "memory" not in places else 1
+        wanted = {c: p for c, p in places.items() if c in _CONTROLLERS}
+        if version == 2:
+            wanted = dict.fromkeys(("memory", "pids", "cpu"), places["unified"])
+        bases: dict[str, Path] = {}
+        problems = []
+        for controller, parent in wanted.items():
+            try:
+                if version == 2:
+                    _delegate(parent, controller)
+                base = parent / name
+                base.mkdir(exist_ok=True)
+                if version == 2:
+                    _delegate(base, controller)
+                bases[controller] = base
+            except OSError as e:
+                problems.append(f"{controller}: {e.strerror} ({parent})")
+        return cls(bases=bases, version=version, why_not=None if "memory" in bases else "; ".join(problems) or "no memory controller")
+
+    @property
+    def limits_memory(self) -> bool:
+        """Whether a memory limit is enforced."""
+        return "memory" in self.bases
+
+    @property
+    def limits_pids(self) -> bool:
+        """Whether the number of processes is bounded."""
+        return "pids" in self.bases
+
+    def make(self, name: str, *, memory_bytes: int, cpu: float) -> Group:
+        """A group with its limits set. Raises OSError."""
+        group = self.group(name)
+        for directory in set(group.directories.values()):
+            directory.mkdir(exist_ok=True)
+        limits = {"memory": "memory.max", "pids": "pids.max", "cpu": "cpu.weight"}
+        values = {"memory": memory_bytes, "pids": MAX_PIDS, "cpu": max(1, min(10000, int(cpu * 100)))}
+        if self.version == 1:
+            limits.update(memory="memory.limit_in_bytes", cpu="cpu.shares")
+            values["cpu"] = max(2, int(cpu * 1024))
+        for controller, file in limits.items():
+            if controller in group.directories:
+                (group.directories[controller] / file).write_text(str(values[controller]))
+        return group
+
+    def group(self, name: str) -> Group:
+        """The group of that name, whether it exists or not."""
+        return Group(directories={c: base / name for c, base in self.bases.items()}, version=self.version)
+
+    def names(self) -> set[str]:
+        """Groups that exist."""
+        return {d.name for base in self.bases.values() if base.is_dir() for d in base.iterdir() if d.is_dir()}
+
+    def remove_empty(self) -> None:
+        """Remove the subtree itself, as far as it is empty."""
+        for base in dict.fromkeys(self.bases.values()):
+            _remove(base)
+
+
+def _places(proc: Path) -> dict[str, Path]:
+    """Controller (`unified` for v2) → our own group's directory, from mountinfo and cgroup (proc(5))."""
+    own = {}
+    try:
+        for line in (proc / "cgroup").read_text().splitlines():
+            _, names, path = line.split(":", 2)
+            own.update(dict.fromkeys((names or "unified").split(","), path))
+        mounts = (proc / "mountinfo").read_text().splitlines()
+    except OSError:
+        return {}
+    places = {}
+    for mount in mounts:
+        left, _, right = mount.partition(" - ")
+        root, point = left.split()[3:5]
+        kind, _, options = right.split(" ", 2)
+        for name in ["unified"] if kind == "cgroup2" else options.split(",") if kind == "cgroup" else []:
+            if name in own:
+                places[name] = Path(point) / os.path.relpath(own[name], root) if own[name].startswith(root) else Path(point)
+    return places
+
+
+def _delegate(directory: Path, controller: str) -> None:
+    (directory / "cgroup.subtree_control").write_text(f"+{controller}")
+
+
+def _remove(directory: Path) -> bool:
+    try:
+        directory.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _pids(directory: Path) -> list[int]:
+    try:
+        return [int(pid) for pid in (directory / "cgroup.procs").read_text().split()]
+    except OSError:
+        return []
+
+
+def _number(file: Path) -> int:
+    try:
+        return int(file.read_text())
+    except OSError:
+        return 0
+
+
+def _keyed(file: Path, key: str) -> int:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[0] == key), 0)

@@ -1,0 +1,79 @@
+"""Fork and exec one confined process: a worker, or a command beside an instance. Runs in the shim; standard library only."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from snapshotter import isolation
+
+CONTROL_FD = 3
+"""Where a worker finds its end of the control pair."""
+_RESTORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confinement:
+    """What every process of one slot runs as.
+
+    Attributes:
+        uid: uid and gid, None to keep the shim's.
+        limits: RLIMIT_* names without the prefix.
+        env: the whole environment.
+        work: working directory.
+    """
+
+    uid: int | None
+    limits: Mapping[str, int]
+    env: Mapping[str, str]
+    work: str
+
+
+def execute(
+    argv: Sequence[str],
+    confinement: Confinement,
+    *,
+    env: Mapping[str, str],
+    cgroup: Sequence[str],
+    stdout: int,
+    stderr: int,
+    control: int | None = None,
+) -> int:
+    """Start `argv` in a session of its own and return its pid. A failure to start is exit status 127 and a line on stderr.
+
+    `cgroup`: the `cgroup.procs` files to enter first.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        join(cgroup, 0)
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        null = os.open("/dev/null", os.O_RDONLY)
+        os.dup2(null, 0)
+        if control is not None:
+            os.dup2(control, CONTROL_FD)
+            os.set_inheritable(CONTROL_FD, True)
+        for number in _RESTORED_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        os.chdir(confinement.work)
+        isolation.confine(uid=confinement.uid, limits=confinement.limits)
+        os.execvpe(argv[0], list(argv), dict(env))
+    except (OSError, ValueError, TypeError) as e:
+        os.write(2, f"cannot start {argv[0]}: {e}\n".encode(errors="replace"))
+    finally:
+        os._exit(127)
+
+
+def join(cgroup: Sequence[str], pid: int) -> None:
+    """Move `pid` (0: the caller) into the groups whose `cgroup.procs` files are given. Raises OSError."""
+    for path in cgroup:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, str(pid).encode())
+        finally:
+            os.close(fd)

@@ -1,0 +1,115 @@
+"""Ends: what is done when an instance, a Template or a whole slot is gone, whoever caused it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from snapshotter import exits
+from snapshotter.errands import Errands
+from snapshotter.events import Events
+from snapshotter.housing import Housekeeper, Housing
+from snapshotter.instances import Instance, Instances
+from snapshotter.logs import Logs
+from snapshotter.metrics import Metrics
+from snapshotter.slots import Running, Slot
+from snapshotter.templates import Template, Templates
+from snapshotter.types import AgentEvent
+
+_log = logging.getLogger(__name__)
+
+
+class Ends:
+    """Told by every slot (`slots.Owner`). Owner: the event loop; the callbacks do not await, cleaning up is an errand."""
+
+    def __init__(
+        self,
+        *,
+        housekeeper: Housekeeper,
+        instances: Instances,
+        templates: Templates,
+        logs: Logs,
+        events: Events,
+        metrics: Metrics,
+        errands: Errands,
+    ) -> None:
+        self._housekeeper = housekeeper
+        self._instances = instances
+        self._templates = templates
+        self._logs = logs
+        self._events = events
+        self._metrics = metrics
+        self._errands = errands
+
+    def instance_gone(self, slot: Slot, running: Running) -> None:
+        """Settle the instance, tell the watchers, clean up. One that never was ready is the business of its start alone."""
+        instance = self._instances.get(running.id)
+        if instance is None or instance.running is not running:
+            return
+        word = instance.end()
+        self._instances.remove(instance)
+        _log.info("instance.gone id=%s reason=%s", running.id, word)
+        self._errands.run(self._bury(instance, word), f"clear {running.id}")
+
+    async def _bury(self, instance: Instance, word: str) -> None:
+        running, housing = instance.running, instance.housing
+        assert running is not None
+        assert housing is not None
+        if instance.was_ready:
+            self._metrics.instance_gone(word)
+            status = running.gone.result().status
+            detail = {**exits.detail(status), "log_tail": await self._logs.tail(running.id)}
+            message = exits.sentence(f"instance {running.id}", word, status, memory_bytes=instance.info.memory_bytes)
+            self._events.publish(AgentEvent(kind="instance_gone", subject=running.id, reason=word, message=message, detail=detail))
+        await instance.clear()
+        self.clear_if_empty(housing)
+
+    def worker_gone(self, slot: Slot, status: int | None) -> None:
+        """A Template died by itself, or a dropped one is gone at last. Its instances go on."""
+        template = self._templates.of_slot(slot.id)
+        if template is not None and self._templates.remove(template):
+            oom_kills = template.housing.group.oom_kills()
+            self.template_gone(template, exits.reason(status, asked=None, oom_kills=oom_kills), exits.detail(status))
+        self._look_at(slot)
+
+    def slot_gone(self, slot: Slot) -> None:
+        """The shim died, and everything in the slot with it."""
+        if not slot.is_ending:
+            _log.warning("slot.gone slot=%s", slot.id)
+        self.worker_gone(slot, None)
+
+    def log_dropped(self, count: int) -> None:
+        """Somebody prints faster than is kept."""
+        self._metrics.log_dropped(count)
+
+    def template_gone(self, template: Template, reason: str, detail: Mapping[str, Any]) -> None:
+        """Tell the watchers."""
+        self._metrics.template_gone(reason)
+        message = f"the Template of {template.revision} is gone: {reason}"
+        self._events.publish(
+            AgentEvent(kind="template_gone", subject=template.revision, reason=reason, message=message, detail=dict(detail))
+        )
+
+    def drop(self, template: Template, reason: str) -> None:
+        """Take a Template out of service and end its worker; its instances go on."""
+        if not self._templates.remove(template):
+            return
+        self.template_gone(template, reason, {})
+        if template.housing.slot.running:
+            template.housing.slot.kill_worker()
+        else:
+            self.clear_if_empty(template.housing)
+
+    def clear_if_empty(self, housing: Housing) -> None:
+        """End a slot in which nothing lives and nothing is wanted any more."""
+        slot = housing.slot
+        if housing.is_booting or slot.is_ending or slot.running or self._templates.of_slot(slot.id) is not None:
+            return
+        slot.is_ending = True
+        self._errands.run(self._housekeeper.clear(housing), f"clear {slot.id}")
+
+    def _look_at(self, slot: Slot) -> None:
+        housing = self._housekeeper.housings.get(slot.id)
+        if housing is not None:
+            self.clear_if_empty(housing)

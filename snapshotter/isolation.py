@@ -1,0 +1,138 @@
+"""What a process gives up before user code runs in it: uid, capabilities, new privileges, limits, system calls.
+
+Called in the child between fork and exec, by a single-threaded parent. Standard library only. Sources: prctl(2),
+seccomp(2), capabilities(7), setrlimit(2); system call numbers from the kernel's tables.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import struct
+from collections.abc import Mapping
+
+_PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 4, 22, 24, 36, 38
+_SECCOMP_MODE_FILTER = 2
+_CAPABILITY_VERSION_3 = 0x20080522
+
+_RET_KILL, _RET_ERRNO, _RET_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+_LD_ABS, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
+_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARG0 = 0, 4, 16
+_NEW_NAMESPACES = 0x7E020000
+"""CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET: a user namespace would hand out capabilities again."""
+_X32_BIT = 0x40000000
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+DENIED: dict[str, dict[str, int]] = {
+    "x86_64": {
+        "ptrace": 101, "syslog": 103, "pivot_root": 155, "chroot": 161, "acct": 163, "settimeofday": 164, "mount": 165,
+        "umount2": 166, "swapon": 167, "swapoff": 168, "reboot": 169, "init_module": 175, "delete_module": 176, "quotactl": 179,
+        "clock_settime": 227, "kexec_load": 246, "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272,
+        "perf_event_open": 298, "open_by_handle_at": 304, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311,
+        "finit_module": 313, "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323, "open_tree": 428, "move_mount": 429,
+        "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438, "mount_setattr": 442,
+    },
+    "aarch64": {
+        "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "quotactl": 60, "acct": 89, "unshare": 97, "kexec_load": 104,
+        "init_module": 105, "delete_module": 106, "clock_settime": 112, "syslog": 116, "ptrace": 117, "reboot": 142,
+        "settimeofday": 170, "add_key": 217, "request_key": 218, "keyctl": 219, "swapon": 224, "swapoff": 225,
+        "perf_event_open": 241, "open_by_handle_at": 265, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271,
+        "finit_module": 273, "bpf": 280, "userfaultfd": 282, "kexec_file_load": 294, "open_tree": 428, "move_mount": 429,
+        "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438, "mount_setattr": 442,
+    },
+}  # fmt: skip
+"""Refused with EPERM: what reaches other processes, mounts, the kernel's code, its clock or its keys."""
+ABSENT = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "clone3": 435}
+"""Refused with ENOSYS, so that libraries fall back: an open io_uring cannot be checkpointed, clone3's flags cannot be filtered."""
+_CLONE = {"x86_64": 56, "aarch64": 220}
+
+
+class IsolationFailed(OSError):
+    """Raised when a restriction could not be put in force; the process must not go on."""
+
+
+def confine(*, uid: int | None, limits: Mapping[str, int]) -> None:
+    """Give up everything, in the order that the kernel needs. `limits`: names of RLIMIT_*, without the prefix. Raises OSError.
+
+    With `uid` None the process keeps its uid, but as root it loses every capability.
+    """
+    lower_limits(limits)
+    if os.geteuid() == 0:
+        if uid:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+        else:
+            _drop_capabilities()
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    install_filter(os.uname().machine)
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children (PR_SET_CHILD_SUBREAPER). Raises OSError."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def lower_limits(limits: Mapping[str, int]) -> None:
+    """Set soft and hard limits, never above the present hard one."""
+    for name, value in limits.items():
+        kind = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(kind)[1]
+        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (bound, bound))
+
+
+def install_filter(machine: str) -> None:
+    """Put the system call filter in force for this process and its children, for good. Unknown machines go without (see `has_filter`)."""
+    if not has_filter(machine):
+        return
+    program = filter_program(machine)
+    buffer = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
+    holder = ctypes.create_string_buffer(header, len(header))
+    _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(holder))
+
+
+def has_filter(machine: str) -> bool:
+    """Whether system call numbers of this machine are known."""
+    return machine in _ARCHITECTURES
+
+
+def filter_program(machine: str) -> bytes:
+    """The classic BPF program: the architecture is ours, the call is not a refused one, clone makes no namespace."""
+    code = [(_LD_ABS, 0, 0, _OFFSET_ARCH), (_JEQ, 1, 0, _ARCHITECTURES[machine]), (_RET, 0, 0, _RET_KILL), (_LD_ABS, 0, 0, _OFFSET_NUMBER)]
+    if machine == "x86_64":
+        code += [(_JGE, 0, 1, _X32_BIT), (_RET, 0, 0, _RET_ERRNO | errno.ENOSYS)]
+    for number in ABSENT.values():
+        code += [(_JEQ, 0, 1, number), (_RET, 0, 0, _RET_ERRNO | errno.ENOSYS)]
+    for number in DENIED[machine].values():
+        code += [(_JEQ, 0, 1, number), (_RET, 0, 0, _RET_ERRNO | errno.EPERM)]
+    code += [
+        (_JEQ, 0, 3, _CLONE[machine]),
+        (_LD_ABS, 0, 0, _OFFSET_ARG0),
+        (_JSET, 0, 1, _NEW_NAMESPACES),
+        (_RET, 0, 0, _RET_ERRNO | errno.EPERM),
+        (_RET, 0, 0, _RET_ALLOW),
+    ]
+    return b"".join(struct.pack("HBBI", *line) for line in code)
+
+
+def _drop_capabilities() -> None:
+    with open("/proc/sys/kernel/cap_last_cap") as f:
+        last = int(f.read())
+    for capability in range(last + 1):
+        _prctl(_PR_CAPBSET_DROP, capability)
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    if _libc.capset(header, bytes(24)) != 0:
+        raise IsolationFailed(ctypes.get_errno(), "capset")
+
+
+def _prctl(option: int, value: int, more: int = 0) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(more), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
+        code = ctypes.get_errno()
+        raise IsolationFailed(code, f"prctl({option}): {os.strerror(code)}")
+
+
+_libc = ctypes.CDLL(None, use_errno=True)

@@ -1,0 +1,75 @@
+"""Every metric that the node agent exports, in one place; names are part of the contract with dashboards.
+
+| name | what |
+|---|---|
+| `pilotlight_starts_total{kind,outcome}` | starts by StartKind; outcome `ready` or the error's code |
+| `pilotlight_start_seconds{kind}` | from the ask to ready |
+| `pilotlight_start_phase_seconds{phase}` | its phases |
+| `pilotlight_instances{state}` | instances on this node now |
+| `pilotlight_templates` / `pilotlight_template_pss_bytes` | resident Templates, and what they cost |
+| `pilotlight_templates_gone_total{reason}` | Templates that ended |
+| `pilotlight_instances_gone_total{reason}` | instances that ended |
+| `pilotlight_log_dropped_bytes_total` | output of functions that print faster than is kept |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from snapshotter.types import InstanceState, StartKind
+
+_START_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84)
+
+
+class Metrics:
+    """The agent's registry. Owner: the event loop."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._starts = Counter("pilotlight_starts", "Starts of instances", ["kind", "outcome"], registry=self.registry)
+        self._seconds = Histogram("pilotlight_start_seconds", "Ask to ready", ["kind"], buckets=_START_BUCKETS, registry=self.registry)
+        self._phases = Histogram(
+            "pilotlight_start_phase_seconds", "Phases of starts", ["phase"], buckets=_START_BUCKETS, registry=self.registry
+        )
+        self._instances = Gauge("pilotlight_instances", "Instances now", ["state"], registry=self.registry)
+        self._templates = Gauge("pilotlight_templates", "Resident Templates", registry=self.registry)
+        self._template_pss = Gauge("pilotlight_template_pss_bytes", "PSS of resident Templates", registry=self.registry)
+        self._templates_gone = Counter("pilotlight_templates_gone", "Templates that ended", ["reason"], registry=self.registry)
+        self._instances_gone = Counter("pilotlight_instances_gone", "Instances that ended", ["reason"], registry=self.registry)
+        self._log_dropped = Counter("pilotlight_log_dropped_bytes", "Output that was not kept", registry=self.registry)
+
+    def started(self, kind: StartKind, seconds: float, phases_ms: Mapping[str, float]) -> None:
+        """An instance is ready."""
+        self._starts.labels(kind=kind.value, outcome="ready").inc()
+        self._seconds.labels(kind=kind.value).observe(seconds)
+        for phase, ms in phases_ms.items():
+            self._phases.labels(phase=phase).observe(ms / 1000)
+
+    def start_failed(self, kind: StartKind, outcome: str) -> None:
+        """A start ended without an instance."""
+        self._starts.labels(kind=kind.value, outcome=outcome).inc()
+
+    def instance_gone(self, reason: str) -> None:
+        """An instance ended."""
+        self._instances_gone.labels(reason=reason).inc()
+
+    def template_gone(self, reason: str) -> None:
+        """A Template ended."""
+        self._templates_gone.labels(reason=reason).inc()
+
+    def log_dropped(self, count: int) -> None:
+        """Bytes of output that were thrown away."""
+        self._log_dropped.inc(count)
+
+    def observe(self, *, by_state: Mapping[InstanceState, int], templates: int, template_pss_bytes: int) -> None:
+        """What there is now; called before each scrape."""
+        for state in (InstanceState.STARTING, InstanceState.READY, InstanceState.DRAINING):
+            self._instances.labels(state=state.value).set(by_state.get(state, 0))
+        self._templates.set(templates)
+        self._template_pss.set(template_pss_bytes)
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self.registry)

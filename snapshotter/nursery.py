@@ -1,0 +1,167 @@
+"""Where slots come from: the spawner process, one slot made ahead, and the slots that an earlier agent left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from snapshotter import slots, wire
+from snapshotter.errors import Unsupported
+from snapshotter.slots import Slot, SlotLost
+
+_log = logging.getLogger(__name__)
+_ANSWER_PATIENCE_S = 10.0
+_BOOT = "import sys; sys.path.insert(0, {root!r}); from snapshotter.spawner import main; main({fd})"
+
+
+class Nursery:
+    """Makes slots. Owner: the event loop. One request to the spawner at a time (`_turn`), because answers come in order.
+
+    Attributes:
+        namespaced: whether slots get namespaces of their own (root with CAP_SYS_ADMIN).
+        why_not: why not, None when they do.
+    """
+
+    def __init__(self, directory: Path, logs: Path, *, log_max_bytes: int, namespaced: bool) -> None:
+        self._directory = directory
+        self._logs = logs
+        self._log_max_bytes = log_max_bytes
+        self.namespaced = namespaced
+        self.why_not: str | None = None if namespaced else "the agent is not root"
+        self._spawner: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._turn = asyncio.Lock()
+        self._spare: asyncio.Task[Slot] | None = None
+
+    def __repr__(self) -> str:
+        pid = self._spawner.pid if self._spawner else 0
+        return f"<Nursery spawner pid {pid}, namespaces {'on' if self.namespaced else 'off'}, spare {self._spare is not None}>"
+
+    async def open(self) -> None:
+        """Start the spawner and make the first slot; falls back to plain slots where namespaces are refused."""
+        try:
+            spare = await self._make()
+        except Unsupported as e:
+            if not self.namespaced:
+                raise
+            _log.warning("namespaces.off reason=%s", e)
+            self.namespaced, self.why_not = False, str(e)
+            spare = await self._make()
+        self._spare = asyncio.create_task(_just(spare), name="spare slot")
+
+    async def take(self) -> Slot:
+        """A slot nobody uses; the next one is made behind the caller's back. Raises Unsupported."""
+        spare, self._spare = self._spare, None
+        slot = None
+        if spare is not None:
+            with contextlib.suppress(Unsupported):
+                slot = await spare
+        if slot is None or slot.is_lost:
+            slot = await self._make()
+        if self._spare is None:
+            self._spare = asyncio.create_task(self._make(), name="spare slot")
+            self._spare.add_done_callback(slots.seen)
+        return slot
+
+    async def aclose(self) -> None:
+        """End the spare slot and the spawner."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            with contextlib.suppress(Unsupported):
+                await (await spare).end()
+        if self._control is not None:
+            self._control.close()
+        if self._spawner is not None:
+            await asyncio.to_thread(self._spawner.wait)
+
+    async def adopt(self) -> list[Slot]:
+        """Slots that an earlier agent left: living ones, connected and mirrored. Dead ones are swept away."""
+        found = []
+        for directory in sorted(self._directory.iterdir()) if self._directory.exists() else []:
+            try:
+                connection = slots.connect(directory / "shim.sock")
+            except OSError:
+                shutil.rmtree(directory, ignore_errors=True)
+                continue
+            slot = Slot(directory.name, directory, connection, -1)
+            try:
+                await slot.adopt()
+            except SlotLost:
+                await slot.end()
+                continue
+            found.append(slot)
+        return found
+
+    async def _make(self) -> Slot:
+        slot_id = f"s-{secrets.token_hex(8)}"
+        directory = self._directory / slot_id
+        directory.mkdir(parents=True, mode=0o700)
+        try:
+            return await self._spawn(slot_id, directory)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+
+    async def _spawn(self, slot_id: str, directory: Path) -> Slot:
+        order = {
+            "slot": slot_id,
+            "directory": str(directory),
+            "logs": str(self._logs),
+            "log_max_bytes": self._log_max_bytes,
+            "namespaces": self.namespaced,
+        }
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with listener:
+            listener.bind(str(directory / "shim.sock"))
+            listener.listen(8)
+            async with self._turn:
+                answer, fds = await asyncio.to_thread(self._ask, order, listener.fileno())
+        if not fds:
+            raise Unsupported(f"cannot make a slot: {answer.get('error', 'the spawner is gone')}")
+        return Slot(slot_id, directory, slots.connect(directory / "shim.sock"), fds[0])
+
+    def _ask(self, order: dict[str, object], listener: int) -> tuple[dict[str, object], list[int]]:
+        for _ in range(2):  # a spawner that was killed is replaced once
+            control = self._ensure()
+            try:
+                wire.send(control, wire.encode(order), [listener])
+                answer, fds = wire.receive(control)
+            except OSError:
+                answer, fds = None, []
+            if answer is not None:
+                return answer, fds
+            self._discard()
+        return {}, []
+
+    def _ensure(self) -> socket.socket:
+        if self._control is not None:
+            return self._control
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            root = str(Path(__file__).resolve().parent.parent)
+            argv = [sys.executable, "-I", "-S", "-c", _BOOT.format(root=root, fd=theirs.fileno())]
+            self._spawner = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={"PATH": os.defpath})
+        ours.settimeout(_ANSWER_PATIENCE_S)
+        self._control = ours
+        return ours
+
+    def _discard(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._spawner is not None:
+            self._spawner.kill()
+            self._spawner.wait()
+            self._spawner = None
+
+
+async def _just(slot: Slot) -> Slot:
+    return slot

@@ -1,0 +1,62 @@
+"""What the kernel says about a process: proc(5), pidfd_open(2). Numbers of a process that is gone are zero."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def host_pid(pidfd: int) -> int:
+    """The pid in our own PID namespace behind `pidfd`; 0 when the process is gone."""
+    for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
+        if line.startswith("Pid:"):
+            return max(0, int(line.split()[1]))
+    return 0
+
+
+def send_signal(pidfd: int, number: signal.Signals) -> None:
+    """Signal the process; one that is gone is no error."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, number)
+
+
+async def wait_gone(pidfd: int) -> None:
+    """Return when the process behind `pidfd` has ended."""
+    loop = asyncio.get_running_loop()
+    gone: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(pidfd, lambda: gone.done() or gone.set_result(None))
+    try:
+        await gone
+    finally:
+        loop.remove_reader(pidfd)
+
+
+def pss_bytes(pid: int) -> int:
+    """Proportional set size. Walks the page tables: milliseconds for a big process, so not for the event loop."""
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:")), 0)
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident set size."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def cpu_ns(pid: int) -> int:
+    """CPU time of the process and of its children that it reaped."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return sum(int(fields[i]) for i in (11, 12, 13, 14)) * _TICK_NS

@@ -1,0 +1,42 @@
+"""Section `snapshotter` of platform.yaml."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotterSettings:
+    """What an operator may set for the node agent.
+
+    Attributes:
+        metrics_listen: host:port of the Prometheus text; None = only the Unix socket `<run>/metrics-snapshotter.sock`.
+        template_memory_bytes: Templates kept resident (PSS, bytes); the least recently used go first.
+        memory_bytes: memory that instances may claim together; None = 80 % of the machine.
+        log_max_bytes: size of one log file; two of them per instance.
+        log_keep_s: how long logs of instances that are gone are kept.
+        log_total_bytes: disk that logs of instances that are gone may take together; the oldest go first.
+        uid_base: tenants' uids start here (root only; the controller hands them out).
+    """
+
+    metrics_listen: str | None = "127.0.0.1:8703"
+    template_memory_bytes: int = 4 * 1024**3
+    memory_bytes: int | None = None
+    log_max_bytes: int = 10 * 1024**2
+    log_keep_s: float = 7 * 86400.0
+    log_total_bytes: int = 1024**3
+    uid_base: int = 20000
+
+    def __post_init__(self) -> None:
+        for name, bound in (("template_memory_bytes", 0), ("log_max_bytes", 4096), ("log_total_bytes", 0), ("uid_base", 1000)):
+            if getattr(self, name) < bound:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least {bound}")
+        if self.memory_bytes is not None and self.memory_bytes < 1:
+            raise ValueError(f"memory_bytes = {self.memory_bytes}: must be at least 1, or null for 80 % of the machine")
+        if self.metrics_listen is not None and not self.metrics_listen.rpartition(":")[2].isdigit():
+            raise ValueError(f"metrics_listen = {self.metrics_listen!r}: must be host:port, or null")
+
+    def node_memory_bytes(self) -> int:
+        """What instances may claim together on this machine."""
+        return self.memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 8 // 10

@@ -1,0 +1,481 @@
+"""PID 1 of a slot: starts the worker, reaps, owns the log pipes, reports, and survives the agent.
+
+One thread, one poll loop, standard library only. It holds all that a restarted agent needs: the agent connects to `shim.sock`,
+asks for `state`, and goes on. Only one agent is listened to, the one that connected last.
+
+Agent → shim (`op`): boot, start, note, kill, kill_worker, exec, exec_kill, forget, state, shutdown.
+Shim → agent (`event`): booted, boot_failed, snapshot_point, failed, forked, ready, exited, worker_exited, exec_exited, log_dropped,
+state, instance, state_end. Shim ↔ worker: docs/architecture.md, "The slot".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from snapshotter import child, tree, wire
+from snapshotter.logpipe import LogFile, LogPipe
+
+_STATUS_PATIENCE_S = 1.0
+"""How long the Template may take to report the status of a child that is gone before it counts as unknown."""
+_NOTICE_INTERVAL_S = 1.0
+
+
+@dataclass(kw_only=True)
+class Process:
+    """An instance as its shim knows it. Owner: the shim's loop.
+
+    Attributes:
+        state: asked → forked → ready → gone.
+        doomed: to be killed as soon as its pid is known.
+        note: what the agent wants back after its own restart.
+    """
+
+    id: str
+    env: Mapping[str, str]
+    note: Mapping[str, Any]
+    cgroup: list[str]
+    log: LogFile
+    pipes: list[LogPipe]
+    go: int = -1
+    state: str = "asked"
+    pid: int = 0
+    pidfd: int = -1
+    phases_ms: Mapping[str, float] = field(default_factory=dict)
+    doomed: bool = False
+    dead_at: float | None = None
+    status: int | None = None
+
+
+class Shim:
+    """One slot's state. Owner: the loop in `run`."""
+
+    def __init__(self, *, slot: str, listener: socket.socket, log_directory: int, log_max_bytes: int, namespaced: bool) -> None:
+        self._slot = slot
+        self._listener = listener
+        self._log_directory = log_directory
+        self._log_max_bytes = log_max_bytes
+        self._namespaced = namespaced
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._agent: socket.socket | None = None
+        self._outbox: wire.Outbox | None = None
+        self._control: socket.socket | None = None
+        self._orders: wire.Outbox | None = None
+        self._confinement: child.Confinement | None = None
+        self._worker_pid = 0
+        self._worker_pidfd = -1
+        self._worker_state = "empty"
+        self._worker_status: int | None = None
+        self._snapshot_point: Mapping[str, Any] = {}
+        self._failure: Mapping[str, Any] | None = None
+        self._boot_log: LogFile | None = None
+        self._boot_pipes: list[LogPipe] = []
+        self._processes: dict[str, Process] = {}
+        self._execs: dict[int, int] = {}
+        self._noticed: dict[str, tuple[int, float]] = {}
+
+    def __repr__(self) -> str:
+        living = sum(p.state != "gone" for p in self._processes.values())
+        return f"<Shim {self._slot} worker {self._worker_state} pid {self._worker_pid}, {living} instances>"
+
+    def run(self) -> None:
+        """Serve until `shutdown`."""
+        wakeup = self._catch_children()
+        self._watch(wakeup, lambda _: self._reap(wakeup))
+        self._listener.setblocking(False)
+        self._watch(self._listener.fileno(), lambda _: self._on_connection())
+        while True:
+            for fd, events in self._epoll.poll(self._patience()):
+                handler = self._handlers.get(fd)
+                if handler is not None:
+                    handler(events)
+            self._give_up_waiting(time.monotonic())
+
+    # -- the loop's furniture
+
+    def _watch(self, fd: int, handler: Callable[[int], None]) -> None:
+        self._handlers[fd] = handler
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def _unwatch(self, fd: int) -> None:
+        if self._handlers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def _want_write(self, fd: int, outbox: wire.Outbox) -> None:
+        self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if outbox else 0))
+
+    def _patience(self) -> float | None:
+        return 0.1 if any(p.dead_at is not None and p.state != "gone" for p in self._processes.values()) else None
+
+    @staticmethod
+    def _catch_children() -> int:
+        readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+        return readable
+
+    # -- the agent
+
+    def _on_connection(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            connection, _ = self._listener.accept()
+            self._drop_agent()
+            connection.setblocking(False)
+            self._agent, self._outbox = connection, wire.Outbox(connection)
+            self._watch(connection.fileno(), self._on_agent)
+
+    def _drop_agent(self) -> None:
+        if self._agent is not None and self._outbox is not None:
+            self._unwatch(self._agent.fileno())
+            self._outbox.clear()
+            self._agent.close()
+            self._agent = self._outbox = None
+
+    def _tell(self, message: Mapping[str, Any], *fds: int) -> None:
+        """Send to the agent, if there is one. The descriptors stay ours: duplicates travel."""
+        if self._agent is None or self._outbox is None:
+            return
+        try:
+            self._outbox.push(message, [os.dup(fd) for fd in fds if fd >= 0])
+            self._want_write(self._agent.fileno(), self._outbox)
+        except OSError:
+            self._drop_agent()
+
+    def _on_agent(self, events: int) -> None:
+        assert self._agent is not None
+        assert self._outbox is not None
+        try:
+            if events & select.EPOLLOUT:
+                self._outbox.flush()
+                self._want_write(self._agent.fileno(), self._outbox)
+            if events & ~select.EPOLLOUT:
+                message, fds = wire.receive(self._agent)
+                if message is None:
+                    raise ConnectionResetError
+                self._obey(message, fds)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, LookupError, TypeError) as e:
+            print(f"{self!r}: the agent is dropped: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
+            self._drop_agent()
+
+    def _obey(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        match message["op"]:
+            case "start":
+                self._start(message, fds[0])
+            case "exec":
+                self._exec(message, *fds)
+            case op:
+                self._orders_without_descriptors[op](message)
+
+    @functools.cached_property
+    def _orders_without_descriptors(self) -> Mapping[str, Callable[[Mapping[str, Any]], None]]:
+        return {
+            "boot": self._boot,
+            "note": self._note,
+            "kill": lambda m: self._kill(m["instance"]),
+            "kill_worker": lambda _: self._kill_worker(),
+            "exec_kill": lambda m: self._kill_execs(m["exec"]),
+            "forget": lambda m: self._forget(m["instance"]),
+            "state": lambda _: self._report_state(),
+            "shutdown": lambda _: self._shutdown(),
+        }
+
+    def _note(self, message: Mapping[str, Any]) -> None:
+        if process := self._processes.get(message["instance"]):
+            process.note = message["note"]
+
+    def _kill_worker(self) -> None:
+        if self._worker_pidfd >= 0:
+            self._signal(self._worker_pidfd)
+
+    def _kill_execs(self, exec_id: int | None = None) -> None:
+        for pid, known in self._execs.items():
+            if exec_id is None or known == exec_id:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+
+    def _forget(self, instance: str) -> None:
+        process = self._processes.get(instance)
+        if process is not None and process.state == "gone":
+            del self._processes[instance]
+
+    def _report_state(self) -> None:
+        point, failure = self._snapshot_point, self._failure
+        state = {"worker": self._worker_state, "pid": self._worker_pid, "point": point, "failure": failure, "status": self._worker_status}
+        own = os.pidfd_open(os.getpid())
+        self._tell({"event": "state", **state}, own, self._worker_pidfd)
+        os.close(own)
+        for p in self._processes.values():
+            body = {"instance": p.id, "state": p.state, "note": p.note, "phases_ms": p.phases_ms, "status": p.status}
+            self._tell({"event": "instance", **body}, p.pidfd)
+        self._tell({"event": "state_end"})
+
+    def _shutdown(self) -> None:
+        """As PID 1 our exit is everybody's; without a PID namespace we kill who we know."""
+        for fd in [self._worker_pidfd, *(p.pidfd for p in self._processes.values())]:
+            if fd >= 0:
+                self._signal(fd)
+        self._kill_execs()
+        os._exit(0)
+
+    # -- the worker
+
+    def _boot(self, message: Mapping[str, Any]) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            if self._namespaced:
+                tree.build(message["binds"], uid=message["uid"] or 0, writable_bytes=message["writable_bytes"])
+            self._confinement = child.Confinement(uid=message["uid"], limits=message["limits"], env=message["env"], work=message["work"])
+            self._boot_log = self._open_log(self._slot)
+            ends = self._log_pipes(self._boot_log, self._boot_pipes)
+            streams = {"stdout": ends[0], "stderr": ends[1], "control": theirs.fileno()}
+            self._worker_pid = child.execute(message["argv"], self._confinement, env=message["env"], cgroup=message["cgroup"], **streams)
+            wire.close_all(ends)
+        except OSError as e:
+            self._tell({"event": "boot_failed", "message": str(e)})
+            return
+        finally:
+            theirs.close()
+        self._worker_pidfd = os.pidfd_open(self._worker_pid)
+        self._worker_state = "booting"
+        ours.setblocking(False)
+        self._control, self._orders = ours, wire.Outbox(ours)
+        self._watch(ours.fileno(), self._on_worker)
+        self._tell({"event": "booted", "pid": self._worker_pid}, self._worker_pidfd)
+
+    def _open_log(self, name: str) -> LogFile:
+        return LogFile(self._log_directory, name, max_bytes=self._log_max_bytes, now=time.time())
+
+    def _log_pipes(self, log: LogFile, pipes: list[LogPipe]) -> list[int]:
+        ends = []
+        for stream in ("stdout", "stderr"):
+            readable, writable = os.pipe2(os.O_CLOEXEC)
+            pipe = LogPipe(readable, stream, log)
+            pipes.append(pipe)
+            self._watch(readable, lambda _, pipe=pipe: self._on_output(pipe, log))  # type: ignore[misc]
+            ends.append(writable)
+        return ends
+
+    def _on_output(self, pipe: LogPipe, log: LogFile) -> None:
+        if not pipe.pump():
+            self._unwatch(pipe.fd)
+        self._notice_drops(log)
+
+    def _notice_drops(self, log: LogFile, *, final: bool = False) -> None:
+        name, now = repr(log).split()[1], time.monotonic()
+        told, at = self._noticed.get(name, (0, 0.0))
+        if log.dropped_bytes > told and (final or now - at >= _NOTICE_INTERVAL_S):
+            self._noticed[name] = (log.dropped_bytes, now)
+            self._tell({"event": "log_dropped", "log": name, "bytes": log.dropped_bytes - told})
+
+    def _order(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        assert self._control is not None
+        assert self._orders is not None
+        self._orders.push(message, fds)
+        self._want_write(self._control.fileno(), self._orders)
+
+    def _on_worker(self, events: int) -> None:
+        assert self._control is not None
+        assert self._orders is not None
+        try:
+            if events & select.EPOLLOUT:
+                self._orders.flush()
+                self._want_write(self._control.fileno(), self._orders)
+            if events & ~select.EPOLLOUT:
+                self._hear()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._close_control()
+
+    def _hear(self) -> None:
+        """One message from the worker. User code shares the descriptor: what is not our protocol is dropped, never trusted."""
+        assert self._control is not None
+        try:
+            message, fds = wire.receive(self._control)
+        except ValueError:
+            return
+        if message is None:
+            self._close_control()
+            return
+        try:
+            self._believe(message, fds)
+        except (KeyError, TypeError, ValueError):
+            return
+        finally:
+            wire.close_all(fds)
+
+    def _believe(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        event = message["event"]
+        process = self._processes.get(str(message.get("instance")))
+        if event == "snapshot_point" and self._worker_state == "booting":
+            self._worker_state = "resident"
+            self._snapshot_point = {"threads": message["threads"], "phases_ms": message["phases_ms"]}
+            self._tell({"event": "snapshot_point", **self._snapshot_point})
+        elif event == "failed":
+            if process is None:
+                self._failure = message
+            self._tell(message)
+        elif event == "forked" and process is not None and process.state == "asked":
+            pidfd = os.dup(fds[0]) if fds else os.pidfd_open(message["pid"])
+            self._on_forked(process, int(message["pid"]), pidfd)
+        elif event == "ready" and process is not None and process.state == "forked":
+            process.state, process.phases_ms = "ready", message["phases_ms"]
+            self._tell({"event": "ready", "instance": process.id, "phases_ms": process.phases_ms})
+        elif event == "exited" and process is not None and process.dead_at is not None:
+            self._finish(process, int(message["status"]))
+        elif event == "exited" and process is not None:
+            process.status = int(message["status"])  # it came before the pidfd's own news
+
+    def _close_control(self) -> None:
+        if self._control is not None and self._orders is not None:
+            self._unwatch(self._control.fileno())
+            self._orders.clear()
+            self._control.close()
+            self._control = self._orders = None
+
+    # -- instances
+
+    def _start(self, message: Mapping[str, Any], listener: int) -> None:
+        instance, in_place = message["instance"], message["in_place"]
+        if self._worker_state != "resident" or self._control is None or instance in self._processes:
+            os.close(listener)
+            self._tell({"event": "exited", "instance": instance, "status": None, "lost": True})
+            return
+        log = self._open_log(instance)
+        process = Process(id=instance, env=message["env"], note=message["note"], cgroup=message["cgroup"], log=log, pipes=[])
+        self._processes[instance] = process
+        op = "serve" if in_place else "fork"
+        try:
+            ends = self._log_pipes(log, process.pipes)
+            go_read, process.go = os.pipe2(os.O_CLOEXEC)
+            self._order({"op": op, "instance": instance, "env": message["env"]}, [listener, *ends, go_read])
+        except (OSError, wire.MessageTooLong):
+            self._finish(process, None)
+            return
+        if in_place:
+            self._worker_state = "serving"
+            self._on_forked(process, self._worker_pid, os.dup(self._worker_pidfd))
+
+    def _on_forked(self, process: Process, pid: int, pidfd: int) -> None:
+        process.state, process.pid, process.pidfd = "forked", pid, pidfd
+        self._watch(pidfd, lambda _: self._on_gone(process))
+        self._tell({"event": "forked", "instance": process.id}, pidfd)
+        try:
+            child.join(process.cgroup, pid)
+        except OSError:
+            process.doomed = True  # without its limits it must not run; a pid that is gone already ends the same way
+        if process.doomed:
+            self._signal(pidfd)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(process.go, b"\n")
+        os.close(process.go)
+        process.go = -1
+
+    def _kill(self, instance: str) -> None:
+        process = self._processes.get(instance)
+        if process is None:
+            return
+        process.doomed = True
+        if process.pidfd >= 0:
+            self._signal(process.pidfd)
+
+    @staticmethod
+    def _signal(pidfd: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    def _on_gone(self, process: Process) -> None:
+        """The pidfd says that it is dead. Its parent knows the status: we, or the Template, which reports it."""
+        self._unwatch(process.pidfd)
+        process.dead_at = time.monotonic()
+        if process.status is not None:
+            self._finish(process, process.status)
+
+    def _give_up_waiting(self, now: float) -> None:
+        for process in list(self._processes.values()):
+            if process.state != "gone" and process.dead_at is not None and now - process.dead_at > _STATUS_PATIENCE_S:
+                self._finish(process, None)
+
+    def _finish(self, process: Process, status: int | None) -> None:
+        if process.state == "gone":
+            return
+        process.state, process.status, process.env = "gone", status, {}
+        for pipe in process.pipes:
+            pipe.drain()
+            self._unwatch(pipe.fd)
+            pipe.close()
+        self._notice_drops(process.log, final=True)
+        process.log.close()
+        for fd in (process.go, process.pidfd):
+            if fd >= 0:
+                self._unwatch(fd)
+                os.close(fd)
+        process.pidfd = process.go = -1
+        self._tell({"event": "exited", "instance": process.id, "status": status, "lost": False})
+
+    def _reap(self, wakeup: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(wakeup, 4096)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._on_reaped(pid, status)
+
+    def _on_reaped(self, pid: int, status: int) -> None:
+        if pid in self._execs:
+            self._tell({"event": "exec_exited", "exec": self._execs.pop(pid), "status": status})
+            return
+        if pid == self._worker_pid:
+            self._on_worker_exit(status)
+        for process in list(self._processes.values()):
+            if process.pid == pid and process.state != "gone":
+                self._finish(process, status)
+
+    def _on_worker_exit(self, status: int) -> None:
+        while self._control is not None:  # what it said before it died counts, a failure report above all
+            try:
+                before = self._control
+                self._hear()
+                if self._control is not before:
+                    break
+            except BlockingIOError:
+                break
+            except OSError:
+                break
+        self._worker_state, self._worker_status, self._worker_pid = "dead", status, 0
+        for pipe in self._boot_pipes:
+            pipe.drain()
+        self._tell({"event": "worker_exited", "status": status})
+        for process in list(self._processes.values()):
+            if process.state == "asked":
+                self._finish(process, None)
+
+    def _exec(self, message: Mapping[str, Any], stdout: int, stderr: int) -> None:
+        process, confinement = self._processes.get(message["instance"]), self._confinement
+        try:
+            if process is None or confinement is None or process.state not in ("forked", "ready"):
+                self._tell({"event": "exec_exited", "exec": message["exec"], "status": None})
+                return
+            env = {**confinement.env, **process.env}
+            pid = child.execute(message["argv"], confinement, env=env, cgroup=process.cgroup, stdout=stdout, stderr=stderr)
+            self._execs[pid] = message["exec"]
+        finally:
+            wire.close_all([stdout, stderr])

@@ -1,0 +1,171 @@
+"""A node agent for tests: a home with one bundle, the small worker as runtime, and the agent in this process or in one of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from snapshotter.agent import Agent
+from snapshotter.bundles import Bundles
+from snapshotter.cgroups import Cgroups
+from snapshotter.client import AgentClient
+from snapshotter.images import Images
+from snapshotter.node import Parts, opened, own_runtime
+from snapshotter.settings import SnapshotterSettings
+from snapshotter.types import InstanceId, LaunchSpec, RevisionKey
+from weight_cache.settings import Paths
+
+WORKER = Path(__file__).with_name("slot_worker.py")
+REPOSITORY = WORKER.parent.parent.parent
+MIB = 1024**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeLease:
+    """Weights that are simply there."""
+
+    path: Path
+    lease_id: str
+
+
+class FakeWeights:
+    """Every manifest is the same empty directory; remembers who holds what."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.held: dict[str, str] = {}
+
+    async def lease(self, manifest: str, *, holder: str) -> FakeLease:
+        """A lease at once."""
+        lease_id = f"l-{len(self.held)}-{manifest[:8]}"
+        self.held[lease_id] = holder
+        return FakeLease(path=self._directory, lease_id=lease_id)
+
+    async def release(self, lease_id: str) -> None:
+        """Given back."""
+        self.held.pop(lease_id, None)
+
+
+class AgentHome:
+    """Directories of one agent. `paths.run` is short enough for Unix sockets."""
+
+    def __init__(self, root: Path) -> None:
+        self.paths = Paths(home=root / "home", run=root / "run").make()
+        self.runtime = {**own_runtime(), "pilotlight": root / "pilotlight"}
+        (root / "pilotlight/worker").mkdir(parents=True)
+        shutil.copy(WORKER, root / "pilotlight/worker/boot.py")
+        (root / "weights").mkdir()
+        self.weights = FakeWeights(root / "weights")
+        self.bundle = self._make_bundle()
+
+    def launch(self, revision: str = "f-1@v1-abc", **changes: Any) -> LaunchSpec:
+        """A launch of the small worker; `boot` and `wake` are its steps."""
+        entry = {"boot": changes.pop("boot", []), "wake": changes.pop("wake", [])}
+        values: dict[str, Any] = {
+            "revision": RevisionKey(revision),
+            "trust_domain": "t",
+            "uid": 20001 if os.geteuid() == 0 else None,
+            "bundle": self.bundle,
+            "image": None,
+            "entry": entry,
+            "memory_bytes": 256 * MIB,
+            "cpu": 1.0,
+            "startup_timeout_s": 20.0,
+            "labels": {"app": "a", "function": "f"},
+        }
+        return LaunchSpec(**{**values, **changes})
+
+    @contextlib.asynccontextmanager
+    async def agent(self, *, namespaces: bool | None = None, **settings: Any) -> AsyncIterator[Agent]:
+        """The agent in this event loop."""
+        images = Images(self.paths.home, environ=os.environ, requirements=())
+
+        async def probe(cgroups: Cgroups) -> Mapping[str, Any]:
+            return {"features": [], "node": {"cgroup": cgroups.version}}
+
+        parts = Parts(
+            bundles=Bundles(self.paths.home),
+            images=images,
+            weights=self.weights,
+            runtime=self.runtime,
+            probe=probe,
+            namespaces=os.geteuid() == 0 if namespaces is None else namespaces,
+        )
+        values = {"metrics_listen": None, "memory_bytes": 4096 * MIB, **settings}
+        async with opened(self.paths, SnapshotterSettings(**values), parts) as agent:
+            yield agent
+
+    @contextlib.contextmanager
+    def agent_process(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        """`python -m snapshotter` in a process of its own, serving; ended (SIGTERM) on the way out unless it is dead already."""
+        config = self.paths.home.parent / "platform.yaml"
+        config.write_text(f"platform:\n  home: {self.paths.home}\n  run: {self.paths.run}\nsnapshotter:\n  metrics_listen: null\n")
+        readable, writable = os.pipe()
+        argv = [sys.executable, "-m", "snapshotter", "--config", str(config), "--ready-fd", str(writable)]
+        argv += ["--pilotlight", str(self.runtime["pilotlight"]), *arguments]
+        environ = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'functions'}"}
+        process = subprocess.Popen(argv, pass_fds=[writable], env=environ, cwd=REPOSITORY)
+        os.close(writable)
+        try:
+            with os.fdopen(readable, "rb") as ready:
+                if ready.read(1) != b"\n":
+                    raise RuntimeError(f"the agent ended with {process.wait()}")
+            yield process
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(30)
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[AgentClient]:
+        """The door."""
+        client = AgentClient(self.paths.socket("snapshotter"))
+        try:
+            yield client
+        finally:
+            await client.aclose()
+
+    def _make_bundle(self) -> str:
+        raw = io.BytesIO()
+        with tarfile.open(fileobj=raw, mode="w:gz") as archive:
+            info = tarfile.TarInfo("app.py")
+            info.size = 4
+            archive.addfile(info, io.BytesIO(b"x=1\n"))
+        digest = hashlib.sha256(raw.getvalue()).hexdigest()
+        blob = self.paths.home / "blobs" / digest[:2] / digest
+        blob.parent.mkdir(parents=True)
+        blob.write_bytes(raw.getvalue())
+        return digest
+
+
+def instance_id() -> InstanceId:
+    """A new one."""
+    return InstanceId(f"i-{secrets.token_hex(8)}")
+
+
+def get(socket_path: str, path: str) -> Any:
+    """GET over an instance's Unix socket; the JSON of its answer. Raises OSError when nobody is there."""
+    import http.client
+    import json
+    import socket
+
+    connection = http.client.HTTPConnection("instance")
+    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.sock.settimeout(20)
+        connection.sock.connect(socket_path)
+        connection.request("GET", path)
+        return json.loads(connection.getresponse().read())
+    finally:
+        connection.close()

@@ -1,0 +1,171 @@
+"""A complete small worker: speaks the contract of docs/architecture.md ("The slot") and answers HTTP on its listener.
+
+Installed as `pilotlight/worker/boot.py` of a test's runtime. `entry` says how it behaves: `boot` and `wake` are lists of steps
+(`print:TEXT`, `raise:TEXT`, `exit:N`, `hang`, `thread`, `allocate:BYTES`, `ignore_term`). A request's path does things while it serves:
+`/env/NAME`, `/print/TEXT`, `/flood/BYTES`, `/allocate/BYTES`, `/exit/N`, `/status`, `/syscalls`, `/spawn`. Standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+HOARD: list[bytearray] = []
+
+
+def main() -> None:
+    with open(sys.argv[1]) as f:
+        launch = json.load(f)
+    sys.path[:0] = launch["site"]
+    control = socket.socket(fileno=launch["control_fd"])
+    os.set_inheritable(control.fileno(), False)
+    began = time.perf_counter()
+    try:
+        for step in launch["entry"].get("boot", []):
+            do(step)
+    except RuntimeError as e:
+        fail(control, None, "enter", e)
+    threads = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+    phases = {"boot": 1.0, "enter": (time.perf_counter() - began) * 1000}
+    say(control, {"event": "snapshot_point", "threads": threads, "phases_ms": phases})
+    obey(control, launch)
+
+
+def obey(control: socket.socket, launch: dict[str, Any]) -> None:
+    children: dict[int, str] = {}
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        # A Template learns of its dead by looking now and then; the real one waits on signals and orders together.
+        control.settimeout(0.05 if children else None)
+        try:
+            raw, fds, _, _ = socket.recv_fds(control, 128 * 1024, 8)
+        except TimeoutError:
+            reap(control, children)
+            continue
+        if not raw:
+            os._exit(0)
+        order = json.loads(raw)
+        if order["op"] == "serve":
+            wake(control, launch, order, fds)
+        pid = os.fork()
+        if pid == 0:
+            wake(control, launch, order, fds)
+        children[pid] = order["instance"]
+        for fd in fds:
+            os.close(fd)
+        pidfd = os.pidfd_open(pid)
+        say(control, {"event": "forked", "instance": order["instance"], "pid": pid}, [pidfd])
+        os.close(pidfd)
+
+
+def reap(control: socket.socket, children: dict[int, str]) -> None:
+    for pid in list(children):
+        gone, status = os.waitpid(pid, os.WNOHANG)
+        if gone:
+            say(control, {"event": "exited", "instance": children.pop(pid), "status": status})
+
+
+def wake(control: socket.socket, launch: dict[str, Any], order: dict[str, Any], fds: list[int]) -> None:
+    began = time.perf_counter()
+    listener_fd, stdout, stderr, go = fds
+    control.settimeout(None)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.read(go, 1)
+    for fd in (stdout, stderr, go):
+        os.close(fd)
+    os.environ.update(order["env"])
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    try:
+        for step in launch["entry"].get("wake", []):
+            do(step)
+    except RuntimeError as e:
+        fail(control, order["instance"], "wake", e)
+    phases = {"fork": 1.0, "wake": (time.perf_counter() - began) * 1000}
+    say(control, {"event": "ready", "instance": order["instance"], "phases_ms": phases})
+    serve(socket.socket(fileno=listener_fd))
+
+
+def serve(listener: socket.socket) -> None:
+    listener.setblocking(True)
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            path = connection.recv(65536).split(b" ", 2)[1].decode()
+            body = json.dumps(answer(path.strip("/").split("/"))).encode()
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body)
+
+
+def answer(words: list[str]) -> Any:
+    match words:
+        case ["env", name]:
+            return os.environ.get(name)
+        case ["print", text]:
+            print(f"\x1ecall-1\x1f{text}", flush=True)
+        case ["flood", size]:
+            line = b"x" * 99 + b"\n"
+            for _ in range(int(size) // 10_000):
+                os.write(1, line * 100)
+        case ["allocate", size]:
+            HOARD.append(bytearray(os.urandom(1024) * (int(size) // 1024)))
+        case ["exit", status]:
+            os._exit(int(status))
+        case ["status"]:
+            with open("/proc/self/status") as f:
+                return dict(line.rstrip("\n").split(":\t", 1) for line in f if ":\t" in line)
+        case ["syscalls"]:
+            return syscalls()
+        case ["spawn"]:
+            return subprocess.Popen(["/bin/sleep", "1000"], start_new_session=True).pid
+    return os.getpid()
+
+
+def syscalls() -> dict[str, int]:
+    """errno of calls that must be refused."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    out = {}
+    tried = {"io_uring_setup": (425, 8, 0), "ptrace": (101, 16, 1, 0, 0), "mount": (165, 0, 0, 0, 0, 0), "unshare": (272, 0x10000000)}
+    for name, arguments in tried.items():
+        ctypes.set_errno(0)
+        out[name] = ctypes.get_errno() if libc.syscall(*arguments) < 0 else 0
+    return out
+
+
+def do(step: str) -> None:
+    word, _, value = step.partition(":")
+    match word:
+        case "print":
+            print(value, flush=True)
+        case "raise":
+            raise RuntimeError(value)
+        case "exit":
+            os._exit(int(value))
+        case "hang":
+            signal.pause()
+        case "thread":
+            threading.Thread(target=signal.pause if value else threading.Event().wait, name="surplus", daemon=True).start()
+        case "allocate":
+            HOARD.append(bytearray(os.urandom(1024) * (int(value) // 1024)))
+        case "ignore_term":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def fail(control: socket.socket, instance: str | None, phase: str, error: Exception) -> None:
+    body = {"type": type(error).__name__, "message": str(error), "traceback": "Traceback …"}
+    say(control, {"event": "failed", "instance": instance, "phase": phase, "error": body})
+    os._exit(1)
+
+
+def say(control: socket.socket, message: dict[str, Any], fds: list[int] | None = None) -> None:
+    socket.send_fds(control, [json.dumps(message).encode()], fds or [])
+
+
+main()
