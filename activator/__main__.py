@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import fcntl
 import logging
 import os
 import signal
@@ -21,7 +20,8 @@ import uvloop
 from prometheus_client import start_http_server
 
 from activator.admission import ProcessQueue, StrangerLimit
-from activator.billing.books import Books
+from activator.billing.books import Books, ControllerLedger
+from activator.billing.errors import JournalFull, JournalInUse
 from activator.calls import SubmittedCalls
 from activator.control import ControlPlane
 from activator.dispatch import Dispatcher
@@ -29,7 +29,7 @@ from activator.edge import EdgeLimits
 from activator.feed import FeedFollower
 from activator.fleet import NodeFleet
 from activator.gateway import Gateway
-from activator.metrics import InstanceObserver, Metrics
+from activator.metrics import Metrics
 from activator.passthrough import Passthrough
 from activator.routes import RouteTable, Target
 from activator.scaler import Scaler
@@ -64,22 +64,29 @@ class Activator:
         self.fleet = NodeFleet(socket=paths.socket("snapshotter"), lessee=self.id)
         self.books = Books(
             directory=self.home, activator=self.id, rates=rates, sync_s=settings.journal_sync_s, free_idle_s=settings.scaledown_window_s,
-            controller=controller, token=key.token, metrics=self.metrics,
+            ledger=ControllerLedger(socket=controller, token=key.token, activator=self.id),
         )  # fmt: skip
         self.queue = ProcessQueue(settings.max_queued)
         self.strangers = StrangerLimit(rate_per_s=settings.unauthenticated_per_s)
-        observer = InstanceObserver(self.metrics, self.books.instance_idle)
 
         def make_throttler(target: Target) -> Throttler:
-            return Throttler(target, fleet=self.fleet, queue=self.queue, secret_env=self.table.secret_env, observer=observer)
+            return Throttler(
+                target,
+                fleet=self.fleet,
+                queue=self.queue,
+                secret_env=self.table.secret_env,
+                observer=self.metrics,
+                account=self.books.account,
+            )
 
         self.scaler = Scaler(table=self.table, fleet=self.fleet, make_throttler=make_throttler)
         self.metrics.collect_instances(self.scaler.states)
-        self.dispatcher = Dispatcher(books=self.books, throttler_of=self.scaler.throttler_of)
+        self.dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of)
         self.control = ControlPlane(controller, table=self.table, strangers=self.strangers)
         self.calls = SubmittedCalls(
-            books=self.books, dispatcher=self.dispatcher, table=self.table, control=self.control, settings=settings, metrics=self.metrics
-        )
+            books=self.books, dispatcher=self.dispatcher, table=self.table, control=self.control, settings=settings, metrics=self.metrics,
+            controller=controller, token=key.token,
+        )  # fmt: skip
         self.limits = EdgeLimits(
             max_per_address=settings.max_connections_per_address,
             max_head_bytes=settings.max_header_bytes,
@@ -90,10 +97,9 @@ class Activator:
             table=self.table,
             strangers=self.strangers,
             dispatcher=self.dispatcher,
-            books=self.books,
             calls=self.calls,
             scaler=self.scaler,
-            passthrough=Passthrough(books=self.books, throttler_of=self.scaler.throttler_of, metrics=self.metrics),
+            passthrough=Passthrough(throttler_of=self.scaler.throttler_of, metrics=self.metrics),
             control=self.control,
             metrics=self.metrics,
         )
@@ -110,10 +116,10 @@ class Activator:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         async with AsyncExitStack() as stack:
-            await self.books.start()
             stack.push_async_callback(self.books.aclose)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             background = [
+                tasks.create_task(self.books.run(), name="books"),
                 tasks.create_task(self.feed.follow(), name="feed"),
                 tasks.create_task(self.limits.sweep(), name="slow heads"),
             ]
@@ -160,6 +166,7 @@ class Activator:
             access_log=False,
             log_config=None,
             server_header=False,
+            proxy_headers=False,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(SHUTDOWN_S),
@@ -205,20 +212,6 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _own(directory: Path) -> int:
-    """Lock the activator's directory: one owner. Returns the descriptor that holds the lock; exits by name when it is held."""
-    directory.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(descriptor, 32).decode().strip() or "unknown"
-        sys.exit(f"activator: {directory} is already served by process {holder}: stop it first")
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"{os.getpid()}\n".encode())
-    return descriptor
-
-
 def main(argv: list[str] | None = None) -> None:
     """Entry point."""
     arguments = _arguments(sys.argv[1:] if argv is None else argv)
@@ -232,12 +225,14 @@ def main(argv: list[str] | None = None) -> None:
     except SettingsInvalid as e:
         sys.exit(f"activator: {e}")
     paths = Paths.of(platform, os.environ).make()
-    lock = _own(paths.home / "activator" / f"a-{arguments.index}")
     try:
         listener = listen(settings)
     except OSError as e:
         sys.exit(f"activator: cannot listen on {settings.listen}: {e.strerror}: is another platform running? Set activator.listen")
-    activator = Activator(settings=settings, prices=prices, paths=paths, index=arguments.index)
+    try:
+        activator = Activator(settings=settings, prices=prices, paths=paths, index=arguments.index)
+    except (JournalInUse, JournalFull) as e:
+        sys.exit(f"activator: {e}")
     if settings.metrics_listen:
         host, _, port = settings.metrics_listen.rpartition(":")
         start_http_server(int(port), host, registry=activator.metrics.registry)
@@ -247,7 +242,6 @@ def main(argv: list[str] | None = None) -> None:
         await activator.run(listener, arguments.ready_fd)
 
     uvloop.run(life())
-    os.close(lock)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,9 @@ class ControlPlane:
         try:
             response = await self._client.send(out, stream=True)
         except httpx.HTTPError as e:
-            raise errors.Unavailable(f"the control plane does not answer ({type(e).__name__}); calls to functions go on", retry_after_s=2) from e
+            raise errors.Unavailable(
+                f"the control plane does not answer ({type(e).__name__}); calls to functions go on", retry_after_s=2
+            ) from e
         await self._relay(request, response)
 
     def _limit_strangers(self, request: Request) -> None:

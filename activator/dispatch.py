@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from activator.billing.books import Books, Entry
+from activator.billing.account import Ticket
 from activator.routes import Target
 from activator.throttler import Reservation, Throttler
 from activator.upstream import Answer, UpstreamGone, WorkerConnection
@@ -91,32 +91,34 @@ class Call:
 class Exchange:
     """One attempt that reached a worker and has its answer, whole or streaming. Whoever holds it must `close` it exactly once."""
 
-    __slots__ = ("answer", "call", "connection", "dispatched_ns", "entry", "exec_ms", "reservation")
+    __slots__ = ("answer", "call", "connection", "cost", "dispatched_ns", "exec_ms", "reservation", "ticket")
 
-    def __init__(self, call: Call, reservation: Reservation, entry: Entry, connection: WorkerConnection, answer: Answer, dispatched_ns: int) -> None:
+    def __init__(
+        self, call: Call, reservation: Reservation, ticket: Ticket, connection: WorkerConnection, answer: Answer, dispatched_ns: int
+    ) -> None:
         self.call = call
         self.reservation = reservation
-        self.entry = entry
+        self.ticket = ticket
         self.connection = connection
         self.answer = answer
         self.dispatched_ns = dispatched_ns
         self.exec_ms = 0.0
+        self.cost = "0"
 
     def close(self, *, status: int, outcome: str, bytes_out: int) -> str:
         """End the attempt: the record is closed, the slot and the connection are given back. Returns the cost as text."""
         now_ns = time.monotonic_ns()
         self.exec_ms = (now_ns - self.dispatched_ns) / 1e6
-        cost = self.entry.close(now_ns, status=status, outcome=outcome, bytes_out=bytes_out)
+        self.cost = self.reservation.close(self.ticket, status=status, outcome=outcome, bytes_in=len(self.call.body), bytes_out=bytes_out)
         self.reservation.instance.connections.give_back(self.connection, now_ns / 1e9)
         self.reservation.release()
-        return cost
+        return self.cost
 
 
 class Dispatcher:
     """Runs calls on reserved slots."""
 
-    def __init__(self, *, books: Books, throttler_of: Callable[[Target], Throttler]) -> None:
-        self._books = books
+    def __init__(self, *, throttler_of: Callable[[Target], Throttler]) -> None:
         self._throttler_of = throttler_of
 
     async def begin(self, call: Call) -> Exchange:
@@ -146,10 +148,10 @@ class Dispatcher:
     async def _forward(self, call: Call, reservation: Reservation) -> Exchange:
         instance = reservation.instance
         connection: WorkerConnection | None = None
-        entry: Entry | None = None
+        ticket: Ticket | None = None
         loop = asyncio.get_running_loop()
         try:
-            entry = self._books.open(call, reservation)
+            ticket = reservation.open(call)
             connection = instance.connections.take_nowait(call.reserved_ns / 1e9) or await instance.connections.open(loop)
             execution_s = call.remaining_s(call.target.spec.clocks.execution_s)
             dispatched_ns = time.monotonic_ns()
@@ -159,12 +161,12 @@ class Dispatcher:
                 answer = await future
             finally:
                 timer.cancel()
-            return Exchange(call, reservation, entry, connection, answer, dispatched_ns)
+            return Exchange(call, reservation, ticket, connection, answer, dispatched_ns)
         except BaseException as e:
             if connection is not None:
                 connection.close()
-            if entry is not None:
-                entry.close(time.monotonic_ns(), status=_status_of(e), outcome=_outcome_of(e), bytes_out=0)
+            if ticket is not None:
+                reservation.close(ticket, status=_status_of(e), outcome=_outcome_of(e), bytes_in=len(call.body), bytes_out=0)
             reservation.release()
             raise
 
@@ -176,16 +178,18 @@ class Dispatcher:
     async def _judge(self, call: Call, reservation: Reservation, gone: UpstreamGone) -> None:
         """Return when the call may be tried again; raise WorkerCrashed when it may not."""
         instance = reservation.instance
+        may_retry = call.attempt == 1 and (not gone.sent or call.target.spec.idempotent)
+        if may_retry:
+            call.attempt += 1
+            reservation.throttler.drain(instance)
+            return
         reason = instance.gone_reason or await instance.wait_gone(GONE_REASON_WAIT_S)
         if not instance.is_gone:
             reservation.throttler.drain(instance)
-        may_retry = call.attempt == 1 and (not gone.sent or call.target.spec.idempotent)
-        if not may_retry:
-            why = {"out_of_memory": "ran out of memory", "": "died"}.get(reason, f"ended ({reason})")
-            raise errors.WorkerCrashed(
-                f"the instance {why} under this call; another takes its place", reason=reason or "crashed", worker=instance.id
-            ) from gone
-        call.attempt += 1
+        why = {"out_of_memory": "ran out of memory", "": "died"}.get(reason, f"ended ({reason})")
+        raise errors.WorkerCrashed(
+            f"the instance {why} under this call; another takes its place", reason=reason or "crashed", worker=instance.id
+        ) from gone
 
     def _put_back(self, exchange: Exchange, throttler: Throttler, busy_since: float) -> float:
         now = time.monotonic()

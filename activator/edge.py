@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 SWEEP_S = 1.0
 """How often heads that take too long are looked for: a bound of 10 s needs no finer clock."""
@@ -121,6 +121,26 @@ class EdgeProtocol(HttpToolsProtocol):
         self.head_since = None
         self._head_bytes = 0
         super().on_headers_complete()
+
+    def respond_whole(self, status: int, head: bytes, body: bytes) -> bool:
+        """Answer the current request in one write, `head` being header lines that each end in CRLF, content-length among them.
+
+        False when that is not possible just now (the peer reads slowly, or left): answer through ASGI's `send` then. It is what uvicorn's `send` does
+        for a start and a body event, without looking at each header again: ours come from httptools and from ourselves.
+        """
+        cycle = self.cycle
+        if self.flow.write_paused or cycle.disconnected or cycle.response_started:
+            return False
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        defaults = b"".join([b"%s: %s\r\n" % header for header in self.server_state.default_headers])
+        end = b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n"
+        self.transport.write(b"".join((STATUS_LINE[status], defaults, head, end, body)))
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+        return True
 
     def is_body_here(self) -> bool:
         """Whether the request's body has arrived whole, so that reading it cannot wait."""

@@ -12,14 +12,13 @@ import time
 from collections.abc import Awaitable, Callable
 
 from activator.admission import StrangerLimit
-from activator.billing.books import Books
-from activator.calls import SubmittedCalls
+from activator.calls import SubmittedCalls, function_of_put
 from activator.control import ControlPlane
 from activator.dispatch import Call, Dispatcher, Exchange
 from activator.metrics import Metrics
 from activator.passthrough import Passthrough
-from activator.request import Headers, Receive, Request, Scope, Send
-from activator.routes import Caller, RouteTable, Target
+from activator.request import Receive, Request, Scope, Send, header_list
+from activator.routes import Caller, RouteTable, Target, Targets, choose
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
 from activator.upstream import UpstreamGone
@@ -27,6 +26,7 @@ from pilotlight import errors
 from pilotlight.protocol import CONTENT_PICKLE, CONTENT_SSE
 from pilotlight.types import DEFAULT_ENVIRONMENT, FunctionAddress, TenantId, parse_function_path
 from pilotlight.types import Scope as KeyScope
+from snapshotter.types import StartKind
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,24 @@ RAW = "/fn/"
 _PICKLE = CONTENT_PICKLE.encode()
 _JSON = b"application/json"
 _SSE = CONTENT_SSE.encode()
+
+
+MAX_RESOLVED = 16_384
+"""Answers of route and authenticate that are remembered; each is small, and a flood of paths must not fill the memory."""
+
+Handler = Callable[[Request, Caller, Target, str], Awaitable[None]]
+
+
+class _Resolved:
+    """What route and authenticate found for one path and key."""
+
+    __slots__ = ("caller", "handler", "method", "targets")
+
+    def __init__(self, handler: Handler, caller: Caller, targets: Targets, method: str) -> None:
+        self.handler = handler
+        self.caller = caller
+        self.targets = targets
+        self.method = method
 
 
 class Gateway:
@@ -48,7 +66,6 @@ class Gateway:
         table: RouteTable,
         strangers: StrangerLimit,
         dispatcher: Dispatcher,
-        books: Books,
         calls: SubmittedCalls,
         scaler: Scaler,
         passthrough: Passthrough,
@@ -59,13 +76,14 @@ class Gateway:
         self._table = table
         self._strangers = strangers
         self._dispatcher = dispatcher
-        self._books = books
         self._calls = calls
         self._scaler = scaler
         self._passthrough = passthrough
         self._control = control
         self._metrics = metrics
-        self._verbs: dict[str, Callable[[Request, Caller, Target, str], Awaitable[None]]] = {
+        self._resolved: dict[tuple[str, bytes, bytes], _Resolved] = {}
+        self._resolved_at = -1
+        self._verbs: dict[str, Handler] = {
             "invoke": self.invoke,
             "submit": self.submit,
             "warmup": self.warmup,
@@ -103,23 +121,40 @@ class Gateway:
 
     async def _route(self, request: Request) -> None:
         path = request.path
-        if path.startswith(FUNCTIONS) and request.verb == "POST":
-            address, _, verb = path[len(FUNCTIONS) :].rpartition(":")
-            handler = self._verbs.get(verb)
-            if handler is not None:
-                caller = self.authenticate(request)
-                target, method = self._target(request, caller, address)
-                await handler(request, caller, target, method)
+        if path.startswith(FUNCTIONS):
+            resolved = self._resolve(request)
+            if resolved is not None:
+                await resolved.handler(request, resolved.caller, choose(resolved.targets), resolved.method)
                 return
         if path.startswith(RAW):
             caller, target, rest = self._raw_target(request)
             await self._passthrough.http(request, caller, target, rest)
+        elif path.startswith(CALLS) and request.verb == "PUT":
+            await self.put_call(request, path[len(CALLS) :])
         elif path.startswith(CALLS):
             await self._calls.answer(request, self.authenticate(request), path[len(CALLS) :])
         elif path == "/healthz":
             await request.respond_json(200, {"status": "ok", "routes": self._table.version})
         else:
             await self._control.forward(request)
+
+    def _resolve(self, request: Request) -> _Resolved | None:
+        """Route and authenticate, remembering the answer until anything that it rests on changes."""
+        if self._resolved_at != self._table.generation or len(self._resolved) > MAX_RESOLVED:
+            self._resolved.clear()
+            self._resolved_at = self._table.generation
+        headers = request.headers
+        asked = (request.path, headers.get(b"authorization", b""), headers.get(b"pilotlight-environment", b""))
+        resolved = self._resolved.get(asked)
+        if resolved is None or resolved.caller.expires_at is not None:
+            address, _, verb = request.path[len(FUNCTIONS) :].rpartition(":")
+            handler = self._verbs.get(verb)
+            if handler is None or request.verb != "POST":
+                return None
+            caller = self.authenticate(request)
+            targets, method = self._targets(request, caller, address)
+            resolved = self._resolved[asked] = _Resolved(handler, caller, targets, method)
+        return resolved if request.verb == "POST" else None
 
     # -- the sentence -------------------------------------------------------------------------------------------------
     async def invoke(self, request: Request, caller: Caller, target: Target, method: str) -> None:
@@ -139,7 +174,7 @@ class Gateway:
             self._strangers.check(request.address, time.monotonic())
             raise
 
-    def _target(self, request: Request, caller: Caller, path: str) -> tuple[Target, str]:
+    def _targets(self, request: Request, caller: Caller, path: str) -> tuple[Targets, str]:
         try:
             app, function, method = parse_function_path(path)
         except ValueError as e:
@@ -149,7 +184,7 @@ class Gateway:
         if caller.environment is not None and environment != caller.environment:
             raise errors.Forbidden(f"this API key is for environment {caller.environment!r} only")
         address = FunctionAddress(tenant=TenantId(caller.tenant), environment=environment, app=app, function=function, method=method)
-        return self._table.target(address), method
+        return self._table.targets(address), method
 
     async def admit(self, request: Request, caller: Caller, target: Target, method: str) -> Call:
         """Read the body within its bounds and check the arguments, before anything is started or billed."""
@@ -178,19 +213,16 @@ class Gateway:
         outcome = "ok" if answer.status < 400 else "error"
         cost = exchange.close(status=answer.status, outcome=outcome, bytes_out=len(body))
         self._metrics.answered(exchange, answer.status)
-        headers = _call_headers(request, exchange)
-        headers += (
-            (b"pilotlight-cost", cost.encode()),
-            (b"server-timing", _server_timing(exchange)),
-            (b"content-length", b"%d" % len(body)),
+        head = b"".join(
+            (_call_head(request, exchange), b"pilotlight-cost: ", cost.encode(), b"\r\nserver-timing: ", _server_timing(exchange), b"\r\n")
         )
-        await request.respond(answer.status, headers, body)
+        await request.respond_whole(answer.status, head, body)
 
     async def _relay(self, request: Request, exchange: Exchange) -> None:
         answer = exchange.answer
         sent, outcome, status = 0, "cancelled", 499
         try:
-            await request.start(answer.status, _call_headers(request, exchange))
+            await request.start(answer.status, header_list(_call_head(request, exchange)))
             async for chunk in answer.chunks():
                 sent += len(chunk)
                 await request.chunk(chunk)
@@ -210,6 +242,13 @@ class Gateway:
         call = await self.admit(request, caller, target, method)
         await self._calls.submit(request, caller, call)
 
+    async def put_call(self, request: Request, own_id: str) -> None:
+        """`PUT /v1/calls/{id}?function=app/function`: submit under an id of the caller's, so that a repeat is the same call."""
+        caller = self.authenticate(request)
+        targets, method = self._targets(request, caller, function_of_put(request))
+        call = await self.admit(request, caller, choose(targets), method)
+        await self._calls.put(request, caller, call, own_id)
+
     async def warmup(self, request: Request, caller: Caller, target: Target, method: str) -> None:
         """`POST …:warmup`: make the next start fast; bills nothing to the caller. Needs scope `deploy`."""
         if caller.scope.rank < KeyScope.DEPLOY.rank:
@@ -222,20 +261,25 @@ class Gateway:
         app, _, rest = request.path[len(RAW) :].partition("/")
         function, _, rest = rest.partition("/")
         caller = self.authenticate(request)
-        target, _ = self._target(request, caller, f"{app}/{function}")
-        return caller, target, "/" + rest
+        targets, _ = self._targets(request, caller, f"{app}/{function}")
+        return caller, choose(targets), "/" + rest
 
 
-def _call_headers(request: Request, exchange: Exchange) -> Headers:
-    headers: Headers = [
-        (b"x-request-id", request.id.encode()),
-        (b"pilotlight-revision", exchange.call.target.revision_header),
-        (b"pilotlight-start", exchange.call.start_kind.encode()),
-    ]
+_PASSED_ON = (b"content-type", b"pilotlight-outcome", b"cache-control")
+"""A worker's headers that reach the caller; the rest are between the activator and the worker."""
+
+
+def _call_head(request: Request, exchange: Exchange) -> bytes:
+    """Header lines, each with its CRLF, that every answered call carries."""
+    call = exchange.call
+    head = call.target.warm_head
+    if call.start_kind is not StartKind.WARM:
+        head = head.replace(b"WARM", call.start_kind.encode())
+    lines = [b"x-request-id: ", request.id.encode(), b"\r\n", head]
     for name, value in exchange.answer.headers:
-        if name in (b"content-type", b"pilotlight-outcome", b"cache-control"):
-            headers.append((name, value))
-    return headers
+        if name in _PASSED_ON:
+            lines += (name, b": ", value, b"\r\n")
+    return b"".join(lines)
 
 
 def _server_timing(exchange: Exchange) -> bytes:

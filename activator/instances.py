@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from activator.billing.meter import InstanceMeter
+from activator.billing.account import InstanceAccount
 from activator.upstream import ConnectionPool
 from snapshotter.types import InstanceInfo, StartKind
 
@@ -24,13 +24,13 @@ class Instance:
         idle_since: monotonic time since which nothing is in flight; meaningless while something is.
         is_draining: no new calls; stopped once idle.
         is_gone: its process has ended; `gone_reason` says why once the agent told.
-        kept_until: the pool's own mark for idle accounting.
+        account: its meter and its records.
     """
 
-    __slots__ = ("_gone", "blocked_until", "capacity", "connections", "gone_reason", "id", "idle_since", "in_flight", "info",
-                 "is_draining", "is_gone", "meter", "started_at")  # fmt: skip
+    __slots__ = ("_gone", "account", "blocked_until", "capacity", "connections", "gone_reason", "id", "idle_since", "in_flight", "info",
+                 "is_draining", "is_gone", "started_at")  # fmt: skip
 
-    def __init__(self, info: InstanceInfo, *, capacity: int, now: float, now_ns: int) -> None:
+    def __init__(self, info: InstanceInfo, *, account: InstanceAccount, capacity: int, now: float) -> None:
         self.id = str(info.id)
         self.info = info
         self.capacity = capacity
@@ -42,7 +42,7 @@ class Instance:
         self.is_gone = False
         self.gone_reason = ""
         self.connections = ConnectionPool(info.socket)
-        self.meter = InstanceMeter(started_ns=now_ns)
+        self.account = account
         self._gone = asyncio.Event()
 
     def __repr__(self) -> str:

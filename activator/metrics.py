@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections import Counter as Counts
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from activator.dispatch import Exchange
-from activator.instances import Instance
 from activator.routes import Target
 from snapshotter.types import InstanceInfo
 
@@ -22,29 +25,25 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         function = ("tenant", "app", "function")
-        self._requests = Counter(
-            "pilotlight_requests", "Calls answered, by status.", (*function, "status"), registry=self.registry
-        )
         self._refused = Counter(
             "pilotlight_requests_refused", "Requests answered with an error before or instead of a worker's answer.", ("status",),
             registry=self.registry,
         )  # fmt: skip
-        self._queue_wait = Histogram(
-            "pilotlight_queue_wait_seconds", "From arrival to a slot, without the start waited for.", function, buckets=_FAST,
-            registry=self.registry,
-        )  # fmt: skip
-        self._execution = Histogram(
-            "pilotlight_execution_seconds", "From dispatch to the last byte.", function, buckets=_FAST, registry=self.registry
-        )
         self._cold = Counter(
-            "pilotlight_cold_calls", "Calls that waited for a start, by the rung it took.", (*function, "start_kind"), registry=self.registry
+            "pilotlight_cold_calls",
+            "Calls that waited for a start, by the rung it took.",
+            (*function, "start_kind"),
+            registry=self.registry,
         )
         self._start = Histogram(
             "pilotlight_start_seconds", "Time to bring an instance up, by rung.", (*function, "start_kind"), buckets=_FAST,
             registry=self.registry,
         )  # fmt: skip
         self._start_phase = Counter(
-            "pilotlight_start_phase_seconds", "Time spent in each phase of starts, by rung.", ("start_kind", "phase"), registry=self.registry
+            "pilotlight_start_phase_seconds",
+            "Time spent in each phase of starts, by rung.",
+            ("start_kind", "phase"),
+            registry=self.registry,
         )
         self._start_failures = Counter(
             "pilotlight_start_failures", "Starts that failed, by the error's code.", (*function, "code"), registry=self.registry
@@ -53,7 +52,8 @@ class Metrics:
             "pilotlight_journal_lag_seconds", "Age of the oldest usage record not yet in the ledger.", registry=self.registry
         )
         self._journal_lag = Gauge("pilotlight_journal_lag_records", "Usage records not yet in the ledger.", registry=self.registry)
-        self._by_target: dict[str, _TargetMetrics] = {}
+        self._by_target: dict[str, _FunctionTally] = {}
+        self.registry.register(_CallCollector(self._by_target))
 
     def __repr__(self) -> str:
         return f"<Metrics {len(self._by_target)} functions>"
@@ -61,10 +61,12 @@ class Metrics:
     def answered(self, exchange: Exchange, status: int) -> None:
         """A call got a worker's answer."""
         call = exchange.call
-        of = self._of(call.target)
-        of.count(status)
-        of.queue_wait(call.queued_ms / 1000)
-        of.execution(exchange.exec_ms / 1000)
+        tally = self._by_target.get(call.target.function_id)
+        if tally is None:
+            tally = self._by_target[call.target.function_id] = _FunctionTally(call.target)
+        tally.statuses[status] += 1
+        tally.queue_wait.observe(call.queued_ms / 1000)
+        tally.execution.observe(exchange.exec_ms / 1000)
         if call.start_ms:
             self._cold.labels(call.target.tenant, call.target.app, call.target.function, call.start_kind.value).inc()
 
@@ -91,33 +93,56 @@ class Metrics:
         """Export instances by state, read when scraped; keys are (tenant, app, function, state)."""
         self.registry.register(_InstanceCollector(states))
 
-    def _of(self, target: Target) -> _TargetMetrics:
-        of = self._by_target.get(target.function_id)
-        if of is None:
-            labels = (target.tenant, target.app, target.function)
-            of = self._by_target[target.function_id] = _TargetMetrics(
-                self._requests, self._queue_wait.labels(*labels), self._execution.labels(*labels), labels
-            )
-        return of
+
+class _Tally:
+    """A histogram that costs a call one bisection: the hot path cannot afford a lock for each of a dozen numbers."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_FAST) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(_FAST, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative counts by upper bound, as Prometheus wants them."""
+        bounds = [floatToGoString(bound) for bound in _FAST] + ["+Inf"]
+        return list(zip(bounds, accumulate(self.counts), strict=True))
 
 
-class _TargetMetrics:
-    """Resolved children of one function, so that a call costs no label look-up."""
+class _FunctionTally:
+    """What is counted for each call of one function. Owner: the event loop; read by the metrics thread, which may see it a call late."""
 
-    __slots__ = ("_labels", "_requests", "_statuses", "execution", "queue_wait")
+    __slots__ = ("execution", "labels", "queue_wait", "statuses")
 
-    def __init__(self, requests: Counter, queue_wait: Histogram, execution: Histogram, labels: tuple[str, str, str]) -> None:
-        self._requests = requests
-        self._labels = labels
-        self._statuses: dict[int, Counter] = {}
-        self.queue_wait = queue_wait.observe
-        self.execution = execution.observe
+    def __init__(self, target: Target) -> None:
+        self.labels = (target.tenant, target.app, target.function)
+        self.statuses: Counts[int] = Counts()
+        self.queue_wait = _Tally()
+        self.execution = _Tally()
 
-    def count(self, status: int) -> None:
-        child = self._statuses.get(status)
-        if child is None:
-            child = self._statuses[status] = self._requests.labels(*self._labels, str(status))
-        child.inc()
+
+class _CallCollector(Collector):
+    def __init__(self, tallies: Mapping[str, _FunctionTally]) -> None:
+        self._tallies = tallies
+
+    def collect(self) -> Iterator[CounterMetricFamily | HistogramMetricFamily]:
+        """Current values (Prometheus' own interface)."""
+        function = ("tenant", "app", "function")
+        requests = CounterMetricFamily("pilotlight_requests", "Calls answered, by status.", labels=(*function, "status"))
+        queue = HistogramMetricFamily(
+            "pilotlight_queue_wait_seconds", "From arrival to a slot, without the start waited for.", labels=function
+        )
+        execution = HistogramMetricFamily("pilotlight_execution_seconds", "From dispatch to the last byte.", labels=function)
+        for tally in list(self._tallies.values()):
+            for status, count in list(tally.statuses.items()):
+                requests.add_metric((*tally.labels, str(status)), count)
+            queue.add_metric(tally.labels, tally.queue_wait.buckets(), tally.queue_wait.total)
+            execution.add_metric(tally.labels, tally.execution.buckets(), tally.execution.total)
+        yield from (requests, queue, execution)
 
 
 class _InstanceCollector(Collector):
@@ -132,23 +157,3 @@ class _InstanceCollector(Collector):
         for labels, count in self._states().items():
             family.add_metric(labels, count)
         return [family]
-
-
-class InstanceObserver:
-    """What throttlers tell, passed on to metrics and to the idle meter."""
-
-    def __init__(self, metrics: Metrics, on_idle: Callable[[Target, Instance, float, float], None]) -> None:
-        self._metrics = metrics
-        self._on_idle = on_idle
-
-    def instance_ready(self, target: Target, info: InstanceInfo, seconds: float) -> None:
-        """See throttler.StartObserver."""
-        self._metrics.instance_ready(target, info, seconds)
-
-    def start_failed(self, target: Target, code: str) -> None:
-        """See throttler.StartObserver."""
-        self._metrics.start_failed(target, code)
-
-    def instance_idle(self, target: Target, instance: Instance, idle_from: float, idle_to: float) -> None:
-        """See throttler.StartObserver."""
-        self._on_idle(target, instance, idle_from, idle_to)

@@ -14,7 +14,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from activator.billing.books import Books
+from activator.billing.account import Ticket
 from activator.dispatch import Call
 from activator.metrics import Metrics
 from activator.request import Headers, Receive, Request, Scope, Send
@@ -35,8 +35,7 @@ RawTarget = Callable[[Request], tuple[Caller, Target, str]]
 class Passthrough:
     """Streams raw requests to ASGI functions."""
 
-    def __init__(self, *, books: Books, throttler_of: Callable[[Target], Throttler], metrics: Metrics) -> None:
-        self._books = books
+    def __init__(self, *, throttler_of: Callable[[Target], Throttler], metrics: Metrics) -> None:
         self._throttler_of = throttler_of
         self._metrics = metrics
 
@@ -48,11 +47,11 @@ class Passthrough:
         call.reserved_ns = time.monotonic_ns()
         call.start_kind, call.start_ms = reservation.start_kind, reservation.start_ms
         status, outcome, sent = 499, "cancelled", 0
-        entry = None
+        ticket: Ticket | None = None
         connection: WorkerConnection | None = None
         loop = asyncio.get_running_loop()
         try:
-            entry = self._books.open(call, reservation)
+            ticket = reservation.open(call)
             now = call.reserved_ns / 1e9
             connection = reservation.instance.connections.take_nowait(now) or await reservation.instance.connections.open(loop)
             has_body = b"content-length" in request.headers or b"transfer-encoding" in request.headers
@@ -82,8 +81,8 @@ class Passthrough:
                 raise UpstreamGone("the execution clock ran out in the middle of the answer", sent=True) from e
             raise errors.DeadlineExceeded(f"the request ran longer than {target.spec.clocks.execution_s:g} s", clock="execution") from e
         finally:
-            if entry is not None:
-                entry.close(time.monotonic_ns(), status=status, outcome=outcome, bytes_out=sent)
+            if ticket is not None:
+                reservation.close(ticket, status=status, outcome=outcome, bytes_in=0, bytes_out=sent)
             if connection is not None:
                 reservation.instance.connections.give_back(connection, time.monotonic())
             reservation.release()
@@ -104,15 +103,15 @@ class Passthrough:
             return
         call.reserved_ns = time.monotonic_ns()
         call.start_kind, call.start_ms = reservation.start_kind, reservation.start_ms
-        entry = None
+        ticket: Ticket | None = None
         outcome = "error"
         try:
-            entry = self._books.open(call, reservation)
+            ticket = reservation.open(call)
             await self._relay_frames(scope, receive, send, reservation, _raw_path(path, scope["query_string"]))
             outcome = "ok"
         finally:
-            if entry is not None:
-                entry.close(time.monotonic_ns(), status=101, outcome=outcome, bytes_out=0)
+            if ticket is not None:
+                reservation.close(ticket, status=101, outcome=outcome, bytes_in=0, bytes_out=0)
             reservation.release()
 
     async def _relay_frames(self, scope: Scope, receive: Receive, send: Send, reservation: Reservation, path: str) -> None:
@@ -215,10 +214,8 @@ async def _send_body(request: Request, connection: WorkerConnection) -> None:
 def _answer_headers(request: Request, call: Call, headers: Headers) -> Headers:
     own: Headers = [
         (b"x-request-id", request.id.encode()),
-        (b"pilotlight-revision", call.target.revision_header),
+        (b"pilotlight-revision", call.target.revision.encode()),
         (b"pilotlight-start", call.start_kind.encode()),
         (b"server-timing", b"queue;dur=%.2f, start;dur=%.2f" % (call.queued_ms, call.start_ms)),
     ]
     return own + [(k, v) for k, v in headers if k not in _HOP_BY_HOP and k not in (b"date", b"server", b"x-request-id")]
-
-

@@ -17,13 +17,9 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-MAX_REQUEST_ID = 128
-"""Longest caller's X-Request-Id that is taken over; a longer or odd one is replaced."""
-_REQUEST_ID_BYTES = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_.:")
-
 
 class Request:
-    """A request as the gateway sees it. `id` is the caller's X-Request-Id when it is fit to print, else a new one."""
+    """A request as the gateway sees it. `id` is always ours: records are unique by it, so a caller must not choose it."""
 
     __slots__ = ("_receive", "_send", "headers", "id", "is_answered", "path", "scope")
 
@@ -33,9 +29,7 @@ class Request:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self._receive = receive
         self._send = send
-        given = self.headers.get(b"x-request-id")
-        fit = given and len(given) <= MAX_REQUEST_ID and _REQUEST_ID_BYTES.issuperset(given)
-        self.id = given.decode() if given and fit else new_call_id()
+        self.id = new_call_id()
         self.is_answered = False
 
     def __repr__(self) -> str:
@@ -94,6 +88,15 @@ class Request:
         await self.start(status, headers)
         await self._send({"type": "http.response.body", "body": body})
 
+    async def respond_whole(self, status: int, head: bytes, body: bytes) -> None:
+        """Answer at once with header lines that are bytes already (each ends in CRLF, content-length left out): the hot path."""
+        head += b"content-length: %d\r\n" % len(body)
+        connection = self.scope.get("connection")
+        if connection is not None and connection.respond_whole(status, head, body):
+            self.is_answered = True
+            return
+        await self.respond(status, header_list(head), body)
+
     async def start(self, status: int, headers: Headers) -> None:
         """Begin a streaming answer."""
         self.is_answered = True
@@ -112,9 +115,7 @@ class Request:
     async def respond_error(self, error: errors.PilotlightError, headers: Headers | None = None) -> None:
         """Answer with a problem document, and `Retry-After` where a retry makes sense (RFC 9457, RFC 9110 §10.2.3)."""
         title = HTTPStatus(error.status).phrase if error.status in HTTPStatus._value2member_map_ else "Client Closed Request"
-        body = problem(
-            type=error.type, title=title, status=error.status, detail=str(error), instance=self.id, extra=dict(error.detail)
-        )
+        body = problem(type=error.type, title=title, status=error.status, detail=str(error), instance=self.id, extra=dict(error.detail))
         data = json.dumps(body).encode()
         own: Headers = [
             (b"content-type", CONTENT_PROBLEM.encode()),
@@ -129,6 +130,11 @@ class Request:
         if error.status == 401:
             own.append((b"www-authenticate", b'Bearer realm="pilotlight"'))
         await self.respond(error.status, own + (headers or []), data)
+
+
+def header_list(head: bytes) -> Headers:
+    """Header lines, each ending in CRLF, as ASGI's list of pairs."""
+    return [(name, value) for name, _, value in (line.partition(b": ") for line in head.split(b"\r\n")[:-1])]
 
 
 def _too_large(limit_bytes: int) -> errors.TooLarge:

@@ -43,8 +43,8 @@ class ArgumentCheck:
     def check(self, body: bytes) -> None:
         """Raises InvalidInput naming the parameter and what is wrong with it."""
         try:
-            arguments = json.loads(body) if body else {}
-        except ValueError as e:
+            arguments = json.loads(body.decode()) if body else {}
+        except ValueError as e:  # UnicodeDecodeError is one
             raise errors.InvalidInput(f"the body is not valid JSON: {e}") from e
         named = self._by_name(arguments)
         validator = self._validator
@@ -84,7 +84,7 @@ class Target:
     """One revision of one function, ready to be called. Immutable once made."""
 
     __slots__ = ("_checks", "app", "environment", "footprint", "function", "function_id", "key", "launch", "rate_per_s", "revision",
-                 "revision_header", "spec", "tenant")  # fmt: skip
+                 "spec", "tenant", "warm_head")  # fmt: skip
 
     def __init__(self, route: FunctionRoute, revision: str, rates: Rates) -> None:
         document = route.revisions[revision]
@@ -97,7 +97,7 @@ class Target:
         self.function = route.function
         self.function_id = route.id
         self.revision = revision
-        self.revision_header = revision.encode()
+        self.warm_head = b"pilotlight-revision: %s\r\npilotlight-start: WARM\r\n" % revision.encode()
         gpu = self.spec.resources.gpu[0] if self.spec.resources.gpu else None
         self.footprint = Footprint(
             cpu=self.spec.resources.cpu,
@@ -108,9 +108,7 @@ class Target:
         try:
             self.rate_per_s: Decimal = rate_per_s(self.footprint, rates)
         except KeyError as e:
-            raise errors.Unavailable(
-                f"no price for accelerator {gpu!r} in platform.yaml: add prices.gpu_s.{gpu}", retry_after_s=60
-            ) from e
+            raise errors.Unavailable(f"no price for accelerator {gpu!r} in platform.yaml: add prices.gpu_s.{gpu}", retry_after_s=60) from e
         self._checks: dict[str, ArgumentCheck] = {}
 
     def __repr__(self) -> str:
@@ -127,6 +125,22 @@ class Target:
                 raise errors.NotFound(f"{self.app}/{self.function} has no method {method!r}; {hint}")
             check = self._checks[method] = ArgumentCheck(spec)
         return check
+
+
+Targets = tuple[tuple[int, Target], ...]
+"""Revisions of one function with their share of the traffic; shares add up to 100."""
+
+
+def choose(targets: Targets) -> Target:
+    """One of them, by weight."""
+    if len(targets) == 1:
+        return targets[0][1]
+    draw = random.randrange(100)
+    for weight, target in targets:
+        draw -= weight
+        if draw < 0:
+            return target
+    return targets[-1][1]
 
 
 class Caller:
@@ -146,19 +160,23 @@ class Caller:
 
 
 class RouteTable:
-    """Functions, keys, tenants and secrets by name. `version` is the position in the feed."""
+    """Functions, keys, tenants and secrets by name.
+
+    `version` is the position in the feed; `generation` changes with everything that could make an earlier answer wrong.
+    """
 
     def __init__(self, rates: Rates, platform_key: PlatformKey) -> None:
         self._rates = rates
         self._platform_key = platform_key
         self._functions: dict[str, FunctionRoute] = {}
-        self._targets: dict[str, tuple[tuple[int, Target], ...]] = {}
+        self._targets: dict[str, Targets] = {}
         self._callers: dict[str, tuple[str, Caller]] = {}
         self._by_hash: dict[str, Caller] = {}
         self._by_token: dict[bytes, Caller] = {}
         self._tenants: dict[str, TenantRecord] = {}
         self._secrets: dict[str, str] = {}
         self.version = 0
+        self.generation = 0
         self.refused = 0
         self.on_function: Callable[[str], None] = lambda name: None
 
@@ -169,6 +187,7 @@ class RouteTable:
     def apply(self, change: FeedChange) -> bool:
         """Take in one change; False when its document was refused (and the last good one kept)."""
         self.version = max(self.version, change.seq)
+        self.generation += 1
         try:
             getattr(self, f"_apply_{change.kind}")(change.key, change.value)
         except (KeyError, TypeError, ValueError, AttributeError, errors.PilotlightError) as e:
@@ -179,6 +198,7 @@ class RouteTable:
 
     def clear(self) -> None:
         """Forget everything: the feed is about to be told anew."""
+        self.generation += 1
         for held in (self._functions, self._targets, self._callers, self._by_hash, self._by_token, self._tenants, self._secrets):
             held.clear()
 
@@ -236,26 +256,22 @@ class RouteTable:
         self._by_token[authorization] = caller
         return caller
 
+    def targets(self, address: FunctionAddress) -> Targets:
+        """The revisions that share this function's traffic. Raises NotFound or Unavailable."""
+        name = f"{address.tenant}/{address.environment}/{address.app}/{address.function}"
+        return self._targets.get(name) or self._make_targets(name, address)
+
     def target(self, address: FunctionAddress) -> Target:
         """The revision that serves this call, by traffic weight. Raises NotFound or Unavailable."""
-        name = f"{address.tenant}/{address.environment}/{address.app}/{address.function}"
-        targets = self._targets.get(name)
-        if targets is None:
-            targets = self._make_targets(name, address)
-        if len(targets) == 1:
-            return targets[0][1]
-        draw = random.randrange(100)
-        for weight, target in targets:
-            draw -= weight
-            if draw < 0:
-                return target
-        return targets[-1][1]
+        return choose(self.targets(address))
 
-    def _make_targets(self, name: str, address: FunctionAddress) -> tuple[tuple[int, Target], ...]:
+    def _make_targets(self, name: str, address: FunctionAddress) -> Targets:
         route = self._functions.get(name)
         if route is None:
             environment = "" if address.environment == DEFAULT_ENVIRONMENT else f" in environment {address.environment!r}"
-            raise errors.NotFound(f"no function {address.app}/{address.function}{environment}: `pilotlight app list` shows what is deployed")
+            raise errors.NotFound(
+                f"no function {address.app}/{address.function}{environment}: `pilotlight app list` shows what is deployed"
+            )
         if route.stopped:
             raise errors.Unavailable(f"app {address.app!r} is stopped: deploy it again to start it", retry_after_s=30)
         targets = tuple((weight, Target(route, revision, self._rates)) for revision, weight in route.traffic if weight)

@@ -30,6 +30,8 @@ RECORD_S = 1.0
 """A window's bucket (Knative: config.BucketSize)."""
 DECIDE_EVERY = 2
 """Ticks of RECORD_S between decisions (Knative: 2 s)."""
+SETTLE_EVERY = 60
+"""Ticks between settlements of idle time: what an idle instance owes is in the ledger within a minute."""
 FORGET_S = 30.0
 """A revision at zero is forgotten after this long without a call: its windows would be silent anyway."""
 REWATCH_S = (0.05, 0.1, 0.5, 1.0, 2.0)
@@ -126,7 +128,12 @@ class Scaler:
             report["prepare_ms"] = (self._clock() - began) * 1000
         reservation = await self.throttler_of(target).reserve(target.spec.clocks.startup_s)
         info = reservation.instance.info
-        report |= {"start_kind": info.start_kind.value, "phases_ms": dict(info.phases_ms), "start_ms": reservation.start_ms, "instance": info.id}
+        report |= {
+            "start_kind": info.start_kind.value,
+            "phases_ms": dict(info.phases_ms),
+            "start_ms": reservation.start_ms,
+            "instance": info.id,
+        }
         reservation.release()
         return report
 
@@ -214,6 +221,8 @@ class Scaler:
                 scaled.record(now)
                 if tick % DECIDE_EVERY == 0:
                     self._apply(scaled, now)
+                if tick % SETTLE_EVERY == 0:
+                    scaled.throttler.settle_idle()
 
     def _apply(self, scaled: Scaled, now: float) -> None:
         throttler = scaled.throttler
@@ -229,7 +238,9 @@ class Scaler:
             throttler.start(decision.starts)
         if decision.stops:
             live = {i.id: i for i in throttler.live()}
-            candidates = [Candidate(id=i.id, in_flight=i.in_flight, idle_s=0.0 if i.in_flight else now - i.idle_since) for i in live.values()]
+            candidates = [
+                Candidate(id=i.id, in_flight=i.in_flight, idle_s=0.0 if i.in_flight else now - i.idle_since) for i in live.values()
+            ]
             for victim in choose_victims(candidates, decision.stops):
                 throttler.drain(live[victim])
         self._forget_if_over(scaled, now)
@@ -260,4 +271,6 @@ class Scaler:
 
     async def aclose(self) -> None:
         """Close every throttler. Instances stay: they belong to the node, and the next activator of this name adopts them."""
+        for scaled in self._scaled.values():
+            scaled.throttler.settle_idle()
         await asyncio.gather(*(scaled.throttler.aclose() for scaled in self._scaled.values()))

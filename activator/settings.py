@@ -104,6 +104,6 @@ def _decimal(key: str, text: str) -> None:
     try:
         value = Decimal(text)
     except (InvalidOperation, TypeError) as e:
-        raise ValueError(f"{key} = {text!r}: write a decimal number in quotes, like \"0.0000131\"") from e
+        raise ValueError(f'{key} = {text!r}: write a decimal number in quotes, like "0.0000131"') from e
     if not value.is_finite() or value < 0:
         raise ValueError(f"{key} = {text!r}: must be 0 or more")

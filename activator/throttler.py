@@ -19,6 +19,7 @@ from typing import Protocol
 
 from activator.admission import ProcessQueue
 from activator.autoscaler.poke import instances_now
+from activator.billing.account import InstanceAccount, Ticket
 from activator.fleet import Fleet, new_instance_id
 from activator.instances import Instance, least_loaded
 from activator.routes import Target
@@ -32,6 +33,20 @@ AGENT_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Waits between starts while the agent is down; the last one repeats as long as somebody waits."""
 STOP_GRACE_S = 30.0
 """Between SIGTERM and SIGKILL: exit hooks and calls in flight get this long, an idle instance needs none of it."""
+
+
+class Billable(Protocol):
+    """What the books want to know of a call."""
+
+    id: str
+    attempt: int
+    key_id: str
+    method: str
+
+    @property
+    def queued_ms(self) -> float:
+        """Milliseconds that it waited, without the start."""
+        ...
 
 
 class Reservation:
@@ -49,6 +64,19 @@ class Reservation:
         self.instance = instance
         self.start_kind = start_kind
         self.start_ms = start_ms
+
+    def open(self, call: Billable) -> Ticket:
+        """Write the attempt into the journal and start its meter, before it is dispatched. Raises JournalFull."""
+        return self.instance.account.open(
+            call=call.id, attempt=call.attempt, key=call.key_id, method=call.method, start_kind=self.start_kind.value,
+            queued_ms=int(call.queued_ms), start_ms=int(self.start_ms), now_ns=time.monotonic_ns(), at_ns=time.time_ns(),
+        )  # fmt: skip
+
+    def close(self, ticket: Ticket, *, status: int, outcome: str, bytes_in: int, bytes_out: int) -> str:
+        """Stop the meter and write the complete record; returns the cost as text."""
+        return self.instance.account.close(
+            ticket, status=status, outcome=outcome, bytes_in=bytes_in, bytes_out=bytes_out, now_ns=time.monotonic_ns(), at_ns=time.time_ns()
+        ).cost
 
     def release(self) -> None:
         """Give the slot back."""
@@ -74,10 +102,6 @@ class StartObserver(Protocol):
         """A start failed; `code` is the error's."""
         ...
 
-    def instance_idle(self, target: Target, instance: Instance, idle_from: float, idle_to: float) -> None:
-        """An instance did nothing between these monotonic times."""
-        ...
-
 
 class Throttler:
     """One revision's slots, waiters and starts."""
@@ -90,6 +114,7 @@ class Throttler:
         queue: ProcessQueue,
         secret_env: Callable[[Target], dict[str, str]],
         observer: StartObserver,
+        account: Callable[[Target, str], InstanceAccount],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.target = target
@@ -97,6 +122,7 @@ class Throttler:
         self._queue = queue
         self._secret_env = secret_env
         self._observer = observer
+        self._account = account
         self._clock = clock
         self.instances: dict[str, Instance] = {}
         self._waiters: deque[_Waiter] = deque()
@@ -215,7 +241,9 @@ class Throttler:
             self._leave(waiter)
             waiter.future.set_exception(
                 errors.DeadlineExceeded(
-                    f"no instance of {self.target.app}/{self.target.function} was free within {timeout_s:g} s", clock="queue", retry_after_s=1
+                    f"no instance of {self.target.app}/{self.target.function} was free within {timeout_s:g} s",
+                    clock="queue",
+                    retry_after_s=1,
                 )
             )
 
@@ -280,7 +308,8 @@ class Throttler:
     def add(self, info: InstanceInfo, began: float | None = None) -> None:
         """An instance is ready (or was adopted): its slots go to those who wait."""
         now = self._clock()
-        instance = Instance(info, capacity=self.target.spec.scaling.max_inputs, now=now, now_ns=time.monotonic_ns())
+        account = self._account(self.target, info.id)
+        instance = Instance(info, account=account, capacity=self.target.spec.scaling.max_inputs, now=now)
         self.instances[instance.id] = instance
         start_s = now - began if began is not None else 0.0
         if began is not None:
@@ -302,6 +331,7 @@ class Throttler:
         if instance is None:
             return
         log.info("instance gone instance=%s reason=%s", instance_id, reason)
+        self._settle(instance)
         instance.mark_gone(reason)
         self.poke(self._clock())
 
@@ -313,6 +343,17 @@ class Throttler:
         if not instance.in_flight:
             self._stop(instance, "idle")
 
+    def settle_idle(self) -> None:
+        """Write down what idle instances owe: those that min_instances holds from their first idle moment, others beyond the free window."""
+        reserved = self.target.spec.scaling.min_instances if not self.is_retired else 0
+        now_ns, at_ns = time.monotonic_ns(), time.time_ns()
+        for n, instance in enumerate(self.instances.values()):
+            instance.account.reserve(is_reserved=n < reserved, now_ns=now_ns)
+            instance.account.settle_idle(now_ns=now_ns, at_ns=at_ns)
+
+    def _settle(self, instance: Instance) -> None:
+        instance.account.settle_idle(now_ns=time.monotonic_ns(), at_ns=time.time_ns())
+
     def retire(self) -> None:
         """This revision has no traffic any more: drain everything."""
         self.is_retired = True
@@ -321,6 +362,7 @@ class Throttler:
 
     def _stop(self, instance: Instance, reason: str) -> None:
         self.instances.pop(instance.id, None)
+        self._settle(instance)
         instance.mark_gone(reason)
         task = asyncio.create_task(self._stop_now(instance), name=f"stop {instance.id}")
         self._stops.add(task)

@@ -52,7 +52,7 @@ def resolve_target(
     metric: Metric = Metric.CONCURRENCY,
     target: float | None = None,
     utilisation: float | None = None,
-    defaults: TargetDefaults = TargetDefaults(),  # noqa: B008  frozen, so it can be shared
+    defaults: TargetDefaults = TargetDefaults(),
 ) -> Target:
     """The target of one instance. A concurrency limit of 0 means "none"; a concurrency target never exceeds the limit."""
     if metric is Metric.RPS:

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
 from activator.billing import lines
@@ -42,8 +42,7 @@ GARBAGE_SEGMENTS = 4
 """An old segment is emptied by carrying its open lines over only when the journal is this many segments over twice its live content."""
 
 
-@dataclass(slots=True, kw_only=True)
-class OpenLine:
+class OpenLine(NamedTuple):
     """Where the open line of an attempt stands, and its template."""
 
     segment: int
@@ -185,7 +184,7 @@ class Journal:
         offset = self._append(prefix + line if prefix else line) + len(prefix)
         template.segment = segment = self._file.number
         length = len(line)
-        self._open[name] = OpenLine(segment=segment, offset=offset, length=length, template=template)
+        self._open[name] = OpenLine(segment, offset, length, template)
         self._live[segment] += length
         self._clocks[template.instance] = (at_ns, virtual_ns)
         if call in self._held:
@@ -462,15 +461,15 @@ class Journal:
 
     def _carry(self, number: int) -> None:
         """Write again what is open in segment `number`. Twice the same line means the same, so dying in between is harmless."""
-        for opened in [o for o in self._open.values() if o.segment == number]:
-            self._carry_open(opened)
+        for name, opened in [(name, o) for name, o in self._open.items() if o.segment == number]:
+            self._open[name] = self._carry_open(opened)
         for held in [h for h in self._held.values() if h.segment == number]:
             body = json.loads(self._read(held))
             make = lines.finished if held.is_finished else lines.submitted
             line = make(held.id, body["p"], attempts=held.attempts)
             self._move_held(held, self._append(line), len(line))
 
-    def _carry_open(self, opened: OpenLine) -> None:
+    def _carry_open(self, opened: OpenLine) -> OpenLine:
         body = json.loads(self._read(opened))
         prefix = self._template_line(opened.template)
         line = lines.opened(
@@ -482,8 +481,8 @@ class Journal:
         offset = self._append(prefix + line + clock) + len(prefix)
         opened.template.segment = self._file.number
         self._live[opened.segment] -= opened.length
-        opened.segment, opened.offset, opened.length = self._file.number, offset, len(line)
-        self._live[opened.segment] += len(line)
+        self._live[self._file.number] += len(line)
+        return OpenLine(self._file.number, offset, len(line), opened.template)
 
     def _delete(self, doomed: list[int]) -> None:
         for number in doomed:

@@ -28,7 +28,7 @@ class IdleKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleSpan:
-    """A stretch of idle time to be billed, on the meter's clock."""
+    """Idle time of one kind that was not billed before: it began at `started_ns` on the meter's clock, and may have been interrupted."""
 
     kind: IdleKind
     started_ns: int
@@ -53,7 +53,7 @@ class InstanceMeter:
         self._is_reserved = is_reserved
         self._idle_from = started_ns
         self._billed_to = started_ns
-        self._spans: list[IdleSpan] = []
+        self._spans: dict[IdleKind, tuple[int, int]] = {}
 
     def __repr__(self) -> str:
         return f"<InstanceMeter {len(self._open)} calls, busy {self._busy_ns / 1e9:.3f} s{', reserved' if self._is_reserved else ''}>"
@@ -105,11 +105,11 @@ class InstanceMeter:
             self._is_reserved = is_reserved
 
     def take_idle(self, now_ns: int) -> list[IdleSpan]:
-        """The idle spans up to `now_ns` that were not taken yet; one in progress is cut here and goes on."""
+        """The idle time up to `now_ns` that was not taken yet, one span per kind; a pause in progress is cut here and goes on."""
         if not self._open:
             self._cut_idle(now_ns)
-        spans, self._spans = self._spans, []
-        return spans
+        spans, self._spans = self._spans, {}
+        return [IdleSpan(kind=kind, started_ns=started, billed_ns=billed) for kind, (started, billed) in spans.items()]
 
     def _advance(self, now_ns: int, sharers: int) -> None:
         elapsed = now_ns - self._last
@@ -126,5 +126,6 @@ class InstanceMeter:
         started = max(self._billed_to, free_until)
         if now_ns > started:
             kind = IdleKind.RESERVED if self._is_reserved else IdleKind.IDLE
-            self._spans.append(IdleSpan(kind=kind, started_ns=started, billed_ns=now_ns - started))
+            first, billed = self._spans.get(kind, (started, 0))
+            self._spans[kind] = (first, billed + now_ns - started)
         self._billed_to = max(self._billed_to, now_ns)

@@ -30,10 +30,14 @@ def spec_of(
     **more: Any,
 ) -> FunctionSpec:
     """A function's spec with a checked integer argument `x` and an optional `y`."""
-    return FunctionSpec(name=name, module="app", qualname=name, bundle="b" * 64, methods=methods, scaling=scaling or Scaling(), kind=kind, **more)
+    return FunctionSpec(
+        name=name, module="app", qualname=name, bundle="b" * 64, methods=methods, scaling=scaling or Scaling(), kind=kind, **more
+    )
 
 
-def route_of(spec: FunctionSpec, *, app: str = "shop", tenant: str = TENANT, environment: str = "main", revision: str = "v1-abcdef") -> FunctionRoute:
+def route_of(
+    spec: FunctionSpec, *, app: str = "shop", tenant: str = TENANT, environment: str = "main", revision: str = "v1-abcdef"
+) -> FunctionRoute:
     """A route with all traffic on one revision."""
     launch = LaunchSpec(
         revision=RevisionKey(f"f-{app}-{spec.name}@{revision}"), trust_domain=tenant, uid=None, bundle=spec.bundle, image=None, entry={},
@@ -54,7 +58,9 @@ def target_of(spec: FunctionSpec, **more: Any) -> Target:
 
 def change(seq: int, route: FunctionRoute) -> FeedChange:
     """The route as a change of the feed."""
-    return FeedChange(seq=seq, kind="function", key=f"{route.tenant}/{route.environment}/{route.app}/{route.function}", value=route.to_json())
+    return FeedChange(
+        seq=seq, kind="function", key=f"{route.tenant}/{route.environment}/{route.app}/{route.function}", value=route.to_json()
+    )
 
 
 def empty_table() -> RouteTable:

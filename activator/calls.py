@@ -1,0 +1,387 @@
+"""Submitted calls: durable before their 202, run when there is a slot, polled by id until their result expires.
+
+A call is in the journal from its 202 until the controller has its result, so no death of a process loses it: the next start of this activator
+runs what is unfinished again (at least once: a function whose instance died under a call may see it twice). Only as many calls of a
+function are dispatched at once as its instances can hold; the rest wait here, not in the throttler's queue, which is for callers who wait.
+
+Owner: the event loop. `_held` is the only state; each call's task changes its own entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import logging
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import httpx
+
+from activator.billing.books import Books
+from activator.control import ControlPlane
+from activator.dispatch import Call, Dispatcher, Exchange
+from activator.metrics import Metrics
+from activator.request import Headers, Request
+from activator.routes import Caller, RouteTable
+from activator.settings import ActivatorSettings
+from activator.upstream import UpstreamGone
+from pilotlight import errors
+from pilotlight.protocol import CALLS_PATH, CONTENT_PROBLEM, HEADER_PLATFORM_TOKEN, CallRecord, problem
+from pilotlight.types import FunctionAddress, TenantId
+
+log = logging.getLogger(__name__)
+
+SHIP_BATCH = 200
+SHIP_GATHER_S = 0.05
+SHIP_RETRY_S = (0.1, 0.5, 1.0, 5.0)
+BUSY_RETRY_S = 0.5
+"""Pause before a submitted call that found a full queue, or no capacity, asks again."""
+_FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
+
+
+class _Held:
+    """A submitted call that this activator is responsible for."""
+
+    __slots__ = ("changed", "record", "task")
+
+    def __init__(self, record: CallRecord) -> None:
+        self.record = record
+        self.task: asyncio.Task[None] | None = None
+        self.changed = asyncio.Event()
+
+
+class SubmittedCalls:
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        books: Books,
+        dispatcher: Dispatcher,
+        table: RouteTable,
+        control: ControlPlane,
+        settings: ActivatorSettings,
+        metrics: Metrics,
+        controller: Path,
+        token: str,
+    ) -> None:
+        self._books = books
+        self._dispatcher = dispatcher
+        self._table = table
+        self._control = control
+        self._settings = settings
+        self._metrics = metrics
+        self._held: dict[str, _Held] = {}
+        self._gates: dict[str, asyncio.Semaphore] = {}
+        self._unsent: dict[str, CallRecord] = {}
+        self._news = asyncio.Event()
+        self._client = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=str(controller)),
+            base_url="http://controller",
+            headers={HEADER_PLATFORM_TOKEN: token},
+            timeout=30.0,
+        )
+
+    def __repr__(self) -> str:
+        return f"<SubmittedCalls {len(self._held)} held, {len(self._unsent)} unsent>"
+
+    # -- submitting ---------------------------------------------------------------------------------------------------
+    async def submit(self, request: Request, caller: Caller, call: Call) -> None:
+        """Hold the call durably, then answer 202 with where to look. Raises TooManyRequests, JournalFull."""
+        record = await self.hold(caller, call, fingerprint="")
+        await request.respond_json(202, _receipt(record), [(b"location", f"/v1/calls/{call.id}".encode())])
+
+    async def hold(self, caller: Caller, call: Call, *, fingerprint: str) -> CallRecord:
+        """Take responsibility for a call; returns once it is durable."""
+        if len(self._held) >= self._settings.max_pending_submits:
+            raise errors.TooManyRequests(f"{len(self._held)} submitted calls are pending, the bound", retry_after_s=5)
+        target = call.target
+        record = CallRecord(
+            id=call.id, tenant=caller.tenant, environment=target.environment, app=target.app, function=target.function, method=call.method,
+            state="QUEUED", sequence=1, submitted_at=call.started_at, revision=target.revision,
+            expires_at=call.started_at + target.spec.clocks.result_ttl_s, labels={"fingerprint": fingerprint} if fingerprint else {},
+        )  # fmt: skip
+        held = self._held[call.id] = _Held(record)
+        try:
+            await self._books.journal.submit(call.id, _payload(record, call))
+        except BaseException:
+            del self._held[call.id]
+            raise
+        held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id}")
+        self._note(held, record)
+        return record
+
+    async def put(self, request: Request, caller: Caller, call: Call, own_id: str) -> None:
+        """`PUT /v1/calls/{id}`: the caller's own id makes a repeat the same call. Raises Conflict when the arguments differ."""
+        fingerprint = hashlib.sha256(b"%s\0%s\0%s" % (call.target.function_id.encode(), call.method.encode(), call.body)).hexdigest()
+        call.id = own_call_id(caller.tenant, own_id)
+        known = await self._find(request, caller, call.id)
+        if known is None:
+            record = (await self.hold(caller, call, fingerprint=fingerprint)).to_json()
+        elif known["labels"].get("fingerprint") != fingerprint:
+            raise errors.Conflict(f"call {own_id!r} exists already with another function or other arguments")
+        else:
+            record = known
+        await request.respond_json(202 if known is None else 200, {**_receipt_of(record), "id": own_id})
+
+    # -- running ------------------------------------------------------------------------------------------------------
+    async def _run(self, held: _Held, call: Call) -> None:
+        scaling = call.target.spec.scaling
+        gate = self._gates.setdefault(call.target.key, asyncio.Semaphore(scaling.max_instances * scaling.max_inputs))
+        try:
+            async with gate:
+                self._note(held, replace(held.record, state="RUNNING", sequence=held.record.sequence + 1))
+                exchange = await self._begin(call)
+                status, body = await _collect(exchange, self._settings.max_body_bytes)
+        except errors.PilotlightError as e:
+            self._finish(held, call, _failed(held.record, e))
+            return
+        except UpstreamGone as e:
+            self._finish(
+                held, call, _failed(held.record, errors.WorkerCrashed(f"the instance died under this call: {e}", reason="crashed"))
+            )
+            return
+        self._metrics.answered(exchange, status)
+        self._finish(held, call, _answered(held.record, exchange, status, body))
+
+    async def _begin(self, call: Call) -> Exchange:
+        until = time.monotonic() + call.target.spec.clocks.queue_s
+        while True:
+            try:
+                return await self._dispatcher.begin(call)
+            except (errors.TooManyRequests, errors.Unavailable):
+                if time.monotonic() > until:
+                    raise
+                await asyncio.sleep(BUSY_RETRY_S)
+
+    def _finish(self, held: _Held, call: Call, record: CallRecord) -> None:
+        record = replace(record, sequence=held.record.sequence + 1, finished_at=time.time())
+        try:
+            self._books.journal.finish(record.id, record.to_json())
+        except errors.StorageFull as e:
+            log.error("result not journalled, kept in memory until shipped call=%s error=%s", record.id, e)
+        self._note(held, record)
+
+    def _note(self, held: _Held, record: CallRecord) -> None:
+        held.record = record
+        held.changed.set()
+        held.changed = asyncio.Event()
+        self._unsent[record.id] = record
+        self._news.set()
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+    async def answer(self, request: Request, caller: Caller, path: str) -> None:
+        """`GET /v1/calls/{id}`, `GET …/{id}/stream`, `POST …/{id}:cancel`. Raises NotFound."""
+        if request.verb == "POST" and path.endswith(":cancel"):
+            await self._cancel(request, caller, path.removesuffix(":cancel"))
+        elif request.verb == "GET" and path.endswith("/stream"):
+            await self._stream(request, caller, path.removesuffix("/stream"))
+        elif request.verb == "GET":
+            record = await self._find(request, caller, path) or await self._find(request, caller, own_call_id(caller.tenant, path))
+            if record is None:
+                raise _unknown(path)
+            await request.respond_json(200, record)
+        else:
+            raise errors.NotFound(f"{request.verb} is not served at /v1/calls/{path}: GET it, or POST …:cancel")
+
+    async def _find(self, request: Request, caller: Caller, call_id: str) -> dict[str, Any] | None:
+        held = self._held.get(call_id)
+        if held is not None and held.record.tenant == caller.tenant:
+            return held.record.to_json()
+        response = await self._control.get_json(f"/v1/calls/{call_id}", request.headers.get(b"authorization", b""))
+        if response.status_code == 404:
+            return None
+        if response.is_error:
+            raise errors.Unavailable(f"the control plane answered {response.status_code}", retry_after_s=2)
+        body: dict[str, Any] = response.json()
+        return body
+
+    def _mine(self, caller: Caller, call_id: str) -> _Held:
+        for candidate in (call_id, own_call_id(caller.tenant, call_id)):
+            held = self._held.get(candidate)
+            if held is not None and held.record.tenant == caller.tenant:
+                return held
+        raise _unknown(call_id)
+
+    async def _cancel(self, request: Request, caller: Caller, call_id: str) -> None:
+        held = self._mine(caller, call_id)
+        if held.record.state not in _FINAL and held.task is not None:
+            held.task.cancel()
+            await asyncio.wait([held.task])
+            if held.record.state not in _FINAL:
+                self._finish(held, None, replace(held.record, state="CANCELLED", status=499, outcome="cancelled"))  # type: ignore[arg-type]
+        await request.respond_json(200, _receipt(held.record))
+
+    async def _stream(self, request: Request, caller: Caller, call_id: str) -> None:
+        """Server-sent events: `state` at each change, `result` at the end."""
+        held = self._mine(caller, call_id)
+        headers: Headers = [
+            (b"content-type", b"text/event-stream"),
+            (b"cache-control", b"no-store"),
+            (b"x-request-id", request.id.encode()),
+        ]
+        await request.start(200, headers)
+        while held.record.state not in _FINAL:
+            changed = held.changed
+            await request.chunk(_event("state", {"id": held.record.id, "state": held.record.state}))
+            await changed.wait()
+        await request.chunk(_event("result", held.record.to_json()), more=False)
+
+    # -- recovery and shipping ----------------------------------------------------------------------------------------
+    def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """Run what the last process left unfinished, deliver its results, and begin to ship."""
+        for left in self._books.recovered.undelivered:
+            record = CallRecord.from_json(self._books.journal.payload(left.id))
+            self._note(self._held.setdefault(left.id, _Held(record)), record)
+        for left in self._books.recovered.unfinished:
+            self._resume(self._books.journal.payload(left.id), left.attempts)
+        return [group.create_task(self._ship(), name="call results shipping")]
+
+    def _resume(self, payload: dict[str, Any], attempts: int) -> None:
+        record = CallRecord.from_json(payload["record"])
+        held = self._held[record.id] = _Held(record)
+        address = FunctionAddress(tenant=TenantId(record.tenant), environment=record.environment, app=record.app, function=record.function)
+        try:
+            target = self._table.target(address)
+        except errors.PilotlightError as e:
+            self._finish(held, None, _failed(record, e))  # type: ignore[arg-type]
+            return
+        call = Call(
+            id=record.id, target=target, method=record.method, key_id=payload["key"], body=base64.b64decode(payload["body"]),
+            content_type=payload["content_type"].encode(), accept=payload["accept"].encode(),
+        )  # fmt: skip
+        call.attempt = attempts + 1
+        held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id} (resumed)")
+
+    async def _ship(self) -> None:
+        failures = 0
+        while True:
+            await self._news.wait()
+            await asyncio.sleep(SHIP_GATHER_S)
+            batch = list(self._unsent.values())[:SHIP_BATCH]
+            try:
+                response = await self._client.post(CALLS_PATH, json={"calls": [record.to_json() for record in batch]})
+                response.raise_for_status()
+            except httpx.HTTPError as e:
+                if failures == 0:
+                    log.warning("call states not shipped count=%d error=%r", len(batch), e)
+                await asyncio.sleep(SHIP_RETRY_S[min(failures, len(SHIP_RETRY_S) - 1)])
+                failures += 1
+                continue
+            failures = 0
+            self._shipped(batch)
+
+    def _shipped(self, batch: list[CallRecord]) -> None:
+        for record in batch:
+            if self._unsent.get(record.id) is record:
+                del self._unsent[record.id]
+                if record.state in _FINAL:
+                    self._held.pop(record.id, None)
+                    self._books.journal.forget(record.id)
+        if not self._unsent:
+            self._news.clear()
+
+    async def aclose(self) -> None:
+        """Stop: what runs is abandoned here and run again by the next start, because the journal still holds it."""
+        tasks = [held.task for held in self._held.values() if held.task is not None and not held.task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.aclose()
+
+
+def own_call_id(tenant: str, own_id: str) -> str:
+    """The platform's id of a call that its caller named: the same for the same tenant and name, and nobody else's."""
+    return "req-" + hashlib.sha256(f"{tenant}\0{own_id}".encode()).hexdigest()[:32]
+
+
+def function_of_put(request: Request) -> str:
+    """The `function` query parameter of a PUT. Raises InvalidInput."""
+    given = parse_qs(request.scope["query_string"].decode("latin-1")).get("function")
+    if not given:
+        raise errors.InvalidInput("name the function: PUT /v1/calls/{id}?function=app/function", parameter="function")
+    return given[0]
+
+
+async def _collect(exchange: Exchange, limit_bytes: int) -> tuple[int, bytes]:
+    """A worker's whole answer, also of a generator. Raises TooLarge, UpstreamGone."""
+    answer = exchange.answer
+    status, outcome, body = 502, "error", b""
+    try:
+        if answer.body is not None:
+            body = answer.body
+        else:
+            parts: list[bytes] = []
+            size = 0
+            async for chunk in answer.chunks():
+                size += len(chunk)
+                if size > limit_bytes:
+                    raise errors.TooLarge(
+                        f"the result is larger than {limit_bytes} bytes: store it and return where", limit_bytes=limit_bytes
+                    )
+                parts.append(chunk)
+            body = b"".join(parts)
+        status, outcome = answer.status, "ok" if answer.status < 400 else "error"
+        return status, body
+    except asyncio.CancelledError:
+        status, outcome = 499, "cancelled"
+        raise
+    finally:
+        exchange.close(status=status, outcome=outcome, bytes_out=len(body))
+
+
+def _payload(record: CallRecord, call: Call) -> dict[str, Any]:
+    return {
+        "record": record.to_json(),
+        "key": call.key_id,
+        "content_type": call.content_type.decode("latin-1"),
+        "accept": call.accept.decode("latin-1"),
+        "body": base64.b64encode(call.body).decode(),
+    }
+
+
+def _answered(record: CallRecord, exchange: Exchange, status: int, body: bytes) -> CallRecord:
+    call, answer = exchange.call, exchange.answer
+    return replace(
+        record,
+        state="SUCCEEDED" if status < 400 else "FAILED",
+        status=status,
+        content_type=answer.header(b"content-type").decode("latin-1"),
+        result=base64.b64encode(body).decode(),
+        outcome=answer.header(b"pilotlight-outcome").decode("latin-1"),
+        revision=call.target.revision,
+        start_kind=call.start_kind.value,
+        queued_ms=int(call.queued_ms),
+        start_ms=int(call.start_ms),
+        exec_ms=int(exchange.exec_ms),
+        cost=exchange.cost,
+    )
+
+
+def _failed(record: CallRecord, error: errors.PilotlightError) -> CallRecord:
+    body = problem(type=error.type, title=error.type, status=error.status, detail=str(error), instance=record.id, extra=dict(error.detail))
+    return replace(
+        record, state="FAILED", status=error.status, content_type=CONTENT_PROBLEM, result=base64.b64encode(json.dumps(body).encode()).decode(),
+        outcome="error",
+    )  # fmt: skip
+
+
+def _receipt(record: CallRecord) -> dict[str, Any]:
+    return _receipt_of(record.to_json())
+
+
+def _receipt_of(record: dict[str, Any]) -> dict[str, Any]:
+    return {"id": record["id"], "state": record["state"], "url": f"/v1/calls/{record['id']}"}
+
+
+def _event(name: str, body: dict[str, Any]) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(body)}\n\n".encode()
+
+
+def _unknown(call_id: str) -> errors.NotFound:
+    return errors.NotFound(f"no call {call_id!r}: it is not yours, or its result has expired")

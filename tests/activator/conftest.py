@@ -1,0 +1,159 @@
+"""An activator in the test's own event loop: real gateway, throttlers, journal and HTTP; the fleet and the ledger are fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+
+from activator.admission import ProcessQueue, StrangerLimit
+from activator.billing.books import Books
+from activator.calls import SubmittedCalls
+from activator.control import ControlPlane
+from activator.dispatch import Dispatcher
+from activator.edge import EdgeLimits
+from activator.gateway import Gateway
+from activator.metrics import Metrics
+from activator.passthrough import Passthrough
+from activator.routes import Target
+from activator.scaler import Scaler
+from activator.settings import ActivatorSettings
+from activator.throttler import Throttler
+from pilotlight.pricing import Rates
+from pilotlight.protocol import FeedChange, FunctionRoute, UsageRecord
+from tests.fakes.fake_fleet import FakeFleet
+from tests.fakes.fake_worker import Behaviour, echo
+from tests.fakes.routes import TENANT, change, empty_table
+
+KEY = "pl_test"
+
+
+class MemoryLedger:
+    """Keeps what it is given (`shipping.Ledger`)."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, UsageRecord] = {}
+
+    async def accept(self, records: Sequence[bytes]) -> None:
+        """See shipping.Ledger."""
+        import json
+
+        for record in records:
+            usage = UsageRecord.from_json(json.loads(record))
+            self.records.setdefault(usage.id, usage)
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+class Edge:
+    """Everything of one activator, over real loopback HTTP."""
+
+    def __init__(self, directory: Path, settings: ActivatorSettings, behaviour: Behaviour) -> None:
+        self.table = empty_table()
+        self.fleet = FakeFleet(directory, behaviour)
+        self.ledger = MemoryLedger()
+        self.books = Books(
+            directory=directory / "journal", activator="a-0", rates=Rates(version="test"), sync_s=0.01, free_idle_s=60.0, ledger=self.ledger
+        )
+        self.metrics = Metrics()
+        self.queue = ProcessQueue(settings.max_queued)
+        self.strangers = StrangerLimit(rate_per_s=settings.unauthenticated_per_s)
+        self.scaler = Scaler(table=self.table, fleet=self.fleet, make_throttler=self._throttler)
+        dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of)
+        nobody = directory / "controller.sock"
+        self.control = ControlPlane(nobody, table=self.table, strangers=self.strangers)
+        self.calls = SubmittedCalls(
+            books=self.books, dispatcher=dispatcher, table=self.table, control=self.control, settings=settings, metrics=self.metrics,
+            controller=nobody, token="t",
+        )  # fmt: skip
+        self.limits = EdgeLimits(
+            max_per_address=settings.max_connections_per_address,
+            max_head_bytes=settings.max_header_bytes,
+            head_timeout_s=settings.header_timeout_s,
+        )
+        self.gateway = Gateway(
+            settings=settings,
+            table=self.table,
+            strangers=self.strangers,
+            dispatcher=dispatcher,
+            calls=self.calls,
+            scaler=self.scaler,
+            passthrough=Passthrough(throttler_of=self.scaler.throttler_of, metrics=self.metrics),
+            control=self.control,
+            metrics=self.metrics,
+        )
+        self._seq = 0
+        self.url = ""
+        self.client = httpx.AsyncClient()
+        self.add_key(KEY)
+
+    def _throttler(self, target: Target) -> Throttler:
+        return Throttler(
+            target, fleet=self.fleet, queue=self.queue, secret_env=self.table.secret_env, observer=self.metrics, account=self.books.account
+        )
+
+    def add_key(self, key: str, *, scope: str = "deploy", tenant: str = TENANT, environment: str | None = None) -> None:
+        """A valid API key."""
+        self._seq += 1
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        record = {"id": f"k-{key}", "hash": digest, "tenant": tenant, "scope": scope, "environment": environment}
+        self.table.apply(FeedChange(seq=self._seq, kind="key", key=f"k-{key}", value=record))
+
+    def add(self, route: FunctionRoute) -> None:
+        """A deployed function."""
+        self._seq += 1
+        self.table.apply(change(self._seq, route))
+
+    async def call(self, path: str = "shop/hello:invoke", *, key: str = KEY, **more: object) -> httpx.Response:
+        """`POST /v1/functions/{path}`."""
+        headers = {"authorization": f"Bearer {key}", **more.pop("headers", {})}  # type: ignore[dict-item]
+        return await self.client.post(f"{self.url}/v1/functions/{path}", headers=headers, **more)  # type: ignore[arg-type]
+
+    async def settle(self) -> dict[str, UsageRecord]:
+        """The ledger's records once everything closed was shipped."""
+        await self.books._shipper.flush()
+        return self.ledger.records
+
+
+@pytest.fixture(name="settings")
+def _settings() -> ActivatorSettings:
+    return ActivatorSettings(max_body_bytes=1000, body_timeout_s=0.5, header_timeout_s=0.5, max_header_bytes=4000, unauthenticated_per_s=5.0)
+
+
+@pytest.fixture(name="behaviour")
+def _behaviour() -> Behaviour:
+    return echo
+
+
+@pytest.fixture(name="edge")
+async def _edge(short_tmp: Path, settings: ActivatorSettings, behaviour: Behaviour) -> AsyncIterator[Edge]:
+    edge = Edge(short_tmp, settings, behaviour)
+    listener = socket.create_server(("127.0.0.1", 0))
+    edge.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    config = uvicorn.Config(
+        edge.gateway, loop="none", http=edge.limits.protocol(), ws="websockets-sansio", lifespan="off", log_config=None, server_header=False,
+        proxy_headers=False, access_log=False, timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    await server.startup(sockets=[listener])
+    tasks = [asyncio.create_task(edge.books.run()), asyncio.create_task(edge.scaler.watch()), asyncio.create_task(edge.limits.sweep())]
+    yield edge
+    await edge.client.aclose()
+    await server.shutdown(sockets=[listener])
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await edge.calls.aclose()
+    await edge.scaler.aclose()
+    await edge.control.aclose()
+    await edge.fleet.aclose()
+    await edge.books.aclose()
