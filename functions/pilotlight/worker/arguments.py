@@ -18,6 +18,8 @@ from pilotlight.errors import InvalidInput
 
 Bound = tuple[tuple[Any, ...], dict[str, Any]]
 
+_SCAN = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # set in its constructor
+"""The scanner behind json.loads, without its search for white space and for other encodings than UTF-8 (RFC 8259 §8.1)."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -42,11 +44,7 @@ class Binder:
         """A JSON object is keyword arguments, an array positional ones, an empty body none. Raises InvalidInput naming the parameter."""
         if not body:
             return self._checked((), {})
-        try:
-            document = json.loads(body)
-        except ValueError as e:  # JSONDecodeError, or bytes that are not UTF-8
-            raise InvalidInput(f"the body is not JSON: {e}") from e
-        return self.from_document(document)
+        return self.from_document(_parsed(body))
 
     def from_document(self, document: Any) -> Bound:
         """As `from_json`, for a parsed document. Raises InvalidInput."""
@@ -104,6 +102,18 @@ class Binder:
             elif name in positions:
                 values[positions[name]] = _validated(adapter, name, values[positions[name]])
         return tuple(values), kwargs
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        text = body.decode()
+        try:
+            document, end = _SCAN(text, 0)
+        except StopIteration:
+            end = -1
+        return document if end == len(text) else json.loads(text)  # white space around it, or an error to be described
+    except ValueError as e:  # JSONDecodeError, or bytes that are not UTF-8
+        raise InvalidInput(f"the body is not JSON: {e}") from e
 
 
 def _model_adapters(function: Callable[..., Any], names: frozenset[str]) -> dict[str, Any]:

@@ -19,14 +19,14 @@ from pilotlight.errors import InvalidInput, NotFound, Unavailable
 from pilotlight.protocol import (
     CONTENT_JSON,
     CONTENT_PICKLE,
-    CONTENT_PROBLEM,
     CONTENT_SSE,
     HEADER_CALL,
     HEADER_DEADLINE,
-    HEADER_OUTCOME,
     WORKER_INVOKE,
 )
 from pilotlight.worker import faults, output, results
+from pilotlight.worker.answers import PROBLEM, answer, answer_problem, read_body, start
+from pilotlight.worker.deadlines import Deadlines
 from pilotlight.worker.target import Method, Style
 from pilotlight.worker.threads import CallThread, CallThreads, Outcome
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _CALL = HEADER_CALL.encode()
 _DEADLINE = HEADER_DEADLINE.encode()
-_OUTCOME = HEADER_OUTCOME.encode()
+_JSON = CONTENT_JSON.encode()
 _PICKLE = CONTENT_PICKLE.encode()
 _SSE = CONTENT_SSE.encode()
 _PREFIX = len(WORKER_INVOKE)
@@ -45,36 +45,26 @@ class Call:
     """One running call. Owned by the event loop.
 
     Attributes:
+        speaks_pickle: whether the caller is the SDK: it sent cloudpickle, and gets it back.
+        seconds: what the execution clock has left; 0 for no bound.
+        expires_at: event loop's time at which it does; set by Deadlines.
         stopped: None while it is wanted; else why not: `left` or `deadline`.
     """
 
-    __slots__ = ("_task", "accept", "content_type", "id", "seconds", "stopped", "thread")
+    __slots__ = ("_task", "accept", "expires_at", "id", "seconds", "speaks_pickle", "stopped", "thread")
 
-    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
-        self.id = ""
-        self.content_type = b""
-        self.accept = b""
-        self.seconds = 0.0
+    def __init__(self, headers: Mapping[bytes, bytes]) -> None:
+        self.id = headers.get(_CALL, b"").decode("latin-1")
+        self.speaks_pickle = headers.get(b"content-type", b"").startswith(_PICKLE)
+        self.accept = headers.get(b"accept", b"")
+        self.seconds = _seconds(headers[_DEADLINE]) if _DEADLINE in headers else 0.0
+        self.expires_at = 0.0
         self.stopped: str | None = None
         self.thread: CallThread | None = None
         self._task: asyncio.Task[Any] | None = None
-        for name, value in headers:
-            if name == b"content-type":
-                self.content_type = value
-            elif name == b"accept":
-                self.accept = value
-            elif name == _CALL:
-                self.id = value.decode("latin-1")
-            elif name == _DEADLINE:
-                self.seconds = _seconds(value)
 
     def __repr__(self) -> str:
         return f"<Call {self.id} {self.stopped or 'running'}>"
-
-    @property
-    def speaks_pickle(self) -> bool:
-        """Whether the caller is the SDK: it sent cloudpickle, and gets it back."""
-        return self.content_type.startswith(_PICKLE)
 
     def begin(self, task: asyncio.Task[Any] | None) -> None:
         """The task that a stop cancels; None when the call runs in a thread."""
@@ -105,6 +95,7 @@ class Calls:
         self._max_inputs = max_inputs
         self._running = 0
         self._threads = CallThreads()
+        self._deadlines = Deadlines()
 
     def __repr__(self) -> str:
         return f"<Calls running={self._running}/{self._max_inputs}>"
@@ -119,9 +110,11 @@ class Calls:
         body = await read_body(receive)
         if body is None:
             return
-        method = self._methods.get(scope["path"][_PREFIX:])
+        method = self._methods.get(scope["path"][_PREFIX:]) if scope["method"] == "POST" else None
         if method is None:
-            await answer_problem(send, NotFound(f"there is no method {scope['path'][_PREFIX:]!r} here"), outcome=b"invalid")
+            await answer_problem(
+                send, NotFound(f"there is no method {scope['path'][_PREFIX:]!r} here, to be called by POST"), outcome=b"invalid"
+            )
         elif self._running >= self._max_inputs:
             full = Unavailable(f"all {self._max_inputs} slots of this instance are taken", retry_after_s=0)
             await answer_problem(send, full, outcome=b"busy")
@@ -129,19 +122,19 @@ class Calls:
             await self._run(method, scope, body, send)
 
     async def _run(self, method: Method, scope: HTTPScope, body: bytes, send: ASGISendCallable) -> None:
-        call = Call(scope["headers"])  # type: ignore[arg-type]  # uvicorn's list
+        call = Call(dict(scope["headers"]))
         output.CALL.set(call.id)
         connection: Any = scope["extensions"]["connection"]  # put there by server.Connection
         connection.on_leave(call.leave)
-        timer = asyncio.get_running_loop().call_later(call.seconds, call.expire) if call.seconds > 0 else None
+        if call.seconds > 0:
+            self._deadlines.watch(call, seconds=call.seconds)
         self._running += 1
         try:
             await self._perform(method, call, body, send)
         finally:
             self._running -= 1
             connection.on_leave(None)
-            if timer is not None:
-                timer.cancel()
+            self._deadlines.forget(call)
             output.end_call(call.id)
 
     async def _perform(self, method: Method, call: Call, body: bytes, send: ASGISendCallable) -> None:
@@ -230,43 +223,11 @@ class Calls:
             self._threads.give_back(thread)
 
 
-async def read_body(receive: ASGIReceiveCallable) -> bytes | None:
-    """The request's body, None when the caller left before its end."""
-    message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body"):
-        return message["body"]
-    parts = []
-    while message["type"] == "http.request":
-        parts.append(message["body"])
-        if not message.get("more_body"):
-            return b"".join(parts)
-        message = await receive()
-    return None
-
-
-async def answer_problem(send: ASGISendCallable, error: Any, *, outcome: bytes) -> None:
-    """Answer one of our own errors."""
-    body = json.dumps(results.problem_of(error)).encode()
-    await answer(send, error.status, CONTENT_PROBLEM.encode(), outcome, body)
-
-
-async def answer(send: ASGISendCallable, status: int, content_type: bytes, outcome: bytes, body: bytes) -> None:
-    """One whole answer."""
-    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), (_OUTCOME, outcome)]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-async def start(send: ASGISendCallable, status: int, content_type: bytes, outcome: bytes) -> None:
-    """The head of an answer whose body follows in pieces."""
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", content_type), (_OUTCOME, outcome)]})
-
-
 async def _answer_value(call: Call, value: Any, send: ASGISendCallable) -> None:
     if call.speaks_pickle:
         await answer(send, 200, _PICKLE, b"ok", results.as_pickle(value))
     else:
-        await answer(send, 200, CONTENT_JSON.encode(), b"ok", results.as_json(value))
+        await answer(send, 200, _JSON, b"ok", results.as_json(value))
 
 
 async def _answer_raised(call: Call, error: BaseException, send: ASGISendCallable) -> None:
@@ -284,7 +245,7 @@ async def _answer_raised(call: Call, error: BaseException, send: ASGISendCallabl
     if call.speaks_pickle:
         await answer(send, 500, _PICKLE, b"raised", faults.as_pickle(error))
     else:
-        await answer(send, 500, CONTENT_PROBLEM.encode(), b"raised", json.dumps(faults.as_problem(error)).encode())
+        await answer(send, 500, PROBLEM, b"raised", json.dumps(faults.as_problem(error)).encode())
 
 
 def _framer(call: Call) -> results.Framer:

@@ -23,6 +23,8 @@ CALL: ContextVar[str] = ContextVar("pilotlight_call", default="")
 
 PIPE_BUF = 4096
 """Bytes that Linux writes to a pipe without mixing them with other writers' (pipe(7))."""
+_PENDING: dict[tuple[int, str], str] = {}
+"""(descriptor, call) → its unfinished line. One for all streams, so that the end of a call costs one look."""
 MAX_PENDING = 8192
 """Characters of an unfinished line that are held back."""
 
@@ -33,11 +35,10 @@ class LineWriter(io.TextIOBase):
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor = descriptor
-        self._pending: dict[str, str] = {}
         self._bytes = _ByteSide(self)
 
     def __repr__(self) -> str:
-        return f"<LineWriter fd={self._descriptor} pending={len(self._pending)}>"
+        return f"<LineWriter fd={self._descriptor}>"
 
     encoding = "utf-8"
     errors = "backslashreplace"
@@ -58,7 +59,7 @@ class LineWriter(io.TextIOBase):
     def write(self, text: str) -> int:
         """Write whole lines, keep the rest; returns the number of characters taken."""
         call = CALL.get()
-        held = self._pending.pop(call, "")
+        held = _PENDING.pop((self._descriptor, call), "") if _PENDING else ""
         *lines, rest = (held + text).split("\n")
         if lines:
             self._emit(call, lines)
@@ -67,18 +68,13 @@ class LineWriter(io.TextIOBase):
         if len(rest) > MAX_PENDING:
             self._emit(call, [rest])
         elif rest:
-            self._pending[call] = rest
+            _PENDING[self._descriptor, call] = rest
         return len(text)
 
     def end_call(self, call: str) -> None:
         """Write what the call left unfinished."""
-        if rest := self._pending.pop(call, ""):
+        if rest := _PENDING.pop((self._descriptor, call), ""):
             self._emit(call, [rest])
-
-    def finish(self) -> None:
-        """Write everything unfinished: before a fork and at the end of the process."""
-        for call in list(self._pending):
-            self.end_call(call)
 
     def _emit(self, call: str, lines: Iterable[str]) -> None:
         mark = f"\x1e{call}\x1f".encode() if call else b""
@@ -123,15 +119,15 @@ def install() -> None:
 
 def end_call(call: str) -> None:
     """Write the unfinished lines of a call on both streams."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, LineWriter) and stream._pending:
-            stream.end_call(call)
+    if _PENDING:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, LineWriter):
+                stream.end_call(call)
 
 
 def finish() -> None:
-    """Write all unfinished lines on both streams."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, LineWriter):
-            stream.finish()
-        else:
-            stream.flush()
+    """Write all unfinished lines: before a fork and at the end of the process."""
+    for _, call in list(_PENDING):
+        end_call(call)
+    sys.stdout.flush()  # they may be the user's own by now
+    sys.stderr.flush()

@@ -35,10 +35,12 @@ class OutOfTime(DeadlineExceeded):
 def as_json(value: Any) -> bytes:
     """The value as JSON text. Raises Unserialisable."""
     try:
-        return _ENCODER.encode(value).encode()
+        return "".join(_encode(value, 0)).encode()
     except UnicodeEncodeError as e:
         raise Unserialisable(f"the result holds text with lone surrogates, which UTF-8 cannot carry: {e.reason}") from e
-    except (TypeError, ValueError, RecursionError) as e:  # odd keys; NaN, cycles; depth
+    except RecursionError as e:
+        raise Unserialisable("the result cannot be written as JSON: it contains itself, or is nested too deeply") from e
+    except (TypeError, ValueError) as e:  # odd keys; NaN
         raise Unserialisable(f"the result cannot be written as JSON: {e}") from e
 
 
@@ -168,4 +170,15 @@ _CONVERSIONS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     ("isoformat", lambda v: v.isoformat()),  # datetime, pandas timestamps
 )
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_default)
+_encode: Callable[[Any, int], Any] = json.encoder.c_make_encoder(  # type: ignore[attr-defined]  # the encoder behind json.dumps
+    None,  # no table of containers: a cycle ends as RecursionError
+    _default,
+    json.encoder.encode_basestring,  # not ASCII only
+    None,
+    ":",
+    ",",
+    False,  # keys in their own order
+    False,  # a key that is no text, number or None is an error
+    False,  # so is NaN
+)
+"""Made once: json.dumps makes one per call."""

@@ -25,8 +25,9 @@ from pilotlight.errors import NotFound
 from pilotlight.protocol import CONTENT_JSON, WORKER_ASGI, WORKER_HEALTH, WORKER_INVOKE
 from pilotlight.spec import FunctionSpec
 from pilotlight.worker import faults, hooks, results
+from pilotlight.worker.answers import answer, answer_problem
 from pilotlight.worker.asgi import WebApplication
-from pilotlight.worker.calls import Calls, answer, answer_problem
+from pilotlight.worker.calls import Calls
 from pilotlight.worker.target import Target
 from pilotlight.worker.wake import INSTANCE_VARIABLE
 
