@@ -16,7 +16,7 @@ RevisionName = NewType("RevisionName", str)
 KeyId = NewType("KeyId", str)
 """`k-` and 12 hex digits: names an API key without revealing it."""
 CallId = NewType("CallId", str)
-"""`req-` and 26 characters, sortable by time; the X-Request-Id of a call unless the caller chose one."""
+"""`req-` and 32 hex digits, sortable by time; the X-Request-Id of a call unless the caller chose one."""
 
 DEFAULT_ENVIRONMENT = "main"
 MAX_NAME_LENGTH = 63
