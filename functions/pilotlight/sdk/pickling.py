@@ -47,7 +47,7 @@ def dump_arguments(what: str, parameters: Sequence[str], args: tuple[Any, ...], 
     except _PICKLING_ERRORS as e:
         name, value = _culprit(parameters, args, kwargs)
         raise InvalidInput(
-            f"{what}: argument {name} of type {type(value).__name__} cannot be serialised: {e}. "
+            f"{what}: argument {name!r} of type {type(value).__name__} cannot be serialised: {e}. "
             "Send plain data instead, and open files, connections and locks inside the function.",
             parameter=name,
         ) from e
@@ -59,5 +59,5 @@ def _culprit(parameters: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[s
         try:
             dumps(value)
         except InvalidInput:
-            return repr(name), value
-    return "list", (args, kwargs)
+            return name, value
+    return "arguments", (args, kwargs)

@@ -1,0 +1,572 @@
+"""A whole platform in one process: a real HTTP server on loopback that speaks the public API and runs deployed functions in its threads.
+
+It keeps what the SDK and the command line send (blobs, images, apps, secrets, keys, calls), checks digests and keys as the real one
+does, and answers with the same problem documents. Functions run by the spec's module and name in this process, or from their pickle.
+`refuse(...)` lets the next requests fail. It has no instances, no billing and no clocks of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import io
+import json
+import pickle
+import re
+import tarfile
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from pilotlight.errors import Conflict, InvalidInput, NotFound, PilotlightError, Unauthenticated
+from pilotlight.profile import Profile
+from pilotlight.protocol import (
+    CONTENT_JSON,
+    CONTENT_NDJSON,
+    CONTENT_PICKLE,
+    CONTENT_PICKLE_STREAM,
+    CONTENT_PROBLEM,
+    HEADER_ENVIRONMENT,
+    HEADER_OUTCOME,
+    HEADER_REQUEST_ID,
+    HEADER_REVISION,
+    HEADER_SERVER_TIMING,
+    HEADER_START,
+    CallRecord,
+    new_call_id,
+    problem,
+)
+from pilotlight.sdk.pickling import dumps
+from pilotlight.spec import FunctionSpec, ImageSpec, from_json, to_json
+
+API_KEY = "pl-fake-admin-key"
+
+
+@dataclass(kw_only=True)
+class Answer:
+    """What a route answers; `stream` instead of `body` is sent in chunks as it is produced."""
+
+    status: int = 200
+    content_type: str = CONTENT_JSON
+    body: bytes = b""
+    stream: Iterator[bytes] | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Asked:
+    """One request, parsed."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def environment(self) -> str:
+        return self.headers.get(HEADER_ENVIRONMENT, "main")
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(kw_only=True)
+class DeployedApp:
+    """An app as it is now, and its changes, newest first."""
+
+    functions: dict[str, FunctionSpec]
+    history: list[dict[str, Any]]
+    stopped: bool = False
+
+
+Route = Callable[..., Answer]
+
+
+class FakePlatform:
+    """The server, and everything that was sent to it. A context manager; `lock` guards what handler threads change."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = {}
+        self.images: dict[str, ImageSpec] = {}
+        self.apps: dict[tuple[str, str], DeployedApp] = {}
+        self.secrets: dict[tuple[str, str], dict[str, str]] = {}
+        self.keys: dict[str, dict[str, Any]] = {}
+        self.environments = {"main"}
+        self.calls: dict[str, CallRecord] = {}
+        self.log_lines: list[dict[str, Any]] = []
+        self.instances: list[dict[str, Any]] = []
+        self.asked: list[str] = []
+        self.lock = threading.Lock()
+        self._refusals: deque[Answer | None] = deque()
+        self._cancelled: set[str] = set()
+        self._callers: list[threading.Thread] = []
+        self._server = _Server(("127.0.0.1", 0), _handler_for(self))
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, name="fake platform")
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self._server.server_address[:2]
+        return f"http://{host!s}:{port}"
+
+    def profile(self, *, api_key: str = API_KEY, environment: str = "main") -> Profile:
+        """A profile that reaches it."""
+        return Profile(url=self.url, api_key=api_key, environment=environment)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        for caller in self._callers:
+            caller.join()
+        self._server.server_close()
+
+    def refuse(self, error: PilotlightError | None, *, times: int = 1) -> None:
+        """Answer the next `times` requests with this error; None drops their connections instead."""
+        self._refusals.extend([_problem(error) if error is not None else None] * times)
+
+    def function(self, app: str, function: str, environment: str = "main") -> FunctionSpec:
+        """The deployed spec."""
+        return self.apps[environment, app].functions[function]
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+    def answer(self, asked: Asked) -> Answer | None:
+        """The answer to one request; None drops the connection."""
+        with self.lock:
+            self.asked.append(f"{asked.method} {asked.path}")
+            if self._refusals:
+                return self._refusals.popleft()
+        try:
+            self._authenticate(asked)
+            for method, pattern, route in _ROUTES:
+                if asked.method == method and (match := re.fullmatch(pattern, asked.path)):
+                    return route(self, asked, *(unquote(part) for part in match.groups()))
+            raise NotFound(f"nothing is served at {asked.method} {asked.path}")
+        except PilotlightError as e:
+            return _problem(e)
+
+    def _authenticate(self, asked: Asked) -> None:
+        secret = asked.headers.get("authorization", "").removeprefix("Bearer ")
+        if secret != API_KEY and secret not in {k["secret"] for k in self.keys.values() if k["revoked_at"] is None}:
+            raise Unauthenticated("no valid API key was given")
+
+    # -- blobs and images ----------------------------------------------------------------------------------------------
+    def has_blob(self, asked: Asked, digest: str) -> Answer:
+        return Answer(status=200 if digest in self.blobs else 404)
+
+    def put_blob(self, asked: Asked, digest: str) -> Answer:
+        if hashlib.sha256(asked.body).hexdigest() != digest:
+            raise InvalidInput(f"the body is not {digest}")
+        created = digest not in self.blobs
+        self.blobs[digest] = asked.body
+        return _json({"digest": digest, "size_bytes": len(asked.body), "created": created}, 201 if created else 200)
+
+    def build_image(self, asked: Asked) -> Answer:
+        spec = from_json(ImageSpec, asked.json())
+        lines = [{"step": i, "text": str(step["op"])} for i, step in enumerate(spec.steps)]
+        if any("no-such-package" in step.get("packages", []) for step in spec.steps):
+            failed = problem(type="invalid-input", title="Build failed", status=400, detail="pip install no-such-package failed")
+            return _ndjson([*lines, {"error": failed}])
+        self.images[spec.digest()] = spec
+        return _ndjson([*lines, {"image": spec.digest()}])
+
+    # -- apps ----------------------------------------------------------------------------------------------------------
+    def deploy(self, asked: Asked, name: str) -> Answer:
+        body = asked.json()
+        specs = [from_json(FunctionSpec, f) for f in body["functions"]]
+        for spec in specs:
+            self._check(asked.environment, spec)
+        before = self.apps.get((asked.environment, name)) or DeployedApp(functions={}, history=[])
+        version = len(before.history) + 1
+        made = [
+            {"function": s.name, "revision": f"v{version}-{s.digest()[:6]}", "created": before.functions.get(s.name) != s} for s in specs
+        ]
+        entry = {"version": version, "action": "deploy", "message": body["message"], "labels": body["labels"], "functions": made}
+        entry |= {"created_at": 1_700_000_000.0 + version, "created_by": "k-fake"}
+        self.apps[asked.environment, name] = DeployedApp(functions={s.name: s for s in specs}, history=[entry, *before.history])
+        return _json({"app": name, "environment": asked.environment, "version": version, "functions": made})
+
+    def _check(self, environment: str, spec: FunctionSpec) -> None:
+        for digest in (spec.bundle, *(w.manifest for w in spec.weights)):
+            if digest not in self.blobs:
+                raise InvalidInput(f"function {spec.name!r}: {digest} was not uploaded")
+        if spec.image is not None and spec.image not in self.images:
+            raise InvalidInput(f"function {spec.name!r}: image {spec.image} was not built")
+        for secret in spec.secrets:
+            if (environment, secret) not in self.secrets:
+                raise InvalidInput(f"function {spec.name!r}: there is no secret {secret!r}")
+
+    def list_apps(self, asked: Asked) -> Answer:
+        return _json({"apps": [self._summary(e, name) for e, name in sorted(self.apps) if e == asked.environment]})
+
+    def _summary(self, environment: str, name: str) -> dict[str, Any]:
+        app = self.apps[environment, name]
+        times = {"created_at": app.history[-1]["created_at"], "updated_at": app.history[0]["created_at"]}
+        return {"name": name, "version": len(app.history), "stopped": app.stopped, "functions": len(app.functions), **times}
+
+    def show_app(self, asked: Asked, name: str) -> Answer:
+        app = self._app(asked, name)
+        functions = [
+            {"id": f"f-{s.digest()[:16]}", "name": s.name, "created_at": 0.0, "traffic": [], "spec": to_json(s)}
+            for s in app.functions.values()
+        ]
+        return _json({**self._summary(asked.environment, name), "environment": asked.environment, "functions": functions})
+
+    def history(self, asked: Asked, name: str) -> Answer:
+        return _json({"history": self._app(asked, name).history})
+
+    def stop_app(self, asked: Asked, name: str) -> Answer:
+        app = self._app(asked, name)
+        app.stopped = True
+        return _json({"app": name, "version": len(app.history)})
+
+    def delete_app(self, asked: Asked, name: str) -> Answer:
+        self._app(asked, name)
+        del self.apps[asked.environment, name]
+        return Answer(status=204)
+
+    def _app(self, asked: Asked, name: str) -> DeployedApp:
+        if (asked.environment, name) not in self.apps:
+            raise NotFound(f"there is no app {name!r} in environment {asked.environment!r}")
+        return self.apps[asked.environment, name]
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+    def invoke(self, asked: Asked, app: str, dotted: str) -> Answer:
+        call, spec = self._callable(asked, app, dotted)
+        call_id = asked.headers.get(HEADER_REQUEST_ID) or new_call_id()
+        answer = _run(call, asked)
+        timing = {HEADER_START: "WARM", HEADER_SERVER_TIMING: "queue;dur=0, start;dur=0, exec;dur=1", "pilotlight-cost": "0.000001"}
+        answer.headers |= {HEADER_REQUEST_ID: call_id, HEADER_REVISION: f"v1-{spec.digest()[:6]}", **timing}
+        return answer
+
+    def _callable(self, asked: Asked, app: str, dotted: str) -> tuple[Callable[..., Any], FunctionSpec]:
+        function, _, method = dotted.partition(".")
+        spec = self._app(asked, app).functions.get(function)
+        if spec is None or spec.method(method) is None:
+            raise NotFound(f"there is no function {app}/{dotted}")
+        raw = self._raw(spec)
+        return (getattr(_entered(raw), method) if method else raw), spec
+
+    def _raw(self, spec: FunctionSpec) -> Any:
+        if spec.pickled is None:
+            found = import_module(spec.module)
+            for part in spec.qualname.split("."):
+                found = getattr(found, part)
+        else:
+            with tarfile.open(fileobj=io.BytesIO(self.blobs[spec.bundle])) as tar:
+                member = tar.extractfile(spec.pickled)
+                assert member is not None
+                found = pickle.loads(member.read())
+        return found.__pilotlight__.raw if hasattr(found, "__pilotlight__") else found
+
+    def submit(self, asked: Asked, app: str, dotted: str) -> Answer:
+        call, spec = self._callable(asked, app, dotted)
+        call_id = new_call_id()
+        function, _, method = dotted.partition(".")
+        self.calls[call_id] = CallRecord(
+            id=call_id,
+            tenant="t-fake",
+            environment=asked.environment,
+            app=app,
+            function=function,
+            method=method,
+            state="RUNNING",
+            sequence=1,
+            submitted_at=0.0,
+            revision=f"v1-{spec.digest()[:6]}",
+        )
+
+        def finish() -> None:
+            answer = _run(call, asked)
+            with self.lock:
+                if call_id not in self._cancelled:
+                    self.calls[call_id] = _finished(self.calls[call_id], answer)
+
+        caller = threading.Thread(target=finish, name=f"fake call {call_id}")
+        self._callers.append(caller)
+        caller.start()
+        return _json({"id": call_id, "state": "QUEUED"}, 202)
+
+    def show_call(self, asked: Asked, call_id: str) -> Answer:
+        if call_id not in self.calls:
+            raise NotFound(f"there is no call {call_id}")
+        if "wait_s" in asked.query and self._callers:
+            self._callers[-1].join(min(0.2, float(asked.query["wait_s"])))
+        return _json(self.calls[call_id].to_json())
+
+    def cancel_call(self, asked: Asked, call_id: str) -> Answer:
+        with self.lock:
+            self._cancelled.add(call_id)
+            record = {**self.calls[call_id].to_json(), "state": "CANCELLED", "sequence": 2, "outcome": "cancelled"}
+            self.calls[call_id] = CallRecord.from_json(record)
+        return _json({"id": call_id, "state": "CANCELLED"})
+
+    def warmup(self, asked: Asked, app: str, dotted: str) -> Answer:
+        self._callable(asked, app, dotted)
+        return _json({"state": "ready"})
+
+    # -- the rest ------------------------------------------------------------------------------------------------------
+    def logs(self, asked: Asked) -> Answer:
+        wanted = {key: asked.query[key] for key in ("instance", "call") if key in asked.query}
+        lines = [line for line in self.log_lines if all(line.get(k) == v for k, v in wanted.items())]
+        return _ndjson(lines[-int(asked.query["tail"]) :] if "tail" in asked.query else lines)
+
+    def list_instances(self, asked: Asked) -> Answer:
+        return _json({"instances": self.instances})
+
+    def stop_instance(self, asked: Asked, instance: str) -> Answer:
+        if instance not in {i["id"] for i in self.instances}:
+            raise NotFound(f"there is no instance {instance}")
+        self.instances = [i for i in self.instances if i["id"] != instance]
+        return Answer(status=204)
+
+    def exec_instance(self, asked: Asked, instance: str) -> Answer:
+        return _ndjson([{"stream": "stdout", "text": " ".join(asked.json()["argv"]) + "\n"}, {"exit_status": 0}])
+
+    def list_secrets(self, asked: Asked) -> Answer:
+        return _json({"secrets": [self._secret(name) for e, name in sorted(self.secrets) if e == asked.environment]})
+
+    def put_secret(self, asked: Asked, name: str) -> Answer:
+        self.secrets[asked.environment, name] = dict(asked.json()["values"])
+        return _json(self._secret(name, asked.environment))
+
+    def _secret(self, name: str, environment: str = "main") -> dict[str, Any]:
+        return {"name": name, "variables": sorted(self.secrets[environment, name]), "created_at": 0.0, "updated_at": 0.0}
+
+    def delete_secret(self, asked: Asked, name: str) -> Answer:
+        if self.secrets.pop((asked.environment, name), None) is None:
+            raise NotFound(f"there is no secret {name!r}")
+        return Answer(status=204)
+
+    def list_keys(self, asked: Asked) -> Answer:
+        return _json({"keys": [{k: v for k, v in key.items() if k != "secret"} for key in self.keys.values()]})
+
+    def create_key(self, asked: Asked) -> Answer:
+        body, number = asked.json(), len(self.keys) + 1
+        key = {"id": f"k-{number:012x}", "secret": f"pl-fake-{number}", "scope": body["scope"], "name": body["name"]}
+        key |= {"environment": body.get("environment"), "created_by": "k-fake", "created_at": 0.0, "revoked_at": None}
+        key["expires_at"] = body.get("expires_in_s")
+        self.keys[key["id"]] = key
+        return _json(key, 201)
+
+    def revoke_key(self, asked: Asked, key: str) -> Answer:
+        if key not in self.keys:
+            raise NotFound(f"there is no API key {key}")
+        self.keys[key]["revoked_at"] = 1.0
+        return Answer(status=204)
+
+    def list_environments(self, asked: Asked) -> Answer:
+        return _json({"environments": [{"name": name, "created_at": 0.0} for name in sorted(self.environments)]})
+
+    def create_environment(self, asked: Asked) -> Answer:
+        name = asked.json()["name"]
+        if name in self.environments:
+            raise Conflict(f"environment {name!r} is there already")
+        self.environments.add(name)
+        return _json({"name": name, "created_at": 0.0}, 201)
+
+    def delete_environment(self, asked: Asked, name: str) -> Answer:
+        if name not in self.environments:
+            raise NotFound(f"there is no environment {name!r}")
+        self.environments.remove(name)
+        return Answer(status=204)
+
+    def billing(self, asked: Asked) -> Answer:
+        whole = {"by": asked.query.get("by", "function"), "since": None, "until": None, "environment": asked.environment}
+        return _json({**whole, "rows": [], "totals": {}})
+
+
+_ROUTES: list[tuple[str, str, Route]] = [
+    ("HEAD", r"/v1/blobs/([0-9a-f]{64})", FakePlatform.has_blob),
+    ("PUT", r"/v1/blobs/([0-9a-f]{64})", FakePlatform.put_blob),
+    ("POST", r"/v1/images", FakePlatform.build_image),
+    ("POST", r"/v1/apps/([^/:]+)/deploy", FakePlatform.deploy),
+    ("GET", r"/v1/apps", FakePlatform.list_apps),
+    ("GET", r"/v1/apps/([^/:]+)", FakePlatform.show_app),
+    ("GET", r"/v1/apps/([^/:]+)/history", FakePlatform.history),
+    ("POST", r"/v1/apps/([^/:]+):stop", FakePlatform.stop_app),
+    ("DELETE", r"/v1/apps/([^/:]+)", FakePlatform.delete_app),
+    ("POST", r"/v1/functions/([^/]+)/([^/:]+):invoke", FakePlatform.invoke),
+    ("POST", r"/v1/functions/([^/]+)/([^/:]+):submit", FakePlatform.submit),
+    ("POST", r"/v1/functions/([^/]+)/([^/:]+):warmup", FakePlatform.warmup),
+    ("GET", r"/v1/calls/([^/:]+)", FakePlatform.show_call),
+    ("POST", r"/v1/calls/([^/:]+):cancel", FakePlatform.cancel_call),
+    ("GET", r"/v1/logs", FakePlatform.logs),
+    ("GET", r"/v1/instances", FakePlatform.list_instances),
+    ("POST", r"/v1/instances/([^/:]+):stop", FakePlatform.stop_instance),
+    ("POST", r"/v1/instances/([^/:]+):exec", FakePlatform.exec_instance),
+    ("GET", r"/v1/secrets", FakePlatform.list_secrets),
+    ("PUT", r"/v1/secrets/([^/:]+)", FakePlatform.put_secret),
+    ("DELETE", r"/v1/secrets/([^/:]+)", FakePlatform.delete_secret),
+    ("GET", r"/v1/keys", FakePlatform.list_keys),
+    ("POST", r"/v1/keys", FakePlatform.create_key),
+    ("DELETE", r"/v1/keys/([^/:]+)", FakePlatform.revoke_key),
+    ("GET", r"/v1/environments", FakePlatform.list_environments),
+    ("POST", r"/v1/environments", FakePlatform.create_environment),
+    ("DELETE", r"/v1/environments/([^/:]+)", FakePlatform.delete_environment),
+    ("GET", r"/v1/billing/report", FakePlatform.billing),
+]
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False
+    block_on_close = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._open: set[Any] = set()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        for request in list(self._open):
+            with contextlib.suppress(OSError):
+                request.shutdown(2)  # SHUT_RDWR: a handler that waits for a client's next request wakes up
+        super().server_close()
+
+
+def _handler_for(platform: FakePlatform) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Quiet: tests look at `asked`."""
+
+        def serve(self) -> None:
+            url = urlsplit(self.path)
+            query = {key: values[-1] for key, values in parse_qs(url.query).items()}
+            headers = {key.lower(): value for key, value in self.headers.items()}
+            asked = Asked(method=self.command, path=url.path, query=query, headers=headers, body=self._body())
+            answer = platform.answer(asked)
+            if answer is None:
+                self.close_connection = True
+                self.connection.shutdown(2)
+                return
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._send(answer)
+
+        do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = serve  # noqa: N815 - the names that http.server calls
+
+        def _body(self) -> bytes:
+            if self.headers.get("transfer-encoding") != "chunked":
+                return self.rfile.read(int(self.headers.get("content-length") or 0))
+            pieces = []
+            while size := int(self.rfile.readline(), 16):
+                pieces.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(pieces)
+
+        def _send(self, answer: Answer) -> None:
+            self.send_response(answer.status)
+            for key, value in {"content-type": answer.content_type, **answer.headers}.items():
+                self.send_header(key, value)
+            if answer.stream is None:
+                self.send_header("content-length", str(len(answer.body)))
+                self.end_headers()
+                self.wfile.write(b"" if self.command == "HEAD" else answer.body)
+                return
+            self.send_header("transfer-encoding", "chunked")
+            self.end_headers()
+            for piece in answer.stream:
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                self.wfile.flush()
+            self.wfile.write(b"0\r\n\r\n")
+
+    return Handler
+
+
+def _run(call: Callable[..., Any], asked: Asked) -> Answer:
+    """Run user code as a worker would, in the form that the caller asked for."""
+    is_pickle = asked.headers.get("content-type") == CONTENT_PICKLE
+    if is_pickle:
+        args, kwargs = pickle.loads(asked.body)
+    else:
+        given = json.loads(asked.body or b"[]")
+        args, kwargs = ((), given) if isinstance(given, dict) else (tuple(given), {})
+    try:
+        value = call(*args, **kwargs)
+    except Exception as e:  # noqa: BLE001 - user code may raise anything: it becomes the answer
+        return _raised(e, is_pickle)
+    if hasattr(value, "__next__"):
+        items = _pickled_items(value) if is_pickle else (json.dumps(item).encode() + b"\n" for item in value)
+        return Answer(content_type=CONTENT_PICKLE_STREAM if is_pickle else CONTENT_NDJSON, stream=items, headers={HEADER_OUTCOME: "ok"})
+    if is_pickle:
+        return Answer(content_type=CONTENT_PICKLE, body=dumps(value), headers={HEADER_OUTCOME: "ok"})
+    return Answer(body=json.dumps(value).encode(), headers={HEADER_OUTCOME: "ok"})
+
+
+def _raised(error: Exception, is_pickle: bool) -> Answer:
+    headers = {HEADER_OUTCOME: "raised"}
+    if is_pickle:
+        error.add_note("Remote traceback:\n" + "".join(traceback.format_exception(error)))
+        return Answer(status=500, content_type=CONTENT_PICKLE, body=dumps(error), headers=headers)
+    named = {"error": {"type": type(error).__name__, "message": str(error)}}
+    body = problem(type="function-raised", title="Function raised", status=500, detail=f"{type(error).__name__}: {error}", extra=named)
+    return Answer(status=500, content_type=CONTENT_PROBLEM, body=json.dumps(body).encode(), headers=headers)
+
+
+def _pickled_items(items: Iterator[Any]) -> Iterator[bytes]:
+    try:
+        for item in items:
+            data = dumps(item)
+            yield len(data).to_bytes(4, "big") + data
+    except Exception as e:  # noqa: BLE001 - user code may raise anything: it ends the stream
+        data = dumps(e)
+        yield b"\xff\xff\xff\xff" + len(data).to_bytes(4, "big") + data
+
+
+def _entered(kind: type) -> Any:
+    """An instance after its hooks, made once per class."""
+    if kind not in _instances:
+        instance = kind()
+        for name in dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base)):
+            if "enter" in getattr(getattr(kind, name), "_pilotlight_marks", {}):
+                getattr(instance, name)()
+        _instances[kind] = instance
+    return _instances[kind]
+
+
+_instances: dict[type, Any] = {}
+
+
+def _finished(record: CallRecord, answer: Answer) -> CallRecord:
+    body = b"".join(answer.stream) if answer.stream is not None else answer.body
+    outcome = answer.headers[HEADER_OUTCOME]
+    done = {"state": "SUCCEEDED" if outcome == "ok" else "FAILED", "sequence": 2, "finished_at": 1.0, "outcome": outcome}
+    result = {"status": answer.status, "content_type": answer.content_type, "result": base64.b64encode(body).decode()}
+    return CallRecord.from_json({**record.to_json(), **done, **result})
+
+
+def _json(value: Any, status: int = 200) -> Answer:
+    return Answer(status=status, body=json.dumps(value).encode())
+
+
+def _ndjson(lines: list[dict[str, Any]]) -> Answer:
+    return Answer(content_type=CONTENT_NDJSON, stream=(json.dumps(line).encode() + b"\n" for line in lines))
+
+
+def _problem(error: PilotlightError) -> Answer:
+    body = problem(type=error.type, title=type(error).__name__, status=error.status, detail=str(error), extra=dict(error.detail))
+    headers = {} if error.retry_after_s is None else {"retry-after": f"{error.retry_after_s:g}"}
+    return Answer(status=error.status, content_type=CONTENT_PROBLEM, body=json.dumps(body).encode(), headers=headers)
