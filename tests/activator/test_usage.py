@@ -1,0 +1,50 @@
+"""Costs and records: the fast way says exactly what the plain way says."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from activator.billing.usage import UsageTemplate
+from pilotlight.pricing import Footprint, Rates, price
+from pilotlight.protocol import UsageRecord
+from tests.activator.billing_world import FOOTPRINT, RATES, subject, template
+
+
+@given(
+    billed_ns=st.integers(0, 10**15),
+    core=st.decimals(0, 10, places=9),
+    request=st.decimals(0, 1, places=13),
+    cpu=st.sampled_from([0.05, 0.25, 1.0, 3.0, 64.0]),
+    memory_bytes=st.sampled_from([32 * 1024**2, 1000**3, 1024**3, 3 * 1024**3 + 1]),
+)
+def test_the_cost_is_the_price_to_the_last_digit(billed_ns: int, core: Decimal, request: Decimal, cpu: float, memory_bytes: int) -> None:
+    rates = Rates(version="v", cpu_core_s=core, memory_gib_s=Decimal("0.00000222"), request=request)
+    made = UsageTemplate(subject(), footprint=Footprint(cpu=cpu, memory_bytes=memory_bytes), rates=rates)
+    assert Decimal(made.cost(billed_ns)) == price(billed_ns, Decimal(made.fixed["rate_per_s"]), request)
+
+
+def test_half_a_picounit_goes_to_the_even_neighbour() -> None:
+    rates = Rates(version="v", cpu_core_s=Decimal("0.0005"), memory_gib_s=Decimal(0))
+    made = UsageTemplate(subject(), footprint=Footprint(cpu=1.0, memory_bytes=1024**3), rates=rates)
+    assert [made.cost(n) for n in (1, 3)] == ["0.000000000000", "0.000000000002"]
+
+
+def test_a_record_is_json_whatever_the_caller_calls_it() -> None:
+    record = template().record(
+        id='"\\\n/1', call='"\\\n\u2028', attempt=1, start_kind="COLD", started_ns=1_700_000_000_123_456_789, queued_ms=1, start_ms=2,
+        exec_ms=3, billed_ns=4, cost="0.5", status=200, outcome="ok", tokens_in=5, tokens_out=6, bytes_in=7, bytes_out=8,
+    )  # fmt: skip
+    assert b"\n" not in record
+    parsed = UsageRecord.from_json(json.loads(record))
+    assert (parsed.call, parsed.started_at, parsed.cpu, parsed.gpu) == ('"\\\n\u2028', 1_700_000_000.123457, 2.0, None)
+
+
+def test_an_accelerator_without_a_price_is_an_error_at_once() -> None:
+    with pytest.raises(KeyError):
+        UsageTemplate(subject(), footprint=Footprint(cpu=1, memory_bytes=1, gpu="H100", gpu_count=1), rates=RATES)
+    assert UsageTemplate(subject(), footprint=FOOTPRINT, rates=RATES, kind="IDLE").fixed["rate_per_s"] == "0.00200", "half of 0.004"
