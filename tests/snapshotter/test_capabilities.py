@@ -54,7 +54,11 @@ async def test_memory_group_that_cannot_be_made_is_reported(tmp_path: Path) -> N
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces and uids need root")
 async def test_root_has_slots_and_uids(tmp_path: Path) -> None:
-    body = await probe(home=tmp_path, environ=dict(os.environ), cgroups=Cgroups.find(tmp_path))
+    cgroups = Cgroups.find(tmp_path)
+    try:
+        body = await probe(home=tmp_path, environ=dict(os.environ), cgroups=cgroups)
+    finally:
+        cgroups.remove_empty()
     for name in ("root", "namespaces", "uid separation", "seccomp", "fork server"):
         assert feature(body, name) == {"name": name, "on": True, "why": ""}
     assert body["node"]["memory_bytes"] > 0

@@ -1,0 +1,130 @@
+"""A manifest names exactly the bytes that were there, the same way everywhere, and a foreign one is not believed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weight_cache.errors import ManifestInvalid
+from weight_cache.manifest import CHUNK_BYTES, build_manifest, parse
+from weight_cache.types import Chunk
+
+
+def test_same_directory_gives_the_same_manifest(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name / "sub").mkdir(parents=True)
+    for order, name in ((["b", "sub/a", "sub.x"], "one"), (["sub.x", "sub/a", "b"], "two")):
+        for path in order:
+            (tmp_path / name / path).write_text(path)
+    one, two = build_manifest(tmp_path / "one"), build_manifest(tmp_path / "two", workers=1)
+    assert [f.path for f in one.files] == ["b", "sub.x", "sub/a"]
+    assert one == two
+    assert one.digest == hashlib.sha256(one.to_bytes()).hexdigest()
+    assert parse(one.to_bytes()) == one
+
+
+def test_large_file_is_cut_into_chunks(tmp_path: Path) -> None:
+    content = os.urandom(CHUNK_BYTES) + b"tail"
+    (tmp_path / "model.bin").write_bytes(content)
+    (tmp_path / "empty").touch()
+    seen: list[tuple[int, int]] = []
+    manifest = build_manifest(tmp_path, progress=lambda done, total: seen.append((done, total)))
+    empty, model = manifest.files
+    assert list(empty.chunks()) == []
+    assert list(model.chunks()) == [
+        Chunk(offset_bytes=0, length_bytes=CHUNK_BYTES, sha256=hashlib.sha256(content[:CHUNK_BYTES]).hexdigest()),
+        Chunk(offset_bytes=CHUNK_BYTES, length_bytes=4, sha256=hashlib.sha256(b"tail").hexdigest()),
+    ]
+    assert model.sha256 == hashlib.sha256(content).hexdigest()
+    assert seen == [(CHUNK_BYTES, CHUNK_BYTES + 4), (CHUNK_BYTES + 4, CHUNK_BYTES + 4)]
+    assert manifest.size_bytes == CHUNK_BYTES + 4
+
+
+def test_link_inside_is_followed_and_outside_refused(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "real").write_text("x")
+    (model / "same").symlink_to("real")
+    assert len(build_manifest(model).blobs()) == 1
+    (tmp_path / "secret").write_text("x")
+    (model / "out").symlink_to("../secret")
+    with pytest.raises(ManifestInvalid, match="links out of"):
+        build_manifest(model)
+    (model / "out").unlink()
+    (model / "loop").symlink_to(".")
+    with pytest.raises(ManifestInvalid, match="not a file"):
+        build_manifest(model)
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty" / "sub").mkdir(parents=True)
+    with pytest.raises(ManifestInvalid, match="no files"):
+        build_manifest(tmp_path / "empty")
+    with pytest.raises(ManifestInvalid, match="not a directory"):
+        build_manifest(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "empty" / "pipe")
+    with pytest.raises(ManifestInvalid, match="neither a file"):
+        build_manifest(tmp_path / "empty")
+
+
+def one_file(**changes: Any) -> bytes:
+    file = {"path": "a", "size_bytes": 1, "sha256": "0" * 64, "chunks": ["1" * 64], **changes}
+    return canonical({"version": 1, "chunk_bytes": CHUNK_BYTES, "files": [file]})
+
+
+def canonical(body: Any) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def test_well_formed_manifest_is_read() -> None:
+    assert parse(one_file()).files[0].path == "a"
+
+
+@pytest.mark.parametrize(
+    "raw, said",
+    [
+        (b"{", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (canonical({"version": 2, "chunk_bytes": CHUNK_BYTES, "files": []}), "expected version 1"),
+        (canonical({"version": 1, "chunk_bytes": 1, "files": []}), "expected version 1"),
+        (canonical({"version": 1, "chunk_bytes": CHUNK_BYTES, "files": []}), "0 files"),
+        (one_file(path="/etc/passwd"), "plain relative path"),
+        (one_file(path="a/../../b"), "plain relative path"),
+        (one_file(path="a//b"), "plain relative path"),
+        (one_file(path="a\0b"), "plain relative path"),
+        (one_file(path="x" * 256), "plain relative path"),
+        (one_file(size_bytes=-1), "whole number"),
+        (one_file(size_bytes=True), "whole number"),
+        (one_file(size_bytes=CHUNK_BYTES + 1), "have 2 chunks, not 1"),
+        (one_file(sha256="../../x"), "64 hex digits"),
+        (one_file(chunks=["z" * 64]), "64 hex digits"),
+        (one_file() + b"\n", "not canonical"),
+        (one_file(extra=1), "expected path"),
+    ],
+)
+def test_broken_manifest_is_refused(raw: bytes, said: str) -> None:
+    with pytest.raises(ManifestInvalid, match=said):
+        parse(raw)
+
+
+@pytest.mark.parametrize("paths, said", [(["b", "a"], "sorted"), (["a", "a"], "sorted"), (["a", "a/b"], "a file and a directory")])
+def test_paths_that_collide_are_refused(paths: list[str], said: str) -> None:
+    files = [{"path": p, "size_bytes": 0, "sha256": "0" * 64, "chunks": []} for p in paths]
+    with pytest.raises(ManifestInvalid, match=said):
+        parse(canonical({"version": 1, "chunk_bytes": CHUNK_BYTES, "files": files}))
+
+
+@given(
+    st.binary(max_size=200)
+    | st.recursive(st.none() | st.integers() | st.text(), lambda s: st.lists(s) | st.dictionaries(st.text(), s)).map(canonical)
+)
+def test_anything_else_is_refused_and_nothing_worse(raw: bytes) -> None:
+    with pytest.raises(ManifestInvalid):
+        parse(raw)

@@ -1,0 +1,221 @@
+"""The store's directory: what lies where, and how each thing appears and disappears so that a kill at any moment does no harm.
+
+    lock                 held (flock) by the owner, and naming it
+    files/<sha256>       whole files, verified, 0444; renamed in after fsync
+    models/<manifest>/   hard links to files under the model's own paths, 0555; renamed in when complete
+    manifests/<sha256>   the manifests of the models that are here
+    leases/<id>          one JSON document per lease
+    quarantine/<sha256>  corrupt files, for whoever wants to know what happened to the disk; the newest two
+    tmp/                 everything on its way in or out; emptied at start-up
+
+Blocking; called in threads, except for the renames.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from weight_cache.errors import ManifestInvalid, StoreOwned
+from weight_cache.manifest import Manifest, parse
+from weight_cache.types import Lease
+
+_QUARANTINE_KEPT = 2
+_SEALED_AT_S = 1_000_000_000
+"""Modification time of every sealed file: whoever writes to one afterwards moves it, and is noticed without reading it again."""
+
+
+class StoreDirectory:
+    """The directory, locked for this process until `close`. Raises StoreOwned naming the owner when another one has it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in ("", "files", "models", "manifests", "leases", "quarantine", "tmp"):
+            (root / name).mkdir(parents=True, exist_ok=True)
+        root.chmod(0o700)
+        self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            owner = os.pread(self._lock, 200, 0).decode(errors="replace").strip() or "a process that has not said its name yet"
+            os.close(self._lock)
+            raise StoreOwned(f"{root} belongs to {owner}: one weight cache per directory. Stop that one, or set another home") from e
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"process {os.getpid()}".encode(), 0)
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        os.close(self._lock)
+
+    def empty_tmp(self) -> None:
+        """Remove what a dead owner left half done."""
+        for entry in (self.root / "tmp").iterdir():
+            self.remove(entry)
+
+    def temp(self) -> Path:
+        """A new path below tmp/."""
+        return self.root / "tmp" / secrets.token_hex(8)
+
+    def file(self, digest: str) -> Path:
+        """Where a file lies."""
+        return self.root / "files" / digest
+
+    def model(self, manifest: str) -> Path:
+        """Where a model's directory lies."""
+        return self.root / "models" / manifest
+
+    def publish_file(self, temp: Path, digest: str) -> None:
+        """Give a verified, durable file its name."""
+        os.utime(temp, (_SEALED_AT_S, _SEALED_AT_S))
+        temp.rename(self.file(digest))
+        _sync_directory(self.root / "files")
+
+    def publish_model(self, name: str, raw: bytes, manifest: Manifest) -> None:
+        """Build the model's directory from files that are here, and give it its name; the manifest goes first."""
+        building = self.temp()
+        try:
+            self._link(building, manifest)
+            note = self.temp()
+            note.write_bytes(raw)
+            note.rename(self.root / "manifests" / name)
+            building.rename(self.model(name))
+        except OSError:
+            self.remove(building)
+            raise
+        self.settle(name)
+        _sync_directory(self.root / "models")
+
+    def settle(self, name: str) -> None:
+        """Close a model's own directory for writing: only now, because without root a closed one could not be moved in."""
+        self.model(name).chmod(0o555)
+
+    def _link(self, building: Path, manifest: Manifest) -> None:
+        building.mkdir()
+        for file in manifest.files:
+            path = building / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.link(self.file(file.sha256), path)
+        for folder, _, _ in os.walk(building, topdown=False):
+            _sync_directory(Path(folder))
+            os.chmod(folder, 0o755 if folder == str(building) else 0o555)
+
+    def bury_model(self, name: str) -> Path | None:
+        """Take a model's name away (one rename); the returned remains are `remove`d later. None when it was not here."""
+        grave = self.temp()
+        try:
+            self.model(name).chmod(0o755)
+            self.model(name).rename(grave)
+        except FileNotFoundError:
+            return None
+        return grave
+
+    def bury_file(self, digest: str) -> Path | None:
+        """Take a file's name away."""
+        grave = self.temp()
+        try:
+            self.file(digest).rename(grave)
+        except FileNotFoundError:
+            return None
+        return grave
+
+    def quarantine(self, digest: str) -> None:
+        """Set a corrupt file aside, the newest two."""
+        with contextlib.suppress(FileNotFoundError):
+            self.file(digest).rename(self.root / "quarantine" / digest)
+            os.utime(self.root / "quarantine" / digest)
+        kept = sorted((self.root / "quarantine").iterdir(), key=lambda p: p.stat().st_mtime_ns, reverse=True)
+        for old in kept[_QUARANTINE_KEPT:]:
+            old.unlink()
+
+    def remove(self, grave: Path) -> None:
+        """Remove remains, read-only directories included."""
+        if not grave.is_dir():
+            return grave.unlink(missing_ok=True)
+        for folder, _, _ in os.walk(grave):
+            os.chmod(folder, 0o700)
+        return shutil.rmtree(grave)
+
+    def forget_manifests(self, keep: set[str]) -> None:
+        """Remove manifests of models that are gone."""
+        for note in (self.root / "manifests").iterdir():
+            if note.name not in keep:
+                note.unlink()
+
+    def is_sealed(self, path: Path, size_bytes: int) -> bool:
+        """Whether a file looks as it was published: size, modification time, mode. Cheap; it does not read the bytes."""
+        try:
+            status = path.lstat()
+        except OSError:
+            return False
+        return (status.st_size, status.st_mtime_ns, status.st_mode & 0o222) == (size_bytes, _SEALED_AT_S * 10**9, 0)
+
+    def reseal(self, path: Path) -> None:
+        """A file was read again and is what it should be: say so."""
+        path.chmod(0o444)
+        os.utime(path, (_SEALED_AT_S, _SEALED_AT_S))
+
+    def manifest(self, name: str) -> Manifest | None:
+        """The manifest of a model, None when it is not here or not readable."""
+        try:
+            return parse((self.root / "manifests" / name).read_bytes())
+        except (OSError, ManifestInvalid):
+            return None
+
+    def models(self) -> Iterator[tuple[str, float]]:
+        """Every model directory and its last use."""
+        for entry in sorted((self.root / "models").iterdir()):
+            yield entry.name, entry.stat().st_mtime
+
+    def files(self) -> Iterator[tuple[str, int]]:
+        """Every file and its size."""
+        for entry in sorted((self.root / "files").iterdir()):
+            yield entry.name, entry.stat().st_size
+
+    def touch(self, name: str, *, now: float) -> None:
+        """Write down a model's last use, for the eviction order after a restart."""
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(self.model(name), (now, now))
+
+    def write_lease(self, lease: Lease) -> None:
+        """Keep a lease for our own restart. Not flushed: a power cut ends its holder too."""
+        note = self.temp()
+        note.write_text(json.dumps({**lease.to_json(), "boot": _boot_id()}))
+        note.rename(self.root / "leases" / lease.id)
+
+    def remove_lease(self, lease_id: str) -> None:
+        """Forget a lease."""
+        (self.root / "leases" / lease_id).unlink(missing_ok=True)
+
+    def leases(self) -> Iterator[Lease]:
+        """Leases of this boot; those of an earlier one, whose holders are gone, and broken ones are removed."""
+        for note in sorted((self.root / "leases").iterdir()):
+            try:
+                body = json.loads(note.read_text())
+                boot = body.pop("boot")
+                lease = Lease.from_json(body)
+            except (OSError, ValueError, KeyError, TypeError):
+                note.unlink(missing_ok=True)
+                continue
+            if boot == _boot_id():
+                yield lease
+            else:
+                note.unlink(missing_ok=True)
+
+
+def _boot_id() -> str:
+    """Changes with every boot (random(4))."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,90 @@
+"""Every metric of this process, read from the store when somebody asks, and the sockets on which they are asked for.
+
+pilotlight_weights_budget_bytes               what the store may use
+pilotlight_weights_used_bytes                 what it uses, what is arriving included
+pilotlight_weights_models                     models that are here
+pilotlight_weights_leases                     leases held
+pilotlight_weights_arriving                   models on their way in
+pilotlight_weights_leases_granted_total       by result: hit (was here), miss (had to be fetched)
+pilotlight_weights_fetched_bytes_total        taken from the origin
+pilotlight_weights_evicted_models_total       made to go for others
+pilotlight_weights_evicted_bytes_total
+pilotlight_weights_quarantined_files_total    found corrupt: look at the disk
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from weight_cache.types import StoreStatistics
+
+_HEAD_TIMEOUT_S = 5.0
+_MAX_HEAD_BYTES = 16 * 1024
+
+
+class StoreCollector(Collector):
+    """Turns the store's statistics into metrics; holds no state of its own."""
+
+    def __init__(self, statistics: Callable[[], StoreStatistics]) -> None:
+        self._statistics = statistics
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics, once per scrape."""
+        now = self._statistics()
+        prefix = "pilotlight_weights"
+        yield GaugeMetricFamily(f"{prefix}_budget_bytes", "Disk that the store may use.", now.max_bytes)
+        yield GaugeMetricFamily(f"{prefix}_used_bytes", "Disk that it uses, what is arriving included.", now.used_bytes)
+        yield GaugeMetricFamily(f"{prefix}_models", "Models that are here.", now.models)
+        yield GaugeMetricFamily(f"{prefix}_leases", "Leases held.", now.leases)
+        yield GaugeMetricFamily(f"{prefix}_arriving", "Models on their way in.", now.arriving)
+        granted = CounterMetricFamily(f"{prefix}_leases_granted", "Leases by whether their model was here.", labels=["result"])
+        granted.add_metric(["hit"], now.hits)
+        granted.add_metric(["miss"], now.misses)
+        yield granted
+        yield CounterMetricFamily(f"{prefix}_fetched_bytes", "Bytes taken from the origin.", now.fetched_bytes)
+        yield CounterMetricFamily(f"{prefix}_evicted_models", "Models made to go for others.", now.evicted_models)
+        yield CounterMetricFamily(f"{prefix}_evicted_bytes", "Bytes of evicted files.", now.evicted_bytes)
+        yield CounterMetricFamily(f"{prefix}_quarantined_files", "Files found corrupt.", now.quarantined_files)
+
+
+async def serve_metrics(registry: CollectorRegistry, *, socket_path: Path, listen: str | None) -> list[asyncio.Server]:
+    """Answer `GET /metrics` on the Unix socket, and on `listen` (host:port) unless None. Raises OSError (address in use)."""
+
+    async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_HEAD_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(_answer(head, registry))
+                await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # whoever asked did not finish, or left: the next scrape comes anyway
+        finally:
+            writer.close()
+
+    with contextlib.suppress(FileNotFoundError):
+        socket_path.unlink()
+    servers = [await asyncio.start_unix_server(on_connection, socket_path, limit=_MAX_HEAD_BYTES)]
+    socket_path.chmod(0o600)
+    if listen is not None:
+        host, _, port = listen.rpartition(":")
+        servers.append(await asyncio.start_server(on_connection, host, int(port), limit=_MAX_HEAD_BYTES))
+    return servers
+
+
+def _answer(head: bytes, registry: CollectorRegistry) -> bytes:
+    method, _, rest = head.partition(b" ")
+    target = rest.partition(b" ")[0].partition(b"?")[0]
+    if method not in (b"GET", b"HEAD") or target not in (b"/", b"/metrics"):
+        return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    body = generate_latest(registry)
+    lines = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE_LATEST}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    return lines.encode() + (body if method == b"GET" else b"")
