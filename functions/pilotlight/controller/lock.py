@@ -53,6 +53,7 @@ class ControllerLock:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._session is not None:
+            self._session.invalidate()  # back in the pool it would go on holding the lock
             self._session.close()
             self._session = None
         if self._descriptor >= 0:

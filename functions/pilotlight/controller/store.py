@@ -29,6 +29,8 @@ BUSY_TIMEOUT_MS = 10_000
 """How long a write waits for another process (`pilotlight state backup`, a bootstrap); the longest holds it some seconds."""
 MIGRATION_LOCK = 0x70696C6F
 """Key of PostgreSQL's advisory lock around migrations: "pilo"."""
+WRITE_LOCK = 0x70696C77
+"""Key of PostgreSQL's advisory lock around every write: "pilw"."""
 _WRITING = {"pilotlight_writing": True}
 
 
@@ -72,6 +74,8 @@ class Store:
         with self._writing, _disk_errors():
             connection = self.engine.connect().execution_options(**_WRITING)
             with connection, connection.begin():
+                if connection.dialect.name == "postgresql":  # what BEGIN IMMEDIATE is on SQLite: one writer, whatever its process
+                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(WRITE_LOCK)))
                 write = Write(sql=connection, now=self._clock())
                 yield write
         if write.fed:

@@ -1,0 +1,358 @@
+"""The control plane's store: the same promises on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy.exc import DBAPIError
+
+from pilotlight.controller import audit, bootstrap, calls, feed, figures, keys, launch, ledger, lock, registry, tables, tenants
+from pilotlight.controller.registry import Place
+from pilotlight.controller.store import Store
+from pilotlight.errors import Conflict, InvalidInput, NotFound
+from pilotlight.protocol import CallRecord, FunctionRoute
+from pilotlight.spec import FunctionSpec, from_json
+from pilotlight.types import Scope
+from snapshotter.types import LaunchSpec
+from tests.functions.controller.parts import ManualClock, spec, usage
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'controller.db'}"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+def store(url: str, clock: ManualClock) -> Iterator[Store]:
+    opened = Store(url, clock=clock)
+    opened.migrate()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def place(store: Store) -> Place:
+    with store.write() as write:
+        tenant = tenants.create(write, name="default", uid_base=20_000, actor="platform")
+    return Place(tenant=tenant.id, uid=tenant.uid, environment="main", app="search", actor="k-1")
+
+
+def deploy(store: Store, place: Place, *specs: dict[str, object]) -> registry.Deployment:
+    with store.write() as write:
+        return registry.deploy(write, place, specs=[from_json(FunctionSpec, s) for s in specs])
+
+
+def page(store: Store, after: int = 0, limit: int = 1000) -> feed.Page:
+    with store.read() as sql:
+        return feed.read(sql, after=after, limit=limit)
+
+
+def changes(found: feed.Page) -> list[dict[str, object]]:
+    return [json.loads(text) for text in found.changes]
+
+
+def test_migrating_again_changes_nothing_and_the_layout_is_what_tables_says(store: Store) -> None:
+    store.migrate()
+    with store.read() as sql:
+        context = MigrationContext.configure(sql, opts={"compare_type": True})
+        assert compare_metadata(context, tables.metadata) == []
+
+
+def test_two_starters_may_migrate_at_once(url: str, clock: ManualClock) -> None:
+    stores = [Store(url, clock=clock) for _ in range(2)]
+    threads = [threading.Thread(target=store.migrate) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for store in stores:
+        assert page(store).seq == 1
+        store.close()
+
+
+def test_of_two_bootstraps_one_makes_the_key(store: Store, url: str, clock: ManualClock) -> None:
+    other = Store(url, clock=clock)
+    made: list[str | None] = []
+    threads = [threading.Thread(target=lambda s=s: made.append(bootstrap.ensure_admin(s, uid_base=None))) for s in (store, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    other.close()
+    assert sorted(m is None for m in made) == [False, True]
+
+
+def test_a_failed_write_leaves_nothing_behind(store: Store) -> None:
+    def fail_on_the_way() -> None:
+        with store.write() as write:
+            tenants.create(write, name="acme", uid_base=None, actor="platform")
+            raise RuntimeError("on the way")
+
+    with pytest.raises(RuntimeError, match="on the way"):
+        fail_on_the_way()
+    assert page(store).changes == ()
+    with store.read() as sql:
+        assert tenants.count(sql) == 0
+
+
+def test_an_equal_spec_is_the_same_revision_and_makes_no_noise(store: Store, place: Place) -> None:
+    first = deploy(store, place, spec())
+    seq = page(store).seq
+    second = deploy(store, place, spec())
+    assert [(d.revision[:3], d.created) for d in first.functions] == [("v1-", True)]
+    assert [(d.revision, d.created) for d in second.functions] == [(first.functions[0].revision, False)]
+    assert (first.version, second.version) == (1, 2)
+    assert page(store, after=seq).changes == ()
+
+
+def test_revisions_are_numbered_and_going_back_is_not_a_new_one(store: Store, place: Place) -> None:
+    names = [deploy(store, place, spec(env={"N": n})).functions[0] for n in ("1", "2", "1")]
+    assert [n.revision[:3] for n in names] == ["v1-", "v2-", "v1-"]
+    assert [n.created for n in names] == [True, True, False]
+
+
+def test_a_route_carries_all_that_the_data_plane_needs(store: Store, place: Place) -> None:
+    done = deploy(store, place, spec(weights=[{"name": "minilm", "manifest": "cd" * 32}], snapshot=False))
+    change = next(c for c in changes(page(store)) if c["kind"] == "function")
+    assert change["key"] == f"{place.tenant}/main/search/hello"
+    route = FunctionRoute.from_json(change["value"])  # type: ignore[arg-type]
+    revision = done.functions[0].revision
+    launch = LaunchSpec.from_json(route.revisions[revision]["launch"])
+    assert route.traffic == ((revision, 100),)
+    assert launch.revision == f"{route.id}@{revision}"
+    assert (launch.trust_domain, launch.uid, launch.forkable) == (place.tenant, 20_000, False)
+    assert launch.weights[0].name == "minilm"
+    assert launch.labels["function"] == "hello"
+    assert from_json(FunctionSpec, launch.entry).name == "hello"
+
+
+def test_functions_that_a_deploy_leaves_out_are_removed_and_their_numbers_go_on(store: Store, place: Place) -> None:
+    deploy(store, place, spec("one"), spec("two"))
+    seq = page(store).seq
+    deploy(store, place, spec("one"))
+    assert [(c["key"], c["value"]) for c in changes(page(store, after=seq))] == [(f"{place.tenant}/main/search/two", None)]
+    back = deploy(store, place, spec("one"), spec("two", env={"A": "b"}))
+    assert back.functions[1].revision.startswith("v2-")
+
+
+def test_stop_marks_every_route_and_deploy_starts_again(store: Store, place: Place) -> None:
+    deploy(store, place, spec())
+    with store.write() as write:
+        registry.stop(write, place)
+    stopped = [c["value"]["stopped"] for c in changes(page(store)) if c["kind"] == "function"]  # type: ignore[index]
+    deploy(store, place, spec())
+    again = [c["value"]["stopped"] for c in changes(page(store)) if c["kind"] == "function"]  # type: ignore[index]
+    assert (stopped, again) == ([True], [False])
+
+
+def test_a_deleted_app_is_gone_but_its_history_stays(store: Store, place: Place) -> None:
+    deploy(store, place, spec())
+    with store.write() as write:
+        registry.delete(write, place)
+    where = {"tenant": place.tenant, "environment": "main"}
+    with store.read() as sql:
+        assert registry.apps(sql, **where) == []
+        with pytest.raises(NotFound, match="no app 'search'"):
+            registry.app(sql, **where, name="search")
+        assert [h["action"] for h in registry.history(sql, **where, name="search", limit=9)] == ["delete", "deploy"]
+
+
+def test_the_feed_keeps_only_the_newest_change_of_a_thing(store: Store, place: Place) -> None:
+    for n in range(5):
+        deploy(store, place, spec(env={"N": str(n)}))
+    assert len([c for c in changes(page(store)) if c["kind"] == "function"]) == 1
+
+
+def test_pages_add_up_to_everything_in_order(store: Store, place: Place) -> None:
+    deploy(store, place, *(spec(f"f{n}") for n in range(25)))
+    found = page(store, limit=10)
+    assert (found.reset, found.more) == (True, True)
+    seen = changes(found)
+    while found.more:
+        found = page(store, after=found.seq, limit=10)
+        assert not found.reset
+        seen += changes(found)
+    assert [c["seq"] for c in seen] == sorted(c["seq"] for c in seen)  # type: ignore[type-var]
+    assert len({c["key"] for c in seen}) == 25 + 1
+    assert page(store, after=found.seq).changes == ()
+
+
+def test_a_position_from_another_life_starts_over(store: Store, place: Place) -> None:
+    assert page(store, after=10**6).reset
+    assert not page(store, after=page(store).seq).reset
+
+
+def test_a_purge_resets_who_may_have_missed_a_removal_and_nobody_else(store: Store, place: Place, clock: ManualClock) -> None:
+    deploy(store, place, spec("one"), spec("two"))
+    stale = page(store).seq
+    deploy(store, place, spec("one"))
+    fresh = page(store).seq
+    clock.now += feed.TOMBSTONE_TTL_S + 1
+    with store.write() as write:
+        assert feed.purge(write, before=clock.now - feed.TOMBSTONE_TTL_S) == 1
+    assert page(store, after=stale).reset
+    assert not page(store, after=fresh).reset
+    paging = page(store, limit=1)
+    assert not page(store, after=paging.seq, limit=1).reset, "a follower that pages through a fresh start must not begin again"
+
+
+def test_a_revoked_key_leaves_the_feed_at_once(store: Store, place: Place) -> None:
+    with store.write() as write:
+        made = keys.create(write, tenant=place.tenant, scope=Scope.INVOKE, actor="k-1")
+    seq = page(store).seq
+    with store.write() as write:
+        keys.revoke(write, tenant=place.tenant, key_id=made.record.id, actor="k-1")
+    assert [(c["kind"], c["key"], c["value"]) for c in changes(page(store, after=seq))] == [("key", made.record.id, None)]
+
+
+def test_usage_is_counted_once_however_often_it_is_sent(store: Store) -> None:
+    for _ in range(3):
+        with store.write() as write:
+            ledger.add(write, [usage("req-1/1"), usage("req-2/1")])
+    with store.read() as sql:
+        (line,) = ledger.report(sql, tenant="t-1", by="function", since=None, until=None, environment=None)
+    assert line.records == 2
+    assert line.cost == 2 * Decimal("0.000000045960")
+
+
+def test_the_first_content_of_a_record_stands_and_another_is_reported(store: Store) -> None:
+    with store.write() as write:
+        assert ledger.add(write, [usage(cost="0.5")]) == (1, [])
+        assert ledger.add(write, [usage(cost="0.7")]) == (0, ["req-1/1"])
+    with store.read() as sql:
+        assert [u.cost for u in ledger.attempts(sql, tenant="t-1", call="req-1")] == ["0.5"]
+
+
+def test_sums_are_exact_beyond_64_bits_of_picounits(store: Store) -> None:
+    large = "4000000.000000000001"  # four of them are above 2**63 picounits
+    with store.write() as write:
+        ledger.add(write, [usage(f"req-{n}/1", cost=large) for n in range(4)])
+    with store.read() as sql:
+        (line,) = ledger.report(sql, tenant="t-1", by="app", since=None, until=None, environment=None)
+    assert line.cost == Decimal("16000000.000000000004")
+
+
+@pytest.mark.parametrize("cost", ["1e-13", "-1", "NaN", "Infinity", "plenty", "5000000"])
+def test_a_cost_that_cannot_be_kept_exactly_is_refused(store: Store, cost: str) -> None:
+    with pytest.raises(InvalidInput, match="cost"), store.write() as write:
+        ledger.add(write, [usage(cost=cost)])
+
+
+def test_a_bill_is_cut_by_time_and_environment_and_grouped(store: Store) -> None:
+    day = 86_400.0
+    with store.write() as write:
+        ledger.add(write, [usage(f"req-{n}/1", started_at=20_000 * day + n * day, cost="1", key=f"k-{n % 2}") for n in range(4)])
+        ledger.add(write, [usage("req-9/1", environment="staging", cost="7"), usage("req-8/1", tenant="t-2", cost="9")])
+    with store.read() as sql:
+        days = ledger.report(sql, tenant="t-1", by="day", since=20_001 * day, until=20_003 * day, environment="main")
+        by_key = ledger.report(sql, tenant="t-1", by="key", since=None, until=None, environment="main")
+        whole = ledger.report(sql, tenant="t-1", by="environment", since=None, until=None, environment=None)
+    assert [(line.group["day"], line.cost) for line in days] == [("2024-10-05", Decimal(1)), ("2024-10-06", Decimal(1))]
+    assert [(line.group["key"], line.cost) for line in by_key] == [("k-0", Decimal(2)), ("k-1", Decimal(2))]
+    assert [(line.group["environment"], line.cost) for line in whole] == [("main", Decimal(4)), ("staging", Decimal(7))]
+
+
+def test_the_figures_of_a_day_are_the_same_everywhere(store: Store, place: Place, clock: ManualClock) -> None:
+    deploy(store, place, spec("embed"), spec("idle"))
+    function = launch.function_id(tenant=place.tenant, environment="main", app="search", function="embed")
+    common = {"tenant": place.tenant, "function_id": function, "queued_ms": 0, "start_ms": 0, "cost": "0.5"}
+    with store.write() as write:
+        kinds = ["COLD", "FORK"] + ["WARM"] * 98
+        records = [usage(f"req-{n}/1", **common, exec_ms=n + 1, started_at=clock.now - 10, start_kind=k) for n, k in enumerate(kinds)]
+        ledger.add(write, [*records, usage("i-1/IDLE/1", **common, kind="IDLE", started_at=clock.now - 7200)])
+    with store.read() as sql:
+        busy, idle = figures.functions(sql, tenant=place.tenant, environment="main", now=clock.now)
+    assert (busy.name, busy.calls, busy.p50_ms, busy.p99_ms, busy.cold_starts, busy.cost) == ("embed", 100, 50, 99, 2, Decimal("50.5"))
+    assert (idle.name, idle.calls, idle.p50_ms, sum(busy.hourly), busy.hourly[-1]) == ("idle", 0, None, 100, 100)
+
+
+def call(sequence: int, **changes: object) -> CallRecord:
+    values: dict[str, object] = {"id": "req-1", "tenant": "t-1", "environment": "main", "app": "search", "function": "embed", "method": ""}
+    state: dict[str, object] = {"state": "RUNNING", "sequence": sequence, "submitted_at": 1.0, "expires_at": 100.0}
+    return CallRecord(**{**values, **state, **changes})  # type: ignore[arg-type]
+
+
+def test_the_newest_sequence_of_a_call_wins_in_any_order(store: Store) -> None:
+    with store.write() as write:
+        calls.put(write, [call(1), call(3, state="SUCCEEDED"), call(2)])
+    with store.read() as sql:
+        assert calls.get(sql, tenant="t-1", call="req-1")["state"] == "SUCCEEDED"
+        with pytest.raises(NotFound):
+            calls.get(sql, tenant="t-2", call="req-1")
+
+
+def test_two_tenants_may_choose_the_same_call_id(store: Store) -> None:
+    with store.write() as write:
+        calls.put(write, [call(1), call(9, tenant="t-2", state="FAILED")])
+    with store.read() as sql:
+        assert calls.get(sql, tenant="t-1", call="req-1")["state"] == "RUNNING"
+
+
+def test_expired_calls_go_in_batches(store: Store) -> None:
+    with store.write() as write:
+        calls.put(write, [call(1, id=f"req-{n}", expires_at=float(n)) for n in range(10)])
+        assert [calls.expire(write, now=8.0, limit=5) for _ in range(3)] == [5, 3, 0]
+
+
+def test_a_synchronous_call_is_told_from_its_usage(store: Store) -> None:
+    with store.write() as write:
+        ledger.add(write, [usage("req-7/1", outcome="lost", cost="0.5"), usage("req-7/2", attempt=2, cost="0.25")])
+    with store.read() as sql:
+        found = calls.get(sql, tenant="t-1", call="req-7")
+    assert (found["state"], found["cost"], len(found["attempts"])) == ("SUCCEEDED", "0.75", 2)
+
+
+def test_the_audit_log_cannot_be_changed(store: Store, place: Place) -> None:
+    for statement in (sa.update(tables.audit).values(actor="nobody"), sa.delete(tables.audit)):
+        with pytest.raises(DBAPIError, match="append-only"), store.write() as write:
+            write.sql.execute(statement)
+    with store.read() as sql:
+        assert [e["action"] for e in audit.entries(sql, tenant=place.tenant, before_id=None, limit=9)] == [
+            "environment.create",
+            "tenant.create",
+        ]
+
+
+def test_every_tenant_has_a_uid_of_its_own(store: Store) -> None:
+    with store.write() as write:
+        assert [tenants.create(write, name=n, uid_base=20_000, actor="platform").uid for n in ("a", "b")] == [20_000, 20_001]
+        with pytest.raises(Conflict, match="'a' exists"):
+            tenants.create(write, name="a", uid_base=20_000, actor="platform")
+
+
+def test_an_environment_goes_only_when_it_is_empty_and_takes_its_keys_along(store: Store, place: Place) -> None:
+    staging = Place(tenant=place.tenant, uid=None, environment="staging", app="search", actor="k-1")
+    with store.write() as write:
+        tenants.create_environment(write, tenant=place.tenant, name="staging", actor="k-1")
+        made = keys.create(write, tenant=place.tenant, scope=Scope.INVOKE, actor="k-1", environment="staging")
+    deploy(store, staging, spec())
+    with pytest.raises(Conflict, match="still has apps"), store.write() as write:
+        tenants.delete_environment(write, tenant=place.tenant, name="staging", actor="k-1")
+    with store.write() as write:
+        registry.delete(write, staging)
+        tenants.delete_environment(write, tenant=place.tenant, name="staging", actor="k-1")
+    assert {c["key"]: c["value"] for c in changes(page(store))}[made.record.id] is None
+
+
+def test_a_second_controller_on_one_database_is_refused_by_name(store: Store, tmp_path: Path) -> None:
+    with lock.ControllerLock(tmp_path / "controller.lock", store.engine):
+        elsewhere = tmp_path / ("controller.lock" if store.engine.dialect.name == "sqlite" else "other.lock")
+        with pytest.raises(lock.AlreadyRunning, match="another controller"), lock.ControllerLock(elsewhere, store.engine):
+            pass
+    with lock.ControllerLock(tmp_path / "controller.lock", store.engine):
+        pass

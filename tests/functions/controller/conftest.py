@@ -1,0 +1,137 @@
+"""A controller in this process: its application over a fresh database, with a small node agent behind it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pilotlight.controller import application, bootstrap
+from pilotlight.controller.bell import Bell
+from pilotlight.controller.blobs import BlobFiles
+from pilotlight.controller.context import Context
+from pilotlight.controller.metrics import Metrics
+from pilotlight.controller.settings import ControllerConfig, ControllerSettings
+from pilotlight.controller.store import Store
+from pilotlight.protocol import HEADER_PLATFORM_TOKEN
+from pilotlight.seal import PlatformKey
+from snapshotter.client import AgentClient
+from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, ManualClock, SmallAgent
+from weight_cache.settings import Paths
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """The controller's wall clock."""
+    return ManualClock()
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A migrated SQLite database: copied by tests, because migrating takes longer than most of them."""
+    path = tmp_path_factory.mktemp("empty") / "controller.db"
+    store = Store(f"sqlite:///{path}", clock=ManualClock())
+    store.migrate()
+    with store.engine.connect() as connection:
+        connection.exec_driver_sql("ROLLBACK")
+        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.close()
+    return path.read_bytes()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: ManualClock, empty_database: bytes) -> Iterator[Store]:
+    """A store without any row."""
+    path = tmp_path / "controller.db"
+    path.write_bytes(empty_database)
+    opened = Store(f"sqlite:///{path}", clock=clock)
+    yield opened
+    opened.close()
+
+
+@dataclass(frozen=True)
+class Controller:
+    """A running controller and ways to ask it."""
+
+    context: Context
+    http: httpx.AsyncClient
+    agent: SmallAgent
+    clock: ManualClock
+    key: str
+
+    def client(self, key: str | None, *, environment: str | None = None) -> httpx.AsyncClient:
+        """A client with another key (None: without one)."""
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        if environment:
+            headers["pilotlight-environment"] = environment
+        return httpx.AsyncClient(transport=_transport(self.context), base_url="http://controller", headers=headers)
+
+    async def new_key(self, **body: object) -> str:
+        """The text of another key of the same tenant."""
+        answer = await self.http.post("/v1/keys", json=body)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["secret"])
+
+    async def tenant(self) -> str:
+        """The first tenant's id."""
+        return str((await self.http.get("/v1/whoami")).json()["tenant"]["id"])
+
+    async def other_tenant(self, name: str = "acme") -> str:
+        """The admin key of a new tenant."""
+        answer = await self.http.post("/v1/tenants", json={"name": name})
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["key"]["secret"])
+
+    async def feed(self, after: int = 0, **params: float) -> dict[str, object]:
+        """A page of the feed."""
+        headers = {HEADER_PLATFORM_TOKEN: self.context.key.token}
+        answer = await self.http.get("/internal/feed", params={"after": after, **params}, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    async def internal(self, path: str, body: object) -> httpx.Response:
+        """POST as a process of the platform."""
+        return await self.http.post(path, json=body, headers={HEADER_PLATFORM_TOKEN: self.context.key.token})
+
+
+def _transport(context: Context) -> httpx.ASGITransport:
+    return httpx.ASGITransport(application.build(context), raise_app_exceptions=False)
+
+
+@pytest.fixture
+async def controller(store: Store, clock: ManualClock, tmp_path: Path, short_tmp: Path) -> AsyncIterator[Controller]:
+    """A controller with its first key and one uploaded bundle."""
+    paths = Paths(home=tmp_path, run=short_tmp)
+    agent = SmallAgent()
+    server = await agent.serve(paths.socket("snapshotter"))
+    bell = Bell()
+    watched = Store(str(store.engine.url), clock=clock, on_fed=bell.ring)
+    key = bootstrap.ensure_admin(watched, uid_base=20_000)
+    assert key is not None
+    context = Context(
+        config=ControllerConfig(settings=ControllerSettings(), paths=paths, trust="isolated", uid_base=20_000),
+        store=watched,
+        files=BlobFiles(root=tmp_path / "blobs", limit_bytes=1_000_000),
+        key=PlatformKey.load_or_create(tmp_path / "platform.key"),
+        agent=AgentClient(paths.socket("snapshotter")),
+        bell=bell,
+        metrics=Metrics(),
+        clock=clock,
+    )
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(transport=_transport(context), base_url="http://controller", headers=headers) as http:
+        assert (await http.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=BUNDLE)).status_code == 200
+        yield Controller(context=context, http=http, agent=agent, clock=clock, key=key)
+    await context.agent.aclose()
+    server.close()
+    watched.close()
+
+
+@pytest.fixture
+def registry(controller: Controller) -> CollectorRegistry:
+    """The controller's metrics."""
+    return controller.context.metrics.registry

@@ -1,0 +1,129 @@
+"""What the controller's tests share: specs, a manual clock, a small node agent that answers over the real wire."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pilotlight.protocol import UsageRecord
+from snapshotter.errors import InstanceUnknown, SnapshotterError
+from snapshotter.types import InstanceId, InstanceInfo, InstanceState, RevisionKey, StartKind, TemplateInfo
+from weight_cache.protocol import Part, serve
+
+BUNDLE = b"the source archive of an app"
+BUNDLE_DIGEST = hashlib.sha256(BUNDLE).hexdigest()
+
+
+class ManualClock:
+    """Wall clock that moves when told."""
+
+    def __init__(self, now: float = 1_800_000_000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def spec(name: str = "hello", **changes: Any) -> dict[str, Any]:
+    """A FunctionSpec as JSON."""
+    body = {"name": name, "module": "app", "qualname": name, "bundle": BUNDLE_DIGEST, "methods": [{"name": ""}]}
+    return {**body, **changes}
+
+
+def usage(record: str = "req-1/1", **changes: Any) -> UsageRecord:
+    """A usage record."""
+    values: dict[str, Any] = {
+        "id": record, "kind": "CALL", "call": record.partition("/")[0], "attempt": 1, "tenant": "t-1", "environment": "main",
+        "app": "search", "function": "embed", "function_id": "f-1", "method": "", "revision": "v1-abcdef", "instance": "i-1",
+        "key": "k-1", "start_kind": "WARM", "started_at": 1_800_000_000.0, "queued_ms": 1, "start_ms": 2, "exec_ms": 3,
+        "billed_ns": 3_000_000, "cpu": 1.0, "memory_bytes": 1024**3, "gpu": None, "gpu_count": 0, "status": 200,
+        "price_version": "1", "rate_per_s": "0.00001532", "cost": "0.000000045960",
+    }  # fmt: skip
+    return UsageRecord(**{**values, **changes})
+
+
+@dataclass
+class SmallAgent:
+    """A node agent with the operations that the controller asks for. Owner: the test's loop."""
+
+    instances: list[InstanceInfo] = field(default_factory=list)
+    templates: list[TemplateInfo] = field(default_factory=list)
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    asked: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    build_failure: SnapshotterError | None = None
+    follow_ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def serve(self, path: Path) -> asyncio.Server:
+        """Answer on the socket at `path`."""
+        operations = {
+            "instances": self._instances, "templates": self._templates, "capabilities": self._capabilities, "stop": self._stop,
+            "logs": self._logs, "exec": self._exec, "build_image": self._build_image,
+        }  # fmt: skip
+        return await serve(path, operations, _describe)
+
+    async def _instances(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+        self.asked.append(("instances", args))
+        wanted = args["labels"].items()
+        return {"instances": [i.to_json() for i in self.instances if wanted <= dict(i.labels).items()]}
+
+    async def _templates(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+        return {"templates": [t.to_json() for t in self.templates]}
+
+    async def _capabilities(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+        return {"features": [{"name": "fork", "on": True, "why": "tried"}], "node": {"name": "here"}}
+
+    async def _stop(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+        self.asked.append(("stop", args))
+        if args["instance_id"] not in [i.id for i in self.instances]:
+            raise InstanceUnknown(f"no instance {args['instance_id']}")
+        self.instances = [i for i in self.instances if i.id != args["instance_id"]]
+        return {}
+
+    async def _logs(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+        self.asked.append(("logs", args))
+        for line in self.lines:
+            await part(line)
+        if args["follow"]:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.follow_ended.set()
+        return {}
+
+    async def _exec(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+        self.asked.append(("exec", args))
+        await part({"stream": "stdout", "text": " ".join(args["argv"])})
+        return {"exit_status": 0}
+
+    async def _build_image(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+        self.asked.append(("build_image", args))
+        await part({"step": "pip install", "text": "one moment"})
+        if self.build_failure is not None:
+            raise self.build_failure
+        return {"image": "ab" * 32}
+
+
+def instance(tenant: str, *, environment: str = "main", app: str = "search", function: str = "embed", name: str = "i-1") -> InstanceInfo:
+    """A running instance of a tenant."""
+    return InstanceInfo(
+        id=InstanceId(name),
+        revision=RevisionKey("f-1@v1-abcdef"),
+        state=InstanceState.READY,
+        socket="/nowhere",
+        start_kind=StartKind.FORK,
+        phases_ms={"fork": 8.0},
+        lessee="a-1",
+        started_at=1.0,
+        pid=7,
+        memory_bytes=1024**3,
+        cpu=1.0,
+        labels={"tenant": tenant, "environment": environment, "app": app, "function": function, "revision": "v1-abcdef"},
+    )
+
+
+def _describe(error: Exception) -> tuple[str, str, Mapping[str, Any]] | None:
+    return (error.code, str(error), error.detail) if isinstance(error, SnapshotterError) else None

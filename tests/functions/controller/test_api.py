@@ -1,0 +1,387 @@
+"""The public API: scopes, tenants apart from each other, problems, and what each route does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pilotlight.protocol import CONTENT_PROBLEM, PROBLEM_BASE
+from snapshotter.errors import ImageBuildFailed
+from tests.functions.controller.conftest import Controller
+from tests.functions.controller.parts import BUNDLE_DIGEST, instance, spec, usage
+
+
+def problem_of(answer: httpx.Response, status: int, kind: str) -> dict[str, Any]:
+    assert (answer.status_code, answer.headers["content-type"]) == (status, CONTENT_PROBLEM), answer.text
+    body = dict(answer.json())
+    assert body["type"] == PROBLEM_BASE + kind
+    assert body["instance"] == answer.headers["x-request-id"]
+    return body
+
+
+async def deploy(controller: Controller, *specs: dict[str, Any], app: str = "search", **headers: str) -> httpx.Response:
+    return await controller.http.post(f"/v1/apps/{app}/deploy", json={"functions": list(specs)}, headers=headers)
+
+
+# -- who may come in ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [None, "pl_wrong", "pl_" + "A" * 43])
+async def test_without_a_valid_key_nothing_opens(controller: Controller, key: str | None) -> None:
+    answer = await controller.client(key).get("/v1/apps")
+    problem_of(answer, 401, "unauthenticated")
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+async def test_a_key_has_256_bits_and_is_stored_as_a_hash_only(controller: Controller) -> None:
+    assert re.fullmatch(r"pl_[A-Za-z0-9_-]{43}", controller.key)
+    with controller.context.store.read() as sql:
+        dump = "\n".join(str(row) for row in sql.exec_driver_sql("SELECT * FROM api_keys"))
+    assert controller.key not in dump
+    assert hashlib.sha256(controller.key.encode()).hexdigest() in dump
+
+
+@pytest.mark.parametrize(
+    "scope,allowed,refused",
+    [("invoke", ["/v1/whoami"], ["/v1/apps", "/v1/logs", "/v1/keys"]), ("deploy", ["/v1/apps", "/v1/secrets"], ["/v1/keys", "/v1/audit"])],
+)
+async def test_a_scope_reaches_as_far_as_it_says(controller: Controller, scope: str, allowed: list[str], refused: list[str]) -> None:
+    client = controller.client(await controller.new_key(scope=scope))
+    assert [(await client.get(path)).status_code for path in allowed] == [200] * len(allowed)
+    for path in refused:
+        problem_of(await client.get(path), 403, "forbidden")
+
+
+async def test_a_revoked_or_expired_key_is_refused(controller: Controller) -> None:
+    answer = (await controller.http.post("/v1/keys", json={"scope": "invoke", "expires_in_s": 60})).json()
+    client = controller.client(answer["secret"])
+    assert (await client.get("/v1/whoami")).status_code == 200
+    controller.clock.now += 61
+    assert "has expired" in problem_of(await client.get("/v1/whoami"), 401, "unauthenticated")["detail"]
+    controller.clock.now -= 61
+    assert (await controller.http.delete(f"/v1/keys/{answer['id']}")).status_code == 204
+    assert "revoked" in problem_of(await client.get("/v1/whoami"), 401, "unauthenticated")["detail"]
+
+
+async def test_a_key_bound_to_an_environment_stays_in_it(controller: Controller) -> None:
+    await controller.http.post("/v1/environments", json={"name": "staging"})
+    key = await controller.new_key(scope="admin", environment="staging")
+    assert (await controller.client(key).get("/v1/whoami")).json()["environment"] == "staging"
+    problem_of(await controller.client(key, environment="main").get("/v1/apps"), 403, "forbidden")
+    problem_of(await controller.client(key).post("/v1/keys", json={"scope": "admin"}), 403, "forbidden")
+    problem_of(await controller.client(key).get("/v1/audit"), 403, "forbidden")
+    assert [k["environment"] for k in (await controller.client(key).get("/v1/keys")).json()["keys"]] == ["staging"]
+
+
+async def test_another_tenants_things_do_not_exist(controller: Controller) -> None:
+    await deploy(controller, spec())
+    controller.agent.instances = [instance(await controller.tenant())]
+    key_id = (await controller.http.get("/v1/whoami")).json()["key"]
+    await controller.internal("/internal/usage", {"activator": "a", "records": [usage(tenant=await controller.tenant()).to_json()]})
+    stranger = controller.client(await controller.other_tenant())
+    assert (await stranger.get("/v1/apps")).json() == {"apps": []}
+    assert (await stranger.get("/v1/instances")).json() == {"instances": []}
+    for method, path in [
+        ("GET", "/v1/apps/search"),
+        ("GET", "/v1/apps/search/history"),
+        ("POST", "/v1/apps/search:stop"),
+        ("DELETE", "/v1/apps/search"),
+        ("POST", "/v1/instances/i-1:stop"),
+        ("DELETE", f"/v1/keys/{key_id}"),
+        ("GET", "/v1/calls/req-1"),
+    ]:
+        problem_of(await stranger.request(method, path), 404, "not-found")
+    assert (await stranger.head(f"/v1/blobs/{BUNDLE_DIGEST}")).status_code == 404
+    refused = await stranger.post("/v1/apps/mine/deploy", json={"functions": [spec()]})
+    assert "was not uploaded" in problem_of(refused, 400, "invalid-input")["detail"]
+
+
+# -- problems ----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_framework_speaks_problems_too(controller: Controller) -> None:
+    problem_of(await controller.http.get("/v1/nothing"), 404, "not-found")
+    problem_of(await controller.http.delete("/v1/whoami"), 405, "method-not-allowed")
+    malformed = await controller.http.post("/v1/keys", content=b"{", headers={"content-type": "application/json"})
+    problem_of(malformed, 400, "invalid-input")
+    wrong = problem_of(await controller.http.post("/v1/keys", json={"scope": "king"}), 400, "invalid-input")
+    assert wrong["parameter"] == "body.scope"
+
+
+async def test_a_request_keeps_the_id_that_its_caller_chose_unless_it_is_odd(controller: Controller) -> None:
+    assert (await controller.http.get("/healthz", headers={"x-request-id": "mine-1"})).headers["x-request-id"] == "mine-1"
+    assert (await controller.http.get("/healthz", headers={"x-request-id": "a b"})).headers["x-request-id"].startswith("req-")
+
+
+async def test_a_defect_is_a_problem_without_internals(controller: Controller) -> None:
+    with controller.context.store.engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE secrets")
+    body = problem_of(await controller.http.get("/v1/secrets"), 500, "internal")
+    assert "secrets" not in json.dumps(body)
+
+
+async def test_the_openapi_document_names_every_route_and_no_422(controller: Controller) -> None:
+    document = (await controller.http.get("/v1/openapi.json")).json()
+    assert {"/v1/apps/{app}/deploy", "/v1/blobs/{digest}", "/v1/billing/report", "/internal/feed"} <= document["paths"].keys()
+    functions = document["components"]["schemas"]["DeployRequest"]["properties"]["functions"]["items"]
+    assert {"name", "bundle", "methods", "scaling"} <= functions["properties"].keys()
+    assert not [p for p in document["paths"].values() for operation in p.values() if "422" in operation["responses"]]
+
+
+# -- deploying ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_deploy_answers_with_revisions_and_reaches_the_feed(controller: Controller, registry: CollectorRegistry) -> None:
+    answer = await deploy(controller, spec("one"), spec("two"))
+    body = answer.json()
+    assert (answer.status_code, body["version"], [f["created"] for f in body["functions"]]) == (200, 1, [True, True])
+    page = await controller.feed()
+    kinds = [change["kind"] for change in page["changes"]]  # type: ignore[attr-defined]
+    assert (page["reset"], sorted(kinds)) == (True, ["function", "function", "key", "tenant"])
+    assert registry.get_sample_value("pilotlight_controller_deploys_total") == 1
+
+
+@pytest.mark.parametrize(
+    "changes,said",
+    [
+        ({"bundle": "ab" * 32}, f"bundle {'ab' * 32} was not uploaded"),
+        ({"bundle": "nonsense"}, "expected a sha256"),
+        ({"image": "cd" * 32}, f"image {'cd' * 32} was not built"),
+        ({"secrets": ["HF"]}, "no secret 'HF' in environment 'main'"),
+        ({"weights": [{"name": "w", "manifest": "ef" * 32}]}, "weights 'w'"),
+        ({"weights": [{"name": "../w", "manifest": "ef" * 32}]}, "weights name '../w' is not valid"),
+        ({"methods": []}, "no methods"),
+        ({"name": "9"}, "function name '9' is not valid"),
+        ({"cpu": 1}, "unknown key 'cpu'"),
+        ({"resources": {"cpu": "much"}}, "expected a number"),
+        ({"scaling": {"max_instances": 0}}, "max_instances = 0"),
+        ({"methods": [{"schema": {"$ref": "https://elsewhere.example/schema"}}]}, "points outside the schema"),
+        ({"methods": [{"schema": {"type": "thing"}}]}, "not a JSON Schema"),
+        ({"methods": [{"schema": {"description": "x" * 70_000}}]}, "at most 65536"),
+    ],
+)
+async def test_a_deploy_that_cannot_run_is_refused_by_name_and_changes_nothing(
+    controller: Controller, changes: dict[str, Any], said: str
+) -> None:
+    answer = await deploy(controller, spec("fine"), spec(**changes))
+    assert said in problem_of(answer, 400, "invalid-input")["detail"]
+    assert (await controller.http.get("/v1/apps")).json() == {"apps": []}
+
+
+async def test_a_schema_as_deep_as_a_well_is_refused(controller: Controller) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(100):
+        deep = {"items": deep}
+    answer = await deploy(controller, spec(methods=[{"schema": deep}]))
+    assert "levels deep" in problem_of(answer, 400, "invalid-input")["detail"]
+
+
+async def test_a_deploy_into_an_environment_that_is_not_there_says_how_to_make_it(controller: Controller) -> None:
+    answer = await deploy(controller, spec(), **{"pilotlight-environment": "staging"})
+    assert "pilotlight environment create staging" in problem_of(answer, 404, "not-found")["detail"]
+
+
+async def test_apps_are_listed_shown_stopped_and_deleted(controller: Controller) -> None:
+    await deploy(controller, spec("one"), spec("two"))
+    (listed,) = (await controller.http.get("/v1/apps")).json()["apps"]
+    assert (listed["name"], listed["functions"], listed["stopped"]) == ("search", 2, False)
+    assert (await controller.http.post("/v1/apps/search:stop")).json() == {"app": "search", "version": 2}
+    detail = (await controller.http.get("/v1/apps/search")).json()
+    assert (detail["stopped"], [f["name"] for f in detail["functions"]]) == (True, ["one", "two"])
+    assert (await controller.http.delete("/v1/apps/search")).status_code == 204
+    actions = [h["action"] for h in (await controller.http.get("/v1/apps/search/history")).json()["history"]]
+    assert actions == ["delete", "stop", "deploy"]
+
+
+# -- blobs and images --------------------------------------------------------------------------------------------------
+
+
+async def test_a_blob_is_kept_under_its_hash_and_again_is_cheap(controller: Controller) -> None:
+    data = b"y" * 300_000
+    digest = hashlib.sha256(data).hexdigest()
+    first = (await controller.http.put(f"/v1/blobs/{digest}", content=data)).json()
+    written = controller.context.files.path(digest).stat().st_mtime_ns
+    again = (await controller.http.put(f"/v1/blobs/{digest}", content=data)).json()
+    assert (first["created"], again["created"]) == (True, False)
+    assert controller.context.files.path(digest).stat().st_mtime_ns == written
+    assert (await controller.http.head(f"/v1/blobs/{digest}")).headers["content-length"] == "300000"
+
+
+async def test_bytes_that_do_not_match_their_name_are_not_kept(controller: Controller) -> None:
+    answer = await controller.http.put(f"/v1/blobs/{'ab' * 32}", content=b"other")
+    problem_of(answer, 400, "invalid-input")
+    problem_of(await controller.http.put("/v1/blobs/x", content=b"other"), 400, "invalid-input")
+    assert not list((controller.context.files.root / "incoming").iterdir())
+    assert not controller.context.files.path("ab" * 32).exists()
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_blob_over_the_limit_is_refused_and_leaves_nothing(controller: Controller, announced: bool) -> None:
+    data = b"z" * (controller.context.files.limit_bytes + 1)
+
+    async def pieces() -> Any:
+        for start in range(0, len(data), 65_536):
+            yield data[start : start + 65_536]
+
+    answer = await controller.http.put(f"/v1/blobs/{hashlib.sha256(data).hexdigest()}", content=data if announced else pieces())
+    assert problem_of(answer, 413, "too-large")["limit_bytes"] == controller.context.files.limit_bytes
+    assert not list((controller.context.files.root / "incoming").glob("*"))
+
+
+async def test_knowing_a_digest_is_not_owning_it_but_sending_it_is(controller: Controller) -> None:
+    stranger = controller.client(await controller.other_tenant())
+    assert (await stranger.head(f"/v1/blobs/{BUNDLE_DIGEST}")).status_code == 404
+    problem_of(await stranger.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=b"guess"), 400, "invalid-input")
+    sent = await stranger.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=b"the source archive of an app")
+    assert sent.json()["created"]
+    assert (await stranger.post("/v1/apps/mine/deploy", json={"functions": [spec()]})).status_code == 200
+
+
+async def test_an_image_is_built_with_its_progress_shown_and_may_then_be_deployed(controller: Controller) -> None:
+    answer = await controller.http.post("/v1/images", json={"python": "3.11", "steps": [{"op": "pip", "packages": ["numpy"]}]})
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    assert lines == [{"step": "pip install", "text": "one moment"}, {"image": "ab" * 32}]
+    assert controller.agent.asked[-1][1]["uid"] == 20_000
+    assert (await deploy(controller, spec(image="ab" * 32))).status_code == 200
+
+
+async def test_an_image_that_fails_ends_in_a_problem(controller: Controller) -> None:
+    controller.agent.build_failure = ImageBuildFailed("no such package: nmupy", {"step": "pip install"})
+    answer = await controller.http.post("/v1/images", json={"python": "3.11"})
+    last = json.loads(answer.text.splitlines()[-1])
+    assert (last["error"]["status"], last["error"]["detail"]) == (400, "no such package: nmupy")
+    missing = await controller.http.post(
+        "/v1/images", json={"python": "3.11", "steps": [{"op": "copy", "blob": "ab" * 32, "target": "/x"}]}
+    )
+    assert "was not uploaded" in problem_of(missing, 400, "invalid-input")["detail"]
+
+
+# -- the node ----------------------------------------------------------------------------------------------------------
+
+
+async def test_instances_are_stopped_and_entered_by_their_owner(controller: Controller) -> None:
+    controller.agent.instances = [instance(await controller.tenant())]
+    assert [i["id"] for i in (await controller.http.get("/v1/instances?app=search")).json()["instances"]] == ["i-1"]
+    assert (await controller.http.get("/v1/instances?app=other")).json() == {"instances": []}
+    shell = await controller.http.post("/v1/instances/i-1:exec", json={"argv": ["echo", "hi"]})
+    assert [json.loads(line) for line in shell.text.splitlines()] == [{"stream": "stdout", "text": "echo hi"}, {"exit_status": 0}]
+    assert (await controller.http.post("/v1/instances/i-1:stop")).status_code == 204
+    problem_of(await controller.http.post("/v1/instances/i-1:stop"), 404, "not-found")
+    actions = [e["action"] for e in (await controller.http.get("/v1/audit?limit=2")).json()["entries"]]
+    assert actions == ["instance.stop", "instance.exec"]
+
+
+async def test_logs_are_asked_for_with_the_callers_own_tenant(controller: Controller) -> None:
+    controller.agent.lines = [{"time": 1.0, "instance": "i-1", "stream": "stdout", "call": None, "text": "hello"}]
+    answer = await controller.http.get("/v1/logs", params={"app": "search", "tail": 5, "call": "req-1"})
+    assert [json.loads(line)["text"] for line in answer.text.splitlines()] == ["hello"]
+    labels = {"tenant": await controller.tenant(), "environment": "main", "app": "search"}
+    asked = {"labels": labels, "instance_id": None, "since": None, "tail": 5, "call_id": "req-1", "follow": False}
+    assert controller.agent.asked[-1] == ("logs", asked)
+
+
+async def test_the_node_says_what_it_can(controller: Controller) -> None:
+    assert (await controller.http.get("/v1/node")).json()["features"][0]["name"] == "fork"
+    assert (await controller.http.get("/v1/templates")).json() == {"templates": []}
+
+
+async def test_an_agent_that_is_away_is_a_503_that_says_when_to_come_back(controller: Controller, short_tmp: Any) -> None:
+    (short_tmp / "snapshotter.sock").unlink()
+    for path in ("/v1/instances", "/v1/logs", "/v1/node"):
+        answer = await controller.http.get(path)
+        problem_of(answer, 503, "unavailable")
+        assert answer.headers["retry-after"] == "1"
+
+
+# -- secrets, environments, tenants ------------------------------------------------------------------------------------
+
+
+async def test_a_secret_is_sealed_in_rows_and_feed_and_never_shown(controller: Controller) -> None:
+    put = await controller.http.put("/v1/secrets/HF", json={"values": {"HF_TOKEN": "hunter2", "B": "c"}})
+    assert put.json()["variables"] == ["B", "HF_TOKEN"]
+    listed = await controller.http.get("/v1/secrets")
+    page = await controller.feed()
+    (sealed,) = [change["value"] for change in page["changes"] if change["kind"] == "secret"]  # type: ignore[attr-defined]
+    assert json.loads(controller.context.key.open(sealed)) == {"HF_TOKEN": "hunter2", "B": "c"}
+    assert "hunter2" not in listed.text + put.text + json.dumps(page) + (await controller.http.get("/v1/audit")).text
+    await deploy(controller, spec(secrets=["HF"]))
+    problem_of(await controller.http.delete("/v1/secrets/HF"), 409, "conflict")
+    await deploy(controller, spec())
+    assert (await controller.http.delete("/v1/secrets/HF")).status_code == 204
+    problem_of(await controller.http.delete("/v1/secrets/HF"), 404, "not-found")
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"value": "x", "values": {"A": "b"}}, {"values": {}}, {"values": {"A B": "c"}}, {"value": "x" * 70_000}]
+)
+async def test_a_secret_that_cannot_be_an_environment_is_refused(controller: Controller, body: dict[str, Any]) -> None:
+    problem_of(await controller.http.put("/v1/secrets/S", json=body), 400, "invalid-input")
+
+
+async def test_environments_are_apart(controller: Controller) -> None:
+    assert (await controller.http.post("/v1/environments", json={"name": "staging"})).status_code == 201
+    problem_of(await controller.http.post("/v1/environments", json={"name": "staging"}), 409, "conflict")
+    assert (await deploy(controller, spec(), **{"pilotlight-environment": "staging"})).status_code == 200
+    assert (await controller.http.get("/v1/apps")).json() == {"apps": []}
+    problem_of(await controller.http.delete("/v1/environments/staging"), 409, "conflict")
+    problem_of(await controller.http.delete("/v1/environments/main"), 409, "conflict")
+    await controller.http.delete("/v1/apps/search", headers={"pilotlight-environment": "staging"})
+    assert (await controller.http.delete("/v1/environments/staging")).status_code == 204
+    assert [e["name"] for e in (await controller.http.get("/v1/environments")).json()["environments"]] == ["main"]
+
+
+async def test_only_the_platforms_administrators_make_tenants(controller: Controller) -> None:
+    key = await controller.other_tenant()
+    stranger = controller.client(key)
+    assert (await stranger.get("/v1/whoami")).json()["tenant"] == {**(await stranger.get("/v1/whoami")).json()["tenant"], "uid": 20_001}
+    problem_of(await stranger.post("/v1/tenants", json={"name": "more"}), 403, "forbidden")
+    problem_of(await controller.http.post("/v1/tenants", json={"name": "acme"}), 409, "conflict")
+    assert [t["name"] for t in (await controller.http.get("/v1/tenants")).json()["tenants"]] == ["default", "acme"]
+
+
+# -- books -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_bill_is_the_sum_of_its_records_to_the_last_digit(controller: Controller) -> None:
+    tenant = await controller.tenant()
+    records = [usage(f"req-{n}/1", tenant=tenant, cost="0.000000000001").to_json() for n in range(3)]
+    records.append(usage("req-9/1", tenant=tenant, cost="2.5", kind="IDLE").to_json())
+    for _ in range(2):
+        assert (await controller.internal("/internal/usage", {"activator": "a", "records": records})).json() == {"accepted": 4}
+    bill = (await controller.http.get("/v1/billing/report")).json()
+    assert [(r["name"], r["kind"], r["records"], r["cost"]) for r in bill["rows"]] == [
+        ("search/embed", "CALL", 3, "0.000000000003"),
+        ("search/embed", "IDLE", 1, "2.5"),
+    ]
+    assert bill["totals"] == {"USD": "2.500000000003"}
+    table = await controller.http.get("/v1/billing/report?format=csv&by=app&since=2027-01-01")
+    assert table.text.splitlines()[1].startswith("search,CALL,USD,3,")
+    problem_of(await controller.http.get("/v1/billing/report?since=yesterday"), 400, "invalid-input")
+
+
+async def test_a_broken_usage_record_is_refused_by_name_and_none_of_its_batch_is_kept(controller: Controller) -> None:
+    body = {"activator": "a", "records": [usage().to_json(), {**usage("req-2/1").to_json(), "queued_ms": "soon"}]}
+    assert "records[1].queued_ms" in problem_of(await controller.internal("/internal/usage", body), 400, "invalid-input")["detail"]
+    assert (await controller.http.get("/v1/billing/report")).json()["rows"] == []
+
+
+async def test_submitted_calls_are_polled_where_they_were_reported(controller: Controller) -> None:
+    tenant = await controller.tenant()
+    call = {"id": "req-1", "tenant": tenant, "environment": "main", "app": "a", "function": "f", "method": "", "state": "QUEUED"}
+    for sequence, state in [(2, "SUCCEEDED"), (1, "RUNNING")]:
+        body = {"calls": [{**call, "state": state, "sequence": sequence, "submitted_at": 1.0, "result": "aGk="}]}
+        assert (await controller.internal("/internal/calls", body)).json() == {"accepted": 1}
+    found = (await controller.http.get("/v1/calls/req-1")).json()
+    assert (found["state"], found["result"]) == ("SUCCEEDED", "aGk=")
+
+
+@pytest.mark.parametrize("path", ["/internal/feed", "/internal/usage", "/internal/calls"])
+async def test_internal_paths_need_the_platforms_token_whatever_the_key(controller: Controller, path: str) -> None:
+    method = "GET" if path.endswith("feed") else "POST"
+    problem_of(await controller.http.request(method, path, headers={"pilotlight-platform-token": "x"}), 403, "forbidden")

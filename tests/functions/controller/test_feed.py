@@ -1,0 +1,37 @@
+"""Following the feed: waiting, being woken, being let go."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from tests.functions.controller.conftest import Controller
+from tests.functions.controller.parts import spec
+
+
+async def test_a_follower_is_woken_by_the_commit_not_by_a_clock(controller: Controller) -> None:
+    seq = int(str((await controller.feed())["seq"]))
+    waiting = asyncio.create_task(controller.feed(seq, wait_s=30.0))
+    await asyncio.sleep(0.02)  # let it reach its wait: a follower that has not read yet would find the change by reading
+    assert not waiting.done()
+    await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec()]})
+    began = time.monotonic()
+    page = await asyncio.wait_for(waiting, 5)
+    assert time.monotonic() - began < 1
+    assert [change["key"].rpartition("/")[2] for change in page["changes"]] == ["hello"]  # type: ignore[attr-defined]
+
+
+async def test_nothing_new_is_an_empty_page_after_the_wait_and_no_change_at_all_stays_silent(controller: Controller) -> None:
+    await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec()]})
+    seq = int(str((await controller.feed())["seq"]))
+    waiting = asyncio.create_task(controller.feed(seq, wait_s=0.05))
+    await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec()]})
+    assert await waiting == {"seq": seq, "reset": False, "more": False, "changes": []}
+
+
+async def test_closing_releases_every_follower(controller: Controller) -> None:
+    seq = int(str((await controller.feed())["seq"]))
+    waiting = asyncio.create_task(controller.feed(seq, wait_s=30.0))
+    await asyncio.sleep(0.02)
+    controller.context.bell.close()
+    assert (await asyncio.wait_for(waiting, 5))["changes"] == []
