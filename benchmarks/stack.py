@@ -38,10 +38,11 @@ class StackFailed(Exception):
 class Answer:
     """One answered call. `start` is the StartKind that the platform reported, `timing` its Server-Timing in milliseconds."""
 
+    status: int
     milliseconds: float
     start: str
     timing: Mapping[str, float]
-    body: Any
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,25 +87,12 @@ class Stack:
         return f"{self.url}/v1/functions/{app}/{function}:invoke"
 
     def invoke(self, app: str, function: str, arguments: Any) -> Answer:
-        """One call on a connection of its own, timed from before the connection to the last byte. Raises StackFailed unless 200."""
-        host = self.url.removeprefix("http://")
-        connection = http.client.HTTPConnection(host, timeout=CALL_TIMEOUT_S)
-        started = time.perf_counter()
-        try:
-            connection.request("POST", f"/v1/functions/{app}/{function}:invoke", json.dumps(arguments), self.headers)
-            response = connection.getresponse()
-            body = response.read()
-        finally:
-            connection.close()
-        elapsed_ms = (time.perf_counter() - started) * 1000
-        if response.status != 200:
-            raise StackFailed(f"{app}/{function} answered {response.status}: {body[:500]!r}")
-        return Answer(
-            milliseconds=elapsed_ms,
-            start=response.headers.get(HEADER_START, "?"),
-            timing=_server_timing(response.headers.get(HEADER_SERVER_TIMING, "")),
-            body=json.loads(body),
-        )
+        """One call (see `post`). Raises StackFailed unless it is answered 200."""
+        path = f"/v1/functions/{app}/{function}:invoke"
+        answer = post(self.url.removeprefix("http://"), path, json.dumps(arguments).encode(), self.headers)
+        if answer.status != 200:
+            raise StackFailed(f"{app}/{function} answered {answer.status}: {answer.body[:500]!r}")
+        return answer
 
     def wait_zero(self, app: str) -> None:
         """Stop the app's instances and return once there are none. Raises StackFailed when some stay."""
@@ -130,6 +118,25 @@ class Stack:
     def run_directory(self) -> Path:
         """Where its sockets are."""
         return Path(self.command("status")["run"])
+
+
+def post(host: str, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+    """One POST on a connection of its own, timed from before the connection to the last byte."""
+    connection = http.client.HTTPConnection(host, timeout=CALL_TIMEOUT_S)
+    started = time.perf_counter()
+    try:
+        connection.request("POST", path, body, dict(headers))
+        response = connection.getresponse()
+        answered = response.read()
+    finally:
+        connection.close()
+    return Answer(
+        milliseconds=(time.perf_counter() - started) * 1000,
+        status=response.status,
+        start=response.headers.get(HEADER_START, "?"),
+        timing=_server_timing(response.headers.get(HEADER_SERVER_TIMING, "")),
+        body=answered,
+    )
 
 
 @contextlib.contextmanager

@@ -1,0 +1,154 @@
+"""From zero: a request is sent while a function has no instance, and timed until its answer is complete.
+
+`hello` and `embed` are the examples themselves. COLD comes from a second copy that is deployed with `snapshot=False`, so that nothing is
+kept of it; FORK from a resident Template, whose memory (PSS) is a row of its own, because a Template is not zero; WARM from an instance
+that is already there. Every sample is filed under the StartKind that the platform itself reported. With --peers: Ray Serve with
+`min_replicas=0` and the same model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import peers, stack
+from benchmarks.harness import ROOT, Report, Row, options, percentile, phase
+from benchmarks.network import DidNotStart
+from snapshotter.client import AgentClient
+from snapshotter.errors import SnapshotterError
+
+MIB = 1024**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is started: an example, how it is called, and the name under which its rows appear."""
+
+    name: str
+    source: Path
+    function: str
+    arguments: dict[str, Any]
+
+
+HELLO = Subject(name="hello", source=ROOT / "examples" / "hello.py", function="hello", arguments={"name": "Ada"})
+EMBED = Subject(name="embed", source=ROOT / "examples" / "embed.py", function="Embedder.embed", arguments={"text": "a happy person"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Samples per StartKind."""
+
+    fork: int
+    cold: int
+    warm: int
+    ray: int
+
+
+QUICK = Counts(fork=7, cold=2, warm=50, ray=2)
+FULL = Counts(fork=40, cold=7, warm=500, ray=7)
+
+
+def main() -> None:
+    """Run it."""
+    given = options(__doc__ or "")
+    counts = QUICK if given.quick else FULL
+    report = Report("cold start: sent at zero instances, until the whole answer is there")
+    with stack.running() as platform:
+        for subject in (HELLO, EMBED):
+            measure(report, platform, subject, counts)
+        template_memory(report, platform)
+    if given.peers:
+        ray(report, counts)
+    ratios(report)
+    report.finish(given)
+
+
+def measure(report: Report, platform: stack.Stack, subject: Subject, counts: Counts) -> None:
+    """Rows `<name>/<StartKind>`, and what the first call after the deploy cost."""
+    warm_app, cold_app = f"bench-{subject.name}", f"bench-{subject.name}-cold"
+    samples: dict[str, list[stack.Answer]] = defaultdict(list)
+    with phase(f"{subject.name}: deploy"):
+        platform.deploy(subject.source, app=warm_app, scaledown_window=2)
+        platform.deploy(subject.source, app=cold_app, scaledown_window=2, snapshot=False)
+    with phase(f"{subject.name}: first call after deploy"):
+        first = platform.invoke(warm_app, subject.function, subject.arguments)
+    report.rows.append(Row.of(f"{subject.name}/first call", "ms", [first.milliseconds], note=f"came up by {first.start}"))
+    with phase(f"{subject.name}: WARM"):
+        for _ in range(counts.warm):
+            answer = platform.invoke(warm_app, subject.function, subject.arguments)
+            samples[answer.start].append(answer)
+    for app, count in ((warm_app, counts.fork), (cold_app, counts.cold)):
+        with phase(f"{subject.name}: {count} starts of {app}"):
+            for _ in range(count):
+                platform.wait_zero(app)
+                answer = platform.invoke(app, subject.function, subject.arguments)
+                samples[answer.start].append(answer)
+    for kind, answers in sorted(samples.items()):
+        report.rows.append(Row.of(f"{subject.name}/{kind}", "ms", [a.milliseconds for a in answers], note=_timings(answers)))
+
+
+def template_memory(report: Report, platform: stack.Stack) -> None:
+    """What it costs to keep the Templates that make FORK possible."""
+    try:
+        templates = asyncio.run(_templates(platform.run_directory() / "snapshotter.sock"))
+    except SnapshotterError as e:
+        report.missing("Template memory", str(e))
+        return
+    for name, pss_bytes in sorted(templates):
+        report.rows.append(Row.of(f"{name}/Template PSS", "MiB", [pss_bytes / MIB]))
+
+
+async def _templates(socket: Path) -> list[tuple[str, int]]:
+    agent = AgentClient(socket)
+    try:
+        return [(t.labels.get("app", t.revision).removeprefix("bench-"), t.pss_bytes) for t in await agent.templates()]
+    finally:
+        await agent.aclose()
+
+
+def ray(report: Report, counts: Counts) -> None:
+    """Ray Serve, the same model, `min_replicas=0`: cold from zero replicas, and warm."""
+    try:
+        with peers.running(peers.RAY_EMBED) as server, phase("ray serve: embed from zero"):
+            cold = []
+            for _ in range(counts.ray):
+                server.ask("zero")
+                cold.append(_post(server.url))
+            warm = [_post(server.url) for _ in range(counts.warm)]
+    except (peers.PeerFailed, DidNotStart) as e:
+        report.missing("ray serve", str(e))
+        return
+    report.rows.append(Row.of("embed/ray serve from zero", "ms", cold))
+    report.rows.append(Row.of("embed/ray serve warm", "ms", warm))
+
+
+def _post(url: str) -> float:
+    host, _, path = url.removeprefix("http://").partition("/")
+    return stack.post(host, f"/{path}", peers.ECHO_BODY.encode(), {"Content-Type": "application/json"}).milliseconds
+
+
+def ratios(report: Report) -> None:
+    """From the medians of the rows; a start that did not happen gives no ratio."""
+    medians = {row.name: row.p50 for row in report.rows}
+    wanted = {
+        "embed_cold_over_fork": ("embed/COLD", "embed/FORK"),
+        "embed_cold_over_restore": ("embed/COLD", "embed/RESTORE"),
+        "hello_cold_over_fork": ("hello/COLD", "hello/FORK"),
+        "ray_over_fork": ("embed/ray serve from zero", "embed/FORK"),
+    }
+    for key, (above, below) in wanted.items():
+        if above in medians and below in medians:
+            report.ratio(key, medians[above] / medians[below])
+
+
+def _timings(answers: list[stack.Answer]) -> str:
+    """Medians of the platform's own Server-Timing."""
+    names = sorted({name for answer in answers for name in answer.timing})
+    return ", ".join(f"{name} {percentile([a.timing.get(name, 0.0) for a in answers], 50):.1f}" for name in names)
+
+
+if __name__ == "__main__":
+    main()
