@@ -25,8 +25,9 @@ from uuid import uuid4
 
 from activator.billing import lines
 from activator.billing.errors import JournalFull
+from activator.billing.log import SegmentLog
 from activator.billing.recovery import HeldCall, Scan, lost_records, scan
-from activator.billing.segments import Cursor, SegmentFile, lock, read_segment, segment_path, sync_directory
+from activator.billing.segments import Cursor, lock, read_segment
 from activator.billing.usage import UsageTemplate
 from pilotlight.errors import Conflict, NotFound
 from pilotlight.protocol import UsageRecord
@@ -36,8 +37,6 @@ log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 * 1024**2
 HEARTBEAT_S = 1.0
-RETRY_S = 1.0
-"""Pause after a failed sync."""
 GARBAGE_SEGMENTS = 4
 """An old segment is emptied by carrying its open lines over only when the journal is this many segments over twice its live content."""
 
@@ -94,10 +93,8 @@ class Journal:
         self._activator = activator
         self._life = uuid4().hex
         self._lock = lock_descriptor
-        self._segment_bytes = segment_bytes
-        self._sync_s = sync_s
         self._wall_ns = wall_ns
-        self._sizes = dict(found.sizes)
+        self._segment_bytes = segment_bytes
         self._live: Counter[int] = Counter()
         self._held = dict(found.held)
         for held in self._held.values():
@@ -105,17 +102,15 @@ class Journal:
         self._open: dict[str, OpenLine] = {}
         self._clocks: dict[str, tuple[int, int]] = {}
         self._templates = 0
-        self._deferred: list[bytes] = []
-        self._doomed: list[int] = []
-        self._dirty, self._urgent, self._unshipped_event = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._waiters: list[asyncio.Future[None]] = []
+        self._damaged = found.damaged
         self.shipped = found.shipped
         self._unshipped, self._oldest_unshipped_ns = found.unshipped, found.oldest_unshipped_ns
+        self._unshipped_event = asyncio.Event()
         if self._unshipped:
             self._unshipped_event.set()
-        self._damaged = found.damaged
-        self._syncs = self._sync_errors = 0
-        self._file = self._new_segment(max(self._sizes, default=0) + 1)
+        self._log = SegmentLog(
+            directory, sizes=found.sizes, segment_bytes=segment_bytes, sync_s=sync_s, make_header=self._header, tidy=self._tidy
+        )
 
     @classmethod
     def open(
@@ -141,7 +136,7 @@ class Journal:
             lost = tuple(lost_records(found))
             for record in lost:
                 journal.append_record(canonical_json(record.to_json()), at_ns=wall_ns())
-            os.fdatasync(journal._file.fd)
+            journal.flush()
         except BaseException:
             os.close(descriptor)
             raise
@@ -154,7 +149,7 @@ class Journal:
 
     def __repr__(self) -> str:
         counts = f"{len(self._open)} open, {len(self._held)} held, {self._unshipped} unshipped"
-        return f"<Journal {self._directory} segment {self._file.number}, {counts}>"
+        return f"<Journal {self._directory} segment {self._log.number}, {counts}>"
 
     # -- the hot path --------------------------------------------------------------------------------------------------
 
@@ -174,15 +169,13 @@ class Journal:
         name = f"{call}/{attempt}"
         if name in self._open:
             raise Conflict(f"attempt {name} is open already: call ids must be unique", call=call)
-        if self._deferred:
-            self._write_deferred()
         prefix = self._template_line(template)
         line = lines.opened(
             n=template.number, call=call, attempt=attempt, start_kind=start_kind, at_ns=at_ns,
             queued_ms=queued_ms, start_ms=start_ms, virtual_ns=virtual_ns,
         )  # fmt: skip
-        offset = self._append(prefix + line if prefix else line) + len(prefix)
-        template.segment = segment = self._file.number
+        offset = self._log.append(prefix + line if prefix else line) + len(prefix)
+        template.segment = segment = self._log.number
         length = len(line)
         self._open[name] = OpenLine(segment, offset, length, template)
         self._live[segment] += length
@@ -215,7 +208,7 @@ class Journal:
         if call in self._held:
             raise Conflict(f"call {call} was submitted already", call=call)
         line = lines.submitted(call, payload)
-        held = HeldCall(id=call, segment=self._file.number, offset=self._append(line), length=len(line))
+        held = HeldCall(id=call, segment=self._log.number, offset=self._log.append(line), length=len(line))
         self._held[call] = held
         self._live[held.segment] += held.length
         try:
@@ -228,7 +221,7 @@ class Journal:
         """Keep a submitted call's result in place of its payload until `forget`. Raises NotFound, JournalFull (then the payload stays)."""
         held = self._held_call(call)
         line = lines.finished(call, result, attempts=held.attempts)
-        self._move_held(held, self._append(line), len(line))
+        self._move_held(held, self._log.append(line), len(line))
         held.is_finished = True
 
     def forget(self, call: str) -> None:
@@ -236,13 +229,11 @@ class Journal:
         held = self._held_call(call)
         del self._held[call]
         self._live[held.segment] -= held.length
-        self._append_or_defer(lines.forgotten(call))
+        self._log.append_or_defer(lines.forgotten(call))
 
     def payload(self, call: str) -> Any:
         """The payload of a held call, or its result once finished; read from the disk. Raises NotFound."""
         return json.loads(self._read(self._held_call(call)))["p"]
-
-    # -- shipping ------------------------------------------------------------------------------------------------------
 
     @property
     def directory(self) -> Path:
@@ -252,7 +243,7 @@ class Journal:
     @property
     def current_segment(self) -> int:
         """The only segment that still grows."""
-        return self._file.number
+        return self._log.number
 
     async def wait_unshipped(self) -> None:
         """Wait until there is a record that was not shipped."""
@@ -267,148 +258,82 @@ class Journal:
             self._unshipped_event.clear()
         elif oldest_unshipped_ns is not None:
             self._oldest_unshipped_ns = oldest_unshipped_ns
-        self._dirty.set()  # something may be deletable now
+        self._log.touch()  # something may be deletable now
 
     def statistics(self) -> JournalStatistics:
         """What the journal holds now."""
         return JournalStatistics(
-            segments=len(self._sizes) + 1,
-            size_bytes=sum(self._sizes.values()) + self._file.size,
+            segments=len(self._log.older) + 1,
+            size_bytes=self._log.size_bytes,
             open_calls=len(self._open),
             held_calls=len(self._held),
-            deferred=len(self._deferred),
+            deferred=self._log.deferred,
             unshipped=self._unshipped,
             oldest_unshipped_ns=self._oldest_unshipped_ns,
-            syncs=self._syncs,
-            sync_errors=self._sync_errors,
+            syncs=self._log.syncs,
+            sync_errors=self._log.sync_errors,
             damaged_lines=self._damaged,
         )
-
-    # -- the background ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Group commit and heartbeat, until cancelled. Run it as one task beside the server."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._sync_for_ever(), name="journal-sync")
+            group.create_task(self._log.run(), name="journal-sync")
             group.create_task(self._beat_for_ever(), name="journal-heartbeat")
 
     async def wait_synced(self) -> None:
         """Wait until what was written so far is on the disk. Raises JournalFull when the disk failed."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        self._urgent.set()
-        self._dirty.set()
-        await waiter
+        await self._log.wait_synced()
 
     async def sync(self) -> bool:
-        """One group commit: rotate if due, `fdatasync`, wake who waits, delete what nobody needs. False when the disk failed."""
-        self._dirty.clear()
-        self._urgent.clear()
-        waiters, self._waiters = self._waiters, []
-        doomed, self._doomed = self._doomed, []
-        written = self._file
-        try:
-            self._rotate_if_due()
-            await asyncio.to_thread(os.fdatasync, written.fd)
-        except OSError as e:
-            self._sync_errors += 1
-            self._doomed = doomed + self._doomed
-            self._dirty.set()
-            log.error("journal sync failed: segment=%s error=%s", written.path, e)
-            _resolve(waiters, JournalFull(f"{written.path} could not be made durable: {e.strerror}", retry_after_s=5))
-            return False
-        except asyncio.CancelledError:
-            os.fdatasync(written.fd)
-            _resolve(waiters, None)
-            raise
-        finally:
-            if written is not self._file:
-                os.close(written.fd)
-        self._syncs += 1
-        _resolve(waiters, None)
-        self._delete(doomed)
-        self._retire()
-        return True
+        """One group commit now; `run()` does it by itself. False when the disk failed."""
+        return await self._log.sync()
+
+    def flush(self) -> None:
+        """Make what was written durable now. Blocks on the disk; for the start, before there are calls."""
+        self._log.flush()
 
     def beat(self) -> None:
         """Write a proof of life while calls are open, and what had no room before."""
         try:
-            if self._deferred:
-                self._write_deferred()
+            self._log.write_deferred()
             if self._open:
-                self._append(lines.heartbeat(self._wall_ns()))
+                self._log.append(lines.heartbeat(self._wall_ns()))
         except JournalFull as e:
             log.warning("journal full: %s", e)
 
     def close(self) -> None:
         """Make everything durable and give the directory up. The task of `run()` must have ended."""
-        try:
-            if self._deferred:
-                self._write_deferred()
-            os.fdatasync(self._file.fd)
-        except (JournalFull, OSError) as e:
-            log.error("journal closed without its last lines on disk: deferred=%d error=%s", len(self._deferred), e)
-        finally:
-            os.close(self._file.fd)
-            os.close(self._lock)
-            _resolve(self._waiters, JournalFull("the journal was closed"))
+        self._log.close()
+        os.close(self._lock)
 
-    # -- inside --------------------------------------------------------------------------------------------------------
-
-    async def _sync_for_ever(self) -> None:
-        while True:
-            await self._dirty.wait()
-            try:
-                async with asyncio.timeout(self._sync_s):
-                    await self._urgent.wait()
-            except TimeoutError:
-                pass  # nobody waits for the disk: the interval groups what came meanwhile
-            if not await self.sync():
-                await asyncio.sleep(RETRY_S)
+    def abandon(self) -> None:
+        """Give the directory up with nothing more written, as the death of the process would."""
+        self._log.abandon()
+        os.close(self._lock)
 
     async def _beat_for_ever(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             self.beat()
 
-    def _new_segment(self, number: int) -> SegmentFile:
-        first = lines.header(activator=self._activator, life=self._life, segment=number, at_ns=self._wall_ns())
-        return SegmentFile(self._directory, number, header=first)
-
-    def _append(self, line: bytes) -> int:
-        offset = self._file.append(line)
-        if not self._dirty.is_set():
-            self._dirty.set()
-        return offset
+    def _header(self, number: int) -> bytes:
+        return lines.header(activator=self._activator, life=self._life, segment=number, at_ns=self._wall_ns())
 
     def _template_line(self, template: UsageTemplate) -> bytes:
         """The template's own line when this segment does not have it yet, else nothing."""
-        if template.segment == self._file.number:
+        if template.segment == self._log.number:
             return b""
         self._templates += 1
         template.number = self._templates
         return lines.template(template.number, template)
 
     def _close(self, line: bytes, at_ns: int) -> None:
-        self._append_or_defer(line)
+        self._log.append_or_defer(line)
         if not self._unshipped:
             self._oldest_unshipped_ns = at_ns
             self._unshipped_event.set()
         self._unshipped += 1
-
-    def _append_or_defer(self, line: bytes) -> None:
-        try:
-            if self._deferred:
-                self._write_deferred()
-            self._append(line)
-        except JournalFull as e:
-            self._deferred.append(line)
-            log.error("journal full, keeping %d lines in memory: %s", len(self._deferred), e)
-
-    def _write_deferred(self) -> None:
-        while self._deferred:
-            self._append(self._deferred[0])
-            del self._deferred[0]
 
     def _held_call(self, call: str) -> HeldCall:
         held = self._held.get(call)
@@ -418,56 +343,46 @@ class Journal:
 
     def _move_held(self, held: HeldCall, offset: int, length: int) -> None:
         self._live[held.segment] -= held.length
-        held.segment, held.offset, held.length = self._file.number, offset, length
+        held.segment, held.offset, held.length = self._log.number, offset, length
         self._live[held.segment] += length
 
     def _read(self, place: HeldCall | OpenLine) -> bytes:
         return next(read_segment(self._directory, place.segment, offset=place.offset)).text
 
-    def _rotate_if_due(self) -> None:
-        if self._file.size < self._segment_bytes:
-            return
-        try:
-            fresh = self._new_segment(self._file.number + 1)
-        except JournalFull as e:
-            log.warning("journal cannot rotate, goes on in the old segment: %s", e)
-            return
-        self._sizes[self._file.number] = self._file.size
-        self._file = fresh
+    def _tidy(self) -> None:
+        """Doom the oldest segments that nobody needs; what is carried over becomes durable by the sync that deletes them."""
+        for number in self._log.older:
+            if self.shipped.segment <= number:
+                return
+            if self._live[number] and not self._is_mostly_garbage():
+                return
+            try:
+                self._carry(number)
+            except JournalFull as e:
+                log.warning("journal cannot tidy up: %s", e)
+                return
+            del self._live[number]
+            self._log.doom(number)
+            self._forget_idle_clocks()
+
+    def _forget_idle_clocks(self) -> None:
         busy = {opened.template.instance for opened in self._open.values()}
         self._clocks = {instance: clock for instance, clock in self._clocks.items() if instance in busy}
 
-    def _retire(self) -> None:
-        """Doom the oldest segments that nobody needs; they are deleted after the next sync, when what was carried over is durable."""
-        for number in sorted(self._sizes):
-            if number in self._doomed:
-                continue
-            if self.shipped.segment <= number:
-                return
-            if self._live[number]:
-                if not self._is_mostly_garbage():
-                    return
-                try:
-                    self._carry(number)
-                except JournalFull as e:
-                    log.warning("journal cannot tidy up: %s", e)
-                    return
-            self._doomed.append(number)
-            self._dirty.set()
-
     def _is_mostly_garbage(self) -> bool:
-        total = sum(size for number, size in self._sizes.items() if number not in self._doomed) + self._file.size
-        return total > 2 * sum(self._live.values()) + GARBAGE_SEGMENTS * self._segment_bytes
+        return self._log.size_bytes > 2 * sum(self._live.values()) + GARBAGE_SEGMENTS * self._segment_bytes
 
     def _carry(self, number: int) -> None:
         """Write again what is open in segment `number`. Twice the same line means the same, so dying in between is harmless."""
+        if not self._live[number]:
+            return
         for name, opened in [(name, o) for name, o in self._open.items() if o.segment == number]:
             self._open[name] = self._carry_open(opened)
         for held in [h for h in self._held.values() if h.segment == number]:
             body = json.loads(self._read(held))
             make = lines.finished if held.is_finished else lines.submitted
             line = make(held.id, body["p"], attempts=held.attempts)
-            self._move_held(held, self._append(line), len(line))
+            self._move_held(held, self._log.append(line), len(line))
 
     def _carry_open(self, opened: OpenLine) -> OpenLine:
         body = json.loads(self._read(opened))
@@ -478,26 +393,8 @@ class Journal:
         )  # fmt: skip
         at_ns, virtual_ns = self._clocks[opened.template.instance]
         clock = lines.virtual(instance=opened.template.instance, at_ns=at_ns, virtual_ns=virtual_ns)
-        offset = self._append(prefix + line + clock) + len(prefix)
-        opened.template.segment = self._file.number
+        offset = self._log.append(prefix + line + clock) + len(prefix)
+        opened.template.segment = self._log.number
         self._live[opened.segment] -= opened.length
-        self._live[self._file.number] += len(line)
-        return OpenLine(self._file.number, offset, len(line), opened.template)
-
-    def _delete(self, doomed: list[int]) -> None:
-        for number in doomed:
-            segment_path(self._directory, number).unlink(missing_ok=True)
-            del self._sizes[number]
-            del self._live[number]
-        if doomed:
-            sync_directory(self._directory)
-
-
-def _resolve(waiters: list[asyncio.Future[None]], error: JournalFull | None) -> None:
-    for waiter in waiters:
-        if waiter.done():
-            continue
-        if error is None:
-            waiter.set_result(None)
-        else:
-            waiter.set_exception(error)
+        self._live[self._log.number] += len(line)
+        return OpenLine(self._log.number, offset, len(line), opened.template)

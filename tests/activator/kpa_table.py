@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 # fmt: off
-# ruff: noqa: E501  one case per line reads as a table
+# ruff: noqa: E501, ERA001  one case per line reads as a table
 
 DECISION_DEFAULTS: dict[str, Any] = {'max_scale_up_rate': 10.0, 'max_scale_down_rate': 10.0, 'panic_threshold': 2.0, 'stable_window_s': 60.0, 'reachable': True, 'activation_scale': 0, 'scale_down_delay_s': 0.0, 'target_burst_capacity': 0.0}
 

@@ -215,7 +215,8 @@ def test_diary_of_a_zero_window() -> None:
 def test_diary_of_a_ramp_never_falls() -> None:
     diary = Diary(spec_of(max_inputs=4, target_inputs=2, max_instances=50, scaledown_window_s=60))
     scale = [diary.second(float(now), now).desired for now in range(60)]
-    assert scale == sorted(scale) and scale[-1] >= 15
+    assert scale == sorted(scale)
+    assert scale[-1] >= 15
 
 
 # -- victims -------------------------------------------------------------------------------------------------------

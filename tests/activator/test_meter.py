@@ -101,7 +101,8 @@ def test_an_instance_held_by_min_instances_pays_from_the_first_moment() -> None:
     meter.reserve(30 * SECOND, is_reserved=True)
     meter.begin("a", 40 * SECOND)
     spans = meter.take_idle(41 * SECOND)
-    assert [(s.kind, s.started_ns // SECOND, s.billed_ns // SECOND) for s in spans] == [("RESERVED", 5, 15)], "one record, however often it pauses"
+    want = IdleSpan(kind=IdleKind.RESERVED, started_ns=5 * SECOND, billed_ns=15 * SECOND)
+    assert spans == [want], "one record, however often it pauses"
     meter.reserve(42 * SECOND, is_reserved=False)
     meter.end("a", 43 * SECOND)
     assert meter.take_idle(104 * SECOND) == [IdleSpan(kind=IdleKind.IDLE, started_ns=103 * SECOND, billed_ns=SECOND)]

@@ -31,10 +31,9 @@ def journal_at(directory: Path, *, wall: Wall | None = None) -> Journal:
     return Journal.open(directory, activator="a-1", sync_s=0.0, wall_ns=wall or Wall())[0]
 
 
-def abandon(journal: Journal) -> None:
-    """What death does: descriptors and the lock go, nothing is written."""
-    os.close(journal._file.fd)
-    os.close(journal._lock)
+def append_raw(directory: Path, text: bytes) -> None:
+    with segment_path(directory, segment_numbers(directory)[-1]).open("ab") as f:
+        f.write(text)
 
 
 def begin(journal: Journal, call: str, *, at_s: float, books: Any) -> Any:
@@ -52,14 +51,14 @@ def test_an_open_call_is_closed_at_the_last_proof_of_life(tmp_path: Path) -> Non
     begin(journal, "c", at_s=1001, books=account(journal))
     wall.now_ns = 1004 * SECOND
     journal.beat()
-    abandon(journal)
+    journal.abandon()
     wall.now_ns = 9_000 * SECOND
     journal, recovered = Journal.open(tmp_path, activator="a-1", wall_ns=wall)
     [record] = recovered.lost
     assert (record.id, record.outcome, record.start_kind, record.key) == ("c/1", "lost", "FORK", "k")
     assert (record.queued_ms, record.start_ms, record.exec_ms, record.billed_ns) == (4, 5, 3000, 3 * SECOND)
     assert records_on_disk(tmp_path) == [record.to_json()]
-    abandon(journal)
+    journal.abandon()
     assert Journal.open(tmp_path, activator="a-1", wall_ns=wall)[1].lost == (), "and only once"
 
 
@@ -71,7 +70,7 @@ def test_lost_calls_share_their_instance_exactly_as_living_ones_do(tmp_path: Pat
     begin(journal, "c", at_s=1014, books=books)  # a, b: 2 s each
     end(ticket, at_s=1020, books=books)  # a, b, c: 2 s each
     begin(journal, "z", at_s=1030, books=other)  # a, c: 5 s each, and z says that we lived
-    abandon(journal)
+    journal.abandon()
     _, recovered = Journal.open(tmp_path, activator="a-1", wall_ns=Wall(5_000 * SECOND))
     billed = {record.call: record.billed_ns / SECOND for record in recovered.lost}
     assert billed == {"a": 19.0, "c": 7.0, "z": 0.0}
@@ -85,11 +84,11 @@ def test_a_torn_last_line_is_left_out_and_a_damaged_one_counted(tmp_path: Path) 
     journal = journal_at(tmp_path)
     books = account(journal)
     ticket = begin(journal, "c", at_s=1001, books=books)
-    os.write(journal._file.fd, b'\x00\x00garbage\n{"t":"O"}\n')
+    append_raw(tmp_path, b'\x00\x00garbage\n{"t":"O"}\n')
     end(ticket, at_s=1002, books=books)
     begin(journal, "d", at_s=1003, books=books)
-    os.write(journal._file.fd, b'{"t":"C","at":99999999999999,"u":{"id":"d/1","outc')
-    abandon(journal)
+    append_raw(tmp_path, b'{"t":"C","at":99999999999999,"u":{"id":"d/1","outc')
+    journal.abandon()
     journal, recovered = Journal.open(tmp_path, activator="a-1", wall_ns=Wall())
     assert [r.id for r in recovered.lost] == ["d/1"]
     assert journal.statistics().damaged_lines == 2
@@ -104,7 +103,7 @@ async def test_submitted_calls_come_back_with_their_attempts(tmp_path: Path) -> 
     begin(journal, "run", at_s=1001, books=account(journal))
     journal.finish("done", {"status": 200})
     journal.forget("told")
-    abandon(journal)
+    journal.abandon()
     journal, recovered = Journal.open(tmp_path, activator="a-1", wall_ns=Wall())
     assert [(h.id, h.attempts) for h in recovered.unfinished] == [("run", 1), ("wait", 0)]
     assert [h.id for h in recovered.undelivered] == ["done"]
@@ -127,9 +126,9 @@ def test_a_recovery_that_dies_is_simply_done_again(tmp_path: Path) -> None:
     books = account(journal)
     for n in range(5):
         begin(journal, f"c{n}", at_s=1001, books=books)
-    abandon(journal)
+    journal.abandon()
     wall.pass_s(1000)
-    abandon(Journal.open(tmp_path / "a", activator="a-1", wall_ns=wall)[0])
+    Journal.open(tmp_path / "a", activator="a-1", wall_ns=wall)[0].abandon()
     whole = segment_path(tmp_path / "a", 2).read_bytes()
     want = {record["id"]: record for record in records_on_disk(tmp_path / "a")}
     assert len(want) == 5
@@ -279,7 +278,7 @@ def test_segments_of_an_older_life_are_kept_until_shipped(tmp_path: Path) -> Non
     journal = journal_at(tmp_path)
     books = account(journal)
     end(begin(journal, "c", at_s=1001, books=books), at_s=1002, books=books)
-    abandon(journal)
+    journal.abandon()
     journal = journal_at(tmp_path)
     assert segment_numbers(tmp_path) == [1, 2]
     assert journal.statistics().unshipped == 1

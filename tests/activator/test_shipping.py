@@ -55,7 +55,9 @@ async def test_a_ledger_that_is_away_loses_nothing_and_the_lag_shows(tmp_path: P
         await shipper.flush()
     assert (shipper.lag().records, shipper.lag().seconds) == (10, 12.0)
     task = asyncio.create_task(shipper.run())
-    while shipper.lag().records:
+    await ledger.has_taken.wait()
+    await journal.sync()
+    while shipper.lag().records:  # noqa: ASYNC110  the checkpoint is written in a thread, between the ledger's answer and the lag
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
@@ -85,7 +87,8 @@ async def test_a_new_process_ships_what_the_last_one_did_not(tmp_path: Path) -> 
     make_calls(journal, range(8, 10))
     assert journal.statistics().unshipped == 5
     assert await Shipper(journal, ledger).flush() == 5
-    assert (ledger.received, ledger.records.keys()) == (10, ids(range(10)))
+    assert ledger.received == 10
+    assert ledger.records.keys() == ids(range(10))
     journal.close()
 
 

@@ -9,7 +9,8 @@ from activator.autoscaler.windows import MaxWindow, TimeWindow, WeightedWindow
 
 def test_a_window_without_data_is_empty_not_zero() -> None:
     window = TimeWindow(5)
-    assert window.is_empty(0) and window.average(0) == 0 and window.total(0) == 0
+    assert window.is_empty(0)
+    assert (window.average(0), window.total(0)) == (0, 0)
     window.record(10, 0)
     assert not window.is_empty(15), "a measured zero is data"
     assert window.is_empty(16)
@@ -65,5 +66,6 @@ def test_the_weighted_window_decays_when_nothing_comes() -> None:
 
 def test_a_max_window_keeps_the_larger_of_one_slot() -> None:
     window = MaxWindow(size=3).record(1, 5).record(1, 3)
-    assert window.current == 5 and MaxWindow(size=3).current is None
+    assert window.current == 5
+    assert MaxWindow(size=3).current is None
     assert window.record(4, 1).current == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ class FakeLedger:
         away: answers to come that are `LedgerUnavailable`, nothing taken.
         mute: answers to come that are lost although everything was taken.
         wrong: ids it refuses for good.
+        has_taken: set once records were taken.
     """
 
     def __init__(self, *, away: int = 0, mute: int = 0, wrong: frozenset[str] = frozenset()) -> None:
@@ -25,6 +27,7 @@ class FakeLedger:
         self.records: dict[str, dict[str, Any]] = {}
         self.received = 0
         self.batches: list[int] = []
+        self.has_taken = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<FakeLedger {len(self.records)} records of {self.received} received>"
@@ -41,6 +44,7 @@ class FakeLedger:
         self.received += len(bodies)
         for body in bodies:
             self.records.setdefault(body["id"], body)
+        self.has_taken.set()
         if self.mute:
             self.mute -= 1
             raise LedgerUnavailable("the answer was lost")
