@@ -50,8 +50,10 @@ class StoreDirectory:
         os.pwrite(self._lock, f"process {os.getpid()}".encode(), 0)
 
     def close(self) -> None:
-        """Let go of the directory."""
-        os.close(self._lock)
+        """Let go of the directory. Idempotent."""
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
 
     def empty_tmp(self) -> None:
         """Remove what a dead owner left half done."""

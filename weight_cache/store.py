@@ -107,8 +107,9 @@ class Store:
         if on_progress is not None:
             listeners.append(on_progress)
         try:
-            while not self._catalogue.is_here(manifest) or not await self._looks_sealed(manifest):
-                await self._model_flights.join(manifest, lambda: self._ingest(manifest))
+            while not (self._catalogue.is_here(manifest) and await self._looks_sealed(manifest)):
+                if not self._catalogue.is_here(manifest):
+                    await self._model_flights.join(manifest, lambda: self._ingest(manifest))
         finally:
             if on_progress is not None:
                 listeners.remove(on_progress)
@@ -158,6 +159,9 @@ class Store:
                 await finish_in_thread(self._directory.remove, grave)
             await self._bring(name, manifest)
             await finish_in_thread(self._directory.publish_model, name, raw, manifest)
+        except FileNotFoundError as e:  # another model's check condemned a file that both share, between the two lines above
+            self._catalogue.abandon(name)
+            raise ChunkCorrupt(f"a file of model {name[:12]} was found corrupt while the model was put together; try again: {e}") from e
         except BaseException:
             self._catalogue.abandon(name)
             self._undo(self._directory.bury_model(name))

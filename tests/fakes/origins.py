@@ -9,9 +9,11 @@ from weight_cache.errors import OriginUnavailable
 
 
 class MemoryOrigin:
-    """Blobs in a dictionary. `reads` counts ranges asked for; `gate`, when set to an unset Event, holds reads back.
+    """Blobs in a dictionary. `reads` counts ranges asked for.
 
     Attributes:
+        asked: set once anything was read.
+        gate: an unset Event here holds reads back.
         damaged: blobs whose bytes arrive wrong, and how many times still.
     """
 
@@ -19,6 +21,7 @@ class MemoryOrigin:
         self.blobs: dict[str, bytes] = {}
         self.damaged: dict[str, int] = {}
         self.reads = 0
+        self.asked = asyncio.Event()
         self.gate: asyncio.Event | None = None
 
     def put(self, content: bytes) -> str:
@@ -34,6 +37,7 @@ class MemoryOrigin:
     async def read(self, digest: str, *, offset_bytes: int, length_bytes: int) -> bytes:
         """Up to `length_bytes` from `offset_bytes`. Raises OriginUnavailable."""
         self.reads += 1
+        self.asked.set()
         content = self._blob(digest)
         if self.gate is not None:
             await self.gate.wait()

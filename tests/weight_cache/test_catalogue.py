@@ -1,0 +1,151 @@
+"""Any order of claims, arrivals, leases and releases keeps the budget, and never takes what somebody holds or awaits."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from weight_cache.catalogue import Catalogue, Files, Removal
+from weight_cache.errors import StoreFull
+from weight_cache.types import Lease
+
+SIZES = {f"f{i}": 10 + i for i in range(8)}
+BUDGET = 60
+
+
+def hold(manifest: str, *, at: float) -> Lease:
+    return Lease(id=f"l-{manifest}", manifest=manifest, holder="slot", acquired_at=at)
+
+
+def bring(catalogue: Catalogue, name: str, files: Files, *, now: float) -> Removal:
+    removal = catalogue.claim(name, files)
+    for digest, size in files.items():
+        catalogue.file_arrived(digest, size)
+    catalogue.model_arrived(name, now=now)
+    return removal
+
+
+def test_least_recently_used_goes_first_and_its_shared_file_stays() -> None:
+    catalogue = Catalogue(30)
+    bring(catalogue, "old", {"a": 10, "shared": 5}, now=1)
+    bring(catalogue, "young", {"b": 10, "shared": 5}, now=2)
+    removal = bring(catalogue, "new", {"c": 10}, now=3)
+    assert removal == Removal(models=("old",), files=("a",), size_bytes=10)
+    assert [m.manifest for m in catalogue.models()] == ["young", "new"]
+
+
+def test_last_use_is_the_release_not_the_lease() -> None:
+    catalogue = Catalogue(20)
+    bring(catalogue, "first", {"a": 10}, now=1)
+    bring(catalogue, "second", {"b": 10}, now=2)
+    catalogue.lease(hold("first", at=3))
+    catalogue.release("l-first", now=9)
+    assert bring(catalogue, "third", {"c": 10}, now=10).models == ("second",)
+
+
+def test_full_of_leases_says_so_and_changes_nothing() -> None:
+    catalogue = Catalogue(20)
+    bring(catalogue, "held", {"a": 15}, now=1)
+    catalogue.lease(hold("held", at=1))
+    with pytest.raises(StoreFull, match="15 of 20 bytes are used and only 0 may go"):
+        catalogue.claim("new", {"b": 10})
+    assert repr(catalogue) == "<Catalogue 15/20 bytes models=1 arriving=0 leases=1>"
+
+
+def test_files_of_nobody_go_before_any_model() -> None:
+    catalogue = Catalogue(25)
+    catalogue.file_arrived("leftover", 10)
+    bring(catalogue, "kept", {"a": 10}, now=1)
+    assert catalogue.claim("new", {"b": 10}) == Removal(files=("leftover",), size_bytes=10)
+
+
+def test_lease_on_a_condemned_model_holds_again_when_it_is_back() -> None:
+    catalogue = Catalogue(100)
+    bring(catalogue, "m", {"a": 10, "b": 10}, now=1)
+    bring(catalogue, "n", {"b": 10}, now=1)
+    catalogue.lease(hold("m", at=1))
+    assert catalogue.condemn({"b"}) == ("m", "n")
+    assert not catalogue.is_here("m")
+    bring(catalogue, "m", {"a": 10, "b": 10}, now=2)
+    assert [m.leases for m in catalogue.models()] == [1]
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """A model of the disk beside the catalogue: what it says must go is taken away, and must not be missed."""
+
+    arriving: Bundle[str] = Bundle("arriving")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.catalogue = Catalogue(BUDGET)
+        self.disk: set[str] = set()
+        self.claims: dict[str, Files] = {}
+        self.models: dict[str, Files] = {}
+        self.held: set[str] = set()
+        self.now = 0.0
+
+    @rule(name=st.sampled_from("ABCDE"), files=st.sets(st.sampled_from(sorted(SIZES)), min_size=1, max_size=4))
+    def claim(self, name: str, files: set[str]) -> None:
+        if name in self.claims or name in self.models:
+            return
+        sized = {f: SIZES[f] for f in files}
+        try:
+            removal = self.catalogue.claim(name, sized)
+        except StoreFull:
+            return
+        assert not set(removal.models) & self.held
+        assert set(removal.models) <= set(self.models)
+        self.claims[name] = sized
+        for gone in removal.models:
+            del self.models[gone]
+        assert set(removal.files) <= self.disk
+        self.disk -= set(removal.files)
+
+    @rule(data=st.data())
+    def file_arrives(self, data: st.DataObject) -> None:
+        missing = sorted({f for files in self.claims.values() for f in files} - self.disk)
+        if missing:
+            digest = data.draw(st.sampled_from(missing))
+            self.disk.add(digest)
+            self.catalogue.file_arrived(digest, SIZES[digest])
+
+    @rule()
+    def complete_models_arrive(self) -> None:
+        for name in [n for n, files in self.claims.items() if files.keys() <= self.disk]:
+            self.now += 1
+            self.models[name] = self.claims.pop(name)
+            self.catalogue.model_arrived(name, now=self.now)
+
+    @rule(name=st.sampled_from("ABCDE"))
+    def abandon(self, name: str) -> None:
+        if self.claims.pop(name, None) is not None:
+            self.catalogue.abandon(name)
+
+    @rule(name=st.sampled_from("ABCDE"))
+    def lease(self, name: str) -> None:
+        if name in self.models:
+            self.now += 1
+            self.held.add(name)
+            self.catalogue.lease(hold(name, at=self.now))
+
+    @rule(name=st.sampled_from("ABCDE"))
+    def release(self, name: str) -> None:
+        self.now += 1
+        assert (self.catalogue.release(f"l-{name}", now=self.now) is not None) == (name in self.held)
+        self.held.discard(name)
+
+    @invariant()
+    def budget_holds(self) -> None:
+        assert sum(SIZES[f] for f in self.disk) <= self.catalogue.used_bytes <= BUDGET
+
+    @invariant()
+    def files_of_every_model_are_on_the_disk(self) -> None:
+        assert {m.manifest for m in self.catalogue.models()} == set(self.models)
+        assert all(files.keys() <= self.disk for files in self.models.values())
+        assert self.held <= set(self.models)
+
+
+AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAnyOrder = AnyOrder.TestCase

@@ -1,0 +1,350 @@
+"""Models come in whole and verified, stay while they are held, and survive whatever happens to the process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fakes.origins import MemoryOrigin
+from tests.weight_cache.models import manifest_of, put_model
+from weight_cache.errors import ChunkCorrupt, ManifestInvalid, OriginUnavailable, StoreFull, StoreOwned
+from weight_cache.manifest import CHUNK_BYTES
+from weight_cache.origin import DirectoryOrigin
+from weight_cache.store import Store
+from weight_cache.types import LoadProgress
+
+REPOSITORY = Path(__file__).parents[2]
+MODEL = {"config.json": b"{}", "sub/weights.bin": b"w" * 1000}
+
+
+class Diary:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def origin() -> MemoryOrigin:
+    return MemoryOrigin()
+
+
+@pytest.fixture
+def clock() -> Diary:
+    return Diary()
+
+
+@pytest.fixture
+def store(tmp_path: Path, origin: MemoryOrigin, clock: Diary) -> Iterator[Store]:
+    opened = Store.open(tmp_path / "w", origin=origin, max_bytes=10_000, clock=clock)
+    yield opened
+    opened.close()
+
+
+def listing(root: Path) -> dict[str, list[str]]:
+    return {name: sorted(p.name for p in (root / name).iterdir()) for name in ("files", "models", "tmp", "quarantine")}
+
+
+def read(directory: Path) -> dict[str, bytes]:
+    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+async def test_lease_gives_a_read_only_directory_with_the_bytes(store: Store, origin: MemoryOrigin) -> None:
+    name = put_model(origin, MODEL)
+    seen: list[LoadProgress] = []
+    lease, path = await store.lease(name, holder="slot-1", on_progress=seen.append)
+    assert read(path) == MODEL
+    assert {p.stat().st_mode & 0o777 for p in path.rglob("*") if p.is_file()} == {0o444}
+    assert {p.stat().st_mode & 0o777 for p in [path, *path.rglob("*")] if p.is_dir()} == {0o555}
+    assert (seen[0], seen[-1]) == (LoadProgress(done_bytes=0, total_bytes=1002), LoadProgress(done_bytes=1002, total_bytes=1002))
+    assert [held.id for held in store.leases()] == [lease.id]
+    assert (store.statistics().hits, store.statistics().misses, store.statistics().fetched_bytes) == (0, 1, 1002)
+
+
+async def test_asking_again_is_the_same_lease_and_reads_nothing(store: Store, origin: MemoryOrigin) -> None:
+    name = put_model(origin, MODEL)
+    first = await store.lease(name, holder="slot-1")
+    reads = origin.reads
+    assert (await store.lease(name, holder="slot-1"))[0].id == first[0].id
+    assert (await store.lease(name, holder="slot-2"))[0].id != first[0].id
+    assert origin.reads == reads
+    assert await store.release(first[0].id) is True
+    assert await store.release(first[0].id) is False
+    assert [m.leases for m in store.models()] == [1]
+
+
+async def test_callers_at_once_fetch_once_and_models_share_files(store: Store, origin: MemoryOrigin) -> None:
+    name, other = put_model(origin, MODEL), put_model(origin, {"same": MODEL["sub/weights.bin"]})
+    origin.gate = asyncio.Event()
+    asks = [asyncio.create_task(store.lease(m, holder=f"s{i}")) for i in range(5) for m in (name, other)]
+    await asyncio.sleep(0)
+    origin.gate.set()
+    paths = {path for _, path in await asyncio.gather(*asks)}
+    assert len(paths) == 2
+    assert origin.reads == 2 + 2  # two manifests, two distinct files
+    assert store.statistics().used_bytes == 1002
+
+
+async def test_last_caller_to_leave_ends_the_fetching_and_leaves_nothing(tmp_path: Path, store: Store, origin: MemoryOrigin) -> None:
+    name = put_model(origin, MODEL)
+    origin.gate = asyncio.Event()
+    asks = [asyncio.create_task(store.lease(name, holder=f"s{i}")) for i in range(2)]
+    for ask in asks:
+        await asyncio.sleep(0.01)
+        ask.cancel()
+        await asyncio.wait([ask])
+    assert store.statistics().arriving == 0
+    assert listing(tmp_path / "w") == {"files": [], "models": [], "tmp": [], "quarantine": []}
+    origin.gate.set()
+    assert read((await store.lease(name, holder="s"))[1]) == MODEL
+
+
+async def test_damaged_transfer_is_repeated_and_a_damaged_blob_refused(tmp_path: Path, store: Store, origin: MemoryOrigin) -> None:
+    name = put_model(origin, MODEL)
+    weights = manifest_of(MODEL).files[1].sha256
+    origin.damaged[weights] = 2
+    with pytest.raises(ChunkCorrupt, match=r"sub/weights\.bin: bytes from 0"):
+        await store.lease(name, holder="s")
+    assert listing(tmp_path / "w")["models"] == []
+    assert listing(tmp_path / "w")["tmp"] == []
+    origin.damaged[weights] = 1
+    assert read((await store.lease(name, holder="s"))[1]) == MODEL
+
+
+async def test_manifest_that_names_other_bytes_cannot_poison_a_file(tmp_path: Path, store: Store, origin: MemoryOrigin) -> None:
+    victim = manifest_of({"f": b"good"}).files[0]
+    chunk = manifest_of({"f": b"evil"}).files[0].chunk_sha256s[0]
+    raw = (
+        manifest_of({"f": b"good"}).to_bytes().replace(f'"chunks":["{victim.chunk_sha256s[0]}"]'.encode(), f'"chunks":["{chunk}"]'.encode())
+    )
+    origin.blobs[victim.sha256] = b"evil"
+    with pytest.raises(ChunkCorrupt, match="the manifest lies"):
+        await store.lease(origin.put(raw), holder="s")
+    assert listing(tmp_path / "w")["files"] == []
+
+
+async def test_what_the_origin_lacks_or_garbles_is_named(store: Store, origin: MemoryOrigin) -> None:
+    with pytest.raises(OriginUnavailable):
+        await store.lease("0" * 64, holder="s")
+    with pytest.raises(ManifestInvalid):
+        await store.lease(origin.put(b"no manifest"), holder="s")
+    name = put_model(origin, MODEL)
+    origin.damaged[name] = 1
+    with pytest.raises(ChunkCorrupt, match="manifest"):
+        await store.lease(name, holder="s")
+    origin.blobs[manifest_of(MODEL).files[1].sha256] = b"w"
+    with pytest.raises(OriginUnavailable, match="ends before"):
+        await store.lease(name, holder="s")
+
+
+async def test_room_is_made_by_the_least_recently_used_and_never_by_a_held_one(store: Store, origin: MemoryOrigin, clock: Diary) -> None:
+    names = [put_model(origin, {"w": bytes([i]) * 4000}) for i in range(4)]
+    held, path = await store.lease(names[0], holder="s")
+    clock.now += 1
+    await store.prefetch(names[1])
+    clock.now += 1
+    await store.prefetch(names[2])
+    assert [m.manifest for m in store.models()] == [names[0], names[2]]
+    await store.lease(names[2], holder="s")
+    with pytest.raises(StoreFull, match="do not fit"):
+        await store.lease(names[3], holder="s")
+    assert read(path) == {"w": b"\0" * 4000}
+    await store.release(held.id)
+    await store.lease(names[3], holder="s")
+    assert store.statistics().evicted_models == 2
+    assert not path.exists()
+
+
+async def test_file_that_somebody_wrote_to_is_quarantined_and_fetched_again(tmp_path: Path, store: Store, origin: MemoryOrigin) -> None:
+    name = put_model(origin, MODEL)
+    lease, path = await store.lease(name, holder="s")
+    victim = path / "sub" / "weights.bin"
+    victim.chmod(0o644)
+    victim.write_bytes(b"x" * 1000)
+    again, path = await store.lease(name, holder="s")
+    assert again.id == lease.id
+    assert read(path) == MODEL
+    assert listing(tmp_path / "w")["quarantine"] == [manifest_of(MODEL).files[1].sha256]
+    assert [m.leases for m in store.models()] == [1]
+
+
+async def test_touched_but_intact_file_is_read_once_and_kept(store: Store, origin: MemoryOrigin) -> None:
+    name = put_model(origin, MODEL)
+    _, path = await store.lease(name, holder="s")
+    os.utime(path / "config.json")
+    reads = origin.reads
+    await store.lease(name, holder="s")
+    assert origin.reads == reads
+    assert store.statistics().quarantined_files == 0
+
+
+async def test_silent_rot_is_found_by_verify(store: Store, origin: MemoryOrigin) -> None:
+    name = put_model(origin, MODEL)
+    _, path = await store.lease(name, holder="s")
+    victim = path / "config.json"
+    before = victim.stat()
+    victim.chmod(0o644)
+    victim.write_bytes(b"[]")
+    victim.chmod(0o444)
+    os.utime(victim, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert await store.verify(name) == [manifest_of(MODEL).files[0].sha256]
+    assert await store.verify(name) == []
+    assert read((await store.lease(name, holder="s"))[1]) == MODEL
+
+
+async def test_restart_finds_models_leases_and_order_again(tmp_path: Path, store: Store, origin: MemoryOrigin, clock: Diary) -> None:
+    old, held = put_model(origin, {"w": b"1" * 4000}), put_model(origin, {"w": b"2" * 4000})
+    lease, path = await store.lease(held, holder="s")
+    clock.now += 5
+    leased = await store.lease(old, holder="t")
+    await store.release(leased[0].id)
+    store.close()
+    (tmp_path / "w" / "tmp" / "half").write_bytes(b"x")
+    (tmp_path / "w" / "leases" / "broken").write_text("{")
+    again = Store.open(tmp_path / "w", origin=origin, max_bytes=10_000, clock=clock)
+    try:
+        assert again.leases() == [lease]
+        await again.prefetch(put_model(origin, {"w": b"3" * 4000}))
+        assert path.exists()
+        assert listing(tmp_path / "w")["tmp"] == []
+        assert next(m.manifest for m in again.models()) == held
+    finally:
+        again.close()
+
+
+async def test_second_owner_is_refused_and_told_who_the_first_is(tmp_path: Path, store: Store, origin: MemoryOrigin) -> None:
+    with pytest.raises(StoreOwned, match=f"belongs to process {os.getpid()}"):
+        Store.open(tmp_path / "w", origin=origin, max_bytes=None, clock=time.time)
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    disk = Path(tempfile.mkdtemp(prefix="pl"))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], check=True)
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+    disk.rmdir()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+async def test_full_disk_is_reported_and_leaves_the_store_usable(small_disk: Path, origin: MemoryOrigin, clock: Diary) -> None:
+    small, large = put_model(origin, MODEL), put_model(origin, {"w": b"x" * 1_000_000})
+    tiny = Store.open(small_disk / "w", origin=origin, max_bytes=10**9, clock=clock)
+    with pytest.raises(StoreFull, match="no room for 1000000 bytes"):
+        await tiny.lease(large, holder="s")
+    assert listing(small_disk / "w")["tmp"] == []
+    assert read((await tiny.lease(small, holder="s"))[1]) == MODEL
+    tiny.close()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["lease", "release", "both"])), max_size=25), st.integers(0, 1000))
+def test_any_interleaving_keeps_what_is_held_on_the_disk(steps: list[tuple[int, str]], seed: int) -> None:
+    """Models share files by chance; asks run at once and some are cancelled. What is held is whole at every moment."""
+
+    async def story(root: Path) -> None:
+        chance, origin, held = random.Random(seed), MemoryOrigin(), dict[str, tuple[Path, dict[str, bytes]]]()
+        pool = [bytes([i]) * (500 + i) for i in range(6)]
+        contents = [{f"f{j}": blob for j, blob in enumerate(chance.sample(pool, chance.randint(1, 3)))} for _ in range(6)]
+        names = [put_model(origin, files) for files in contents]
+        store = Store.open(root, origin=origin, max_bytes=2_500, clock=time.time)
+
+        async def lease(index: int) -> None:
+            with contextlib.suppress(StoreFull):
+                lease, path = await store.lease(names[index], holder="s")
+                held[lease.id] = (path, contents[index])
+
+        tasks: list[asyncio.Task[None]] = []
+        for index, action in steps:
+            if action in ("lease", "both"):
+                tasks.append(asyncio.create_task(lease(index)))
+                await asyncio.sleep(chance.choice([0, 0, 0.001]))
+            if action == "both" and chance.random() < 0.5:
+                tasks[-1].cancel()
+            if action == "release" and held:
+                gone = chance.choice(sorted(held))
+                del held[gone]
+                await store.release(gone)
+            assert all(read(path) == files for path, files in held.values())
+            assert store.statistics().used_bytes <= 2_500
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(not t.cancelled() or t.cancelling() for t in tasks)
+        assert all(t.cancelled() or t.exception() is None for t in tasks)
+        assert all(read(path) == files for path, files in held.values())
+        on_disk = {p.name: p.stat().st_size for p in (root / "files").iterdir()}
+        assert sum(on_disk.values()) == store.statistics().used_bytes <= 2_500
+        assert listing(root)["tmp"] == []
+        store.close()
+
+    root = Path(tempfile.mkdtemp(prefix="pl"))
+    try:
+        asyncio.run(story(root))
+    finally:
+        shutil.rmtree(root)
+
+
+_CHILD = """
+import asyncio, sys, time
+from pathlib import Path
+from weight_cache.origin import DirectoryOrigin
+from weight_cache.store import Store
+
+async def main():
+    store = Store.open(Path(sys.argv[1]) / "w", origin=DirectoryOrigin(Path(sys.argv[1]) / "blobs"), max_bytes=40_000_000, clock=time.time)
+    names = sys.argv[2:]
+    print("up", flush=True)
+    while True:
+        for name in names:
+            lease, path = await store.lease(name, holder="child")
+            print(lease.id, name, flush=True)
+            await store.release(lease.id)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_the_store_is_whole_again(tmp_path: Path) -> None:
+    """Three models of 17 MB in a budget for two: every turn evicts and fetches. After each kill all that is here is right."""
+    seed = random.Random(7)
+    memory = MemoryOrigin()
+    contents = [{"w": seed.randbytes(CHUNK_BYTES + 1000), "c": b"{}", f"only{i}": b"x"} for i in range(3)]
+    names = [put_model(memory, files) for files in contents]
+    for digest, blob in memory.blobs.items():
+        (tmp_path / "blobs" / digest[:2]).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "blobs" / digest[:2] / digest).write_bytes(blob)
+    by_name = dict(zip(names, contents, strict=True))
+    for _ in range(8):
+        child = subprocess.Popen([sys.executable, "-c", _CHILD, str(tmp_path), *names], stdout=subprocess.PIPE, cwd=REPOSITORY)
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        time.sleep(seed.uniform(0, 0.25))  # anywhere in a turn of some 0.1 s
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+        store = Store.open(tmp_path / "w", origin=DirectoryOrigin(tmp_path / "blobs"), max_bytes=40_000_000, clock=time.time)
+        assert listing(tmp_path / "w")["tmp"] == []
+        for model in store.models():
+            assert read(tmp_path / "w" / "models" / model.manifest) == by_name[model.manifest]
+            assert asyncio.run(store.verify(model.manifest)) == []
+        assert store.statistics().used_bytes <= 40_000_000
+        assert {lease.holder for lease in store.leases()} <= {"child"}
+        assert all(lease.manifest in {m.manifest for m in store.models()} for lease in store.leases())
+        store.close()
