@@ -90,6 +90,13 @@ class Server:
     def __repr__(self) -> str:
         return f"<Server connections={len(self._state.connections)} {self._calls!r}>"
 
+    @staticmethod
+    def rehearse() -> None:
+        """Before the snapshot: make an event loop and close it, so that what it initialises lazily is in the pages that forks share."""
+        loop = uvloop.new_event_loop()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
     def prepare(self) -> None:
         """Make the event loop: the part of the wake that needs neither the instance's cgroup nor its environment."""
         self._loop = uvloop.new_event_loop()

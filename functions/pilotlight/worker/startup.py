@@ -78,6 +78,8 @@ def run(launch: Launch, *, boot_ms: float) -> None:
 
 
 def _reach_snapshot_point(control: Control, phases: Phases) -> tuple[str, ...]:
+    Server.rehearse()
+    wake.rehearse()
     hooks.drop_caches()
     output.finish()
     threads = surplus_threads()
