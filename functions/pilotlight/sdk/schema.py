@@ -186,18 +186,14 @@ class _Builder:
             fields = {f.name: f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in _init_fields(hint)}
             return self._record(hint, fields)
         if typing.is_typeddict(hint):
-            required: frozenset[str] = getattr(hint, "__required_keys__", frozenset())
-            return self._record(hint, {name: name in required for name in hint.__annotations__})
+            return self._record(hint, _typed_dict_keys(hint))
         return {}
 
     def _record(self, kind: type, fields: Mapping[str, bool]) -> Schema:
         if kind in self._names:
             return {"$ref": f"#/$defs/{self._names[kind]}"}
         name = self._reserve(kind)
-        try:
-            hints = typing.get_type_hints(kind, include_extras=True)
-        except (NameError, TypeError, SyntaxError, AttributeError):
-            hints = {}
+        hints = _hints_of_class(kind)
         body: Schema = {
             "type": "object",
             "properties": {field: self.of(_bare(hints.get(field, Any))) for field in fields},
@@ -233,6 +229,20 @@ def _array(items: Schema) -> Schema:
 
 def _init_fields(kind: Any) -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(kind) if f.init]
+
+
+def _hints_of_class(kind: type) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(kind, include_extras=True)
+    except (NameError, TypeError, SyntaxError, AttributeError):
+        return {}  # one of its hints is for type checkers only
+
+
+def _typed_dict_keys(kind: Any) -> dict[str, bool]:
+    """Keys and whether they are required. With postponed annotations `__required_keys__` does not know of `NotRequired[…]`."""
+    hints, required = _hints_of_class(kind), getattr(kind, "__required_keys__", frozenset())
+    origins = {key: typing.get_origin(hints.get(key)) for key in kind.__annotations__}
+    return {key: o is typing.Required or (key in required and o is not typing.NotRequired) for key, o in origins.items()}
 
 
 def _bare(hint: Any) -> Any:

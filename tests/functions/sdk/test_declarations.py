@@ -1,0 +1,280 @@
+"""Decorators: what they record, and what they say when they are used wrongly."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import pytest
+
+import pilotlight
+from pilotlight.errors import InvalidInput
+from pilotlight.sdk.marks import MARKS, PilotlightWarning
+from pilotlight.spec import FunctionKind, Scaling
+from tests.functions.sdk.conftest import Write
+
+app = pilotlight.App("tests")
+
+
+def close_to(answer: float, expected: float) -> bool:
+    return abs(answer - expected) < 1
+
+
+@app.function(example=[1], check=close_to, memory="2GiB", gpu="H100:2")
+@pilotlight.concurrent(max_inputs=16, target_inputs=8)
+def scored(n: int) -> float:
+    """Scores."""
+    return n / 2
+
+
+@app.cls(max_instances=3, scaledown_window=5, timeout=7, startup_timeout=9)
+class Model:
+    @pilotlight.enter()
+    def load(self) -> None:
+        self.ready = True
+
+    @pilotlight.exit()
+    def unload(self) -> None:
+        self.ready = False
+
+    @pilotlight.method(example=["a"])
+    def run(self, text: str) -> str:
+        return text
+
+
+@app.function()
+@pilotlight.asgi_app()
+def web() -> object:
+    return object()
+
+
+def test_a_declaration_holds_the_undecorated_object_and_its_limits() -> None:
+    declared = scored.__pilotlight__
+
+    assert declared.raw(4) == 2
+    assert declared.resources.memory_bytes == 2 * 1024**3
+    assert (declared.resources.gpu, declared.resources.gpu_count) == (("H100",), 2)
+    assert declared.scaling == Scaling(max_inputs=16, target_inputs=8)
+    assert declared.description == "Scores."
+    (spec,) = declared.methods()
+    assert (spec.example, spec.has_check, spec.parameters) == ([1], True, ("n",))
+
+
+def test_marks_lie_on_the_plain_functions() -> None:
+    raw = Model.__pilotlight__.raw
+
+    assert vars(raw.load)[MARKS] == {"enter": {"snap": True}}
+    assert vars(raw.unload)[MARKS] == {"exit": True}
+    assert vars(raw.run)[MARKS]["method"]["example"] == ["a"]
+    assert raw().run("x") == "x"
+
+
+def test_a_class_has_its_clocks_and_methods() -> None:
+    declared = Model.__pilotlight__
+
+    assert declared.kind is FunctionKind.CLASS
+    assert declared.method_names() == ("run",)
+    assert (declared.clocks.execution_s, declared.clocks.startup_s, declared.scaling.scaledown_window_s) == (7, 9, 5)
+
+
+def test_an_asgi_function_is_a_web_application() -> None:
+    assert web.__pilotlight__.kind is FunctionKind.ASGI
+
+
+def test_modals_names_of_the_knobs_mean_the_same() -> None:
+    other = pilotlight.App("aliases")
+
+    @other.function(name="f", min_containers=1, max_containers=4, buffer_containers=2, container_idle_timeout=30, allow_concurrent_inputs=5)
+    @_at_top_level
+    def f() -> None: ...
+
+    assert other.declarations["f"].scaling == Scaling(
+        min_instances=1, max_instances=4, buffer_instances=2, scaledown_window_s=30, max_inputs=5
+    )
+
+
+def test_an_option_without_effect_is_named_in_a_warning() -> None:
+    other = pilotlight.App("aliases")
+
+    with pytest.warns(PilotlightWarning, match=r"region= has no effect"):
+        other.function(name="f", region="eu")(_at_top_level(lambda_free))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"min_instance": 1}, "did you mean min_instances="),
+        ({"volumes": {}}, "volumes= is not supported"),
+        ({"memory": "2 pounds"}, "memory = '2 pounds'"),
+        ({"gpu": ["H100", "A100:2"]}, "the same number"),
+        ({"gpu": "8xH100"}, "gpu = '8xH100'"),
+        ({"min_instances": 1, "keep_warm": 2}, "keep one"),
+        ({"secrets": ["token"]}, "expected pilotlight.Secret"),
+        ({"env": {"A": 1}}, "environment variables are text"),
+        ({"example": 3}, "write the arguments as a list"),
+        ({"check": close_to}, "give example= as well"),
+        ({"example": [object()]}, "not made of JSON values"),
+        ({"name": "9lives"}, "is not valid"),
+        ({"max_instances": 100_000}, "max_instances"),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_would_be_right(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        pilotlight.App("wrong").function(**options)(lambda_free)  # type: ignore[arg-type]
+
+
+def lambda_free() -> None: ...
+
+
+def _at_top_level(function: object) -> object:
+    function.__qualname__ = "f"  # type: ignore[attr-defined]
+    return function
+
+
+def test_a_forgotten_parenthesis_is_named() -> None:
+    with pytest.raises(InvalidInput, match=r"write @app.function\(\)"):
+        app.function(lambda_free)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"write @pilotlight.enter\(\)"):
+        pilotlight.enter(lambda_free)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"write @pilotlight.method\(\)"):
+        pilotlight.method(lambda_free)  # type: ignore[arg-type]
+
+
+def test_a_decorator_on_the_wrong_thing_names_the_right_one() -> None:
+    class Plain: ...
+
+    with pytest.raises(InvalidInput, match=r"write @app.cls\(\)"):
+        app.function()(Plain)
+    with pytest.raises(InvalidInput, match=r"write @app.function\(\)"):
+        app.cls()(lambda_free)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="nothing to call"):
+        app.cls()(Plain)
+    with pytest.raises(InvalidInput, match="nearer to the definition"):
+        pilotlight.concurrent(max_inputs=2)(scored)
+    with pytest.raises(InvalidInput, match="declared already"):
+        app.function()(scored)
+
+
+def test_a_function_inside_a_function_cannot_be_deployed() -> None:
+    def inner() -> None: ...
+
+    with pytest.raises(InvalidInput, match="move it to the top level"):
+        app.function()(inner)
+    with pytest.raises(InvalidInput, match="a lambda has no name"):
+        app.function()(lambda: None)
+
+
+def test_two_functions_of_one_name_are_refused_with_both_places(module: Write) -> None:
+    with pytest.raises(InvalidInput, match=r"two functions named 'f'.*:5\).*:9\)"):
+        module("""
+            import pilotlight
+            app = pilotlight.App("twice")
+
+            @app.function()
+            def f(): ...
+
+            first = f
+            @app.function()
+            def f(): ...
+        """)
+
+
+def test_a_class_that_needs_arguments_is_refused() -> None:
+    class Needy:
+        def __init__(self, size: int) -> None: ...
+
+        @pilotlight.method()
+        def run(self) -> None: ...
+
+    with pytest.raises(InvalidInput, match="__init__ needs size"):
+        app.cls()(Needy)
+    with pytest.raises(InvalidInput, match="takes no arguments"):
+        Model(3)
+
+
+def test_calling_a_handle_directly_names_the_two_ways() -> None:
+    with pytest.raises(InvalidInput, match=r"scored.remote\(…\).*\.local\(…\)"):
+        scored(1)
+
+
+def test_a_method_on_a_plain_object_has_no_remote_and_says_why() -> None:
+    with pytest.raises(InvalidInput, match=r"decorate the class with @app.cls\(\)"):
+        Model.__pilotlight__.raw().run.remote("x")
+    with pytest.raises(InvalidInput, match=r"make an object first"):
+        _ = Model.run
+    with pytest.raises(AttributeError, match="no method or attribute 'nothing'"):
+        _ = Model().nothing
+
+
+def test_batched_is_recorded_and_refused_at_deploy(module: Write) -> None:
+    found = module("""
+        import pilotlight
+        app = pilotlight.App("batches")
+
+        @app.function()
+        @pilotlight.batched(max_batch_size=4, wait_ms=5)
+        def f(items: list[int]): ...
+    """)
+
+    assert vars(found.f.__pilotlight__.raw)[MARKS]["batched"] == {"max_batch_size": 4, "wait_ms": 5}
+    with pytest.raises(InvalidInput, match=r"@batched\(\) is not run yet"):
+        found.f.__pilotlight__.methods()
+
+
+def test_handles_travel_by_name() -> None:
+    assert repr(pickle.loads(pickle.dumps(scored))) == "<Function tests/scored>"
+    assert repr(pickle.loads(pickle.dumps(Model))) == "<Cls tests/Model>"
+    assert repr(pickle.loads(pickle.dumps(Model()))) == "<Obj tests/Model>"
+    assert pickle.loads(pickle.dumps(app)).name == "tests"
+
+
+def test_the_local_object_is_entered_once_by_whichever_thread_is_first(module: Write) -> None:
+    found = module("""
+        import pilotlight
+        app = pilotlight.App("once")
+
+        @app.cls()
+        class Counter:
+            entered = 0
+
+            @pilotlight.enter()
+            def load(self):
+                type(self).entered += 1
+
+            @pilotlight.method()
+            def get(self):
+                return self.entered
+    """)
+    counter = found.Counter()
+    threads = [threading.Thread(target=counter.get.local) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert counter.get.local() == 1
+
+
+def test_a_subclass_of_a_declared_class_inherits_from_the_plain_one() -> None:
+    class Longer(Model):  # type: ignore[misc]
+        pass
+
+    assert Longer.__mro__[1] is Model.__pilotlight__.raw
+
+
+def test_names_that_modal_has_and_pilotlight_has_not_lead_to_the_way_out() -> None:
+    with pytest.raises(AttributeError, match="Weights"):
+        _ = pilotlight.Volume
+    with pytest.raises(AttributeError, match="no 'Nonsense'"):
+        _ = pilotlight.Nonsense
+
+
+def test_a_local_entrypoint_is_kept_and_callable() -> None:
+    other = pilotlight.App("entry")
+
+    @other.local_entrypoint()
+    def main(n: int = 2) -> int:
+        return n
+
+    assert main() == 2
+    assert other.local_entrypoints["main"].signature.parameters["n"].annotation is int
