@@ -1,6 +1,7 @@
 """Who may go on: pure bounds, checked before anything is started or billed.
 
-Unauthenticated traffic is held to a rate per address (a token bucket, Turner 1986) before a key is looked up; calls that wait are bounded for
+Unauthenticated traffic is held to a rate per address (a token bucket, Turner 1986) before a key is looked up; calls that wait are bounded
+for
 the process and, in the throttler, for each function.
 """
 

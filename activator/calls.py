@@ -1,6 +1,7 @@
 """Submitted calls: durable before their 202, run when there is a slot, polled by id until their result expires.
 
-A call is in the journal from its 202 until the controller has its result, so no death of a process loses it: the next start of this activator
+A call is in the journal from its 202 until the controller has its result, so no death of a process loses it: the next start of this
+activator
 runs what is unfinished again (at least once: a function whose instance died under a call may see it twice). Only as many calls of a
 function are dispatched at once as its instances can hold; the rest wait here, not in the throttler's queue, which is for callers who wait.
 
@@ -305,7 +306,7 @@ def function_of_put(request: Request) -> str:
     given = parse_qs(request.scope["query_string"].decode("latin-1")).get("function")
     if not given:
         raise errors.InvalidInput("name the function: PUT /v1/calls/{id}?function=app/function", parameter="function")
-    return given[0]
+    return str(given[0])
 
 
 async def _collect(exchange: Exchange, limit_bytes: int) -> tuple[int, bytes]:
@@ -366,9 +367,13 @@ def _answered(record: CallRecord, exchange: Exchange, status: int, body: bytes) 
 def _failed(record: CallRecord, error: errors.PilotlightError) -> CallRecord:
     body = problem(type=error.type, title=error.type, status=error.status, detail=str(error), instance=record.id, extra=dict(error.detail))
     return replace(
-        record, state="FAILED", status=error.status, content_type=CONTENT_PROBLEM, result=base64.b64encode(json.dumps(body).encode()).decode(),
+        record,
+        state="FAILED",
+        status=error.status,
+        content_type=CONTENT_PROBLEM,
+        result=base64.b64encode(json.dumps(body).encode()).decode(),
         outcome="error",
-    )  # fmt: skip
+    )
 
 
 def _receipt(record: CallRecord) -> dict[str, Any]:

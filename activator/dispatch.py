@@ -1,6 +1,7 @@
 """From an admitted call to a worker's answer: reserve → open the record → forward, and the retry rule.
 
-An attempt that fails before any byte of the request reached a worker is made once more elsewhere, because nothing can have happened; one that
+An attempt that fails before any byte of the request reached a worker is made once more elsewhere, because nothing can have happened; one
+that
 fails later is made again only when the function is declared idempotent and its caller has seen nothing. A worker that says it is busy
 (it still finishes a call whose caller left) has not begun either: the call is put back in front.
 """
@@ -20,7 +21,8 @@ from pilotlight.protocol import CONTENT_JSON
 from snapshotter.types import StartKind
 
 GONE_REASON_WAIT_S = 0.5
-"""A broken connection is seen before the agent's word on why: wait this long for it, so that the caller reads "out of memory", not "reset"."""
+"""A broken connection is seen before the agent's word on why: wait this long for it, so that the caller reads "out of memory", not
+"reset"."""
 BUSY_PATIENCE_S = 2.0
 """A worker that is still busy with an abandoned call after this long is replaced."""
 
@@ -28,8 +30,8 @@ BUSY_PATIENCE_S = 2.0
 class Call:
     """One invocation, from the moment its request was read. `now` values are monotonic seconds, `*_ns` monotonic nanoseconds."""
 
-    __slots__ = ("accept", "attempt", "body", "content_type", "deadline_s", "extra_headers", "id", "key_id", "method", "path", "received_ns",
-                 "reserved_ns", "start_kind", "start_ms", "started_at", "target", "verb")  # fmt: skip
+    __slots__ = ("accept", "attempt", "body", "content_type", "deadline_s", "extra_headers", "id", "key_id", "method", "path",
+                 "received_ns",                  "reserved_ns", "start_kind", "start_ms", "started_at", "target")  # fmt: skip
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class Exchange:
     __slots__ = ("answer", "call", "connection", "cost", "dispatched_ns", "exec_ms", "reservation", "ticket")
 
     def __init__(
-        self, call: Call, reservation: Reservation, ticket: Ticket, connection: WorkerConnection, answer: Answer, dispatched_ns: int
+        self, call: Call, *, reservation: Reservation, ticket: Ticket, connection: WorkerConnection, answer: Answer, dispatched_ns: int
     ) -> None:
         self.call = call
         self.reservation = reservation
@@ -161,7 +163,7 @@ class Dispatcher:
                 answer = await future
             finally:
                 timer.cancel()
-            return Exchange(call, reservation, ticket, connection, answer, dispatched_ns)
+            return Exchange(call, reservation=reservation, ticket=ticket, connection=connection, answer=answer, dispatched_ns=dispatched_ns)
         except BaseException as e:
             if connection is not None:
                 connection.close()

@@ -125,7 +125,8 @@ class EdgeProtocol(HttpToolsProtocol):
     def respond_whole(self, status: int, head: bytes, body: bytes) -> bool:
         """Answer the current request in one write, `head` being header lines that each end in CRLF, content-length among them.
 
-        False when that is not possible just now (the peer reads slowly, or left): answer through ASGI's `send` then. It is what uvicorn's `send` does
+        False when that is not possible just now (the peer reads slowly, or left): answer through ASGI's `send` then. It is what uvicorn's
+        `send` does
         for a start and a body event, without looking at each header again: ours come from httptools and from ourselves.
         """
         cycle = self.cycle

@@ -1,7 +1,9 @@
 """A request's life, in one sentence: route → authenticate → admit → reserve → forward → meter.
 
-`Gateway.invoke` is that sentence for a call that waits for its answer. Its neighbours are variations: `submit` hands the same call to `calls`,
-`warmup` starts without calling, `/fn/` streams raw HTTP (`passthrough`), and every path that is not the data plane's goes to the controller.
+`Gateway.invoke` is that sentence for a call that waits for its answer. Its neighbours are variations: `submit` hands the same call to
+`calls`,
+`warmup` starts without calling, `/fn/` streams raw HTTP (`passthrough`), and every path that is not the data plane's goes to the
+controller.
 """
 
 from __future__ import annotations
@@ -127,8 +129,8 @@ class Gateway:
                 await resolved.handler(request, resolved.caller, choose(resolved.targets), resolved.method)
                 return
         if path.startswith(RAW):
-            caller, target, rest = self._raw_target(request)
-            await self._passthrough.http(request, caller, target, rest)
+            caller, target, _ = self._raw_target(request)
+            await self._passthrough.http(request, caller, target)
         elif path.startswith(CALLS) and request.verb == "PUT":
             await self.put_call(request, path[len(CALLS) :])
         elif path.startswith(CALLS):

@@ -1,6 +1,7 @@
 """Instances as the activator sees them: a breaker around each, and plain functions that pick one.
 
-Owner of every Instance is its Throttler; nobody else changes one. An instance is leased to one activator, so its slots and its bill have one owner.
+Owner of every Instance is its Throttler; nobody else changes one. An instance is leased to one activator, so its slots and its bill have
+one owner.
 """
 
 from __future__ import annotations

@@ -10,13 +10,12 @@ from itertools import accumulate
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from activator.dispatch import Exchange
 from activator.routes import Target
 from snapshotter.types import InstanceInfo
 
-_FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 class Metrics:
@@ -109,7 +108,7 @@ class _Tally:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulative counts by upper bound, as Prometheus wants them."""
-        bounds = [floatToGoString(bound) for bound in _FAST] + ["+Inf"]
+        bounds = [str(bound) for bound in _FAST] + ["+Inf"]
         return list(zip(bounds, accumulate(self.counts), strict=True))
 
 

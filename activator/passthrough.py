@@ -1,6 +1,7 @@
 """Raw HTTP and WebSocket to functions that are web applications: `ANY /fn/{app}/{function}/…`.
 
-Bodies stream both ways with back-pressure; a connection counts as one call for as long as it lasts, so it holds a slot and is billed until it closes.
+Bodies stream both ways with back-pressure; a connection counts as one call for as long as it lasts, so it holds a slot and is billed
+until it closes.
 """
 
 from __future__ import annotations
@@ -39,53 +40,29 @@ class Passthrough:
         self._throttler_of = throttler_of
         self._metrics = metrics
 
-    async def http(self, request: Request, caller: Caller, target: Target, path: str) -> None:
+    async def http(self, request: Request, caller: Caller, target: Target) -> None:
         """One request, streamed both ways. Raises what `Throttler.reserve` raises, NotFound, WorkerCrashed."""
         _expect_asgi(target)
         call = Call(id=request.id, target=target, method="", key_id=caller.key_id, body=b"")
         reservation = await self._throttler_of(target).reserve(call.remaining_s(target.spec.clocks.queue_s))
         call.reserved_ns = time.monotonic_ns()
         call.start_kind, call.start_ms = reservation.start_kind, reservation.start_ms
-        status, outcome, sent = 499, "cancelled", 0
-        ticket: Ticket | None = None
-        connection: WorkerConnection | None = None
-        loop = asyncio.get_running_loop()
+        relay = _Relay(request, call, reservation)
         try:
-            ticket = reservation.open(call)
-            now = call.reserved_ns / 1e9
-            connection = reservation.instance.connections.take_nowait(now) or await reservation.instance.connections.open(loop)
-            has_body = b"content-length" in request.headers or b"transfer-encoding" in request.headers
-            future = connection.request(_head(request, path, target, has_body=has_body), loop=loop)
             async with asyncio.timeout(target.spec.clocks.execution_s):
-                if has_body:
-                    await _send_body(request, connection)
-                answer = await future
-                status, outcome = answer.status, "ok" if answer.status < 500 else "error"
-                await request.start(answer.status, _answer_headers(request, call, answer.headers))
-                if answer.body is not None:
-                    sent = len(answer.body)
-                    await request.chunk(answer.body, more=False)
-                else:
-                    async for chunk in answer.chunks():
-                        sent += len(chunk)
-                        await request.chunk(chunk)
-                    await request.chunk(b"", more=False)
+                await relay.run()
         except UpstreamGone as e:
-            status, outcome = 502, "error"
+            relay.status, relay.outcome = 502, "error"
             if request.is_answered:
                 raise
             raise errors.WorkerCrashed("the instance died under this request; another takes its place", reason="crashed") from e
         except TimeoutError as e:
-            status, outcome = 504, "error"
+            relay.status, relay.outcome = 504, "error"
             if request.is_answered:
                 raise UpstreamGone("the execution clock ran out in the middle of the answer", sent=True) from e
             raise errors.DeadlineExceeded(f"the request ran longer than {target.spec.clocks.execution_s:g} s", clock="execution") from e
         finally:
-            if ticket is not None:
-                reservation.close(ticket, status=status, outcome=outcome, bytes_in=0, bytes_out=sent)
-            if connection is not None:
-                reservation.instance.connections.give_back(connection, time.monotonic())
-            reservation.release()
+            relay.close()
 
     async def websocket(self, scope: Scope, receive: Receive, send: Send, raw_target: RawTarget) -> None:
         """One WebSocket: accepted once the worker accepted it, then frames both ways until either side closes."""
@@ -137,6 +114,50 @@ class Passthrough:
             await _deny(scope, send, errors.WorkerCrashed(f"the instance died under this request: {e}", reason="crashed"))
 
 
+class _Relay:
+    """One raw request on a reserved slot. `close` it on every path."""
+
+    def __init__(self, request: Request, call: Call, reservation: Reservation) -> None:
+        self._request = request
+        self._call = call
+        self._reservation = reservation
+        self._ticket: Ticket | None = None
+        self._connection: WorkerConnection | None = None
+        self._sent = 0
+        self.status = 499
+        self.outcome = "cancelled"
+
+    async def run(self) -> None:
+        """Open the record, send the request, relay the answer. Raises UpstreamGone, JournalFull."""
+        request, loop = self._request, asyncio.get_running_loop()
+        self._ticket = self._reservation.open(self._call)
+        connections = self._reservation.instance.connections
+        connection = self._connection = connections.take_nowait(self._call.reserved_ns / 1e9) or await connections.open(loop)
+        has_body = b"content-length" in request.headers or b"transfer-encoding" in request.headers
+        future = connection.request(_head(request, self._call.target, has_body=has_body), loop=loop)
+        if has_body:
+            await _send_body(request, connection)
+        answer = await future
+        await request.start(answer.status, _answer_headers(request, self._call, answer.headers))
+        if answer.body is not None:
+            self._sent = len(answer.body)
+            await request.chunk(answer.body, more=False)
+        else:
+            async for chunk in answer.chunks():
+                self._sent += len(chunk)
+                await request.chunk(chunk)
+            await request.chunk(b"", more=False)
+        self.status, self.outcome = answer.status, "ok" if answer.status < 500 else "error"
+
+    def close(self) -> None:
+        """Close the record and give back what was held."""
+        if self._ticket is not None:
+            self._reservation.close(self._ticket, status=self.status, outcome=self.outcome, bytes_in=0, bytes_out=self._sent)
+        if self._connection is not None:
+            self._reservation.instance.connections.give_back(self._connection, time.monotonic())
+        self._reservation.release()
+
+
 async def _from_worker(worker: ClientConnection, send: Send) -> None:
     try:
         async for frame in worker:
@@ -186,7 +207,7 @@ def _raw_path(path: str, query: bytes) -> str:
     return path + ("?" + query.decode("latin-1") if query else "")
 
 
-def _head(request: Request, path: str, target: Target, *, has_body: bool) -> bytes:
+def _head(request: Request, target: Target, *, has_body: bool) -> bytes:
     root = f"/fn/{target.app}/{target.function}".encode()
     raw = request.scope["raw_path"].split(b"/", 4)
     rest = b"/" + raw[4] if len(raw) > 4 else b"/"

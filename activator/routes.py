@@ -178,7 +178,7 @@ class RouteTable:
         self.version = 0
         self.generation = 0
         self.refused = 0
-        self.on_function: Callable[[str], None] = lambda name: None
+        self.on_function: Callable[[str], None] = _ignore
 
     def __repr__(self) -> str:
         return f"<RouteTable version {self.version}: {len(self._functions)} functions, {len(self._callers)} keys, {self.refused} refused>"
@@ -306,6 +306,10 @@ class RouteTable:
     def statistics(self) -> Mapping[str, int]:
         """Sizes, for metrics."""
         return {"functions": len(self._functions), "keys": len(self._callers), "refused": self.refused, "version": self.version}
+
+
+def _ignore(name: str) -> None:
+    """Nobody follows the table yet."""
 
 
 def _address(route: FunctionRoute) -> FunctionAddress:

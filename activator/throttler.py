@@ -1,6 +1,7 @@
 """The buffer before a revision's instances: hands out slots, holds the calls that wait, asks for starts.
 
-The mutable state is: the instances, the calls that wait for a slot (first in, first out), and the starts under way. Every change happens in one
+The mutable state is: the instances, the calls that wait for a slot (first in, first out), and the starts under way. Every change happens
+in one
 of the synchronous methods, which hand free slots to waiters before they return; no `await` stands between a decision and its effect, so no
 lock is needed. Owner: the event loop.
 
@@ -344,7 +345,8 @@ class Throttler:
             self._stop(instance, "idle")
 
     def settle_idle(self) -> None:
-        """Write down what idle instances owe: those that min_instances holds from their first idle moment, others beyond the free window."""
+        """Write down what idle instances owe: those that min_instances holds from their first idle moment, others beyond the free
+        window."""
         reserved = self.target.spec.scaling.min_instances if not self.is_retired else 0
         now_ns, at_ns = time.monotonic_ns(), time.time_ns()
         for n, instance in enumerate(self.instances.values()):

@@ -19,7 +19,8 @@ WHOLE_BODY_BYTES: Final = 256 * 1024
 STREAM_WINDOW_BYTES: Final = 256 * 1024
 """Bytes held for a caller that reads slowly before reading from the worker pauses."""
 MAX_IDLE_S: Final = 30.0
-"""Idle connections older than this are not reused: well below the worker's keep-alive of 75 s, so a reused one is never just being closed."""
+"""Idle connections older than this are not reused: well below the worker's keep-alive of 75 s, so a reused one is never just being
+closed."""
 
 
 class UpstreamGone(Exception):
