@@ -66,6 +66,10 @@ class Catalogue:
         """Whether the model can be leased now."""
         return manifest in self._models
 
+    def is_held(self, lease_id: str) -> bool:
+        """Whether there is such a lease."""
+        return lease_id in self._leases
+
     def has_file(self, digest: str) -> bool:
         """Whether the file is on disk."""
         return digest in self._files

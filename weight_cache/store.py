@@ -84,7 +84,8 @@ class Store:
         await self.prefetch(manifest, on_progress=on_progress)
         now = self._clock()
         lease = Lease(id=_lease_id(manifest, holder), manifest=manifest, holder=holder, acquired_at=now)
-        self._directory.write_lease(lease)  # before it counts: a lease that was answered is on disk
+        if not self._catalogue.is_held(lease.id):
+            self._directory.write_lease(lease)  # before it counts: a lease that was answered is on disk
         self._catalogue.lease(lease)
         self._directory.touch(manifest, now=now)
         self._hits += hit
