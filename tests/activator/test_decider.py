@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from activator.autoscaler import decider, kpa
 from activator.autoscaler.decider import DeciderSpec, Observed, ScaleDecision
@@ -238,3 +240,47 @@ def test_the_core_is_reached_through_the_spec_of_the_user() -> None:
     spec = spec_of(max_inputs=16, target_inputs=8, scaledown_window_s=300)
     assert spec.kpa == kpa.KpaSpec(target=8.0, total=16.0, stable_window_s=60.0, target_burst_capacity=-1)
     assert spec.zero_delay_s == 300
+
+
+# -- what always holds ---------------------------------------------------------------------------------------------
+
+
+def test_a_starting_instance_is_never_stopped_nor_multiplied_without_traffic() -> None:
+    decision = once(load(0.0, ready=0, starting=1), spec_of())
+    assert (decision.desired, decision.signal) == (1, "scaledown_window")
+
+
+@st.composite
+def houses(draw: st.DrawFn) -> Observed:
+    ready = draw(st.integers(0, 12))
+    idle_s = tuple(draw(st.lists(st.floats(0, 200), max_size=ready)))
+    value = st.one_of(st.none(), st.floats(0, 500))
+    has_data = draw(st.booleans())
+    return Observed(
+        stable=draw(st.floats(0, 500)) if has_data else None,
+        panic=draw(st.floats(0, 500)) if has_data else None,
+        ready=ready,
+        starting=draw(st.integers(0, 12)),
+        in_flight=draw(st.integers(ready - len(idle_s), 4 * (ready - len(idle_s)))),
+        waiting=draw(st.integers(0, 300)),
+        idle_s=idle_s,
+        oldest_wait_s=draw(st.floats(0, 100)),
+        start_s=draw(value),
+        call_s=draw(value),
+        arrivals_per_s=draw(value),
+    )
+
+
+@given(house=houses(), minimum=st.integers(0, 4), maximum=st.integers(4, 10), spare=st.sampled_from([0, 2, "50%"]))
+def test_a_decision_respects_bounds_busy_instances_and_missing_data(house: Observed, minimum: int, maximum: int, spare: int | str) -> None:
+    spec = spec_of(min_instances=minimum, max_instances=maximum, buffer_instances=spare, max_inputs=4, latency_objective_s=1.0)
+    decision = once(house, spec)
+    assert decision.desired >= minimum
+    assert decision.desired <= max(maximum, house.capacity), "nothing is started beyond the ceiling"
+    expired = sum(1 for idle_s in house.idle_s if idle_s >= spec.scaledown_window_s)
+    assert decision.stops <= max(expired, house.capacity - maximum), "who is busy, starting or only just idle stays"
+    if house.stable is None:
+        assert decision.stops == 0
+    if not decision.valid:
+        assert (decision.starts, decision.signal) == (0, "no_data")
+    assert decision.starts == 0 or decision.stops == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 from decimal import Decimal
 from pathlib import Path
@@ -195,3 +196,34 @@ async def test_a_call_that_stays_open_for_ever_does_not_keep_all_segments(tmp_pa
     _, recovered = Journal.open(tmp_path, activator="a-1", wall_ns=Wall())
     assert [r.id for r in recovered.lost] == ["old/1"]
     assert [h.id for h in recovered.unfinished] == ["held"]
+
+
+async def test_a_disk_that_fails_to_sync_is_told_to_who_waits(tmp_path: Path) -> None:
+    journal = journal_at(tmp_path)
+    reader, writer = os.pipe()  # takes writes, and cannot be synced
+    healthy, journal._log._file.fd = journal._log._file.fd, writer
+    task = asyncio.create_task(journal.submit("c", {"x": 1}))
+    await asyncio.sleep(0)
+    assert not await journal.sync()
+    with pytest.raises(JournalFull, match="could not be made durable"):
+        await task
+    assert journal.statistics().sync_errors == 1
+    assert journal.statistics().held_calls == 0, "who was not told 202 has nothing here"
+    journal._log._file.fd = healthy
+    assert await journal.sync()
+    for descriptor in (reader, writer):
+        os.close(descriptor)
+    journal.close()
+
+
+async def test_who_waits_for_the_disk_at_shutdown_has_an_answer(tmp_path: Path) -> None:
+    journal = journal_at(tmp_path)
+    run = asyncio.create_task(journal.run())
+    submit = asyncio.create_task(journal.submit("c", {"x": 1}))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    run.cancel()
+    await asyncio.wait([run])
+    journal.close()
+    await asyncio.wait([submit], timeout=1)
+    assert submit.done()
