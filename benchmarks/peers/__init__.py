@@ -124,8 +124,9 @@ def running(peer: Peer) -> Iterator[RunningPeer]:
     """Install and start `peer`; it answers when this yields. Raises PeerFailed or DidNotStart."""
     python = install(peer)
     port = free_port()
-    environment = {**os.environ, **peer.variables, SITE_VARIABLE: sysconfig.get_paths()["purelib"], "PYTHONUNBUFFERED": "1"}
     with tempfile.TemporaryDirectory(prefix="plpeer", ignore_cleanup_errors=True) as home, (Path(home) / "log").open("w+") as log:
+        own = {"HOME": home, SITE_VARIABLE: sysconfig.get_paths()["purelib"], "PYTHONUNBUFFERED": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+        environment = {**os.environ, **own, **peer.variables}
         process = subprocess.Popen(
             [str(python), str(HERE / peer.script), "--port", str(port), "--home", home],
             cwd=home,

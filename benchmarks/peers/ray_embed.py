@@ -84,7 +84,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=200 * 1024**2, _temp_dir=f"{given.home}/r", log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": given.port})
-    serve.run(Embedder.bind(SITE), name=NAME, route_prefix="/", _blocking=False)  # type: ignore[attr-defined]  # the decorator made it a Deployment
+    serve.run(Embedder.bind(SITE), name=NAME, route_prefix="/")  # type: ignore[attr-defined]  # the decorator made it a Deployment
     threading.Thread(target=take_orders, daemon=True).start()
     signal.sigwait([signal.SIGTERM])
     serve.shutdown()
