@@ -134,7 +134,7 @@ class SegmentLog:
         doomed, self._doomed = self._doomed, []
         written = self._file
         try:
-            self._rotate_if_due()
+            await self._rotate_if_due()
             await asyncio.to_thread(os.fdatasync, written.fd)
         except OSError as e:
             self.sync_errors += 1
@@ -153,7 +153,8 @@ class SegmentLog:
                 os.close(written.fd)
         self.syncs += 1
         _resolve(waiters, None)
-        self._delete(doomed)
+        if doomed:
+            await self._delete(doomed)
         self._tidy()
         return True
 
@@ -179,23 +180,32 @@ class SegmentLog:
     def _new_segment(self, number: int) -> SegmentFile:
         return SegmentFile(self._directory, number, header=self._make_header(number))
 
-    def _rotate_if_due(self) -> None:
+    async def _rotate_if_due(self) -> None:
+        """Go on in a new segment once this one is full. It is made in a thread, as that waits for the disk; until then lines go to the old one."""
         if self._file.size < self._segment_bytes:
             return
         try:
-            fresh = self._new_segment(self._file.number + 1)
+            fresh = await asyncio.to_thread(self._new_segment, self._file.number + 1)
         except JournalFull as e:
             log.warning("journal cannot rotate, goes on in the old segment: %s", e)
             return
         self._sizes[self._file.number] = self._file.size
         self._file = fresh
 
-    def _delete(self, doomed: list[int]) -> None:
+    async def _delete(self, doomed: list[int]) -> None:
+        try:
+            await asyncio.to_thread(self._unlink, doomed)
+        except OSError as e:
+            self._doomed = doomed + self._doomed
+            log.error("journal segments not deleted: segments=%s error=%s", doomed, e)
+            return
+        for number in doomed:
+            del self._sizes[number]
+
+    def _unlink(self, doomed: list[int]) -> None:
         for number in doomed:
             segment_path(self._directory, number).unlink(missing_ok=True)
-            del self._sizes[number]
-        if doomed:
-            sync_directory(self._directory)
+        sync_directory(self._directory)
 
 
 def _resolve(waiters: list[asyncio.Future[None]], error: JournalFull | None) -> None:
