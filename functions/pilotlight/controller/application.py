@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pilotlight.controller import dashboard, problems
+from pilotlight.controller import dashboard, problems, reference
 from pilotlight.controller.api import apps, blobs, books, internal, node, tenancy
 from pilotlight.controller.context import Context
 from pilotlight.controller.metrics import Metrics
@@ -41,7 +41,7 @@ def build(context: Context) -> ASGIApp:
         title="pilotlight control plane",
         version="1",
         summary="What is deployed, for whom, under which keys, and what it cost.",
-        openapi_url="/v1/openapi.json",
+        openapi_url="/openapi.json",
         docs_url=None,
         redoc_url=None,
         responses=_PROBLEM,
@@ -49,7 +49,16 @@ def build(context: Context) -> ASGIApp:
     )
     app.state.context = context
     problems.install(app)
-    for router in (internal.router, apps.router, blobs.router, tenancy.router, node.router, books.router, dashboard.router):
+    for router in (
+        internal.router,
+        apps.router,
+        blobs.router,
+        tenancy.router,
+        node.router,
+        books.router,
+        dashboard.router,
+        reference.router,
+    ):
         app.include_router(router)
     app.add_api_route("/healthz", _healthz, methods=["GET"], tags=["health"])
     return _Edge(_document_problems(app), context.metrics)

@@ -47,7 +47,12 @@ class _View:
 
 
 @router.get(PATH)
-async def page(context: Ctx, environment: str | None = None, session: Annotated[str, Cookie(alias=sessions.COOKIE)] = "") -> Response:
+async def page(
+    context: Ctx,
+    environment: str | None = None,
+    session: Annotated[str, Cookie(alias=sessions.COOKIE)] = "",
+    form: Annotated[str, Cookie(alias=sessions.FORM_COOKIE)] = "",
+) -> Response:
     """The page, or the way to sign in."""
     try:
         view = await anyio.to_thread.run_sync(_look, context, session, environment)
@@ -56,23 +61,29 @@ async def page(context: Ctx, environment: str | None = None, session: Annotated[
     instances, trouble = await _instances(context, view.caller)
     for function in view.functions:
         function.instances = sum(1 for i in instances if (i.labels["app"], i.labels["function"]) == (function.app, function.name))
-    return _render("dashboard.html", view=view, instances=instances, trouble=trouble, **_totals(view), now=context.clock())
+    return render("dashboard.html", view=view, instances=instances, trouble=trouble, **_totals(view), now=context.clock(), form=form)
 
 
 @router.get(LOGIN)
 async def login_form() -> Response:
     """Where a key is pasted."""
-    return _render("login.html", error="")
+    return _login_page()
 
 
 @router.post(LOGIN)
-async def login(context: Ctx, request: Request, key: Annotated[str, Form(max_length=MAX_KEY)]) -> Response:
+async def login(
+    context: Ctx,
+    request: Request,
+    key: Annotated[str, Form(max_length=MAX_KEY)],
+    form: Annotated[str, Form(max_length=MAX_KEY)] = "",
+    cookie: Annotated[str, Cookie(alias=sessions.FORM_COOKIE)] = "",
+) -> Response:
     """Exchange a key for a session."""
-    sessions.demand_same_site(request.headers)
+    sessions.demand_same_site(request.headers, cookie=cookie, field=form)
     try:
         caller = await anyio.to_thread.run_sync(_admit, context, key)
     except PilotlightError as e:
-        return _render("login.html", status=e.status, error=str(e))
+        return _login_page(status=e.status, error=str(e))
     answer = RedirectResponse(PATH, status_code=303)
     answer.set_cookie(
         sessions.COOKIE,
@@ -87,11 +98,20 @@ async def login(context: Ctx, request: Request, key: Annotated[str, Form(max_len
 
 
 @router.post("/dashboard/logout")
-async def logout(request: Request) -> Response:
+async def logout(
+    request: Request, form: Annotated[str, Form()] = "", cookie: Annotated[str, Cookie(alias=sessions.FORM_COOKIE)] = ""
+) -> Response:
     """End the session in this browser."""
-    sessions.demand_same_site(request.headers)
+    sessions.demand_same_site(request.headers, cookie=cookie, field=form)
     answer = RedirectResponse(LOGIN, status_code=303)
     answer.delete_cookie(sessions.COOKIE, path=PATH, httponly=True, samesite="strict")
+    return answer
+
+
+def _login_page(*, status: int = 200, error: str = "") -> Response:
+    token = secrets.token_urlsafe(16)
+    answer = render("login.html", status=status, error=error, form=token)
+    answer.set_cookie(sessions.FORM_COOKIE, token, path=PATH, httponly=True, samesite="strict")
     return answer
 
 
@@ -134,7 +154,8 @@ def _totals(view: _View) -> dict[str, Any]:
     }
 
 
-def _render(name: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+def render(name: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    """A page of our own, with a policy that lets it load nothing and run nothing."""
     nonce = secrets.token_urlsafe(16)
     policy = f"default-src 'none'; style-src 'nonce-{nonce}'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     headers = {

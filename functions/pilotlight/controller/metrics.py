@@ -14,16 +14,22 @@
 
 from __future__ import annotations
 
-import threading
-from wsgiref.simple_server import WSGIServer
+import asyncio
+import contextlib
+from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from weight_cache.settings import SettingsInvalid
+
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+_HEAD_LIMIT_BYTES = 16 * 1024
+_PATIENCE_S = 5.0
 _PREFIX = "pilotlight_controller_"
 
 
 class Metrics:
-    """The controller's own registry. Safe from any thread."""
+    """The controller's own registry. Counting is safe from any thread."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -36,7 +42,28 @@ class Metrics:
         self.usage_conflicts = Counter(_PREFIX + "usage_conflicts", "Usage ids that came with other content", registry=registry)
         self.blob_bytes = Counter(_PREFIX + "blob_bytes", "Bytes of blobs received", registry=registry)
 
-    def serve(self, listen: str) -> tuple[WSGIServer, threading.Thread]:
-        """Serve them as Prometheus text on `host:port`; returns the server and its thread. Raises OSError."""
-        host, _, port = listen.rpartition(":")
-        return start_http_server(int(port), addr=host or "127.0.0.1", registry=self.registry)
+    async def expose(self, *, socket_path: Path, listen: str | None) -> list[asyncio.Server]:
+        """Serve them as Prometheus text over HTTP/1.1, on a Unix socket (0600) and on `host:port` where given.
+
+        Raises SettingsInvalid when the address cannot be had.
+        """
+        socket_path.unlink(missing_ok=True)
+        servers = [await asyncio.start_unix_server(self._answer, socket_path, limit=_HEAD_LIMIT_BYTES)]
+        socket_path.chmod(0o600)
+        if listen is not None:
+            host, _, port = listen.rpartition(":")
+            try:
+                servers.append(await asyncio.start_server(self._answer, host.strip("[]"), int(port), limit=_HEAD_LIMIT_BYTES))
+            except OSError as e:
+                servers[0].close()
+                raise SettingsInvalid(f"controller.metrics_listen = {listen!r}: cannot listen there: {e.strerror or e}") from e
+        return servers
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(_PATIENCE_S):
+                await reader.readuntil(b"\r\n\r\n")
+                body = generate_latest(self.registry)
+                writer.write(_HEAD % len(body) + body)
+                await writer.drain()
+        writer.close()

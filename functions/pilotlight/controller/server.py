@@ -79,8 +79,8 @@ async def _run(context: Context, path: Path, ready_fd: int | None) -> None:
         timeout_keep_alive=75,
     )
     server = _Server(settings, bell=context.bell, ready_fd=ready_fd)
-    listen = context.config.settings.metrics_listen
-    metrics = context.metrics.serve(listen) if listen else None
+    exposed_at = context.config.paths.run / "metrics-controller.sock"
+    exposed = await context.metrics.expose(socket_path=exposed_at, listen=context.config.settings.metrics_listen)
     janitor = asyncio.create_task(_keep_tidy(context), name="janitor")
     listener = _listen(path)
     loop = asyncio.get_running_loop()
@@ -95,9 +95,9 @@ async def _run(context: Context, path: Path, ready_fd: int | None) -> None:
         janitor.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await janitor
-        if metrics is not None:
-            metrics[0].shutdown()
-            metrics[0].server_close()
+        for one in exposed:
+            one.close()
+        _unlisten(exposed_at)
 
 
 def _listen(path: Path) -> socket.socket:

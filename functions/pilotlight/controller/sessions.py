@@ -5,9 +5,9 @@ Nothing is kept on the server; every view looks the key up again, so revoking it
 
 from __future__ import annotations
 
+import hmac
 import json
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 import sqlalchemy as sa
 
@@ -18,6 +18,7 @@ from pilotlight.seal import PlatformKey, SealBroken
 from pilotlight.types import Scope
 
 COOKIE = "pilotlight_session"
+FORM_COOKIE = "pilotlight_form"
 SESSION_S = 12 * 3600.0
 
 
@@ -39,13 +40,13 @@ def resume(sql: sa.Connection, key: PlatformKey, cookie: str, *, environment: st
     return caller
 
 
-def demand_same_site(headers: Mapping[str, str]) -> None:
-    """Raise Forbidden for a form that another site sent (Fetch Metadata; Origin where a browser does not send it)."""
-    site = headers.get("sec-fetch-site")
-    origin = headers.get("origin")
-    if site is not None:
-        foreign = site not in ("same-origin", "none")
-    else:
-        foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
-    if foreign:
-        raise Forbidden("this form was sent from another site")
+def demand_same_site(headers: Mapping[str, str], *, cookie: str, field: str) -> None:
+    """Raise Forbidden for a form that another site sent.
+
+    `field` came with the form and must equal `cookie`, which is SameSite=Strict: a browser does not send it along with
+    another site's form. Browsers that say where a form comes from (Fetch Metadata) are believed too; our own Host header
+    would prove nothing, since it is the activator's.
+    """
+    elsewhere = headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
+    if elsewhere or not field or not hmac.compare_digest(cookie.encode(), field.encode()):
+        raise Forbidden("this form was sent from another site, or is older than this browser's session: load the page again")

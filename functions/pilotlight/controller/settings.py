@@ -15,13 +15,13 @@ class ControllerSettings:
     """Section `controller`.
 
     Attributes:
-        metrics_listen: host:port of the Prometheus text; None = off.
+        metrics_listen: host:port of the Prometheus text; None = only on `<run>/metrics-controller.sock`.
         database_url: None = SQLite in <home>; postgresql+psycopg://… where that is outgrown.
         bundle_max_bytes: largest source archive that may be deployed.
         blob_max_bytes: largest blob that may be uploaded (files of weights are blobs).
     """
 
-    metrics_listen: str | None = None
+    metrics_listen: str | None = "127.0.0.1:8702"
     database_url: str | None = None
     bundle_max_bytes: int = 104_857_600
     blob_max_bytes: int = 53_687_091_200
@@ -30,6 +30,8 @@ class ControllerSettings:
         for name in ("bundle_max_bytes", "blob_max_bytes"):
             if getattr(self, name) < 1024:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1024")
+        if self.metrics_listen is not None and not self.metrics_listen.rpartition(":")[2].isdigit():
+            raise ValueError(f"metrics_listen = {self.metrics_listen!r}: must be host:port, or null")
         if self.database_url is not None and not self.database_url.startswith(("sqlite:", "postgresql+psycopg:")):
             raise ValueError("database_url: must start with 'sqlite:' or 'postgresql+psycopg:'")
 

@@ -127,11 +127,18 @@ async def test_a_defect_is_a_problem_without_internals(controller: Controller) -
 
 
 async def test_the_openapi_document_names_every_route_and_no_422(controller: Controller) -> None:
-    document = (await controller.http.get("/v1/openapi.json")).json()
+    document = (await controller.http.get("/openapi.json")).json()
     assert {"/v1/apps/{app}/deploy", "/v1/blobs/{digest}", "/v1/billing/report", "/internal/feed"} <= document["paths"].keys()
     functions = document["components"]["schemas"]["DeployRequest"]["properties"]["functions"]["items"]
     assert {"name", "bundle", "methods", "scaling"} <= functions["properties"].keys()
     assert not [p for p in document["paths"].values() for operation in p.values() if "422" in operation["responses"]]
+
+
+async def test_the_reference_lists_public_routes_only_and_loads_nothing(controller: Controller) -> None:
+    page = await controller.client(None).get("/docs")
+    assert "/v1/apps/{app}/deploy" in page.text
+    assert "/internal/" not in page.text
+    assert "src=" not in page.text
 
 
 # -- deploying ---------------------------------------------------------------------------------------------------------

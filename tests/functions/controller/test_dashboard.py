@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 
+import httpx
 import pytest
 
 from pilotlight.controller import dashboard, sessions
@@ -12,8 +14,16 @@ from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import instance, spec, usage
 
 
+async def post_login(controller: Controller, key: str) -> httpx.Response:
+    """Load the form and send it, as a browser does."""
+    form = await controller.client(None).get("/dashboard/login")
+    (token,) = re.findall(r'name="form" value="([^"]+)"', form.text)
+    cookie = form.headers["set-cookie"].partition(";")[0]
+    return await controller.client(None).post("/dashboard/login", data={"key": key, "form": token}, headers={"cookie": cookie})
+
+
 async def sign_in(controller: Controller, key: str) -> dict[str, str]:
-    answer = await controller.client(None).post("/dashboard/login", data={"key": key})
+    answer = await post_login(controller, key)
     assert (answer.status_code, answer.headers.get("location")) == (303, "/dashboard"), answer.text
     flags = answer.headers["set-cookie"].lower()
     assert "httponly" in flags
@@ -26,13 +36,13 @@ async def test_a_stranger_is_sent_to_sign_in(controller: Controller) -> None:
     for headers in ({}, {"cookie": f"{sessions.COOKIE}=made-up"}):
         answer = await controller.client(None).get("/dashboard", headers=headers)
         assert (answer.status_code, answer.headers["location"]) == (303, "/dashboard/login")
-    wrong = await controller.client(None).post("/dashboard/login", data={"key": "pl_wrong"})
+    wrong = await post_login(controller, "pl_wrong")
     assert wrong.status_code == 401
     assert "not known" in wrong.text
 
 
 async def test_an_invoke_key_does_not_reach_the_dashboard(controller: Controller) -> None:
-    answer = await controller.client(None).post("/dashboard/login", data={"key": await controller.new_key(scope="invoke")})
+    answer = await post_login(controller, await controller.new_key(scope="invoke"))
     assert answer.status_code == 403
 
 
@@ -49,19 +59,29 @@ async def test_a_session_ends_with_its_time_and_with_its_key(controller: Control
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [{"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"origin": "https://elsewhere.example", "host": "here.example"}],
+    "headers,cookie,field",
+    [
+        ({"sec-fetch-site": "cross-site"}, "a", "a"),
+        ({"sec-fetch-site": "same-site"}, "a", "a"),
+        ({}, "", ""),
+        ({}, "", "a"),
+        ({}, "a", "b"),
+    ],
 )
-def test_a_form_from_another_site_is_refused(headers: dict[str, str]) -> None:
+def test_a_form_from_another_site_is_refused(headers: dict[str, str], cookie: str, field: str) -> None:
     with pytest.raises(Forbidden, match="another site"):
-        sessions.demand_same_site(headers)
+        sessions.demand_same_site(headers, cookie=cookie, field=field)
 
 
-@pytest.mark.parametrize(
-    "headers", [{}, {"sec-fetch-site": "same-origin"}, {"origin": "http://here.example:8700", "host": "here.example:8700"}]
-)
+@pytest.mark.parametrize("headers", [{}, {"sec-fetch-site": "same-origin"}, {"origin": "http://here.example:8700", "host": "controller"}])
 def test_a_form_from_here_is_taken(headers: dict[str, str]) -> None:
-    sessions.demand_same_site(headers)
+    sessions.demand_same_site(headers, cookie="a", field="a")
+
+
+async def test_signing_out_forgets_the_session_here(controller: Controller) -> None:
+    answer = await controller.client(None).post("/dashboard/logout", data={"form": "x"}, headers={"cookie": "pilotlight_form=x"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/dashboard/login")
+    assert 'pilotlight_session=""' in answer.headers["set-cookie"]
 
 
 async def test_it_shows_what_happened_today_and_loads_nothing_from_elsewhere(controller: Controller) -> None:
@@ -90,7 +110,7 @@ async def test_names_are_escaped_and_an_absent_agent_is_named(controller: Contro
     page = await controller.client(None).get("/dashboard", headers=await sign_in(controller, controller.key))
     assert "nobody answers on" in page.text
     assert "Nothing is deployed" in page.text
-    wrong = await controller.client(None).post("/dashboard/login", data={"key": "<script>"})
+    wrong = await post_login(controller, "<script>")
     assert "<script>" not in wrong.text
 
 

@@ -94,6 +94,8 @@ def test_it_serves_stops_in_order_and_serves_again(process: Process) -> None:
     socket = process.home / "run" / "controller.sock"
     assert socket.stat().st_mode & 0o777 == 0o600
     assert process.http.get("/v1/whoami").status_code == 200
+    scrape = httpx.Client(transport=httpx.HTTPTransport(uds=str(process.home / "run" / "metrics-controller.sock")))
+    assert 'requests_total{route="/v1/whoami",status="200"} 1.0' in scrape.get("http://metrics/").text
     assert process.end(signal.SIGTERM) == 0
     assert not socket.exists()
     process.http.close()
@@ -191,10 +193,9 @@ def test_a_full_disk_refuses_the_upload_keeps_nothing_and_serves_on(small_disk: 
 
 
 def _fill(file: Path) -> None:
-    with file.open("wb", buffering=0) as f:
-        with contextlib.suppress(OSError):  # it ends with ENOSPC
-            while True:
-                f.write(b"\0" * 4096)
+    with file.open("wb", buffering=0) as f, contextlib.suppress(OSError):  # it ends with ENOSPC
+        while True:
+            f.write(b"\0" * 4096)
 
 
 @pytest.mark.root

@@ -1,0 +1,34 @@
+"""The API's reference as one plain page, made from the OpenAPI document: nothing is loaded from elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from pilotlight.controller.dashboard import render
+
+_METHODS = ("get", "head", "post", "put", "delete")
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/docs")
+async def docs(request: Request) -> Response:
+    """Every public route: what it does and takes. The document itself is at /openapi.json."""
+    document: dict[str, Any] = request.app.openapi()
+    return render("reference.html", title=document["info"]["title"], summary=document["info"]["summary"], routes=routes(document))
+
+
+def routes(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The public operations by tag: method, path, summary, parameters."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path, operations in document["paths"].items():
+        for method in _METHODS:
+            if method in operations and not path.startswith("/internal/"):
+                operation = operations[method]
+                names = [p["name"] for p in operation.get("parameters", ()) if p["in"] == "query"]
+                entry = {"method": method.upper(), "path": path, "summary": operation.get("description", ""), "parameters": names}
+                found.setdefault(operation.get("tags", ["other"])[0], []).append(entry)
+    return found
