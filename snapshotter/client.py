@@ -6,6 +6,7 @@ the next call connects again.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class AgentClient:
     def __init__(self, socket_path: Path) -> None:
         self._path = socket_path
         self._rpc: RpcClient | None = None
+        self._opening = asyncio.Lock()
 
     def __repr__(self) -> str:
         state = "connected" if self._rpc is not None and not self._rpc.is_closed else "not connected"
@@ -120,9 +122,10 @@ class AgentClient:
             self._rpc = None
 
     async def _connection(self) -> RpcClient:
-        if self._rpc is None or self._rpc.is_closed:
-            self._rpc = await RpcClient.open(self._path)
-        return self._rpc
+        async with self._opening:  # calls made at once share the connection that the first of them opens
+            if self._rpc is None or self._rpc.is_closed:
+                self._rpc = await RpcClient.open(self._path)
+            return self._rpc
 
     async def _call(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         try:

@@ -106,7 +106,7 @@ class Housekeeper:
             leases = []
             for mount in spec.weights:
                 lease = await self._weights.lease(mount.manifest, holder=slot.id)
-                leases.append((mount.name, lease.path))
+                leases.append((mount.name, Path(lease.path)))
                 housing.lease_ids += (lease.lease_id,)
             uid = self._uid(spec)
             housing.group = self._cgroups.make(slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu)

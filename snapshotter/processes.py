@@ -29,9 +29,9 @@ async def wait_gone(pidfd: int) -> None:
     """Return when the process behind `pidfd` has ended."""
     loop = asyncio.get_running_loop()
     gone: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(pidfd, lambda: gone.done() or gone.set_result(None))
+    loop.add_reader(pidfd, gone.cancel)
     try:
-        await gone
+        await asyncio.wait([gone])
     finally:
         loop.remove_reader(pidfd)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import select
 import signal
 import socket
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 
 from snapshotter import child, tree, wire
 from snapshotter.logpipe import LogFile, LogPipe
+from snapshotter.poller import Peer, Poller
 
 _STATUS_PATIENCE_S = 1.0
 """How long the Template may take to report the status of a child that is gone before it counts as unknown."""
@@ -65,12 +65,9 @@ class Shim:
         self._log_directory = log_directory
         self._log_max_bytes = log_max_bytes
         self._namespaced = namespaced
-        self._epoll = select.epoll()
-        self._handlers: dict[int, Callable[[int], None]] = {}
-        self._agent: socket.socket | None = None
-        self._outbox: wire.Outbox | None = None
-        self._control: socket.socket | None = None
-        self._orders: wire.Outbox | None = None
+        self._poller = Poller()
+        self._agent: Peer | None = None
+        self._worker: Peer | None = None
         self._confinement: child.Confinement | None = None
         self._worker_pid = 0
         self._worker_pidfd = -1
@@ -91,28 +88,12 @@ class Shim:
     def run(self) -> None:
         """Serve until `shutdown`."""
         wakeup = self._catch_children()
-        self._watch(wakeup, lambda _: self._reap(wakeup))
+        self._poller.watch(wakeup, lambda _: self._reap(wakeup))
         self._listener.setblocking(False)
-        self._watch(self._listener.fileno(), lambda _: self._on_connection())
+        self._poller.watch(self._listener.fileno(), lambda _: self._on_connection())
         while True:
-            for fd, events in self._epoll.poll(self._patience()):
-                handler = self._handlers.get(fd)
-                if handler is not None:
-                    handler(events)
+            self._poller.turn(self._patience())
             self._give_up_waiting(time.monotonic())
-
-    # -- the loop's furniture
-
-    def _watch(self, fd: int, handler: Callable[[int], None]) -> None:
-        self._handlers[fd] = handler
-        self._epoll.register(fd, select.EPOLLIN)
-
-    def _unwatch(self, fd: int) -> None:
-        if self._handlers.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
-
-    def _want_write(self, fd: int, outbox: wire.Outbox) -> None:
-        self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if outbox else 0))
 
     def _patience(self) -> float | None:
         return 0.1 if any(p.dead_at is not None and p.state != "gone" for p in self._processes.values()) else None
@@ -131,45 +112,25 @@ class Shim:
     def _on_connection(self) -> None:
         with contextlib.suppress(BlockingIOError):
             connection, _ = self._listener.accept()
-            self._drop_agent()
-            connection.setblocking(False)
-            self._agent, self._outbox = connection, wire.Outbox(connection)
-            self._watch(connection.fileno(), self._on_agent)
-
-    def _drop_agent(self) -> None:
-        if self._agent is not None and self._outbox is not None:
-            self._unwatch(self._agent.fileno())
-            self._outbox.clear()
-            self._agent.close()
-            self._agent = self._outbox = None
+            if self._agent is not None:
+                self._agent.close()
+            self._agent = Peer(connection, self._poller, self._on_order, lambda: None)
 
     def _tell(self, message: Mapping[str, Any], *fds: int) -> None:
         """Send to the agent, if there is one. The descriptors stay ours: duplicates travel."""
-        if self._agent is None or self._outbox is None:
-            return
-        try:
-            self._outbox.push(message, [os.dup(fd) for fd in fds if fd >= 0])
-            self._want_write(self._agent.fileno(), self._outbox)
-        except OSError:
-            self._drop_agent()
+        if self._agent is not None and self._agent.is_open:
+            try:
+                self._agent.push(message, [os.dup(fd) for fd in fds if fd >= 0])
+            except OSError:
+                self._agent.close()
 
-    def _on_agent(self, events: int) -> None:
-        assert self._agent is not None
-        assert self._outbox is not None
+    def _on_order(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        """An order that we do not understand must not end the slot: another version of the agent is told off by closing."""
         try:
-            if events & select.EPOLLOUT:
-                self._outbox.flush()
-                self._want_write(self._agent.fileno(), self._outbox)
-            if events & ~select.EPOLLOUT:
-                message, fds = wire.receive(self._agent)
-                if message is None:
-                    raise ConnectionResetError
-                self._obey(message, fds)
-        except BlockingIOError:
-            return
-        except (OSError, ValueError, LookupError, TypeError) as e:
+            self._obey(message, fds)
+        except (ValueError, LookupError, TypeError) as e:
             print(f"{self!r}: the agent is dropped: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
-            self._drop_agent()
+            raise ConnectionAbortedError from e
 
     def _obey(self, message: Mapping[str, Any], fds: list[int]) -> None:
         match message["op"]:
@@ -178,10 +139,10 @@ class Shim:
             case "exec":
                 self._exec(message, *fds)
             case op:
-                self._orders_without_descriptors[op](message)
+                self._simple_orders[op](message)
 
     @functools.cached_property
-    def _orders_without_descriptors(self) -> Mapping[str, Callable[[Mapping[str, Any]], None]]:
+    def _simple_orders(self) -> Mapping[str, Callable[[Mapping[str, Any]], None]]:
         return {
             "boot": self._boot,
             "note": self._note,
@@ -251,9 +212,7 @@ class Shim:
             theirs.close()
         self._worker_pidfd = os.pidfd_open(self._worker_pid)
         self._worker_state = "booting"
-        ours.setblocking(False)
-        self._control, self._orders = ours, wire.Outbox(ours)
-        self._watch(ours.fileno(), self._on_worker)
+        self._worker = Peer(ours, self._poller, self._hear, lambda: None)
         self._tell({"event": "booted", "pid": self._worker_pid}, self._worker_pidfd)
 
     def _open_log(self, name: str) -> LogFile:
@@ -265,13 +224,13 @@ class Shim:
             readable, writable = os.pipe2(os.O_CLOEXEC)
             pipe = LogPipe(readable, stream, log)
             pipes.append(pipe)
-            self._watch(readable, lambda _, pipe=pipe: self._on_output(pipe, log))  # type: ignore[misc]
+            self._poller.watch(readable, lambda _, pipe=pipe: self._on_output(pipe, log))  # type: ignore[misc]
             ends.append(writable)
         return ends
 
     def _on_output(self, pipe: LogPipe, log: LogFile) -> None:
         if not pipe.pump():
-            self._unwatch(pipe.fd)
+            self._poller.unwatch(pipe.fd)
         self._notice_drops(log)
 
     def _notice_drops(self, log: LogFile, *, final: bool = False) -> None:
@@ -281,36 +240,8 @@ class Shim:
             self._noticed[name] = (log.dropped_bytes, now)
             self._tell({"event": "log_dropped", "log": name, "bytes": log.dropped_bytes - told})
 
-    def _order(self, message: Mapping[str, Any], fds: list[int]) -> None:
-        assert self._control is not None
-        assert self._orders is not None
-        self._orders.push(message, fds)
-        self._want_write(self._control.fileno(), self._orders)
-
-    def _on_worker(self, events: int) -> None:
-        assert self._control is not None
-        assert self._orders is not None
-        try:
-            if events & select.EPOLLOUT:
-                self._orders.flush()
-                self._want_write(self._control.fileno(), self._orders)
-            if events & ~select.EPOLLOUT:
-                self._hear()
-        except BlockingIOError:
-            return
-        except OSError:
-            self._close_control()
-
-    def _hear(self) -> None:
-        """One message from the worker. User code shares the descriptor: what is not our protocol is dropped, never trusted."""
-        assert self._control is not None
-        try:
-            message, fds = wire.receive(self._control)
-        except ValueError:
-            return
-        if message is None:
-            self._close_control()
-            return
+    def _hear(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        """From the worker. User code shares the descriptor: what is not our protocol is dropped, never trusted."""
         try:
             self._believe(message, fds)
         except (KeyError, TypeError, ValueError):
@@ -340,18 +271,11 @@ class Shim:
         elif event == "exited" and process is not None:
             process.status = int(message["status"])  # it came before the pidfd's own news
 
-    def _close_control(self) -> None:
-        if self._control is not None and self._orders is not None:
-            self._unwatch(self._control.fileno())
-            self._orders.clear()
-            self._control.close()
-            self._control = self._orders = None
-
     # -- instances
 
     def _start(self, message: Mapping[str, Any], listener: int) -> None:
         instance, in_place = message["instance"], message["in_place"]
-        if self._worker_state != "resident" or self._control is None or instance in self._processes:
+        if self._worker_state != "resident" or self._worker is None or instance in self._processes:
             os.close(listener)
             self._tell({"event": "exited", "instance": instance, "status": None, "lost": True})
             return
@@ -362,7 +286,7 @@ class Shim:
         try:
             ends = self._log_pipes(log, process.pipes)
             go_read, process.go = os.pipe2(os.O_CLOEXEC)
-            self._order({"op": op, "instance": instance, "env": message["env"]}, [listener, *ends, go_read])
+            self._worker.push({"op": op, "instance": instance, "env": message["env"]}, [listener, *ends, go_read])
         except (OSError, wire.MessageTooLong):
             self._finish(process, None)
             return
@@ -372,7 +296,7 @@ class Shim:
 
     def _on_forked(self, process: Process, pid: int, pidfd: int) -> None:
         process.state, process.pid, process.pidfd = "forked", pid, pidfd
-        self._watch(pidfd, lambda _: self._on_gone(process))
+        self._poller.watch(pidfd, lambda _: self._on_gone(process))
         self._tell({"event": "forked", "instance": process.id}, pidfd)
         try:
             child.join(process.cgroup, pid)
@@ -400,7 +324,7 @@ class Shim:
 
     def _on_gone(self, process: Process) -> None:
         """The pidfd says that it is dead. Its parent knows the status: we, or the Template, which reports it."""
-        self._unwatch(process.pidfd)
+        self._poller.unwatch(process.pidfd)
         process.dead_at = time.monotonic()
         if process.status is not None:
             self._finish(process, process.status)
@@ -416,13 +340,13 @@ class Shim:
         process.state, process.status, process.env = "gone", status, {}
         for pipe in process.pipes:
             pipe.drain()
-            self._unwatch(pipe.fd)
+            self._poller.unwatch(pipe.fd)
             pipe.close()
         self._notice_drops(process.log, final=True)
         process.log.close()
         for fd in (process.go, process.pidfd):
             if fd >= 0:
-                self._unwatch(fd)
+                self._poller.unwatch(fd)
                 os.close(fd)
         process.pidfd = process.go = -1
         self._tell({"event": "exited", "instance": process.id, "status": status, "lost": False})
@@ -450,16 +374,8 @@ class Shim:
                 self._finish(process, status)
 
     def _on_worker_exit(self, status: int) -> None:
-        while self._control is not None:  # what it said before it died counts, a failure report above all
-            try:
-                before = self._control
-                self._hear()
-                if self._control is not before:
-                    break
-            except BlockingIOError:
-                break
-            except OSError:
-                break
+        if self._worker is not None:
+            self._worker.read_all()  # what it said before it died counts, a failure report above all
         self._worker_state, self._worker_status, self._worker_pid = "dead", status, 0
         for pipe in self._boot_pipes:
             pipe.drain()

@@ -1,7 +1,7 @@
 """A complete small worker: speaks the contract of docs/architecture.md ("The slot") and answers HTTP on its listener.
 
 Installed as `pilotlight/worker/boot.py` of a test's runtime. `entry` says how it behaves: `boot` and `wake` are lists of steps
-(`print:TEXT`, `raise:TEXT`, `exit:N`, `hang`, `thread`, `allocate:BYTES`, `ignore_term`). A request's path does things while it serves:
+(`print:TEXT`, `raise:TEXT`, `exit:N`, `hang`, `read:FILE`, `thread`, `allocate:BYTES`, `ignore_term`). A request's path does things while it serves:
 `/env/NAME`, `/print/TEXT`, `/flood/BYTES`, `/allocate/BYTES`, `/exit/N`, `/status`, `/syscalls`, `/spawn`. Standard library only.
 """
 
@@ -150,6 +150,9 @@ def do(step: str) -> None:
             os._exit(int(value))
         case "hang":
             signal.pause()
+        case "read":
+            with open(value) as f:
+                f.read()
         case "thread":
             threading.Thread(target=signal.pause if value else threading.Event().wait, name="surplus", daemon=True).start()
         case "allocate":

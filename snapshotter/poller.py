@@ -1,0 +1,116 @@
+"""A small poll loop and message peers on it: the furniture of the shim. Standard library only; one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from snapshotter import wire
+
+
+class Poller:
+    """Descriptors and what to do when they are readable. Owner: the loop that calls `turn`."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[int], None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Poller {len(self._handlers)} descriptors>"
+
+    def watch(self, fd: int, handler: Callable[[int], None]) -> None:
+        """Call `handler(events)` when `fd` is readable, or at its end."""
+        self._handlers[fd] = handler
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Forget `fd`; to be called before it is closed. One that is not watched is no error."""
+        if self._handlers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def want_write(self, fd: int, wanted: bool) -> None:
+        """Call its handler when `fd` is writable, too."""
+        self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
+
+    def turn(self, patience_s: float | None) -> None:
+        """Wait for something to happen, at most `patience_s`, and handle it. A handler may unwatch what is still to be handled."""
+        for fd, events in self._epoll.poll(patience_s):
+            handler = self._handlers.get(fd)
+            if handler is not None:
+                handler(events)
+
+
+class Peer:
+    """Who we exchange messages with: the agent, or the worker. Owner: the poller's loop.
+
+    `on_message` takes ownership of the descriptors; it may raise OSError to end the connection.
+    """
+
+    def __init__(
+        self, sock: socket.socket, poller: Poller, on_message: Callable[[Mapping[str, Any], list[int]], None], on_lost: Callable[[], None]
+    ) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._poller = poller
+        self._outbox = wire.Outbox(sock)
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self.is_open = True
+        poller.watch(sock.fileno(), self._on_events)
+
+    def push(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        """Send, now or when the peer reads. Takes ownership of `fds`. Raises OSError when the peer is gone, wire.MessageTooLong."""
+        if not self.is_open:
+            wire.close_all(fds)
+            raise BrokenPipeError("the peer is gone")
+        self._outbox.push(message, fds)
+        self._poller.want_write(self._socket.fileno(), bool(self._outbox))
+
+    def read_all(self) -> None:
+        """Everything that has arrived, without waiting."""
+        with contextlib.suppress(BlockingIOError):
+            while self.is_open:
+                self._read_one()
+
+    def close(self) -> None:
+        """Idempotent. `on_lost` is not called."""
+        if self.is_open:
+            self.is_open = False
+            self._poller.unwatch(self._socket.fileno())
+            self._outbox.clear()
+            self._socket.close()
+
+    def _on_events(self, events: int) -> None:
+        try:
+            if events & select.EPOLLOUT:
+                self._outbox.flush()
+                self._poller.want_write(self._socket.fileno(), bool(self._outbox))
+            if events & ~select.EPOLLOUT:
+                self._read_one()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._lose()
+
+    def _read_one(self) -> None:
+        try:
+            message, fds = wire.receive(self._socket)
+        except BlockingIOError:
+            raise
+        except OSError:
+            self._lose()
+            return
+        except ValueError:
+            return  # not our protocol: dropped
+        if message is None:
+            self._lose()
+        else:
+            self._on_message(message, fds)
+
+    def _lose(self) -> None:
+        if self.is_open:
+            self.close()
+            self._on_lost()
