@@ -181,7 +181,7 @@ class SegmentLog:
         return SegmentFile(self._directory, number, header=self._make_header(number))
 
     async def _rotate_if_due(self) -> None:
-        """Go on in a new segment once this one is full. A thread makes it, as that waits for the disk; till then lines go to the old one."""
+        """Go on in a new segment when this one is full. A thread makes it: that waits for the disk; until then, lines go to the old one."""
         if self._file.size < self._segment_bytes:
             return
         try:
