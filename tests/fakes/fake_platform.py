@@ -16,10 +16,9 @@ import pickle
 import re
 import tarfile
 import threading
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from types import TracebackType
@@ -29,12 +28,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from pilotlight.errors import Conflict, InvalidInput, NotFound, PilotlightError, Unauthenticated
 from pilotlight.profile import Profile
 from pilotlight.protocol import (
-    CONTENT_JSON,
     CONTENT_NDJSON,
-    CONTENT_PICKLE,
-    CONTENT_PICKLE_STREAM,
     CONTENT_PROBLEM,
-    HEADER_ENVIRONMENT,
     HEADER_OUTCOME,
     HEADER_REQUEST_ID,
     HEADER_REVISION,
@@ -44,39 +39,10 @@ from pilotlight.protocol import (
     new_call_id,
     problem,
 )
-from pilotlight.sdk.pickling import dumps
 from pilotlight.spec import FunctionSpec, ImageSpec, from_json, to_json
+from tests.fakes.user_code import Answer, Asked, entered, run
 
 API_KEY = "pl-fake-admin-key"
-
-
-@dataclass(kw_only=True)
-class Answer:
-    """What a route answers; `stream` instead of `body` is sent in chunks as it is produced."""
-
-    status: int = 200
-    content_type: str = CONTENT_JSON
-    body: bytes = b""
-    stream: Iterator[bytes] | None = None
-    headers: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True)
-class Asked:
-    """One request, parsed."""
-
-    method: str
-    path: str
-    query: Mapping[str, str]
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def environment(self) -> str:
-        return self.headers.get(HEADER_ENVIRONMENT, "main")
-
-    def json(self) -> Any:
-        return json.loads(self.body)
 
 
 @dataclass(kw_only=True)
@@ -246,7 +212,7 @@ class FakePlatform:
     def invoke(self, asked: Asked, app: str, dotted: str) -> Answer:
         call, spec = self._callable(asked, app, dotted)
         call_id = asked.headers.get(HEADER_REQUEST_ID) or new_call_id()
-        answer = _run(call, asked)
+        answer = run(call, asked)
         timing = {HEADER_START: "WARM", HEADER_SERVER_TIMING: "queue;dur=0, start;dur=0, exec;dur=1", "pilotlight-cost": "0.000001"}
         answer.headers |= {HEADER_REQUEST_ID: call_id, HEADER_REVISION: f"v1-{spec.digest()[:6]}", **timing}
         return answer
@@ -257,7 +223,7 @@ class FakePlatform:
         if spec is None or spec.method(method) is None:
             raise NotFound(f"there is no function {app}/{dotted}")
         raw = self._raw(spec)
-        return (getattr(_entered(raw), method) if method else raw), spec
+        return (getattr(entered(raw), method) if method else raw), spec
 
     def _raw(self, spec: FunctionSpec) -> Any:
         if spec.pickled is None:
@@ -289,7 +255,7 @@ class FakePlatform:
         )
 
         def finish() -> None:
-            answer = _run(call, asked)
+            answer = run(call, asked)
             with self.lock:
                 if call_id not in self._cancelled:
                     self.calls[call_id] = _finished(self.calls[call_id], answer)
@@ -494,60 +460,6 @@ def _handler_for(platform: FakePlatform) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(b"0\r\n\r\n")
 
     return Handler
-
-
-def _run(call: Callable[..., Any], asked: Asked) -> Answer:
-    """Run user code as a worker would, in the form that the caller asked for."""
-    is_pickle = asked.headers.get("content-type") == CONTENT_PICKLE
-    if is_pickle:
-        args, kwargs = pickle.loads(asked.body)
-    else:
-        given = json.loads(asked.body or b"[]")
-        args, kwargs = ((), given) if isinstance(given, dict) else (tuple(given), {})
-    try:
-        value = call(*args, **kwargs)
-    except Exception as e:  # noqa: BLE001 - user code may raise anything: it becomes the answer
-        return _raised(e, is_pickle)
-    if hasattr(value, "__next__"):
-        items = _pickled_items(value) if is_pickle else (json.dumps(item).encode() + b"\n" for item in value)
-        return Answer(content_type=CONTENT_PICKLE_STREAM if is_pickle else CONTENT_NDJSON, stream=items, headers={HEADER_OUTCOME: "ok"})
-    if is_pickle:
-        return Answer(content_type=CONTENT_PICKLE, body=dumps(value), headers={HEADER_OUTCOME: "ok"})
-    return Answer(body=json.dumps(value).encode(), headers={HEADER_OUTCOME: "ok"})
-
-
-def _raised(error: Exception, is_pickle: bool) -> Answer:
-    headers = {HEADER_OUTCOME: "raised"}
-    if is_pickle:
-        error.add_note("Remote traceback:\n" + "".join(traceback.format_exception(error)))
-        return Answer(status=500, content_type=CONTENT_PICKLE, body=dumps(error), headers=headers)
-    named = {"error": {"type": type(error).__name__, "message": str(error)}}
-    body = problem(type="function-raised", title="Function raised", status=500, detail=f"{type(error).__name__}: {error}", extra=named)
-    return Answer(status=500, content_type=CONTENT_PROBLEM, body=json.dumps(body).encode(), headers=headers)
-
-
-def _pickled_items(items: Iterator[Any]) -> Iterator[bytes]:
-    try:
-        for item in items:
-            data = dumps(item)
-            yield len(data).to_bytes(4, "big") + data
-    except Exception as e:  # noqa: BLE001 - user code may raise anything: it ends the stream
-        data = dumps(e)
-        yield b"\xff\xff\xff\xff" + len(data).to_bytes(4, "big") + data
-
-
-def _entered(kind: type) -> Any:
-    """An instance after its hooks, made once per class."""
-    if kind not in _instances:
-        instance = kind()
-        for name in dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base)):
-            if "enter" in getattr(getattr(kind, name), "_pilotlight_marks", {}):
-                getattr(instance, name)()
-        _instances[kind] = instance
-    return _instances[kind]
-
-
-_instances: dict[type, Any] = {}
 
 
 def _finished(record: CallRecord, answer: Answer) -> CallRecord:

@@ -10,10 +10,15 @@ import inspect
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from pilotlight.errors import InvalidInput
 
+if TYPE_CHECKING:
+    from pilotlight.sdk.handles import Function
+
+P = ParamSpec("P")
+R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
@@ -88,8 +93,10 @@ def exit(func: None = None, /) -> Callable[[F], F]:  # noqa: A001 - the word tha
 
 def method(
     func: None = None, /, *, example: Any = None, check: Callable[[Any, Any], bool] | None = None, is_generator: bool | None = None
-) -> Callable[[F], F]:
+) -> Callable[[Callable[Concatenate[Any, P], R]], Function[P, R]]:
     """Make this method callable from outside.
+
+    Type checkers see the handle that `Class().name` is, because they do not follow class decorators; at run time the plain function stays.
 
     `example` (a list of positional arguments, or an object by name, JSON values) warms each instance up and proves snapshots;
     `check(answer, expected) -> bool` compares its answers where equality is too strict. `is_generator` is found out, not told.
@@ -99,11 +106,11 @@ def method(
         ignored("is_generator", "the function itself says whether it yields")
     options = method_mark(example=example, check=check)
 
-    def mark(method: F) -> F:
+    def mark(method: Callable[Concatenate[Any, P], R]) -> Function[P, R]:
         add_mark(_function("pilotlight.method", method), "method", options)
         for verb in _REMOTE_VERBS:
             setattr(method, verb, _Undeclared(verb, method))
-        return method
+        return cast("Function[P, R]", method)
 
     return mark
 

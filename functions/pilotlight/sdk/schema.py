@@ -240,7 +240,8 @@ def _hints_of_class(kind: type) -> dict[str, Any]:
 
 def _typed_dict_keys(kind: Any) -> dict[str, bool]:
     """Keys and whether they are required. With postponed annotations `__required_keys__` does not know of `NotRequired[…]`."""
-    hints, required = _hints_of_class(kind), getattr(kind, "__required_keys__", frozenset())
+    hints = _hints_of_class(kind)
+    required: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
     origins = {key: typing.get_origin(hints.get(key)) for key in kind.__annotations__}
     return {key: o is typing.Required or (key in required and o is not typing.NotRequired) for key, o in origins.items()}
 

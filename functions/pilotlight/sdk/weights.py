@@ -42,8 +42,8 @@ class Weights:
         Raises NotFound when it is not installed here.
         """
         mount = name or _mount_name(subdirectory or package)
-        if mount in _mounted():
-            return cls(f"/{mount}", name=mount)
+        if os.environ.get("PILOTLIGHT_WORKER") == "1":
+            return cls(package, name=mount)  # `path` finds it among the mounts, or says that the function did not declare it
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
             raise NotFound(f"Weights.from_package({package!r}): no such package is installed here", parameter="package")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 import threading
+from typing import Any
 
 import pytest
 
 import pilotlight
 from pilotlight.errors import InvalidInput
+from pilotlight.sdk.declaration import Declaration
 from pilotlight.sdk.marks import MARKS, PilotlightWarning
 from pilotlight.spec import FunctionKind, Scaling
 from tests.functions.sdk.conftest import Write
@@ -49,19 +51,19 @@ def web() -> object:
 
 
 def test_a_declaration_holds_the_undecorated_object_and_its_limits() -> None:
-    declared = scored.__pilotlight__
+    spoken = declared(scored)
 
-    assert declared.raw(4) == 2
-    assert declared.resources.memory_bytes == 2 * 1024**3
-    assert (declared.resources.gpu, declared.resources.gpu_count) == (("H100",), 2)
-    assert declared.scaling == Scaling(max_inputs=16, target_inputs=8)
-    assert declared.description == "Scores."
-    (spec,) = declared.methods()
+    assert spoken.raw(4) == 2
+    assert spoken.resources.memory_bytes == 2 * 1024**3
+    assert (spoken.resources.gpu, spoken.resources.gpu_count) == (("H100",), 2)
+    assert spoken.scaling == Scaling(max_inputs=16, target_inputs=8)
+    assert spoken.description == "Scores."
+    (spec,) = spoken.methods()
     assert (spec.example, spec.has_check, spec.parameters) == ([1], True, ("n",))
 
 
 def test_marks_lie_on_the_plain_functions() -> None:
-    raw = Model.__pilotlight__.raw
+    raw = declared(Model).raw
 
     assert vars(raw.load)[MARKS] == {"enter": {"snap": True}}
     assert vars(raw.unload)[MARKS] == {"exit": True}
@@ -70,15 +72,15 @@ def test_marks_lie_on_the_plain_functions() -> None:
 
 
 def test_a_class_has_its_clocks_and_methods() -> None:
-    declared = Model.__pilotlight__
+    spoken = declared(Model)
 
-    assert declared.kind is FunctionKind.CLASS
-    assert declared.method_names() == ("run",)
-    assert (declared.clocks.execution_s, declared.clocks.startup_s, declared.scaling.scaledown_window_s) == (7, 9, 5)
+    assert spoken.kind is FunctionKind.CLASS
+    assert spoken.method_names() == ("run",)
+    assert (spoken.clocks.execution_s, spoken.clocks.startup_s, spoken.scaling.scaledown_window_s) == (7, 9, 5)
 
 
 def test_an_asgi_function_is_a_web_application() -> None:
-    assert web.__pilotlight__.kind is FunctionKind.ASGI
+    assert declared(web).kind is FunctionKind.ASGI
 
 
 def test_modals_names_of_the_knobs_mean_the_same() -> None:
@@ -126,9 +128,16 @@ def test_a_wrong_option_is_named_with_what_would_be_right(options: dict[str, obj
 def lambda_free() -> None: ...
 
 
-def _at_top_level(function: object) -> object:
-    function.__qualname__ = "f"  # type: ignore[attr-defined]
+def _at_top_level(function: Any) -> Any:
+    function.__qualname__ = "f"
     return function
+
+
+def declared(handle: Any) -> Declaration:
+    """What a handle was made of; type checkers do not follow class decorators."""
+    found = handle.__pilotlight__
+    assert isinstance(found, Declaration)
+    return found
 
 
 def test_a_forgotten_parenthesis_is_named() -> None:
@@ -189,7 +198,7 @@ def test_a_class_that_needs_arguments_is_refused() -> None:
     with pytest.raises(InvalidInput, match="__init__ needs size"):
         app.cls()(Needy)
     with pytest.raises(InvalidInput, match="takes no arguments"):
-        Model(3)
+        Model(3)  # type: ignore[call-arg]
 
 
 def test_calling_a_handle_directly_names_the_two_ways() -> None:
@@ -199,11 +208,11 @@ def test_calling_a_handle_directly_names_the_two_ways() -> None:
 
 def test_a_method_on_a_plain_object_has_no_remote_and_says_why() -> None:
     with pytest.raises(InvalidInput, match=r"decorate the class with @app.cls\(\)"):
-        Model.__pilotlight__.raw().run.remote("x")
+        declared(Model).raw().run.remote("x")
     with pytest.raises(InvalidInput, match=r"make an object first"):
         _ = Model.run
     with pytest.raises(AttributeError, match="no method or attribute 'nothing'"):
-        _ = Model().nothing
+        _ = Model().nothing  # type: ignore[attr-defined]
 
 
 def test_batched_is_recorded_and_refused_at_deploy(module: Write) -> None:
@@ -216,9 +225,9 @@ def test_batched_is_recorded_and_refused_at_deploy(module: Write) -> None:
         def f(items: list[int]): ...
     """)
 
-    assert vars(found.f.__pilotlight__.raw)[MARKS]["batched"] == {"max_batch_size": 4, "wait_ms": 5}
+    assert vars(declared(found.f).raw)[MARKS]["batched"] == {"max_batch_size": 4, "wait_ms": 5}
     with pytest.raises(InvalidInput, match=r"@batched\(\) is not run yet"):
-        found.f.__pilotlight__.methods()
+        declared(found.f).methods()
 
 
 def test_handles_travel_by_name() -> None:
@@ -256,10 +265,10 @@ def test_the_local_object_is_entered_once_by_whichever_thread_is_first(module: W
 
 
 def test_a_subclass_of_a_declared_class_inherits_from_the_plain_one() -> None:
-    class Longer(Model):  # type: ignore[misc]
+    class Longer(Model):
         pass
 
-    assert Longer.__mro__[1] is Model.__pilotlight__.raw
+    assert Longer.__mro__[1] is declared(Model).raw
 
 
 def test_names_that_modal_has_and_pilotlight_has_not_lead_to_the_way_out() -> None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType, NotRequired, Optional, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, NewType, NotRequired, Optional, TypedDict, TypeVar
 
 import jsonschema_rs
 import pydantic
 import pytest
 
 from pilotlight.sdk.schema import arguments_schema
-
-if TYPE_CHECKING:
-    from somewhere import Invisible  # type: ignore[import-not-found]
 
 
 class Colour(enum.Enum):
@@ -100,7 +97,9 @@ def test_a_hint_accepts_what_fits_and_refuses_what_does_not(hint: Any, good: Any
 
 @pytest.mark.parametrize("hint", [Any, T, object, "Invisible", Callable[[int], int], int | Any])
 def test_a_hint_that_json_cannot_express_accepts_anything(hint: Any) -> None:
-    assert all(accepts(takes(hint), {"x": value}) for value in (1, "a", None, [], {}))
+    anything: list[dict[str, Any]] = [{"x": 1}, {"x": "a"}, {"x": None}, {"x": []}, {"x": {}}]
+
+    assert all(accepts(takes(hint), arguments) for arguments in anything)
 
 
 def test_missing_and_unknown_names_are_refused() -> None:
@@ -140,11 +139,11 @@ def test_a_method_leaves_its_self_out() -> None:
 
 
 def test_two_models_of_one_name_keep_apart() -> None:
-    First = pydantic.create_model("Item", a=(int, ...))
-    Second = pydantic.create_model("Item", b=(str, ...))
+    first = pydantic.create_model("Item", a=(int, ...))
+    second = pydantic.create_model("Item", b=(str, ...))
 
     def function(x: Any, y: Any) -> None: ...
 
-    function.__annotations__ = {"x": First, "y": Second}
+    function.__annotations__ = {"x": first, "y": second}
     assert accepts(function, {"x": {"a": 1}, "y": {"b": "s"}})
     assert not accepts(function, {"x": {"b": "s"}, "y": {"b": "s"}})

@@ -62,7 +62,10 @@ def test_a_copied_file_lands_in_its_targets_directory_and_a_directory_at_its_tar
         (lambda: Image.python("3.11").apt_install("a b"), "not the name of a Debian package"),
         (lambda: Image.python("3.11").copy("x", "/etc/x"), "relative"),
         (lambda: Image.python("3.11").copy("x", "../x"), "relative"),
-        (lambda: Image.python("3.11").env({"A": 1}), "environment variables are text"),
+        (
+            lambda: Image.python("3.11").env({"A": 1}),  # type: ignore[dict-item]
+            "environment variables are text",
+        ),
         (lambda: Image.from_registry("debian"), "not supported yet"),
     ],
 )
@@ -111,6 +114,15 @@ def test_weights_of_a_package_are_its_directory() -> None:
     assert (Weights.from_package("pydantic", "deprecated").path / "json.py").exists()
 
 
+def test_a_worker_without_the_package_can_import_a_module_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PILOTLIGHT_WORKER", "1")
+
+    weights = Weights.from_package("no_such_package_at_all", "model")
+
+    with pytest.raises(NotFound, match="declare them"):
+        _ = weights.path
+
+
 def test_a_dotenv_file_is_read_as_shells_write_it(tmp_path: Path) -> None:
     file = tmp_path / ".env"
     file.write_text("# comment\nexport A=1\nB = 'two words' \nC=\"x\\ny\"\nD=plain # not this\nE=\n")
@@ -118,7 +130,7 @@ def test_a_dotenv_file_is_read_as_shells_write_it(tmp_path: Path) -> None:
     assert Secret.from_dotenv(tmp_path).values == {"A": "1", "B": "two words", "C": "x\ny", "D": "plain", "E": ""}
     with pytest.raises(InvalidInput, match="where:1: expected KEY=value"):
         parse_dotenv("nonsense", "where")
-    with pytest.raises(NotFound, match="no .env file"):
+    with pytest.raises(NotFound, match=r"no \.env file"):
         Secret.from_dotenv(tmp_path / "missing")
 
 
