@@ -29,7 +29,8 @@ def main() -> None:
     """Obey the order on stdin; never returns."""
     order: dict[str, Any] = json.load(sys.stdin)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    _die_with_parent(order["parent"])
+    if order["parent"] is not None:
+        _die_with_parent(order["parent"])
     os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if order["uid"] is not None:

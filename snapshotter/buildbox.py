@@ -20,6 +20,7 @@ from snapshotter.interpreters import Interpreter
 
 SLOT_ROOT = Path("/run/pilotlight/slot")
 """Where workers find their world (docs/architecture.md); builds use the same places, so that paths written into an image hold."""
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MAX_LINE_BYTES = 64 * 1024
 _CHILD = Path(__file__).with_name("boxed.py")
 
@@ -66,42 +67,20 @@ class BuildBox:
         """Make the directories, owned by whoever runs the commands."""
         for name in ("env", "files", "tmp"):
             (self.image / name).mkdir(mode=0o755)
-        self.give("env", "files", "tmp")
+            self.give(name)
 
-    def give(self, *names: str) -> None:
-        """Hand what lies in these directories over to the commands' uid."""
+    def give(self, name: str) -> None:
+        """Hand over to the commands' uid what we made at `name` below the image, and only we: links of theirs are not ours to give."""
         if self.uid is None:
             return
-        for name in names:
-            os.chown(self.image / name, self.uid, self.uid)
-            for folder, folders, files in os.walk(self.image / name):
-                for entry in [*folders, *files]:
-                    os.chown(os.path.join(folder, entry), self.uid, self.uid, follow_symlinks=False)
+        top = self.image / name
+        entries = [top, *(Path(folder, e) for folder, folders, files in os.walk(top) for e in [*folders, *files])]
+        for entry in entries:
+            os.chown(entry, self.uid, self.uid, follow_symlinks=False)
 
     async def run(self, argv: Sequence[str], *, variables: Mapping[str, str], on_line: OnLine) -> int:
         """Run one command to its end and return its exit status. Cancelling it kills everything that it started."""
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-I", "-S", "-B", str(_CHILD)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            limit=_MAX_LINE_BYTES,
-            start_new_session=True,
-        )
-        assert child.stdin is not None  # asked for above
-        assert child.stdout is not None
-        try:
-            child.stdin.write(json.dumps(self._order(argv, variables)).encode())
-            child.stdin.close()
-            while (line := await _read_line(child.stdout)) is not None:
-                await on_line(line)
-            return await child.wait()
-        finally:
-            if child.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                await child.wait()
+        return await _obey(self._order(argv, variables), on_line)
 
     def _order(self, argv: Sequence[str], variables: Mapping[str, str]) -> Mapping[str, object]:
         binds = [
@@ -121,12 +100,49 @@ class BuildBox:
         }
 
     def _variables(self) -> dict[str, str]:
-        system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        out = {"PATH": f"{self.env}/bin:{self.python.parent}:{system}", "HOME": str(self.tmp), "TMPDIR": str(self.tmp)}
+        out = {"PATH": f"{self.env}/bin:{self.python.parent}:{_SYSTEM_PATH}", "HOME": str(self.tmp), "TMPDIR": str(self.tmp)}
         out |= {"LANG": "C.UTF-8", "VIRTUAL_ENV": str(self.env), "PYTHONUNBUFFERED": "1"}
         if self.uid is not None and any(self.interpreter.prefix.glob("lib/libpython3*.so*")):
             out["LD_LIBRARY_PATH"] = str(SLOT_ROOT / "python" / "lib")  # its RPATH names the prefix on the host
         return out
+
+
+async def run_on_machine(argv: Sequence[str], *, variables: Mapping[str, str], on_line: OnLine) -> int:
+    """Run one command on the machine itself, as our own user and in nobody's environment, to its end even when cancelled."""
+    environ = {"PATH": _SYSTEM_PATH, "HOME": "/root", "LANG": "C.UTF-8", **variables}
+    order = {"parent": None, "uid": None, "cwd": "/", "argv": list(argv), "environ": environ}
+    job = asyncio.create_task(_obey(order, on_line), name=f"run {argv[0]}")
+    try:
+        return await asyncio.shield(job)
+    except asyncio.CancelledError:
+        await asyncio.wait([job])  # a package manager that is killed leaves a broken machine
+        raise
+
+
+async def _obey(order: Mapping[str, object], on_line: OnLine) -> int:
+    """Start the child's half with its order, pass on its output, return its exit status."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-I", "-S", "-B", str(_CHILD)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        limit=_MAX_LINE_BYTES,
+        start_new_session=True,
+    )
+    assert child.stdin is not None  # asked for above
+    assert child.stdout is not None
+    try:
+        child.stdin.write(json.dumps(order).encode())
+        child.stdin.close()
+        while (line := await _read_line(child.stdout)) is not None:
+            await on_line(line)
+        return await child.wait()
+    finally:
+        if child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            await child.wait()
 
 
 async def _read_line(stream: asyncio.StreamReader) -> str | None:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from snapshotter.buildbox import BuildBox
+from snapshotter.buildbox import BuildBox, run_on_machine
 from snapshotter.bundles import unpack_blob
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
 from snapshotter.imagespec import ImagePlan, Step
@@ -40,6 +40,7 @@ class ImageBuild:
         self._blobs = blobs
         self._log = log
         self._variables = dict(variables)
+        self._proxies = {k: v for k, v in variables.items() if k.lower().endswith("_proxy")}
         self._report = report
         self._image_env: dict[str, str] = {}
         self._tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
@@ -52,7 +53,7 @@ class ImageBuild:
         await asyncio.to_thread(self._box.prepare)
         config = self._box.image / "tmp" / "pip.conf"
         config.write_text(pip_config)
-        self._box.give("tmp")
+        self._box.give("tmp/pip.conf")
         self._variables["PIP_CONFIG_FILE"] = str(self._box.tmp / "pip.conf")
         await self._begin("virtual environment")
         await self._must(str(self._box.python), "-I", "-m", "venv", str(self._box.env))
@@ -82,12 +83,19 @@ class ImageBuild:
                 self._variables |= step.values or {}
 
     async def _copy(self, step: Step) -> None:
-        target = self._box.image / "files" / step.target
+        """Unpack where only we have been, and let the commands' own uid put it in place: links made by earlier steps bind it, not us."""
+        name = f"copy-{self._index}"
+        target = self._box.files / step.target
+        parcel = self._box.image / name
+        parcel.mkdir(mode=0o755)
         try:
-            await asyncio.to_thread(_unpack, self._blobs, step.blob, target)
+            await asyncio.to_thread(unpack_blob, self._blobs, step.blob, parcel)
+            await asyncio.to_thread(self._box.give, name)
+            parcel.rename(self._box.image / "tmp" / name)
         except (BundleUnavailable, OSError) as e:
             raise self._failed(f"{step.title}: {e}") from e
-        await asyncio.to_thread(self._box.give, "files")
+        await self._must("/bin/mkdir", "-p", "--", str(target))
+        await self._must("/bin/cp", "-R", "--", f"{self._box.tmp / name}/.", str(target))
         await self._say(f"copied {step.blob[:12]} to {step.target}")
 
     async def _apt(self, packages: Sequence[str]) -> None:
@@ -102,13 +110,12 @@ class ImageBuild:
                 {"step": self._title, "packages": missing},
             )
         await self._say(f"installing into this machine, for every function on it: {' '.join(missing)}")
-        quiet = {"DEBIAN_FRONTEND": "noninteractive"}
-        host = BuildBox(interpreter=self._box.interpreter, image=self._box.image, uid=None)
+        quiet = {"DEBIAN_FRONTEND": "noninteractive", **self._proxies}
         install = ["/usr/bin/apt-get", "-o", "DPkg::Lock::Timeout=300", "install", "-y", "--no-install-recommends", "--", *missing]
-        if await host.run(install, variables=quiet, on_line=self._say) == 0:
+        if await run_on_machine(install, variables=quiet, on_line=self._say) == 0:
             return None
-        await host.run(["/usr/bin/apt-get", "update"], variables=quiet, on_line=self._say)  # its lists may be old, or none
-        if await host.run(install, variables=quiet, on_line=self._say) != 0:
+        await run_on_machine(["/usr/bin/apt-get", "update"], variables=quiet, on_line=self._say)  # its lists may be old, or none
+        if await run_on_machine(install, variables=quiet, on_line=self._say) != 0:
             raise self._failed(f"{self._title}: apt-get could not install {' '.join(missing)}")
         return None
 
@@ -119,7 +126,7 @@ class ImageBuild:
         constraints = self._box.image / "tmp" / "constraints.txt"
         constraints.unlink(missing_ok=True)
         constraints.write_text("\n".join(pins.values()))
-        self._box.give("tmp")
+        self._box.give("tmp/constraints.txt")
         if await self._command(*self._pip("install"), "-c", str(self._box.tmp / "constraints.txt"), "--", *requirements) != 0:
             clashes = [f"the image wants {pins[name]}, the platform's worker {need}" for name, need in ours.items() if name in pins]
             raise self._clash(clashes) if clashes else self._failed("the worker's requirements could not be installed")
@@ -166,11 +173,6 @@ class ImageBuild:
     def _failed(self, message: str, **detail: Any) -> ImageBuildFailed:
         body = {"step": self._title, "index": self._index, "log_tail": list(self._tail), "log": str(self._log), **detail}
         return ImageBuildFailed(f"image step {self._index} of {len(self._plan.steps) + 2} failed: {message}", body)
-
-
-def _unpack(blobs: Path, digest: str, target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    unpack_blob(blobs, digest, target)
 
 
 async def _is_installed(package: str) -> bool:

@@ -15,6 +15,8 @@ from typing import Any
 
 from snapshotter.errors import ImageBuildFailed, Unsupported
 
+OLDEST_PYTHON = (3, 11)
+"""What the worker runtime is written for (requires-python in pyproject.toml)."""
 _VERSION = re.compile(r"[0-9]+\.[0-9]+\Z")
 _DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?\Z")
 """Debian Policy §5.6.1, with an architecture and a version as apt-get(8) takes them."""
@@ -60,6 +62,8 @@ def parse_image(spec: Mapping[str, Any]) -> ImagePlan:
     python = spec.get("python")
     if not isinstance(python, str) or not _VERSION.match(python):
         raise _broken(f"python = {python!r}: expected a version such as '3.11'")
+    if tuple(int(part) for part in python.split(".")) < OLDEST_PYTHON:
+        raise Unsupported(f"python {python} is too old: the worker needs {'.'.join(map(str, OLDEST_PYTHON))} or newer in every image")
     steps = spec.get("steps", [])
     if not isinstance(steps, list | tuple):
         raise _broken(f"steps = {steps!r}: expected a list")

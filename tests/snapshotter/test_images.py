@@ -137,6 +137,7 @@ def test_runtime_requirements_are_pinned_to_the_platforms_own() -> None:
     "body, said",
     [
         ({"python": 3.11}, "python = 3.11: expected a version"),
+        ({"python": "3.9"}, "too old"),
         ({"python": "3.11", "steps": {}}, "expected a list"),
         ({"python": "3.11", "steps": [{"op": "brew"}]}, "whose op is one of"),
         ({"python": "3.11", "steps": [{"op": "pip", "pakages": []}]}, "unknown key 'pakages'"),
@@ -182,6 +183,8 @@ async def test_steps_run_in_order_and_the_image_serves(tmp_path: Path, images: I
     steps: list[dict[str, Any]] = [
         {"op": "pip", "packages": ["plmodel"], "options": ["--no-deps"]},
         {"op": "copy", "blob": blob, "target": "mine"},
+        {"op": "copy", "blob": blob, "target": "mine/deep"},
+        {"op": "copy", "blob": blob, "target": "."},
         {"op": "env", "values": {"GREETING": "hello"}},
         {"op": "apt", "packages": ["coreutils"]},
         {"op": "run", "commands": ["echo $GREETING $(id -u) $(ls mine) > made.txt", f"cat {tmp_path}/blobs/{blob[:2]}/{blob} || true"]},
@@ -190,19 +193,23 @@ async def test_steps_run_in_order_and_the_image_serves(tmp_path: Path, images: I
     digest = await images.build(spec(*steps), uid=uid, part=parts)
     assert digest == image_digest(spec(*steps))
     assert (
-        ask(images, digest, "import plmodel, plserver, mine.helper as h; print(plmodel.version, plserver.version, h.said)")
+        ask(
+            images,
+            digest,
+            "import plmodel, plserver, mine.helper as h, mine.deep.helper, helper; print(plmodel.version, plserver.version, h.said)",
+        )
         == "1.0 2.0 copied"
     )
     assert images.layout(digest).env == {"GREETING": "hello"}
     root = tmp_path / "node" / "images" / digest
-    assert (root / "files" / "made.txt").read_text() == f"hello {os.geteuid() if uid is None else uid} helper.py\n"
+    assert (root / "files" / "made.txt").read_text() == f"hello {os.geteuid() if uid is None else uid} deep helper.py\n"
     assert not [
         p for p in [root, *root.rglob("*")] if p.lstat().st_uid != os.geteuid() or (not p.is_symlink() and p.stat().st_mode & 0o022)
     ]
     order = list(dict.fromkeys(part["step"] for part in parts.seen))
     assert order[:2] == ["virtual environment", "pip install plmodel"]
     assert order[-1] == "runtime"
-    assert {part["of"] for part in parts.seen} == {7}
+    assert {part["of"] for part in parts.seen} == {9}
     if uid is not None:
         assert any(part["text"].startswith("cat: ") for part in parts.seen), "the tenant's build must not see the blob store"
     again = Parts()
