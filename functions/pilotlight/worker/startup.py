@@ -20,6 +20,8 @@ from pilotlight.worker.server import Server
 from pilotlight.worker.target import make_target
 from pilotlight.worker.template import Template, surplus_threads
 
+WORKER_VARIABLE = "PILOTLIGHT_WORKER"
+"""Set to 1: the SDK in user code then takes weights and secrets from the platform and looks for no local files."""
 WEIGHTS_VARIABLE = "PILOTLIGHT_WEIGHTS"
 """JSON object: name of weights → directory; how `pilotlight.Weights(...).path` finds them inside a worker."""
 
@@ -59,6 +61,7 @@ def run(launch: Launch, *, boot_ms: float) -> None:
     """
     output.install()
     faulthandler.enable(2)
+    os.environ[WORKER_VARIABLE] = "1"
     os.environ[WEIGHTS_VARIABLE] = json.dumps(dict(launch.weights))
     control = Control(launch.control_fd)
     phases = Phases(control)

@@ -22,7 +22,7 @@ Outcome = tuple[bool, Any]
 
 
 class _Job:
-    __slots__ = ("args", "cancelling", "context", "finished", "function", "future", "kwargs", "sent")
+    __slots__ = ("args", "begun", "cancelling", "context", "finished", "function", "future", "kwargs", "sent")
 
     def __init__(self, future: asyncio.Future[Outcome], context: Context, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
         self.future = future
@@ -30,6 +30,7 @@ class _Job:
         self.function = function
         self.args = args
         self.kwargs = kwargs
+        self.begun = False
         self.cancelling = False
         self.finished = False
         self.sent: threading.Event | None = None
@@ -39,7 +40,8 @@ class CallThread:
     """One thread, one job at a time. Owned by the event loop's thread; only `_work` runs elsewhere.
 
     The interrupt must hit the job it was meant for and no later one, without a lock that a dying thread could keep: the canceller sets
-    `cancelling` and then looks at `finished`; the thread sets `finished` and then looks at `cancelling`. Whoever is second sees the other.
+    `cancelling` and then looks at `begun` and `finished`; the thread sets each of these and then looks at `cancelling`. Whoever is second
+    sees the other.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, number: int) -> None:
@@ -66,7 +68,7 @@ class CallThread:
             return
         job.sent = threading.Event()
         job.cancelling = True
-        if not job.finished:
+        if job.begun and not job.finished:
             _raise_in(self._thread, CallCancelled)
         job.sent.set()
 
@@ -114,6 +116,7 @@ class CallThreads:
 
 
 def _perform(job: _Job) -> Outcome:
+    job.begun = True
     if job.cancelling:
         return False, CallCancelled()
     try:

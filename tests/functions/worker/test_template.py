@@ -334,6 +334,46 @@ def test_decorated_objects_are_unwrapped() -> None:
         assert call(shim.start()) == "raw"
 
 
+def test_what_the_sdk_declares_runs() -> None:
+    code = """
+        import os, pilotlight
+        app = pilotlight.App("demo")
+
+        @app.function()
+        def double(x: int) -> int:
+            return 2 * x
+
+        @app.cls()
+        class Counter:
+            @pilotlight.enter()
+            def load(self):
+                self.calls = 100
+
+            @pilotlight.enter(snap=False)
+            def wake(self):
+                self.calls += 1
+
+            @pilotlight.method(example=[1])
+            def add(self, n: int) -> int:
+                self.calls += n
+                return self.calls
+
+        @app.function()
+        @pilotlight.asgi_app()
+        def web():
+            async def answer(scope, receive, send): ...
+            return answer
+    """
+    with FakeShim({"app.py": code}, function_spec(qualname="double")) as shim:
+        assert call(shim.start(), "", {"x": 4}) == 8
+    spec = function_spec(qualname="Counter", kind=FunctionKind.CLASS, methods=[MethodSpec(name="add", example=[1])])
+    with FakeShim({"app.py": code}, spec) as shim:
+        assert call(shim.start("i-1"), "add", [5]) == 107  # loaded 100, warmed up 1, woken 1
+        assert call(shim.start("i-2"), "add", [5]) == 107
+    with FakeShim({"app.py": code}, function_spec(qualname="web", kind=FunctionKind.ASGI)) as shim:
+        shim.start()
+
+
 def test_an_instance_is_not_hurt_by_the_death_of_its_template() -> None:
     with FakeShim({"app.py": "def f(): return 1"}, function_spec()) as shim:
         instance = shim.start()
