@@ -8,7 +8,6 @@ does, and answers with the same problem documents. Functions run by the spec's m
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import io
 import json
@@ -19,11 +18,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote
 
 from pilotlight.errors import Conflict, InvalidInput, NotFound, PilotlightError, Unauthenticated
 from pilotlight.profile import Profile
@@ -40,6 +38,7 @@ from pilotlight.protocol import (
     problem,
 )
 from pilotlight.spec import FunctionSpec, ImageSpec, from_json, to_json
+from tests.fakes.loopback import LoopbackServer, handler_for
 from tests.fakes.user_code import Answer, Asked, entered, run
 
 API_KEY = "pl-fake-admin-key"
@@ -75,7 +74,7 @@ class FakePlatform:
         self._refusals: deque[Answer | None] = deque()
         self._cancelled: set[str] = set()
         self._callers: list[threading.Thread] = []
-        self._server = _Server(("127.0.0.1", 0), _handler_for(self))
+        self._server = LoopbackServer(("127.0.0.1", 0), handler_for(self.answer))
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, name="fake platform")
 
     @property
@@ -384,82 +383,6 @@ _ROUTES: list[tuple[str, str, Route]] = [
     ("DELETE", r"/v1/environments/([^/:]+)", FakePlatform.delete_environment),
     ("GET", r"/v1/billing/report", FakePlatform.billing),
 ]
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = False
-    block_on_close = True
-    request_queue_size = 128
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._open: set[Any] = set()
-        super().__init__(address, handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._open.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._open.discard(request)
-        super().shutdown_request(request)
-
-    def server_close(self) -> None:
-        for request in list(self._open):
-            with contextlib.suppress(OSError):
-                request.shutdown(2)  # SHUT_RDWR: a handler that waits for a client's next request wakes up
-        super().server_close()
-
-
-def _handler_for(platform: FakePlatform) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Quiet: tests look at `asked`."""
-
-        def serve(self) -> None:
-            url = urlsplit(self.path)
-            query = {key: values[-1] for key, values in parse_qs(url.query).items()}
-            headers = {key.lower(): value for key, value in self.headers.items()}
-            asked = Asked(method=self.command, path=url.path, query=query, headers=headers, body=self._body())
-            answer = platform.answer(asked)
-            if answer is None:
-                self.close_connection = True
-                self.connection.shutdown(2)
-                return
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self._send(answer)
-
-        do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = serve  # noqa: N815 - the names that http.server calls
-
-        def _body(self) -> bytes:
-            if self.headers.get("transfer-encoding") != "chunked":
-                return self.rfile.read(int(self.headers.get("content-length") or 0))
-            pieces = []
-            while size := int(self.rfile.readline(), 16):
-                pieces.append(self.rfile.read(size))
-                self.rfile.readline()
-            self.rfile.readline()
-            return b"".join(pieces)
-
-        def _send(self, answer: Answer) -> None:
-            self.send_response(answer.status)
-            for key, value in {"content-type": answer.content_type, **answer.headers}.items():
-                self.send_header(key, value)
-            if answer.stream is None:
-                self.send_header("content-length", str(len(answer.body)))
-                self.end_headers()
-                self.wfile.write(b"" if self.command == "HEAD" else answer.body)
-                return
-            self.send_header("transfer-encoding", "chunked")
-            self.end_headers()
-            for piece in answer.stream:
-                self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-                self.wfile.flush()
-            self.wfile.write(b"0\r\n\r\n")
-
-    return Handler
 
 
 def _finished(record: CallRecord, answer: Answer) -> CallRecord:

@@ -1,0 +1,81 @@
+"""What may be sent again, and what an answer that is no result becomes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pilotlight import errors
+from pilotlight.client import Client
+from pilotlight.protocol import problem
+from pilotlight.sdk.answers import ItemReader
+from pilotlight.sdk.pickling import dumps
+from pilotlight.sdk.problems import error_from_response
+from pilotlight.sdk.transport import retry_delay_s
+from tests.fakes.fake_platform import FakePlatform
+
+
+def delay(*, attempt: int = 0, waited_s: float = 0, may_repeat: bool = True, retry_after: float | None = None) -> float | None:
+    return retry_delay_s(attempt=attempt, waited_s=waited_s, budget_s=10, may_repeat=may_repeat, retry_after=retry_after)
+
+
+def test_delays_double_up_to_a_bound_and_the_servers_wish_wins() -> None:
+    assert [delay(attempt=n) for n in range(3)] == [0.1, 0.2, 0.4]
+    assert delay(attempt=20) == 5
+    assert delay(retry_after=3) == 3
+
+
+def test_nothing_is_waited_for_beyond_the_budget_or_when_repeating_is_not_safe() -> None:
+    assert delay(retry_after=11) is None
+    assert delay(waited_s=9.95) is None
+    assert delay(may_repeat=False) is None
+
+
+def test_a_lost_connection_is_tried_again_where_that_is_harmless(platform: FakePlatform) -> None:
+    platform.refuse(None, times=2)
+
+    with Client(platform.profile()) as client:
+        assert client.apps() == []
+    assert platform.asked == ["GET /v1/apps"] * 3
+
+
+def test_a_platform_that_is_not_there_is_named(platform: FakePlatform) -> None:
+    nobody = platform.profile().__class__(url="http://127.0.0.1:1")
+
+    with Client(nobody, retry_budget_s=0) as client, pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:1 could not be made"):
+        client.apps()
+
+
+@pytest.mark.parametrize("kind", [errors.InvalidInput, errors.NotFound, errors.WorkerCrashed, errors.StartFailed, errors.StorageFull])
+def test_every_problem_type_becomes_its_error(kind: type[errors.PilotlightError]) -> None:
+    body = problem(type=kind.type, title="x", status=kind.status, detail="what happened", instance="req-1", extra={"reason": "r"})
+
+    error = error_from_response(kind.status, {"retry-after": "2"}, json.dumps(body).encode())
+
+    assert (type(error), str(error), error.retry_after_s) == (kind, "what happened", 2)
+    assert error.detail == {"reason": "r", "request_id": "req-1"}
+
+
+def test_an_answer_of_something_else_is_quoted() -> None:
+    error = error_from_response(503, {}, b"<html>proxy</html>")
+
+    assert isinstance(error, errors.Unavailable)
+    assert "<html>proxy</html>" in str(error)
+
+
+def test_a_stream_is_cut_into_items_however_it_arrives() -> None:
+    items = [dumps(n) for n in (1, "two", None)]
+    wire = b"".join(len(i).to_bytes(4, "big") + i for i in items)
+    reader = ItemReader()
+
+    assert [item for n in range(len(wire)) for item in reader.feed(wire[n : n + 1])] == [1, "two", None]
+    reader.close()
+
+
+def test_a_stream_that_ends_within_an_item_is_an_error() -> None:
+    reader = ItemReader()
+    assert list(reader.feed(b"\x00\x00\x00\x09abc")) == []
+
+    with pytest.raises(errors.RemoteError, match="middle of an item"):
+        reader.close()
