@@ -35,6 +35,8 @@ SETTLE_EVERY = 60
 FORGET_S = 30.0
 """A revision at zero is forgotten after this long without a call: its windows would be silent anyway."""
 REWATCH_S = (0.05, 0.1, 0.5, 1.0, 2.0)
+ORPHAN_GRACE_S = 5.0
+"""An instance that nobody routes to has no caller who waits; it gets this long for its exit hooks."""
 PANIC_WINDOW_PERCENT = 10.0
 
 
@@ -152,16 +154,28 @@ class Scaler:
         self.throttler_of(target)
         return self._scaled[target.key]
 
-    async def adopt(self) -> int:
-        """Take back the instances that were ours before a restart; those nobody routes to any more are stopped."""
-        infos = await self._fleet.adopt()
-        for info in infos:
-            target = self._target_of(info)
-            if target is None:
-                await self._fleet.stop(info.id, grace_s=5.0)
-            elif info.id not in self.throttler_of(target).instances:
-                self.throttler_of(target).add(info)
-        return len(infos)
+    async def reconcile(self) -> None:
+        """Compare notes with the node: take back what is ours, note what is gone, stop what nobody routes to any more."""
+        known = {instance_id: scaled.throttler for scaled in self._scaled.values() for instance_id in scaled.throttler.instances}
+        infos = {str(info.id): info for info in await self._fleet.adopt()}
+        for instance_id, throttler in known.items():
+            if instance_id not in infos:
+                throttler.gone(instance_id, "lost")
+        for instance_id, info in infos.items():
+            if instance_id not in known and not self._is_handled(instance_id):
+                await self._adopt(info)
+
+    def _is_handled(self, instance_id: str) -> bool:
+        """Whether a throttler has it by now, or is about to."""
+        throttlers = [scaled.throttler for scaled in self._scaled.values()]
+        return any(t.is_starting(instance_id) or instance_id in t.instances for t in throttlers)
+
+    async def _adopt(self, info: InstanceInfo) -> None:
+        target = self._target_of(info)
+        if target is None:
+            await self._fleet.stop(info.id, grace_s=ORPHAN_GRACE_S)
+        else:
+            self.throttler_of(target).add(info)
 
     def _target_of(self, info: InstanceInfo) -> Target | None:
         labels = info.labels
@@ -173,7 +187,7 @@ class Scaler:
         failures = 0
         while True:
             try:
-                await self._reconcile()
+                await self.reconcile()
                 async for event in self._fleet.watch():
                     failures = 0
                     self._take(event)
@@ -183,29 +197,14 @@ class Scaler:
                 await asyncio.sleep(REWATCH_S[min(failures, len(REWATCH_S) - 1)])
                 failures += 1
 
-    async def _reconcile(self) -> None:
-        known = {instance_id for scaled in self._scaled.values() for instance_id in scaled.throttler.instances}
-        infos = await self._fleet.adopt()
-        alive = {str(info.id) for info in infos}
-        for scaled in self._scaled.values():
-            for instance_id in [i for i in scaled.throttler.instances if i in known and i not in alive]:
-                scaled.throttler.gone(instance_id, "lost")
-        for info in infos:
-            if str(info.id) not in known:
-                target = self._target_of(info)
-                if target is not None and not self._is_starting(target, str(info.id)):
-                    self.throttler_of(target).add(info)
-
-    def _is_starting(self, target: Target, instance_id: str) -> bool:
-        throttler = self.throttler_of(target)
-        return throttler.is_starting(instance_id) or instance_id in throttler.instances
-
     def _take(self, event: AgentEvent) -> None:
-        if event.kind == "instance_gone":
-            for scaled in self._scaled.values():
-                if event.subject in scaled.throttler.instances:
-                    scaled.throttler.gone(event.subject, event.reason)
-                    return
+        for scaled in self._scaled.values():
+            throttler = scaled.throttler
+            instance = throttler.instances.get(event.subject)
+            if instance is not None and event.kind == "instance_gone":
+                throttler.gone(event.subject, event.reason)
+            elif instance is not None and event.kind == "instance_stopping":
+                throttler.drain(instance)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
     async def run(self) -> None:

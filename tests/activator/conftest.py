@@ -124,7 +124,9 @@ class Edge:
 
 @pytest.fixture(name="settings")
 def _settings() -> ActivatorSettings:
-    return ActivatorSettings(max_body_bytes=1000, body_timeout_s=0.5, header_timeout_s=0.5, max_header_bytes=4000, unauthenticated_per_s=5.0)
+    return ActivatorSettings(
+        max_body_bytes=1000, body_timeout_s=0.5, header_timeout_s=0.5, max_header_bytes=4000, unauthenticated_per_s=5.0
+    )
 
 
 @pytest.fixture(name="behaviour")

@@ -79,7 +79,9 @@ async def test_a_caller_cannot_choose_the_id_that_its_bill_is_unique_by(edge: Ed
         pytest.param(b'{"x": 1, "zz": 1}', "invalid-input", "zz", id="unknown argument"),
     ],
 )
-async def test_bad_arguments_are_refused_before_anything_is_started_or_billed(edge: Edge, content: bytes, type: str, parameter: str | None) -> None:
+async def test_bad_arguments_are_refused_before_anything_is_started_or_billed(
+    edge: Edge, content: bytes, type: str, parameter: str | None
+) -> None:
     edge.add(route_of(spec_of()))
     answer = await edge.call(content=content)
 

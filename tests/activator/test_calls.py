@@ -1,0 +1,184 @@
+"""Submitted calls: durable before their 202, and found again whatever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from activator.settings import ActivatorSettings
+from snapshotter import errors as agent_errors
+from tests.activator.conftest import KEY, Edge
+from tests.activator.test_gateway import forever, until
+from tests.fakes.fake_controller import FakeController
+from tests.fakes.fake_worker import echo
+from tests.fakes.routes import route_of, spec_of
+
+
+@pytest.fixture(name="controller")
+async def _controller(short_tmp: Path) -> Any:
+    controller = await FakeController(short_tmp / "controller.sock").start()
+    yield controller
+    await controller.aclose()
+
+
+@pytest.fixture(name="shipping")
+async def _shipping(edge: Edge) -> Any:
+    async with asyncio.TaskGroup() as group:
+        tasks = edge.calls.start(group)
+        yield tasks
+        for task in tasks:
+            task.cancel()
+
+
+async def get(edge: Edge, path: str, key: str = KEY) -> httpx.Response:
+    return await edge.client.get(f"{edge.url}/v1/calls/{path}", headers={"authorization": f"Bearer {key}"})
+
+
+async def finished(edge: Edge, call_id: str) -> dict[str, Any]:
+    async with asyncio.timeout(5):
+        while True:
+            body: dict[str, Any] = (await get(edge, call_id)).json()
+            if body["state"] not in ("QUEUED", "RUNNING"):
+                return body
+
+
+async def test_a_submitted_call_is_accepted_run_and_its_result_is_found(edge: Edge, controller: FakeController, shipping: object) -> None:
+    edge.add(route_of(spec_of()))
+    accepted = await edge.call("shop/hello:submit", json={"x": 1})
+    record = await finished(edge, accepted.json()["id"])
+
+    assert (accepted.status_code, accepted.headers["location"]) == (202, f"/v1/calls/{accepted.json()['id']}")
+    assert (record["state"], base64.b64decode(record["result"])) == ("SUCCEEDED", b'{"x":1}')
+    assert (record["content_type"], record["outcome"], record["start_kind"]) == ("application/json", "ok", "COLD")
+    assert [r.call for r in (await edge.settle()).values()] == [record["id"]]
+
+
+async def test_a_result_the_controller_has_is_forgotten_here_and_still_found(
+    edge: Edge, controller: FakeController, shipping: object
+) -> None:
+    edge.add(route_of(spec_of()))
+    call_id = (await edge.call("shop/hello:submit", json={"x": 1})).json()["id"]
+    await until(lambda: controller.calls.get(call_id, {}).get("state") == "SUCCEEDED")
+    await until(lambda: not edge.calls._held)
+
+    assert (await get(edge, call_id)).json()["state"] == "SUCCEEDED"
+    assert edge.books.journal.statistics().held_calls == 0
+
+
+async def test_bad_arguments_are_refused_before_a_202(edge: Edge) -> None:
+    edge.add(route_of(spec_of()))
+
+    assert (await edge.call("shop/hello:submit", json={"x": "one"})).status_code == 400
+    assert edge.books.journal.statistics().held_calls == 0
+
+
+async def test_another_tenants_call_does_not_exist(edge: Edge, controller: FakeController) -> None:
+    edge.add(route_of(spec_of()))
+    edge.add_key("pl_other", tenant="t-000000000002")
+    edge.fleet.gate.clear()
+    call_id = (await edge.call("shop/hello:submit", json={"x": 1})).json()["id"]
+
+    assert (await get(edge, call_id)).status_code == 200
+    assert (await get(edge, call_id, key="pl_other")).status_code == 404
+
+
+async def test_a_repeated_put_is_the_same_call_and_other_arguments_are_a_conflict(edge: Edge, controller: FakeController) -> None:
+    edge.add(route_of(spec_of()))
+
+    async def put(body: dict[str, int]) -> httpx.Response:
+        url = f"{edge.url}/v1/calls/order-7?function=shop/hello"
+        return await edge.client.put(url, json=body, headers={"authorization": f"Bearer {KEY}"})
+
+    first, again, other = await put({"x": 1}), await put({"x": 1}), await put({"x": 2})
+
+    assert (first.status_code, again.status_code, other.status_code) == (202, 200, 409)
+    assert (await finished(edge, "order-7"))["state"] == "SUCCEEDED"
+    assert sum(len(w.requests) for w in edge.fleet.workers.values()) == 1
+
+
+async def test_a_cancelled_call_stops_and_says_so(edge: Edge, controller: FakeController) -> None:
+    edge.fleet.behaviour = forever
+    edge.add(route_of(spec_of()))
+    call_id = (await edge.call("shop/hello:submit", json={"x": 1})).json()["id"]
+    await until(lambda: any(w.requests for w in edge.fleet.workers.values()))
+    answer = await edge.client.post(f"{edge.url}/v1/calls/{call_id}:cancel", headers={"authorization": f"Bearer {KEY}"})
+
+    assert answer.json()["state"] == "CANCELLED"
+    await until(lambda: sum(w.cancelled for w in edge.fleet.workers.values()) == 1)
+
+
+async def test_a_stream_of_a_call_tells_each_state_and_ends_with_the_result(edge: Edge, controller: FakeController) -> None:
+    edge.add(route_of(spec_of()))
+    edge.fleet.gate.clear()
+    call_id = (await edge.call("shop/hello:submit", json={"x": 1})).json()["id"]
+    task = asyncio.create_task(get(edge, f"{call_id}/stream"))
+    await asyncio.sleep(0.02)
+    edge.fleet.gate.set()
+    events = [part.split("\n")[0] for part in (await task).text.strip().split("\n\n")]
+
+    assert events[0] == "event: state"
+    assert events[-1] == "event: result"
+
+
+async def test_a_submitted_call_waits_out_a_lack_of_capacity(edge: Edge, controller: FakeController) -> None:
+    edge.add(route_of(spec_of()))
+    edge.fleet.failures = [agent_errors.NoCapacity("memory")]
+    call_id = (await edge.call("shop/hello:submit", json={"x": 1})).json()["id"]
+
+    assert (await finished(edge, call_id))["state"] == "SUCCEEDED"
+
+
+async def test_more_submitted_calls_than_the_queue_holds_are_all_run(edge: Edge, controller: FakeController) -> None:
+    from pilotlight.spec import Scaling
+
+    edge.add(route_of(spec_of(scaling=Scaling(max_inputs=1, max_instances=2, max_queued=1))))
+    ids = [(await edge.call("shop/hello:submit", json={"x": n})).json()["id"] for n in range(20)]
+
+    assert {(await finished(edge, call_id))["state"] for call_id in ids} == {"SUCCEEDED"}
+
+
+async def test_what_a_dead_activator_had_accepted_is_run_by_the_next_one(short_tmp: Path) -> None:
+    settings = ActivatorSettings()
+    first = Edge(short_tmp, settings, forever)
+    first.add(route_of(spec_of()))
+    tasks = [asyncio.create_task(first.books.run())]
+    from activator.dispatch import Call
+    from tests.fakes.routes import target_of
+
+    caller = first.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
+    call = Call(id="req-1", target=target_of(spec_of()), method="", key_id=caller.key_id, body=b'{"x":5}')
+    await first.calls.hold(caller, call, fingerprint="")
+    await until(lambda: any(w.requests for w in first.fleet.workers.values()))
+    await first.calls.aclose()  # what the end of the process does to its tasks; the journal is all that is left
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await first.scaler.aclose()
+    await first.books.aclose()
+    await first.client.aclose()
+    await first.control.aclose()
+    await first.fleet.aclose()
+
+    controller = await FakeController(short_tmp / "controller.sock").start()
+    second = Edge(short_tmp, settings, echo)
+    second.add(route_of(spec_of()))
+    async with asyncio.TaskGroup() as group:
+        books = group.create_task(second.books.run())
+        (shipping,) = second.calls.start(group)
+        await until(lambda: controller.calls.get("req-1", {}).get("state") == "SUCCEEDED")
+        for task in (books, shipping):
+            task.cancel()
+    await second.calls.aclose()
+    await second.scaler.aclose()
+    await second.books.aclose()
+    await second.client.aclose()
+    await second.control.aclose()
+    await second.fleet.aclose()
+    await controller.aclose()
+
+    assert base64.b64decode(controller.calls["req-1"]["result"]) == b'{"x":5}'

@@ -1,0 +1,184 @@
+"""The loop around the decider: what is started, drained, adopted and forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from activator.admission import ProcessQueue
+from activator.billing.books import Books
+from activator.metrics import Metrics
+from activator.routes import RouteTable, Target
+from activator.scaler import FORGET_S, Scaler
+from activator.throttler import Throttler
+from pilotlight.pricing import Rates
+from pilotlight.protocol import FeedChange
+from pilotlight.spec import Scaling
+from snapshotter.types import StartKind
+from tests.activator.conftest import MemoryLedger
+from tests.activator.test_gateway import until
+from tests.fakes.clock import ManualClock
+from tests.fakes.fake_fleet import FakeFleet, info_of
+from tests.fakes.routes import TENANT, change, empty_table, route_of, spec_of
+
+
+class Rig:
+    """A Scaler over fakes, its time in the test's hand."""
+
+    def __init__(self, directory: Path) -> None:
+        self.clock = ManualClock()
+        self.table: RouteTable = empty_table()
+        self.fleet = FakeFleet(directory)
+        self.queue = ProcessQueue(100)
+        self.ledger = MemoryLedger()
+        self.books = Books(
+            directory=directory / "j", activator="a-0", rates=Rates(version="t"), sync_s=0.01, free_idle_s=60, ledger=self.ledger
+        )
+        self.metrics = Metrics()
+        self.scaler = Scaler(table=self.table, fleet=self.fleet, make_throttler=self._throttler, clock=self.clock)
+        self._seq = 0
+
+    def _throttler(self, target: Target) -> Throttler:
+        return Throttler(
+            target, fleet=self.fleet, queue=self.queue, secret_env=self.table.secret_env, observer=self.metrics, account=self.books.account,
+            clock=self.clock,
+        )  # fmt: skip
+
+    def deploy(self, scaling: Scaling | None = None, *, revision: str = "v1-abcdef") -> Target:
+        self._seq += 1
+        route = route_of(spec_of(scaling=scaling), revision=revision)
+        self.table.apply(change(self._seq, route))
+        return self.table.targets_of(f"{TENANT}/main/shop/hello")[0]
+
+    def pass_s(self, seconds: int) -> None:
+        """Seconds go by, with a tick at each."""
+        for n in range(seconds):
+            self.clock.advance(1.0)
+            for scaled in list(self.scaler._scaled.values()):
+                scaled.record(self.clock())
+                if n % 2:
+                    self.scaler._apply(scaled, self.clock())
+
+
+@pytest.fixture(name="rig")
+async def _rig(short_tmp: Path) -> AsyncIterator[Rig]:
+    rig = Rig(short_tmp)
+    yield rig
+    await rig.scaler.aclose()
+    await rig.fleet.aclose()
+    await rig.books.aclose()
+
+
+async def test_an_idle_instance_goes_after_its_scaledown_window_and_the_revision_is_forgotten(rig: Rig) -> None:
+    target = rig.deploy(Scaling(scaledown_window_s=10))
+    throttler = rig.scaler.throttler_of(target)
+    (await throttler.reserve(5.0)).release()
+
+    rig.pass_s(8)
+    assert len(throttler.instances) == 1
+    rig.pass_s(6)
+    assert len(throttler.instances) == 0
+    rig.pass_s(int(FORGET_S) + 4)
+
+    assert repr(rig.scaler) == "<Scaler 0 active revisions>"
+    await until(lambda: len(rig.fleet.stopped) == 1)
+
+
+async def test_a_busy_instance_is_never_stopped(rig: Rig) -> None:
+    target = rig.deploy(Scaling(scaledown_window_s=2))
+    throttler = rig.scaler.throttler_of(target)
+    reservation = await throttler.reserve(5.0)
+
+    rig.pass_s(120)
+
+    assert list(throttler.instances) == [reservation.instance.id]
+    reservation.release()
+
+
+async def test_min_instances_are_there_without_being_asked_and_stay(rig: Rig) -> None:
+    target = rig.deploy(Scaling(min_instances=2, scaledown_window_s=1))
+    throttler = rig.scaler.throttler_of(target)
+    await until(lambda: len(throttler.instances) == 2)
+
+    rig.pass_s(200)
+
+    assert len(throttler.instances) == 2
+
+
+async def test_buffer_instances_are_spare_while_there_is_work_only(rig: Rig) -> None:
+    target = rig.deploy(Scaling(buffer_instances=1, scaledown_window_s=4))
+    throttler = rig.scaler.throttler_of(target)
+    reservation = await throttler.reserve(5.0)
+    rig.pass_s(4)
+    await until(lambda: len(throttler.instances) == 2)
+
+    reservation.release()
+    rig.pass_s(60)
+
+    assert len(throttler.instances) == 0
+
+
+async def test_an_old_revision_is_drained_when_its_traffic_goes_and_its_calls_end_first(rig: Rig) -> None:
+    old = rig.scaler.throttler_of(rig.deploy())
+    reservation = await old.reserve(5.0)
+    rig.deploy(revision="v2-fedcba")
+
+    assert old.is_retired
+    assert reservation.instance.is_draining
+    assert rig.fleet.stopped == []
+    reservation.release()
+    await until(lambda: len(rig.fleet.stopped) == 1)
+
+
+async def test_a_removed_function_gives_its_instances_back(rig: Rig) -> None:
+    throttler = rig.scaler.throttler_of(rig.deploy())
+    (await throttler.reserve(5.0)).release()
+    rig.table.apply(FeedChange(seq=9, kind="function", key=f"{TENANT}/main/shop/hello", value=None))
+
+    await until(lambda: len(rig.fleet.stopped) == 1)
+    assert throttler.instances == {}
+
+
+async def test_instances_from_before_a_restart_are_adopted_and_orphans_are_stopped(rig: Rig) -> None:
+    target = rig.deploy()
+    rig.fleet.infos["i-mine"] = info_of(target, "i-mine", "/nowhere", StartKind.FORK)
+    gone = rig.fleet.infos["i-old"] = info_of(target, "i-old", "/nowhere", StartKind.FORK)
+    object.__setattr__(gone, "revision", "f-shop-hello@v0-000000")
+
+    await rig.scaler.reconcile()
+
+    assert list(rig.scaler.throttler_of(target).instances) == ["i-mine"]
+    assert [name for name, _ in rig.fleet.stopped] == ["i-old"]
+
+
+async def test_warming_up_brings_one_instance_up_by_fork_and_bills_nobody(rig: Rig) -> None:
+    target = rig.deploy()
+    report = await rig.scaler.warm_up(target)
+
+    assert (report["start_kind"], report["revision"]) == ("FORK", "v1-abcdef")
+    assert report["template"]["phases_ms"] == {"boot": 1.0}
+    assert rig.books.journal.statistics().unshipped == 0
+
+
+async def test_a_reserved_instance_owes_for_its_idle_time_from_the_first_second(rig: Rig) -> None:
+    target = rig.deploy(Scaling(min_instances=1))
+    throttler = rig.scaler.throttler_of(target)
+    await until(lambda: len(throttler.instances) == 1)
+    throttler.settle_idle()
+    throttler.settle_idle()
+    await rig.books._shipper.flush()
+
+    assert {record.kind for record in rig.ledger.records.values()} == {"RESERVED"}
+
+
+async def test_states_are_counted_for_metrics(rig: Rig) -> None:
+    throttler = rig.scaler.throttler_of(rig.deploy())
+    reservation = await throttler.reserve(5.0)
+
+    states = rig.scaler.states()
+
+    assert states[TENANT, "shop", "hello", "busy"] == 1
+    assert states[TENANT, "shop", "hello", "calls_in_flight"] == 1
+    reservation.release()
