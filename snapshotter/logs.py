@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from watchfiles import awatch
+from snapshotter.inotify import watching
 
 TAIL_LINES = 40
 """Last lines that an error carries: a Python traceback and what led to it."""
@@ -80,24 +80,23 @@ class Logs:
             return []
         return [line.split(" ", 3)[-1] for line in lines[-TAIL_LINES:]]
 
-    async def read(self, query: LogQuery) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Matching lines, oldest first."""
-        for line in await asyncio.to_thread(self._collect, query):
+    async def read(self, query: LogQuery, *, until: Mapping[str, tuple[int, int]] | None = None) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Matching lines, oldest first; of a file named in `until` (inode, size) not beyond that size."""
+        for line in await asyncio.to_thread(self._collect, query, until or {}):
             yield line
 
     async def follow(self, query: LogQuery) -> AsyncGenerator[Mapping[str, Any], None]:
         """Matching lines, then those that are written from now on, until cancelled."""
         positions: dict[str, tuple[int, int]] = {}
-        for name in self._names(query):
-            self._remember(name, positions)
-        async for line in self.read(query):
-            yield line
-        async with contextlib.aclosing(awatch(self._directory, debounce=50, step=10, recursive=False)) as changes:
-            for line in self._news(query, positions):
+        with watching(self._directory) as watch:
+            for name in self._names(query):
+                self._remember(name, positions)
+            async for line in self.read(query, until=positions):
                 yield line
-            async for _ in changes:
+            while True:
                 for line in self._news(query, positions):
                     yield line
+                await watch.wait_changed()
 
     def prune(self, *, alive: Collection[str], keep_s: float, total_bytes: int, now: float) -> int:
         """Delete logs of the dead: too old ones, then the oldest until `total_bytes` hold the rest. Returns how many."""
@@ -132,16 +131,21 @@ class Logs:
         owned: Mapping[str, str] = about["labels"]
         return labels.items() <= owned.items()
 
-    def _collect(self, query: LogQuery) -> list[Mapping[str, Any]]:
-        merged = heapq.merge(*(self._lines(name, query) for name in self._names(query)), key=lambda line: line["time"])
+    def _collect(self, query: LogQuery, until: Mapping[str, tuple[int, int]]) -> list[Mapping[str, Any]]:
+        merged = heapq.merge(*(self._lines(name, query, until.get(name)) for name in self._names(query)), key=lambda line: line["time"])
         if query.tail is None:
             return list(merged)
         return list(collections.deque(merged, maxlen=max(0, query.tail)))
 
-    def _lines(self, name: str, query: LogQuery) -> Iterator[Mapping[str, Any]]:
+    def _lines(self, name: str, query: LogQuery, until: tuple[int, int] | None) -> Iterator[Mapping[str, Any]]:
         for suffix in (".log.1", ".log"):
             with contextlib.suppress(FileNotFoundError), (self._directory / f"{name}{suffix}").open("rb") as f:
+                inode, end = until or (0, 0)
+                bounded = os.fstat(f.fileno()).st_ino == inode
                 for raw in f:
+                    end -= len(raw)
+                    if bounded and end < 0:
+                        break
                     if (line := parse(name, raw)) is not None and query.takes(line):
                         yield line
 

@@ -35,7 +35,7 @@ MIB = 1024**2
 class FakeLease:
     """Weights that are simply there."""
 
-    path: str
+    path: Path
     lease_id: str
 
 
@@ -50,7 +50,7 @@ class FakeWeights:
         """A lease at once."""
         lease_id = f"l-{len(self.held)}-{manifest[:8]}"
         self.held[lease_id] = holder
-        return FakeLease(path=str(self._directory), lease_id=lease_id)
+        return FakeLease(path=self._directory, lease_id=lease_id)
 
     async def release(self, lease_id: str) -> None:
         """Given back."""

@@ -1,7 +1,7 @@
 """A complete small worker: speaks the contract of docs/architecture.md ("The slot") and answers HTTP on its listener.
 
 Installed as `pilotlight/worker/boot.py` of a test's runtime. `entry` says how it behaves: `boot` and `wake` are lists of steps
-(`print:TEXT`, `raise:TEXT`, `exit:N`, `hang`, `read:FILE`, `thread`, `allocate:BYTES`, `ignore_term`). A request's path does things while it serves:
+(`print:TEXT`, `raise:TEXT`, `exit:N`, `hang`, `read:FILE`, `thread`, `allocate:BYTES`, `ignore_term`). A request's path does things:
 `/env/NAME`, `/print/TEXT`, `/flood/BYTES`, `/allocate/BYTES`, `/exit/N`, `/status`, `/syscalls`, `/spawn`. Standard library only.
 """
 
