@@ -50,6 +50,9 @@ class ImageBuild:
     async def run(self, requirements: Sequence[str], *, pip_config: str) -> Mapping[str, str]:
         """Do everything; returns the image's environment variables. Raises ImageBuildFailed, Unsupported."""
         self._log.write_bytes(b"")
+        for step in self._plan.steps:
+            if step.op == "copy" and not (self._blobs / step.blob[:2] / step.blob).is_file():
+                raise self._failed(f"{step.title}: {step.blob[:12]} is not in the blob store: deploy again to upload it")
         await asyncio.to_thread(self._box.prepare)
         config = self._box.image / "tmp" / "pip.conf"
         config.write_text(pip_config)

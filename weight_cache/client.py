@@ -43,7 +43,7 @@ class WeightCacheClient:
     async def lease_with_progress(self, manifest: str, *, holder: str, on_progress: Callable[[LoadProgress], None]) -> WeightsLease:
         """As `lease`; `on_progress` is told how far the fetching is."""
         body = await self._load("lease", {"manifest": manifest, "holder": holder}, on_progress)
-        return WeightsLease(lease_id=body["lease_id"], manifest=body["manifest"], path=body["path"])
+        return WeightsLease(lease_id=body["lease_id"], manifest=body["manifest"], path=Path(body["path"]))
 
     async def prefetch(self, manifest: str, *, on_progress: Callable[[LoadProgress], None] | None = None) -> None:
         """Bring a model here without holding it. Same errors as `lease`."""
@@ -89,7 +89,7 @@ class WeightCacheClient:
     async def _load(self, op: str, args: Mapping[str, Any], on_progress: Callable[[LoadProgress], None]) -> Mapping[str, Any]:
         last: Mapping[str, Any] = {}
         try:
-            async with contextlib.aclosing((await self._connection()).stream(op, args)) as bodies:  # type: ignore[type-var]
+            async with contextlib.aclosing((await self._connection()).stream(op, args)) as bodies:
                 async for body in bodies:
                     if "done_bytes" in body:
                         on_progress(LoadProgress(done_bytes=body["done_bytes"], total_bytes=body["total_bytes"]))

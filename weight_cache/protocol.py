@@ -17,7 +17,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -99,13 +99,13 @@ class RpcClient:
                     return body
         raise ProtocolError(f"{op}: the stream ended without an answer")
 
-    async def stream(self, op: str, args: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+    async def stream(self, op: str, args: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         """The parts of a streaming call, then its final answer as the last item."""
         async with contextlib.aclosing(self._frames(op, args)) as frames:
             async for _, body in frames:
                 yield body
 
-    async def _frames(self, op: str, args: Mapping[str, Any]) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
+    async def _frames(self, op: str, args: Mapping[str, Any]) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
         if self._closed:
             raise ProtocolError(f"{op}: the connection is closed")
         self._next_id += 1

@@ -114,7 +114,7 @@ def _parse(kind: type[T], section: str, node: yaml.Node, file: Path) -> T:
     for key, value_node in node.value:
         if key.value not in known:
             raise SettingsInvalid(f"{_at(file, key)}: unknown key {section}.{key.value}; known: {', '.join(sorted(known))}")
-        value = yaml.SafeLoader("").construct_object(value_node, deep=True)  # type: ignore[no-untyped-call]
+        value = yaml.SafeLoader("").construct_object(value_node, deep=True)
         if not _fits(hints[key.value], value):
             raise SettingsInvalid(f"{_at(file, key)}: {section}.{key.value} = {value!r}: expected {_say(hints[key.value])}")
         values[key.value] = float(value) if hints[key.value] is float else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Self
 
 
@@ -58,7 +59,7 @@ class WeightsLease:
 
     lease_id: str
     manifest: str
-    path: str
+    path: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

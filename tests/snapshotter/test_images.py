@@ -241,8 +241,7 @@ async def test_conflict_with_the_workers_requirements_names_both(images: Images,
     assert all(text in str(caught.value) for text in named)
 
 
-@pytest.mark.slow
-async def test_missing_blob_fails_the_copy(images: Images) -> None:
+async def test_missing_blob_fails_before_anything_is_made(images: Images) -> None:
     with pytest.raises(ImageBuildFailed, match="not in the blob store"):
         await images.build(spec({"op": "copy", "blob": "0" * 64, "target": "x"}), uid=None, part=Parts())
 

@@ -58,7 +58,7 @@ async def test_lease_travels_with_its_progress(client: WeightCacheClient, origin
     name = put_model(origin, {"a": b"x" * 1000})
     seen: list[LoadProgress] = []
     lease = await client.lease_with_progress(name, holder="slot-1", on_progress=seen.append)
-    assert (Path(lease.path) / "a").stat().st_size == 1000
+    assert (lease.path / "a").stat().st_size == 1000
     assert all(p.total_bytes == 1000 for p in seen)
     assert await client.lease(name, holder="slot-1") == lease
     assert [(held.id, held.holder) for held in await client.leases()] == [(lease.lease_id, "slot-1")]
@@ -161,7 +161,7 @@ async def test_killed_process_comes_back_with_its_leases(home: Path) -> None:
         assert f"belongs to process {child.pid}" in said.decode()
         child.send_signal(signal.SIGKILL)
         await child.wait()
-        assert (Path(lease.path) / "weights").stat().st_size == 100_000
+        assert (lease.path / "weights").stat().st_size == 100_000
         child = await start(home)
         assert [held.id for held in await client.leases()] == [lease.lease_id]
         assert await client.lease(name, holder="slot-1") == lease
