@@ -46,7 +46,7 @@ def token_create(
     """Create an API key. It is shown once and kept as a hash only."""
     with session.client() as client:
         body = client.create_key(scope=scope.value, name=name, environment=only_environment, ttl_s=duration_s(ttl) if ttl else None)
-    session.show(body, lambda: str(body["key"]))
+    session.show(body, lambda: str(body["secret"]))
     session.say("shown this one time; use it as PILOTLIGHT_API_KEY")
 
 
@@ -55,7 +55,7 @@ def token_list(session: Session) -> None:
     with session.client() as client:
         rows = client.keys()
     columns = {"id": "id", "name": "name", "scope": "scope", "environment": "environment", "created_at": "created"}
-    late = {"expires_at": "expires", "revoked_at": "revoked", "last_used_at": "last used"}
+    late = {"expires_at": "expires", "revoked_at": "revoked"}
     session.show(rows, lambda: table(rows, {**columns, **late}, empty="No keys."))
 
 
@@ -111,7 +111,7 @@ def secret_list(session: Session) -> None:
     """Names of secrets and of their variables."""
     with session.client() as client:
         rows = client.secrets()
-    columns = {"name": "name", "variables": "variables", "keys": "variables", "updated_at": "updated"}
+    columns = {"name": "name", "variables": "variables", "updated_at": "changed"}
     session.show(rows, lambda: table(rows, columns, empty="No secrets."))
 
 
@@ -134,12 +134,12 @@ def environment_list(session: Session) -> None:
     """Environments of this tenant."""
     with session.client() as client:
         rows = client.environments()
-    session.show(rows, lambda: table(rows, {"name": "name", "apps": "apps", "created_at": "created"}, empty="Only `main`."))
+    session.show(rows, lambda: table(rows, {"name": "name", "created_at": "created"}, empty="Only `main`."))
 
 
 def environment_delete(session: Session, name: Name, yes: Yes = False) -> None:
-    """Delete an environment with every app and secret in it."""
-    session.confirm(f"Delete the environment {name} with everything in it?", yes=yes)
+    """Delete an environment without apps; its secrets and keys go with it."""
+    session.confirm(f"Delete the environment {name} with its secrets and keys?", yes=yes)
     with session.client() as client:
         client.delete_environment(name)
     session.show({"name": name, "deleted": True}, lambda: f"{name} is deleted")

@@ -9,7 +9,7 @@ import typer
 
 from pilotlight.cli.commands import Yes, command
 from pilotlight.cli.logs import Follow, OfCall, OfInstance, Since, Tail, print_logs
-from pilotlight.cli.output import table
+from pilotlight.cli.output import moment, table
 from pilotlight.cli.session import Session
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ def list_(session: Session) -> None:
     """Apps of this environment."""
     with session.client() as client:
         rows = client.apps()
-    columns = {"app": "app", "name": "app", "state": "state", "version": "version", "functions": "functions", "deployed_at": "deployed"}
-    session.show(rows, lambda: table(flattened(rows), columns, empty="No apps yet: deploy one with `pilotlight deploy FILE`."))
+    columns = {"name": "app", "version": "version", "functions": "functions", "stopped": "stopped", "updated_at": "changed"}
+    session.show(rows, lambda: table(rows, columns, empty="No apps yet: deploy one with `pilotlight deploy FILE`."))
 
 
 def show(session: Session, app: Name) -> None:
@@ -61,8 +61,15 @@ def history(session: Session, app: Name) -> None:
     """Deployments, newest first."""
     with session.client() as client:
         rows = client.history(app)
-    columns = {"version": "version", "deployed_at": "deployed", "created_at": "deployed", "by": "by", "key": "by", "functions": "functions"}
-    session.show(rows, lambda: table(flattened(rows), {**columns, "message": "message"}, empty=f"{app} was never deployed."))
+    columns = {
+        "version": "version",
+        "action": "action",
+        "created_at": "when",
+        "created_by": "by",
+        "message": "message",
+        "functions": "functions",
+    }
+    session.show(rows, lambda: table(flattened(rows), columns, empty=f"{app} was never deployed."))
 
 
 def stop(session: Session, app: Name, yes: Yes = False) -> None:
@@ -82,21 +89,36 @@ def delete(session: Session, app: Name, yes: Yes = False) -> None:
 
 
 def flattened(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows whose nested functions are shown by their names (and revisions, where they say so)."""
-    return [{**row, "functions": [_label(f) for f in row["functions"]]} if isinstance(row.get("functions"), list) else row for row in rows]
+    """History rows with their functions as `name@revision`."""
+    return [{**row, "functions": [f"{f['function']}@{f['revision']}" for f in row["functions"]]} for row in rows]
 
 
-def _label(function: Any) -> str:
-    if not isinstance(function, dict):
-        return str(function)
-    name = str(function.get("function") or function.get("name") or "?")
-    return f"{name}@{function['revision']}" if isinstance(function.get("revision"), str) else name
+def function_rows(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row for each method of an app's functions: its address, its revision (or traffic), what it may use."""
+    rows = []
+    for function in body["functions"]:
+        spec = function["spec"]
+        traffic = [t["revision"] if t["weight"] == 100 else f"{t['revision']} {t['weight']} %" for t in function["traffic"]]
+        for method in spec["methods"]:
+            name = f"{function['name']}.{method['name']}" if method["name"] else function["name"]
+            scaling, resources = spec["scaling"], spec["resources"]
+            rows.append({
+                "address": f"{body['name']}/{name}",
+                "kind": spec["kind"],
+                "traffic": traffic,
+                "cpu": resources["cpu"],
+                "memory_bytes": resources["memory_bytes"],
+                "instances": f"{scaling['min_instances']} to {scaling['max_instances']}",
+                "at_once": scaling["max_inputs"],
+            })  # fmt: skip
+    return rows
 
 
 def _details(body: dict[str, Any]) -> RenderableType:
     from rich.console import Group
 
-    functions = [f for f in body.get("functions") or [] if isinstance(f, dict)]
-    facts = [{"what": key, "value": value} for key, value in body.items() if key != "functions"]
-    columns = {"function": "function", "name": "function", "kind": "kind", "revision": "revision", "traffic": "traffic", "state": "state"}
-    return Group(table(facts, {"what": "", "value": ""}, empty=""), "", table(functions, columns, empty="It has no functions."))
+    state = "stopped" if body["stopped"] else "deployed"
+    head = f"{body['name']}, version {body['version']}, {state} in environment {body['environment']}, changed {moment(body['updated_at'])}"
+    columns = {"address": "address", "kind": "kind", "traffic": "traffic", "cpu": "cpu", "memory_bytes": "memory"}
+    late = {"instances": "instances", "at_once": "calls at once"}
+    return Group(head, "", table(function_rows(body), {**columns, **late}, empty="It has no functions."))

@@ -14,6 +14,17 @@ from pilotlight.cli.commands import command
 from pilotlight.cli.output import instant, money, table
 from pilotlight.cli.session import Session
 
+_COLUMNS = {
+    "name": "what",
+    "kind": "kind",
+    "records": "records",
+    "exec_ms": "busy ms",
+    "cpu_core_s": "core s",
+    "memory_gib_s": "GiB s",
+    "cost": "cost",
+    "currency": "",
+}
+
 
 class By(enum.StrEnum):
     """What a report's lines are grouped by."""
@@ -40,43 +51,26 @@ def report(
     since: Annotated[str | None, typer.Option(help="From: 24h, 7d, or a date.")] = None,
     until: Annotated[str | None, typer.Option(help="To: 1h (ago), or a date.")] = None,
     by: Annotated[By, typer.Option(help="One line for each.")] = By.FUNCTION,
-    app: Annotated[str | None, typer.Option(help="Only this app.")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the lines as CSV.")] = False,
 ) -> None:
     """Calls, busy time and cost. A total is the exact sum of its records."""
     now = time.time()
-    filters: dict[str, Any] = {"app": app, "group_by": by.value}
+    filters: dict[str, Any] = {"by": by.value, "in_environment": session.options.environment}
     filters |= {name: instant(text, now=now) for name, text in {"since": since, "until": until}.items() if text}
     with session.client() as client:
         body = client.billing_report(**filters)
-    rows = report_rows(body)
     if as_csv:
-        write_csv(rows)
+        write_csv(body["rows"])
         return
-    session.show(body, lambda: table(rows, {key: key.replace("_", " ") for key in columns_of(rows)}, empty="Nothing was used yet."))
-    if not session.is_json and (total := total_of(body)) is not None:
-        session.console().print(f"total {money(total, str(body.get('currency', '')))}", style="bold")
-
-
-def report_rows(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The report's lines."""
-    return [row for row in next((body[key] for key in ("rows", "groups", "lines") if isinstance(body.get(key), list)), []) if row]
-
-
-def total_of(body: dict[str, Any]) -> Any:
-    """The report's total cost, where it says one."""
-    total = body.get("total")
-    return total.get("cost") if isinstance(total, dict) else total if total is not None else body.get("cost")
-
-
-def columns_of(rows: list[dict[str, Any]]) -> list[str]:
-    """Every key of every row, in order of first appearance, the cost last."""
-    seen = dict.fromkeys(key for row in rows for key in row)
-    return [*(key for key in seen if key != "cost"), *(["cost"] if "cost" in seen else [])]
+    session.show(body, lambda: table(body["rows"], _COLUMNS, empty="Nothing was used yet."))
+    if not session.is_json:
+        for currency, total in body["totals"].items():
+            session.console().print(f"total {money(total, currency)}", style="bold")
 
 
 def write_csv(rows: list[dict[str, Any]]) -> None:
-    """RFC 4180 on stdout."""
-    writer = csv.DictWriter(sys.stdout, fieldnames=columns_of(rows), restval="")
+    """RFC 4180 on stdout: the group's keys first, then the sums."""
+    flat = [{**row["group"], **{key: value for key, value in row.items() if key not in ("group", "name")}} for row in rows]
+    writer = csv.DictWriter(sys.stdout, fieldnames=list(dict.fromkeys(key for row in flat for key in row)), restval="")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(flat)
