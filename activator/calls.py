@@ -37,6 +37,8 @@ from pilotlight.types import FunctionAddress, TenantId
 
 log = logging.getLogger(__name__)
 
+MAX_WAIT_S = 60.0
+"""Longest time that a poll may be held open."""
 SHIP_BATCH = 200
 SHIP_GATHER_S = 0.05
 SHIP_RETRY_S = (0.1, 0.5, 1.0, 5.0)
@@ -183,12 +185,25 @@ class SubmittedCalls:
         elif request.verb == "GET" and path.endswith("/stream"):
             await self._stream(request, caller, path.removesuffix("/stream"))
         elif request.verb == "GET":
+            await self._wait(caller, path, _wait_s(request))
             record = await self._find(request, caller, path) or await self._find(request, caller, own_call_id(caller.tenant, path))
             if record is None:
                 raise _unknown(path)
             await request.respond_json(200, record)
         else:
             raise errors.NotFound(f"{request.verb} is not served at /v1/calls/{path}: GET it, or POST …:cancel")
+
+    async def _wait(self, caller: Caller, call_id: str, wait_s: float) -> None:
+        """Up to `wait_s` for a call held here to end, so that a poll need not be repeated."""
+        held = self._held.get(call_id) or self._held.get(own_call_id(caller.tenant, call_id))
+        if held is None or held.record.tenant != caller.tenant or wait_s <= 0:
+            return
+        try:
+            async with asyncio.timeout(wait_s):
+                while held.record.state not in _FINAL:
+                    await held.changed.wait()
+        except TimeoutError:
+            return
 
     async def _find(self, request: Request, caller: Caller, call_id: str) -> dict[str, Any] | None:
         held = self._held.get(call_id)
@@ -299,6 +314,18 @@ class SubmittedCalls:
 def own_call_id(tenant: str, own_id: str) -> str:
     """The platform's id of a call that its caller named: the same for the same tenant and name, and nobody else's."""
     return "req-" + hashlib.sha256(f"{tenant}\0{own_id}".encode()).hexdigest()[:32]
+
+
+def _wait_s(request: Request) -> float:
+    """The `wait_s` query parameter of a poll, 0 when there is none. Raises InvalidInput."""
+    given = parse_qs(request.scope["query_string"].decode("latin-1")).get("wait_s", ["0"])[0]
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_WAIT_S:
+        raise errors.InvalidInput(f"wait_s = {given!r}: write seconds, at most {MAX_WAIT_S:g}", parameter="wait_s")
+    return seconds
 
 
 def function_of_put(request: Request) -> str:

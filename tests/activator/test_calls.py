@@ -133,6 +133,20 @@ async def test_a_submitted_call_waits_out_a_lack_of_capacity(edge: Edge, control
     assert (await finished(edge, call_id))["state"] == "SUCCEEDED"
 
 
+async def test_a_poll_may_wait_for_the_end(edge: Edge, controller: FakeController) -> None:
+    edge.add(route_of(spec_of()))
+    edge.fleet.gate.clear()
+    call_id = (await edge.call("shop/hello:submit", json={"x": 1})).json()["id"]
+    short = (await get(edge, f"{call_id}?wait_s=0.01")).json()
+    waiting = asyncio.create_task(get(edge, f"{call_id}?wait_s=5"))
+    await asyncio.sleep(0.02)
+    edge.fleet.gate.set()
+
+    assert short["state"] != "SUCCEEDED"
+    assert (await waiting).json()["state"] == "SUCCEEDED"
+    assert (await get(edge, f"{call_id}?wait_s=never")).status_code == 400
+
+
 async def test_more_submitted_calls_than_the_queue_holds_are_all_run(edge: Edge, controller: FakeController) -> None:
     from pilotlight.spec import Scaling
 
