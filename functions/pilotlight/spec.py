@@ -7,6 +7,7 @@ types and broken bounds raise InvalidInput naming key, value and bound.
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import json
 import types
@@ -235,7 +236,7 @@ def from_json(kind: type[T], body: Any, where: str = "") -> T:
     where = where or kind.__name__
     if not isinstance(body, Mapping):
         raise InvalidInput(f"{where}: expected an object, got {type(body).__name__}", parameter=where)
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     if unknown := sorted(set(body) - set(known)):
         raise InvalidInput(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}", parameter=unknown[0])
@@ -244,6 +245,11 @@ def from_json(kind: type[T], body: Any, where: str = "") -> T:
             raise InvalidInput(f"{where}: {name!r} is missing", parameter=name)
     values = {name: _value(hints[name], v, f"{where}.{name}") for name, v in body.items()}
     return kind(**values)
+
+
+@functools.cache  # a dozen record types, and resolving their annotations takes longer than parsing a record
+def _hints(kind: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
