@@ -236,7 +236,7 @@ def from_json(kind: type[T], body: Any, where: str = "") -> T:
     where = where or kind.__name__
     if not isinstance(body, Mapping):
         raise InvalidInput(f"{where}: expected an object, got {type(body).__name__}", parameter=where)
-    hints = _hints(kind)
+    hints = _hints(typing.cast("type[Any]", kind))
     known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     if unknown := sorted(set(body) - set(known)):
         raise InvalidInput(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}", parameter=unknown[0])
