@@ -10,8 +10,9 @@ import asyncio
 import json
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import httpx
 
@@ -29,28 +30,31 @@ COMPACT_FACTOR = 4
 
 
 class FeedLog:
-    """The feed on disk. Owner: the follower task."""
+    """The feed on disk. Memory holds where each live line stands, not the line. Owner: the follower task."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._live: dict[tuple[str, str], bytes] = {}
+        self._live: dict[tuple[str, str], tuple[int, int]] = {}
         self._lines = 0
+        self._size = 0
         self._file: BinaryIO | None = None
 
-    def load(self) -> list[FeedChange]:
-        """The changes on disk, oldest first; an unreadable tail is left out."""
-        changes: list[FeedChange] = []
-        if self._path.exists():
-            for line in self._path.read_bytes().splitlines():
-                try:
-                    change = FeedChange(**json.loads(line))
-                except (ValueError, TypeError):
-                    log.warning("routes on disk end in a torn line path=%s after=%d", self._path, len(changes))
-                    break
-                changes.append(change)
-                self._note(change, line + b"\n")
-        self._compact()
-        return changes
+    def load(self) -> Iterator[FeedChange]:
+        """The changes on disk, oldest first; an unreadable tail is cut off. Exhaust it before `append`."""
+        self._live.clear()
+        self._lines = self._size = 0
+        self._file = self._open("ab+")
+        self._file.seek(0)
+        for line in self._file:
+            try:
+                change = FeedChange(**json.loads(line))
+            except (ValueError, TypeError):
+                log.warning("routes on disk end in a torn line path=%s after=%d", self._path, self._lines)
+                break
+            self._note(change, len(line))
+            yield change
+        self._file.truncate(self._size)
+        self._compact_if_worth()
 
     def append(self, changes: list[FeedChange]) -> None:
         """Keep these changes too."""
@@ -58,16 +62,17 @@ class FeedLog:
             return
         for change in changes:
             line = json.dumps({"seq": change.seq, "kind": change.kind, "key": change.key, "value": change.value}).encode() + b"\n"
-            self._note(change, line)
             self._file.write(line)
+            self._note(change, len(line))
         self._file.flush()
-        if self._lines > COMPACT_FACTOR * (len(self._live) + 256):
-            self._compact()
+        self._compact_if_worth()
 
     def reset(self) -> None:
         """Forget what is on disk."""
+        if self._file is not None:
+            self._file.truncate(0)
         self._live.clear()
-        self._compact()
+        self._lines = self._size = 0
 
     def close(self) -> None:
         """Close the file."""
@@ -75,22 +80,35 @@ class FeedLog:
             self._file.close()
             self._file = None
 
-    def _note(self, change: FeedChange, line: bytes) -> None:
-        self._lines += 1
+    def _open(self, mode: str) -> BinaryIO:
+        # 0600: it holds sealed secrets and hashes of keys
+        return cast(BinaryIO, open(self._path, mode, opener=lambda path, flags: os.open(path, flags, 0o600)))
+
+    def _note(self, change: FeedChange, length: int) -> None:
         if change.value is None:
             self._live.pop((change.kind, change.key), None)
         else:
-            self._live[change.kind, change.key] = line
+            self._live[change.kind, change.key] = (self._size, length)
+        self._lines += 1
+        self._size += length
 
-    def _compact(self) -> None:
+    def _compact_if_worth(self) -> None:
+        if self._file is None or self._lines <= COMPACT_FACTOR * (len(self._live) + 256):
+            return
+        fresh_path = self._path.with_suffix(".new")
+        fresh_path.unlink(missing_ok=True)
+        kept: dict[tuple[str, str], tuple[int, int]] = {}
+        size = 0
+        with open(fresh_path, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as fresh:
+            for key, (offset, length) in sorted(self._live.items(), key=lambda item: item[1]):
+                self._file.seek(offset)
+                fresh.write(self._file.read(length))
+                kept[key] = (size, length)
+                size += length
+        fresh_path.replace(self._path)
         self.close()
-        fresh = self._path.with_suffix(".new")
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # it holds sealed secrets and hashes of keys
-        with os.fdopen(descriptor, "wb") as f:
-            f.writelines(self._live.values())
-        fresh.replace(self._path)
-        self._lines = len(self._live)
-        self._file = self._path.open("ab")
+        self._file = self._open("ab+")
+        self._live, self._lines, self._size = kept, len(kept), size
 
 
 class FeedFollower:
@@ -113,10 +131,11 @@ class FeedFollower:
 
     def load(self) -> int:
         """Take in what the last run left on disk; returns how many changes."""
-        changes = self._log.load()
-        for change in changes:
+        count = 0
+        for change in self._log.load():
             self._table.apply(change)
-        return len(changes)
+            count += 1
+        return count
 
     async def follow(self) -> None:
         """Poll forever; a controller that is down is asked again, and the last routes stay in force."""

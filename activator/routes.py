@@ -1,6 +1,7 @@
 """What the data plane knows: functions, tenants, secrets and keys, as the controller's feed told it.
 
-The table is memory only and holds documents as they came; a `Target` (parsed spec, compiled argument checks) is made when a revision
+The table is memory only and holds documents packed (a kilobyte or so each); a `Target` (parsed spec, compiled argument checks) is made
+when a revision
 is first called, so thousands of functions at zero cost their documents and nothing else. Owner: the event loop; every
 method is synchronous, so no lock is needed. A broken document is refused whole, and the last good one stays.
 """
@@ -11,6 +12,7 @@ import hashlib
 import json
 import logging
 import random
+import zlib
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
@@ -168,7 +170,8 @@ class RouteTable:
     def __init__(self, rates: Rates, platform_key: PlatformKey) -> None:
         self._rates = rates
         self._platform_key = platform_key
-        self._functions: dict[str, FunctionRoute] = {}
+        self._functions: dict[str, bytes] = {}
+        self._kept_warm: set[str] = set()
         self._targets: dict[str, Targets] = {}
         self._callers: dict[str, tuple[str, Caller]] = {}
         self._by_hash: dict[str, Caller] = {}
@@ -199,17 +202,30 @@ class RouteTable:
     def clear(self) -> None:
         """Forget everything: the feed is about to be told anew."""
         self.generation += 1
-        for held in (self._functions, self._targets, self._callers, self._by_hash, self._by_token, self._tenants, self._secrets):
+        for held in (
+            self._functions,
+            self._kept_warm,
+            self._targets,
+            self._callers,
+            self._by_hash,
+            self._by_token,
+            self._tenants,
+            self._secrets,
+        ):
             held.clear()
 
     def _apply_function(self, name: str, value: Any) -> None:
+        self._kept_warm.discard(name)
         if value is None:
             self._functions.pop(name, None)
         else:
             route = FunctionRoute.from_json(value)
-            for revision, _ in route.traffic:  # parsed once to refuse a broken one; made again when first called
-                Target(route, revision, self._rates)
-            self._functions[name] = route
+            targets = [
+                Target(route, revision, self._rates) for revision, _ in route.traffic
+            ]  # refuses a broken one; made again when called
+            self._functions[name] = zlib.compress(json.dumps(value).encode(), level=1)
+            if any(target.spec.scaling.min_instances for target in targets):
+                self._kept_warm.add(name)
         self._targets.pop(name, None)
         self.on_function(name)
 
@@ -266,7 +282,7 @@ class RouteTable:
         return choose(self.targets(address))
 
     def _make_targets(self, name: str, address: FunctionAddress) -> Targets:
-        route = self._functions.get(name)
+        route = self._route(name)
         if route is None:
             environment = "" if address.environment == DEFAULT_ENVIRONMENT else f" in environment {address.environment!r}"
             raise errors.NotFound(
@@ -278,20 +294,20 @@ class RouteTable:
         self._targets[name] = targets
         return targets
 
+    def _route(self, name: str) -> FunctionRoute | None:
+        document = self._functions.get(name)
+        return FunctionRoute.from_json(json.loads(zlib.decompress(document))) if document is not None else None
+
     def targets_of(self, name: str) -> tuple[Target, ...]:
         """The revisions with traffic of `<tenant>/<environment>/<app>/<function>`; empty when gone or stopped."""
-        route = self._functions.get(name)
+        route = self._route(name)
         if route is None or route.stopped:
             return ()
         return tuple(target for _, target in (self._targets.get(name) or self._make_targets(name, _address(route))))
 
     def kept_warm(self) -> list[str]:
         """Names of functions that want instances without being asked (`min_instances`)."""
-        return [
-            name
-            for name, route in self._functions.items()
-            if any(route.revisions[revision]["spec"].get("scaling", {}).get("min_instances") for revision, _ in route.traffic)
-        ]
+        return sorted(self._kept_warm)
 
     def secret_env(self, target: Target) -> dict[str, str]:
         """A function's secrets, opened: environment variables for its next start. Raises Unavailable naming a missing one."""

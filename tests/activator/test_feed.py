@@ -101,7 +101,7 @@ async def test_the_last_routes_stay_in_force_while_the_controller_is_down_and_af
 def test_a_torn_last_line_on_disk_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "routes.ndjson"
     log = FeedLog(path)
-    log.load()
+    list(log.load())
     log.append([change(1, route_of(spec_of("a"))), change(2, route_of(spec_of("b")))])
     log.close()
     path.write_bytes(path.read_bytes()[:-20])
@@ -112,19 +112,19 @@ def test_a_torn_last_line_on_disk_is_left_out(tmp_path: Path) -> None:
 
 def test_the_log_on_disk_does_not_grow_with_the_number_of_changes(tmp_path: Path) -> None:
     log = FeedLog(tmp_path / "routes.ndjson")
-    log.load()
+    list(log.load())
     for seq in range(3000):
         log.append([change(seq, route_of(spec_of()))])
     log.close()
 
     assert len((tmp_path / "routes.ndjson").read_bytes().splitlines()) < 1200
     with contextlib.closing(FeedLog(tmp_path / "routes.ndjson")) as again:
-        assert [c.seq for c in again.load()][-1] == 2999
+        assert [c.seq for c in list(again.load())][-1] == 2999
 
 
 def test_a_removal_on_disk_is_a_removal_after_a_restart(tmp_path: Path) -> None:
     log = FeedLog(tmp_path / "routes.ndjson")
-    log.load()
+    list(log.load())
     log.append([change(1, route_of(spec_of())), FeedChange(seq=2, kind="function", key=change(1, route_of(spec_of())).key, value=None)])
     log.close()
     table = empty_table()
