@@ -7,7 +7,6 @@ types and broken bounds raise InvalidInput naming key, value and bound.
 from __future__ import annotations
 
 import enum
-import functools
 import hashlib
 import json
 import types
@@ -236,7 +235,9 @@ def from_json(kind: type[T], body: Any, where: str = "") -> T:
     where = where or kind.__name__
     if not isinstance(body, Mapping):
         raise InvalidInput(f"{where}: expected an object, got {type(body).__name__}", parameter=where)
-    hints = _hints(typing.cast("type[Any]", kind))
+    hints = _HINTS.get(kind)
+    if hints is None:  # resolving annotations takes longer than parsing a record: once for each of a dozen types
+        hints = _HINTS[kind] = typing.get_type_hints(kind)
     known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     if unknown := sorted(set(body) - set(known)):
         raise InvalidInput(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}", parameter=unknown[0])
@@ -247,9 +248,7 @@ def from_json(kind: type[T], body: Any, where: str = "") -> T:
     return kind(**values)
 
 
-@functools.cache  # a dozen record types, and resolving their annotations takes longer than parsing a record
-def _hints(kind: type) -> Mapping[str, Any]:
-    return typing.get_type_hints(kind)
+_HINTS: dict[type, dict[str, Any]] = {}
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
@@ -298,4 +297,3 @@ def _expect(condition: bool, wanted: str, value: Any, where: str) -> None:
 def _bound(key: str, value: float, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise InvalidInput(f"{key} = {value!r}: must be between {low:g} and {high:g}", parameter=key)
-
