@@ -1,0 +1,194 @@
+"""The pure parts of starting: what is executed, which Template goes, why something ended, what is refused."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from snapshotter import exits, isolation, launch
+from snapshotter.cgroups import Group
+from snapshotter.housing import Housing
+from snapshotter.launch import Sources
+from snapshotter.settings import SnapshotterSettings
+from snapshotter.slots import Slot
+from snapshotter.templates import Template, Templates
+from snapshotter.types import LaunchSpec, RevisionKey
+
+LAUNCH = LaunchSpec(
+    revision=RevisionKey("f@v1"),
+    trust_domain="t",
+    uid=20001,
+    bundle="b",
+    image=None,
+    entry={"name": "f"},
+    env={"OMP_NUM_THREADS": "8", "MODE": "fast"},
+    memory_bytes=1024**3,
+    cpu=1.0,
+    startup_timeout_s=10.0,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeLayout:
+    """An image's layout, on paper."""
+
+    python: Path = Path("/opt/py/bin/python3.11")
+    prefix: Path = Path("/opt/py")
+    site: tuple[Path, ...] = (Path("/opt/site-a"), Path("/opt/site-b"))
+    env: Mapping[str, str] = field(default_factory=lambda: {"IMAGE": "1"})
+
+
+SOURCES = Sources(
+    layout=FakeLayout(), code=Path("/code"), weights={"w": Path("/weights/w")}, runtime={"pilotlight": Path("/src/pilotlight")}
+)
+
+
+def test_in_a_namespace_every_path_is_the_same_on_every_node() -> None:
+    plan = launch.plan(LAUNCH, SOURCES, directory=Path("/run/s-1"), uid=20001, namespaced=True, limits={})
+    root = "/run/pilotlight/slot"
+
+    assert plan.order["argv"] == [
+        f"{root}/python/bin/python3.11",
+        "-I",
+        "-S",
+        "-B",
+        f"{root}/runtime/pilotlight/worker/boot.py",
+        f"{root}/launch.json",
+    ]
+    assert {name: source for source, name in plan.order["binds"]} == {
+        "python": "/opt/py",
+        "code": "/code",
+        "launch.json": "/run/s-1/launch.json",
+        "env/0": "/opt/site-a",
+        "env/1": "/opt/site-b",
+        "runtime/pilotlight": "/src/pilotlight",
+        "weights/w": "/weights/w",
+    }
+    assert plan.launch_file["weights"] == {"w": f"{root}/weights/w"}
+    assert plan.launch_file["site"] == [f"{root}/env/0", f"{root}/env/1"]
+
+
+def test_without_namespaces_the_real_paths_are_named() -> None:
+    plan = launch.plan(LAUNCH, SOURCES, directory=Path("/run/s-1"), uid=None, namespaced=False, limits={})
+    assert plan.order["binds"] == []
+    assert plan.launch_file["code"] == "/code"
+    assert plan.launch_file["runtime"] == ["/run/s-1/runtime"]
+    assert plan.order["env"]["HOME"] == plan.order["work"] == "/run/s-1/work"
+
+
+def test_the_launch_environment_keeps_libraries_single_threaded_whatever_the_user_says() -> None:
+    env = launch.plan(LAUNCH, SOURCES, directory=Path("/run/s-1"), uid=None, namespaced=True, limits={}).order["env"]
+    assert (env["OMP_NUM_THREADS"], env["MODE"], env["IMAGE"], env["TMPDIR"]) == ("1", "fast", "1", "/tmp")
+
+
+def test_rlimits_stand_in_for_absent_cgroups() -> None:
+    with_groups = launch.limits(LAUNCH, uid=20001, limits_memory=True, limits_pids=True)
+    without = launch.limits(LAUNCH, uid=20001, limits_memory=False, limits_pids=False)
+    assert "DATA" not in with_groups
+    assert (without["DATA"], without["CORE"]) == (1024**3, 0)
+    assert "NPROC" in without
+
+
+@pytest.mark.parametrize(
+    "status,asked,oom,lost,word",
+    [
+        (0, "stopped", 0, False, "stopped"),
+        (9, None, 1, False, "out_of_memory"),
+        (9, None, 0, False, "killed"),
+        (256, None, 0, False, "exited"),
+        (None, None, 0, True, "template_lost"),
+        (None, None, 0, False, "slot_lost"),
+        (9, "killed", 1, False, "killed"),
+    ],
+)
+def test_an_end_has_one_word(status: int | None, asked: str | None, oom: int, lost: bool, word: str) -> None:
+    assert exits.reason(status, asked=asked, oom_kills=oom, lost=lost) == word
+    assert exits.sentence("instance i-1", word, status, memory_bytes=1024**2).startswith("instance i-1")
+
+
+def test_signals_are_named() -> None:
+    assert exits.detail(int(signal.SIGSEGV)) == {"signal": "SIGSEGV"}
+    assert exits.signal_name(40) == "signal 40"
+    assert exits.detail(3 << 8) == {"exit_status": 3}
+
+
+@dataclass
+class FakeSlot:
+    """Only what a Template's choice looks at."""
+
+    id: str
+    running: dict[str, object] = field(default_factory=dict)
+
+
+def template(name: str, *, used_at: float, pss: int, busy: bool = False, threads: tuple[str, ...] = ()) -> Template:
+    slot = FakeSlot(id=f"s-{name}", running={"i": object()} if busy else {})
+    spec = LaunchSpec.from_json({**LAUNCH.to_json(), "revision": name})
+    housing = Housing(slot=cast("Slot", slot), launch=spec, group=Group(directories={}, version=0))
+    return Template(housing=housing, threads=threads, phases_ms={}, single=bool(threads), last_used_at=used_at, pss_bytes=pss)
+
+
+def test_the_least_recently_used_go_first_and_only_as_many_as_needed() -> None:
+    templates = Templates()
+    for t in (template("a", used_at=3, pss=10), template("b", used_at=1, pss=10, busy=True), template("c", used_at=2, pss=10)):
+        templates.add(t)
+
+    assert [t.revision for t in templates.victims(need_bytes=15, unused_only=False)] == ["b", "c"]
+    assert [t.revision for t in templates.victims(need_bytes=5, unused_only=True)] == ["c"]
+    assert templates.victims(need_bytes=0, unused_only=False) == []
+    templates.use(RevisionKey("b"), 9.0)
+    assert [t.revision for t in templates.victims(need_bytes=5, unused_only=False)] == ["c"]
+    assert templates.pss_bytes() == 30
+
+
+def test_one_that_cannot_be_forked_is_handed_out_once() -> None:
+    templates = Templates()
+    templates.add(template("a", used_at=1, pss=1, threads=("pool",)))
+    assert templates.use(RevisionKey("a"), 2.0) is not None
+    assert templates.use(RevisionKey("a"), 3.0) is None
+    assert templates.is_single(RevisionKey("a"))
+
+
+def run_filter(program: bytes, *, arch: int, number: int, argument: int = 0) -> int:
+    """A classic BPF machine, as far as the filter uses it: the kernel's answer for one system call."""
+    lines = [struct.unpack_from("HBBI", program, at) for at in range(0, len(program), 8)]
+    data = {0: number, 4: arch, 16: argument}
+    at, accumulator = 0, 0
+    while True:
+        code, yes, no, value = lines[at]
+        at += 1
+        if code == 0x20:
+            accumulator = data[value]
+        elif code == 0x06:
+            return int(value)
+        else:
+            holds = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[code]
+            at += yes if holds else no
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_refuses_what_is_listed_and_lets_the_rest_pass(machine: str) -> None:
+    program, arch = isolation.filter_program(machine), {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
+    clone = {"x86_64": 56, "aarch64": 220}[machine]
+
+    for number in isolation.DENIED[machine].values():
+        assert run_filter(program, arch=arch, number=number) == 0x00050000 | errno.EPERM
+    for number in isolation.ABSENT.values():
+        assert run_filter(program, arch=arch, number=number) == 0x00050000 | errno.ENOSYS
+    assert run_filter(program, arch=arch, number=0) == 0x7FFF0000
+    assert run_filter(program, arch=arch, number=clone, argument=0x11) == 0x7FFF0000
+    assert run_filter(program, arch=arch, number=clone, argument=0x10000011) == 0x00050000 | errno.EPERM
+    assert run_filter(program, arch=0x40000003, number=0) == 0x80000000
+
+
+@pytest.mark.parametrize("wrong", [{"log_max_bytes": 1}, {"memory_bytes": 0}, {"uid_base": 0}, {"metrics_listen": "nowhere"}])
+def test_settings_out_of_bounds_are_refused_by_name(wrong: dict[str, object]) -> None:
+    [name] = wrong
+    with pytest.raises(ValueError, match=name):
+        SnapshotterSettings(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,77 @@
+"""Datagrams with descriptors, and the queue in front of a slow peer."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from snapshotter import wire
+from snapshotter.wire import MessageTooLong, Outbox
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_descriptors_travel_and_ours_are_closed(pair: tuple[socket.socket, socket.socket]) -> None:
+    readable, writable = os.pipe()
+    Outbox(pair[0]).push({"op": "start"}, [writable])
+    message, fds = wire.receive(pair[1])
+    os.write(fds[0], b"through")
+
+    assert message == {"op": "start"}
+    assert os.read(readable, 10) == b"through"
+    wire.close_all(fds)
+    assert os.read(readable, 10) == b""  # nobody else holds the writing end
+    os.close(readable)
+
+
+def test_a_slow_peer_makes_messages_wait_in_order(pair: tuple[socket.socket, socket.socket]) -> None:
+    outbox = Outbox(pair[0])
+    for number in range(20):
+        outbox.push({"n": number, "filler": "x" * 50_000})
+    assert outbox
+    got: list[int] = []
+    while len(got) < 20:
+        message, _ = wire.receive(pair[1])
+        assert message is not None
+        got.append(message["n"])
+        outbox.flush()
+    assert got == list(range(20))
+
+
+def test_a_peer_that_never_reads_is_cut_off(pair: tuple[socket.socket, socket.socket]) -> None:
+    outbox = Outbox(pair[0], limit=5)
+
+    def flood() -> None:
+        for _ in range(20):
+            outbox.push({"filler": "x" * 100_000})
+
+    with pytest.raises(OSError, match="does not read"):
+        flood()
+    assert not outbox
+
+
+def test_a_message_too_long_is_refused_and_its_descriptors_closed(pair: tuple[socket.socket, socket.socket]) -> None:
+    fd = os.open("/dev/null", os.O_RDONLY)
+    with pytest.raises(MessageTooLong):
+        Outbox(pair[0]).push({"filler": "x" * wire.MAX_DATAGRAM_BYTES}, [fd])
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_what_is_not_our_json_is_an_error_and_the_end_is_none(pair: tuple[socket.socket, socket.socket]) -> None:
+    for raw in (b"[1]", b"{"):
+        pair[0].send(raw)
+        with pytest.raises(ValueError):
+            wire.receive(pair[1])
+    pair[0].close()
+    assert wire.receive(pair[1]) == (None, [])
