@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import httpx
 
@@ -152,22 +152,30 @@ class FeedFollower:
                 failures += 1
 
     async def _poll(self) -> None:
-        wait_s = POLL_S if self.is_connected else 0.0
-        response = await self._client.get(FEED_PATH, params={"after": self._table.version, "wait_s": wait_s})
-        response.raise_for_status()
-        self._take(response.json())
+        """One answer, all its pages: a fresh start is taken in at once, so that no function is missing in the middle of it."""
+        position, is_reset = self._table.version, False
+        changes: list[FeedChange] = []
+        wait_s, has_more = (POLL_S if self.is_connected else 0.0), True
+        while has_more:
+            response = await self._client.get(FEED_PATH, params={"after": position, "wait_s": wait_s})
+            response.raise_for_status()
+            body = response.json()
+            if body["reset"]:
+                is_reset, changes = True, []
+            changes += [FeedChange(**change) for change in body["changes"]]
+            position, has_more, wait_s = int(body["seq"]), bool(body.get("more")), 0.0
+        self._take(changes, position, is_reset=is_reset)
         self.is_connected = True
         self.first_answer.set()
 
-    def _take(self, body: dict[str, Any]) -> None:
-        if body["reset"]:
+    def _take(self, changes: list[FeedChange], position: int, *, is_reset: bool) -> None:
+        if is_reset:
             self._table.clear()
             self._log.reset()
-        changes = [FeedChange(**change) for change in body["changes"]]
         for change in changes:
             self._table.apply(change)
         self._log.append(changes)
-        self._table.version = int(body["seq"])
+        self._table.version = position
 
     async def aclose(self) -> None:
         """Close the connection and the log."""

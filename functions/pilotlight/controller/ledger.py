@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from decimal import Decimal, InvalidOperation
+from types import NoneType
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,7 +21,6 @@ from pilotlight.controller.store import Write
 from pilotlight.errors import InvalidInput
 from pilotlight.pricing import COST_QUANTUM, GIB
 from pilotlight.protocol import UsageRecord
-from pilotlight.spec import to_json
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "key": ("key",),
     "day": ("day",),
 }
+_MISSING = object()
+_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(UsageRecord) if f.default is not MISSING}
+_KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "str | None": (str, NoneType)}
+_TYPES: dict[str, tuple[type, ...]] = {f.name: _KINDS[str(f.type)] for f in fields(UsageRecord)}
+"""Types of a record's fields as JSON gives them."""
 _SUMMED = ("queued_ms", "start_ms", "exec_ms", "billed_ns", "tokens_in", "tokens_out", "bytes_in", "bytes_out")
 
 
@@ -65,15 +70,49 @@ def add(write: Write, records: Sequence[UsageRecord]) -> tuple[int, list[str]]:
 
     The first content of an id stands. Raises InvalidInput for a cost that is not a decimal of whole picounits.
     """
-    new, conflicts = 0, []
-    for record in records:
-        insert = write.insert(tables.usage).values(**to_json(record), **_derived(record), received_at=write.now)
-        if write.sql.execute(insert.on_conflict_do_nothing().returning(tables.usage.c.id)).first():
-            new += 1
-        elif find(write.sql, tables.usage.c.id == record.id) != [record]:
-            conflicts.append(record.id)
-            log.error("event=usage_conflict record=%s tenant=%s", record.id, record.tenant)
-    return new, conflicts
+    return add_rows(write, [record.to_json() for record in records])
+
+
+def add_rows(write: Write, rows: Sequence[Mapping[str, Any]]) -> tuple[int, list[str]]:
+    """`add` for records that are JSON values still: the ledger's hot path, one statement for the whole batch.
+
+    Raises InvalidInput naming the record and the key that is missing, unknown or of the wrong type.
+    """
+    if not rows:
+        return 0, []
+    rows = [_checked(row, i) for i, row in enumerate(rows)]
+    known = {
+        known_id
+        for (known_id,) in write.sql.execute(sa.select(tables.usage.c.id).where(tables.usage.c.id.in_([row["id"] for row in rows])))
+    }
+    fresh: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row["id"] not in known and row["id"] not in fresh:
+            fresh[row["id"]] = {**row, **_derived(row), "received_at": write.now}
+    if fresh:
+        write.sql.execute(sa.insert(tables.usage), list(fresh.values()))
+    return len(fresh), [] if len(fresh) == len(rows) else _conflicts(write, rows)
+
+
+def _conflicts(write: Write, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Ids whose record in the ledger is not the one that was sent."""
+    known = {record.id: record for record in find(write.sql, tables.usage.c.id.in_([row["id"] for row in rows]))}
+    conflicts = [row["id"] for row in rows if known[row["id"]] != UsageRecord(**row)]
+    for record_id in conflicts:
+        log.error("event=usage_conflict record=%s", record_id)
+    return conflicts
+
+
+def _checked(row: Mapping[str, Any], at: int) -> Mapping[str, Any]:
+    for name, kinds in _TYPES.items():
+        value = row.get(name, _DEFAULTS.get(name, _MISSING))
+        if type(value) not in kinds:
+            what = "is missing" if value is _MISSING else f"= {value!r}: expected {' or '.join(kind.__name__ for kind in kinds)}"
+            raise InvalidInput(f"records[{at}].{name} {what}", parameter=name)
+    if len(row) > len(_TYPES) or not _TYPES.keys() >= row.keys():
+        unknown = min(set(row) - set(_TYPES))
+        raise InvalidInput(f"records[{at}]: unknown key {unknown!r}", parameter=unknown)
+    return row if len(row) == len(_TYPES) else {**_DEFAULTS, **row}
 
 
 def find(sql: sa.Connection, *where: sa.ColumnElement[bool]) -> list[UsageRecord]:
@@ -136,11 +175,12 @@ def _day(day: int) -> str:
     return dt.datetime.fromtimestamp(day * DAY_S, tz=dt.UTC).date().isoformat()
 
 
-def _derived(record: UsageRecord) -> dict[str, Any]:
+def _derived(row: Mapping[str, Any]) -> dict[str, Any]:
+    cost = row.get("cost", "0")
     try:
-        picos = Decimal(record.cost) / COST_QUANTUM
+        picos = Decimal(cost) / COST_QUANTUM
     except InvalidOperation as e:
-        raise InvalidInput(f"usage record {record.id}: cost = {record.cost!r} is not a decimal number", parameter="cost") from e
+        raise InvalidInput(f"usage record {row['id']}: cost = {cost!r} is not a decimal number", parameter="cost") from e
     if not picos.is_finite() or picos != int(picos) or not 0 <= picos < _MAX_PICOS:
-        raise InvalidInput(f"usage record {record.id}: cost = {record.cost!r} is not a whole number of {COST_QUANTUM}", parameter="cost")
-    return {"cost_picos": int(picos), "day": int(record.started_at // DAY_S)}
+        raise InvalidInput(f"usage record {row['id']}: cost = {cost!r} is not a whole number of {COST_QUANTUM}", parameter="cost")
+    return {"cost_picos": int(picos), "day": int(row["started_at"] // DAY_S)}
