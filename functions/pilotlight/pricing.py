@@ -1,6 +1,6 @@
 """What a call costs: rates, and a pure function from measured use to money.
 
-Money is `Decimal` and never rounded on the way: a price is rate × whole units, exact in 28 digits, and is stored with its
+Money is `Decimal` and never rounded on the way: a price is rate times whole units, exact in 28 digits, and is stored with its
 record, so a bill is the plain sum of its records.
 """
 

@@ -32,7 +32,8 @@ CONTENT_SSE = "text/event-stream"
 CONTENT_PICKLE = "application/vnd.pilotlight.pickle"
 """cloudpickle bytes of `(args, kwargs)` in, of the value out; opened only in the tenant's worker and in the SDK that asked."""
 CONTENT_PICKLE_STREAM = "application/vnd.pilotlight.pickle-stream"
-"""A generator's items: each a 4-byte big-endian length, then that many cloudpickle bytes; length 0xFFFFFFFF precedes a pickled exception."""
+"""A generator's items: each a 4-byte big-endian length, then that many cloudpickle bytes; length 0xFFFFFFFF precedes a pickled
+exception."""
 
 PROBLEM_BASE = "https://pilotlight.dev/problems/"
 
@@ -45,7 +46,8 @@ WORKER_HEALTH = "/health"
 HEADER_CALL = "pilotlight-call"
 """The call's id, so that log lines carry it."""
 HEADER_OUTCOME = "pilotlight-outcome"
-"""`ok`, or `raised` (user code raised; body is a problem document or a pickled exception), or `invalid` (arguments do not fit)."""
+"""`ok`; `raised` (user code raised; body is a problem document or a pickled exception); `invalid` (arguments do not fit); or `busy` (503: more
+calls than `max_inputs` are running, none of this one's code ran: safe to send elsewhere)."""
 HEADER_ROOT_PATH = "pilotlight-root-path"
 HEADER_DEADLINE = "pilotlight-deadline-s"
 """Seconds left to the execution clock when dispatched."""

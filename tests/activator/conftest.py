@@ -140,9 +140,17 @@ async def _edge(short_tmp: Path, settings: ActivatorSettings, behaviour: Behavio
     listener = socket.create_server(("127.0.0.1", 0))
     edge.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     config = uvicorn.Config(
-        edge.gateway, loop="none", http=edge.limits.protocol(), ws="websockets-sansio", lifespan="off", log_config=None, server_header=False,
-        proxy_headers=False, access_log=False, timeout_graceful_shutdown=1,
-    )  # fmt: skip
+        edge.gateway,
+        loop="none",
+        http=edge.limits.protocol(),
+        ws="websockets-sansio",
+        lifespan="off",
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        access_log=False,
+        timeout_graceful_shutdown=1,
+    )
     server = uvicorn.Server(config)
     config.load()
     server.lifespan = config.lifespan_class(config)

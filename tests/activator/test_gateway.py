@@ -45,7 +45,7 @@ async def test_a_cold_call_starts_an_instance_and_a_second_one_finds_it_warm(edg
     assert (cold.status_code, cold.json(), cold.headers["pilotlight-start"]) == (200, {"x": 1}, "COLD")
     assert (warm.json(), warm.headers["pilotlight-start"]) == ({"x": 2}, "WARM")
     assert warm.headers["pilotlight-revision"] == "v1-abcdef"
-    assert set(part.split(";")[0] for part in warm.headers["server-timing"].split(", ")) == {"queue", "start", "exec"}
+    assert {part.split(";")[0] for part in warm.headers["server-timing"].split(", ")} == {"queue", "start", "exec"}
     assert len(edge.fleet.started) == 1
 
 
@@ -72,7 +72,7 @@ async def test_a_caller_cannot_choose_the_id_that_its_bill_is_unique_by(edge: Ed
 
 
 @pytest.mark.parametrize(
-    ("content", "type", "parameter"),
+    "content,type,parameter",
     [
         pytest.param(b"{", "invalid-input", None, id="malformed JSON"),
         pytest.param(b'{"x": "one"}', "invalid-input", "x", id="wrong type"),

@@ -109,7 +109,7 @@ def test_a_key_ends_at_its_expiry_even_when_it_was_used_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "parameter", "says"),
+    "body,parameter,says",
     [
         pytest.param(b'{"x": "one"}', "x", "integer", id="wrong type"),
         pytest.param(b"{}", "x", "required", id="missing"),

@@ -57,7 +57,7 @@ async def test_a_ledger_that_is_away_loses_nothing_and_the_lag_shows(tmp_path: P
     task = asyncio.create_task(shipper.run())
     await ledger.has_taken.wait()
     await journal.sync()
-    while shipper.lag().records:  # noqa: ASYNC110  the checkpoint is written in a thread, between the ledger's answer and the lag
+    while shipper.lag().records:  # the checkpoint is written in a thread, between the ledger's answer and the lag
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])

@@ -72,7 +72,7 @@ async def test_callers_at_once_share_one_unpacking(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "said"),
+    "entries,said",
     [
         ([entry("/etc/passwd", b"x")], "leads outside"),
         ([entry("a/../../x", b"x")], "leads outside"),
