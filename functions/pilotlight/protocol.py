@@ -46,7 +46,8 @@ WORKER_HEALTH = "/health"
 HEADER_CALL = "pilotlight-call"
 """The call's id, so that log lines carry it."""
 HEADER_OUTCOME = "pilotlight-outcome"
-"""`ok`; `raised` (user code raised; body is a problem document or a pickled exception); `invalid` (arguments do not fit); or `busy` (503: more
+"""`ok`; `raised` (user code raised; body is a problem document or a pickled exception); `invalid` (arguments do not fit); or `busy` (503:
+more
 calls than `max_inputs` are running, none of this one's code ran: safe to send elsewhere)."""
 HEADER_ROOT_PATH = "pilotlight-root-path"
 HEADER_DEADLINE = "pilotlight-deadline-s"
@@ -234,8 +235,9 @@ class CallRecord:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`."""
-        return cls(**body)
+        """The reverse of `to_json`; what an answer carries beyond the record (`attempts`) is left aside."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{key: value for key, value in body.items() if key in known})
 
 
 def new_call_id() -> str:
