@@ -39,6 +39,19 @@ class Group:
         """The files that a process' id is written to, each once."""
         return [str(d / "cgroup.procs") for d in self._unique()]
 
+    @property
+    def tasks(self) -> list[str]:
+        """The files into which a single-threaded process writes "0" to enter by itself; v1 only.
+
+        That way in is free. The other one (`procs`, by anybody) takes a lock that all forks of the machine share, and waits for an
+        RCU grace period when it was idle: 10 to 25 ms (kernel, `cgroup_procs_write_start`).
+        """
+        return [str(d / "tasks") for d in self._unique()] if self.version == 1 else []
+
+    def ways_in(self) -> dict[str, Any]:
+        """For the shim (`child.Cgroup`)."""
+        return {"procs": self.procs, "tasks": self.tasks}
+
     def oom_kills(self) -> int:
         """How often the kernel killed a process here because memory ran out."""
         if (memory := self.directories.get("memory")) is None:

@@ -31,26 +31,34 @@ class Confinement:
     work: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cgroup:
+    """Ways into a group (`cgroups.Group`): `procs` for anybody, `tasks` for a single-threaded process by itself."""
+
+    procs: Sequence[str] = ()
+    tasks: Sequence[str] = ()
+
+
 def execute(
     argv: Sequence[str],
     confinement: Confinement,
     *,
     env: Mapping[str, str],
-    cgroup: Sequence[str],
+    cgroup: Cgroup,
     stdout: int,
     stderr: int,
     control: int | None = None,
 ) -> int:
     """Start `argv` in a session of its own and return its pid. A failure to start is exit status 127 and a line on stderr.
 
-    `cgroup`: the `cgroup.procs` files to enter first.
+    `cgroup`: entered first.
     """
     pid = os.fork()
     if pid:
         return pid
     try:
         os.setsid()
-        join(cgroup, 0)
+        enter(cgroup.tasks or cgroup.procs, 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         null = os.open("/dev/null", os.O_RDONLY)
@@ -69,9 +77,9 @@ def execute(
         os._exit(127)
 
 
-def join(cgroup: Sequence[str], pid: int) -> None:
-    """Move `pid` (0: the caller) into the groups whose `cgroup.procs` files are given. Raises OSError."""
-    for path in cgroup:
+def enter(files: Sequence[str], pid: int) -> None:
+    """Move `pid` (0: the caller) into the groups whose `cgroup.procs` or `tasks` files are given. Raises OSError."""
+    for path in files:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, str(pid).encode())

@@ -179,7 +179,7 @@ class Housekeeper:
                 (slot.directory / name).mkdir(mode=0o700)
             for name, path in sources.runtime.items():
                 (slot.directory / "runtime" / name).symlink_to(path)
-        slot.boot(plan.order, housing.group.procs)
+        slot.boot(plan.order, housing.group.ways_in())
 
 
 @dataclass

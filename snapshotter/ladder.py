@@ -244,7 +244,7 @@ class Ladder:
             listener = slots.listen(Path(instance.info.socket)).detach()
         except OSError as e:
             raise StartFailed(f"instance {name}: the node cannot make its socket, cgroup or log: {e}", {"log_tail": []}) from e
-        env, cgroup = {**launch.env, **request.secret_env}, instance.group.procs
+        env, cgroup = {**launch.env, **request.secret_env}, instance.group.ways_in()
         try:
             running = slot.start(name, env=env, cgroup=cgroup, note=instance.note(), in_place=in_place, listener=listener)
         except wire.MessageTooLong as e:

@@ -18,42 +18,16 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from snapshotter import child, tree, wire
 from snapshotter.logpipe import LogFile, LogPipe
 from snapshotter.poller import Peer, Poller
+from snapshotter.process import Process
 
 _STATUS_PATIENCE_S = 1.0
 """How long the Template may take to report the status of a child that is gone before it counts as unknown."""
 _NOTICE_INTERVAL_S = 1.0
-
-
-@dataclass(kw_only=True)
-class Process:
-    """An instance as its shim knows it. Owner: the shim's loop.
-
-    Attributes:
-        state: asked → forked → ready → gone.
-        doomed: to be killed as soon as its pid is known.
-        note: what the agent wants back after its own restart.
-    """
-
-    id: str
-    env: Mapping[str, str]
-    note: Mapping[str, Any]
-    cgroup: list[str]
-    log: LogFile
-    pipes: list[LogPipe]
-    go: int = -1
-    state: str = "asked"
-    pid: int = 0
-    pidfd: int = -1
-    phases_ms: Mapping[str, float] = field(default_factory=dict)
-    doomed: bool = False
-    dead_at: float | None = None
-    status: int | None = None
 
 
 class Shim:
@@ -203,7 +177,9 @@ class Shim:
             self._boot_log = self._open_log(self._slot)
             ends = self._log_pipes(self._boot_log, self._boot_pipes)
             streams = {"stdout": ends[0], "stderr": ends[1], "control": theirs.fileno()}
-            self._worker_pid = child.execute(message["argv"], self._confinement, env=message["env"], cgroup=message["cgroup"], **streams)
+            self._worker_pid = child.execute(
+                message["argv"], self._confinement, env=message["env"], cgroup=child.Cgroup(**message["cgroup"]), **streams
+            )
             wire.close_all(ends)
         except OSError as e:
             self._tell({"event": "boot_failed", "message": str(e)})
@@ -254,7 +230,7 @@ class Shim:
         process = self._processes.get(str(message.get("instance")))
         if event == "snapshot_point" and self._worker_state == "booting":
             self._worker_state = "resident"
-            self._snapshot_point = {"threads": message["threads"], "phases_ms": message["phases_ms"]}
+            self._snapshot_point = {"threads": message["threads"], "phases_ms": message["phases_ms"], "joins": message.get("joins", False)}
             self._tell({"event": "snapshot_point", **self._snapshot_point})
         elif event == "failed":
             if process is None:
@@ -262,7 +238,7 @@ class Shim:
             self._tell(message)
         elif event == "forked" and process is not None and process.state == "asked":
             pidfd = os.dup(fds[0]) if fds else os.pidfd_open(message["pid"])
-            self._on_forked(process, int(message["pid"]), pidfd)
+            self._on_forked(process, int(message["pid"]), pidfd, joined=self._joins(process))
         elif event == "ready" and process is not None and process.state == "forked":
             process.state, process.phases_ms = "ready", message["phases_ms"]
             self._tell({"event": "ready", "instance": process.id, "phases_ms": process.phases_ms})
@@ -280,26 +256,32 @@ class Shim:
             self._tell({"event": "exited", "instance": instance, "status": None, "lost": True})
             return
         log = self._open_log(instance)
-        process = Process(id=instance, env=message["env"], note=message["note"], cgroup=message["cgroup"], log=log, pipes=[])
+        process = Process(
+            id=instance, env=message["env"], note=message["note"], cgroup=child.Cgroup(**message["cgroup"]), log=log, pipes=[]
+        )
         self._processes[instance] = process
         op = "serve" if in_place else "fork"
         try:
             ends = self._log_pipes(log, process.pipes)
             go_read, process.go = os.pipe2(os.O_CLOEXEC)
-            self._worker.push({"op": op, "instance": instance, "env": message["env"]}, [listener, *ends, go_read])
+            self._worker.push(
+                {"op": op, "instance": instance, "env": message["env"]},
+                [listener, *ends, go_read, *self._ways_in(process, in_place=in_place)],
+            )
         except (OSError, wire.MessageTooLong):
             self._finish(process, None)
             return
         if in_place:
             self._worker_state = "serving"
-            self._on_forked(process, self._worker_pid, os.dup(self._worker_pidfd))
+            self._on_forked(process, self._worker_pid, os.dup(self._worker_pidfd), joined=True)
 
-    def _on_forked(self, process: Process, pid: int, pidfd: int) -> None:
+    def _on_forked(self, process: Process, pid: int, pidfd: int, *, joined: bool) -> None:
         process.state, process.pid, process.pidfd = "forked", pid, pidfd
         self._poller.watch(pidfd, lambda _: self._on_gone(process))
         self._tell({"event": "forked", "instance": process.id}, pidfd)
         try:
-            child.join(process.cgroup, pid)
+            if not joined:
+                child.enter(process.cgroup.procs, pid)
         except OSError:
             process.doomed = True  # without its limits it must not run; a pid that is gone already ends the same way
         if process.doomed:
@@ -308,6 +290,16 @@ class Shim:
             os.write(process.go, b"\n")
         os.close(process.go)
         process.go = -1
+
+    def _joins(self, process: Process) -> bool:
+        """Whether the fork enters its groups by itself (the worker said that it can, the groups are of the kind)."""
+        return bool(self._snapshot_point.get("joins")) and bool(process.cgroup.tasks)
+
+    def _ways_in(self, process: Process, *, in_place: bool) -> list[int]:
+        """Descriptors of its groups for a fork that enters by itself; one that does not stays under the Template's limit, which is the same."""
+        if in_place or not self._joins(process):
+            return []
+        return [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in process.cgroup.tasks]
 
     def _kill(self, instance: str) -> None:
         process = self._processes.get(instance)

@@ -127,13 +127,20 @@ class Slot:
 
     # -- orders
 
-    def boot(self, order: Mapping[str, Any], cgroup: list[str]) -> None:
+    def boot(self, order: Mapping[str, Any], cgroup: Mapping[str, Any]) -> None:
         """Execute the worker; `point` tells when it is ready for orders. Raises SlotLost, wire.MessageTooLong."""
         self.worker = "booting"
         self._send({**order, "cgroup": cgroup})
 
     def start(
-        self, instance: InstanceId, *, env: Mapping[str, str], cgroup: list[str], note: Mapping[str, Any], in_place: bool, listener: int
+        self,
+        instance: InstanceId,
+        *,
+        env: Mapping[str, str],
+        cgroup: Mapping[str, Any],
+        note: Mapping[str, Any],
+        in_place: bool,
+        listener: int,
     ) -> Running:
         """Fork an instance, or turn the worker into it. Takes ownership of `listener`. Raises SlotLost, wire.MessageTooLong."""
         running = Running(id=instance, note=note, ready=self._loop.create_future(), gone=self._loop.create_future())

@@ -35,7 +35,7 @@ def main() -> None:
         fail(control, None, "enter", e)
     threads = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
     phases = {"boot": 1.0, "enter": (time.perf_counter() - began) * 1000}
-    say(control, {"event": "snapshot_point", "threads": threads, "phases_ms": phases})
+    say(control, {"event": "snapshot_point", "threads": threads, "phases_ms": phases, "joins": True})
     obey(control, launch)
 
 
@@ -75,7 +75,10 @@ def reap(control: socket.socket, children: dict[int, str]) -> None:
 
 def wake(control: socket.socket, launch: dict[str, Any], order: dict[str, Any], fds: list[int]) -> None:
     began = time.perf_counter()
-    listener_fd, stdout, stderr, go = fds
+    listener_fd, stdout, stderr, go, *groups = fds
+    for fd in groups:
+        os.write(fd, b"0")
+        os.close(fd)
     control.settimeout(None)
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)

@@ -1,0 +1,36 @@
+"""An instance as its shim knows it. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from snapshotter.child import Cgroup
+from snapshotter.logpipe import LogFile, LogPipe
+
+
+@dataclass(kw_only=True)
+class Process:
+    """An instance as its shim knows it. Owner: the shim's loop.
+
+    Attributes:
+        state: asked → forked → ready → gone.
+        doomed: to be killed as soon as its pid is known.
+        note: what the agent wants back after its own restart.
+    """
+
+    id: str
+    env: Mapping[str, str]
+    note: Mapping[str, Any]
+    cgroup: Cgroup
+    log: LogFile
+    pipes: list[LogPipe]
+    go: int = -1
+    state: str = "asked"
+    pid: int = 0
+    pidfd: int = -1
+    phases_ms: Mapping[str, float] = field(default_factory=dict)
+    doomed: bool = False
+    dead_at: float | None = None
+    status: int | None = None
