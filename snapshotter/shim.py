@@ -296,7 +296,7 @@ class Shim:
         return bool(self._snapshot_point.get("joins")) and bool(process.cgroup.tasks)
 
     def _ways_in(self, process: Process, *, in_place: bool) -> list[int]:
-        """Descriptors of its groups for a fork that enters by itself; one that does not stays under the Template's limit, which is the same."""
+        """Descriptors of its groups for a fork that enters by itself; one that does not stays under the Template's equal limit."""
         if in_place or not self._joins(process):
             return []
         return [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in process.cgroup.tasks]
