@@ -78,6 +78,7 @@ def detach(platform: LocalPlatform) -> Iterator[Notice]:
         for line in lines:
             body: dict[str, Any] = json.loads(line)
             if body["kind"] == "up":
+                process.returncode = 0  # it lives on by itself: not a child that anybody here will wait for
                 return
             if body["kind"] == "refused":
                 raise ProcessFailed(body["message"], **body["detail"])
