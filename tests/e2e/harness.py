@@ -92,10 +92,10 @@ def platform_up(**sections: dict[str, object]) -> Iterator[PlatformUnderTest]:
     config = root / "platform.yaml"
     defaults: dict[str, dict[str, object]] = {
         "platform": {"home": str(home), "run": str(root / "r")},
-        "activator": {"listen": f"127.0.0.1:{free_port()}"},
+        "activator": {"listen": f"127.0.0.1:{free_port()}", "metrics_listen": f"127.0.0.1:{free_port()}"},
     }
     for name in PROCESSES:
-        defaults.setdefault(name, {})["metrics_listen"] = None
+        defaults.setdefault(name, {}).setdefault("metrics_listen", None)
     config.write_text(yaml.safe_dump({name: {**defaults.get(name, {}), **sections.get(name, {})} for name in {**defaults, **sections}}))
     platform = local.find(config=config, home=None, environ={}, cwd=root)
     try:

@@ -55,7 +55,7 @@ def report(
 ) -> None:
     """Calls, busy time and cost. A total is the exact sum of its records."""
     now = time.time()
-    filters: dict[str, Any] = {"by": by.value, "in_environment": session.options.environment}
+    filters: dict[str, Any] = {"by": by.value, "environment": session.options.environment}
     filters |= {name: instant(text, now=now) for name, text in {"since": since, "until": until}.items() if text}
     with session.client() as client:
         body = client.billing_report(**filters)

@@ -119,8 +119,8 @@ def find_instance(client: Client, prefix: str) -> str:
 
 def labelled(row: dict[str, Any]) -> dict[str, Any]:
     """A row with its labels (app, function, …) as columns."""
-    labels = row.get("labels")
-    return {**labels, **row} if isinstance(labels, dict) else row
+    out = {**(row.get("labels") or {}), **row}
+    return {**out, "revision": str(out.get("revision", "")).rpartition("@")[2]}
 
 
 def _any_instance(session: Session, client: Client, app: str, function: str) -> str:

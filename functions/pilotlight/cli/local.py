@@ -6,6 +6,7 @@ kill -9; its text says which process, which configuration and which URL.
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -20,6 +21,7 @@ from pilotlight.errors import Conflict, InvalidInput, NotFound
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
 
 DEFAULT_LISTEN = "127.0.0.1:8700"
+DEFAULT_METRICS_LISTEN = "127.0.0.1:8701"
 CONFIG_VARIABLE = "PILOTLIGHT_PLATFORM"
 
 
@@ -31,11 +33,13 @@ class LocalPlatform:
         config: its platform.yaml; it may not exist (then every default holds).
         paths: home and run directories.
         listen: `host:port` of the activator.
+        metrics_listen: `host:port` of its metrics, None when they are switched off.
     """
 
     config: Path
     paths: Paths
     listen: str
+    metrics_listen: str | None = None
 
     @property
     def url(self) -> str:
@@ -65,14 +69,15 @@ class Running:
 
 
 def find(*, config: Path | None, home: Path | None, environ: Mapping[str, str], cwd: Path) -> LocalPlatform:
-    """The platform that is meant: `config`, else $PILOTLIGHT_PLATFORM, else `platform.yaml` here, else the home's own, else defaults.
+    """The platform that is meant: `config`, else $PILOTLIGHT_PLATFORM, else that of `home`, else `platform.yaml` here, else defaults.
 
     Raises InvalidInput when the file is named but missing, or broken.
     """
     named = config or (Path(environ[CONFIG_VARIABLE]) if environ.get(CONFIG_VARIABLE) else None)
     if named is not None and not named.exists():
         raise InvalidInput(f"there is no configuration file {named}", hint="Correct --config, or leave it out to use the defaults.")
-    file = named or (cwd / "platform.yaml" if (cwd / "platform.yaml").exists() else None)
+    nearby = [*([home / "platform.yaml"] if home else []), cwd / "platform.yaml"]
+    file = named or next((candidate for candidate in nearby if candidate.exists()), None)
     settings = _platform_section(file)
     if home is not None:
         settings = PlatformSettings(home=str(home), run=settings.run, trust=settings.trust)
@@ -80,7 +85,7 @@ def find(*, config: Path | None, home: Path | None, environ: Mapping[str, str], 
     effective = (file or paths.home / "platform.yaml").resolve()
     if file is None and home is None:
         paths = Paths.of(_platform_section(effective), environ)
-    return LocalPlatform(config=effective, paths=paths, listen=_listen(effective))
+    return LocalPlatform(config=effective, paths=paths, listen=_listen(effective), metrics_listen=_metrics_listen(effective))
 
 
 def configure(platform: LocalPlatform, *, listen: str | None, home: Path | None) -> LocalPlatform:
@@ -99,7 +104,7 @@ def configure(platform: LocalPlatform, *, listen: str | None, home: Path | None)
     if listen is not None:
         sections["activator"] = {**(sections.get("activator") or {}), "listen": listen}
     target.write_text("# Written by `pilotlight up` from its options.\n" + yaml.safe_dump(sections, sort_keys=False))
-    return LocalPlatform(config=target, paths=platform.paths, listen=listen or platform.listen)
+    return dataclasses.replace(platform, config=target, listen=listen or platform.listen)
 
 
 def check_listen(listen: str) -> None:
@@ -190,6 +195,11 @@ def _sections(file: Path) -> dict[str, Any]:
         return yaml.safe_load(file.read_text()) or {}
     except FileNotFoundError:
         return {}
+
+
+def _metrics_listen(file: Path) -> str | None:
+    section = _sections(file).get("activator") or {}
+    return section.get("metrics_listen", DEFAULT_METRICS_LISTEN)
 
 
 def _listen(file: Path) -> str:

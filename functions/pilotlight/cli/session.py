@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 PROFILE_FILE_VARIABLE = "PILOTLIGHT_CONFIG"
 
+PIPE_WIDTH = 1000
+"""Columns when nobody looks: wide enough that a table's row stays one line for grep."""
 RETRY_BUDGET_S = 5.0
 """A person waits in front of the terminal: long enough for a process that is being restarted, no longer."""
 
@@ -64,13 +66,13 @@ class Session:
         """For results; honours NO_COLOR."""
         from rich.console import Console
 
-        return Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+        return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
     def notes(self) -> Console:
         """For progress, questions and errors."""
         from rich.console import Console
 
-        return Console(file=sys.stderr, highlight=False, soft_wrap=not sys.stderr.isatty())
+        return Console(file=sys.stderr, highlight=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
 
     def say(self, text: str) -> None:
         """A line for people; silent with --json."""

@@ -1,0 +1,172 @@
+"""All that a platform must not lose, as one file, and back.
+
+A backup is a tar archive: `manifest.json` (format, time, sha256 of every file), the databases (copied through SQLite's online backup
+interface, so that a running platform can be saved), the platform's key (without which the sealed secrets cannot be read), the blobs
+and the activators' journals. What can be made again (the node's unpacked code and images, the weight cache, logs) is left out.
+The file holds the key: it is written 0600 and must be kept like a password.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import sqlite3
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pilotlight.errors import Conflict, InvalidInput, NotFound
+
+FORMAT = 1
+KEPT = ("activator", "blobs", "controller.db", "platform.key")
+"""What a backup carries, relative to the home."""
+_MANIFEST = "manifest.json"
+_PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What was saved or loaded."""
+
+    files: int
+    size_bytes: int
+    created_at: float
+
+
+def save(home: Path, target: Path, *, now: float) -> Summary:
+    """Write a backup of `home` to `target`, whole or not at all. Raises NotFound when there is nothing to save."""
+    if not (home / "controller.db").exists():
+        raise NotFound(f"{home} holds no platform's state", hint="Name its --home, or start one with `pilotlight up`.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".pilotlight-backup-", dir=target.parent) as name:
+        staging = Path(name)
+        files = dict(_files(home, staging))
+        hashes = {relative: file_sha256(path) for relative, path in files.items()}
+        fresh = staging / "backup.tar"
+        with tarfile.open(fresh, "w", format=tarfile.PAX_FORMAT) as tar:
+            _add_manifest(tar, hashes, now)
+            for relative, path in sorted(files.items()):
+                tar.add(path, arcname=relative, recursive=False, filter=_private)
+        fresh.chmod(0o600)
+        fresh.replace(target)
+        return Summary(files=len(files), size_bytes=target.stat().st_size, created_at=now)
+
+
+def load(source: Path, home: Path, *, replace: bool, now: float) -> Summary:
+    """Put the state of `source` into `home`. Every file is checked before anything is touched.
+
+    With `replace`, what is there is moved aside to `<home>.before-<time>`. Raises NotFound, InvalidInput (broken or altered) or
+    Conflict (the home is not empty and `replace` is False).
+    """
+    if not source.exists():
+        raise NotFound(f"there is no file {source}", hint="Name a file that `pilotlight state backup` wrote.")
+    if holds_state(home) and not replace:
+        raise Conflict(f"{home} already holds a platform's state", hint="Pass --yes to set it aside, or name an empty --home.")
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".pilotlight-load-", dir=home.parent) as name:
+        staging = Path(name) / "home"
+        summary = _unpack(source, staging)
+        if home.exists():
+            if (configuration := home / "platform.yaml").exists():
+                shutil.copyfile(configuration, staging / "platform.yaml")  # how it is run here is not part of a backup
+            home.rename(home.with_name(f"{home.name}.before-{int(now)}"))
+        staging.rename(home)
+    return summary
+
+
+def holds_state(home: Path) -> bool:
+    """Whether anything in `home` would be lost by replacing it."""
+    return any((home / name).exists() for name in KEPT)
+
+
+def file_sha256(path: Path) -> str:
+    """Hex digest of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as f:
+        while piece := f.read(_PIECE_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _files(home: Path, staging: Path) -> Iterator[tuple[str, Path]]:
+    for name in KEPT:
+        top = home / name
+        for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
+            relative = path.relative_to(home).as_posix()
+            if path.suffix == ".db":
+                yield relative, _copy_database(path, staging / f"{len(relative)}-{relative.replace('/', '_')}")
+            elif path.is_file() and not path.name.endswith(("-wal", "-shm", ".lock", ".sock")):
+                yield relative, _copy_growing(path, staging) if name == "activator" else path
+
+
+def _copy_database(path: Path, copy: Path) -> Path:
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as original, contextlib.closing(sqlite3.connect(copy)) as fresh:
+        original.backup(fresh)
+    return copy
+
+
+def _copy_growing(path: Path, staging: Path) -> Path:
+    """A journal is appended to while we read: what is hashed and what is packed must be the same bytes."""
+    copy = staging / hashlib.sha256(str(path).encode()).hexdigest()
+    shutil.copyfile(path, copy)
+    return copy
+
+
+def _add_manifest(tar: tarfile.TarFile, hashes: Mapping[str, str], now: float) -> None:
+    body = json.dumps({"format": FORMAT, "created_at": now, "sha256": dict(hashes)}, sort_keys=True).encode()
+    info = tarfile.TarInfo(_MANIFEST)
+    info.size, info.mode, info.mtime = len(body), 0o600, int(now)
+    tar.addfile(info, io.BytesIO(body))
+
+
+def _private(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    info.uid = info.gid = 0
+    info.uname = info.gname = ""
+    info.mode = 0o600
+    return info
+
+
+def _unpack(source: Path, staging: Path) -> Summary:
+    staging.mkdir(mode=0o700)
+    try:
+        with tarfile.open(source, "r:") as tar:
+            manifest = _manifest(tar, source)
+            for member in tar:
+                if member.name != _MANIFEST:
+                    _extract(tar, member, staging, manifest["sha256"], source)
+    except (tarfile.TarError, OSError, EOFError) as e:
+        raise InvalidInput(f"{source} is not a whole backup: {e}", hint="Use a file that `pilotlight state backup` wrote.") from e
+    if missing := sorted(name for name in manifest["sha256"] if not (staging / name).exists()):
+        raise InvalidInput(f"{source} lacks {missing[0]}", hint="The file was cut short: use another copy.")
+    count = len(manifest["sha256"])
+    return Summary(files=count, size_bytes=source.stat().st_size, created_at=float(manifest["created_at"]))
+
+
+def _manifest(tar: tarfile.TarFile, source: Path) -> Mapping[str, Any]:
+    first = tar.next()
+    file = tar.extractfile(first) if first is not None and first.name == _MANIFEST else None
+    try:
+        body = json.loads(file.read()) if file else {}
+    except ValueError:
+        body = {}
+    if not isinstance(body, dict) or body.get("format") != FORMAT or not isinstance(body.get("sha256"), dict):
+        raise InvalidInput(f"{source} is not a backup of format {FORMAT}", hint="Use a file that `pilotlight state backup` wrote.")
+    return body
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, staging: Path, hashes: Mapping[str, str], source: Path) -> None:
+    # Names come from the file: only those that the manifest lists, only plain files, only below the home.
+    if not member.isreg() or member.name not in hashes or member.name.split("/")[0] not in KEPT:
+        raise InvalidInput(f"{source} carries {member.name!r}, which no backup does", hint="Do not load it.")
+    tar.extract(member, staging, filter="data")
+    path = staging / member.name
+    os.chmod(path, 0o600)
+    if file_sha256(path) != hashes[member.name]:
+        raise InvalidInput(f"{source}: {member.name} was altered", hint="Use another copy.")

@@ -1,0 +1,155 @@
+"""Deploying with something to look at: a line or a bar per stage, and the proof that each function starts."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pilotlight.cli.output import milliseconds
+from pilotlight.cli.session import Session
+from pilotlight.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from pilotlight.client import Client, Deployment
+    from pilotlight.packaging.deploy import Progress, ProgressEvent
+    from pilotlight.sdk.app import App
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """How one function came up when it was asked to.
+
+    Attributes:
+        cold_ms: from nothing to the snapshot point.
+        fork_ms: from the Template to an instance that serves; None where it was not forked.
+        threads: surplus threads that keep it from being forked.
+    """
+
+    function: str
+    cold_ms: float
+    fork_ms: float | None
+    threads: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        cold = f"cold {milliseconds(self.cold_ms)}"
+        if self.threads:
+            return f"{cold}; it cannot be forked, because of threads: {', '.join(self.threads)}"
+        return cold if self.fork_ms is None else f"{cold} → fork {milliseconds(self.fork_ms)}"
+
+
+class Deployer:
+    """Deploys for one session. `session` says where to and how to print."""
+
+    def __init__(self, session: Session, client: Client) -> None:
+        self._session = session
+        self._client = client
+
+    def deploy(self, app: App, *, name: str | None = None, message: str = "", wait: bool = True) -> tuple[Deployment, list[Proof]]:
+        """Deploy, and with `wait` bring each function up once."""
+        from pilotlight.packaging.deploy import deploy
+
+        with self.progress() as report:
+            deployment = deploy(app, client=self._client, name=name, message=message, progress=report)
+        proofs = [self.prove(deployment.app, f.function) for f in deployment.functions] if wait else []
+        return deployment, proofs
+
+    def prove(self, app: str, function: str) -> Proof:
+        """Bring one function up. Raises what keeps it down (StartFailed carries its last log lines)."""
+        began = time.monotonic()
+        with self._spinner(f"starting {app}/{function}"):
+            body = self._client.warmup(app, function)
+        return proof_of(function, body, waited_ms=(time.monotonic() - began) * 1000)
+
+    @contextlib.contextmanager
+    def progress(self) -> Iterator[Progress]:
+        """A callback that shows each stage; silent with --json."""
+        if self._session.is_json:
+            yield lambda event: None
+            return
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+        columns = (TextColumn("{task.fields[stage]:>8}"), BarColumn(bar_width=24), DownloadColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, console=self._session.notes(), transient=True) as bars:
+            tasks: dict[str, Any] = {}
+
+            def report(event: ProgressEvent) -> None:
+                if event.stage not in tasks:
+                    tasks[event.stage] = bars.add_task("", total=None, stage=event.stage)
+                total = event.total_bytes or None
+                bars.update(tasks[event.stage], description=event.text[-60:], completed=event.done_bytes, total=total)
+
+            yield report
+
+    @contextlib.contextmanager
+    def _spinner(self, text: str) -> Iterator[None]:
+        if self._session.is_json:
+            yield
+            return
+        with self._session.notes().status(text):
+            yield
+
+
+def proof_of(function: str, body: Mapping[str, Any], *, waited_ms: float) -> Proof:
+    """What a warm-up's answer says: its Template's phases are the cold start, its instance's start the fork."""
+    template = body.get("template") or {}
+    start_ms, kind = float(body.get("start_ms") or 0), body.get("start_kind")
+    phases = template.get("phases_ms") or {}
+    cold_ms = sum(float(ms) for ms in phases.values()) or start_ms or waited_ms
+    return Proof(
+        function=function,
+        cold_ms=cold_ms,
+        fork_ms=start_ms if kind == "FORK" and start_ms else None,
+        threads=tuple(template.get("threads") or ()),
+    )
+
+
+def load(session: Session, reference: str) -> App:
+    """The app of `FILE[::app]`. What the file raises is shown with the lines of the file, without ours."""
+    from pilotlight.packaging.load import load_app
+    from pilotlight.sdk.app import App as Kind
+
+    with user_code(session, reference):
+        app = load_app(reference)
+    assert isinstance(app, Kind)
+    return app
+
+
+@contextlib.contextmanager
+def user_code(session: Session, reference: str) -> Iterator[None]:
+    """Turn an exception of the user's own file into InvalidInput that shows where it came from."""
+    import traceback
+
+    from pilotlight.errors import PilotlightError
+
+    try:
+        yield
+    except (PilotlightError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as e:
+        file = Path(reference.partition("::")[0]).resolve()
+        frames = traceback.extract_tb(e.__traceback__)
+        ours = Path(__file__).parents[1]
+        lines = [line for frame in frames if ours not in Path(frame.filename).parents for line in _lines_of(frame)]
+        syntax = isinstance(e, SyntaxError) and e.filename
+        where = [f"{e.filename}:{e.lineno}  {(e.text or '').strip()}"] if syntax and isinstance(e, SyntaxError) else lines
+        raise InvalidInput(
+            f"{file.name} raised {type(e).__name__}: {e}",
+            log_tail=where,
+            hint="Correct it; it was run with the Python of this environment." + _missing(e),
+        ) from e
+
+
+def _lines_of(frame: Any) -> list[str]:
+    if "importlib" in frame.filename:
+        return []
+    return [f"{frame.filename}:{frame.lineno}  {frame.line}"]
+
+
+def _missing(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f" `{error.name}` is not installed here: import it inside the function if only instances need it."
+    return ""

@@ -1,0 +1,198 @@
+"""`pilotlight doctor`: what works on this machine, what does not, why, and what would help."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from pilotlight.cli.commands import command
+from pilotlight.cli.output import size
+from pilotlight.cli.session import Session
+from pilotlight.errors import PilotlightError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pilotlight.cli.local import LocalPlatform
+
+OK, NOTE, BROKEN = "ok", "note", "broken"
+_LEAST_DISK_BYTES = 2 * 1024**3
+_PARTS = {
+    "SDK and CLI": ("cloudpickle", "httpx", "pathspec", "yaml", "rich", "typer"),
+    "platform (extra `server`)": ("fastapi", "uvicorn", "sqlalchemy", "alembic", "cryptography", "jsonschema_rs", "prometheus_client"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing looked at: `state` is ok, note (works, but worth knowing) or broken; `way_out` what would help."""
+
+    what: str
+    state: str
+    detail: str
+    way_out: str = ""
+
+
+def register(root: typer.Typer) -> None:
+    """Add the command."""
+    command(root, "doctor")(doctor)
+
+
+def doctor(session: Session) -> None:
+    """Look at this machine, the configuration and the platform; ends with 1 when something is broken."""
+    findings = [*machine(), *settings(session), *node(session)]
+    session.show([dataclasses.asdict(f) for f in findings], lambda: _table(findings))
+    if any(f.state == BROKEN for f in findings):
+        raise typer.Exit(1)
+
+
+def machine() -> Iterator[Finding]:
+    """Interpreter, operating system, installed packages."""
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    new_enough = sys.version_info >= (3, 11)
+    yield Finding(what="Python", state=OK if new_enough else BROKEN, detail=f"{version} at {sys.executable}", way_out="Use Python 3.11 or newer.")
+    linux = sys.platform == "linux"
+    way_out = "Here only the SDK and the CLI work: set PILOTLIGHT_URL to a platform on Linux."
+    yield Finding(what="operating system", state=OK if linux else NOTE, detail=sys.platform, way_out=way_out)
+    for part, modules in _PARTS.items():
+        missing = [name for name in modules if importlib.util.find_spec(name) is None]
+        detail = f"not installed: {', '.join(missing)}" if missing else "installed"
+        yield Finding(what=part, state=BROKEN if missing else OK, detail=detail, way_out="pip install 'pilotlight[all]', or `make setup` in a checkout.")
+
+
+def settings(session: Session) -> Iterator[Finding]:
+    """Configuration, directories, address, profile."""
+    try:
+        platform = session.platform()
+    except PilotlightError as e:
+        yield Finding(what="configuration", state=BROKEN, detail=str(e), way_out=str(e.detail.get("hint", "")))
+        return
+    shown = str(platform.config) if platform.config.exists() else "no file: every setting has its default"
+    yield Finding(what="configuration", state=OK, detail=shown)
+    yield _disk(platform)
+    yield _sockets(platform)
+    yield _address(platform)
+    try:
+        profile = session.profile()
+    except PilotlightError as e:
+        yield Finding(what="profile", state=BROKEN, detail=str(e), way_out="Correct the profile file, or name another with --profile-file.")
+        return
+    has_key = "with a key" if profile.api_key else "without a key"
+    way_out = "`pilotlight up` writes one to ~/.pilotlight.toml; or set PILOTLIGHT_API_KEY."
+    detail = f"{profile.url} {has_key}, environment {profile.environment}"
+    yield Finding(what="profile", state=OK if profile.api_key else NOTE, detail=detail, way_out=way_out)
+
+
+def node(session: Session) -> Iterator[Finding]:
+    """What the node agent can do: asked of the running one, else of one started for the question."""
+    from pilotlight.cli.local import running
+
+    try:
+        platform = session.platform()
+        found = running(platform)
+        answer = asyncio.run(_ask(Path(found.run) / "snapshotter.sock") if found else _ask_new_agent())
+    except (PilotlightError, OSError) as e:
+        detail = "; ".join([str(e), *(e.detail.get("log_tail") or [])[-1:]]) if isinstance(e, PilotlightError) else str(e)
+        yield Finding(what="node agent", state=BROKEN, detail=detail, way_out="Read <home>/logs/snapshotter.log.")
+        return
+    yield Finding(what="platform", state=OK if found else NOTE, detail=found.url if found else "not running", way_out="Start it: `pilotlight up`.")
+    yield from features(answer)
+
+
+def features(answer: Mapping[str, Any]) -> Iterator[Finding]:
+    """The agent's own findings; a feature that is off leaves the rest working, so it is a note."""
+    for feature in answer.get("features", ()):
+        why = str(feature.get("why") or "")
+        yield Finding(what=str(feature["name"]), state=OK if feature["on"] else NOTE, detail=why or ("on" if feature["on"] else "off"))
+    if "interpreters" in (facts := answer.get("node", {})):
+        versions = ", ".join(str(i["version"]) for i in facts["interpreters"])
+        yield Finding(what="interpreters for images", state=OK if versions else NOTE, detail=versions or "none found")
+
+
+async def _ask(path: Path) -> Mapping[str, Any]:
+    from pilotlight.errors import Unavailable
+    from snapshotter.client import AgentClient
+    from snapshotter.errors import SnapshotterError
+
+    agent = AgentClient(path)
+    try:
+        async with asyncio.timeout(30):
+            return await agent.capabilities()
+    except (SnapshotterError, TimeoutError) as e:
+        raise Unavailable(f"the node agent does not answer: {e or 'no answer in 30 s'!s}") from e
+    finally:
+        await agent.aclose()
+
+
+async def _ask_new_agent() -> Mapping[str, Any]:
+    from pilotlight.cli.child import Child
+    from pilotlight.cli.processlog import ProcessLog
+    from pilotlight.cli.supervisor import platform_processes
+
+    root = Path(tempfile.mkdtemp(prefix="pl"))
+    try:
+        config = root / "platform.yaml"
+        config.write_text(f"platform: {{home: {root}/h, run: {root}/r}}\nsnapshotter: {{metrics_listen: null}}\n")
+        for name in ("h", "r"):
+            (root / name).mkdir(mode=0o700)
+        spec = next(s for s in platform_processes(config) if s.name == "snapshotter")
+        agent = Child(spec, pid_file=root / "pid", log=ProcessLog(path=root / "log"))
+        await agent.start()
+        try:
+            return await _ask(root / "r/snapshotter.sock")
+        finally:
+            await agent.stop(grace_s=5)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _disk(platform: LocalPlatform) -> Finding:
+    place = next(p for p in (platform.paths.home, *platform.paths.home.parents) if p.exists())
+    free = shutil.disk_usage(place).free
+    writable = os.access(place, os.W_OK)
+    state = BROKEN if not writable else NOTE if free < _LEAST_DISK_BYTES else OK
+    way_out = "Make it writable, or choose another --home." if not writable else "Free some space: weights and images need room."
+    return Finding(what="home", state=state, detail=f"{platform.paths.home}, {size(free)} free{'' if writable else ', not writable'}", way_out=way_out)
+
+
+def _sockets(platform: LocalPlatform) -> Finding:
+    short = platform.paths.run.parent != platform.paths.home
+    detail = f"{platform.paths.run}{' (the home is too long for socket paths)' if short else ''}"
+    return Finding(what="sockets", state=OK, detail=detail)
+
+
+def _address(platform: LocalPlatform) -> Finding:
+    from pilotlight.cli.local import running
+
+    if running(platform) is not None:
+        return Finding(what="address", state=OK, detail=f"{platform.url} (ours)")
+    host, _, port = platform.listen.rpartition(":")
+    try:
+        with socket.create_server((host, int(port))):
+            return Finding(what="address", state=OK, detail=f"{platform.listen} is free")
+    except (OSError, ValueError) as e:
+        return Finding(what="address", state=BROKEN, detail=f"{platform.listen}: {e}", way_out="Choose another: `pilotlight up --listen 127.0.0.1:PORT`.")
+
+
+def _table(findings: list[Finding]) -> RenderableType:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    marks = {OK: "[green]ok[/]", NOTE: "[yellow]note[/]", BROKEN: "[red]broken[/]"}
+    for f in findings:
+        way_out = f"\n{escape(f.way_out)}" if f.way_out and f.state != OK else ""
+        table.add_row(marks[f.state], f.what, escape(f.detail) + way_out)
+    return table

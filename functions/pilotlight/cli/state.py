@@ -1,0 +1,60 @@
+"""`pilotlight state backup` and `state load`: the embedded platform's state as one file."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pilotlight.cli.commands import Yes, command
+from pilotlight.cli.output import moment, size
+from pilotlight.cli.session import Session
+from pilotlight.errors import Conflict, InvalidInput
+
+
+def register(root: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(help="Save and load the platform's state.", no_args_is_help=True)
+    command(group, "backup")(backup)
+    command(group, "load")(load)
+    root.add_typer(group, name="state")
+
+
+def backup(session: Session, file: Annotated[Path, typer.Argument(help="File to write; it holds keys, keep it like a password.")]) -> None:
+    """Save apps, keys, secrets, ledger, blobs and journals, while the platform runs or not."""
+    from pilotlight.cli import backup as archive
+
+    platform = session.platform()
+    _refuse_external(platform.config)
+    done = archive.save(platform.paths.home, file, now=time.time())
+    session.show({"file": str(file), **dataclasses.asdict(done)}, lambda: f"{done.files} files, {size(done.size_bytes)}, written to {file}")
+
+
+def load(session: Session, file: Annotated[Path, typer.Argument(help="File that `state backup` wrote.")], yes: Yes = False) -> None:
+    """Put a saved state into this home; what is there is set aside. The platform must be down."""
+    from pilotlight.cli import backup as archive
+    from pilotlight.cli import local
+
+    platform = session.platform()
+    if (found := local.running(platform)) is not None:
+        raise Conflict(f"a platform runs in {platform.paths.home} (process {found.pid})", hint="Stop it first: `pilotlight down`.")
+    _refuse_external(platform.config)
+    home = platform.paths.home
+    done = archive.load(file, home, replace=yes, now=time.time())
+    made = moment(done.created_at)
+    session.show({"home": str(home), **dataclasses.asdict(done)}, lambda: f"{done.files} files, saved {made}, are in {home}")
+
+
+def _refuse_external(config: Path) -> None:
+    import yaml
+
+    try:
+        sections = yaml.safe_load(config.read_text()) or {}
+    except FileNotFoundError:
+        return
+    url = (sections.get("controller") or {}).get("database_url")
+    if url and not str(url).startswith("sqlite:"):
+        raise InvalidInput("the controller's database is PostgreSQL, which this does not save", hint="Use pg_dump and pg_restore for it.")

@@ -1,0 +1,172 @@
+"""`pilotlight top`: functions at work, by what the activator counts. Rates are differences between two looks."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pilotlight.cli.commands import command
+from pilotlight.cli.instance import labelled
+from pilotlight.cli.output import NOTHING, milliseconds, money
+from pilotlight.cli.promtext import Sample, parse, quantile
+from pilotlight.cli.session import Session
+from pilotlight.errors import Unavailable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Key = tuple[str, str]
+"""App and function."""
+_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What was counted at one moment, since the activator started.
+
+    Attributes:
+        at: monotonic seconds.
+        requests: calls answered.
+        buckets: cumulative counts of execution times by upper bound in seconds.
+        cost: of all records so far.
+    """
+
+    at: float
+    requests: Mapping[Key, float]
+    buckets: Mapping[Key, Mapping[float, float]]
+    in_flight: Mapping[Key, float] = field(default_factory=dict)
+    instances: Mapping[Key, int] = field(default_factory=dict)
+    cost: Mapping[Key, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One function between two looks; None is "nothing to tell"."""
+
+    app: str
+    function: str
+    instances: int
+    in_flight: int
+    calls_per_s: float
+    p50_ms: float | None
+    p99_ms: float | None
+    cost_per_h: float
+
+
+def register(root: typer.Typer) -> None:
+    """Add the command."""
+    command(root, "top")(top)
+
+
+def top(
+    session: Session,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one table and end: totals since the activator started.")] = False,
+) -> None:
+    """A live table of this machine's functions: instances, calls, times and cost. Ctrl-C ends it."""
+    now = look(session)
+    if once or session.is_json:
+        rows = rows_between(None, now)
+        session.show([asdict(row) for row in rows], lambda: _table(rows))
+        return
+    from rich.live import Live
+
+    with Live(_table(rows_between(None, now)), console=session.console(), screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(interval)
+            before, now = now, look(session)
+            live.update(_table(rows_between(before, now)), refresh=True)
+
+
+def look(session: Session) -> Look:
+    """Ask the activator's metrics and the control API. Raises Unavailable."""
+    platform = session.platform()
+    samples = list(parse(metrics_text(platform.metrics_listen)))
+    with session.client() as client:
+        instances = [labelled(row) for row in client.instances()]
+        bill = client.billing_report(by="function")["rows"]
+    counted: dict[Key, int] = defaultdict(int)
+    for row in instances:
+        counted[str(row.get("app")), str(row.get("function"))] += 1
+    cost: dict[Key, float] = defaultdict(float)
+    for line in bill:
+        cost[line["group"]["app"], line["group"]["function"]] += float(line["cost"])
+    return seen(samples, at=time.monotonic(), instances=counted, cost=cost)
+
+
+def seen(samples: Sequence[Sample], *, at: float, instances: Mapping[Key, int], cost: Mapping[Key, float]) -> Look:
+    """Sum the activator's samples by function."""
+    requests: dict[Key, float] = defaultdict(float)
+    in_flight: dict[Key, float] = defaultdict(float)
+    buckets: dict[Key, dict[float, float]] = defaultdict(lambda: defaultdict(float))
+    for s in samples:
+        key = s.labels.get("app", ""), s.labels.get("function", "")
+        if s.name == "pilotlight_requests_total":
+            requests[key] += s.value
+        elif s.name == "pilotlight_instances" and s.labels.get("state") == "in_flight":
+            in_flight[key] += s.value
+        elif s.name == "pilotlight_execution_seconds_bucket":
+            buckets[key][float(s.labels["le"])] += s.value
+    return Look(at=at, requests=requests, buckets=buckets, in_flight=in_flight, instances=instances, cost=cost)
+
+
+def rows_between(before: Look | None, now: Look) -> list[Row]:
+    """What happened between two looks, busiest first; without a first one, totals, and no rates."""
+    keys = {*now.requests, *now.instances, *now.in_flight}
+    rows = [_row(key, before, now) for key in keys if key[0]]
+    return sorted(rows, key=lambda row: (-row.calls_per_s, -row.instances, row.app, row.function))
+
+
+def _row(key: Key, before: Look | None, now: Look) -> Row:
+    span_s = now.at - before.at if before else 0.0
+    earlier = before.buckets.get(key, {}) if before else {}
+    fresh = [(bound, count - earlier.get(bound, 0.0)) for bound, count in now.buckets.get(key, {}).items()]
+    median, slow = (quantile(fresh, share) for share in (0.5, 0.99))
+
+    def rate(of: Mapping[Key, float], was: Mapping[Key, float]) -> float:
+        return max(0.0, of.get(key, 0.0) - was.get(key, 0.0)) / span_s if span_s else 0.0
+
+    return Row(
+        app=key[0],
+        function=key[1],
+        instances=now.instances.get(key, 0),
+        in_flight=int(now.in_flight.get(key, 0)),
+        calls_per_s=rate(now.requests, before.requests if before else {}),
+        p50_ms=None if median is None else median * 1000,
+        p99_ms=None if slow is None else slow * 1000,
+        cost_per_h=rate(now.cost, before.cost if before else {}) * 3600,
+    )
+
+
+def metrics_text(listen: str | None) -> str:
+    """The activator's Prometheus page. Raises Unavailable."""
+    import httpx
+
+    if listen is None:
+        raise Unavailable("the activator's metrics are switched off", hint="Set activator.metrics_listen in platform.yaml, and restart.")
+    try:
+        return httpx.get(f"http://{listen}/metrics", timeout=_TIMEOUT_S).raise_for_status().text
+    except httpx.HTTPError as e:
+        hint = "`top` runs on the platform's own machine: name its --home, and see `pilotlight status`."
+        raise Unavailable(f"no metrics at {listen}: {e}", hint=hint) from e
+
+
+def _table(rows: Sequence[Row]) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("function")
+    for heading in ("instances", "in flight", "calls/s", "p50", "p99", "cost/h"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        times = [NOTHING if ms is None else milliseconds(ms) for ms in (row.p50_ms, row.p99_ms)]
+        cells: list[Any] = [row.instances, row.in_flight, f"{row.calls_per_s:.1f}", *times, money(f"{row.cost_per_h:.6f}")]
+        table.add_row(f"{row.app}/{row.function}", *map(str, cells))
+    if not rows:
+        table.add_row("nothing is running")
+    return table
