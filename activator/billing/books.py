@@ -8,15 +8,15 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-
-import httpx
+from typing import Protocol
 
 from activator.billing.account import InstanceAccount
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
 from activator.billing.journal import Journal
-from activator.billing.shipping import Lag, Shipper, usage_body
+from activator.billing.shipping import Lag, Ledger, Shipper, usage_body
 from activator.billing.usage import UsageSubject
 from activator.routes import Target
+from activator.upstream import Answer, ConnectionPool, UpstreamGone
 from pilotlight.pricing import Rates
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN, USAGE_PATH
 
@@ -27,40 +27,55 @@ LAST_FLUSH_S = 5.0
 """At shutdown the ledger gets this long to take the last records; what it did not take is shipped by the next start."""
 
 
+class ClosableLedger(Ledger, Protocol):
+    """A ledger that holds connections."""
+
+    async def aclose(self) -> None:
+        """Close them."""
+        ...
+
+
 class ControllerLedger:
-    """The controller's ledger, behind its Unix socket (`shipping.Ledger`)."""
+    """The controller's ledger, behind its Unix socket (`ClosableLedger`): a megabyte of records is one write on a pooled connection."""
 
     def __init__(self, *, socket: Path, token: str, activator: str) -> None:
         self._activator = activator
-        self._client = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(socket)),
-            base_url="http://controller",
-            headers={HEADER_PLATFORM_TOKEN: token, "content-type": "application/json"},
-            timeout=POST_TIMEOUT_S,
-        )
+        self._connections = ConnectionPool(str(socket))
+        self._head = (
+            f"POST {USAGE_PATH} HTTP/1.1\r\nhost: controller\r\n{HEADER_PLATFORM_TOKEN}: {token}\r\n"
+            "content-type: application/json\r\ncontent-length: "
+        ).encode()
 
     async def accept(self, records: Sequence[bytes]) -> None:
         """See shipping.Ledger."""
+        body = usage_body(self._activator, records)
         try:
-            response = await self._client.post(USAGE_PATH, content=usage_body(self._activator, records))
-        except httpx.HTTPError as e:
+            async with asyncio.timeout(POST_TIMEOUT_S):
+                answer = await self._post(self._head + b"%d\r\n\r\n" % len(body) + body)
+        except (UpstreamGone, TimeoutError) as e:
             raise LedgerUnavailable(f"the controller does not take usage records: {e!r}") from e
-        if response.status_code in (400, 413, 422):
-            raise LedgerRefused(f"the controller refused usage records: {response.text[:500]}")
-        if response.is_error:
-            raise LedgerUnavailable(f"the controller answered {response.status_code} to usage records")
+        if answer.status in (400, 413, 422):
+            raise LedgerRefused(f"the controller refused usage records: {(answer.body or b'')[:500].decode(errors='replace')}")
+        if answer.status >= 400:
+            raise LedgerUnavailable(f"the controller answered {answer.status} to usage records")
+
+    async def _post(self, request: bytes) -> Answer:
+        loop = asyncio.get_running_loop()
+        connection = self._connections.take_nowait(loop.time()) or await self._connections.open(loop)
+        try:
+            return await connection.request(request, loop=loop)
+        finally:
+            self._connections.give_back(connection, loop.time())
 
     async def aclose(self) -> None:
-        """Close the connection."""
-        await self._client.aclose()
+        """Close the connections."""
+        self._connections.close()
 
 
 class Books:
     """Everything that is written down. Made by `Books.open`, which owns the directory; `run()` is a task; `aclose()` comes last."""
 
-    def __init__(
-        self, *, directory: Path, activator: str, rates: Rates, sync_s: float, free_idle_s: float, ledger: ControllerLedger
-    ) -> None:
+    def __init__(self, *, directory: Path, activator: str, rates: Rates, sync_s: float, free_idle_s: float, ledger: ClosableLedger) -> None:
         """Opens the journal and recovers what the last process left. Raises JournalInUse, JournalFull."""
         self.journal, self.recovered = Journal.open(directory, activator=activator, sync_s=sync_s)
         self._rates = rates
