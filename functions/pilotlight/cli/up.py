@@ -43,7 +43,7 @@ def up(
     platform = local.configure(platform, listen=listen, home=session.options.home)
     os.environ.update(supervise.environment_of(platform))
     key = supervise.prepare_home(platform)
-    key_file = save_key(platform, session, key) if key else None
+    key_file = save_key(platform, session, key)[0] if key else None
     if detach:
         for notice in supervise.detach(platform):
             _tell(session, notice)
@@ -58,8 +58,8 @@ def up(
     )
 
 
-def save_key(platform: LocalPlatform, session: Session, key: str) -> Path:
-    """Write the first admin key to the profile file, which is returned; another platform's profile is not replaced."""
+def save_key(platform: LocalPlatform, session: Session, key: str) -> tuple[Path, str]:
+    """Write the first admin key to the profile file; returns it and the profile's name. Another platform's profile is not replaced."""
     from pilotlight import profile
 
     environ = session.profile_environ()
@@ -67,7 +67,7 @@ def save_key(platform: LocalPlatform, session: Session, key: str) -> Path:
     name = session.options.profile or _free_profile_name(platform, session)
     fresh = profile.Profile(url=platform.url, api_key=key)
     activate = name == profile.DEFAULT_PROFILE or session.options.profile is not None
-    return profile.save(fresh, name=name, path=file, activate=activate)
+    return profile.save(fresh, name=name, path=file, activate=activate), name
 
 
 def _free_profile_name(platform: LocalPlatform, session: Session) -> str:

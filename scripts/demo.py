@@ -1,0 +1,178 @@
+"""`make demo`: a model from zero to an answer, and what it cost.
+
+Starts a platform of its own, deploys examples/embed.py, calls it three ways (from nothing, from its Template, and warm), prints
+times and costs from the answers' own headers, and stops. `--keep` (or `KEEP=1`) leaves the platform up.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from pilotlight import profile
+from pilotlight.cli import deploying, local, orphans, supervise, up
+from pilotlight.cli.call import facts
+from pilotlight.cli.commands import what_to_do
+from pilotlight.cli.output import milliseconds, money
+from pilotlight.cli.session import Options, Session
+from pilotlight.client import Client
+from pilotlight.errors import PilotlightError
+
+ROOT = Path(__file__).resolve().parents[1]
+SENTENCES = ["A man is eating food.", "A man is eating a piece of bread.", "The stock market fell today."]
+STOP_S = 60.0
+console = Console(highlight=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One call: what its answer says about itself, and how long the caller waited."""
+
+    vectors: list[list[float]]
+    start: str
+    timing_ms: Mapping[str, float]
+    cost: str
+    waited_ms: float
+
+
+def main() -> int:
+    """Run the demo. Exit status 0, 1 when something failed, 130 on Ctrl-C."""
+    platform = local.find(config=None, home=None, environ=os.environ, cwd=ROOT)
+    try:
+        local.refuse_running(platform)
+    except PilotlightError as e:
+        console.print(
+            f"[red]{e}[/]\nThe demo starts its own: stop that one with `pilotlight down`, or set PILOTLIGHT_HOME to another directory."
+        )
+        return 1
+    keep = "--keep" in sys.argv[1:] or os.environ.get("KEEP") == "1"
+    try:
+        session = start(platform)
+        show(session)
+        if keep:
+            console.print(f"\nIt stays up: dashboard [bold]{platform.url}/dashboard[/]; stop it with `.venv/bin/pilotlight down`.")
+        return 0
+    except PilotlightError as e:
+        keep = False
+        for line in e.detail.get("log_tail") or ():
+            console.print(f"  {line}", style="dim", markup=False)
+        console.print(f"[red]{e}[/]\n{what_to_do(e)}")
+        return 1
+    except KeyboardInterrupt:
+        keep = False
+        return 130
+    finally:
+        if not keep:
+            stop(platform)
+
+
+def start(platform: local.LocalPlatform) -> Session:
+    """Bring the platform up; returns a session that means it."""
+    began = time.monotonic()
+    session = Session(options=Options(config=platform.config))
+    os.environ.update(supervise.environment_of(platform))
+    key = supervise.prepare_home(platform)
+    name = profile_name(platform, session, key)
+    for notice in supervise.detach(platform):
+        console.print(f"  {notice.process:<13}{notice.text} ({notice.seconds:.2f} s)", style="dim")
+    console.print(
+        f"pilotlight is up at {platform.url} after {time.monotonic() - began:.1f} s; dashboard: [bold]{platform.url}/dashboard[/]"
+    )
+    return Session(options=Options(config=platform.config, profile=name))
+
+
+def profile_name(platform: local.LocalPlatform, session: Session, key: str | None) -> str:
+    """The profile that holds this platform's admin key: written now on a fresh home, found otherwise."""
+    if key is not None:
+        file, name = up.save_key(platform, session, key)
+        console.print(f"  admin key    written to {file}", style="dim")
+        return name
+    for name in profile.names():
+        found = profile.load({**os.environ, "PILOTLIGHT_PROFILE": name})
+        if found.url == platform.url and found.api_key:
+            return name
+    raise PilotlightError(
+        f"the home {platform.paths.home} has keys already, and no profile holds one: set PILOTLIGHT_HOME to an empty directory for the demo"
+    )
+
+
+def show(session: Session) -> None:
+    """Deploy, call, print."""
+    app = deploying.load(session, str(ROOT / "examples/embed.py"))
+    with session.client() as client:
+        began = time.monotonic()
+        deployment, _ = deploying.Deployer(session, client).deploy(app, message="make demo", wait=False)
+        console.print(f"deployed {deployment.app} version {deployment.version} in {time.monotonic() - began:.1f} s: nothing runs yet\n")
+        cold = call(client)
+        stop_instances(client)
+        fork = call(client)
+        warm = call(client)
+    similarities(cold.vectors)
+    console.print(timings([cold, fork, warm]))
+
+
+def call(client: Client) -> Measured:
+    """Embed the sentences over HTTP, as any program would."""
+    headers = {"authorization": f"Bearer {client.profile.api_key}"}
+    began = time.monotonic()
+    url = f"{client.profile.url}/v1/functions/search/Embedder.embed_all:invoke"
+    answer = httpx.post(url, json={"texts": SENTENCES}, headers=headers, timeout=300)
+    waited_ms = (time.monotonic() - began) * 1000
+    if answer.status_code != 200:
+        raise PilotlightError(f"the call was answered {answer.status_code}: {answer.text}")
+    known = facts(answer.headers)
+    return Measured(
+        vectors=answer.json(), start=str(known["start"]), timing_ms=known["timing_ms"], cost=str(known["cost"]), waited_ms=waited_ms
+    )
+
+
+def stop_instances(client: Client) -> None:
+    """Back to zero: the next call finds no instance, only the Template."""
+    for instance in client.instances(app="search"):
+        client.stop_instance(str(instance["id"]))
+
+
+def similarities(vectors: list[list[float]]) -> None:
+    """Every pair of sentences, most alike first."""
+    # The vectors have length 1, so their dot product is the cosine of the angle between them.
+    pairs = [(sum(map(operator.mul, vectors[i], vectors[j])), i, j) for i in range(len(vectors)) for j in range(i)]
+    table = Table(title="How alike the sentences are", box=None, title_justify="left", pad_edge=False)
+    for heading in ("similarity", "", ""):
+        table.add_column(heading)
+    for similarity, i, j in sorted(pairs, reverse=True):
+        table.add_row(f"{similarity:+.3f}", SENTENCES[j], SENTENCES[i])
+    console.print(table)
+    console.print()
+
+
+def timings(calls: list[Measured]) -> Table:
+    """How each call came to its answer, and what it cost."""
+    table = Table(title="The same call, from zero and warm", box=None, title_justify="left", pad_edge=False)
+    table.add_column("start")
+    for heading in ("queue", "start-up", "execution", "answer after", "cost USD"):
+        table.add_column(heading, justify="right")
+    for measured in calls:
+        spans = [milliseconds(measured.timing_ms.get(name, 0.0)) for name in ("queue", "start", "exec")]
+        table.add_row(measured.start, *spans, milliseconds(measured.waited_ms), money(measured.cost))
+    return table
+
+
+def stop(platform: local.LocalPlatform) -> None:
+    """Stop the platform that we started; nothing happens when it is down."""
+    found = local.running(platform)
+    if found is not None:
+        orphans.terminate(found.pid, grace_s=STOP_S)
+        console.print("\nstopped; `make demo KEEP=1` leaves it up", style="dim")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
