@@ -85,7 +85,7 @@ def start(platform: local.LocalPlatform) -> Session:
     for notice in supervise.detach(platform):
         console.print(f"  {notice.process:<13}{notice.text} ({notice.seconds:.2f} s)", style="dim")
     console.print(
-        f"pilotlight is up at {platform.url} after {time.monotonic() - began:.1f} s; dashboard: [bold]{platform.url}/dashboard[/]"
+        f"pilotlight is up at {platform.url} after {time.monotonic() - began:.1f} s; dashboard: {platform.url}/dashboard", soft_wrap=True
     )
     return Session(options=Options(config=platform.config, profile=name))
 
@@ -112,20 +112,19 @@ def show(session: Session) -> None:
         began = time.monotonic()
         deployment, _ = deploying.Deployer(session, client).deploy(app, message="make demo", wait=False)
         console.print(f"deployed {deployment.app} version {deployment.version} in {time.monotonic() - began:.1f} s: nothing runs yet\n")
-        cold = call(client)
-        stop_instances(client)
-        fork = call(client)
-        warm = call(client)
+        with httpx.Client(base_url=client.profile.url, headers={"authorization": f"Bearer {client.profile.api_key}"}, timeout=300) as http:
+            cold = call(http)
+            stop_instances(client)
+            fork = call(http)
+            warm = call(http)
     similarities(cold.vectors)
     console.print(timings([cold, fork, warm]))
 
 
-def call(client: Client) -> Measured:
+def call(http: httpx.Client) -> Measured:
     """Embed the sentences over HTTP, as any program would."""
-    headers = {"authorization": f"Bearer {client.profile.api_key}"}
     began = time.monotonic()
-    url = f"{client.profile.url}/v1/functions/search/Embedder.embed_all:invoke"
-    answer = httpx.post(url, json={"texts": SENTENCES}, headers=headers, timeout=300)
+    answer = http.post("/v1/functions/search/Embedder.embed_all:invoke", json={"texts": SENTENCES})
     waited_ms = (time.monotonic() - began) * 1000
     if answer.status_code != 200:
         raise PilotlightError(f"the call was answered {answer.status_code}: {answer.text}")
