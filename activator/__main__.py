@@ -34,6 +34,11 @@ from activator.passthrough import Passthrough
 from activator.routes import RouteTable, Target
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings, PriceSettings
+from activator.shared.keeper import Keeper
+from activator.shared.redis_state import RedisState, platform_id
+from activator.shared.state import SharedStateUnreachable
+from activator.shared.strangers import SharedStrangerLimit
+from activator.siblings import Siblings, socket_of
 from activator.throttler import Throttler
 from pilotlight.seal import PlatformKey
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
@@ -67,7 +72,11 @@ class Activator:
             ledger=ControllerLedger(socket=controller, token=key.token, activator=self.id),
         )  # fmt: skip
         self.queue = ProcessQueue(settings.max_queued)
-        self.strangers = StrangerLimit(rate_per_s=settings.unauthenticated_per_s)
+        self.shared = _shared_state(settings, key, self.id)
+        rate_per_s = settings.unauthenticated_per_s
+        self.strangers = SharedStrangerLimit(self.shared, rate_per_s=rate_per_s) if self.shared else StrangerLimit(rate_per_s=rate_per_s)
+        self.socket = socket_of(paths.run, index) if settings.activators > 1 else None
+        self.siblings = Siblings(paths.run, index=index, count=settings.activators) if settings.activators > 1 else None
 
         def make_throttler(target: Target) -> Throttler:
             return Throttler(
@@ -77,6 +86,7 @@ class Activator:
                 secret_env=self.table.secret_env,
                 observer=self.metrics,
                 account=self.books.account,
+                allowance=self.shared,
             )
 
         self.scaler = Scaler(table=self.table, fleet=self.fleet, make_throttler=make_throttler)
@@ -85,7 +95,7 @@ class Activator:
         self.control = ControlPlane(controller, table=self.table, strangers=self.strangers)
         self.calls = SubmittedCalls(
             books=self.books, dispatcher=self.dispatcher, table=self.table, control=self.control, settings=settings, metrics=self.metrics,
-            controller=controller, token=key.token,
+            controller=controller, token=key.token, siblings=self.siblings,
         )  # fmt: skip
         self.limits = EdgeLimits(
             max_per_address=settings.max_connections_per_address,
@@ -105,7 +115,10 @@ class Activator:
         )
 
     async def startup(self) -> None:
-        """Know the routes, then the instances that are ours, then the calls that were interrupted."""
+        """Be a member, and know the routes on disk. Raises SharedStateUnreachable."""
+        if self.shared is not None:
+            await self.shared.join()
+            self.metrics.collect_shared(self.shared.statistics)
         self.feed.load()
         log.info("routes on disk %s", dict(self.table.statistics()))
 
@@ -127,7 +140,11 @@ class Activator:
             background.append(tasks.create_task(self.scaler.watch(), name="agent events"))
             background.append(tasks.create_task(self.scaler.run(), name="autoscaler"))
             background += self.calls.start(tasks)
-            serving = tasks.create_task(server.serve(sockets=[listener]), name="http")
+            if self.shared is not None and self.siblings is not None:
+                keeper = Keeper(self.shared, scaler=self.scaler, leases=self.fleet, is_process_alive=self.siblings.is_process_alive)
+                background.append(tasks.create_task(keeper.run(), name="membership"))
+            sockets = [listener] if self.socket is None else [listener, listen_unix(self.socket)]
+            serving = tasks.create_task(server.serve(sockets=sockets), name="http")
             await server.wait_started()
             if ready_fd is not None:
                 os.write(ready_fd, b"\n")
@@ -152,9 +169,19 @@ class Activator:
         for task in background:
             task.cancel()
         await self.scaler.aclose()
+        await self._close_shared()
         await self.fleet.aclose()
         await self.feed.aclose()
         await self.control.aclose()
+
+    async def _close_shared(self) -> None:
+        # After the throttlers: they give back what they had asked for. Siblings may still be asking us, but no request is left to ask them.
+        if self.siblings is not None:
+            await self.siblings.aclose()
+        if isinstance(self.strangers, SharedStrangerLimit):
+            await self.strangers.aclose()
+        if self.shared is not None:
+            await self.shared.aclose()
 
     def _uvicorn_config(self) -> uvicorn.Config:
         return uvicorn.Config(
@@ -204,6 +231,22 @@ def listen(settings: ActivatorSettings) -> socket.socket:
     return listener
 
 
+def listen_unix(path: Path) -> socket.socket:
+    """The socket at which the other activators of this machine ask us; what an earlier life left there is replaced."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.setblocking(False)
+    return listener
+
+
+def _shared_state(settings: ActivatorSettings, key: PlatformKey, member: str) -> RedisState | None:
+    """None for a lone activator: it asks nobody."""
+    if settings.activators == 1 or settings.redis_url is None:
+        return None
+    return RedisState(settings.redis_url, platform=platform_id(key.token), member=member)
+
+
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="activator", description="The data plane of pilotlight.")
     parser.add_argument("--config", type=Path, default=None, help="platform.yaml")
@@ -224,6 +267,8 @@ def main(argv: list[str] | None = None) -> None:
         prices = load(PriceSettings, "prices", arguments.config)
     except SettingsInvalid as e:
         sys.exit(f"activator: {e}")
+    if not 0 <= arguments.index < settings.activators:
+        sys.exit(f"activator: --index {arguments.index}: must be from 0 to {settings.activators - 1} (activator.activators)")
     paths = Paths.of(platform, os.environ).make()
     try:
         listener = listen(settings)
@@ -233,15 +278,23 @@ def main(argv: list[str] | None = None) -> None:
         activator = Activator(settings=settings, prices=prices, paths=paths, index=arguments.index)
     except (JournalInUse, JournalFull) as e:
         sys.exit(f"activator: {e}")
-    if settings.metrics_listen:
-        host, _, port = settings.metrics_listen.rpartition(":")
-        start_http_server(int(port), host, registry=activator.metrics.registry)
+    if (address := settings.metrics_address(arguments.index)) is not None:
+        host, port = address
+        try:
+            start_http_server(port, host, registry=activator.metrics.registry)
+        except OSError as e:
+            sys.exit(
+                f"activator: cannot serve metrics on {host}:{port}: {e.strerror}: set activator.metrics_listen (each activator adds its index)"
+            )
 
     async def life() -> None:
         await activator.startup()
         await activator.run(listener, arguments.ready_fd)
 
-    uvloop.run(life())
+    try:
+        uvloop.run(life())
+    except SharedStateUnreachable as e:
+        sys.exit(f"activator: {e}")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from activator.metrics import Metrics
 from activator.request import Headers, Request
 from activator.routes import Caller, RouteTable
 from activator.settings import ActivatorSettings
+from activator.siblings import PASSED_ON, Siblings
 from activator.upstream import UpstreamGone
 from pilotlight import errors
 from pilotlight.protocol import CALLS_PATH, CONTENT_PROBLEM, HEADER_PLATFORM_TOKEN, CallRecord, problem
@@ -72,7 +73,9 @@ class SubmittedCalls:
         metrics: Metrics,
         controller: Path,
         token: str,
+        siblings: Siblings | None = None,
     ) -> None:
+        self._siblings = siblings
         self._books = books
         self._dispatcher = dispatcher
         self._table = table
@@ -118,6 +121,10 @@ class SubmittedCalls:
         held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id}")
         self._note(held, record)
         return record
+
+    async def put_elsewhere(self, request: Request, caller: Caller, own_id: str) -> bool:
+        """Whether another activator keeps the calls of this id, and has answered. Raises Unavailable while it is down."""
+        return self._siblings is not None and await self._siblings.hand_over(request, own_call_id(caller.tenant, own_id))
 
     async def put(self, request: Request, caller: Caller, call: Call, own_id: str) -> None:
         """`PUT /v1/calls/{id}`: the caller's own id makes a repeat the same call. Raises Conflict when the arguments differ."""
@@ -180,6 +187,8 @@ class SubmittedCalls:
     # -- asking -------------------------------------------------------------------------------------------------------
     async def answer(self, request: Request, caller: Caller, path: str) -> None:
         """`GET /v1/calls/{id}`, `GET …/{id}/stream`, `POST …/{id}:cancel`. Raises NotFound."""
+        if await self._is_answered_by_sibling(request, caller, path):
+            return
         if request.verb == "POST" and path.endswith(":cancel"):
             await self._cancel(request, caller, path.removesuffix(":cancel"))
         elif request.verb == "GET" and path.endswith("/stream"):
@@ -192,6 +201,24 @@ class SubmittedCalls:
             await request.respond_json(200, record)
         else:
             raise errors.NotFound(f"{request.verb} is not served at /v1/calls/{path}: GET it, or POST …:cancel")
+
+    async def _is_answered_by_sibling(self, request: Request, caller: Caller, path: str) -> bool:
+        """A call that is not held here may be held by another activator, which knows it before the controller does."""
+        if self._siblings is None:
+            return False
+        call_id = path.removesuffix(":cancel").removesuffix("/stream")
+        if self._held_here(caller, call_id) is not None:
+            return False
+        if PASSED_ON in request.headers:
+            raise _unknown(call_id)  # the one who asked us asks the controller itself
+        return await self._siblings.ask(request)
+
+    def _held_here(self, caller: Caller, call_id: str) -> _Held | None:
+        for candidate in (call_id, own_call_id(caller.tenant, call_id)):
+            held = self._held.get(candidate)
+            if held is not None and held.record.tenant == caller.tenant:
+                return held
+        return None
 
     async def _wait(self, caller: Caller, call_id: str, wait_s: float) -> None:
         """Up to `wait_s` for a call held here to end, so that a poll need not be repeated."""
@@ -218,11 +245,10 @@ class SubmittedCalls:
         return body
 
     def _mine(self, caller: Caller, call_id: str) -> _Held:
-        for candidate in (call_id, own_call_id(caller.tenant, call_id)):
-            held = self._held.get(candidate)
-            if held is not None and held.record.tenant == caller.tenant:
-                return held
-        raise _unknown(call_id)
+        held = self._held_here(caller, call_id)
+        if held is None:
+            raise _unknown(call_id)
+        return held
 
     async def _cancel(self, request: Request, caller: Caller, call_id: str) -> None:
         held = self._mine(caller, call_id)

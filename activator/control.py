@@ -12,14 +12,12 @@ from pathlib import Path
 import httpx
 
 from activator.admission import StrangerLimit
-from activator.request import Headers, Request
+from activator.request import HOP_BY_HOP, Headers, Request
 from activator.routes import RouteTable
 from pilotlight import errors
 
 PUBLIC_PREFIXES = ("/v1/", "/v2/", "/dashboard", "/docs", "/openapi.json", "/redoc")
 """Paths that may be passed on. `/internal/` is not among them, and never will be."""
-_HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection", b"host"})
-"""Headers that end at each hop (RFC 9110 §7.6.1)."""
 _IDLE_S = 630.0
 """Read time-out towards the controller: a followed log may be silent for ten minutes; then the client connects again."""
 
@@ -45,7 +43,7 @@ class ControlPlane:
         raw_path = request.scope["raw_path"] if path != "/" else b"/dashboard"
         query = request.scope["query_string"]
         url = httpx.URL("http://controller").copy_with(raw_path=raw_path + (b"?" + query if query else b""))
-        headers = [(k, v) for k, v in request.scope["headers"] if k not in _HOP_BY_HOP and k != b"x-request-id"]
+        headers = [(k, v) for k, v in request.scope["headers"] if k not in HOP_BY_HOP and k != b"x-request-id"]
         headers += [(b"x-request-id", request.id.encode()), (b"x-forwarded-for", request.address.encode())]
         has_body = b"content-length" in request.headers or b"transfer-encoding" in request.headers
         out = self._client.build_request(request.verb, url, headers=headers, content=_body(request) if has_body else None)
@@ -67,7 +65,7 @@ class ControlPlane:
 
     async def _relay(self, request: Request, response: httpx.Response) -> None:
         try:
-            headers: Headers = [(k.lower(), v) for k, v in response.headers.raw if k.lower() not in _HOP_BY_HOP and k.lower() != b"date"]
+            headers: Headers = [(k.lower(), v) for k, v in response.headers.raw if k.lower() not in HOP_BY_HOP and k.lower() != b"date"]
             await request.start(response.status_code, headers)
             async for chunk in response.aiter_raw():
                 await request.chunk(chunk)

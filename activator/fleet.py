@@ -64,6 +64,10 @@ class NodeFleet:
         """See Fleet."""
         return await self._agent.adopt(lessee=self._lessee)
 
+    async def leased(self) -> list[InstanceInfo]:
+        """All live instances of the node, whichever activator leases them."""
+        return await self._agent.instances()
+
     def watch(self) -> AsyncIterator[AgentEvent]:
         """See Fleet."""
         return self._watcher.watch()

@@ -247,6 +247,8 @@ class Gateway:
     async def put_call(self, request: Request, own_id: str) -> None:
         """`PUT /v1/calls/{id}?function=app/function`: submit under an id of the caller's, so that a repeat is the same call."""
         caller = self.authenticate(request)
+        if await self._calls.put_elsewhere(request, caller, own_id):
+            return
         targets, method = self._targets(request, caller, function_of_put(request))
         call = await self.admit(request, caller, choose(targets), method)
         await self._calls.put(request, caller, call, own_id)

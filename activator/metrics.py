@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from activator.dispatch import Exchange
 from activator.routes import Target
+from activator.shared.state import SharedStatistics
 from snapshotter.types import InstanceInfo
 
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -92,6 +93,10 @@ class Metrics:
         """Export instances by state, read when scraped; keys are (tenant, app, function, state)."""
         self.registry.register(_InstanceCollector(states))
 
+    def collect_shared(self, statistics: Callable[[], SharedStatistics]) -> None:
+        """Export what several activators share, read when scraped."""
+        self.registry.register(_SharedCollector(statistics))
+
 
 class _Tally:
     """A histogram that costs a call one bisection: the hot path cannot afford a lock for each of a dozen numbers."""
@@ -156,3 +161,21 @@ class _InstanceCollector(Collector):
         for labels, count in self._states().items():
             family.add_metric(labels, count)
         return [family]
+
+
+class _SharedCollector(Collector):
+    def __init__(self, statistics: Callable[[], SharedStatistics]) -> None:
+        self._statistics = statistics
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """Current values (Prometheus' own interface)."""
+        now = self._statistics()
+        yield GaugeMetricFamily("pilotlight_activator_members", "Activators that live, as this one sees it.", value=now.members)
+        yield GaugeMetricFamily("pilotlight_shared_state_up", "1 while the shared state (Redis) answers.", value=int(now.is_reachable))
+        yield CounterMetricFamily(
+            "pilotlight_allowance_refused", "Starts that had to wait because other activators hold the instances.", value=now.refused
+        )
+        allowance = GaugeMetricFamily("pilotlight_instance_allowance", "Instances that this activator may hold now.", labels=("revision",))
+        for revision, count in now.allowance.items():
+            allowance.add_metric((revision,), count)
+        yield allowance

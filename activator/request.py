@@ -17,6 +17,9 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
+HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection", b"host"})
+"""Headers that end at each hop (RFC 9110 §7.6.1)."""
+
 
 class Request:
     """A request as the gateway sees it. `id` is always ours: records are unique by it, so a caller must not choose it."""

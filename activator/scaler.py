@@ -12,6 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from activator.autoscaler.decider import DeciderSpec, DeciderState, Observed, ScaleDecision, decide, initial_state
@@ -20,6 +21,7 @@ from activator.autoscaler.victims import Candidate, choose_victims
 from activator.autoscaler.windows import TimeWindow
 from activator.fleet import Fleet
 from activator.routes import RouteTable, Target
+from activator.shared.state import Pulse
 from activator.throttler import Throttler, as_answer
 from snapshotter import errors as agent_errors
 from snapshotter.types import AgentEvent, InstanceInfo
@@ -80,7 +82,10 @@ class Scaled:
             oldest_wait_s=throttler.oldest_wait_s(now) or 0.0,
             start_s=throttler.expected_start_s(),
         )
-        decision, self.state = decide(now, observed, self.spec, self.state)
+        spec = self.spec
+        if spec.min_instances and spec.min_instances != throttler.min_instances:
+            spec = replace(spec, min_instances=throttler.min_instances)
+        decision, self.state = decide(now, observed, spec, self.state)
         if self.decision is None or decision.desired != self.decision.desired:
             log.info("scale app=%s function=%s revision=%s decision=%s", throttler.target.app, throttler.target.function,
                      throttler.target.revision, decision)  # fmt: skip
@@ -104,6 +109,7 @@ class Scaler:
         self._make_throttler = make_throttler
         self._clock = clock
         self._scaled: dict[str, Scaled] = {}
+        self.reconciled = asyncio.Event()
         table.on_function = self.route_changed
 
     def __repr__(self) -> str:
@@ -164,11 +170,17 @@ class Scaler:
         for instance_id, info in infos.items():
             if instance_id not in known and not self._is_handled(instance_id):
                 await self._adopt(info)
+        self.reconciled.set()
 
     def _is_handled(self, instance_id: str) -> bool:
         """Whether a throttler has it by now, or is about to."""
         throttlers = [scaled.throttler for scaled in self._scaled.values()]
         return any(t.is_starting(instance_id) or instance_id in t.instances for t in throttlers)
+
+    def make_room(self, pulse: Pulse) -> None:
+        """Other activators lack instances that are ours: give up what is fair."""
+        for key, scaled in self._scaled.items():
+            scaled.throttler.make_room(pulse.wants.get(key), len(pulse.members))
 
     async def _adopt(self, info: InstanceInfo) -> None:
         target = self._target_of(info)

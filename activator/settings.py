@@ -57,6 +57,17 @@ class ActivatorSettings:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be greater than 0")
         if self.activators > 1 and not self.redis_url:
             raise ValueError("activators = more than 1 needs redis_url: set it, or run one activator")
+        if self.activators > 1 and self.port == 0:
+            raise ValueError(f"listen = {self.listen!r}: several activators share one port: name it, or run one activator")
+        if self.redis_url is not None and not self.redis_url.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("redis_url = ***: write redis://, rediss:// or unix://")
+
+    def metrics_address(self, index: int) -> tuple[str, int] | None:
+        """Host and port of activator `index`'s metrics: the port counts up, port 0 picks a free one for each; None = off."""
+        if not self.metrics_listen:
+            return None
+        host, _, port = self.metrics_listen.rpartition(":")
+        return host, int(port) + index if int(port) else 0
 
     @property
     def host(self) -> str:

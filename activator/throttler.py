@@ -24,6 +24,8 @@ from activator.billing.account import InstanceAccount, Ticket
 from activator.fleet import Fleet, new_instance_id
 from activator.instances import Instance, least_loaded
 from activator.routes import Target
+from activator.shared.state import Allowance, Want
+from activator.surplus import Claim, surplus
 from pilotlight import errors
 from snapshotter import errors as agent_errors
 from snapshotter.types import InstanceInfo, StartKind
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 
 AGENT_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Waits between starts while the agent is down; the last one repeats as long as somebody waits."""
+ALLOWANCE_RETRY_S = (0.02, 0.05, 0.1, 0.25)
+"""Waits between requests for an allowance that the other activators hold; the last one repeats as long as the start is needed."""
 STOP_GRACE_S = 30.0
 """Between SIGTERM and SIGKILL: exit hooks and calls in flight get this long, an idle instance needs none of it."""
 
@@ -104,8 +108,12 @@ class StartObserver(Protocol):
         ...
 
 
+class _NotNeeded(Exception):
+    """Raised when nobody waits any more for a start that had no allowance yet."""
+
+
 class Throttler:
-    """One revision's slots, waiters and starts."""
+    """One revision's slots, waiters and starts. `allowance` is None when this activator is the only one."""
 
     def __init__(
         self,
@@ -116,9 +124,12 @@ class Throttler:
         secret_env: Callable[[Target], dict[str, str]],
         observer: StartObserver,
         account: Callable[[Target, str], InstanceAccount],
+        allowance: Allowance | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.target = target
+        self._allowance = allowance
+        self._starved_since: float | None = None
         self._fleet = fleet
         self._queue = queue
         self._secret_env = secret_env
@@ -280,7 +291,10 @@ class Throttler:
     async def _start(self, instance_id: str) -> None:
         began = self._clock()
         try:
-            info = await self._start_despite_outage(instance_id)
+            await self._wait_allowance()
+            info = await self._start_with_allowance(instance_id)
+        except _NotNeeded:
+            del self._starts[instance_id]
         except agent_errors.SnapshotterError as e:
             del self._starts[instance_id]
             self._observer.start_failed(self.target, e.code)
@@ -295,13 +309,35 @@ class Throttler:
             del self._starts[instance_id]
             self.add(info, began)
 
+    async def _wait_allowance(self) -> None:
+        """Until all activators together may hold one instance more. The calls meanwhile wait, each to its own deadline."""
+        if self._allowance is None:
+            return
+        attempt = 0
+        while not await self._allowance.take_instances(self.target.key, 1, self.target.spec.scaling.max_instances):
+            if not self._waiters and (self.is_retired or len(self.instances) >= self.min_instances):
+                raise _NotNeeded
+            await asyncio.sleep(ALLOWANCE_RETRY_S[min(attempt, len(ALLOWANCE_RETRY_S) - 1)])
+            attempt += 1
+
+    async def _start_with_allowance(self, instance_id: str) -> InstanceInfo:
+        try:
+            return await self._start_despite_outage(instance_id)
+        except BaseException:
+            self._give_back()
+            raise
+
+    def _give_back(self) -> None:
+        if self._allowance is not None:
+            self._allowance.give_back(self.target.key)
+
     async def _start_despite_outage(self, instance_id: str) -> InstanceInfo:
         attempt = 0
         while True:
             try:
                 return await self._fleet.start(self.target, instance_id, self._secret_env(self.target))  # type: ignore[arg-type]
             except agent_errors.AgentUnavailable:
-                if not self._waiters and not self.target.spec.scaling.min_instances:
+                if not self._waiters and not self.min_instances:
                     raise
                 await asyncio.sleep(AGENT_RETRY_S[min(attempt, len(AGENT_RETRY_S) - 1)])
                 attempt += 1
@@ -313,6 +349,8 @@ class Throttler:
         instance = Instance(info, account=account, capacity=self.target.spec.scaling.max_inputs, now=now)
         self.instances[instance.id] = instance
         start_s = now - began if began is not None else 0.0
+        if began is None and self._allowance is not None:
+            self._allowance.hold(self.target.key)
         if began is not None:
             self._start_s[info.start_kind] = start_s
             self._observer.instance_ready(self.target, info, start_s)
@@ -334,6 +372,7 @@ class Throttler:
         log.info("instance gone instance=%s reason=%s", instance_id, reason)
         self._settle(instance)
         instance.mark_gone(reason)
+        self._give_back()
         self.poke(self._clock())
 
     def drain(self, instance: Instance) -> None:
@@ -347,11 +386,46 @@ class Throttler:
     def settle_idle(self) -> None:
         """Write down what idle instances owe: those that min_instances holds from their first idle moment, others beyond the free
         window."""
-        reserved = self.target.spec.scaling.min_instances if not self.is_retired else 0
+        reserved = self.min_instances if not self.is_retired else 0
         now_ns, at_ns = time.monotonic_ns(), time.time_ns()
         for n, instance in enumerate(self.instances.values()):
             instance.account.reserve(is_reserved=n < reserved, now_ns=now_ns)
             instance.account.settle_idle(now_ns=now_ns, at_ns=at_ns)
+
+    @property
+    def min_instances(self) -> int:
+        """How many this activator keeps warm: its share of what all of them keep together."""
+        wanted = self.target.spec.scaling.min_instances
+        return wanted if self._allowance is None else self._allowance.share(wanted)
+
+    def make_room(self, want: Want | None, members: int) -> None:
+        """Other activators were refused a start of this revision (None: no longer): drain one instance for them, where that is fair.
+
+        One at a time, and none while one is on its way out; a busy one finishes its calls.
+        """
+        now = self._clock()
+        if want is None or not want.starving:
+            self._starved_since = None
+        elif self._starved_since is None:
+            self._starved_since = now
+        if want is None or self._stops or any(i.is_draining for i in self.instances.values()):
+            return
+        victim = surplus(
+            list(self.live()),
+            Claim(
+                want=want,
+                starved_s=now - self._starved_since if self._starved_since is not None else 0.0,
+                members=members,
+                min_instances=self.min_instances,
+                max_instances=self.target.spec.scaling.max_instances,
+                waiting=len(self._waiters),
+            ),
+            now,
+        )
+        if victim is not None:
+            log.info("instance given up for another activator instance=%s want=%s", victim.id, want)
+            self._starved_since = None
+            self.drain(victim)
 
     def _settle(self, instance: Instance) -> None:
         instance.account.settle_idle(now_ns=time.monotonic_ns(), at_ns=time.time_ns())
@@ -375,6 +449,8 @@ class Throttler:
             await self._fleet.stop(instance.info.id, grace_s=STOP_GRACE_S)
         except agent_errors.SnapshotterError as e:
             log.warning("stop failed instance=%s error=%s", instance.id, e)
+        finally:
+            self._give_back()
 
     def kill(self, instance: Instance, reason: str) -> None:
         """End an instance that does not obey, at once."""

@@ -1,0 +1,130 @@
+"""The other activators of this machine, each behind a Unix socket of its own, with the same gateway.
+
+Callers reach whichever activator the kernel picks (SO_REUSEPORT, socket(7)), but a submitted call lives in one of them. A question about a
+call that is not here is passed on to the others, once (the header `pilotlight-passed-on` marks it); an id that a caller chose belongs to
+the member that its hash names, so that the same PUT sent twice meets itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+
+from activator.request import HOP_BY_HOP, Headers, Request
+from pilotlight import errors
+
+log = logging.getLogger(__name__)
+
+PASSED_ON = b"pilotlight-passed-on"
+_IDLE_S = 630.0
+"""Read time-out: a followed call may be silent for long; then the client asks again."""
+
+
+class Siblings:
+    """Owner: the event loop. With one activator there are none, and every question is answered here."""
+
+    def __init__(self, run: Path, *, index: int, count: int) -> None:
+        self._index = index
+        self._count = count
+        self._run = run
+        self._clients = {
+            n: httpx.AsyncClient(
+                transport=httpx.AsyncHTTPTransport(uds=str(socket_of(run, n))),
+                base_url="http://activator",
+                timeout=httpx.Timeout(5.0, read=_IDLE_S, write=_IDLE_S),
+            )
+            for n in range(count)
+            if n != index
+        }
+
+    def __repr__(self) -> str:
+        return f"<Siblings of {self._index}: {len(self._clients)}>"
+
+    async def ask(self, request: Request) -> bool:
+        """Pass a request without a body on to each until one does not answer 404; False when none knew."""
+        for client in self._clients.values():
+            try:
+                response = await self._send(client, request, None)
+            except httpx.HTTPError as e:
+                log.info("sibling does not answer error=%r", e)
+                continue
+            if response.status_code == 404:
+                await response.aclose()
+                continue
+            await _relay(request, response)
+            return True
+        return False
+
+    async def hand_over(self, request: Request, call_id: str) -> bool:
+        """Pass a PUT on to the member that owns `call_id`; False when that is us. Raises Unavailable while the owner is down."""
+        owner = zlib.crc32(call_id.encode()) % self._count
+        if owner == self._index or PASSED_ON in request.headers:
+            return False
+        try:
+            response = await self._send(self._clients[owner], request, _body(request))
+        except httpx.HTTPError as e:
+            raise errors.Unavailable(f"activator a-{owner}, which keeps this call, is being restarted", retry_after_s=1) from e
+        await _relay(request, response)
+        return True
+
+    async def _send(self, client: httpx.AsyncClient, request: Request, body: AsyncIterator[bytes] | None) -> httpx.Response:
+        query = request.scope["query_string"]
+        url = httpx.URL("http://activator").copy_with(raw_path=request.scope["raw_path"] + (b"?" + query if query else b""))
+        skip = HOP_BY_HOP if body is not None else HOP_BY_HOP | {b"content-length"}
+        headers = [(k, v) for k, v in request.scope["headers"] if k not in skip]
+        out = client.build_request(request.verb, url, headers=[*headers, (PASSED_ON, b"1")], content=body)
+        return await client.send(out, stream=True)
+
+    async def is_process_alive(self, member: str) -> bool:
+        """Whether the process of activator `member` accepts connections."""
+        number = member.removeprefix("a-")
+        if not number.isdigit():
+            return True  # not one of this machine's: not ours to judge
+        try:
+            async with asyncio.timeout(1.0):
+                _, writer = await asyncio.open_unix_connection(str(socket_of(self._run, int(number))))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except (OSError, TimeoutError):
+            return True
+        writer.close()
+        return True
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        for client in self._clients.values():
+            await client.aclose()
+
+
+def socket_of(run: Path, index: int) -> Path:
+    """`<run>/activator-<index>.sock`."""
+    return run / f"activator-{index}.sock"
+
+
+async def _relay(request: Request, response: httpx.Response) -> None:
+    try:
+        headers: Headers = [(k.lower(), v) for k, v in response.headers.raw if k.lower() not in HOP_BY_HOP and k.lower() != b"date"]
+        await request.start(response.status_code, headers)
+        async for chunk in response.aiter_raw():
+            await request.chunk(chunk)
+        await request.chunk(b"", more=False)
+    except httpx.HTTPError:
+        request.scope["connection"].transport.abort()  # the head is out: a broken connection is the only honest end
+    finally:
+        await response.aclose()
+
+
+async def _body(request: Request) -> AsyncIterator[bytes]:
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise errors.ClientClosedRequest("the caller left while sending its body")
+        if message["body"]:
+            yield message["body"]
+        if not message.get("more_body", False):
+            return

@@ -1,0 +1,156 @@
+"""Two activators on one port, over a real Redis: together they keep to what one would."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.e2e.harness import PlatformUnderTest, free_port, platform_up, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+CALLS = 50
+CLIENTS = 12
+LOAD_S = 8.0
+KILL_AFTER_S = 2.0
+GREET = "pair/greet"
+
+
+class Pair:
+    """The platform and the ports at which its two activators tell their metrics."""
+
+    def __init__(self, platform: PlatformUnderTest, metrics_port: int) -> None:
+        self.platform = platform
+        self._ports = (metrics_port, metrics_port + 1)
+
+    def served(self) -> list[int]:
+        """Calls that each activator has answered."""
+        return [int(self._sum(port, "pilotlight_requests_total")) for port in self._ports]
+
+    def members(self) -> list[int]:
+        """How many activators each sees."""
+        return [int(self._sum(port, "pilotlight_activator_members")) for port in self._ports]
+
+    def _sum(self, port: int, name: str) -> float:
+        try:
+            text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+        except httpx.HTTPError:
+            return 0.0
+        return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
+
+
+@pytest.fixture(name="pair", scope="module")
+def _pair(redis_server: str) -> Iterator[Pair]:
+    port = free_port()
+    with platform_up(activator={"activators": 2, "redis_url": redis_server, "listen": f"127.0.0.1:{free_port()}",
+                                "metrics_listen": f"127.0.0.1:{port}"}) as platform:  # fmt: skip
+        platform.deploy("pair.py")
+        pair = Pair(platform, port)
+        wait_for(lambda: pair.members() == [2, 2], "both activators to know each other")
+        yield pair
+
+
+@contextlib.contextmanager
+def most_instances(platform: PlatformUnderTest) -> Iterator[list[int]]:
+    """Counts the function's instances all the while; the last number of the list is the most that there were at once."""
+    seen, stop = [0], threading.Event()
+
+    def watch() -> None:
+        with platform.client() as client:
+            while not stop.wait(0.02):
+                seen.append(max(seen[-1], sum(1 for i in client.instances(app="pair"))))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        thread.join()
+
+
+async def one_call(platform: PlatformUnderTest, n: int) -> httpx.Response:
+    """Over a connection of its own."""
+    async with httpx.AsyncClient(timeout=60) as client:
+        return await client.post(f"{platform.url}/v1/functions/{GREET}:invoke", json={"n": n}, headers=platform.headers)
+
+
+async def test_both_serve_and_never_hold_more_instances_together_than_the_function_may_have(pair: Pair) -> None:
+    platform = pair.platform
+    with most_instances(platform) as seen:
+        answers = await asyncio.gather(*(one_call(platform, n) for n in range(CALLS)))
+
+    assert [a.status_code for a in answers] == [200] * CALLS, Counter(a.text for a in answers if a.status_code != 200)
+    assert sorted(a.json()[0] for a in answers) == list(range(CALLS))
+    assert 0 < seen[-1] <= 2
+    assert min(pair.served()) > 0, pair.served()
+    assert sum(pair.served()) == CALLS
+    ids = {a.headers["x-request-id"] for a in answers}
+    wait_for(lambda: Counter(r["call"] for r in platform.usage() if r["call"] in ids) == Counter(ids), "each record, once")
+
+
+def test_a_submitted_call_is_found_and_cancelled_through_either(pair: Pair) -> None:
+    platform = pair.platform
+    accepted = [platform.post(GREET, {"n": n}, verb="submit") for n in range(10)]
+    assert [a.status_code for a in accepted] == [202] * 10
+    for answer in accepted:
+        for _ in range(4):  # each over a connection of its own, so to whichever activator
+            state = httpx.get(f"{platform.url}/v1/calls/{answer.json()['id']}", headers=platform.headers)
+            assert state.status_code == 200, state.text
+    done = [httpx.get(f"{platform.url}/v1/calls/{a.json()['id']}?wait_s=20", headers=platform.headers, timeout=30).json() for a in accepted]
+    assert [d["state"] for d in done] == ["SUCCEEDED"] * 10
+
+    again = [
+        httpx.put(f"{platform.url}/v1/calls/mine?function={GREET}", json={"n": 1}, headers=platform.headers).status_code for _ in range(6)
+    ]
+    assert sorted(again) == [200] * 5 + [202]
+
+
+def test_status_shows_each_activator(pair: Pair) -> None:
+    assert "activator-1" in pair.platform.cli("status").stdout
+
+
+async def test_the_death_of_one_is_seen_by_its_callers_alone_and_its_instances_are_not_lost(pair: Pair) -> None:
+    platform = pair.platform
+    answered: list[httpx.Response] = []
+    broken: list[tuple[float, httpx.TransportError]] = []
+    until = time.monotonic() + LOAD_S
+
+    async def caller(number: int) -> None:
+        client = httpx.AsyncClient(timeout=20)
+        while time.monotonic() < until:
+            try:
+                url = f"{platform.url}/v1/functions/{GREET}:invoke"
+                answered.append(await client.post(url, json={"n": number}, headers=platform.headers))
+            except httpx.TransportError as e:
+                broken.append((time.monotonic(), e))
+                await client.aclose()
+                client = httpx.AsyncClient(timeout=20)
+        await client.aclose()
+
+    async def killer() -> tuple[int, float]:
+        await asyncio.sleep(KILL_AFTER_S)
+        return platform.kill("activator-1"), time.monotonic()
+
+    with most_instances(platform) as seen:
+        (pid, killed_at), *_ = await asyncio.gather(killer(), *(caller(n) for n in range(CLIENTS)))
+
+    assert {a.status_code for a in answered} == {200}, Counter(a.text for a in answered if a.status_code != 200)
+    assert not [e for _, e in broken if isinstance(e, httpx.TimeoutException)]
+    assert all(killed_at - 0.1 <= at <= killed_at + 1.0 for at, _ in broken), broken
+    assert seen[-1] <= 2
+    platform.wait_restarted("activator-1", pid)
+    wait_for(lambda: pair.members() == [2, 2], "both activators to know each other again")
+    assert (await one_call(platform, 0)).status_code == 200
+    ids = {a.headers["x-request-id"] for a in answered}
+    wait_for(lambda: ids <= {r["call"] for r in platform.usage()}, "a record of each answered call")
+    twice = [call for call, n in Counter((r["call"], r["attempt"]) for r in platform.usage() if r["kind"] == "CALL").items() if n > 1]
+    assert twice == []
