@@ -197,6 +197,12 @@ def _sections(file: Path) -> dict[str, Any]:
         return {}
 
 
+def activator_count(file: Path) -> int:
+    """How many activators the configuration asks for; a value that is no number is left for the activator to refuse."""
+    count = (_sections(file).get("activator") or {}).get("activators", 1)
+    return count if isinstance(count, int) and count > 0 else 1
+
+
 def _metrics_listen(file: Path) -> str | None:
     section = _sections(file).get("activator") or {}
     return section.get("metrics_listen", DEFAULT_METRICS_LISTEN)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pilotlight.cli.child import ProcessFailed
-from pilotlight.cli.local import HomeLock, LocalPlatform, find
+from pilotlight.cli.local import HomeLock, LocalPlatform, activator_count, find
 from pilotlight.cli.processlog import ProcessLog
 from pilotlight.cli.supervisor import Announce, Notice, Supervisor, platform_processes, stop_on_signals
 from pilotlight.errors import PilotlightError
@@ -31,7 +31,8 @@ async def supervise(platform: LocalPlatform, *, announce: Announce, started: Cal
     lock = HomeLock(platform)
     lock.acquire()
     try:
-        supervisor = Supervisor(platform_processes(platform.config), run=platform.paths.run, logs=platform.logs, announce=announce)
+        processes = platform_processes(platform.config, activators=activator_count(platform.config))
+        supervisor = Supervisor(processes, run=platform.paths.run, logs=platform.logs, announce=announce)
         with stop_on_signals(supervisor):
             await supervisor.run(started=started)
     finally:

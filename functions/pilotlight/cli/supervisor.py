@@ -63,9 +63,13 @@ def restart_delay_s(failures: int) -> float:
     return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 16))
 
 
-def platform_processes(config: Path) -> tuple[ProcessSpec, ...]:
-    """The four processes, run by this interpreter, with `config`."""
-    return tuple(ProcessSpec(name=name, argv=(sys.executable, "-m", module, "--config", str(config))) for name, module in PROCESSES.items())
+def platform_processes(config: Path, *, activators: int = 1) -> tuple[ProcessSpec, ...]:
+    """The four processes, run by this interpreter, with `config`; beyond the first, activators are `activator-1`, `activator-2`, …"""
+    specs = [ProcessSpec(name=name, argv=(sys.executable, "-m", module, "--config", str(config))) for name, module in PROCESSES.items()]
+    for index in range(1, activators):
+        argv = (*specs[list(PROCESSES).index("activator")].argv, "--index", str(index))
+        specs.append(ProcessSpec(name=f"activator-{index}", argv=argv))
+    return tuple(specs)
 
 
 class Supervisor:

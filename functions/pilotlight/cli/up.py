@@ -116,19 +116,21 @@ def status(session: Session) -> None:
         "url": found.url if found else platform.url,
         "dashboard": f"{found.url if found else platform.url}/dashboard",
         "supervisor_pid": found.pid if found else None,
-        "processes": process_states(run),
+        "processes": process_states(run, Path(found.config) if found else platform.config),
     }
     session.show(body, lambda: _status_table(body))
     if found is None:
         raise typer.Exit(1)
 
 
-def process_states(run: Path) -> dict[str, int | None]:
-    """Pid of each of the four processes, None where it is down."""
+def process_states(run: Path, config: Path) -> dict[str, int | None]:
+    """Pid of each process, None where it is down."""
+    from pilotlight.cli.local import activator_count
     from pilotlight.cli.orphans import orphan_pid
     from pilotlight.cli.supervisor import platform_processes
 
-    return {spec.name: orphan_pid(run / f"{spec.name}.pid", spec.argv) for spec in platform_processes(Path())}
+    specs = platform_processes(config, activators=activator_count(config))
+    return {spec.name: orphan_pid(run / f"{spec.name}.pid", spec.argv) for spec in specs}
 
 
 def _status_table(body: dict[str, Any]) -> RenderableType:
