@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
+import httpx
 import yaml
 
 from pilotlight.cli import local, orphans, supervise
@@ -21,6 +26,10 @@ from pilotlight.client import Client
 from pilotlight.profile import Profile
 
 STOP_S = 60.0
+PATIENCE_S = 20.0
+"""How long a test looks for something that is bound to happen, on a machine that is busy with other things."""
+APPS = Path(__file__).parent / "apps"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +74,51 @@ class PlatformUnderTest:
                 f"pilotlight {' '.join(words)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}\n{self.log_tails()}"
             )
         return done
+
+    def deploy(self, file: str) -> None:
+        """Deploy an app of tests/e2e/apps."""
+        self.cli("deploy", str(APPS / file), "--no-wait")
+
+    def post(self, function: str, body: Any = None, *, verb: str = "invoke", **options: Any) -> httpx.Response:
+        """`POST /v1/functions/{function}:{verb}` with a JSON body, as the admin unless `headers` say otherwise."""
+        sent = {"json": {} if body is None else body} if "content" not in options else {}
+        return httpx.post(f"{self.url}/v1/functions/{function}:{verb}", **{"headers": self.headers, "timeout": 60.0, **sent, **options})
+
+    def result(self, function: str, body: Any = None) -> Any:
+        """What the function answers; anything but 200 fails with the logs."""
+        answer = self.post(function, body)
+        if answer.status_code != 200:
+            raise AssertionError(f"{function}: {answer.status_code} {answer.text}\n{self.log_tails()}")
+        return answer.json()
+
+    def instances(self, app: str, function: str) -> list[dict[str, Any]]:
+        """Live instances of a function, as the node agent tells."""
+        with self.client() as client:
+            return [i for i in client.instances(app=app) if i["labels"]["function"] == function and i["state"] == "READY"]
+
+    def usage(self, where: str = "1", *values: object) -> list[dict[str, Any]]:
+        """Usage records in the controller's ledger."""
+        with contextlib.closing(sqlite3.connect(f"file:{self.local.paths.home}/controller.db?mode=ro", uri=True, timeout=10)) as database:
+            database.row_factory = sqlite3.Row
+            return [dict(row) for row in database.execute(f"SELECT * FROM usage WHERE {where}", values)]
+
+    def kill(self, process: str) -> int:
+        """kill -9 one of the four processes; returns the pid that it had."""
+        pid = self.pid(process)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def wait_restarted(self, process: str, pid: int) -> None:
+        """Until another process has taken the place of `pid` and serves (the pid file is written by then)."""
+        wait_for(lambda: self.pid(process) not in (0, pid), f"{process} to be back")
+        if process == "activator":
+            wait_for(self._is_reachable, "the activator to answer")
+
+    def _is_reachable(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/healthz", timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
 
     def pid(self, process: str) -> int:
         """Pid of one of the four processes; 0 while it is down."""
@@ -119,6 +173,16 @@ def _run(platform: local.LocalPlatform, root: Path) -> Iterator[PlatformUnderTes
     finally:
         if (found := local.running(platform)) is not None:
             orphans.terminate(found.pid, grace_s=STOP_S)
+
+
+def wait_for(look: Callable[[], T | None], what: str, *, timeout_s: float = PATIENCE_S) -> T:
+    """Look until something true is seen, and return it."""
+    deadline = time.monotonic() + timeout_s
+    while not (seen := look()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {timeout_s:g} s for {what}; last seen: {seen!r}")
+        time.sleep(0.02)
+    return seen
 
 
 def free_port() -> int:

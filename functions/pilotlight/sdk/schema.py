@@ -59,7 +59,7 @@ def arguments_schema(function: Callable[..., Any], *, is_method: bool = False) -
     names = tuple(p.name for p in parameters if p.kind in _BY_POSITION)
     if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
         return None, names
-    builder = _Builder(_hints(function))
+    builder = _Builder(hints_of(function))
     schema: Schema = {"$schema": DIALECT, "type": "object", "properties": {}, "additionalProperties": False}
     required: list[str] = []
     for parameter in parameters:
@@ -84,7 +84,7 @@ def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
         return ()
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Evaluated annotations; those that cannot be evaluated here are missing."""
     namespace = getattr(inspect.unwrap(function), "__globals__", {})
     found: dict[str, Any] = {}
@@ -193,7 +193,7 @@ class _Builder:
         if kind in self._names:
             return {"$ref": f"#/$defs/{self._names[kind]}"}
         name = self._reserve(kind)
-        hints = _hints_of_class(kind)
+        hints = hints_of_class(kind)
         body: Schema = {
             "type": "object",
             "properties": {field: self.of(_bare(hints.get(field, Any))) for field in fields},
@@ -231,7 +231,8 @@ def _init_fields(kind: Any) -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(kind) if f.init]
 
 
-def _hints_of_class(kind: type) -> dict[str, Any]:
+def hints_of_class(kind: type) -> dict[str, Any]:
+    """Evaluated annotations of a class; none when one of them cannot be evaluated here."""
     try:
         return typing.get_type_hints(kind, include_extras=True)
     except (NameError, TypeError, SyntaxError, AttributeError):
@@ -240,7 +241,7 @@ def _hints_of_class(kind: type) -> dict[str, Any]:
 
 def _typed_dict_keys(kind: Any) -> dict[str, bool]:
     """Keys and whether they are required. With postponed annotations `__required_keys__` does not know of `NotRequired[…]`."""
-    hints = _hints_of_class(kind)
+    hints = hints_of_class(kind)
     required: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
     origins = {key: typing.get_origin(hints.get(key)) for key in kind.__annotations__}
     return {key: o is typing.Required or (key in required and o is not typing.NotRequired) for key, o in origins.items()}

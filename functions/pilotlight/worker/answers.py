@@ -44,9 +44,15 @@ async def answer(send: ASGISendCallable, status: int, content_type: bytes, outco
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def answer_problem(send: ASGISendCallable, error: Any, *, outcome: bytes) -> None:
-    """Answer one of our own errors."""
-    await answer(send, error.status, PROBLEM, outcome, json.dumps(results.problem_of(error)).encode())
+async def answer_problem(send: ASGISendCallable, error: Any, *, outcome: bytes, call: str = "") -> None:
+    """Answer one of our own errors; `call` is the id that its document carries."""
+    await answer_document(send, results.problem_of(error), outcome=outcome, call=call)
+
+
+async def answer_document(send: ASGISendCallable, document: dict[str, Any], *, outcome: bytes, call: str = "") -> None:
+    """Answer a problem document."""
+    body = {**document, "instance": call} if call else document
+    await answer(send, document["status"], PROBLEM, outcome, json.dumps(body).encode())
 
 
 async def start(send: ASGISendCallable, status: int, content_type: bytes, outcome: bytes) -> None:

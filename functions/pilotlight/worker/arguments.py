@@ -1,7 +1,7 @@
 """Arguments of a call: from a body to `(args, kwargs)` that fit the callable's signature.
 
-A Binder is made once per method before the snapshot, so that a call costs two set comparisons. Parameters annotated with pydantic
-models are built from JSON objects; pydantic is used only where the user's code imported it.
+A Binder is made once per method before the snapshot, so that a call costs two set comparisons. Values that JSON has no type for become
+what their parameters are annotated with: see `conversion`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
-import sys
-import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pilotlight.errors import InvalidInput
+from pilotlight.sdk.schema import hints_of
+from pilotlight.worker.conversion import Convert, Mismatch, converter
 
 Bound = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -35,7 +35,7 @@ class Binder:
         self._required = frozenset(p.name for p in parameters if p.name in self._named and p.default is p.empty)
         self._takes_any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
         self._takes_any_number = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
-        self._models = _model_adapters(function, self._named)
+        self._converters = _converters(function, self._named)
 
     def __repr__(self) -> str:
         return f"<Binder {self._signature}>"
@@ -54,7 +54,7 @@ class Binder:
             args, kwargs = self._checked(tuple(document), {})
         else:
             raise InvalidInput(f"the body must be a JSON object (arguments by name) or array (by position), not {type(document).__name__}")
-        return self._with_models(args, kwargs) if self._models else (args, kwargs)
+        return self._converted(args, kwargs) if self._converters else (args, kwargs)
 
     def from_pickle(self, body: bytes) -> Bound:
         """cloudpickle bytes of `(args, kwargs)`. Raises InvalidInput."""
@@ -93,14 +93,14 @@ class Binder:
         if not self._takes_any_name and (unknown := sorted(kwargs.keys() - self._named)):
             raise InvalidInput(f"unknown parameter {unknown[0]!r}: the function is called as {self._signature}", parameter=unknown[0])
 
-    def _with_models(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
+    def _converted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
         positions = dict(zip(self._positional, range(len(args)), strict=False))
         values = list(args)
-        for name, adapter in self._models.items():
+        for name, convert in self._converters.items():
             if name in kwargs:
-                kwargs[name] = _validated(adapter, name, kwargs[name])
+                kwargs[name] = _of_parameter(name, convert, kwargs[name])
             elif name in positions:
-                values[positions[name]] = _validated(adapter, name, values[positions[name]])
+                values[positions[name]] = _of_parameter(name, convert, values[positions[name]])
         return tuple(values), kwargs
 
 
@@ -116,28 +116,17 @@ def _parsed(body: bytes) -> Any:
         raise InvalidInput(f"the body is not JSON: {e}") from e
 
 
-def _model_adapters(function: Callable[..., Any], names: frozenset[str]) -> dict[str, Any]:
-    pydantic = sys.modules.get("pydantic")
-    if pydantic is None or not hasattr(pydantic, "TypeAdapter"):
-        return {}
+def _converters(function: Callable[..., Any], names: frozenset[str]) -> dict[str, Convert]:
+    parameters = inspect.signature(function).parameters
+    hints = {name: hint for name, hint in hints_of(function).items() if name in names}
+    for name in [name for name in hints if parameters[name].default is None]:
+        hints[name] = hints[name] | None if isinstance(hints[name], type) else hints[name]
+    return {name: convert for name, hint in hints.items() if (convert := converter(hint)) is not None}
+
+
+def _of_parameter(name: str, convert: Convert, value: Any) -> Any:
     try:
-        hints = typing.get_type_hints(inspect.unwrap(function))
-    except Exception:  # noqa: BLE001  # annotations are user expressions; one that cannot be evaluated only costs us the conversion
-        return {}
-    return {name: pydantic.TypeAdapter(hint) for name, hint in hints.items() if name in names and _holds_model(hint)}
-
-
-def _holds_model(hint: Any) -> bool:
-    if isinstance(hint, type) and hasattr(hint, "model_validate"):
-        return True
-    return any(_holds_model(part) for part in typing.get_args(hint))
-
-
-def _validated(adapter: Any, name: str, value: Any) -> Any:
-    try:
-        return adapter.validate_python(value)
-    except ValueError as e:  # pydantic.ValidationError is one
-        errors = e.errors(include_url=False, include_context=False, include_input=False) if hasattr(e, "errors") else []
-        where = ".".join([name, *(str(part) for part in (errors[0]["loc"] if errors else ()))])
-        message = errors[0]["msg"] if errors else str(e)
-        raise InvalidInput(f"parameter {where!r}: {message}", parameter=name, errors=errors) from e
+        return convert(value)
+    except Mismatch as e:
+        where = ".".join([name, *e.path])
+        raise InvalidInput(f"parameter {where!r}: {e}", parameter=name, errors=list(e.errors)) from e

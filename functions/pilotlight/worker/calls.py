@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import json
 import types
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from pilotlight.protocol import (
     WORKER_INVOKE,
 )
 from pilotlight.worker import faults, output, results
-from pilotlight.worker.answers import PROBLEM, answer, answer_problem, read_body, start
+from pilotlight.worker.answers import answer, answer_document, answer_problem, read_body, start
 from pilotlight.worker.deadlines import Deadlines
 from pilotlight.worker.target import Method, Style
 from pilotlight.worker.threads import CallThread, CallThreads, Outcome
@@ -141,7 +140,7 @@ class Calls:
         try:
             args, kwargs = method.binder.from_pickle(body) if call.speaks_pickle else method.binder.from_json(body)
         except InvalidInput as e:
-            await answer_problem(send, e, outcome=b"invalid")
+            await answer_problem(send, e, outcome=b"invalid", call=call.id)
             return
         try:
             if method.style is Style.COROUTINE:
@@ -236,16 +235,16 @@ async def _answer_raised(call: Call, error: BaseException, send: ASGISendCallabl
         if task is not None:
             task.uncancel()
         if call.stopped == "deadline":
-            await answer_problem(send, _late(call), outcome=b"raised")
+            await answer_problem(send, _late(call), outcome=b"raised", call=call.id)
         return
     if isinstance(error, results.Unserialisable):
-        await answer_problem(send, error, outcome=b"raised")
+        await answer_problem(send, error, outcome=b"raised", call=call.id)
         return
     faults.report(error)
     if call.speaks_pickle:
         await answer(send, 500, _PICKLE, b"raised", faults.as_pickle(error))
     else:
-        await answer(send, 500, PROBLEM, b"raised", json.dumps(faults.as_problem(error)).encode())
+        await answer_document(send, faults.as_problem(error), outcome=b"raised", call=call.id)
 
 
 def _framer(call: Call) -> results.Framer:
