@@ -161,6 +161,11 @@ class Housekeeper:
         return StartFailed(f"revision {spec.revision} did not start: {message}", detail)
 
     def _uid(self, spec: LaunchSpec) -> int | None:
+        if spec.uid is None and self._nursery.namespaced:
+            raise Unsupported(
+                f"revision {spec.revision} names no uid to run as, and user code never runs as root: it was deployed while the platform ran "
+                "without root; deploy it again"
+            )
         if spec.uid is None or self._nursery.namespaced:
             return spec.uid
         if self._nursery.why_not == "the agent is not root":

@@ -97,6 +97,16 @@ def test_of_two_bootstraps_one_makes_the_key(store: Store, url: str, clock: Manu
     assert sorted(m is None for m in made) == [False, True]
 
 
+def test_tenants_of_a_platform_that_gets_root_get_uids_of_their_own(store: Store) -> None:
+    with store.write() as write:
+        tenants.create(write, name="first", uid_base=None, actor="platform")
+        tenants.create(write, name="second", uid_base=None, actor="platform")
+    bootstrap.ensure_admin(store, uid_base=20_000)
+
+    with store.read() as sql:
+        assert sorted(row["uid"] for row in tenants.all_tenants(sql)) == [20_000, 20_001, 20_002]
+
+
 def test_a_failed_write_leaves_nothing_behind(store: Store) -> None:
     def fail_on_the_way() -> None:
         with store.write() as write:

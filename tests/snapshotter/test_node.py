@@ -12,7 +12,7 @@ import pytest
 
 from snapshotter.cgroups import Cgroups
 from snapshotter.client import AgentClient
-from snapshotter.errors import InstanceUnknown, LeaseHeld, NoCapacity, StartFailed, StartTimeout
+from snapshotter.errors import InstanceUnknown, LeaseHeld, NoCapacity, StartFailed, StartTimeout, Unsupported
 from snapshotter.types import AgentEvent, InstanceInfo, InstanceState, LaunchSpec, RevisionKey, StartKind, WeightsMount
 from tests.fakes.agent_home import MIB, AgentHome, get, instance_id
 
@@ -351,6 +351,14 @@ async def test_templates_over_budget_go_least_recently_used_first(home: AgentHom
 
         event = await gone
         assert (event.subject, event.reason) == ("f-2@v1", "evicted")
+
+
+@pytest.mark.root
+async def test_user_code_never_runs_as_root(home: AgentHome) -> None:
+    async with home.agent(), home.client() as client:
+        with pytest.raises(Unsupported, match="never runs as root"):
+            await begin(client, home.launch(uid=None))
+
 
 
 @pytest.mark.root

@@ -32,6 +32,8 @@ def first_admin_key(config: Path | None) -> str | None:
 def ensure_admin(store: Store, *, uid_base: int | None) -> str | None:
     """The same on an open, migrated store."""
     with store.write() as write:
+        if uid_base is not None:
+            tenants.give_uids(write, uid_base=uid_base)
         if keys.any_exists(write.sql):
             return None
         tenant = tenants.create(write, name=access.PLATFORM_TENANT, uid_base=uid_base, actor=ACTOR)

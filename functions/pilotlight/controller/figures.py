@@ -109,7 +109,7 @@ def _add_latency(sql: sa.Connection, rows: dict[str, FunctionFigures], shown: sa
         nearest = (ranked.c.n * percent + 99) // 100  # the nearest-rank definition: the smallest value that covers the share
         return sa.func.max(sa.case((ranked.c.rank == nearest, ranked.c.ms))).label(f"p{percent}")
 
-    errors = sa.func.sum(sa.case((ranked.c.status >= 400, 1), else_=0)).label("errors")
+    errors = sa.func.sum(sa.case((ranked.c.status >= 500, 1), else_=0)).label("errors")
     query = sa.select(ranked.c.function_id, sa.func.count().label("calls"), errors, percentile(50), percentile(99))
     for row in sql.execute(query.group_by(ranked.c.function_id)):
         found = rows[row.function_id]

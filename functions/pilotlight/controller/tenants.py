@@ -33,6 +33,21 @@ def create(write: Write, *, name: str, uid_base: int | None, actor: str, request
     return tenant
 
 
+def give_uids(write: Write, *, uid_base: int) -> list[str]:
+    """Give tenants of a platform that ran without root a uid of their own, now that there is root; returns their ids.
+
+    Functions deployed before name no uid in their launch, and the node refuses them until they are deployed again.
+    """
+    table = tables.tenants
+    without = list(write.sql.execute(sa.select(table.c.id, table.c.name).where(table.c.uid.is_(None)).order_by(table.c.created_at)))
+    for row in without:
+        highest = write.sql.execute(sa.select(sa.func.max(table.c.uid))).scalar_one()
+        uid = uid_base if highest is None else max(uid_base, int(highest) + 1)
+        write.sql.execute(sa.update(table).where(table.c.id == row.id).values(uid=uid))
+        feed.append(write, feed.TENANT, row.id, to_json(TenantRecord(id=row.id, name=row.name, uid=uid)))
+    return [str(row.id) for row in without]
+
+
 def all_tenants(sql: sa.Connection) -> list[dict[str, Any]]:
     """Every tenant, oldest first."""
     return [dict(row) for row in sql.execute(sa.select(tables.tenants).order_by(tables.tenants.c.created_at)).mappings()]

@@ -64,7 +64,7 @@ async def usage(context: Ctx, request: Request) -> Accepted:
 def _take_usage(context: Context, body: bytes) -> Accepted:
     """Parsed here and checked by the ledger: thousands of records a second leave no time for a model of each."""
     try:
-        records = json.loads(body)["records"]
+        records = json.loads(body, parse_constant=_refuse_constant)["records"]
     except (ValueError, KeyError, TypeError) as e:
         raise InvalidInput('usage: expected {"activator": id, "records": [...]}') from e
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
@@ -74,6 +74,11 @@ def _take_usage(context: Context, body: bytes) -> Accepted:
     context.metrics.usage_records.inc(new)
     context.metrics.usage_conflicts.inc(len(conflicts))
     return Accepted(accepted=len(records))
+
+
+def _refuse_constant(name: str) -> Any:
+    """NaN and the infinities are no JSON, and nothing that can be billed."""
+    raise ValueError(f"{name} is not a number")
 
 
 @router.post(CALLS_PATH)
