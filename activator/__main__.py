@@ -283,9 +283,7 @@ def main(argv: list[str] | None = None) -> None:
         try:
             start_http_server(port, host, registry=activator.metrics.registry)
         except OSError as e:
-            sys.exit(
-                f"activator: cannot serve metrics on {host}:{port}: {e.strerror}: set activator.metrics_listen (each activator adds its index)"
-            )
+            sys.exit(f"activator: cannot serve metrics on {host}:{port}: {e.strerror}: set activator.metrics_listen")
 
     async def life() -> None:
         await activator.startup()
