@@ -107,7 +107,7 @@ def profile_name(platform: local.LocalPlatform, session: Session, key: str | Non
 
 def show(session: Session) -> None:
     """Deploy, call, print."""
-    app = deploying.load(session, str(ROOT / "examples/embed.py"))
+    app = deploying.load(str(ROOT / "examples/embed.py"))
     with session.client() as client:
         began = time.monotonic()
         deployment, _ = deploying.Deployer(session, client).deploy(app, message="make demo", wait=False)

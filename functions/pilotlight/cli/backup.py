@@ -107,7 +107,10 @@ def _files(home: Path, staging: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _copy_database(path: Path, copy: Path) -> Path:
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as original, contextlib.closing(sqlite3.connect(copy)) as fresh:
+    with (
+        contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as original,
+        contextlib.closing(sqlite3.connect(copy)) as fresh,
+    ):
         original.backup(fresh)
     return copy
 
@@ -163,7 +166,8 @@ def _manifest(tar: tarfile.TarFile, source: Path) -> Mapping[str, Any]:
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, staging: Path, hashes: Mapping[str, str], source: Path) -> None:
     # Names come from the file: only those that the manifest lists, only plain files, only below the home.
-    if not member.isreg() or member.name not in hashes or member.name.split("/")[0] not in KEPT:
+    parts = member.name.split("/")
+    if not member.isreg() or member.name not in hashes or parts[0] not in KEPT or ".." in parts:
         raise InvalidInput(f"{source} carries {member.name!r}, which no backup does", hint="Do not load it.")
     tar.extract(member, staging, filter="data")
     path = staging / member.name

@@ -42,7 +42,7 @@ def deploy(
     """Package an app, upload what is missing, and make it live; then prove that each function starts."""
     from pilotlight.sdk import session as sdk
 
-    app = load(session, file)
+    app = load(file)
     with session.client() as client, sdk.using(client.profile):
         deployment, proofs = Deployer(session, client).deploy(app, name=name, message=message, wait=wait)
         url = client.profile.url
@@ -68,7 +68,7 @@ def run(
     from pilotlight.sdk import session as sdk
 
     target, _, wanted = reference.partition("::")
-    app = load(session, target)
+    app = load(target)
     signature, call = runnable(app, wanted)
     args, kwargs = parse_flags(signature, rest, what=wanted or app.name)
     with session.client() as client, sdk.using(client.profile):
@@ -76,7 +76,7 @@ def run(
             ephemeral = app.run(progress=progress)
             ephemeral.__enter__()
         try:
-            with user_code(session, reference):
+            with user_code(reference):
                 _print_result(session, call(*args, **kwargs))
         finally:
             ephemeral.__exit__(None, None, None)
@@ -124,7 +124,7 @@ def serve(session: Session, *, file: File) -> None:
 
     from watchfiles import watch
 
-    app = load(session, file)
+    app = load(file)
     root = Path(file.partition("::")[0]).resolve().parent
     name = f"{app.name}-serve"
     argv = [sys.executable, "-m", "pilotlight", *_as_words(session), "deploy", file, "--name", name, "--message", "serve"]

@@ -68,7 +68,7 @@ class Deployer:
     def progress(self) -> Iterator[Progress]:
         """A callback that shows each stage; silent with --json."""
         if self._session.is_json:
-            yield lambda event: None
+            yield lambda _: None
             return
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
@@ -107,19 +107,19 @@ def proof_of(function: str, body: Mapping[str, Any], *, waited_ms: float) -> Pro
     )
 
 
-def load(session: Session, reference: str) -> App:
+def load(reference: str) -> App:
     """The app of `FILE[::app]`. What the file raises is shown with the lines of the file, without ours."""
     from pilotlight.packaging.load import load_app
     from pilotlight.sdk.app import App as Kind
 
-    with user_code(session, reference):
+    with user_code(reference):
         app = load_app(reference)
     assert isinstance(app, Kind)
     return app
 
 
 @contextlib.contextmanager
-def user_code(session: Session, reference: str) -> Iterator[None]:
+def user_code(reference: str) -> Iterator[None]:
     """Turn an exception of the user's own file into InvalidInput that shows where it came from."""
     import traceback
 

@@ -62,14 +62,21 @@ def machine() -> Iterator[Finding]:
     """Interpreter, operating system, installed packages."""
     version = ".".join(str(part) for part in sys.version_info[:3])
     new_enough = sys.version_info >= (3, 11)
-    yield Finding(what="Python", state=OK if new_enough else BROKEN, detail=f"{version} at {sys.executable}", way_out="Use Python 3.11 or newer.")
+    yield Finding(
+        what="Python", state=OK if new_enough else BROKEN, detail=f"{version} at {sys.executable}", way_out="Use Python 3.11 or newer."
+    )
     linux = sys.platform == "linux"
     way_out = "Here only the SDK and the CLI work: set PILOTLIGHT_URL to a platform on Linux."
     yield Finding(what="operating system", state=OK if linux else NOTE, detail=sys.platform, way_out=way_out)
     for part, modules in _PARTS.items():
         missing = [name for name in modules if importlib.util.find_spec(name) is None]
         detail = f"not installed: {', '.join(missing)}" if missing else "installed"
-        yield Finding(what=part, state=BROKEN if missing else OK, detail=detail, way_out="pip install 'pilotlight[all]', or `make setup` in a checkout.")
+        yield Finding(
+            what=part,
+            state=BROKEN if missing else OK,
+            detail=detail,
+            way_out="pip install 'pilotlight[all]', or `make setup` in a checkout.",
+        )
 
 
 def settings(session: Session) -> Iterator[Finding]:
@@ -107,7 +114,9 @@ def node(session: Session) -> Iterator[Finding]:
         detail = "; ".join([str(e), *(e.detail.get("log_tail") or [])[-1:]]) if isinstance(e, PilotlightError) else str(e)
         yield Finding(what="node agent", state=BROKEN, detail=detail, way_out="Read <home>/logs/snapshotter.log.")
         return
-    yield Finding(what="platform", state=OK if found else NOTE, detail=found.url if found else "not running", way_out="Start it: `pilotlight up`.")
+    yield Finding(
+        what="platform", state=OK if found else NOTE, detail=found.url if found else "not running", way_out="Start it: `pilotlight up`."
+    )
     yield from features(answer)
 
 
@@ -164,7 +173,9 @@ def _disk(platform: LocalPlatform) -> Finding:
     writable = os.access(place, os.W_OK)
     state = BROKEN if not writable else NOTE if free < _LEAST_DISK_BYTES else OK
     way_out = "Make it writable, or choose another --home." if not writable else "Free some space: weights and images need room."
-    return Finding(what="home", state=state, detail=f"{platform.paths.home}, {size(free)} free{'' if writable else ', not writable'}", way_out=way_out)
+    return Finding(
+        what="home", state=state, detail=f"{platform.paths.home}, {size(free)} free{'' if writable else ', not writable'}", way_out=way_out
+    )
 
 
 def _sockets(platform: LocalPlatform) -> Finding:
@@ -183,7 +194,12 @@ def _address(platform: LocalPlatform) -> Finding:
         with socket.create_server((host, int(port))):
             return Finding(what="address", state=OK, detail=f"{platform.listen} is free")
     except (OSError, ValueError) as e:
-        return Finding(what="address", state=BROKEN, detail=f"{platform.listen}: {e}", way_out="Choose another: `pilotlight up --listen 127.0.0.1:PORT`.")
+        return Finding(
+            what="address",
+            state=BROKEN,
+            detail=f"{platform.listen}: {e}",
+            way_out="Choose another: `pilotlight up --listen 127.0.0.1:PORT`.",
+        )
 
 
 def _table(findings: list[Finding]) -> RenderableType:

@@ -205,7 +205,8 @@ def activator_count(file: Path) -> int:
 
 def _metrics_listen(file: Path) -> str | None:
     section = _sections(file).get("activator") or {}
-    return section.get("metrics_listen", DEFAULT_METRICS_LISTEN)
+    listen = section.get("metrics_listen", DEFAULT_METRICS_LISTEN)
+    return None if listen is None else str(listen)
 
 
 def _listen(file: Path) -> str:

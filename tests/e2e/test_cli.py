@@ -1,0 +1,252 @@
+"""The command line against a real platform: what a newcomer types, in the order they would."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pilotlight.cli import local, orphans
+from pilotlight.cli.supervisor import PROCESSES
+from tests.e2e.harness import PlatformUnderTest, free_port, platform_up
+
+HELLO = str(Path(__file__).parents[2] / "examples/hello.py")
+STREAM = str(Path(__file__).parents[2] / "examples/stream.py")
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def hello(platform: PlatformUnderTest) -> PlatformUnderTest:
+    """The platform, with examples/hello.py deployed."""
+    platform.cli("deploy", HELLO, "-m", "first")
+    return platform
+
+
+def as_json(platform: PlatformUnderTest, *words: str) -> Any:
+    return json.loads(platform.cli(*words, "--json").stdout)
+
+
+def test_deploy_proves_the_function_and_says_where_it_is(hello: PlatformUnderTest) -> None:
+    out = hello.cli("deploy", HELLO).stdout
+    assert "(unchanged)" in out
+    assert f"POST {hello.url}/v1/functions/hello/hello:invoke" in out
+    assert as_json(hello, "app", "history", "hello")[-1]["message"] == "first"
+
+
+def test_call_prints_the_result_and_how_it_came_about(hello: PlatformUnderTest) -> None:
+    done = hello.cli("call", "hello/hello", "--arg", "name=Ada")
+    assert done.stdout.strip() == '"Hello, Ada!"'
+    assert "exec" in done.stderr
+    assert "cost" in done.stderr
+    assert as_json(hello, "call", "hello/hello", '["Bob"]')["result"] == "Hello, Bob!"
+    assert hello.cli("call", "hello/hello", "-", "--raw", input='{"name": "Eve"}').stdout == '"Hello, Eve!"'
+
+
+def test_a_submitted_call_is_found_again(hello: PlatformUnderTest) -> None:
+    call = hello.cli("call", "hello/hello", "-a", "name=Zoe", "--submit").stdout.strip()
+    record = as_json(hello, "call", "get", call, "--wait")
+    assert (record["state"], record["result"]) == ("SUCCEEDED", "Hello, Zoe!")
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("call", "hello/hello", "-a", "nme=x"), "nme"),
+        (("call", "hello/nobody"), "nobody"),
+        (("call", "hello"), "not a function's address"),
+        (("app", "show", "nope"), "nope"),
+        (("deploy", "/no/such/file.py"), "no such file"),
+        (("instance", "stop", "i-nope"), "no instance"),
+        (("app", "delete", "hello"), "pass --yes"),
+    ],
+)
+def test_mistakes_end_with_1_two_lines_and_no_traceback(hello: PlatformUnderTest, words: tuple[str, ...], message: str) -> None:
+    done = hello.cli(*words, check=False)
+    assert done.returncode == 1
+    lines = done.stderr.strip().splitlines()
+    assert message in lines[-2]
+    assert lines[-2].startswith("error ")
+    assert lines[-1].startswith("try   ")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_file_that_cannot_be_imported_is_shown_by_its_own_line(hello: PlatformUnderTest, tmp_path: Path) -> None:
+    (tmp_path / "broken_app.py").write_text("import pilotlight\nimport no_such_package\n")
+    done = hello.cli("deploy", str(tmp_path / "broken_app.py"), check=False)
+    assert done.returncode == 1
+    assert "broken_app.py:2  import no_such_package" in done.stderr
+    assert "no_such_package` is not installed here" in done.stderr
+
+
+def test_run_calls_once_and_leaves_nothing_behind(hello: PlatformUnderTest) -> None:
+    assert hello.cli("run", HELLO, "--name", "Ada").stdout.strip() == "Hello, Ada!"
+    assert hello.cli("run", f"{STREAM}::count", "--upto", "2").stdout.splitlines()[-1] == "{'number': 2, 'square': 4}"
+    assert [app["name"] for app in as_json(hello, "app", "list") if "run" in app["name"]] == []
+
+
+def test_lists_show_what_is_there(hello: PlatformUnderTest) -> None:
+    assert "hello/hello" in hello.cli("app", "show", "hello").stdout
+    assert "hello" in hello.cli("app", "list").stdout
+    hello.cli("call", "hello/hello")
+    instance = as_json(hello, "instance", "list", "--app", "hello")[0]["id"]
+    assert instance in hello.cli("instance", "list").stdout
+    assert hello.cli("instance", "exec", instance, "--", "sh", "-c", "echo out; exit 3", check=False).returncode == 3
+
+
+def test_a_shell_keeps_its_directory_between_lines(hello: PlatformUnderTest) -> None:
+    done = hello.cli("shell", "hello/hello", input="cd /tmp\npwd\nexit\nnever\n")
+    assert done.stdout.splitlines() == ["/tmp"]
+    assert hello.cli("shell", "hello/hello", "-c", "echo $((6*7))").stdout.strip() == "42"
+
+
+def test_serve_deploys_again_on_a_change_and_removes_the_app_at_the_end(hello: PlatformUnderTest, tmp_path: Path) -> None:
+    file = tmp_path / "live.py"
+    text = "import pilotlight\napp = pilotlight.App('live')\n\n@app.function()\ndef answer() -> int:\n    return {}\n"
+    file.write_text(text.format(1))
+    argv = [sys.executable, "-m", "pilotlight", "serve", str(file)]
+    with subprocess.Popen(argv, env=hello.environ(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as serving:
+        assert serving.stderr is not None
+        for version in (1, 2):
+            assert any("serving live-serve" in line for line in serving.stderr)
+            assert hello.cli("call", "live-serve/answer").stdout.strip() == str(version)
+            file.write_text(text.format(version + 1))
+        serving.send_signal(signal.SIGINT)
+        serving.stderr.read()
+        assert serving.wait(60) == 130
+    assert "live-serve" not in hello.cli("app", "list").stdout
+
+
+def test_logs_of_one_call(hello: PlatformUnderTest, tmp_path: Path) -> None:
+    (tmp_path / "talker.py").write_text(
+        "import pilotlight\napp = pilotlight.App('talker')\n\n@app.function()\ndef say(what: str) -> None:\n    print(what, flush=True)\n"
+    )
+    hello.cli("deploy", str(tmp_path / "talker.py"), "--no-wait")
+    first = as_json(hello, "call", "talker/say", "-a", "what=apple")["request_id"]
+    hello.cli("call", "talker/say", "-a", "what=pear")
+    assert "pear" in hello.cli("app", "logs", "talker/say", "--since", "5m", "--tail", "10").stdout
+    lines = [json.loads(line) for line in hello.cli("app", "logs", "talker", "--call", first, "--json").stdout.splitlines()]
+    assert [line["text"] for line in lines] == ["apple"]
+
+
+def test_keys_secrets_and_environments(hello: PlatformUnderTest) -> None:
+    made = as_json(hello, "token", "create", "--scope", "invoke", "--name", "ci", "--ttl", "1h")
+    assert made["secret"].startswith("pl_")
+    assert made["secret"] not in hello.cli("token", "list").stdout
+    hello.cli("token", "revoke", made["id"], "--yes")
+    done = hello.cli("secret", "set", "db", "USER", "PASSWORD", input="ada\nhunter2\n")
+    assert "hunter2" not in done.stdout + done.stderr
+    assert as_json(hello, "secret", "list")[0]["variables"] == ["PASSWORD", "USER"]
+    hello.cli("secret", "delete", "db", "-y")
+    hello.cli("environment", "create", "staging")
+    assert hello.cli("-e", "staging", "app", "list").stdout.startswith("No apps yet")
+    hello.cli("environment", "delete", "staging", "-y")
+    assert [e["name"] for e in as_json(hello, "environment", "list")] == ["main"]
+
+
+def test_the_bill_is_the_sum_of_its_lines(hello: PlatformUnderTest) -> None:
+    hello.cli("call", "hello/hello")
+    bill = as_json(hello, "billing", "report", "--since", "1h", "--by", "app")
+    assert sum(Decimal(row["cost"]) for row in bill["rows"]) == Decimal(bill["totals"]["USD"]) > 0
+    rows = list(csv.DictReader(io.StringIO(hello.cli("billing", "report", "--csv").stdout)))
+    assert {row["app"] for row in rows} >= {"hello"}
+
+
+def test_top_doctor_and_status(hello: PlatformUnderTest) -> None:
+    hello.cli("call", "hello/hello")
+    config = ("--config", str(hello.local.config))
+    assert "hello/hello" in hello.cli("top", "--once", *config).stdout
+    assert {finding["what"] for finding in as_json(hello, "doctor", *config)} >= {"platform", "namespaces", "home", "profile"}
+    state = as_json(hello, "status", *config)
+    assert state["running"]
+    assert all(state["processes"].values())
+
+
+def test_state_is_saved_while_running_and_loaded_into_another_home(hello: PlatformUnderTest, short_tmp: Path) -> None:
+    config = ("--config", str(hello.local.config))
+    hello.cli("state", "backup", str(short_tmp / "b.tar"), *config)
+    refused = hello.cli("state", "load", str(short_tmp / "b.tar"), *config, check=False)
+    assert refused.returncode == 1
+    assert "Stop it first" in refused.stderr
+    home = short_tmp / "h"
+    (short_tmp / "p.yaml").write_text(f"platform: {{home: {home}, run: {short_tmp}/r}}\n")
+    hello.cli("state", "load", str(short_tmp / "b.tar"), "--config", str(short_tmp / "p.yaml"))
+    metrics: dict[str, dict[str, object]] = {name: {"metrics_listen": None} for name in PROCESSES}
+    with loaded_platform(short_tmp, metrics) as url:  # the same keys open it, the same app is there
+        environ = {**hello.environ(), "PILOTLIGHT_URL": url}
+        done = subprocess.run(
+            [sys.executable, "-m", "pilotlight", "call", "hello/hello", "-a", "name=again"],
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == '"Hello, again!"'
+
+
+@contextlib.contextmanager
+def loaded_platform(root: Path, sections: dict[str, dict[str, object]]) -> Iterator[str]:
+    """`pilotlight up --detach` … `down` on a home that exists."""
+    import yaml
+
+    address = f"127.0.0.1:{free_port()}"
+    sections["activator"] = {"listen": address, "metrics_listen": None}
+    sections["platform"] = {"home": str(root / "h"), "run": str(root / "r")}
+    config = root / "p.yaml"
+    config.write_text(yaml.safe_dump(sections))
+    environ = {**os.environ, "PILOTLIGHT_CONFIG": str(root / "profile.toml")}
+    argv = [sys.executable, "-m", "pilotlight"]
+    subprocess.run([*argv, "up", "-d", "--config", str(config)], env=environ, check=True, capture_output=True)
+    try:
+        yield f"http://{address}"
+    finally:
+        subprocess.run([*argv, "down", "--config", str(config)], env=environ, check=True, capture_output=True)
+
+
+def test_up_in_the_terminal_writes_the_first_key_refuses_a_second_and_ends_with_ctrl_c(short_tmp: Path) -> None:
+    import yaml
+
+    config, profile = short_tmp / "p.yaml", short_tmp / "profile.toml"
+    sections: dict[str, dict[str, object]] = {name: {"metrics_listen": None} for name in PROCESSES}
+    config.write_text(yaml.safe_dump({**sections, "platform": {"home": str(short_tmp / "h"), "run": str(short_tmp / "r")}}))
+    environ = {**os.environ, "PILOTLIGHT_CONFIG": str(profile), "NO_COLOR": "1"}
+    argv = [sys.executable, "-m", "pilotlight", "up", "--config", str(config), "--listen", f"127.0.0.1:{free_port()}"]
+    with subprocess.Popen([*argv, "--json"], env=environ, stdout=subprocess.PIPE, text=True) as up:
+        assert up.stdout is not None
+        body = json.loads(up.stdout.readline())
+        assert body["key_file"] == str(profile)
+        assert profile.stat().st_mode & 0o777 == 0o600
+        second = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
+        assert second.returncode == 1
+        assert f"already runs in {short_tmp / 'h'} (process {up.pid}" in second.stderr
+        up.send_signal(signal.SIGINT)
+        assert up.wait(60) == 0
+    platform = local.find(config=config, home=None, environ={}, cwd=short_tmp)
+    assert local.running(platform) is None
+    assert not list((short_tmp / "r").glob("*.pid"))
+
+
+def test_a_killed_supervisor_takes_its_processes_along_and_the_next_one_starts() -> None:
+    with platform_up() as platform:
+        found = local.require_running(platform.local)
+        pids = {name: platform.pid(name) for name in PROCESSES}
+        assert all(pids.values())
+        os.kill(found.pid, signal.SIGKILL)
+        for pid in pids.values():
+            assert orphans.terminate(pid, grace_s=20)
+        assert local.running(platform.local) is None
+        platform.cli("up", "-d", "--config", str(platform.local.config))
+        platform.cli("deploy", HELLO, "--no-wait")
+        assert "Hello" in platform.cli("call", "hello/hello").stdout
+        platform.cli("down", "--config", str(platform.local.config))
+        assert local.running(platform.local) is None

@@ -1,0 +1,158 @@
+"""The command line as a whole: common options, exit statuses, errors in two lines. No platform runs here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pilotlight.cli.admin import secret_values
+from pilotlight.cli.call import body_value, call_arguments, facts, summary
+from pilotlight.cli.commands import command, common_callback, what_to_do
+from pilotlight.cli.deploying import proof_of
+from pilotlight.cli.main import build
+from pilotlight.cli.session import Options, Session
+from pilotlight.errors import InvalidInput, PilotlightError, Unauthenticated
+
+COMMANDS = [
+    *("up", "down", "status", "deploy", "run", "serve", "call", "shell", "doctor", "top"),
+    *("app list", "app show", "app logs", "app history", "app stop", "app delete"),
+    *("instance list", "instance logs", "instance exec", "instance stop", "billing report", "state backup", "state load"),
+    *("token create", "token list", "token revoke", "secret set", "secret list", "secret delete"),
+    *("environment create", "environment list", "environment delete"),
+]
+seen: list[Options] = []
+
+
+def probe() -> typer.Typer:
+    """A tree with one command that records its options, and one that fails as told."""
+    root = typer.Typer()
+
+    def remember(ctx: typer.Context, options: Options) -> None:
+        ctx.obj = options
+
+    def look(session: Session, word: str = "x") -> None:
+        """Look."""
+        seen.append(session.options)
+
+    def fail(session: Session, how: str) -> None:
+        """Fail."""
+        if how == "interrupt":
+            raise KeyboardInterrupt
+        raise {"known": Unauthenticated("no key"), "hint": InvalidInput("bad", hint="Do better."), "file": FileNotFoundError("gone")}[how]
+
+    root.callback()(common_callback(remember))
+    command(root, "look")(look)
+    command(root, "fail")(fail)
+    return root
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_command_takes_json_and_explains_itself(words: str) -> None:
+    out = CliRunner().invoke(build(), [*words.split(), "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}, prog_name="pilotlight")
+    assert out.exit_code == 0
+    assert "--json" in out.output
+    assert "--profile-file" in out.output
+
+
+@pytest.mark.parametrize("words", [["--json", "-e", "a", "look"], ["look", "--json", "-e", "a"], ["-e", "b", "look", "--json", "-e", "a"]])
+def test_common_options_go_before_or_after_the_command_and_the_later_wins(words: list[str]) -> None:
+    seen.clear()
+    assert CliRunner().invoke(probe(), words).exit_code == 0
+    assert seen == [Options(json=True, environment="a")]
+
+
+@pytest.mark.parametrize("how, status", [("known", 1), ("hint", 1), ("file", 1), ("interrupt", 130)])
+def test_exit_statuses(how: str, status: int) -> None:
+    assert CliRunner().invoke(probe(), ["fail", how]).exit_code == status
+
+
+def test_wrong_usage_ends_with_2() -> None:
+    assert CliRunner().invoke(build(), ["nope"]).exit_code == 2
+    assert CliRunner().invoke(build(), ["call"]).exit_code == 2
+
+
+def test_an_error_is_one_line_what_happened_and_one_what_to_do() -> None:
+    out = CliRunner().invoke(probe(), ["fail", "hint"])
+    assert out.output.splitlines() == ["error bad", "try   Do better."]
+
+
+def test_an_error_is_json_where_json_was_asked_for() -> None:
+    out = CliRunner().invoke(probe(), ["fail", "known", "--json"])
+    error = json.loads(out.output)["error"]
+    assert (error["type"], error["message"]) == ("unauthenticated", "no key")
+    assert "PILOTLIGHT_API_KEY" in error["hint"]
+
+
+def test_debug_shows_where_an_error_comes_from() -> None:
+    out = CliRunner().invoke(probe(), ["fail", "known"], env={"PILOTLIGHT_DEBUG": "1"})
+    assert isinstance(out.exception, Unauthenticated)
+
+
+def test_every_known_error_says_what_to_do() -> None:
+    silent = [kind.__name__ for kind in PilotlightError.__subclasses__() if "PILOTLIGHT_DEBUG" in what_to_do(kind("x"))]
+    assert set(silent) <= {"ClientClosedRequest"}
+
+
+def test_destroying_asks_and_refuses_where_nobody_can_answer(tmp_path: Path) -> None:
+    out = CliRunner().invoke(build(), ["app", "delete", "x"], env={"PILOTLIGHT_CONFIG": str(tmp_path / "none")})
+    assert out.exit_code == 1
+    assert "pass --yes" in out.output
+
+
+def test_call_arguments_are_json_or_pairs_and_not_both() -> None:
+    assert call_arguments(None, ["a=1"]) == {"a": 1}
+    assert call_arguments("[1, 2]", []) == [1, 2]
+    assert call_arguments(None, []) == {}
+    for text, words in (("{}", ["a=1"]), ("just text", []), ("3", [])):
+        with pytest.raises(InvalidInput):
+            call_arguments(text, words)
+
+
+def test_answers_are_summed_up_from_their_headers() -> None:
+    headers = {
+        "pilotlight-start": "FORK",
+        "server-timing": "queue;dur=0.1, start;dur=12",
+        "pilotlight-cost": "0.0000100",
+        "x-request-id": "req-1",
+    }
+    assert summary(facts(headers)) == "FORK · queue 0.1 ms · start 12 ms · cost 0.00001 · req-1"
+    assert body_value("application/x-ndjson", b'1\n{"a": 2}\n') == [1, {"a": 2}]
+    assert body_value("text/plain", b"hi") == "hi"
+
+
+def test_a_proof_says_how_cold_and_how_forked_and_what_forbids_it() -> None:
+    body = {"template": {"phases_ms": {"boot": 100.0, "enter": 5300.0}, "threads": []}, "start_kind": "FORK", "start_ms": 29.0}
+    assert str(proof_of("f", body, waited_ms=9)) == "cold 5.40 s → fork 29 ms"
+    threaded = {"template": {"phases_ms": {"boot": 100.0}, "threads": ["tqdm"]}, "start_kind": "COLD", "start_ms": 100.0}
+    assert "cannot be forked, because of threads: tqdm" in str(proof_of("f", threaded, waited_ms=9))
+
+
+def test_secret_values_are_never_taken_from_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "v").write_text("line\n")
+    assert secret_values(["A"], from_env=True, from_file=None, environ={"A": "1"}) == {"A": "1"}
+    assert secret_values(["A"], from_env=False, from_file=tmp_path / "v", environ={}) == {"A": "line\n"}
+    with pytest.raises(InvalidInput, match="'A'… is not a variable's name") as failure:
+        secret_values(["A=hunter2"], from_env=False, from_file=None, environ={})
+    assert "hunter2" not in str(failure.value)
+    with pytest.raises(InvalidInput, match="has no B"):
+        secret_values(["B"], from_env=True, from_file=None, environ={})
+
+
+def test_help_loads_nothing_heavy() -> None:
+    heavy = ("httpx", "fastapi", "sqlalchemy", "yaml", "rich.table", "cloudpickle")
+    script = f"import sys; from pilotlight.cli.main import build; build(); print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,89 @@
+"""Which platform is meant, what `up` writes, and the lock that says whether it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pilotlight.cli.local import HomeLock, LocalPlatform, configure, find, refuse_running, require_running, running
+from pilotlight.errors import Conflict, InvalidInput, NotFound
+
+
+@pytest.fixture
+def here(short_tmp: Path) -> Path:
+    return short_tmp
+
+
+def meant(here: Path, *, config: Path | None = None, home: Path | None = None, **environ: str) -> LocalPlatform:
+    return find(config=config, home=home, environ={"HOME": str(here), **environ}, cwd=here)
+
+
+def test_without_anything_every_default_holds(here: Path) -> None:
+    platform = meant(here)
+    assert platform.paths.home == here / ".local/share/pilotlight"
+    assert platform.url == "http://127.0.0.1:8700"
+
+
+def test_a_named_file_beats_the_variable_which_beats_the_directory(here: Path) -> None:
+    for name in ("a", "b", "platform"):
+        (here / f"{name}.yaml").write_text(f"activator: {{listen: '{name}:1'}}")
+    assert meant(here).listen == "platform:1"
+    assert meant(here, PILOTLIGHT_PLATFORM=str(here / "b.yaml")).listen == "b:1"
+    assert meant(here, config=here / "a.yaml", PILOTLIGHT_PLATFORM=str(here / "b.yaml")).listen == "a:1"
+
+
+def test_a_home_brings_its_own_file(here: Path) -> None:
+    (here / "platform.yaml").write_text("activator: {listen: 'near:1'}")
+    (here / "h").mkdir()
+    (here / "h/platform.yaml").write_text("activator: {listen: 'own:1'}")
+    assert meant(here, home=here / "h").listen == "own:1"
+
+
+def test_a_missing_or_broken_file_is_named(here: Path) -> None:
+    with pytest.raises(InvalidInput, match="no configuration file"):
+        meant(here, config=here / "gone.yaml")
+    (here / "bad.yaml").write_text("platform: {trust: maybe}")
+    with pytest.raises(InvalidInput, match=r"bad\.yaml:1.*trust"):
+        meant(here, config=here / "bad.yaml")
+
+
+@pytest.mark.parametrize("listen, url", [("0.0.0.0:80", "http://127.0.0.1:80"), ("[::]:80", "http://[::1]:80"), ("box:8", "http://box:8")])
+def test_the_url_is_one_that_can_be_called_from_here(here: Path, listen: str, url: str) -> None:
+    (here / "p.yaml").write_text(yaml.safe_dump({"activator": {"listen": listen}}))
+    assert meant(here, config=here / "p.yaml").url == url
+
+
+def test_overrides_are_written_to_the_home_and_other_settings_kept(here: Path) -> None:
+    (here / "p.yaml").write_text("activator: {max_queued: 5}\ncontroller: {metrics_listen: null}")
+    platform = configure(meant(here, config=here / "p.yaml", home=here / "h"), listen="127.0.0.1:9000", home=here / "h")
+    written = yaml.safe_load((here / "h/platform.yaml").read_text())
+    assert written["activator"] == {"max_queued": 5, "listen": "127.0.0.1:9000"}
+    assert written["controller"] == {"metrics_listen": None}
+    assert written["platform"]["home"] == str(here / "h")
+    assert platform.config == here / "h/platform.yaml"
+    assert meant(here, config=here / "h/platform.yaml").paths == platform.paths
+
+
+@pytest.mark.parametrize("listen", ["8700", ":8700", "host:", "host:0", "host:99999", "host:http"])
+def test_an_address_that_is_none_is_refused(here: Path, listen: str) -> None:
+    with pytest.raises(InvalidInput, match="is not an address"):
+        configure(meant(here, home=here / "h"), listen=listen, home=None)
+
+
+def test_a_home_is_locked_by_one_supervisor_and_free_after_it(here: Path) -> None:
+    platform = meant(here, home=here / "h")
+    platform.paths.make()
+    with pytest.raises(NotFound, match="no platform runs"):
+        require_running(platform)
+    first = HomeLock(platform)
+    first.acquire()
+    found = require_running(platform)
+    assert found.url == platform.url
+    for refused in (HomeLock(platform).acquire, lambda: refuse_running(platform)):
+        with pytest.raises(Conflict, match=rf"already runs in {platform.paths.home} \(process {found.pid}"):
+            refused()
+    first.release()
+    assert running(platform) is None
+    refuse_running(platform)
