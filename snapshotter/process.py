@@ -17,6 +17,7 @@ class Process:
     Attributes:
         state: asked → forked → ready → gone.
         doomed: to be killed as soon as its pid is known.
+        parked: what the Template calls it, if it was forked ahead; "" otherwise.
         note: what the agent wants back after its own restart.
     """
 
@@ -27,6 +28,7 @@ class Process:
     log: LogFile
     pipes: list[LogPipe]
     go: int = -1
+    parked: str = ""
     state: str = "asked"
     pid: int = 0
     pidfd: int = -1

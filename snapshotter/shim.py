@@ -3,9 +3,9 @@
 One thread, one poll loop, standard library only. It holds all that a restarted agent needs: the agent connects to `shim.sock`,
 asks for `state`, and goes on. Only one agent is listened to, the one that connected last.
 
-Agent → shim (`op`): boot, start, note, kill, kill_worker, exec, exec_kill, forget, state, shutdown.
-Shim → agent (`event`): booted, boot_failed, snapshot_point, failed, forked, ready, exited, worker_exited, exec_exited, log_dropped,
-state, instance, state_end. Shim ↔ worker: docs/architecture.md, "The slot".
+Agent → shim (`op`): boot, start, park, unpark, note, kill, kill_worker, exec, exec_kill, forget, state, shutdown.
+Shim → agent (`event`): booted, boot_failed, snapshot_point, failed, forked, ready, exited, parked, parked_gone, worker_exited,
+exec_exited, log_dropped, state, instance, state_end. Shim ↔ worker: docs/architecture.md, "The slot".
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 from snapshotter import child, tree, wire
 from snapshotter.logpipe import LogFile, LogPipe
+from snapshotter.lot import Lot, Parked
 from snapshotter.poller import Peer, Poller
 from snapshotter.process import Process
 
@@ -52,6 +53,7 @@ class Shim:
         self._boot_log: LogFile | None = None
         self._boot_pipes: list[LogPipe] = []
         self._processes: dict[str, Process] = {}
+        self._lot = Lot(self._poller, self._tell)
         self._execs: dict[int, int] = {}
         self._noticed: dict[str, tuple[int, float]] = {}
 
@@ -119,6 +121,8 @@ class Shim:
     def _simple_orders(self) -> Mapping[str, Callable[[Mapping[str, Any]], None]]:
         return {
             "boot": self._boot,
+            "park": self._park,
+            "unpark": lambda _: self._lot.clear(),
             "note": self._note,
             "kill": lambda m: self._kill(m["instance"]),
             "kill_worker": lambda _: self._kill_worker(),
@@ -163,6 +167,7 @@ class Shim:
         for fd in [self._worker_pidfd, *(p.pidfd for p in self._processes.values())]:
             if fd >= 0:
                 self._signal(fd)
+        self._lot.clear()
         self._kill_execs()
         os._exit(0)
 
@@ -227,7 +232,9 @@ class Shim:
 
     def _believe(self, message: Mapping[str, Any], fds: list[int]) -> None:
         event = message["event"]
-        process = self._processes.get(str(message.get("instance")))
+        if self._lot.hear(message, fds):
+            return
+        process = self._processes.get(str(message.get("instance"))) or self._once_parked(str(message.get("instance")))
         if event == "snapshot_point" and self._worker_state == "booting":
             self._worker_state = "resident"
             self._snapshot_point = {"threads": message["threads"], "phases_ms": message["phases_ms"], "joins": message.get("joins", False)}
@@ -249,6 +256,20 @@ class Shim:
 
     # -- instances
 
+    def _park(self, message: Mapping[str, Any]) -> None:
+        name, cgroup = message["parked"], child.Cgroup(**message["cgroup"])
+        try:
+            if self._worker_state != "resident" or self._worker is None:
+                raise ProcessLookupError
+            joins = bool(self._snapshot_point.get("joins")) and bool(cgroup.tasks)
+            self._lot.park(name, self._worker, cgroup, joins=joins)
+        except OSError:
+            self._tell({"event": "parked_gone", "parked": name})
+
+    def _once_parked(self, name: str) -> Process | None:
+        """The instance that the parked fork of that name became: the Template knows it by no other."""
+        return next((p for p in self._processes.values() if p.parked == name), None)
+
     def _start(self, message: Mapping[str, Any], listener: int) -> None:
         instance, in_place = message["instance"], message["in_place"]
         if self._worker_state != "resident" or self._worker is None or instance in self._processes:
@@ -260,9 +281,13 @@ class Shim:
             id=instance, env=message["env"], note=message["note"], cgroup=child.Cgroup(**message["cgroup"]), log=log, pipes=[]
         )
         self._processes[instance] = process
+        parked = self._lot.take(message["parked"]) if message.get("parked") else None
         op = "serve" if in_place else "fork"
         try:
             ends = self._log_pipes(log, process.pipes)
+            if parked is not None:
+                self._assign(process, parked, [listener, *ends])
+                return
             go_read, process.go = os.pipe2(os.O_CLOEXEC)
             self._worker.push(
                 {"op": op, "instance": instance, "env": message["env"]},
@@ -275,6 +300,19 @@ class Shim:
             self._worker_state = "serving"
             self._on_forked(process, self._worker_pid, os.dup(self._worker_pidfd), joined=True)
 
+    def _assign(self, process: Process, parked: Parked, fds: list[int]) -> None:
+        """A parked fork becomes the instance. Takes ownership of both. Raises OSError, wire.MessageTooLong; then it dies."""
+        process.parked, process.pid, process.pidfd = parked.name, parked.pid, os.dup(parked.pidfd)
+        try:
+            wire.send(parked.channel, wire.encode({"op": "assign", "instance": process.id, "env": process.env}), fds)
+        except (OSError, wire.MessageTooLong):
+            self._signal(process.pidfd)
+            raise
+        finally:
+            wire.close_all(fds)
+            parked.close()
+        self._on_forked(process, parked.pid, process.pidfd, joined=True)
+
     def _on_forked(self, process: Process, pid: int, pidfd: int, *, joined: bool) -> None:
         process.state, process.pid, process.pidfd = "forked", pid, pidfd
         self._poller.watch(pidfd, lambda _: self._on_gone(process))
@@ -286,10 +324,11 @@ class Shim:
             process.doomed = True  # without its limits it must not run; a pid that is gone already ends the same way
         if process.doomed:
             self._signal(pidfd)
-        with contextlib.suppress(BrokenPipeError):
-            os.write(process.go, b"\n")
-        os.close(process.go)
-        process.go = -1
+        if process.go >= 0:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(process.go, b"\n")
+            os.close(process.go)
+            process.go = -1
 
     def _joins(self, process: Process) -> bool:
         """Whether the fork enters its groups by itself (the worker said that it can, the groups are of the kind)."""
@@ -371,6 +410,7 @@ class Shim:
         self._worker_state, self._worker_status, self._worker_pid = "dead", status, 0
         for pipe in self._boot_pipes:
             pipe.drain()
+        self._lot.clear()
         self._tell({"event": "worker_exited", "status": status})
         for process in list(self._processes.values()):
             if process.state == "asked":

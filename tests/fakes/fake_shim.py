@@ -6,6 +6,7 @@ descriptors, one byte on `go`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -150,7 +151,8 @@ class FakeShim:
                 os.close(descriptor)
         self._open += [stdout, stderr, go_ours]
         if go:
-            os.write(go_ours, b"g")
+            with contextlib.suppress(BrokenPipeError):  # refused already
+                os.write(go_ours, b"g")
         return FakeInstance(id=instance, path=path, stdout=stdout, stderr=stderr, go=go_ours)
 
     def start(self, instance: str = "i-1", env: Mapping[str, str] | None = None, *, op: str = "fork") -> FakeInstance:

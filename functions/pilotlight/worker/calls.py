@@ -104,6 +104,10 @@ class Calls:
         """Calls whose function has not ended."""
         return self._running
 
+    def make_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have one call thread ready before the first call."""
+        self._threads.make_ahead(loop)
+
     async def invoke(self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Answer one request."""
         body = await read_body(receive)

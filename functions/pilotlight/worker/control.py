@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+MAX_DESCRIPTORS = 16
+"""Beside one message: four, and one for each cgroup hierarchy of version 1."""
 MAX_DATAGRAM_BYTES = 128 * 1024
 """Bound of the contract; under Linux's default socket buffer (net.core.wmem_default, 208 KiB)."""
 
@@ -18,10 +20,10 @@ class Order:
     """One order of the shim.
 
     Attributes:
-        op: `fork` or `serve`.
-        instance: the instance to become.
-        env: its environment, secrets included.
-        descriptors: listener, stdout, stderr, go.
+        op: `fork`, `serve`, `park` or, to a parked fork, `assign`.
+        instance: the instance to become; for `park` the parked fork's own name.
+        env: the instance's environment, secrets included; empty for `park`.
+        descriptors: listener, stdout, stderr, go, and ways into cgroups; `assign`: the first three; `park`: channel, go, ways.
     """
 
     op: str
@@ -31,7 +33,7 @@ class Order:
 
 
 class Control:
-    """Our end of the pair. Used by one thread of one process at a time; forked children share it to send only."""
+    """Our end of a pair with the shim. Used by one thread of one process at a time; forked children share it to send only."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
@@ -44,6 +46,10 @@ class Control:
         """The descriptor, for poll."""
         return self._socket.fileno()
 
+    def close(self) -> None:
+        """Nothing more is sent or received here."""
+        self._socket.close()
+
     def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send one event. Raises OSError when the shim is gone."""
         data = json.dumps(message, separators=(",", ":")).encode()
@@ -54,7 +60,7 @@ class Control:
 
     def receive(self) -> Order | None:
         """The next order, waiting for it; None when the shim is gone. Raises ValueError for a broken one."""
-        data, descriptors, _, _ = socket.recv_fds(self._socket, MAX_DATAGRAM_BYTES, 8)
+        data, descriptors, _, _ = socket.recv_fds(self._socket, MAX_DATAGRAM_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         if not data:
             return None
         try:

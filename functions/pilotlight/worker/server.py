@@ -102,6 +102,10 @@ class Server:
         self._loop = uvloop.new_event_loop()
         asyncio.set_event_loop(self._loop)
 
+    def settle_in(self) -> None:
+        """In a parked fork: what the first call would have to make, as far as no user code is in it."""
+        self._calls.make_thread(self._running_loop)
+
     def wake(self, listener: socket.socket) -> None:
         """Run enter(snap=False), build a web application, and accept on the listener. Raises what user code raises."""
         self._running_loop.run_until_complete(self._wake(listener))

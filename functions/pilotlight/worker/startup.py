@@ -18,7 +18,7 @@ from pilotlight.worker.launch import Launch
 from pilotlight.worker.loader import load
 from pilotlight.worker.server import Server
 from pilotlight.worker.target import make_target
-from pilotlight.worker.template import Template, surplus_threads
+from pilotlight.worker.template import Template, connect_output, surplus_threads
 
 WORKER_VARIABLE = "PILOTLIGHT_WORKER"
 """Set to 1: the SDK in user code then takes weights and secrets from the platform and looks for no local files."""
@@ -86,19 +86,24 @@ def _reach_snapshot_point(control: Control, phases: Phases) -> tuple[str, ...]:
     hooks.drop_caches()
     output.finish()
     threads = surplus_threads()
-    control.send({"event": "snapshot_point", "threads": list(threads), "phases_ms": phases.ms})
+    control.send({"event": "snapshot_point", "threads": list(threads), "phases_ms": phases.ms, "joins": True})
     return threads
 
 
 def _become(launch: Launch, server: Server, control: Control, order: Order, started: float) -> NoReturn:
-    listener = socket.socket(fileno=order.descriptors[0])
-    server.prepare()
-    if not os.read(order.descriptors[3], 1):
-        os._exit(0)  # whoever ordered the instance gave it up
-    os.close(order.descriptors[3])
-    gc.enable()
+    """What a forked child, or the worker itself, does with its order."""
+    if order.op == "park":
+        order = _wait_parked(server, control, order)
+        started, doing = time.monotonic(), "assign"
+    else:
+        connect_output(order)
+        server.prepare()
+        _wait_go(order.descriptors[3])
+        gc.enable()
+        doing = "fork"
     phases = Phases(control, instance=order.instance)
-    phases.ms["fork"] = round((time.monotonic() - started) * 1000, 3)
+    listener = socket.socket(fileno=order.descriptors[0])
+    phases.ms[doing] = round((time.monotonic() - started) * 1000, 3)
     with phases.phase("wake"):
         wake.reseed()
         wake.take_environment(order.instance, order.env)
@@ -110,6 +115,29 @@ def _become(launch: Launch, server: Server, control: Control, order: Order, star
 
     server.run(on_ready=ready, shim=control.fileno())
     _leave(0)
+
+
+def _wait_parked(server: Server, control: Control, order: Order) -> Order:
+    """Do all that needs no identity and runs no user code, say so, and wait for the assignment. A parked fork nobody wants leaves."""
+    channel, go, *_ = order.descriptors
+    desk = Control(channel)
+    _wait_go(go)
+    gc.enable()
+    server.prepare()
+    server.settle_in()
+    control.send({"event": "parked", "instance": order.instance})
+    assignment = desk.receive()
+    if assignment is None:
+        os._exit(0)
+    desk.close()
+    connect_output(assignment)
+    return assignment
+
+
+def _wait_go(go: int) -> None:
+    if not os.read(go, 1):
+        os._exit(0)  # whoever ordered the instance gave it up
+    os.close(go)
 
 
 def _leave(status: int) -> NoReturn:

@@ -1,8 +1,11 @@
 """The snapshot point: one thread, no event loop, waiting for orders on the control channel.
 
-The Template forks a child per `fork` order and reaps it; a `serve` order turns the process itself into the instance. Children are
-watched through pidfds in the same poll, so no signal handler is needed. A Template whose shim is gone ends; its children are not its
+The Template forks a child per `fork` or `park` order and reaps it; a `serve` order turns the process itself into the instance. Children
+are watched through pidfds in the same poll, so no signal handler is needed. A Template whose shim is gone ends; its children are not its
 business any more then.
+
+A child enters its cgroups by itself, while it has one thread: writing "0" to a `tasks` file of cgroup v1 is free, whereas moving a
+process by its id takes a lock of the whole machine (`snapshotter/cgroups.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from pilotlight.worker import output
@@ -20,7 +23,10 @@ from pilotlight.worker.control import Control, Order
 from pilotlight.worker.faults import as_data
 
 Become = Callable[[Order, float], NoReturn]
-"""Turns this process into the instance of an order (already in its own session, output connected); monotonic seconds of the order."""
+"""Turns this process into the instance of an order, or parks it (in its own session and cgroups); monotonic seconds of the order."""
+
+DESCRIPTORS = {"fork": 4, "serve": 4, "park": 2}
+"""How many descriptors an order has at least; those of `fork` and `park` beyond are ways into cgroups."""
 
 THREAD_GRACE_S = 0.1
 """A joined thread stays visible in /proc for some microseconds; a pool that is shutting down for some milliseconds."""
@@ -78,10 +84,10 @@ class Template:
         if order is None:
             return False
         started = time.monotonic()
-        if order.op == "serve":
-            self._serve(order, started)
-        elif order.op != "fork" or len(order.descriptors) != 4:
+        if len(order.descriptors) < DESCRIPTORS.get(order.op, len(order.descriptors) + 1):
             self._refuse(order, ValueError(f"order {order.op!r} with {len(order.descriptors)} descriptors is not known here"))
+        elif order.op == "serve":
+            self._become(order, started)
         elif self._threads:
             self._refuse(order, RuntimeError(f"cannot be forked: threads are running at the snapshot point: {', '.join(self._threads)}"))
         else:
@@ -109,14 +115,10 @@ class Template:
             os.setsid()
             for pidfd in self._children:
                 os.close(pidfd)
-            connect_output(order)
+            enter_groups(order.descriptors[DESCRIPTORS[order.op] :])
             self._become(order, started)
         finally:
             os._exit(70)  # EX_SOFTWARE: `_become` leaves the process itself; the Template's stack must never be unwound in a child
-
-    def _serve(self, order: Order, started: float) -> NoReturn:
-        connect_output(order)
-        self._become(order, started)
 
     def _refuse(self, order: Order, error: Exception) -> None:
         for descriptor in order.descriptors:
@@ -131,10 +133,17 @@ class Template:
         self._control.send({"event": "exited", "instance": instance, "status": status})
 
 
+def enter_groups(ways: Sequence[int]) -> None:
+    """Move this process, which has one thread, into the cgroups behind open `tasks` files. Raises OSError: without limits none may run."""
+    for descriptor in ways:
+        os.write(descriptor, b"0")
+        os.close(descriptor)
+
+
 def connect_output(order: Order) -> None:
     """Point stdout and stderr at the instance's own pipes."""
     output.finish()
-    _, stdout, stderr, _ = order.descriptors
+    _, stdout, stderr, *_ = order.descriptors
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     os.close(stdout)

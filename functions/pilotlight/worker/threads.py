@@ -105,10 +105,15 @@ class CallThreads:
 
     def take(self) -> CallThread:
         """An idle thread, or a new one: the caller bounds how many calls run at once."""
-        if self._idle:
-            return self._idle.pop()
+        return self._idle.pop() if self._idle else self._make(asyncio.get_running_loop())
+
+    def make_ahead(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have an idle thread before there is a call."""
+        self._idle.append(self._make(loop))
+
+    def _make(self, loop: asyncio.AbstractEventLoop) -> CallThread:
         self._made += 1
-        return CallThread(asyncio.get_running_loop(), number=self._made)
+        return CallThread(loop, number=self._made)
 
     def give_back(self, thread: CallThread) -> None:
         """The thread's job has ended."""
