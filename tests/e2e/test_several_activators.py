@@ -66,7 +66,7 @@ def most_instances(platform: PlatformUnderTest) -> Iterator[list[int]]:
     def watch() -> None:
         with platform.client() as client:
             while not stop.wait(0.02):
-                seen.append(max(seen[-1], sum(1 for i in client.instances(app="pair"))))
+                seen.append(max(seen[-1], sum(i["labels"]["function"] == "greet" for i in client.instances(app="pair"))))
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -108,6 +108,10 @@ def test_a_submitted_call_is_found_and_cancelled_through_either(pair: Pair) -> N
     done = [httpx.get(f"{platform.url}/v1/calls/{a.json()['id']}?wait_s=20", headers=platform.headers, timeout=30).json() for a in accepted]
     assert [d["state"] for d in done] == ["SUCCEEDED"] * 10
 
+    held = [platform.post("pair/nap", {"seconds": 30}, verb="submit").json()["id"] for _ in range(4)]
+    ends = [httpx.post(f"{platform.url}/v1/calls/{call}:cancel", headers=platform.headers, timeout=10) for call in held]
+    assert [(end.status_code, end.json()["state"]) for end in ends] == [(200, "CANCELLED")] * 4, [end.text for end in ends]
+
     again = [
         httpx.put(f"{platform.url}/v1/calls/mine?function={GREET}", json={"n": 1}, headers=platform.headers).status_code for _ in range(6)
     ]
@@ -136,12 +140,12 @@ async def test_the_death_of_one_is_seen_by_its_callers_alone_and_its_instances_a
                 client = httpx.AsyncClient(timeout=20)
         await client.aclose()
 
-    async def killer() -> tuple[int, float]:
-        await asyncio.sleep(KILL_AFTER_S)
-        return platform.kill("activator-1"), time.monotonic()
-
     with most_instances(platform) as seen:
-        (pid, killed_at), *_ = await asyncio.gather(killer(), *(caller(n) for n in range(CLIENTS)))
+        async with asyncio.TaskGroup() as load:
+            for n in range(CLIENTS):
+                load.create_task(caller(n))
+            await asyncio.sleep(KILL_AFTER_S)
+            pid, killed_at = platform.kill("activator-1"), time.monotonic()
 
     assert {a.status_code for a in answered} == {200}, Counter(a.text for a in answered if a.status_code != 200)
     assert not [e for _, e in broken if isinstance(e, httpx.TimeoutException)]

@@ -13,3 +13,10 @@ def greet(n: int) -> list[object]:
     """Work a little, then say who did it."""
     time.sleep(0.02)
     return [n, os.environ["PILOTLIGHT_INSTANCE"]]
+
+
+@app.function(cpu=0.25, memory="256MiB", max_instances=4)
+def nap(seconds: float) -> float:
+    """Long enough to be cancelled."""
+    time.sleep(seconds)
+    return seconds
