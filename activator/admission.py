@@ -28,12 +28,16 @@ class TokenBucket:
 
     def take(self, now: float) -> float:
         """Take one token: 0.0, or the seconds until there is one."""
+        wait_s = self.wait_s(now)
+        if wait_s == 0:
+            self._tokens -= 1
+        return wait_s
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until there is a token; 0.0 when there is one."""
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate_per_s)
         self._at = now
-        if self._tokens >= 1:
-            self._tokens -= 1
-            return 0.0
-        return (1 - self._tokens) / self._rate_per_s
+        return 0.0 if self._tokens >= 1 else (1 - self._tokens) / self._rate_per_s
 
 
 class StrangerLimit:
@@ -46,11 +50,17 @@ class StrangerLimit:
     def __repr__(self) -> str:
         return f"<StrangerLimit {len(self._buckets)} addresses, {self._rate_per_s:g}/s each>"
 
+    def guard(self, address: str, now: float) -> None:
+        """Before a key is looked up: refuse an address that has used up its attempts. Raises TooManyRequests with the time to wait."""
+        bucket = self._buckets.get(address)
+        if bucket is not None and (wait_s := bucket.wait_s(now)) > 0:
+            raise _too_many(wait_s)
+
     def check(self, address: str, now: float) -> None:
         """Count one failed attempt. Raises TooManyRequests with the time to wait."""
         wait_s = self._take(address, now)
         if wait_s > 0:
-            raise errors.TooManyRequests("too many requests without a valid API key from this address", retry_after_s=wait_s)
+            raise _too_many(wait_s)
 
     def _take(self, address: str, now: float) -> float:
         bucket = self._buckets.get(address)
@@ -61,6 +71,10 @@ class StrangerLimit:
         else:
             self._buckets.move_to_end(address)
         return bucket.take(now)
+
+
+def _too_many(wait_s: float) -> errors.TooManyRequests:
+    return errors.TooManyRequests("too many requests without a valid API key from this address", retry_after_s=wait_s)
 
 
 class ProcessQueue:

@@ -57,11 +57,13 @@ class ControlPlane:
 
     def _limit_strangers(self, request: Request) -> None:
         """A request that carries a key the data plane does not know is a stranger's, whatever the controller will say."""
+        authorization = request.headers.get(b"authorization", b"")
+        if not self._table.is_known(authorization):
+            self._strangers.guard(request.address, time.monotonic())
         try:
-            self._table.authenticate(request.headers.get(b"authorization", b""), time.time())
+            self._table.authenticate(authorization, time.time())
         except errors.Unauthenticated:
-            if b"cookie" not in request.headers:
-                self._strangers.check(request.address, time.monotonic())
+            self._strangers.check(request.address, time.monotonic())
 
     async def _relay(self, request: Request, response: httpx.Response) -> None:
         try:

@@ -170,8 +170,11 @@ class Gateway:
 
     def authenticate(self, request: Request) -> Caller:
         """Who is calling. Raises Unauthenticated, or TooManyRequests for an address that keeps guessing."""
+        authorization = request.headers.get(b"authorization", b"")
+        if not self._table.is_known(authorization):
+            self._strangers.guard(request.address, time.monotonic())
         try:
-            return self._table.authenticate(request.headers.get(b"authorization", b""), time.time())
+            return self._table.authenticate(authorization, time.time())
         except errors.Unauthenticated:
             self._strangers.check(request.address, time.monotonic())
             raise

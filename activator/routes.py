@@ -262,6 +262,10 @@ class RouteTable:
             raise errors.Unauthenticated("this API key has expired: create another with `pilotlight token create`")
         return caller
 
+    def is_known(self, authorization: bytes) -> bool:
+        """Whether this header was found valid before, so that no look-up is needed."""
+        return authorization in self._by_token
+
     def _look_up(self, authorization: bytes) -> Caller:
         scheme, _, token = authorization.partition(b" ")
         if not token or scheme.lower() != b"bearer":
