@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 MAX_RECORDS = 1000
 MAX_BYTES = 1024**2
 """Bounds of a batch: a megabyte is some 1,500 records, and small enough to be sent again without regret."""
-GATHER_S = 0.2
+GATHER_S = 0.5
+FEW_RECORDS = MAX_RECORDS // 2
+"""A batch costs two commits, whatever is in it: the records of this long go together, and so few wait for the next turn."""
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
 REFUSED_NAME = "refused.ndjson"
@@ -138,7 +140,8 @@ class Shipper:
             await self._journal.wait_unshipped()
             await asyncio.sleep(self._gather_s)
             try:
-                await self.flush()
+                while await self._ship() and self._journal.statistics().unshipped >= FEW_RECORDS:
+                    pass
                 backoff_s = self._first_backoff_s
             except (LedgerUnavailable, OSError) as e:
                 log.warning("usage not shipped: records=%d retry_s=%.1f error=%s", self.lag().records, backoff_s, e)
@@ -148,14 +151,17 @@ class Shipper:
     async def flush(self) -> int:
         """Ship what there is; returns how many records. Raises LedgerUnavailable, or OSError of the checkpoint's disk."""
         total = 0
-        while True:
-            batch = read_batch(self._journal)
-            if not batch.records:
-                return total
+        while shipped := await self._ship():
+            total += shipped
+        return total
+
+    async def _ship(self) -> int:
+        batch = read_batch(self._journal)
+        if batch.records:
             await self._send(batch.records)
             await asyncio.to_thread(save_checkpoint, self._journal.directory, batch.cursor)
             self._journal.mark_shipped(batch.cursor, count=len(batch.records), oldest_unshipped_ns=batch.next_at_ns)
-            total += len(batch.records)
+        return len(batch.records)
 
     async def _send(self, records: Sequence[bytes]) -> None:
         """Send a batch; a refused one is halved until the wrong record stands alone."""

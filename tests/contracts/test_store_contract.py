@@ -263,6 +263,59 @@ def test_a_cost_that_cannot_be_kept_exactly_is_refused(store: Store, cost: str) 
         ledger.add(write, [usage(cost=cost)])
 
 
+def test_a_batch_with_new_known_repeated_and_changed_records_keeps_each_once(store: Store) -> None:
+    with store.write() as write:
+        ledger.add(write, [usage("req-1/1", cost="1"), usage("req-2/1", cost="1")])
+    again = [usage("req-1/1", cost="1"), usage("req-2/1", cost="2"), usage("req-3/1", cost="1"), usage("req-3/1", cost="1")]
+    with store.write() as write:
+        assert ledger.add(write, again) == (1, ["req-2/1"])
+    with store.read() as sql:
+        (line,) = ledger.report(sql, tenant="t-1", by="app", since=None, until=None, environment=None)
+    assert (line.records, line.cost) == (3, Decimal(3))
+
+
+@pytest.mark.parametrize("cost", ["0", "7", "0.5", "1e-12", "0.000000000001", "999999.999999999999", "1000000.000000000000"])
+def test_a_cost_is_kept_exactly_however_it_is_written(store: Store, cost: str) -> None:
+    with store.write() as write:
+        ledger.add(write, [usage(cost=cost)])
+    with store.read() as sql:
+        (line,) = ledger.report(sql, tenant="t-1", by="app", since=None, until=None, environment=None)
+        assert [record.cost for record in ledger.attempts(sql, tenant="t-1", call="req-1")] == [cost]
+    assert line.cost == Decimal(cost)
+
+
+WRONG_RECORDS = [
+    {"status": "200"},
+    {"status": True},
+    {"status": 2**63},
+    {"queued_ms": 1.5},
+    {"started_at": float("inf")},
+    {"started_at": float("nan")},
+    {"app": "\ud800"},
+    {"tenant": None},
+    {"colour": "red"},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG_RECORDS, ids=repr)
+def test_a_record_that_is_none_is_refused_with_its_whole_batch(store: Store, wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput), store.write() as write:
+        ledger.add_rows(write, [usage("req-1/1").to_json(), {**usage("req-2/1").to_json(), **wrong}])
+    with store.read() as sql:
+        assert ledger.attempts(sql, tenant="t-1", call="req-1") == []
+
+
+def test_a_record_may_leave_out_what_has_a_default(store: Store) -> None:
+    row = {key: value for key, value in usage("req-1/1").to_json().items() if key not in {"tokens_in", "bytes_out", "currency"}}
+    with store.write() as write:
+        assert ledger.add_rows(write, [row]) == (1, [])
+        assert ledger.add_rows(write, [row]) == (0, [])
+        with pytest.raises(InvalidInput, match=r"records\[0\].call is missing"):
+            ledger.add_rows(write, [{key: value for key, value in row.items() if key != "call"}])
+    with store.read() as sql:
+        assert ledger.attempts(sql, tenant="t-1", call="req-1") == [usage("req-1/1")]
+
+
 def test_a_bill_is_cut_by_time_and_environment_and_grouped(store: Store) -> None:
     day = 86_400.0
     with store.write() as write:

@@ -109,8 +109,11 @@ def _insertion(dialect: str) -> str:
 
 def _row(row: Mapping[str, Any], at: int, now: float) -> tuple[Any, ...]:
     """The values of `_COLUMNS`."""
-    values = _values(row) if len(row) == len(_TYPES) and _TYPES.keys() == row.keys() else _values(_checked(row, at))
-    if tuple(map(type, values)) not in _SOUND:
+    try:
+        values = _values(row)
+    except KeyError:
+        values = _values(_checked(row, at))
+    if len(row) > len(_TYPES) or tuple(map(type, values)) not in _SOUND:
         _checked(row, at)
     cost, started_at = values[_COST], values[_STARTED_AT]
     picos = int(cost.replace(".", "")) if _is_plain(cost) else _picos(cost, at)

@@ -184,7 +184,6 @@ usage = sa.Table(
     _whole("day"),
     sa.Index("ix_usage_tenant_started_at", "tenant", "started_at"),
     sa.Index("ix_usage_tenant_call", "tenant", "call"),
-    sa.Index("ix_usage_tenant_environment_app_function_started_at", "tenant", "environment", "app", "function", "started_at"),
 )
 
 calls = sa.Table(
