@@ -13,6 +13,7 @@ from snapshotter.housing import Housekeeper, Housing
 from snapshotter.instances import Instance, Instances
 from snapshotter.logs import Logs
 from snapshotter.metrics import Metrics
+from snapshotter.parking import Parking
 from snapshotter.slots import Running, Slot
 from snapshotter.templates import Template, Templates
 from snapshotter.types import AgentEvent
@@ -29,6 +30,7 @@ class Ends:
         housekeeper: Housekeeper,
         instances: Instances,
         templates: Templates,
+        parking: Parking,
         logs: Logs,
         events: Events,
         metrics: Metrics,
@@ -37,10 +39,17 @@ class Ends:
         self._housekeeper = housekeeper
         self._instances = instances
         self._templates = templates
+        self._parking = parking
         self._logs = logs
         self._events = events
         self._metrics = metrics
         self._errands = errands
+
+    def instance_stopping(self, instance: Instance) -> None:
+        """Tell the watchers that it will take no more calls, so that whoever sends them stops before it does."""
+        name = instance.info.id
+        message = f"instance {name} stops once it has finished what it is doing"
+        self._events.publish(AgentEvent(kind="instance_stopping", subject=name, reason="stopped", message=message))
 
     def instance_gone(self, slot: Slot, running: Running) -> None:
         """Settle the instance, tell the watchers, clean up. One that never was ready is the business of its start alone."""
@@ -83,8 +92,17 @@ class Ends:
         """Somebody prints faster than is kept."""
         self._metrics.log_dropped(count)
 
+    def parked(self, slot: Slot) -> None:
+        """A fork waits for its assignment."""
+        self._parking.ready(slot)
+
+    def parked_gone(self, slot: Slot, name: str) -> None:
+        """One that waited ended."""
+        self._parking.gone(slot, name)
+
     def template_gone(self, template: Template, reason: str, detail: Mapping[str, Any]) -> None:
-        """Tell the watchers."""
+        """Tell the watchers, and let what is parked go with it."""
+        self._parking.clear(template.housing)
         self._metrics.template_gone(reason)
         message = f"the Template of {template.revision} is gone: {reason}"
         self._events.publish(

@@ -16,18 +16,21 @@ from typing import Any
 
 from snapshotter import exits, slots, wire
 from snapshotter.boots import Boots
-from snapshotter.cgroups import Cgroups
+from snapshotter.cgroups import Cgroups, Group
 from snapshotter.ends import Ends
 from snapshotter.errors import LeaseHeld, NoCapacity, SnapshotterError, StartFailed, StartTimeout
 from snapshotter.housing import Housekeeper, Housing, Phase
 from snapshotter.instances import Instance, Instances
 from snapshotter.logs import Logs
 from snapshotter.metrics import Metrics
+from snapshotter.parking import Parking
 from snapshotter.slots import Running, SlotLost
 from snapshotter.templates import Templates
 from snapshotter.types import InstanceId, InstanceInfo, InstanceState, LaunchSpec, RevisionKey, StartKind, TemplateInfo
 
 _log = logging.getLogger(__name__)
+NOTICE_S = 0.05
+"""Between the word that an instance stops and its SIGTERM: time for its lessee, on this machine, to send it nothing more."""
 _ATTEMPTS = 3
 """A Template may die between the choice and the fork; three times in a row is no accident."""
 
@@ -63,6 +66,7 @@ class Ladder:
         ends: Ends,
         instances: Instances,
         templates: Templates,
+        parking: Parking,
         cgroups: Cgroups,
         logs: Logs,
         metrics: Metrics,
@@ -74,6 +78,7 @@ class Ladder:
         self._ends = ends
         self._instances = instances
         self._templates = templates
+        self._parking = parking
         self._cgroups = cgroups
         self._logs = logs
         self._metrics = metrics
@@ -117,6 +122,10 @@ class Ladder:
             await asyncio.wait([flight.task])
         instance = self._instances.get(instance_id)
         if instance is not None:
+            if grace_s > 0 and instance.was_ready and instance.info.state is InstanceState.READY:
+                instance.become(InstanceState.DRAINING)
+                self._ends.instance_stopping(instance)
+                await asyncio.sleep(NOTICE_S)
             await instance.stop(grace_s)
 
     def drop_template(self, revision: RevisionKey) -> None:
@@ -234,23 +243,30 @@ class Ladder:
         instance.was_ready = True
         instance.become(InstanceState.READY, pid=running.pid, phases_ms={**before, **running.ready.result()})
         slot.note(instance.info.id, instance.note())
+        if not in_place:
+            self._parking.used(housing)
         _log.info("instance.ready id=%s revision=%s kind=%s", instance.info.id, instance.info.revision, kind)
 
     def _order(self, instance: Instance, housing: Housing, request: Request, *, in_place: bool) -> Running:
         launch, slot, name = request.launch, housing.slot, instance.info.id
+        spot = None if in_place else self._parking.take(housing)
         try:
-            instance.group = housing.group if in_place else self._cgroups.make(name, memory_bytes=launch.memory_bytes, cpu=launch.cpu)
+            instance.group = housing.group if in_place else spot.group if spot else self._make_group(request)
             self._logs.register(name, labels=launch.labels, revision=launch.revision, now=self._clock())
             listener = slots.listen(Path(instance.info.socket)).detach()
         except OSError as e:
             raise StartFailed(f"instance {name}: the node cannot make its socket, cgroup or log: {e}", {"log_tail": []}) from e
         env, cgroup = {**launch.env, **request.secret_env}, instance.group.ways_in()
         try:
-            running = slot.start(name, env=env, cgroup=cgroup, note=instance.note(), in_place=in_place, listener=listener)
+            parked = spot.name if spot else None
+            running = slot.start(name, env=env, cgroup=cgroup, note=instance.note(), in_place=in_place, listener=listener, parked=parked)
         except wire.MessageTooLong as e:
             raise StartFailed(f"instance {name}: {e}", {"log_tail": []}) from e
         instance.housing, instance.running = housing, running
         return running
+
+    def _make_group(self, request: Request) -> Group:
+        return self._cgroups.make(request.instance_id, memory_bytes=request.launch.memory_bytes, cpu=request.launch.cpu)
 
     async def _explain(self, instance: Instance, running: Running) -> StartFailed | TemplateLost:
         how, word = running.gone.result(), instance.info.exit_reason or "exited"

@@ -146,7 +146,8 @@ class TemplateInfo:
     """A Template resident on this node.
 
     Attributes:
-        pss_bytes: proportional set size: what it costs to keep it.
+        pss_bytes: proportional set size: what it costs to keep it, parked forks included.
+        parked: forks that wait behind it for an instance to become.
         threads: names of surplus threads found at the snapshot point; non-empty means it cannot be forked.
         forks: children born of it so far.
     """
@@ -159,6 +160,7 @@ class TemplateInfo:
     forks: int
     last_used_at: float
     labels: Mapping[str, str]
+    parked: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -172,10 +174,11 @@ class TemplateInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentEvent:
-    """Something that happened to an instance or a Template without being asked.
+    """Something that happened to an instance or a Template.
 
     Attributes:
-        kind: `instance_gone`, `template_ready`, `template_gone`.
+        kind: `instance_stopping` (it was asked to stop, and gets SIGTERM a moment later: send it nothing more), `instance_gone`,
+            `template_ready`, `template_gone`.
         subject: the instance's id, or the revision's key.
         reason: why, one word; see InstanceInfo.exit_reason.
         message: for people.

@@ -175,6 +175,16 @@ async def test_stop_is_a_sigterm_and_leaves_nothing(home: AgentHome, client: Age
     await client.stop(info.id, grace_s=10)
 
 
+async def test_a_stop_is_told_before_the_sigterm(home: AgentHome, client: AgentClient) -> None:
+    info = await begin(client, home.launch())
+    told = await watching(client, "instance_stopping")
+    stop = asyncio.create_task(client.stop(info.id, grace_s=10))
+
+    assert (await told).subject == info.id
+    assert isinstance(await ask(info, "/"), int)
+    await stop
+
+
 async def test_who_ignores_sigterm_is_killed_after_the_grace(home: AgentHome, client: AgentClient) -> None:
     info = await begin(client, home.launch(wake=["ignore_term"]))
     gone = await watching(client, "instance_gone")
