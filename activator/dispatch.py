@@ -175,6 +175,7 @@ class Dispatcher:
     def _overrun(self, future: asyncio.Future[Answer], reservation: Reservation, execution_s: float) -> None:
         if not future.done():
             future.set_exception(errors.DeadlineExceeded(f"the call ran longer than {execution_s:g} s", clock="execution"))
+            reservation.instance.is_stuck = True
             reservation.throttler.drain(reservation.instance)  # it may never return: replaced, its neighbours finish first
 
     async def _judge(self, call: Call, reservation: Reservation, gone: UpstreamGone) -> None:

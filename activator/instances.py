@@ -24,12 +24,13 @@ class Instance:
         in_flight: calls that hold a slot.
         idle_since: monotonic time since which nothing is in flight; meaningless while something is.
         is_draining: no new calls; stopped once idle.
+        is_stuck: a call ran out of its execution clock in it, and perhaps never ends.
         is_gone: its process has ended; `gone_reason` says why once the agent told.
         account: its meter and its records.
     """
 
     __slots__ = ("_gone", "account", "blocked_until", "capacity", "connections", "gone_reason", "id", "idle_since", "in_flight", "info",
-                 "is_draining", "is_gone", "started_at")  # fmt: skip
+                 "is_draining", "is_gone", "is_stuck", "started_at")  # fmt: skip
 
     def __init__(self, info: InstanceInfo, *, account: InstanceAccount, capacity: int, now: float) -> None:
         self.id = str(info.id)
@@ -40,6 +41,7 @@ class Instance:
         self.started_at = now
         self.blocked_until = 0.0
         self.is_draining = False
+        self.is_stuck = False
         self.is_gone = False
         self.gone_reason = ""
         self.connections = ConnectionPool(info.socket)

@@ -38,6 +38,8 @@ ALLOWANCE_RETRY_S = (0.02, 0.05, 0.1, 0.25)
 """Waits between requests for an allowance that the other activators hold; the last one repeats as long as the start is needed."""
 STOP_GRACE_S = 30.0
 """Between SIGTERM and SIGKILL: exit hooks and calls in flight get this long, an idle instance needs none of it."""
+STUCK_GRACE_S = 5.0
+"""The same for an instance with a call in it that did not end with its clock: enough for exit hooks, and nothing to hope for beyond."""
 
 
 class Billable(Protocol):
@@ -443,10 +445,12 @@ class Throttler:
         task = asyncio.create_task(self._stop_now(instance), name=f"stop {instance.id}")
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
+        if self._waiters:
+            self.poke(self._clock())  # its place within max_instances is free
 
     async def _stop_now(self, instance: Instance) -> None:
         try:
-            await self._fleet.stop(instance.info.id, grace_s=STOP_GRACE_S)
+            await self._fleet.stop(instance.info.id, grace_s=STUCK_GRACE_S if instance.is_stuck else STOP_GRACE_S)
         except agent_errors.SnapshotterError as e:
             log.warning("stop failed instance=%s error=%s", instance.id, e)
         finally:

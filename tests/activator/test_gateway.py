@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from activator.request import Request
+from activator.throttler import STUCK_GRACE_S
 from pilotlight.spec import Clocks, MethodSpec, Scaling
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import KEY, Edge
@@ -243,6 +244,15 @@ class TestNeverReturning:
         assert (answer.status_code, problem_of(answer)["clock"]) == (504, "execution")
         assert (record.status, record.outcome) == (504, "error")
         assert record.billed_ns >= 50_000_000
+        assert [grace_s for _, grace_s in edge.fleet.stopped] == [STUCK_GRACE_S]
+
+    async def test_who_waits_behind_it_gets_a_new_instance_at_once(self, edge: Edge) -> None:
+        edge.add(route_of(spec_of(clocks=Clocks(execution_s=0.05), scaling=Scaling(max_instances=1))))
+        async with asyncio.timeout(1):
+            answers = await asyncio.gather(*(edge.call(json={"x": n}) for n in range(2)))
+
+        assert [problem_of(answer)["clock"] for answer in answers] == ["execution", "execution"]
+        assert len(edge.fleet.started) == 2
 
     async def test_a_caller_that_leaves_frees_its_slot_at_once(self, edge: Edge) -> None:
         edge.add(route_of(spec_of()))
