@@ -276,7 +276,9 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"activator: cannot listen on {settings.listen}: {e.strerror}: is another platform running? Set activator.listen")
     try:
         activator = Activator(settings=settings, prices=prices, paths=paths, index=arguments.index)
-    except (JournalInUse, JournalFull) as e:
+    except JournalInUse as e:
+        sys.exit(f"activator: a-{arguments.index} is already served: {e}")
+    except JournalFull as e:
         sys.exit(f"activator: {e}")
     if (address := settings.metrics_address(arguments.index)) is not None:
         host, port = address

@@ -1,0 +1,53 @@
+"""What an activator refuses to start with, in words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from activator.settings import ActivatorSettings
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"activators": 2}, "needs redis_url"),
+        ({"activators": 2, "redis_url": "redis://localhost", "listen": "127.0.0.1:0"}, "share one port"),
+        ({"redis_url": "http://:secret@localhost"}, "redis_url = "),
+        ({"activators": 0}, "at least 1"),
+        ({"listen": "8700"}, "write host:port"),
+    ],
+)
+def test_a_wrong_value_names_its_key_and_never_a_password(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as refused:
+        ActivatorSettings(**wrong)  # type: ignore[arg-type]
+    assert "secret" not in str(refused.value)
+
+
+def test_each_activator_has_a_metrics_port_of_its_own() -> None:
+    settings = ActivatorSettings(metrics_listen="127.0.0.1:8701")
+    assert [settings.metrics_address(n) for n in range(2)] == [("127.0.0.1", 8701), ("127.0.0.1", 8702)]
+    assert ActivatorSettings(metrics_listen="127.0.0.1:0").metrics_address(3) == ("127.0.0.1", 0)
+    assert ActivatorSettings(metrics_listen=None).metrics_address(1) is None
+
+
+@pytest.mark.parametrize(
+    "index, message",
+    [(0, "Redis at 127.0.0.1:1 does not answer"), (2, "--index 2: must be from 0 to 1")],
+)
+def test_a_process_that_cannot_share_its_state_does_not_start(short_tmp: Path, index: int, message: str) -> None:
+    config = short_tmp / "platform.yaml"
+    config.write_text(
+        f"platform: {{home: {short_tmp}/h}}\n"
+        "activator: {listen: '127.0.0.1:45871', metrics_listen: null, activators: 2, redis_url: 'redis://:secret@127.0.0.1:1/0'}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "activator", "--config", str(config), "--index", str(index)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "secret" not in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,111 @@
+"""A submitted call is found through any activator: one that does not hold it asks the others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from activator.siblings import PASSED_ON, Siblings, socket_of
+from tests.activator.conftest import KEY, Edge
+from tests.fakes.fake_controller import FakeController
+from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
+from tests.fakes.routes import route_of, spec_of
+
+AUTHORIZED = {"authorization": f"Bearer {KEY}"}
+HELD_THERE = "req-there"
+
+
+async def holds_one_call(request: WorkerRequest) -> WorkerAnswer:
+    """The other activator: it knows HELD_THERE, takes every PUT, and nothing else."""
+    if request.method == "PUT" or HELD_THERE in request.path:
+        return WorkerAnswer(body=json.dumps({"by": "a-1", "path": request.path, "body": request.body.decode()}).encode())
+    return WorkerAnswer(status=404, body=b"{}")
+
+
+@pytest.fixture(name="other")
+async def _other(edge: Edge, short_tmp: Path) -> AsyncIterator[FakeWorker]:
+    """Activator a-1, beside the edge, which is a-0."""
+    other = await FakeWorker(socket_of(short_tmp, 1), holds_one_call).start()
+    controller = await FakeController(short_tmp / "controller.sock").start()
+    controller.calls["req-old"] = {"id": "req-old", "state": "SUCCEEDED", "labels": {}}
+    siblings = edge.calls._siblings = Siblings(short_tmp, index=0, count=2)
+    yield other
+    await siblings.aclose()
+    await controller.aclose()
+    await other.die()
+
+
+@pytest.mark.parametrize("verb, path", [("GET", ""), ("GET", "?wait_s=5"), ("GET", "/stream"), ("POST", ":cancel")])
+async def test_a_question_about_a_call_of_another_activator_is_answered_by_that_one(
+    edge: Edge, other: FakeWorker, verb: str, path: str
+) -> None:
+    answer = await edge.client.request(verb, f"{edge.url}/v1/calls/{HELD_THERE}{path}", headers=AUTHORIZED)
+
+    assert answer.status_code == 200
+    assert answer.json()["path"] == f"/v1/calls/{HELD_THERE}{path}"
+    assert other.requests[0].headers["authorization"] == f"Bearer {KEY}"
+    assert PASSED_ON.decode() in other.requests[0].headers
+
+
+async def test_a_call_that_nobody_holds_any_more_is_the_controllers(edge: Edge, other: FakeWorker) -> None:
+    answer = await edge.client.get(f"{edge.url}/v1/calls/req-old", headers=AUTHORIZED)
+    assert answer.json()["state"] == "SUCCEEDED"
+
+
+async def test_a_call_is_found_while_another_activator_is_down(edge: Edge, other: FakeWorker) -> None:
+    await other.die()
+    answer = await edge.client.get(f"{edge.url}/v1/calls/req-old", headers=AUTHORIZED)
+    assert answer.status_code == 200
+
+
+async def test_a_question_is_passed_on_once(edge: Edge, other: FakeWorker) -> None:
+    headers = {**AUTHORIZED, PASSED_ON.decode(): "1"}
+    answer = await edge.client.get(f"{edge.url}/v1/calls/{HELD_THERE}", headers=headers)
+    assert answer.status_code == 404
+    assert other.requests == []
+
+
+async def test_a_call_that_is_held_here_is_asked_of_nobody(edge: Edge, other: FakeWorker) -> None:
+    edge.add(route_of(spec_of()))
+    accepted = await edge.call("shop/hello:submit", json={"x": 1})
+    answer = await edge.client.get(f"{edge.url}/v1/calls/{accepted.json()['id']}", headers=AUTHORIZED)
+    assert answer.status_code == 200
+    assert other.requests == []
+
+
+async def put(edge: Edge, name: str) -> httpx.Response:
+    return await edge.client.put(f"{edge.url}/v1/calls/{name}?function=shop/hello", json={"x": 1}, headers=AUTHORIZED)
+
+
+async def test_an_id_of_the_callers_belongs_to_one_activator_wherever_it_is_sent(edge: Edge, other: FakeWorker) -> None:
+    edge.add(route_of(spec_of()))
+    answers = {f"mine-{n}": await put(edge, f"mine-{n}") for n in range(8)}
+
+    theirs = {name for name, answer in answers.items() if answer.json().get("by") == "a-1"}
+    assert 0 < len(theirs) < 8
+    assert {answer.status_code for name, answer in answers.items() if name not in theirs} == {202}
+    assert all(json.loads(answers[name].json()["body"]) == {"x": 1} for name in theirs)
+    await other.die()
+    assert [(await put(edge, name)).status_code for name in sorted(theirs)] == [503] * len(theirs)
+
+
+async def test_a_stranger_is_not_passed_on(edge: Edge, other: FakeWorker) -> None:
+    assert (await edge.client.get(f"{edge.url}/v1/calls/{HELD_THERE}")).status_code == 401
+    assert other.requests == []
+
+
+async def test_a_process_is_alive_while_its_socket_answers(other: FakeWorker, short_tmp: Path) -> None:
+    siblings = Siblings(short_tmp, index=0, count=2)
+    assert await siblings.is_process_alive("a-1")
+    for _ in range(5):
+        await asyncio.sleep(0)  # the other end of that connection is accepted, and closed
+    await other.die()
+    assert not await siblings.is_process_alive("a-1")
+    assert not await siblings.is_process_alive("a-7")
+    assert await siblings.is_process_alive("pod-of-another-machine")
+    await siblings.aclose()
