@@ -31,6 +31,7 @@ async def adopt(*, nursery: Nursery, housekeeper: Housekeeper, boots: Boots, end
             await slot.end()
             continue
         slot.owner = ends
+        slot.unpark()
         housekeeper.housings[slot.id] = housing
         for running in list(slot.running.values()):
             _take_over(housing, running, instances, ends)
@@ -65,7 +66,8 @@ async def sweep_groups(cgroups: Cgroups, run: Path, slots: Iterable[Slot], insta
     earlier = _earlier(record)
     here = Group(directories=dict(cgroups.bases), version=cgroups.version).to_json()
     record.write_text(json.dumps([here, *(e for e in earlier if e != here)][:8]))
-    alive = {slot.id for slot in slots} | {i.info.id for i in instances}
+    groups = [i.group for i in instances if i.group is not None]
+    alive = {slot.id for slot in slots} | {directory.name for group in groups for directory in group.directories.values()}
     for body in [here, *earlier]:
         base = Group.from_json(body)
         subtree = Cgroups(bases=base.directories, version=base.version)

@@ -28,6 +28,14 @@ _log = logging.getLogger(__name__)
 _RECORD = "housing.json"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Spot:
+    """Where a fork is parked: its name, and the group that will be its instance's."""
+
+    name: str
+    group: Group
+
+
 @dataclass(kw_only=True, eq=False)
 class Housing:
     """One slot, what was launched in it, and what has to be given back. Owner: the event loop.
@@ -36,6 +44,8 @@ class Housing:
         boot_ms: phases until the snapshot point, `slot` first.
         is_booting: before the snapshot point whoever boots it clears it, too.
         lease_ids: weights held for it.
+        spots, parked_bytes, timer: forks that wait for an assignment, their PSS as last measured, and when they are next looked at;
+            `parking.Parking` owns them.
     """
 
     slot: Slot
@@ -44,6 +54,9 @@ class Housing:
     lease_ids: tuple[str, ...] = ()
     boot_ms: Mapping[str, float] = field(default_factory=dict)
     is_booting: bool = False
+    spots: list[Spot] = field(default_factory=list)
+    parked_bytes: int = 0
+    timer: asyncio.TimerHandle | None = None
 
     def record(self) -> dict[str, Any]:
         """What a restarted agent reads."""

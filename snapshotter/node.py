@@ -28,6 +28,7 @@ from snapshotter.launch import RUNTIME_PACKAGES, BundleStore, ImageStore, Weight
 from snapshotter.logs import Logs
 from snapshotter.metrics import Metrics
 from snapshotter.nursery import Nursery
+from snapshotter.parking import Parking
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.templates import Templates
 from weight_cache.protocol import serve
@@ -90,8 +91,23 @@ async def opened(paths: Paths, settings: SnapshotterSettings, parts: Parts) -> A
         logs=logs,
         runtime=parts.runtime,
     )
+    parking = Parking(
+        cgroups=cgroups,
+        templates=templates,
+        errands=errands,
+        per_template=settings.parked_per_template,
+        idle_s=settings.parked_idle_s,
+        budget_bytes=settings.template_memory_bytes,
+    )
     ends = Ends(
-        housekeeper=housekeeper, instances=instances, templates=templates, logs=logs, events=events, metrics=metrics, errands=errands
+        housekeeper=housekeeper,
+        instances=instances,
+        templates=templates,
+        parking=parking,
+        logs=logs,
+        events=events,
+        metrics=metrics,
+        errands=errands,
     )
     boots = Boots(
         housekeeper=housekeeper,
@@ -108,6 +124,7 @@ async def opened(paths: Paths, settings: SnapshotterSettings, parts: Parts) -> A
         ends=ends,
         instances=instances,
         templates=templates,
+        parking=parking,
         cgroups=cgroups,
         logs=logs,
         metrics=metrics,

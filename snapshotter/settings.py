@@ -13,6 +13,8 @@ class SnapshotterSettings:
     Attributes:
         metrics_listen: host:port of the Prometheus text; None = only the Unix socket `<run>/metrics-snapshotter.sock`.
         template_memory_bytes: Templates kept resident (PSS, bytes); the least recently used go first.
+        parked_per_template: forks kept ready behind each Template that was used lately; 0 = none.
+        parked_idle_s: how long after the last start from their Template.
         memory_bytes: memory that instances may claim together; None = 80 % of the machine.
         log_max_bytes: size of one log file; two of them per instance.
         log_keep_s: how long logs of instances that are gone are kept.
@@ -22,6 +24,8 @@ class SnapshotterSettings:
 
     metrics_listen: str | None = "127.0.0.1:8703"
     template_memory_bytes: int = 4 * 1024**3
+    parked_per_template: int = 1
+    parked_idle_s: float = 600.0
     memory_bytes: int | None = None
     log_max_bytes: int = 10 * 1024**2
     log_keep_s: float = 7 * 86400.0
@@ -29,7 +33,8 @@ class SnapshotterSettings:
     uid_base: int = 20000
 
     def __post_init__(self) -> None:
-        for name, bound in (("template_memory_bytes", 0), ("log_max_bytes", 4096), ("log_total_bytes", 0), ("uid_base", 1000)):
+        bounds = {"template_memory_bytes": 0, "parked_per_template": 0, "parked_idle_s": 1, "log_max_bytes": 4096, "log_keep_s": 0}
+        for name, bound in {**bounds, "log_total_bytes": 0, "uid_base": 1000}.items():
             if getattr(self, name) < bound:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least {bound}")
         if self.memory_bytes is not None and self.memory_bytes < 1:

@@ -87,6 +87,10 @@ class Owner(Protocol):
 
     def log_dropped(self, count: int) -> None: ...
 
+    def parked(self, slot: Slot) -> None: ...
+
+    def parked_gone(self, slot: Slot, name: str) -> None: ...
+
 
 @dataclass(eq=False)
 class Slot:
@@ -96,6 +100,7 @@ class Slot:
         worker: `empty`, `booting`, `resident`, `serving` or `dead`, as the shim says.
         worker_pid: host pid of the worker, 0 when there is none.
         point: the snapshot point once reached.
+        parked: forks that wait for an assignment: name → host pid.
         owner: who is told; set by whoever puts a worker in.
     """
 
@@ -106,6 +111,7 @@ class Slot:
     worker: str = "empty"
     worker_pid: int = 0
     running: dict[InstanceId, Running] = field(default_factory=dict)
+    parked: dict[str, int] = field(default_factory=dict)
     is_lost: bool = False
     is_ending: bool = False
     owner: Owner | None = None
@@ -141,16 +147,30 @@ class Slot:
         note: Mapping[str, Any],
         in_place: bool,
         listener: int,
+        parked: str | None = None,
     ) -> Running:
-        """Fork an instance, or turn the worker into it. Takes ownership of `listener`. Raises SlotLost, wire.MessageTooLong."""
+        """Fork an instance, assign a parked fork, or turn the worker into it. Takes ownership of `listener`.
+
+        `parked`: the fork to assign; if it is gone by then, another one is forked, into the same group.
+
+        Raises SlotLost, wire.MessageTooLong.
+        """
         running = Running(id=instance, note=note, ready=self._loop.create_future(), gone=self._loop.create_future())
         running.ready.add_done_callback(seen)
         order = {"op": "start", "instance": instance, "env": dict(env), "cgroup": cgroup, "note": dict(note), "in_place": in_place}
-        self._send(order, [listener])
+        self._send({**order, "parked": parked}, [listener])
         self.running[instance] = running
         if in_place:
             self.worker = "serving"
         return running
+
+    def park(self, name: str, cgroup: Mapping[str, Any]) -> None:
+        """Fork one ahead; `parked` holds it once it waits. Raises SlotLost, wire.MessageTooLong."""
+        self._send({"op": "park", "parked": name, "cgroup": cgroup})
+
+    def unpark(self) -> None:
+        """End all that are parked."""
+        self._send_quietly({"op": "unpark"})
 
     def note(self, instance: InstanceId, note: Mapping[str, Any]) -> None:
         """What to give back to the next agent about this instance."""
@@ -284,6 +304,12 @@ class Slot:
             done.set_result(message["status"])
         elif event == "log_dropped" and self.owner is not None:
             self.owner.log_dropped(message["bytes"])
+        elif event == "parked" and self.owner is not None:
+            self.parked[message["parked"]] = processes.host_pid(fds[0])
+            self.owner.parked(self)
+        elif event == "parked_gone" and self.owner is not None:
+            self.parked.pop(message["parked"], None)
+            self.owner.parked_gone(self, message["parked"])
         elif event in ("state", "instance", "state_end"):
             self._on_state(message, fds)
 

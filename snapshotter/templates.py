@@ -29,12 +29,18 @@ class Template:
         """Its revision's key."""
         return self.housing.launch.revision
 
+    @property
+    def held_bytes(self) -> int:
+        """What it and the forks parked ahead cost."""
+        return self.pss_bytes + self.housing.parked_bytes
+
     def info(self) -> TemplateInfo:
         """For the wire."""
         return TemplateInfo(
             revision=self.revision,
             pid=self.housing.slot.worker_pid,
-            pss_bytes=self.pss_bytes,
+            pss_bytes=self.held_bytes,
+            parked=len(self.housing.slot.parked),
             threads=self.threads,
             phases_ms=dict(self.phases_ms),
             forks=self.forks,
@@ -94,7 +100,7 @@ class Templates:
 
     def pss_bytes(self) -> int:
         """What all of them cost, as last measured."""
-        return sum(t.pss_bytes for t in self._by_revision.values())
+        return sum(t.held_bytes for t in self._by_revision.values())
 
     def victims(self, *, need_bytes: int, unused_only: bool) -> list[Template]:
         """The least recently used ones that together free `need_bytes`; fewer when there are not enough, none when none is needed."""
@@ -105,5 +111,5 @@ class Templates:
             if unused_only and template.housing.slot.running:
                 continue
             chosen.append(template)
-            need_bytes -= template.pss_bytes
+            need_bytes -= template.held_bytes
         return chosen

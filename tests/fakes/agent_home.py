@@ -88,7 +88,7 @@ class AgentHome:
 
     @contextlib.asynccontextmanager
     async def agent(self, *, namespaces: bool | None = None, **settings: Any) -> AsyncIterator[Agent]:
-        """The agent in this event loop."""
+        """The agent in this event loop; it parks nothing unless told to."""
         images = Images(self.paths.home, environ=os.environ, requirements=())
 
         async def probe(cgroups: Cgroups) -> Mapping[str, Any]:
@@ -102,7 +102,7 @@ class AgentHome:
             probe=probe,
             namespaces=os.geteuid() == 0 if namespaces is None else namespaces,
         )
-        values = {"metrics_listen": None, "memory_bytes": 4096 * MIB, **settings}
+        values = {"metrics_listen": None, "memory_bytes": 4096 * MIB, "parked_per_template": 0, **settings}
         async with opened(self.paths, SnapshotterSettings(**values), parts) as agent:
             yield agent
 

@@ -57,6 +57,8 @@ def obey(control: socket.socket, launch: dict[str, Any]) -> None:
             wake(control, launch, order, fds)
         pid = os.fork()
         if pid == 0:
+            if order["op"] == "park":
+                order, fds = parked(control, order, fds)
             wake(control, launch, order, fds)
         children[pid] = order["instance"]
         for fd in fds:
@@ -73,16 +75,35 @@ def reap(control: socket.socket, children: dict[int, str]) -> None:
             say(control, {"event": "exited", "instance": children.pop(pid), "status": status})
 
 
-def wake(control: socket.socket, launch: dict[str, Any], order: dict[str, Any], fds: list[int]) -> None:
-    began = time.perf_counter()
-    listener_fd, stdout, stderr, go, *groups = fds
+def parked(control: socket.socket, order: dict[str, Any], fds: list[int]) -> tuple[dict[str, Any], list[int]]:
+    """Wait for the assignment; it comes without `go`, which has been passed already."""
+    channel, go, *groups = fds
+    enter(groups)
+    os.read(go, 1)
+    control.settimeout(None)
+    say(control, {"event": "parked", "instance": order["instance"]})
+    with socket.socket(fileno=channel) as desk:
+        raw, given, _, _ = socket.recv_fds(desk, 128 * 1024, 8)
+    if not raw:
+        os._exit(0)
+    return json.loads(raw), [*given, go]
+
+
+def enter(groups: list[int]) -> None:
     for fd in groups:
         os.write(fd, b"0")
         os.close(fd)
+
+
+def wake(control: socket.socket, launch: dict[str, Any], order: dict[str, Any], fds: list[int]) -> None:
+    began = time.perf_counter()
+    listener_fd, stdout, stderr, go, *groups = fds
+    enter(groups)
     control.settimeout(None)
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
-    os.read(go, 1)
+    if order["op"] != "assign":
+        os.read(go, 1)
     for fd in (stdout, stderr, go):
         os.close(fd)
     os.environ.update(order["env"])
@@ -92,7 +113,7 @@ def wake(control: socket.socket, launch: dict[str, Any], order: dict[str, Any], 
             do(step)
     except RuntimeError as e:
         fail(control, order["instance"], "wake", e)
-    phases = {"fork": 1.0, "wake": (time.perf_counter() - began) * 1000}
+    phases = {"assign" if order["op"] == "assign" else "fork": 1.0, "wake": (time.perf_counter() - began) * 1000}
     say(control, {"event": "ready", "instance": order["instance"], "phases_ms": phases})
     serve(socket.socket(fileno=listener_fd))
 
