@@ -34,17 +34,25 @@ class SharedStrangerLimit(StrangerLimit):
     def __repr__(self) -> str:
         return f"<SharedStrangerLimit {len(self._refused_until)} refused, {len(self._reports)} reports under way, {self._rate:g}/s each>"
 
+    def guard(self, address: str, now: float) -> None:
+        """See StrangerLimit."""
+        super().guard(address, now)
+        self._refuse(address, now)
+
     def check(self, address: str, now: float) -> None:
         """See StrangerLimit."""
         super().check(address, now)
-        until = self._refused_until.get(address, 0.0)
-        if until > now:
-            raise errors.TooManyRequests("too many requests without a valid API key from this address", retry_after_s=until - now)
-        self._refused_until.pop(address, None)
+        self._refuse(address, now)
         if len(self._reports) < MAX_REPORTS:
             report = asyncio.get_running_loop().create_task(self._report(address), name="stranger report")
             self._reports.add(report)
             report.add_done_callback(self._reports.discard)
+
+    def _refuse(self, address: str, now: float) -> None:
+        until = self._refused_until.get(address, 0.0)
+        if until > now:
+            raise errors.TooManyRequests("too many requests without a valid API key from this address", retry_after_s=until - now)
+        self._refused_until.pop(address, None)
 
     async def _report(self, address: str) -> None:
         try:

@@ -261,8 +261,9 @@ async def test_a_stranger_that_spreads_over_activators_finds_one_bucket() -> Non
     one.check("10.0.0.1", now=1.0)  # its own bucket has a token, the shared one none: told a moment later
     await asyncio.sleep(0)
 
-    with pytest.raises(errors.TooManyRequests):
-        one.check("10.0.0.1", now=2.0)
+    for refuse in (one.guard, one.check):
+        with pytest.raises(errors.TooManyRequests):
+            refuse("10.0.0.1", now=2.0)
     board.is_down = True
     two.check("10.0.0.1", now=9.0)  # without the board the own bucket is all there is
     await one.aclose()
