@@ -107,6 +107,11 @@ class Exchange:
         self.exec_ms = 0.0
         self.cost = "0"
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the worker did not begin: it still finishes another call."""
+        return self.answer.status == 503 and self.answer.header(b"pilotlight-outcome") == b"busy"
+
     def close(self, *, status: int, outcome: str, bytes_out: int) -> str:
         """End the attempt: the record is closed, the slot and the connection are given back. Returns the cost as text."""
         now_ns = time.monotonic_ns()
@@ -121,14 +126,14 @@ class Dispatcher:
     """Runs calls on reserved slots."""
 
     def __init__(self, *, throttler_of: Callable[[Target], Throttler]) -> None:
-        self._throttler_of = throttler_of
+        self.throttler_of = throttler_of
 
     async def begin(self, call: Call) -> Exchange:
         """Reserve, open the record, forward; returns when the answer (or its head) is there.
 
         Raises TooManyRequests, DeadlineExceeded, StartFailed, Unavailable, WorkerCrashed, StorageFull. Cancelling it frees everything.
         """
-        throttler = self._throttler_of(call.target)
+        throttler = self.throttler_of(call.target)
         busy_since = 0.0
         while True:
             reservation = throttler.reserve_nowait()
@@ -143,9 +148,19 @@ class Dispatcher:
             except UpstreamGone as e:
                 await self._judge(call, reservation, e)
                 continue
-            if exchange.answer.status != 503 or exchange.answer.header(b"pilotlight-outcome") != b"busy":
+            if not exchange.is_busy:
                 return exchange
             busy_since = self._put_back(exchange, throttler, busy_since)
+
+    async def begin_again(self, busy: Exchange) -> Exchange:
+        """`begin` for a call whose worker said that it is busy."""
+        self._put_back(busy, busy.reservation.throttler, 0.0)
+        return await self.begin(busy.call)
+
+    async def begin_after(self, call: Call, reservation: Reservation, gone: UpstreamGone) -> Exchange:
+        """`begin` for a call whose worker is gone, where the retry rule allows it. Raises WorkerCrashed where it does not."""
+        await self._judge(call, reservation, gone)
+        return await self.begin(call)
 
     async def _forward(self, call: Call, reservation: Reservation) -> Exchange:
         instance = reservation.instance
@@ -168,7 +183,7 @@ class Dispatcher:
             if connection is not None:
                 connection.close()
             if ticket is not None:
-                reservation.close(ticket, status=_status_of(e), outcome=_outcome_of(e), bytes_in=len(call.body), bytes_out=0)
+                reservation.close(ticket, status=status_of(e), outcome=_outcome_of(e), bytes_in=len(call.body), bytes_out=0)
             reservation.release()
             raise
 
@@ -205,7 +220,8 @@ class Dispatcher:
         return busy_since or now
 
 
-def _status_of(error: BaseException) -> int:
+def status_of(error: BaseException) -> int:
+    """What the record of an attempt that ended so says."""
     if isinstance(error, errors.PilotlightError):
         return error.status
     return 499 if isinstance(error, asyncio.CancelledError) else 502

@@ -2,19 +2,36 @@
 
 uvicorn parses and speaks HTTP/1.1; this adds what it leaves open: connections per address, the size of a request's head, the time
 a head may take (slow-loris), and a way for the gateway to learn at once that a caller left, without a task for each request.
+
+A request that the application knows as warm (`WarmApplication`) is answered without ASGI: uvicorn's scope, cycle and task are not made
+for it. It falls back to them before anything happened, or in the middle (`continue_in_task`), so every other request sees plain uvicorn.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, MutableMapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+if TYPE_CHECKING:
+    from activator.warm import WarmCalls, Way
 
 SWEEP_S = 1.0
-"""How often heads that take too long are looked for: a bound of 10 s needs no finer clock."""
+"""How often slow heads and idle connections are looked for: bounds of 10 s and more need no finer clock, nor a timer for each request."""
+
+
+@runtime_checkable
+class WarmApplication(Protocol):
+    """An ASGI application that answers some requests without ASGI."""
+
+    warm: WarmCalls
+
+    def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> Way | None:
+        """How a POST with this head goes; None when it is for ASGI."""
+        ...
 
 
 class EdgeLimits:
@@ -42,12 +59,42 @@ class EdgeLimits:
             connection.refuse(b"408 Request Timeout", b"the request's head took too long\n")
         return len(slow)
 
+    def close_idle(self, now: float) -> int:
+        """Close connections that have waited for another request longer than the keep-alive time; returns how many."""
+        idle = [c for c in self.connections if c.idle_since is not None and now - c.idle_since > c.timeout_keep_alive]
+        for connection in idle:
+            connection.timeout_keep_alive_handler()
+        return len(idle)
+
     async def sweep(self) -> None:
-        """Run `close_slow` each SWEEP_S, forever."""
+        """Run `close_slow` and `close_idle` each SWEEP_S, forever."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SWEEP_S)
             self.close_slow(loop.time())
+            self.close_idle(loop.time())
+
+
+class _NoEvent:
+    def set(self) -> None:
+        """Nobody waits."""
+
+
+class _Turn:
+    """What uvicorn asks of a request's cycle, for requests that run without one; a connection has one, and requests take turns on it."""
+
+    __slots__ = ("disconnected", "headers", "keep_alive", "message_event", "response_complete", "url")
+
+    def __init__(self) -> None:
+        self.disconnected = False
+        self.keep_alive = True
+        self.response_complete = True
+        self.message_event = _NO_EVENT
+        self.url = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+
+
+_NO_EVENT = _NoEvent()
 
 
 class EdgeProtocol(HttpToolsProtocol):
@@ -62,8 +109,14 @@ class EdgeProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.on_gone: Callable[[], None] | None = None
         self.head_since: float | None = None
+        self.idle_since: float | None = None
         self._head_bytes = 0
         self._address = ""
+        self._application: WarmApplication | None = self.app if isinstance(self.app, WarmApplication) else None
+        self._turn = _Turn()
+        self._way: Way | None = None
+        self._known: dict[bytes, bytes] = {}
+        self._parts: list[bytes] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -79,6 +132,8 @@ class EdgeProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
         super().connection_lost(exc)
+        self._turn.disconnected = True
+        self._way = None
         if self.on_gone is not None:
             on_gone, self.on_gone = self.on_gone, None
             on_gone()
@@ -105,6 +160,8 @@ class EdgeProtocol(HttpToolsProtocol):
                 self.refuse(b"431 Request Header Fields Too Large", b"request head over the limit\n")
                 return
         super().data_received(data)
+        if self._way is not None and not self.transport.is_closing():
+            self._leave_to_asgi()  # the body is not all here: waiting for it, within its clock, is a task's work
 
     def _is_head_only(self, data: bytes) -> bool:
         """Whether these bytes cannot contain the end of a head within the limit (a body may legally follow in the same read)."""
@@ -112,40 +169,151 @@ class EdgeProtocol(HttpToolsProtocol):
         return end < 0 or self._head_bytes - len(data) + end > self.limits.max_head_bytes
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["connection"] = self  # type: ignore[typeddict-unknown-key]
+        """A request begins. Its scope is made when it is known to need one."""
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+        self.idle_since = None
         if self.head_since is None:
             self.head_since = self.loop.time()
 
     def on_headers_complete(self) -> None:
+        """Its head is here: it is known as warm, or goes to ASGI."""
         self.head_since = None
         self._head_bytes = 0
+        if self._is_plain_post():
+            self._known = dict(self.headers)
+            self._way = self._application.find_warm(self.url, self._known)  # type: ignore[union-attr]
+        if self._way is None:
+            self._begin_asgi()
+
+    def _is_plain_post(self) -> bool:
+        parser, cycle = self.parser, self.cycle
+        return (
+            self._application is not None
+            and (cycle is None or cycle.response_complete)
+            and not self.expect_100_continue
+            and parser.get_method() == b"POST"
+            and parser.should_keep_alive()
+            and not parser.should_upgrade()
+            and parser.get_http_version() == "1.1"
+        )
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        if self._way is not None:
+            self._parts.append(body)
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is here."""
+        way = self._way
+        if way is None:
+            super().on_message_complete()
+            return
+        parts = self._parts
+        turn = self._turn
+        turn.response_complete = False
+        turn.url, turn.headers = self.url, self.headers
+        if self._application.warm.begin(self, way, self._known, parts[0] if len(parts) == 1 else b"".join(parts)):  # type: ignore[union-attr]
+            self.cycle = turn  # type: ignore[assignment]
+            self._way = None
+            if parts:
+                self._parts = []
+        else:
+            turn.response_complete = True
+            self._leave_to_asgi()
+            super().on_message_complete()
+
+    def _leave_to_asgi(self) -> None:
+        self._way = None
+        self._begin_asgi()
+        parts, self._parts = self._parts, []
+        for part in parts:
+            super().on_body(part)
+
+    def _begin_asgi(self) -> None:
+        """All that uvicorn does from a request's beginning to the end of its head."""
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = url, headers, expects
+        self.scope["headers"] = headers
+        self.scope["connection"] = self  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
 
-    def respond_whole(self, status: int, head: bytes, body: bytes) -> bool:
-        """Answer the current request in one write, `head` being header lines that each end in CRLF, content-length among them.
+    def continue_in_task(self, application: Callable[..., Any]) -> None:
+        """Have `application` answer the request that ran without a task, through ASGI. Its body was read; there is none in `receive`."""
+        turn = self._turn
+        scope: MutableMapping[str, Any] = {
+            "type": "http", "asgi": {"version": self.asgi_version, "spec_version": "2.3"}, "http_version": "1.1", "method": "POST",
+            "scheme": self.scheme, "path": turn.url.decode("latin-1"), "raw_path": turn.url, "query_string": b"", "root_path": "",
+            "headers": turn.headers, "server": self.server, "client": self.client, "state": {}, "connection": self,
+        }  # fmt: skip
+        cycle = RequestResponseCycle(
+            scope=scope,  # type: ignore[arg-type]
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=turn.keep_alive,
+            on_response=self.on_response_complete,
+        )
+        cycle.more_body = False
+        cycle.disconnected = turn.disconnected
+        newest: object = self.cycle
+        if newest is turn:  # else another request came meanwhile: uvicorn keeps the newest there, and it waits for this one
+            self.cycle = cycle
+        self._start_asgi_task(cycle, application)
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether the caller reads too slowly for an answer in one write."""
+        return self.flow.write_paused
+
+    def answer(self, status: int, head: bytes, body: bytes) -> None:
+        """Answer the request that ran without a task, in one write; `head` as in `respond_whole`."""
+        turn = self._turn
+        turn.response_complete = True
+        self._write_whole(status, head, body, keep_alive=turn.keep_alive)
+        self.on_response_complete()
+
+    def respond_whole(self, cycle: RequestResponseCycle, status: int, head: bytes, body: bytes) -> bool:
+        """Answer an ASGI request in one write, `head` being header lines that each end in CRLF, content-length among them.
 
         False when that is not possible just now (the peer reads slowly, or left): answer through ASGI's `send` then. It is what uvicorn's
-        `send` does
-        for a start and a body event, without looking at each header again: ours come from httptools and from ourselves.
+        `send` does for a start and a body event, without looking at each header again: ours come from httptools and from ourselves.
         """
-        cycle = self.cycle
         if self.flow.write_paused or cycle.disconnected or cycle.response_started:
             return False
         cycle.response_started = cycle.response_complete = True
         cycle.waiting_for_100_continue = False
-        defaults = b"".join([b"%s: %s\r\n" % header for header in self.server_state.default_headers])
-        end = b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n"
-        self.transport.write(b"".join((STATUS_LINE[status], defaults, head, end, body)))
+        self._write_whole(status, head, body, keep_alive=cycle.keep_alive)
         cycle.message_event.set()
-        if not cycle.keep_alive:
-            self.transport.close()
         cycle.on_response()
         return True
 
-    def is_body_here(self) -> bool:
-        """Whether the request's body has arrived whole, so that reading it cannot wait."""
-        return not self.cycle.more_body
+    def _write_whole(self, status: int, head: bytes, body: bytes, *, keep_alive: bool) -> None:
+        defaults = b"".join([b"%b: %b\r\n" % header for header in self.server_state.default_headers])
+        end = b"\r\n" if keep_alive else b"connection: close\r\n\r\n"
+        self.transport.write(b"%b%b%b%b%b" % (STATUS_LINE[status], defaults, head, end, body))
+        if not keep_alive:
+            self.transport.close()
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's, but for the keep-alive timer: `EdgeLimits.close_idle` looks after that."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self.idle_since = self.loop.time()
 
     def handle_websocket_upgrade(self) -> None:
         self.head_since = None

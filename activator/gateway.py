@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from activator.admission import StrangerLimit
 from activator.calls import SubmittedCalls, function_of_put
 from activator.control import ControlPlane
 from activator.dispatch import Call, Dispatcher, Exchange
+from activator.heads import call_head, closed_head, trace_lines
 from activator.metrics import Metrics
 from activator.passthrough import Passthrough
 from activator.request import Receive, Request, Scope, Send, header_list
@@ -24,11 +26,11 @@ from activator.routes import Caller, RouteTable, Target, Targets, choose
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
 from activator.upstream import UpstreamGone
+from activator.warm import WarmCalls, Way, is_simple
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PICKLE, CONTENT_SSE
 from pilotlight.types import DEFAULT_ENVIRONMENT, FunctionAddress, TenantId, parse_function_path
 from pilotlight.types import Scope as KeyScope
-from snapshotter.types import StartKind
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +51,14 @@ Handler = Callable[[Request, Caller, Target, str], Awaitable[None]]
 class _Resolved:
     """What route and authenticate found for one path and key."""
 
-    __slots__ = ("caller", "handler", "method", "targets")
+    __slots__ = ("caller", "handler", "method", "targets", "way")
 
     def __init__(self, handler: Handler, caller: Caller, targets: Targets, method: str) -> None:
         self.handler = handler
         self.caller = caller
         self.targets = targets
         self.method = method
+        self.way: Way | None = None
 
 
 class Gateway:
@@ -83,6 +86,7 @@ class Gateway:
         self._passthrough = passthrough
         self._control = control
         self._metrics = metrics
+        self.warm = WarmCalls(throttler_of=dispatcher.throttler_of, dispatcher=dispatcher, metrics=metrics, go_on=self._go_on)
         self._resolved: dict[tuple[str, bytes, bytes], _Resolved] = {}
         self._resolved_at = -1
         self._verbs: dict[str, Handler] = {
@@ -94,17 +98,31 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI 3."""
         if scope["type"] == "http":
-            await self._answer(Request(scope, receive, send))
+            request = Request(scope, receive, send)
+            await self._answer(request, self._route(request))
         elif scope["type"] == "websocket":
             await self._passthrough.websocket(scope, receive, send, self._raw_target)
 
-    async def _answer(self, request: Request) -> None:
+    def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> Way | None:
+        """What is known of a call that may go without a task (`activator.warm`); None when it must not, or was never resolved."""
+        if self._resolved_at != self._table.generation:
+            return None
+        asked = (url.decode("latin-1"), headers.get(b"authorization", b""), headers.get(b"pilotlight-environment", b""))
+        resolved = self._resolved.get(asked)
+        if resolved is None or resolved.way is None or not is_simple(headers, max_body_bytes=self._settings.max_body_bytes):
+            return None
+        return resolved.way
+
+    async def _go_on(self, request: Request, step: Coroutine[Any, Any, Exchange]) -> None:
+        await self._answer(request, self._finish(request, step))
+
+    async def _answer(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
         """Answer one request, whatever happens: errors become problem documents here and nowhere else."""
         connection = request.scope.get("connection")
         if connection is not None:
             connection.on_gone = asyncio.current_task().cancel  # type: ignore[union-attr]
         try:
-            await self._route(request)
+            await work
         except errors.PilotlightError as e:
             self._metrics.refused(e.status)
             if not request.is_answered:
@@ -156,13 +174,18 @@ class Gateway:
             caller = self.authenticate(request)
             targets, method = self._targets(request, caller, address)
             resolved = self._resolved[asked] = _Resolved(handler, caller, targets, method)
+            if verb == "invoke" and caller.expires_at is None and len(targets) == 1:
+                resolved.way = Way(targets[0][1], method, caller.key_id)
         return resolved if request.verb == "POST" else None
 
     # -- the sentence -------------------------------------------------------------------------------------------------
     async def invoke(self, request: Request, caller: Caller, target: Target, method: str) -> None:
         """`POST …:invoke`: call and wait for the answer."""
         call = await self.admit(request, caller, target, method)
-        exchange = await self._dispatcher.begin(call)
+        await self._finish(request, self._dispatcher.begin(call))
+
+    async def _finish(self, request: Request, step: Coroutine[Any, Any, Exchange]) -> None:
+        exchange = await step
         if exchange.answer.body is None:
             await self._relay(request, exchange)
         else:
@@ -210,7 +233,7 @@ class Gateway:
             content_type=content_type,
             accept=request.headers.get(b"accept", b""),
             deadline_s=_deadline(request),
-            extra_headers=_trace_headers(request),
+            extra_headers=trace_lines(request.headers),
         )
 
     async def _reply(self, request: Request, exchange: Exchange, body: bytes) -> None:
@@ -218,16 +241,13 @@ class Gateway:
         outcome = "ok" if answer.status < 400 else "error"
         cost = exchange.close(status=answer.status, outcome=outcome, bytes_out=len(body))
         self._metrics.answered(exchange, answer.status)
-        head = b"".join(
-            (_call_head(request, exchange), b"pilotlight-cost: ", cost.encode(), b"\r\nserver-timing: ", _server_timing(exchange), b"\r\n")
-        )
-        await request.respond_whole(answer.status, head, body)
+        await request.respond_whole(answer.status, closed_head(exchange, cost), body)
 
     async def _relay(self, request: Request, exchange: Exchange) -> None:
         answer = exchange.answer
         sent, outcome, status = 0, "cancelled", 499
         try:
-            await request.start(answer.status, header_list(_call_head(request, exchange)))
+            await request.start(answer.status, header_list(call_head(exchange)))
             async for chunk in answer.chunks():
                 sent += len(chunk)
                 await request.chunk(chunk)
@@ -272,28 +292,6 @@ class Gateway:
         return caller, choose(targets), "/" + rest
 
 
-_PASSED_ON = (b"content-type", b"pilotlight-outcome", b"cache-control")
-"""A worker's headers that reach the caller; the rest are between the activator and the worker."""
-
-
-def _call_head(request: Request, exchange: Exchange) -> bytes:
-    """Header lines, each with its CRLF, that every answered call carries."""
-    call = exchange.call
-    head = call.target.warm_head
-    if call.start_kind is not StartKind.WARM:
-        head = head.replace(b"WARM", call.start_kind.encode())
-    lines = [b"x-request-id: ", request.id.encode(), b"\r\n", head]
-    for name, value in exchange.answer.headers:
-        if name in _PASSED_ON:
-            lines += (name, b": ", value, b"\r\n")
-    return b"".join(lines)
-
-
-def _server_timing(exchange: Exchange) -> bytes:
-    call = exchange.call
-    return b"queue;dur=%.2f, start;dur=%.2f, exec;dur=%.2f" % (call.queued_ms, call.start_ms, exchange.exec_ms)
-
-
 def _usage_event(exchange: Exchange, cost: str) -> bytes:
     """The last event of a server-sent stream: what the call cost and how long it took (WHATWG HTML §9.2)."""
     data = b'{"cost":"%s","exec_ms":%.2f,"start":"%s"}' % (cost.encode(), exchange.exec_ms, exchange.call.start_kind.encode())
@@ -311,9 +309,3 @@ def _deadline(request: Request) -> float | None:
     if not 0 < seconds <= 7 * 86_400:
         raise errors.InvalidInput("header pilotlight-timeout: write the seconds you will wait, more than 0, at most 604800")
     return seconds
-
-
-def _trace_headers(request: Request) -> bytes:
-    """W3C trace context goes on to the worker as it came (https://www.w3.org/TR/trace-context/)."""
-    parts = [b"\r\n%s: %s" % (name, value) for name in (b"traceparent", b"tracestate") if (value := request.headers.get(name))]
-    return b"".join(parts)

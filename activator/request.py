@@ -39,6 +39,11 @@ class Request:
         return f"<Request {self.id} {self.verb} {self.path}>"
 
     @property
+    def cycle(self) -> Any:
+        """uvicorn's side of this very request, of which a connection may have several (pipelining); None in front of another server."""
+        return getattr(self._send, "__self__", None)
+
+    @property
     def verb(self) -> str:
         """GET, POST, …"""
         return str(self.scope.get("method", ""))
@@ -55,7 +60,7 @@ class Request:
         if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
             raise _too_large(limit_bytes)
         message: MutableMapping[str, Any] | None = None
-        if self.scope.get("connection") is None or self.scope["connection"].is_body_here():
+        if not getattr(self.cycle, "more_body", False):
             message = await self._receive()
             if message["type"] == "http.request" and not message.get("more_body", False) and len(message["body"]) <= limit_bytes:
                 return bytes(message["body"])
@@ -95,7 +100,7 @@ class Request:
         """Answer at once with header lines that are bytes already (each ends in CRLF, content-length left out): the hot path."""
         head += b"content-length: %d\r\n" % len(body)
         connection = self.scope.get("connection")
-        if connection is not None and connection.respond_whole(status, head, body):
+        if connection is not None and connection.respond_whole(self.cycle, status, head, body):
             self.is_answered = True
             return
         await self.respond(status, header_list(head), body)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Final, Protocol
 
 import httptools
 
@@ -62,6 +62,22 @@ class Answer:
             yield chunk
 
 
+class Waiter(Protocol):
+    """Who waits for an answer: a future, or something as simple. Told once, unless it is `done` before."""
+
+    def done(self) -> bool:
+        """Whether nothing is awaited any more."""
+        ...
+
+    def set_result(self, result: Answer, /) -> None:
+        """The answer, or its head if it streams, is there. The exchange may be over: the connection may be used again."""
+        ...
+
+    def set_exception(self, exception: UpstreamGone, /) -> None:
+        """There will be none."""
+        ...
+
+
 class WorkerConnection(asyncio.Protocol):
     """One connection. Owner: the event loop; used by one exchange at a time."""
 
@@ -70,13 +86,14 @@ class WorkerConnection(asyncio.Protocol):
         "_buffered",
         "_chunks",
         "_ended",
-        "_future",
         "_headers",
         "_parser",
         "_paused",
+        "_ready",
         "_sent",
         "_streaming",
         "_transport",
+        "_waiter",
         "_wakeup",
         "_writable",
         "idle_since",
@@ -86,7 +103,8 @@ class WorkerConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._future: asyncio.Future[Answer] | None = None
+        self._waiter: Waiter | None = None
+        self._ready: Answer | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._body: list[bytes] = []
         self._chunks: deque[bytes] = deque()
@@ -107,17 +125,22 @@ class WorkerConnection(asyncio.Protocol):
     # -- the exchange -------------------------------------------------------------------------------------------------
     def request(self, data: bytes, *, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Answer]:
         """Send a whole request (or its head); the future is done when the answer, or its head if it streams, is there."""
-        self._future = future = loop.create_future()
+        future: asyncio.Future[Answer] = loop.create_future()
+        if self._transport is None or not self.is_usable:
+            future.set_exception(UpstreamGone("the worker closed the connection", sent=False))
+        else:
+            self.send(data, future)
+        return future
+
+    def send(self, data: bytes, waiter: Waiter) -> None:
+        """`request` on a connection that is usable, for a waiter of the caller's own: it is told from within the event loop's read."""
+        self._waiter = waiter
         self._headers = []
         self._body = []
         self._ended = False
         self._streaming = False
-        if self._transport is None or not self.is_usable:
-            future.set_exception(UpstreamGone("the worker closed the connection", sent=False))
-            return future
         self._sent = True
-        self._transport.write(data)
-        return future
+        self._transport.write(data)  # type: ignore[union-attr]
 
     async def write(self, data: bytes) -> None:
         """More of a request's body; waits while the worker does not read. Raises UpstreamGone."""
@@ -164,6 +187,12 @@ class WorkerConnection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as e:
             self._fail(UpstreamGone(f"the worker's answer is not HTTP: {e}", sent=True))
             self.close()
+        ready = self._ready
+        if ready is not None:  # told only now: the parser is done, so the connection may be used again at once
+            self._ready = None
+            waiter, self._waiter = self._waiter, None
+            if waiter is not None and not waiter.done():
+                waiter.set_result(ready)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_usable = False
@@ -180,8 +209,8 @@ class WorkerConnection(asyncio.Protocol):
             self._writable = None
 
     def _fail(self, error: UpstreamGone) -> None:
-        if self._future is not None and not self._future.done():
-            self._future.set_exception(error)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
         if self._wakeup is not None:
             self._wakeup.set()
 
@@ -228,9 +257,7 @@ class WorkerConnection(asyncio.Protocol):
             self._answer(body[0] if len(body) == 1 else b"".join(body))
 
     def _answer(self, body: bytes | None) -> None:
-        future = self._future
-        if future is not None and not future.done():
-            future.set_result(Answer(self, self._parser.get_status_code(), self._headers, body))
+        self._ready = Answer(self, self._parser.get_status_code(), self._headers, body)
 
 
 class ConnectionPool:

@@ -1,0 +1,239 @@
+"""A warm call without a task: admit → reserve → open the record → forward → meter, as two callbacks.
+
+A call whose path and key were resolved before, whose body came with its head, and for which a slot and a connection to a worker are free
+never waits for anything but its worker. So it needs no task, no ASGI messages and no timer of its own: `begin` runs when the request has
+been parsed, `set_result` when the answer has, and between them the worker's connection holds the call where it else holds a future.
+
+Everything else is the gateway's: `begin` says False before anything has happened, and a call that stops being simple later (its answer
+streams, its worker dies or is busy) goes on in a task of its own, from where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from activator.dispatch import Call, Dispatcher, Exchange, status_of
+from activator.heads import closed_head, trace_lines
+from activator.metrics import Metrics
+from activator.request import Receive, Request, Scope, Send
+from activator.routes import Target
+from activator.throttler import Reservation, Throttler
+from activator.upstream import Answer, UpstreamGone, WorkerConnection
+from pilotlight import errors
+from pilotlight.protocol import CONTENT_PICKLE, new_call_id
+
+if TYPE_CHECKING:
+    from activator.billing.account import Ticket
+    from activator.edge import EdgeProtocol
+
+log = logging.getLogger(__name__)
+
+_JSON: Final = b"application/json"
+_PICKLE: Final = CONTENT_PICKLE.encode()
+CLOCK_STEP_S: Final = 0.05
+"""Execution clocks of warm calls are looked at this often: a call may run so much longer. Shorter clocks than MIN_CLOCK_S are exact."""
+MIN_CLOCK_S: Final = 1.0
+
+GoOn = Callable[[Request, Coroutine[Any, Any, Exchange]], Coroutine[Any, Any, None]]
+"""The gateway's: answer a request with an exchange that is still to come."""
+
+
+class Clocks:
+    """Calls by the step in which their execution clock runs out: one timer for each step, not for each call."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, set[WarmCall]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Clocks {sum(map(len, self._steps.values()))} calls in {len(self._steps)} steps>"
+
+    def watch(self, call: WarmCall, loop: asyncio.AbstractEventLoop, seconds: float) -> set[WarmCall]:
+        """Have `call.overrun` called in `seconds`, up to a step later, unless it leaves the set that this returns."""
+        step = int((loop.time() + seconds) / CLOCK_STEP_S) + 1
+        calls = self._steps.get(step)
+        if calls is None:
+            calls = self._steps[step] = set()
+            loop.call_at(step * CLOCK_STEP_S, self._ring, step)
+        calls.add(call)
+        return calls
+
+    def _ring(self, step: int) -> None:
+        for call in list(self._steps.pop(step)):
+            call.overrun()
+
+
+class Way:
+    """What all warm calls of one path, key and revision share."""
+
+    __slots__ = ("check", "execution_s", "key_id", "method", "target", "template")
+
+    def __init__(self, target: Target, method: str, key_id: str) -> None:
+        """Raises NotFound for a method that the revision does not have."""
+        self.target = target
+        self.method = method
+        self.key_id = key_id
+        self.check = target.check(method).check
+        self.execution_s = target.spec.clocks.execution_s
+        self.template = (
+            b"POST /invoke/%b HTTP/1.1\r\nhost: worker\r\npilotlight-deadline-s: %.3f\r\npilotlight-call: %%b\r\n"
+            b"content-type: %%b%%b\r\ncontent-length: %%d\r\n\r\n%%b" % (method.encode(), self.execution_s)
+        )
+
+
+class WarmCalls:
+    """Begins warm calls. Owner: the event loop."""
+
+    def __init__(self, *, throttler_of: Callable[[Target], Throttler], dispatcher: Dispatcher, metrics: Metrics, go_on: GoOn) -> None:
+        self.throttler_of = throttler_of
+        self.dispatcher = dispatcher
+        self.metrics = metrics
+        self.go_on = go_on
+        self.clocks = Clocks()
+
+    def begin(self, connection: EdgeProtocol, way: Way, headers: dict[bytes, bytes], body: bytes) -> bool:
+        """Take a call to its worker. False when it cannot go there at once; then nothing has happened."""
+        if way.execution_s < MIN_CLOCK_S:
+            return False
+        target = way.target
+        content_type = headers.get(b"content-type", _JSON)
+        if content_type.startswith(_PICKLE):
+            content_type = _PICKLE
+        else:
+            try:
+                way.check(body)
+            except errors.InvalidInput:
+                return False
+            content_type = _JSON
+        reservation = self.throttler_of(target).reserve_nowait()
+        if reservation is None:
+            return False
+        call = Call(
+            id=new_call_id(), target=target, method=way.method, key_id=way.key_id, body=body, content_type=content_type,
+            accept=headers.get(b"accept", b""), extra_headers=trace_lines(headers),
+        )  # fmt: skip
+        call.reserved_ns = call.received_ns
+        worker = reservation.instance.connections.take_nowait(call.received_ns / 1e9)
+        if worker is None:
+            reservation.release()
+            return False
+        try:
+            ticket = reservation.open(call)
+        except errors.PilotlightError:
+            reservation.instance.connections.give_back(worker, call.received_ns / 1e9)
+            reservation.release()
+            return False
+        warm = WarmCall(self, call, connection=connection, reservation=reservation, ticket=ticket, worker=worker)
+        connection.on_gone = warm.abandon
+        lines = call.extra_headers if not call.accept else b"\r\naccept: " + call.accept + call.extra_headers
+        warm.steps = self.clocks.watch(warm, connection.loop, way.execution_s)
+        worker.send(way.template % (call.id.encode(), content_type, lines, len(body), body), warm)
+        return True
+
+
+class WarmCall:
+    """One warm call at its worker; `upstream.Waiter` for its answer. Ends exactly once, by whichever of its methods comes first."""
+
+    __slots__ = ("_call", "_calls", "_connection", "_dispatched_ns", "_is_done", "_reservation", "_ticket", "_worker", "steps")
+
+    def __init__(
+        self, calls: WarmCalls, call: Call, *, connection: EdgeProtocol, reservation: Reservation, ticket: Ticket, worker: WorkerConnection
+    ) -> None:
+        self._calls = calls
+        self._connection = connection
+        self._call = call
+        self._reservation = reservation
+        self._ticket = ticket
+        self._worker = worker
+        self._dispatched_ns = time.monotonic_ns()
+        self._is_done = False
+        self.steps: set[WarmCall] = set()
+
+    def __repr__(self) -> str:
+        return f"<WarmCall {self._call.id} {'done' if self._is_done else 'waiting'}>"
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._is_done
+
+    def set_result(self, answer: Answer) -> None:
+        """The worker answered, or began to."""
+        self._end()
+        exchange = Exchange(
+            self._call, reservation=self._reservation, ticket=self._ticket, connection=self._worker, answer=answer,
+            dispatched_ns=self._dispatched_ns,
+        )  # fmt: skip
+        body = answer.body
+        if exchange.is_busy:
+            self._go_on(self._calls.dispatcher.begin_again(exchange))
+        elif body is None or self._connection.is_congested:
+            self._go_on(_return(exchange))
+        else:
+            status = answer.status
+            cost = exchange.close(status=status, outcome="ok" if status < 400 else "error", bytes_out=len(body))
+            self._calls.metrics.answered(exchange, status)
+            self._connection.answer(status, b"%bcontent-length: %d\r\n" % (closed_head(exchange, cost), len(body)), body)
+
+    def set_exception(self, error: BaseException) -> None:
+        """The worker's connection broke, or a clock ran out."""
+        self._end()
+        self._close(status_of(error), "error")
+        if isinstance(error, UpstreamGone):
+            self._go_on(self._calls.dispatcher.begin_after(self._call, self._reservation, error))
+        else:
+            self._go_on(_raise(error))
+
+    def overrun(self) -> None:
+        """The execution clock ran out: the instance may never return, so it is replaced; its neighbours finish first."""
+        if self._is_done:
+            return
+        execution_s = self._call.target.spec.clocks.execution_s
+        self.set_exception(errors.DeadlineExceeded(f"the call ran longer than {execution_s:g} s", clock="execution"))
+        self._reservation.throttler.drain(self._reservation.instance)
+
+    def abandon(self) -> None:
+        """The caller left."""
+        if not self._is_done:
+            self._end()
+            self._close(499, "cancelled")
+            self._calls.metrics.refused(499)
+
+    def _end(self) -> None:
+        self._is_done = True
+        self._connection.on_gone = None
+        self.steps.discard(self)
+
+    def _close(self, status: int, outcome: str) -> None:
+        self._worker.close()
+        self._reservation.close(self._ticket, status=status, outcome=outcome, bytes_in=len(self._call.body), bytes_out=0)
+        self._reservation.release()
+
+    def _go_on(self, step: Coroutine[Any, Any, Exchange]) -> None:
+        """The rest in a task, as an ordinary request whose body was read."""
+        call_id, go_on = self._call.id, self._calls.go_on
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            request = Request(scope, receive, send)
+            request.id = call_id
+            await go_on(request, step)
+
+        self._connection.continue_in_task(application)
+
+
+async def _return(exchange: Exchange) -> Exchange:
+    return exchange
+
+
+async def _raise(error: BaseException) -> Exchange:
+    raise error
+
+
+def is_simple(headers: dict[bytes, bytes], *, max_body_bytes: int) -> bool:
+    """Whether a request's head promises nothing that needs a task: a body of known, small length and no clock of the caller's."""
+    length = headers.get(b"content-length", b"0")
+    return (
+        length.isdigit() and int(length) <= max_body_bytes and b"transfer-encoding" not in headers and b"pilotlight-timeout" not in headers
+    )
