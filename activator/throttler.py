@@ -218,6 +218,7 @@ class Throttler:
         self._waiters.append(waiter)
         self._count(+1, now)
         self.poke(now)
+        self._look_again_when_unblocked(now)
         return waiter
 
     def _hand_out(self, now: float, fresh: Instance | None = None, start_ms: float = 0.0) -> None:

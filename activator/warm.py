@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from activator.dispatch import Call, Dispatcher, Exchange, status_of
 from activator.heads import closed_head, trace_lines
@@ -42,16 +42,24 @@ GoOn = Callable[[Request, Coroutine[Any, Any, Exchange]], Coroutine[Any, Any, No
 """The gateway's: answer a request with an exchange that is still to come."""
 
 
+class Timed(Protocol):
+    """What has an execution clock."""
+
+    def overrun(self) -> None:
+        """It ran out."""
+        ...
+
+
 class Clocks:
     """Calls by the step in which their execution clock runs out: one timer for each step, not for each call."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, set[WarmCall]] = {}
+        self._steps: dict[int, set[Timed]] = {}
 
     def __repr__(self) -> str:
         return f"<Clocks {sum(map(len, self._steps.values()))} calls in {len(self._steps)} steps>"
 
-    def watch(self, call: WarmCall, loop: asyncio.AbstractEventLoop, seconds: float) -> set[WarmCall]:
+    def watch(self, call: Timed, loop: asyncio.AbstractEventLoop, seconds: float) -> set[Timed]:
         """Have `call.overrun` called in `seconds`, up to a step later, unless it leaves the set that this returns."""
         step = int((loop.time() + seconds) / CLOCK_STEP_S) + 1
         calls = self._steps.get(step)
@@ -150,7 +158,7 @@ class WarmCall:
         self._worker = worker
         self._dispatched_ns = time.monotonic_ns()
         self._is_done = False
-        self.steps: set[WarmCall] = set()
+        self.steps: set[Timed] = set()
 
     def __repr__(self) -> str:
         return f"<WarmCall {self._call.id} {'done' if self._is_done else 'waiting'}>"
