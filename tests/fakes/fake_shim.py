@@ -38,6 +38,15 @@ class ShimTimeout(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FakeParked:
+    """A fork that waits: its name, its pid, and our end of its channel."""
+
+    name: str
+    pid: int
+    channel: socket.socket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FakeInstance:
     """An instance that was ordered: its socket's path, the reading ends of its output, the writing end of `go`."""
 
@@ -136,8 +145,38 @@ class FakeShim:
         message: dict[str, Any] = json.loads(data)
         return message
 
-    def order(self, op: str, instance: str, env: Mapping[str, str] | None = None, *, go: bool = True) -> FakeInstance:
-        """Send `fork` or `serve` with the four descriptors, and the byte on `go` unless told not to."""
+    def park(self, name: str = "p-1", *, ways_in: Sequence[int] = ()) -> FakeParked:
+        """Have a fork parked and wait until it says so."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        go_theirs, go_ours = os.pipe()
+        with theirs:
+            body = json.dumps({"op": "park", "instance": name, "env": {}}).encode()
+            socket.send_fds(self._control, [body], [theirs.fileno(), go_theirs, *ways_in])
+        os.close(go_theirs)
+        os.write(go_ours, b"g")
+        os.close(go_ours)
+        pid = self.wait_event("forked", instance=name)["pid"]
+        self.wait_event("parked", instance=name)
+        return FakeParked(name=name, pid=pid, channel=ours)
+
+    def assign(self, parked: FakeParked, instance: str, env: Mapping[str, str] | None = None) -> FakeInstance:
+        """Make it an instance and wait until it is ready."""
+        ordered = self.order("assign", instance, env, go=False, to=parked.channel)
+        parked.channel.close()
+        self.wait_event("ready", instance=instance)
+        return ordered
+
+    def order(
+        self,
+        op: str,
+        instance: str,
+        env: Mapping[str, str] | None = None,
+        *,
+        go: bool = True,
+        to: socket.socket | None = None,
+        ways_in: Sequence[int] = (),
+    ) -> FakeInstance:
+        """Send `fork` or `serve` with the four descriptors, and the byte on `go` unless told not to; `assign` has the first three."""
         path = str(self.root / f"{instance}.sock")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
@@ -146,7 +185,8 @@ class FakeShim:
             stderr, stderr_theirs = os.pipe()
             go_theirs, go_ours = os.pipe()
             body = json.dumps({"op": op, "instance": instance, "env": dict(env or {})}).encode()
-            socket.send_fds(self._control, [body], [listener.fileno(), stdout_theirs, stderr_theirs, go_theirs])
+            descriptors = [listener.fileno(), stdout_theirs, stderr_theirs, go_theirs, *ways_in]
+            socket.send_fds(to or self._control, [body], descriptors[:3] if op == "assign" else descriptors)
             for descriptor in (stdout_theirs, stderr_theirs, go_theirs):
                 os.close(descriptor)
         self._open += [stdout, stderr, go_ours]

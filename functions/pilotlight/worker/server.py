@@ -90,21 +90,37 @@ class Server:
     def __repr__(self) -> str:
         return f"<Server connections={len(self._state.connections)} {self._calls!r}>"
 
-    @staticmethod
-    def rehearse() -> None:
-        """Before the snapshot: make an event loop and close it, so that what it initialises lazily is in the pages that forks share."""
-        loop = uvloop.new_event_loop()
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
+    def rehearse(self) -> None:
+        """Before the snapshot: an event loop and one request to ourselves, so that what they initialise lazily is in the pages shared."""
+        self.prepare()
+        try:
+            self._running_loop.run_until_complete(self._ask_ourselves())
+        finally:
+            self._running_loop.close()
+            self._loop = None
+            asyncio.set_event_loop(None)
+
+    async def _ask_ourselves(self) -> None:
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.setblocking(False)
+            await self._running_loop.connect_accepted_socket(self._connection, theirs)
+            await self._running_loop.sock_sendall(ours, b"GET %s HTTP/1.1\r\nHost: worker\r\n\r\n" % WORKER_HEALTH.encode())
+            await self._running_loop.sock_recv(ours, 65536)
+        while self._state.connections:
+            self._changed.clear()
+            await self._changed.wait()
 
     def prepare(self) -> None:
         """Make the event loop: the part of the wake that needs neither the instance's cgroup nor its environment."""
         self._loop = uvloop.new_event_loop()
         asyncio.set_event_loop(self._loop)
+        self._changed, self._draining = asyncio.Event(), asyncio.Event()  # an event belongs to the loop in which it was first waited for
 
     def settle_in(self) -> None:
         """In a parked fork: what the first call would have to make, as far as no user code is in it."""
         self._calls.make_thread(self._running_loop)
+        self._running_loop.run_until_complete(self._ask_ourselves())
 
     def wake(self, listener: socket.socket) -> None:
         """Run enter(snap=False), build a web application, and accept on the listener. Raises what user code raises."""

@@ -10,14 +10,16 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from pilotlight.worker import faults, hooks, output, wake
 from pilotlight.worker.control import Control, Order
 from pilotlight.worker.launch import Launch
 from pilotlight.worker.loader import load
+from pilotlight.worker.pages import Touched
 from pilotlight.worker.server import Server
-from pilotlight.worker.target import make_target
+from pilotlight.worker.target import Target, make_target
 from pilotlight.worker.template import Template, connect_output, surplus_threads
 
 WORKER_VARIABLE = "PILOTLIGHT_WORKER"
@@ -52,6 +54,16 @@ class Phases:
         os._exit(1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """What stands at the snapshot point, and what its forks become instances with."""
+
+    launch: Launch
+    control: Control
+    server: Server
+    touched: Touched
+
+
 def run(launch: Launch, *, boot_ms: float) -> None:
     """Run the worker; leaves the process when it is done.
 
@@ -72,60 +84,77 @@ def run(launch: Launch, *, boot_ms: float) -> None:
         target = make_target(raw, launch.spec)
         hooks.run_before_snapshot(target)
     with phases.phase("warmup"):
-        hooks.warm_up(target)
         server = Server(target, launch.spec)
-    threads = _reach_snapshot_point(control, phases)
-    Template(control, lambda order, started: _become(launch, server, control, order, started), threads=threads).run()
+        touched = _warm_up(target, server)
+    threads = _reach_snapshot_point(control, phases, touched)
+    worker = Worker(launch=launch, control=control, server=server, touched=touched)
+    Template(control, lambda order, started: _become(worker, order, started), threads=threads).run()
     output.finish()
     os._exit(0)
 
 
-def _reach_snapshot_point(control: Control, phases: Phases) -> tuple[str, ...]:
-    Server.rehearse()
+def _warm_up(target: Target, server: Server) -> Touched:
+    """Every example once, and our own part of a call; what they touch is remembered where the process can be forked at all."""
+    touched = Touched()
+
+    def rehearse() -> None:
+        hooks.warm_up(target)
+        server.rehearse()
+
+    if surplus_threads():
+        rehearse()
+    else:
+        touched.watch(rehearse)
+    return touched
+
+
+def _reach_snapshot_point(control: Control, phases: Phases, touched: Touched) -> tuple[str, ...]:
     wake.rehearse()
     hooks.drop_caches()
+    touched.look()
     output.finish()
     threads = surplus_threads()
     control.send({"event": "snapshot_point", "threads": list(threads), "phases_ms": phases.ms, "joins": True})
     return threads
 
 
-def _become(launch: Launch, server: Server, control: Control, order: Order, started: float) -> NoReturn:
+def _become(worker: Worker, order: Order, started: float) -> NoReturn:
     """What a forked child, or the worker itself, does with its order."""
     if order.op == "park":
-        order = _wait_parked(server, control, order)
+        order = _wait_parked(worker, order)
         started, doing = time.monotonic(), "assign"
     else:
         connect_output(order)
-        server.prepare()
+        worker.server.prepare()
         _wait_go(order.descriptors[3])
         gc.enable()
         doing = "fork"
-    phases = Phases(control, instance=order.instance)
+    phases = Phases(worker.control, instance=order.instance)
     listener = socket.socket(fileno=order.descriptors[0])
     phases.ms[doing] = round((time.monotonic() - started) * 1000, 3)
     with phases.phase("wake"):
         wake.reseed()
         wake.take_environment(order.instance, order.env)
-        wake.raise_threads(cpu=launch.spec.resources.cpu, variables=launch.chosen_threads)
-        server.wake(listener)
+        wake.raise_threads(cpu=worker.launch.spec.resources.cpu, variables=worker.launch.chosen_threads)
+        worker.server.wake(listener)
 
     def ready() -> None:
-        control.send({"event": "ready", "instance": order.instance, "phases_ms": phases.ms})
+        worker.control.send({"event": "ready", "instance": order.instance, "phases_ms": phases.ms})
 
-    server.run(on_ready=ready, shim=control.fileno())
+    worker.server.run(on_ready=ready, shim=worker.control.fileno())
     _leave(0)
 
 
-def _wait_parked(server: Server, control: Control, order: Order) -> Order:
+def _wait_parked(worker: Worker, order: Order) -> Order:
     """Do all that needs no identity and runs no user code, say so, and wait for the assignment. A parked fork nobody wants leaves."""
     channel, go, *_ = order.descriptors
     desk = Control(channel)
     _wait_go(go)
     gc.enable()
-    server.prepare()
-    server.settle_in()
-    control.send({"event": "parked", "instance": order.instance})
+    worker.server.prepare()
+    worker.touched.bring_in()
+    worker.server.settle_in()
+    worker.control.send({"event": "parked", "instance": order.instance})
     assignment = desk.receive()
     if assignment is None:
         os._exit(0)

@@ -390,3 +390,83 @@ def test_descriptors_of_one_fork_are_not_held_by_the_next() -> None:
         assert read_until(first.stdout, b"never") == b""
         with socket.socket(socket.AF_UNIX) as client, pytest.raises(ConnectionRefusedError):
             client.connect(first.path)
+
+
+def test_a_fork_enters_its_groups_by_itself_and_before_go() -> None:
+    with FakeShim({"app.py": "def f(): return 1"}, function_spec()) as shim:
+        shim.wait_event("snapshot_point")
+        readable, way_in = os.pipe()  # stands for a `tasks` file of cgroup v1
+        instance = shim.order("fork", "i-1", go=False, ways_in=[way_in, way_in])
+        os.close(way_in)
+        assert read_until(readable, b"never") == b"00"  # and everybody has closed it
+        os.write(instance.go, b"g")
+        os.close(readable)
+        shim.wait_event("ready")
+        assert call(instance) == 1
+
+
+def test_the_worker_says_that_its_forks_join() -> None:
+    with FakeShim({"app.py": "def f(): return 1"}, function_spec()) as shim:
+        assert shim.wait_event("snapshot_point")["joins"] is True
+
+
+def test_a_parked_fork_becomes_an_instance_by_assignment() -> None:
+    with FakeShim({"app.py": HOOKS}, service_spec()) as shim:
+        parked = shim.park()
+        assert diary(shim)[4:] == []  # no user code runs before it has a name
+
+        instance = shim.assign(parked, "i-1", {"SECRET": "s3"})
+
+        assert diary(shim)[4:] == ["wake i-1 s3"]
+        assert call(instance, "echo", ["hi"]) == "hi"
+        os.kill(parked.pid, signal.SIGTERM)
+        assert shim.wait_event("exited") == {"event": "exited", "instance": "p-1", "status": 0}
+        assert diary(shim)[5:] == ["echo hi", "exit hook", "atexit"]
+
+
+def test_the_phases_of_an_assignment() -> None:
+    with FakeShim({"app.py": "def f(): return 1"}, function_spec()) as shim:
+        parked = shim.park()
+        shim.order("assign", "i-1", go=False, to=parked.channel)
+        assert list(shim.wait_event("ready")["phases_ms"]) == ["assign", "wake"]
+        parked.channel.close()
+
+
+def test_parked_forks_differ_in_everything_random() -> None:
+    with FakeShim({"app.py": "import numpy, numpy.random\n" + HOOKS}, service_spec()) as shim:
+        parked = [shim.park(f"p-{n}") for n in range(2)]
+        first, second = (call(shim.assign(p, f"i-{p.name}", {"SECRET": ""}), "unique") for p in parked)
+        assert isinstance(first, list)
+        assert isinstance(second, list)
+        assert all(a != b for a, b in zip(first, second, strict=True))
+
+
+def test_a_parked_fork_that_nobody_wants_leaves_quietly() -> None:
+    with FakeShim({"app.py": HOOKS}, service_spec()) as shim:
+        shim.park().channel.close()
+        assert shim.wait_event("exited")["status"] == 0
+        assert diary(shim)[4:] == []
+
+
+def test_a_template_with_parked_forks_goes_on_forking() -> None:
+    with FakeShim({"app.py": "def f(): return 1"}, function_spec()) as shim:
+        parked = shim.park()
+        assert call(shim.start("i-1")) == 1
+        assert call(shim.assign(parked, "i-2")) == 1
+
+
+def test_an_assigned_asgi_application_is_built_after_the_assignment() -> None:
+    code = """
+        import os
+        def web():
+            name = os.environ["NAME"]
+            async def answer(scope, receive, send):
+                if scope["type"] == "http":
+                    await send({"type": "http.response.start", "status": 200, "headers": []})
+                    await send({"type": "http.response.body", "body": name.encode()})
+            return answer
+    """
+    with FakeShim({"app.py": code}, function_spec(qualname="web", kind=FunctionKind.ASGI)) as shim:
+        instance = shim.assign(shim.park(), "i-1", {"NAME": "Ada"})
+        with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path), base_url="http://worker", timeout=30) as client:
+            assert client.get("/asgi/").text == "Ada"
