@@ -47,6 +47,8 @@ log = logging.getLogger("activator")
 
 FIRST_ROUTES_S = 5.0
 """How long to wait for the controller at start before going on with the routes on disk."""
+FIRST_INSTANCES_S = 2.0
+"""How long to wait for the node agent at start before going on without the instances that are ours: calls start others beside them."""
 BACKLOG = 4096
 KEEP_ALIVE_S = 75
 SHUTDOWN_S = 30.0
@@ -138,6 +140,7 @@ class Activator:
             ]
             await self._first_routes()
             background.append(tasks.create_task(self.scaler.watch(), name="agent events"))
+            await self._first_instances()
             background.append(tasks.create_task(self.scaler.run(), name="autoscaler"))
             background += self.calls.start(tasks)
             if self.shared is not None and self.siblings is not None:
@@ -159,6 +162,13 @@ class Activator:
                 await self.feed.first_answer.wait()
         except TimeoutError:
             log.warning("controller is not there yet; serving with the routes on disk version=%d", self.table.version)
+
+    async def _first_instances(self) -> None:
+        try:
+            async with asyncio.timeout(FIRST_INSTANCES_S):
+                await self.scaler.reconciled.wait()
+        except TimeoutError:
+            log.warning("node agent is not there yet; serving without the instances that it may have")
 
     async def _shutdown(self, server: _Server, serving: asyncio.Task[None], background: list[asyncio.Task[None]]) -> None:
         # First no new requests and those in flight to their end: they need routes, throttlers and the journal. Then the loops. The journal

@@ -153,7 +153,7 @@ class Scaler:
             if scaled.name == name and key not in targets:
                 scaled.throttler.retire()
         for target in targets.values():
-            if target.spec.scaling.min_instances:
+            if target.spec.scaling.min_instances and self.reconciled.is_set():
                 self._apply(self._scaled_of(target), self._clock())
 
     def _scaled_of(self, target: Target) -> Scaled:
@@ -220,7 +220,8 @@ class Scaler:
 
     # -- the loop -----------------------------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Record and decide, forever."""
+        """Record and decide, forever; from the first reconciliation on, because what looks missing before may be there."""
+        await self.reconciled.wait()
         for name in self._table.kept_warm():
             self.route_changed(name)
         tick = 0

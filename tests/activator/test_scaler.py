@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -65,6 +66,7 @@ class Rig:
 @pytest.fixture(name="rig")
 async def _rig(short_tmp: Path) -> AsyncIterator[Rig]:
     rig = Rig(short_tmp)
+    await rig.scaler.reconcile()
     yield rig
     await rig.scaler.aclose()
     await rig.fleet.aclose()
@@ -151,6 +153,19 @@ async def test_instances_from_before_a_restart_are_adopted_and_orphans_are_stopp
 
     assert list(rig.scaler.throttler_of(target).instances) == ["i-mine"]
     assert [name for name, _ in rig.fleet.stopped] == ["i-old"]
+
+
+async def test_kept_instances_from_before_a_restart_are_taken_back_before_others_are_started(rig: Rig) -> None:
+    rig.scaler.reconciled.clear()
+    target = rig.deploy(Scaling(min_instances=1))
+    rig.fleet.infos["i-old"] = info_of(target, "i-old", "/nowhere.sock", StartKind.FORK)
+    loop = asyncio.create_task(rig.scaler.run())
+    await rig.scaler.reconcile()
+    await asyncio.sleep(0)
+    loop.cancel()
+
+    assert list(rig.scaler.throttler_of(target).instances) == ["i-old"]
+    assert rig.scaler.throttler_of(target).starting == 0
 
 
 async def test_warming_up_brings_one_instance_up_by_fork_and_bills_nobody(rig: Rig) -> None:
