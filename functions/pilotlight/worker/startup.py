@@ -1,4 +1,7 @@
-"""A worker's life in order: import, enter, warm up, snapshot point; then, as an instance, wake and serve. Every phase is timed."""
+"""A worker's life in order: import, enter, warm up, snapshot point; then, as an instance, wake and serve. Every phase is timed.
+
+A fork may be parked between the snapshot point and its wake: it then does ahead what needs neither an identity nor user code.
+"""
 
 from __future__ import annotations
 
