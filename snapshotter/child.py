@@ -38,6 +38,10 @@ class Cgroup:
     procs: Sequence[str] = ()
     tasks: Sequence[str] = ()
 
+    def open_tasks(self) -> list[int]:
+        """Descriptors for a fork that enters by itself. Raises OSError."""
+        return [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in self.tasks]
+
 
 def execute(
     argv: Sequence[str],

@@ -66,7 +66,7 @@ class Lot:
         descriptors = [theirs.detach(), go_read]
         try:
             if joins:
-                descriptors += [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in cgroup.tasks]
+                descriptors += cgroup.open_tasks()
             message, given = {"op": "park", "instance": name, "env": {}}, descriptors
             descriptors = []
             worker.push(message, given)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from snapshotter import child, tree, wire
+from snapshotter.execs import Execs
 from snapshotter.logpipe import LogFile, LogPipe
 from snapshotter.lot import Lot, Parked
 from snapshotter.poller import Peer, Poller
@@ -54,7 +55,7 @@ class Shim:
         self._boot_pipes: list[LogPipe] = []
         self._processes: dict[str, Process] = {}
         self._lot = Lot(self._poller, self._tell)
-        self._execs: dict[int, int] = {}
+        self._execs = Execs(self._tell)
         self._noticed: dict[str, tuple[int, float]] = {}
 
     def __repr__(self) -> str:
@@ -113,7 +114,7 @@ class Shim:
             case "start":
                 self._start(message, fds[0])
             case "exec":
-                self._exec(message, *fds)
+                self._execs.start(message, self._processes.get(message["instance"]), self._confinement, *fds)
             case op:
                 self._simple_orders[op](message)
 
@@ -126,7 +127,7 @@ class Shim:
             "note": self._note,
             "kill": lambda m: self._kill(m["instance"]),
             "kill_worker": lambda _: self._kill_worker(),
-            "exec_kill": lambda m: self._kill_execs(m["exec"]),
+            "exec_kill": lambda m: self._execs.kill(m["exec"]),
             "forget": lambda m: self._forget(m["instance"]),
             "state": lambda _: self._report_state(),
             "shutdown": lambda _: self._shutdown(),
@@ -139,12 +140,6 @@ class Shim:
     def _kill_worker(self) -> None:
         if self._worker_pidfd >= 0:
             self._signal(self._worker_pidfd)
-
-    def _kill_execs(self, exec_id: int | None = None) -> None:
-        for pid, known in self._execs.items():
-            if exec_id is None or known == exec_id:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
 
     def _forget(self, instance: str) -> None:
         process = self._processes.get(instance)
@@ -168,7 +163,7 @@ class Shim:
             if fd >= 0:
                 self._signal(fd)
         self._lot.clear()
-        self._kill_execs()
+        self._execs.kill()
         os._exit(0)
 
     # -- the worker
@@ -291,7 +286,7 @@ class Shim:
             go_read, process.go = os.pipe2(os.O_CLOEXEC)
             self._worker.push(
                 {"op": op, "instance": instance, "env": message["env"]},
-                [listener, *ends, go_read, *self._ways_in(process, in_place=in_place)],
+                [listener, *ends, go_read, *(process.cgroup.open_tasks() if self._joins(process) and not in_place else ())],
             )
         except (OSError, wire.MessageTooLong):
             self._finish(process, None)
@@ -333,12 +328,6 @@ class Shim:
     def _joins(self, process: Process) -> bool:
         """Whether the fork enters its groups by itself (the worker said that it can, the groups are of the kind)."""
         return bool(self._snapshot_point.get("joins")) and bool(process.cgroup.tasks)
-
-    def _ways_in(self, process: Process, *, in_place: bool) -> list[int]:
-        """Descriptors of its groups for a fork that enters by itself; one that does not stays under the Template's equal limit."""
-        if in_place or not self._joins(process):
-            return []
-        return [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in process.cgroup.tasks]
 
     def _kill(self, instance: str) -> None:
         process = self._processes.get(instance)
@@ -395,8 +384,7 @@ class Shim:
             self._on_reaped(pid, status)
 
     def _on_reaped(self, pid: int, status: int) -> None:
-        if pid in self._execs:
-            self._tell({"event": "exec_exited", "exec": self._execs.pop(pid), "status": status})
+        if self._execs.reaped(pid, status):
             return
         if pid == self._worker_pid:
             self._on_worker_exit(status)
@@ -415,15 +403,3 @@ class Shim:
         for process in list(self._processes.values()):
             if process.state == "asked":
                 self._finish(process, None)
-
-    def _exec(self, message: Mapping[str, Any], stdout: int, stderr: int) -> None:
-        process, confinement = self._processes.get(message["instance"]), self._confinement
-        try:
-            if process is None or confinement is None or process.state not in ("forked", "ready"):
-                self._tell({"event": "exec_exited", "exec": message["exec"], "status": None})
-                return
-            env = {**confinement.env, **process.env}
-            pid = child.execute(message["argv"], confinement, env=env, cgroup=process.cgroup, stdout=stdout, stderr=stderr)
-            self._execs[pid] = message["exec"]
-        finally:
-            wire.close_all([stdout, stderr])
