@@ -1,13 +1,15 @@
 """JSON Schemas of arguments, as users' code declares them: checked once, at deploy, so that nobody downstream meets a bad one.
 
 A schema may point only into itself: a `$ref` to elsewhere would make the activator, which compiles it, fetch or read what a
-tenant chose.
+tenant chose. And it must stay small when its references are followed: forty definitions that each name the next one twice are a
+few kilobytes, and a check that never ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import jsonschema_rs
 
@@ -16,6 +18,10 @@ from pilotlight.spec import canonical_json
 
 MAX_SCHEMA_BYTES = 65_536
 MAX_DEPTH = 64
+MAX_UNFOLDED = 20_000
+"""Nodes of a schema with each `$ref` replaced by what it names (once around a cycle): what one look at an argument may cost."""
+MAX_CHAIN = 300
+_DEFINITIONS = ("$defs", "definitions")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
@@ -29,6 +35,9 @@ def check(schema: Mapping[str, Any], where: str) -> None:
     for reference in _references(schema):
         if not reference.startswith("#"):
             raise InvalidInput(f"{where}: $ref {reference!r} points outside the schema; only '#…' is allowed", parameter=where)
+    if _unfolded(schema) > MAX_UNFOLDED:
+        what = f"the schema has more than {MAX_UNFOLDED} parts, or {MAX_CHAIN} in a row, once its references are followed"
+        raise InvalidInput(f"{where}: {what}", parameter=where)
     try:
         jsonschema_rs.validator_for(dict(schema))
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as e:
@@ -51,6 +60,57 @@ def _references(schema: Any) -> Iterator[str]:
         if isinstance(node, Mapping):
             yield from (node[key] for key in _REFERENCES if isinstance(node.get(key), str))
         pending.extend(_children(node))
+
+
+def _unfolded(schema: Mapping[str, Any]) -> int:
+    """How many nodes there are with every local reference replaced by its target; a reference back into itself counts once.
+
+    A chain of more than MAX_CHAIN nodes counts as too many: it is walked recursively, here and by the compiler.
+    """
+    weights: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def weigh(node: Any, chain: int) -> int:
+        if not isinstance(node, Mapping | list | tuple):
+            return 1
+        if chain > MAX_CHAIN:
+            return MAX_UNFOLDED + 1
+        name = id(node)
+        if name in weights:
+            return weights[name]
+        if name in open_nodes:
+            return 1
+        open_nodes.add(name)
+        below = [child for key, child in _items(node) if key not in _DEFINITIONS] + _targets(schema, node)
+        weights[name] = 1 + sum(weigh(child, chain + 1) for child in below)
+        open_nodes.discard(name)
+        return weights[name]
+
+    return weigh(schema, 0)
+
+
+def _items(node: Any) -> list[tuple[Any, Any]]:
+    return list(node.items()) if isinstance(node, Mapping) else list(enumerate(node))
+
+
+def _targets(schema: Mapping[str, Any], node: Any) -> list[Any]:
+    """What the references of one node name; the root for anchors and for what is not there, which the compiler refuses."""
+    if not isinstance(node, Mapping):
+        return []
+    return [_target(schema, node[key]) for key in _REFERENCES if isinstance(node.get(key), str)]
+
+
+def _target(schema: Mapping[str, Any], reference: str) -> Any:
+    at: Any = schema
+    for word in unquote(reference[1:]).split("/")[1:]:
+        word = word.replace("~1", "/").replace("~0", "~")
+        if isinstance(at, Mapping) and word in at:
+            at = at[word]
+        elif isinstance(at, list | tuple) and word.isdecimal() and int(word) < len(at):
+            at = at[int(word)]
+        else:
+            return schema
+    return at
 
 
 def _children(node: Any) -> list[Any]:
