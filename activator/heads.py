@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from activator.dispatch import Exchange
+from activator.dispatch import Call, Exchange
+from activator.upstream import Answer
 from snapshotter.types import StartKind
 
 _PASSED_ON = (b"content-type", b"pilotlight-outcome", b"cache-control")
@@ -18,11 +19,7 @@ def call_head(exchange: Exchange) -> bytes:
     head = call.target.warm_head
     if call.start_kind is not StartKind.WARM:
         head = head.replace(b"WARM", call.start_kind.encode())
-    head = b"x-request-id: %b\r\n%b" % (call.id.encode(), head)
-    for name, value in exchange.answer.headers:
-        if name in _PASSED_ON:
-            head += b"%b: %b\r\n" % (name, value)
-    return head
+    return b"x-request-id: %b\r\n%b%b" % (call.id.encode(), head, _passed_on(exchange.answer))
 
 
 def closed_head(exchange: Exchange, cost: str) -> bytes:
@@ -31,6 +28,18 @@ def closed_head(exchange: Exchange, cost: str) -> bytes:
     return b"%bpilotlight-cost: %b\r\nserver-timing: queue;dur=%.2f, start;dur=%.2f, exec;dur=%.2f\r\n" % (
         call_head(exchange), cost.encode(), call.queued_ms, call.start_ms, exchange.exec_ms,
     )  # fmt: skip
+
+
+def warm_head(call: Call, answer: Answer, *, cost: str, exec_ms: float) -> bytes:
+    """`closed_head` and the length of a call that waited for nothing."""
+    return (
+        b"x-request-id: %b\r\n%b%bpilotlight-cost: %b\r\nserver-timing: queue;dur=0.00, start;dur=0.00, exec;dur=%.2f\r\n"
+        b"content-length: %d\r\n"
+    ) % (call.id.encode(), call.target.warm_head, _passed_on(answer), cost.encode(), exec_ms, len(answer.body or b""))
+
+
+def _passed_on(answer: Answer) -> bytes:
+    return b"".join([b"%b: %b\r\n" % header for header in answer.headers if header[0] in _PASSED_ON])
 
 
 def trace_lines(headers: Mapping[bytes, bytes]) -> bytes:

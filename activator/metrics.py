@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter as Counts
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 
@@ -61,14 +60,19 @@ class Metrics:
     def answered(self, exchange: Exchange, status: int) -> None:
         """A call got a worker's answer."""
         call = exchange.call
-        tally = self._by_target.get(call.target.function_id)
-        if tally is None:
-            tally = self._by_target[call.target.function_id] = _FunctionTally(call.target)
-        tally.statuses[status] += 1
-        tally.queue_wait.observe(call.queued_ms / 1000)
-        tally.execution.observe(exchange.exec_ms / 1000)
+        self.answered_warm(call.target, status, exec_s=exchange.exec_ms / 1000, queued_s=call.queued_ms / 1000)
         if call.start_ms:
             self._cold.labels(call.target.tenant, call.target.app, call.target.function, call.start_kind.value).inc()
+
+    def answered_warm(self, target: Target, status: int, *, exec_s: float, queued_s: float = 0.0) -> None:
+        """A call that waited for no start got a worker's answer."""
+        tally = self._by_target.get(target.function_id)
+        if tally is None:
+            tally = self._by_target[target.function_id] = _FunctionTally(target)
+        statuses = tally.statuses
+        statuses[status] = statuses.get(status, 0) + 1
+        tally.queue_wait.observe(queued_s)
+        tally.execution.observe(exec_s)
 
     def refused(self, status: int) -> None:
         """A request was answered with an error of the platform's."""
@@ -124,7 +128,7 @@ class _FunctionTally:
 
     def __init__(self, target: Target) -> None:
         self.labels = (target.tenant, target.app, target.function)
-        self.statuses: Counts[int] = Counts()
+        self.statuses: dict[int, int] = {}
         self.queue_wait = _Tally()
         self.execution = _Tally()
 

@@ -44,11 +44,8 @@ class ArgumentCheck:
 
     def check(self, body: bytes) -> None:
         """Raises InvalidInput naming the parameter and what is wrong with it."""
-        try:
-            arguments = json.loads(body.decode()) if body else {}
-        except ValueError as e:  # UnicodeDecodeError is one
-            raise errors.InvalidInput(f"the body is not valid JSON: {e}") from e
-        named = self._by_name(arguments)
+        arguments = _parsed(body) if body else {}
+        named = arguments if type(arguments) is dict else self._by_name(arguments)
         validator = self._validator
         if validator is None or validator.is_valid(named):
             return
@@ -72,6 +69,23 @@ class ArgumentCheck:
         if len(arguments) > len(names) and self._method.schema is not None:
             raise errors.InvalidInput(f"{len(arguments)} positional arguments given, at most {len(names)} accepted")
         return dict(zip(names, arguments, strict=False))
+
+
+_scan = json.JSONDecoder().scan_once
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        text = body.decode()
+        try:
+            value, end = _scan(text, 0)  # what `json.loads` does, without its three layers
+            if end == len(text):
+                return value
+        except StopIteration:
+            pass  # white space around it, or no JSON: the layers tell
+        return json.loads(text)
+    except ValueError as e:  # UnicodeDecodeError is one
+        raise errors.InvalidInput(f"the body is not valid JSON: {e}") from e
 
 
 def _parameter(error: jsonschema_rs.ValidationError) -> str:

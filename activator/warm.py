@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from activator.dispatch import Call, Dispatcher, Exchange, status_of
-from activator.heads import closed_head, trace_lines
+from activator.heads import trace_lines, warm_head
 from activator.metrics import Metrics
 from activator.request import Receive, Request, Scope, Send
 from activator.routes import Target
@@ -25,6 +25,7 @@ from activator.throttler import Reservation, Throttler
 from activator.upstream import Answer, UpstreamGone, WorkerConnection
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PICKLE, new_call_id
+from snapshotter.types import StartKind
 
 if TYPE_CHECKING:
     from activator.billing.account import Ticket
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _JSON: Final = b"application/json"
+WARM: Final = StartKind.WARM.value
 _PICKLE: Final = CONTENT_PICKLE.encode()
 CLOCK_STEP_S: Final = 0.05
 """Execution clocks of warm calls are looked at this often: a call may run so much longer. Shorter clocks than MIN_CLOCK_S are exact."""
@@ -129,7 +131,10 @@ class WarmCalls:
             reservation.release()
             return False
         try:
-            ticket = reservation.open(call)
+            ticket = reservation.instance.account.open(
+                call=call.id, attempt=1, key=way.key_id, method=way.method, start_kind=WARM, queued_ms=0, start_ms=0,
+                now_ns=call.received_ns, at_ns=time.time_ns(),
+            )  # fmt: skip
         except errors.PilotlightError:
             reservation.instance.connections.give_back(worker, call.received_ns / 1e9)
             reservation.release()
@@ -170,20 +175,29 @@ class WarmCall:
     def set_result(self, answer: Answer) -> None:
         """The worker answered, or began to."""
         self._end()
+        body = answer.body
+        if body is None or answer.status == 503 or self._connection.is_congested:
+            self._go_on(self._as_exchange(answer))
+            return
+        call, reservation, status = self._call, self._reservation, answer.status
+        instance = reservation.instance
+        now_ns = time.monotonic_ns()
+        exec_ms = (now_ns - self._dispatched_ns) / 1e6
+        bill = instance.account.close(
+            self._ticket, status=status, outcome="ok" if status < 400 else "error", now_ns=now_ns, at_ns=time.time_ns(),
+            bytes_in=len(call.body), bytes_out=len(body),
+        )  # fmt: skip
+        instance.connections.give_back(self._worker, now_ns / 1e9)
+        reservation.release()
+        self._calls.metrics.answered_warm(call.target, status, exec_s=exec_ms / 1000)
+        self._connection.answer(status, warm_head(call, answer, cost=bill.cost, exec_ms=exec_ms), body)
+
+    def _as_exchange(self, answer: Answer) -> Coroutine[Any, Any, Exchange]:
         exchange = Exchange(
             self._call, reservation=self._reservation, ticket=self._ticket, connection=self._worker, answer=answer,
             dispatched_ns=self._dispatched_ns,
         )  # fmt: skip
-        body = answer.body
-        if exchange.is_busy:
-            self._go_on(self._calls.dispatcher.begin_again(exchange))
-        elif body is None or self._connection.is_congested:
-            self._go_on(_return(exchange))
-        else:
-            status = answer.status
-            cost = exchange.close(status=status, outcome="ok" if status < 400 else "error", bytes_out=len(body))
-            self._calls.metrics.answered(exchange, status)
-            self._connection.answer(status, b"%bcontent-length: %d\r\n" % (closed_head(exchange, cost), len(body)), body)
+        return self._calls.dispatcher.begin_again(exchange) if exchange.is_busy else _return(exchange)
 
     def set_exception(self, error: BaseException) -> None:
         """The worker's connection broke, or a clock ran out."""

@@ -107,7 +107,7 @@ class InstanceAccount:
             queued_ms=ticket.queued_ms, start_ms=ticket.start_ms, exec_ms=exec_ms, billed_ns=billed_ns, cost=cost, status=status,
             outcome=outcome, tokens_in=tokens_in, tokens_out=tokens_out, bytes_in=bytes_in, bytes_out=bytes_out,
         )  # fmt: skip
-        self._journal.close_call(ticket.id, record, at_ns=at_ns, virtual_ns=meter.virtual_ns(now_ns))
+        self._journal.close_call(ticket.id, record, at_ns=at_ns, virtual_ns=meter.virtual_at_last_ns)
         return Bill(exec_ms, billed_ns, cost)
 
     def reserve(self, *, is_reserved: bool, now_ns: int) -> None:

@@ -91,6 +91,11 @@ class InstanceMeter:
             self._idle_from = self._billed_to = self._last
         return self._virtual - started
 
+    @property
+    def virtual_at_last_ns(self) -> int:
+        """The virtual clock at the last event."""
+        return self._virtual
+
     def virtual_ns(self, now_ns: int) -> int:
         """The virtual clock at `now_ns`; it stands while the instance is idle."""
         if self._open:
