@@ -25,7 +25,7 @@ class Instance:
         idle_since: monotonic time since which nothing is in flight; meaningless while something is.
         is_draining: no new calls; stopped once idle.
         is_stuck: a call ran out of its execution clock in it, and perhaps never ends.
-        is_gone: its process has ended; `gone_reason` says why once the agent told.
+        is_gone: its process has ended or is being ended; `gone_reason` says why once the agent told.
         account: its meter and its records.
     """
 
@@ -64,6 +64,11 @@ class Instance:
     def block(self, now: float) -> None:
         """Leave it alone for BUSY_PAUSE_S."""
         self.blocked_until = now + BUSY_PAUSE_S
+
+    def leave(self) -> None:
+        """It is being stopped. Should it turn out to have died of something else, `mark_gone` still says so."""
+        self.is_gone = True
+        self.connections.close()
 
     def mark_gone(self, reason: str) -> None:
         """Its process ended."""

@@ -213,7 +213,7 @@ class Scaler:
         for scaled in self._scaled.values():
             throttler = scaled.throttler
             instance = throttler.instances.get(event.subject)
-            if instance is not None and event.kind == "instance_gone":
+            if event.kind == "instance_gone":
                 throttler.gone(event.subject, event.reason)
             elif instance is not None and event.kind == "instance_stopping":
                 throttler.drain(instance)

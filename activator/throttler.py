@@ -38,6 +38,8 @@ ALLOWANCE_RETRY_S = (0.02, 0.05, 0.1, 0.25)
 """Waits between requests for an allowance that the other activators hold; the last one repeats as long as the start is needed."""
 STOP_GRACE_S = 30.0
 """Between SIGTERM and SIGKILL: exit hooks and calls in flight get this long, an idle instance needs none of it."""
+LAST_WORD_S = 1.0
+"""After a stop the agent may still tell that the process had died before it, and of what."""
 STUCK_GRACE_S = 5.0
 """The same for an instance with a call in it that did not end with its clock: enough for exit hooks, and nothing to hope for beyond."""
 
@@ -142,6 +144,7 @@ class Throttler:
         self._waiters: deque[_Waiter] = deque()
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._stops: set[asyncio.Task[None]] = set()
+        self._leaving: dict[str, Instance] = {}
         self._start_s: dict[StartKind, float] = {}
         self._load = 0
         self._area = 0.0
@@ -369,6 +372,10 @@ class Throttler:
 
     def gone(self, instance_id: str, reason: str) -> None:
         """An instance's process ended unasked: calls on it fail by themselves, waiters get another."""
+        leaving = self._leaving.pop(instance_id, None)
+        if leaving is not None:
+            leaving.mark_gone(reason)  # calls that broke with it wait for this word
+            return
         instance = self.instances.pop(instance_id, None)
         if instance is None:
             return
@@ -442,7 +449,9 @@ class Throttler:
     def _stop(self, instance: Instance, reason: str) -> None:
         self.instances.pop(instance.id, None)
         self._settle(instance)
-        instance.mark_gone(reason)
+        instance.leave()
+        self._leaving[instance.id] = instance
+        log.info("instance stops instance=%s reason=%s", instance.id, reason)
         task = asyncio.create_task(self._stop_now(instance), name=f"stop {instance.id}")
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
@@ -455,6 +464,7 @@ class Throttler:
         except agent_errors.SnapshotterError as e:
             log.warning("stop failed instance=%s error=%s", instance.id, e)
         finally:
+            asyncio.get_running_loop().call_later(LAST_WORD_S, self._leaving.pop, instance.id, None)
             self._give_back()
 
     def kill(self, instance: Instance, reason: str) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 def reason(status: int | None, *, asked: str | None, oom_kills: int, lost: bool = False) -> str:
     """`stopped`, `killed`, `out_of_memory`, `template_lost`, `slot_lost` or `exited`. `asked`: the word for an end that we asked for."""
+    if asked == "stopped" and status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGTERM:
+        asked = None  # it had died of something else before it could obey: whoever asks for a stop often does so because of that
     if asked is not None:
         return asked
     if oom_kills:

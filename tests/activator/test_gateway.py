@@ -288,6 +288,16 @@ class TestNeverReturning:
         assert (answer.status_code, problem_of(answer)["reason"]) == (502, "out_of_memory")
         assert "ran out of memory" in str(problem_of(answer)["detail"])
 
+    async def test_the_reason_is_the_agents_also_when_the_instance_was_about_to_be_stopped(self, edge: Edge) -> None:
+        edge.add(route_of(spec_of()))
+        task = asyncio.create_task(edge.call(json={"x": 1}))
+        await until(lambda: any(w.requests for w in edge.fleet.workers.values()))
+        (scaled,) = edge.scaler._scaled.values()
+        scaled.throttler.drain(next(scaled.throttler.live()))
+        await edge.fleet.kill(edge.fleet.started[0], "killed")
+
+        assert problem_of(await task)["reason"] == "killed"
+
     async def test_an_idempotent_call_is_tried_once_more_elsewhere(self, edge: Edge) -> None:
         edge.add(route_of(spec_of(idempotent=True)))
         task = asyncio.create_task(edge.call(json={"x": 1}))

@@ -106,6 +106,9 @@ def test_rlimits_stand_in_for_absent_cgroups() -> None:
         (None, None, 0, True, "template_lost"),
         (None, None, 0, False, "slot_lost"),
         (9, "killed", 1, False, "killed"),
+        (15, "stopped", 0, False, "stopped"),
+        (9, "stopped", 1, False, "out_of_memory"),
+        (9, "stopped", 0, False, "killed"),
     ],
 )
 def test_an_end_has_one_word(status: int | None, asked: str | None, oom: int, lost: bool, word: str) -> None:
