@@ -94,7 +94,7 @@ class Activator:
         self.scaler = Scaler(table=self.table, fleet=self.fleet, make_throttler=make_throttler)
         self.metrics.collect_instances(self.scaler.states)
         self.dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of)
-        self.control = ControlPlane(controller, table=self.table, strangers=self.strangers)
+        self.control = ControlPlane(controller, table=self.table, strangers=self.strangers, catch_up=self.feed.catch_up)
         self.calls = SubmittedCalls(
             books=self.books, dispatcher=self.dispatcher, table=self.table, control=self.control, settings=settings, metrics=self.metrics,
             controller=controller, token=key.token, siblings=self.siblings,

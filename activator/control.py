@@ -1,12 +1,13 @@
 """Everything that is not the data plane's: passed through to the controller, which authenticates it itself.
 
-While the controller is down these paths answer 503 with `Retry-After`; calls go on.
+While the controller is down these paths answer 503 with `Retry-After`; calls go on. The answer to a change is sent once this process knows
+of the change: who deploys and then calls, or makes a key and then uses it, is never told that it does not exist.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,7 @@ from pilotlight import errors
 
 PUBLIC_PREFIXES = ("/v1/", "/v2/", "/dashboard", "/docs", "/openapi.json", "/redoc")
 """Paths that may be passed on. `/internal/` is not among them, and never will be."""
+_READING = ("GET", "HEAD")
 _IDLE_S = 630.0
 """Read time-out towards the controller: a followed log may be silent for ten minutes; then the client connects again."""
 
@@ -25,8 +27,9 @@ _IDLE_S = 630.0
 class ControlPlane:
     """The way to the controller's Unix socket."""
 
-    def __init__(self, socket: Path, *, table: RouteTable, strangers: StrangerLimit) -> None:
+    def __init__(self, socket: Path, *, table: RouteTable, strangers: StrangerLimit, catch_up: Callable[[], Awaitable[None]]) -> None:
         self._table = table
+        self._catch_up = catch_up
         self._strangers = strangers
         self._client = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=httpx.Limits(max_connections=256)),
@@ -67,6 +70,8 @@ class ControlPlane:
 
     async def _relay(self, request: Request, response: httpx.Response) -> None:
         try:
+            if request.verb not in _READING and response.is_success:
+                await self._catch_up()
             headers: Headers = [(k.lower(), v) for k, v in response.headers.raw if k.lower() not in HOP_BY_HOP and k.lower() != b"date"]
             await request.start(response.status_code, headers)
             async for chunk in response.aiter_raw():

@@ -25,6 +25,8 @@ POLL_S = 25.0
 """How long the controller may hold a poll open: below common proxies' 30 s."""
 RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Waits after the first, second, … failed poll; the last one repeats."""
+CATCH_UP_S = 1.0
+"""How long the answer to a change may wait for the feed: a poll takes milliseconds, and a broken feed must not hold up deploys."""
 COMPACT_FACTOR = 4
 """The log is written anew once it holds this many lines for each live key."""
 
@@ -125,6 +127,7 @@ class FeedFollower:
         )
         self.first_answer = asyncio.Event()
         self.is_connected = False
+        self._taken = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<FeedFollower {'connected' if self.is_connected else 'disconnected'} version {self._table.version}>"
@@ -151,6 +154,18 @@ class FeedFollower:
                 await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
                 failures += 1
 
+    async def catch_up(self) -> None:
+        """Return once the table has all that the controller holds at this moment; after CATCH_UP_S, or without a controller, give up."""
+        try:
+            async with asyncio.timeout(CATCH_UP_S):
+                response = await self._client.get(FEED_PATH, params={"after": self._table.version, "wait_s": 0})
+                response.raise_for_status()
+                position = int(response.json()["seq"])
+                while self._table.version < position:
+                    await self._taken.wait()
+        except (httpx.HTTPError, TimeoutError, ValueError, KeyError, TypeError) as e:
+            log.warning("routes may be behind version=%d error=%r", self._table.version, e)
+
     async def _poll(self) -> None:
         """One answer, all its pages: a fresh start is taken in at once, so that no function is missing in the middle of it."""
         position, is_reset = self._table.version, False
@@ -176,6 +191,8 @@ class FeedFollower:
             self._table.apply(change)
         self._log.append(changes)
         self._table.version = position
+        taken, self._taken = self._taken, asyncio.Event()
+        taken.set()
 
     async def aclose(self) -> None:
         """Close the connection and the log."""

@@ -83,6 +83,24 @@ async def test_changes_reach_the_table_as_they_are_made(controller: tuple[FakeCo
     assert server.requests[0].headers["pilotlight-platform-token"] == "t"
 
 
+async def test_who_catches_up_finds_what_was_published_before(controller: tuple[FakeController, FakeWorker], short_tmp: Path) -> None:
+    fake, _ = controller
+    fake.publish(change(1, route_of(spec_of())))
+    table = empty_table()
+    async with following(table, short_tmp) as follower:
+        await follower.first_answer.wait()
+        for number in range(2, 12):
+            fake.publish(change(number, route_of(spec_of(), revision=f"v{number}-fedcba")))
+            await follower.catch_up()
+            assert table.target(address()).revision == f"v{number}-fedcba"
+
+
+async def test_without_a_controller_nobody_waits_to_catch_up(short_tmp: Path) -> None:
+    follower = FeedFollower(table=empty_table(), socket=short_tmp / "none.sock", token="t", log_path=short_tmp / "routes.ndjson")
+    await follower.catch_up()
+    await follower.aclose()
+
+
 async def test_the_last_routes_stay_in_force_while_the_controller_is_down_and_after_a_restart(
     controller: tuple[FakeController, FakeWorker], short_tmp: Path
 ) -> None:
