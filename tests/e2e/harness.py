@@ -96,6 +96,10 @@ class PlatformUnderTest:
         with self.client() as client:
             return [i for i in client.instances(app=app) if i["labels"]["function"] == function and i["state"] == "READY"]
 
+    def templates(self) -> list[dict[str, Any]]:
+        """Resident Templates, as the node agent tells."""
+        return list(httpx.get(f"{self.url}/v1/templates", headers=self.headers, timeout=60).json()["templates"])
+
     def usage(self, where: str = "1", *values: object) -> list[dict[str, Any]]:
         """Usage records in the controller's ledger."""
         with contextlib.closing(sqlite3.connect(f"file:{self.local.paths.home}/controller.db?mode=ro", uri=True, timeout=10)) as database:

@@ -14,6 +14,8 @@ from tests.e2e.harness import PATIENCE_S, PlatformUnderTest
 
 REFUSED_PAUSE_S = 0.05
 """Between attempts to reach an activator that is not there."""
+PAUSE_S = 0.05
+"""Between an answer and the caller's next call: the tests want many calls in flight, not a machine that does nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,7 @@ class Broken:
 
 
 class Load:
-    """`callers` tasks that call `function` (n → [n, instance]) one after the other, until the context ends. Owner: the test's event loop."""
+    """`callers` tasks that call `function` (n → [n, instance]) over and over, until the context ends. Owner: the test's event loop."""
 
     def __init__(self, platform: PlatformUnderTest, function: str = "work/nap", *, callers: int = 30) -> None:
         self._platform = platform
@@ -77,13 +79,19 @@ class Load:
         wanted = self.statuses()[200] + count
         async with asyncio.timeout(PATIENCE_S):
             while self.statuses()[200] < wanted:
-                await asyncio.sleep(0.01)
+                self._check_callers()
+                await asyncio.sleep(0.02)
+
+    def _check_callers(self) -> None:
+        for task in self._tasks:
+            if task.done():
+                task.result()
 
     async def submit(self, count: int, *, seconds: float) -> None:
-        """Submit calls that take so long each."""
-        for n in range(count):
-            path = f"/v1/functions/{self._function}:submit"
-            answer = await self._client.post(path, json={"n": n, "seconds": seconds})
+        """Submit calls that take so long each, all at once; returns when each has its 202."""
+        path = f"/v1/functions/{self._function}:submit"
+        bodies = [{"n": n, "seconds": seconds} for n in range(count)]
+        for answer in await asyncio.gather(*(self._client.post(path, json=body) for body in bodies)):
             assert answer.status_code == 202, answer.text
             self.submitted.append(answer.json()["id"])
 
@@ -116,8 +124,11 @@ class Load:
             except httpx.TransportError:
                 self.broken.append(Broken(sent=sent, at=time.monotonic()))
             else:
-                is_right = answer.status_code != 200 or answer.json()[0] == n
-                assert is_right, f"caller {caller} asked for {n} and got {answer.text}"
-                body = Answered(id=answer.headers["x-request-id"], status=answer.status_code, body=answer.json(), at=time.monotonic())
-                self.answered.append(body)
+                self.answered.append(self._taken(answer, n))
             n += self._callers
+            await asyncio.sleep(PAUSE_S)
+
+    def _taken(self, answer: httpx.Response, n: int) -> Answered:
+        if "x-request-id" not in answer.headers or (answer.status_code == 200 and answer.json()[0] != n):
+            raise AssertionError(f"asked for {n}, got {answer.status_code} {answer.text}\n{self._platform.log_tails(40)}")
+        return Answered(id=answer.headers["x-request-id"], status=answer.status_code, body=answer.json(), at=time.monotonic())

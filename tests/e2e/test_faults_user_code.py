@@ -152,7 +152,7 @@ def test_a_function_that_kills_its_process_is_answered_502_with_the_reason_and_r
 def test_running_out_of_memory_is_a_named_error_and_costs_one_instance(platform: PlatformUnderTest, warm_neighbour: str) -> None:
     assert platform.result("faulty/devour", {"mebibytes": 1}) == 1
     (victim,) = [i["id"] for i in platform.instances("faulty", "devour")]
-    templates = httpx.get(f"{platform.url}/v1/templates", headers=platform.headers).json()["templates"]
+    templates = platform.templates()
     with Prober(platform, "faulty/neighbour") as prober:
         answer = platform.post("faulty/devour", {"mebibytes": 4096})
     body = problem(answer, 502, "worker-crashed")
@@ -163,7 +163,7 @@ def test_running_out_of_memory_is_a_named_error_and_costs_one_instance(platform:
     (replacement,) = [i["id"] for i in platform.instances("faulty", "devour")]
     assert replacement != victim
     assert warm_neighbour in [i["id"] for i in platform.instances("faulty", "neighbour")]
-    after = httpx.get(f"{platform.url}/v1/templates", headers=platform.headers).json()["templates"]
+    after = platform.templates()
     assert {t["pid"] for t in templates} <= {t["pid"] for t in after}
     records = wait_for(lambda: platform.usage("call = ?", answer.headers["x-request-id"]), "the record of the call that died")
     assert [(r["outcome"], r["status"], r["instance"]) for r in records] == [("error", 502, victim)]
