@@ -7,6 +7,7 @@
 | `pilotlight_start_phase_seconds{phase}` | its phases |
 | `pilotlight_instances{state}` | instances on this node now |
 | `pilotlight_templates` / `pilotlight_template_pss_bytes` | resident Templates, and what they cost |
+| `pilotlight_parked_forks` | forks that wait behind Templates for an instance to become; their cost is in the line above |
 | `pilotlight_templates_gone_total{reason}` | Templates that ended |
 | `pilotlight_instances_gone_total{reason}` | instances that ended |
 | `pilotlight_log_dropped_bytes_total` | output of functions that print faster than is kept |
@@ -36,6 +37,7 @@ class Metrics:
         self._instances = Gauge("pilotlight_instances", "Instances now", ["state"], registry=self.registry)
         self._templates = Gauge("pilotlight_templates", "Resident Templates", registry=self.registry)
         self._template_pss = Gauge("pilotlight_template_pss_bytes", "PSS of resident Templates", registry=self.registry)
+        self._parked = Gauge("pilotlight_parked_forks", "Forks that wait for an assignment", registry=self.registry)
         self._templates_gone = Counter("pilotlight_templates_gone", "Templates that ended", ["reason"], registry=self.registry)
         self._instances_gone = Counter("pilotlight_instances_gone", "Instances that ended", ["reason"], registry=self.registry)
         self._log_dropped = Counter("pilotlight_log_dropped_bytes", "Output that was not kept", registry=self.registry)
@@ -63,12 +65,13 @@ class Metrics:
         """Bytes of output that were thrown away."""
         self._log_dropped.inc(count)
 
-    def observe(self, *, by_state: Mapping[InstanceState, int], templates: int, template_pss_bytes: int) -> None:
+    def observe(self, *, by_state: Mapping[InstanceState, int], templates: int, template_pss_bytes: int, parked: int) -> None:
         """What there is now; called before each scrape."""
         for state in (InstanceState.STARTING, InstanceState.READY, InstanceState.DRAINING):
             self._instances.labels(state=state.value).set(by_state.get(state, 0))
         self._templates.set(templates)
         self._template_pss.set(template_pss_bytes)
+        self._parked.set(parked)
 
     def text(self) -> bytes:
         """The exposition format."""

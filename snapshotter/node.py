@@ -141,7 +141,12 @@ async def opened(paths: Paths, settings: SnapshotterSettings, parts: Parts) -> A
     )
 
     def scrape() -> bytes:
-        metrics.observe(by_state=instances.by_state(), templates=len(list(templates)), template_pss_bytes=templates.pss_bytes())
+        metrics.observe(
+            by_state=instances.by_state(),
+            templates=len(list(templates)),
+            template_pss_bytes=templates.pss_bytes(),
+            parked=templates.parked(),
+        )
         return metrics.text()
 
     await adopt(nursery=nursery, housekeeper=housekeeper, boots=boots, ends=ends, instances=instances)

@@ -102,6 +102,10 @@ class Templates:
         """What all of them cost, as last measured."""
         return sum(t.held_bytes for t in self._by_revision.values())
 
+    def parked(self) -> int:
+        """Forks that wait behind them."""
+        return sum(len(t.housing.slot.parked) for t in self._by_revision.values())
+
     def victims(self, *, need_bytes: int, unused_only: bool) -> list[Template]:
         """The least recently used ones that together free `need_bytes`; fewer when there are not enough, none when none is needed."""
         chosen: list[Template] = []
