@@ -9,6 +9,7 @@ method is synchronous, so no lock is needed. A broken document is refused whole,
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import random
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 MAX_NAMED_PROBLEMS = 5
 """Argument errors listed in one answer: enough to mend a call, not a way to make the platform write essays."""
+MAX_PROBLEM_CHARS = 500
+"""Of one of them: it quotes the argument, which may be megabytes."""
 
 
 class ArgumentCheck:
@@ -47,16 +50,20 @@ class ArgumentCheck:
         arguments = _parsed(body) if body else {}
         named = arguments if type(arguments) is dict else self._by_name(arguments)
         validator = self._validator
-        if validator is None or validator.is_valid(named):
-            return
-        problems = []
-        for error in validator.iter_errors(named):
-            problems.append({"parameter": _parameter(error), "message": error.message})
-            if len(problems) == MAX_NAMED_PROBLEMS:
-                break
+        try:
+            if validator is None or validator.is_valid(named):
+                return
+            problems = self._problems(validator, named)
+        except ValueError as e:  # half a surrogate pair in a name, for one
+            raise errors.InvalidInput(f"the arguments cannot be checked: {e}") from e
         first = problems[0]
         what = f"argument {first['parameter']!r}: " if first["parameter"] else ""
         raise errors.InvalidInput(f"{what}{first['message']}", parameter=first["parameter"], errors=problems)
+
+    @staticmethod
+    def _problems(validator: jsonschema_rs.Validator, named: Mapping[str, Any]) -> list[dict[str, str]]:
+        found = itertools.islice(validator.iter_errors(named), MAX_NAMED_PROBLEMS)
+        return [{"parameter": _shortened(_parameter(e)), "message": _shortened(e.message)} for e in found]
 
     def _by_name(self, arguments: Any) -> Mapping[str, Any]:
         if isinstance(arguments, dict):
@@ -71,21 +78,25 @@ class ArgumentCheck:
         return dict(zip(names, arguments, strict=False))
 
 
-_scan = json.JSONDecoder().scan_once
+_decode_at_once = json.JSONDecoder().raw_decode
 
 
 def _parsed(body: bytes) -> Any:
     try:
         text = body.decode()
-        try:
-            value, end = _scan(text, 0)  # what `json.loads` does, without its three layers
+        if text[0] in "{[":
+            value, end = _decode_at_once(text)  # `json.loads` without looking for white space around it
             if end == len(text):
                 return value
-        except StopIteration:
-            pass  # white space around it, or no JSON: the layers tell
         return json.loads(text)
     except ValueError as e:  # UnicodeDecodeError is one
         raise errors.InvalidInput(f"the body is not valid JSON: {e}") from e
+    except RecursionError as e:
+        raise errors.InvalidInput("the body is nested too deeply") from e
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_PROBLEM_CHARS else text[:MAX_PROBLEM_CHARS] + "…"
 
 
 def _parameter(error: jsonschema_rs.ValidationError) -> str:
