@@ -130,6 +130,27 @@ def test_a_body_that_cannot_be_arguments_is_invalid(body: bytes) -> None:
         target_of(spec_of()).check("").check(body)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b'{"x": %b1%b}' % (b"[" * 100_000, b"]" * 100_000), id="nested too deeply"),
+        pytest.param(b'{"x": 1, "\\ud800": 1}', id="half a character as a name"),
+        pytest.param(b'{"x": 1e999}', id="infinite"),
+    ],
+)
+def test_strange_json_is_invalid_input_like_any_other(body: bytes) -> None:
+    with pytest.raises(errors.InvalidInput):
+        target_of(spec_of()).check("").check(body)
+
+
+@pytest.mark.parametrize("body", [b'{"x": "%b"}' % (b"a" * 100_000), b'{"x": 1, "%b": 1}' % (b"k" * 100_000)])
+def test_a_problem_does_not_repeat_megabytes_of_the_argument(body: bytes) -> None:
+    with pytest.raises(errors.InvalidInput) as wrong:
+        target_of(spec_of()).check("").check(body)
+
+    assert len(repr(wrong.value.detail)) + len(str(wrong.value)) < 4000
+
+
 @pytest.mark.parametrize("body", [b'{"x": 1}', b'{"x": 1, "y": 2}', b"[1]", b"[1, 2]"])
 def test_fitting_arguments_pass_by_name_and_by_position(body: bytes) -> None:
     check = target_of(spec_of()).check("")
