@@ -231,7 +231,8 @@ class Throttler:
                 self._look_again_when_unblocked(now)
                 return
             waiter = self._waiters.popleft()
-            if waiter.future.done():
+            if waiter.future.done():  # cancelled in this very moment: it finds itself gone, so it leaves the load here
+                self._count(-1, now)
                 continue
             instance.in_flight += 1
             kind = StartKind.WARM if instance is not fresh else instance.start_kind

@@ -63,6 +63,20 @@ class Rig:
                     self.scaler._apply(scaled, self.clock())
 
 
+async def test_a_call_that_is_cancelled_in_the_moment_of_its_slot_is_no_load_any_more(rig: Rig) -> None:
+    throttler = rig.scaler.throttler_of(rig.deploy(Scaling(max_inputs=1, max_instances=1)))
+    first = await throttler.reserve(5.0)
+    waiting = asyncio.create_task(throttler.reserve(5.0))
+    await asyncio.sleep(0)
+
+    waiting.cancel()
+    first.release()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+    assert throttler.take_concurrency(rig.clock(), 0.0) == 0
+
+
 @pytest.fixture(name="rig")
 async def _rig(short_tmp: Path) -> AsyncIterator[Rig]:
     rig = Rig(short_tmp)
