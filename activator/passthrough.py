@@ -14,6 +14,7 @@ from typing import Any
 
 from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
+from websockets.frames import EXTERNAL_CLOSE_CODES
 
 from activator.billing.account import Ticket
 from activator.dispatch import Call
@@ -23,9 +24,12 @@ from activator.routes import Caller, Target
 from activator.throttler import Reservation, Throttler
 from activator.upstream import UpstreamGone, WorkerConnection
 from pilotlight import errors
+from pilotlight.protocol import HEADER_CALL, HEADER_ROOT_PATH
 from pilotlight.spec import FunctionKind
 
 _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"})
+_OURS = b"pilotlight-"
+"""Headers between the activator and its workers begin so: a caller's are dropped, it must not speak for us."""
 _NOT_FOR_WORKERS = _HOP_BY_HOP | {b"authorization", b"content-length", b"x-request-id"}
 """A caller's API key ends here: user code never sees it."""
 _MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -70,7 +74,7 @@ class Passthrough:
         assert message["type"] == "websocket.connect"
         try:
             request = Request(scope, receive, send)
-            caller, target, path = raw_target(request)
+            caller, target, _ = raw_target(request)
             _expect_asgi(target)
             call = Call(id=request.id, target=target, method="", key_id=caller.key_id, body=b"")
             reservation = await self._throttler_of(target).reserve(target.spec.clocks.queue_s)
@@ -84,15 +88,16 @@ class Passthrough:
         outcome = "error"
         try:
             ticket = reservation.open(call)
-            await self._relay_frames(scope, receive, send, reservation, _raw_path(path, scope["query_string"]))
+            await self._relay_frames(scope, receive, send, reservation, call)
             outcome = "ok"
         finally:
             if ticket is not None:
                 reservation.close(ticket, status=101, outcome=outcome, bytes_in=0, bytes_out=0)
             reservation.release()
 
-    async def _relay_frames(self, scope: Scope, receive: Receive, send: Send, reservation: Reservation, path: str) -> None:
+    async def _relay_frames(self, scope: Scope, receive: Receive, send: Send, reservation: Reservation, call: Call) -> None:
         protocols = scope.get("subprotocols") or None
+        path = _rest(scope).decode("latin-1")
         try:
             async with unix_connect(
                 reservation.instance.info.socket,
@@ -100,7 +105,7 @@ class Passthrough:
                 subprotocols=protocols,
                 max_size=_MAX_FRAME_BYTES,
                 compression=None,
-                additional_headers={"pilotlight-call": scope.get("call_id", "")},
+                additional_headers={HEADER_CALL: call.id, HEADER_ROOT_PATH: _root(call.target)},
             ) as worker:
                 await send({"type": "websocket.accept", "subprotocol": worker.subprotocol})
                 async with asyncio.TaskGroup() as group:
@@ -134,7 +139,7 @@ class _Relay:
         connections = self._reservation.instance.connections
         connection = self._connection = connections.take_nowait(self._call.reserved_ns / 1e9) or await connections.open(loop)
         has_body = b"content-length" in request.headers or b"transfer-encoding" in request.headers
-        future = connection.request(_head(request, self._call.target, has_body=has_body), loop=loop)
+        future = connection.request(_head(request, self._call.target, has_body=has_body), loop=loop, is_head=request.verb == "HEAD")
         if has_body:
             await _send_body(request, connection)
         answer = await future
@@ -174,7 +179,7 @@ async def _from_caller(worker: ClientConnection, receive: Receive) -> None:
     while True:
         message = await receive()
         if message["type"] == "websocket.disconnect":
-            await worker.close(message.get("code") or 1000)
+            await worker.close(_close_code(message.get("code")))
             return
         frame: Any = message.get("text")
         try:
@@ -203,21 +208,36 @@ def _expect_asgi(target: Target) -> None:
         )
 
 
-def _raw_path(path: str, query: bytes) -> str:
-    return path + ("?" + query.decode("latin-1") if query else "")
+def _close_code(code: int | None) -> int:
+    """What may be sent for a close code that was received: those that only say that none came may not (RFC 6455 §7.4.1)."""
+    if code in (None, 1005):
+        return 1000
+    return code if code in EXTERNAL_CLOSE_CODES or 3000 <= code < 5000 else 1001
+
+
+def _root(target: Target) -> str:
+    return f"/fn/{target.app}/{target.function}"
+
+
+def _rest(scope: Scope) -> bytes:
+    """What follows `/fn/{app}/{function}` in the request's target, as the caller wrote it."""
+    raw = scope["raw_path"].partition(b"?")[0].split(b"/", 4)
+    query = scope["query_string"]
+    return b"%b%b" % (b"/" + raw[4] if len(raw) > 4 else b"/", b"?" + query if query else b"")
 
 
 def _head(request: Request, target: Target, *, has_body: bool) -> bytes:
-    root = f"/fn/{target.app}/{target.function}".encode()
-    raw = request.scope["raw_path"].split(b"/", 4)
-    rest = b"/" + raw[4] if len(raw) > 4 else b"/"
-    query = request.scope["query_string"]
-    lines = [b"%s /asgi%s%s HTTP/1.1" % (request.verb.encode(), rest, b"?" + query if query else b"")]
-    lines += [b"%s: %s" % (name, value) for name, value in request.scope["headers"] if name not in _NOT_FOR_WORKERS]
+    root = _root(target).encode()
+    lines = [b"%s /asgi%s HTTP/1.1" % (request.verb.encode(), _rest(request.scope))]
+    lines += [b"%s: %s" % (name, value) for name, value in request.scope["headers"] if _is_for_worker(name)]
     lines += [b"pilotlight-call: " + request.id.encode(), b"pilotlight-root-path: " + root, b"x-request-id: " + request.id.encode()]
     if has_body:
         lines.append(b"transfer-encoding: chunked")
     return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def _is_for_worker(name: bytes) -> bool:
+    return name not in _NOT_FOR_WORKERS and not name.startswith(_OURS)
 
 
 async def _send_body(request: Request, connection: WorkerConnection) -> None:

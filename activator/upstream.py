@@ -87,6 +87,7 @@ class WorkerConnection(asyncio.Protocol):
         "_chunks",
         "_ended",
         "_headers",
+        "_is_head",
         "_parser",
         "_paused",
         "_ready",
@@ -123,18 +124,23 @@ class WorkerConnection(asyncio.Protocol):
         return f"<WorkerConnection {state if self.is_usable else 'closed'}>"
 
     # -- the exchange -------------------------------------------------------------------------------------------------
-    def request(self, data: bytes, *, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Answer]:
-        """Send a whole request (or its head); the future is done when the answer, or its head if it streams, is there."""
+    def request(self, data: bytes, *, loop: asyncio.AbstractEventLoop, is_head: bool = False) -> asyncio.Future[Answer]:
+        """Send a whole request (or its head); the future is done when the answer, or its head if it streams, is there.
+
+        `is_head`: it is a HEAD request, whose answer ends with its head, whatever that says (RFC 9112 §6.3).
+        """
         future: asyncio.Future[Answer] = loop.create_future()
         if self._transport is None or not self.is_usable:
             future.set_exception(UpstreamGone("the worker closed the connection", sent=False))
         else:
             self.send(data, future)
+            self._is_head = is_head
         return future
 
     def send(self, data: bytes, waiter: Waiter) -> None:
         """`request` on a connection that is usable, for a waiter of the caller's own: it is told from within the event loop's read."""
         self._waiter = waiter
+        self._is_head = False
         self._headers = []
         self._body = []
         self._ended = False
@@ -222,6 +228,10 @@ class WorkerConnection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status < 200 and status != 101:
             self._headers = []
+            return
+        if self._is_head:  # the parser goes on to wait for a body, so this connection is not used again
+            self._ended, self.is_usable = True, False
+            self._answer(b"")
             return
         for name, value in self._headers:
             if name == b"content-length":

@@ -33,6 +33,37 @@ async def test_a_small_answer_arrives_whole_and_its_connection_is_used_again(sho
         assert (await again.request(post(b"two"), loop=loop)).body == b"two"
 
 
+@pytest.mark.parametrize("head", [b"content-length: 5\r\n", b"transfer-encoding: chunked\r\n", b"content-length: 9999999\r\n"])
+async def test_the_answer_to_head_ends_with_its_head(short_tmp: Path, head: bytes) -> None:
+    def worker() -> asyncio.Protocol:
+        return _Bodiless(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n")
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(worker, str(short_tmp / "w.sock"))
+    async with server:
+        pool = ConnectionPool(str(short_tmp / "w.sock"))
+        connection = await pool.open(loop)
+
+        answer = await connection.request(b"HEAD /x HTTP/1.1\r\nhost: worker\r\n\r\n", loop=loop, is_head=True)
+        pool.give_back(connection, now=1.0)
+
+        assert (answer.status, answer.body) == (200, b"")
+        assert pool.take_nowait(1.0) is None
+
+
+class _Bodiless(asyncio.Protocol):
+    """Answers whatever comes with the same bytes."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.write(self._answer)  # type: ignore[attr-defined]
+
+
 async def test_an_idle_connection_that_grew_old_is_not_used_again(short_tmp: Path) -> None:
     async with serving(short_tmp / "w.sock") as worker:
         pool = ConnectionPool(str(worker.path))
