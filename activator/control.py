@@ -19,6 +19,8 @@ from pilotlight import errors
 
 PUBLIC_PREFIXES = ("/v1/", "/v2/", "/dashboard", "/docs", "/openapi.json", "/redoc")
 """Paths that may be passed on. `/internal/` is not among them, and never will be."""
+_DOTS = frozenset({".", ".."})
+"""Segments that would be resolved on the way, behind the look at the prefix."""
 _READING = ("GET", "HEAD")
 _IDLE_S = 630.0
 """Read time-out towards the controller: a followed log may be silent for ten minutes; then the client connects again."""
@@ -41,7 +43,7 @@ class ControlPlane:
         """Pass one request through, streaming both ways. Raises NotFound, Unavailable."""
         path = request.path
         self._limit_strangers(request)
-        if not path.startswith(PUBLIC_PREFIXES) and path != "/":
+        if (not path.startswith(PUBLIC_PREFIXES) and path != "/") or not _DOTS.isdisjoint(path.split("/")):
             raise errors.NotFound(f"nothing is served at {path}: the API is under /v1/, its description at /docs")
         raw_path = request.scope["raw_path"] if path != "/" else b"/dashboard"
         query = request.scope["query_string"]
