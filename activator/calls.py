@@ -19,7 +19,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
+from weakref import WeakValueDictionary
 
 import httpx
 
@@ -84,6 +85,7 @@ class SubmittedCalls:
         self._metrics = metrics
         self._held: dict[str, _Held] = {}
         self._gates: dict[str, asyncio.Semaphore] = {}
+        self._putting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._unsent: dict[str, CallRecord] = {}
         self._news = asyncio.Event()
         self._client = httpx.AsyncClient(
@@ -130,12 +132,13 @@ class SubmittedCalls:
         """`PUT /v1/calls/{id}`: the caller's own id makes a repeat the same call. Raises Conflict when the arguments differ."""
         fingerprint = hashlib.sha256(b"%s\0%s\0%s" % (call.target.function_id.encode(), call.method.encode(), call.body)).hexdigest()
         call.id = own_call_id(caller.tenant, own_id)
-        known = await self._find(request, caller, call.id)
-        if known is None:
-            record = (await self.hold(caller, call, fingerprint=fingerprint)).to_json()
-        elif known["labels"].get("fingerprint") != fingerprint:
-            raise errors.Conflict(f"call {own_id!r} exists already with another function or other arguments")
-        else:
+        async with self._putting.setdefault(call.id, asyncio.Lock()):  # a repeat that comes at once waits for the first to be held
+            known = await self._find(request, caller, call.id)
+            if known is None:
+                record = (await self.hold(caller, call, fingerprint=fingerprint)).to_json()
+        if known is not None:
+            if known["labels"].get("fingerprint") != fingerprint:
+                raise errors.Conflict(f"call {own_id!r} exists already with another function or other arguments")
             record = known
         await request.respond_json(202 if known is None else 200, {**_receipt_of(record), "id": own_id})
 
@@ -216,14 +219,14 @@ class SubmittedCalls:
     def _held_here(self, caller: Caller, call_id: str) -> _Held | None:
         for candidate in (call_id, own_call_id(caller.tenant, call_id)):
             held = self._held.get(candidate)
-            if held is not None and held.record.tenant == caller.tenant:
+            if held is not None and _may_see(caller, held.record):
                 return held
         return None
 
     async def _wait(self, caller: Caller, call_id: str, wait_s: float) -> None:
         """Up to `wait_s` for a call held here to end, so that a poll need not be repeated."""
-        held = self._held.get(call_id) or self._held.get(own_call_id(caller.tenant, call_id))
-        if held is None or held.record.tenant != caller.tenant or wait_s <= 0:
+        held = self._held_here(caller, call_id)
+        if held is None or wait_s <= 0:
             return
         try:
             async with asyncio.timeout(wait_s):
@@ -234,9 +237,9 @@ class SubmittedCalls:
 
     async def _find(self, request: Request, caller: Caller, call_id: str) -> dict[str, Any] | None:
         held = self._held.get(call_id)
-        if held is not None and held.record.tenant == caller.tenant:
+        if held is not None and _may_see(caller, held.record):
             return held.record.to_json()
-        response = await self._control.get_json(f"/v1/calls/{call_id}", request.headers.get(b"authorization", b""))
+        response = await self._control.get_json(f"/v1/calls/{quote(call_id, safe='')}", request.headers.get(b"authorization", b""))
         if response.status_code == 404:
             return None
         if response.is_error:
@@ -335,6 +338,10 @@ class SubmittedCalls:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
+
+
+def _may_see(caller: Caller, record: CallRecord) -> bool:
+    return record.tenant == caller.tenant and caller.environment in (None, record.environment)
 
 
 def own_call_id(tenant: str, own_id: str) -> str:
