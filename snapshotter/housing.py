@@ -176,8 +176,8 @@ class Housekeeper:
     def _uid(self, spec: LaunchSpec) -> int | None:
         if spec.uid is None and self._nursery.namespaced:
             raise Unsupported(
-                f"revision {spec.revision} names no uid to run as, and user code never runs as root: it was deployed while the platform ran "
-                "without root; deploy it again"
+                f"revision {spec.revision} names no uid to run as, and user code never runs as root: it was deployed while the platform "
+                "ran without root; deploy it again"
             )
         if spec.uid is None or self._nursery.namespaced:
             return spec.uid
