@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import getpass
+import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +16,7 @@ from pilotlight.cli.commands import Yes, command
 from pilotlight.cli.output import duration_s, table
 from pilotlight.cli.session import Session
 from pilotlight.errors import InvalidInput
+from pilotlight.spec import to_json
 from pilotlight.types import Scope
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
@@ -38,16 +41,41 @@ def register(root: typer.Typer) -> None:
 
 def token_create(
     session: Session,
+    *,
     scope: Annotated[Scope, typer.Option(help="What it may do; admin includes deploy, deploy includes invoke.")] = Scope.INVOKE,
     name: Annotated[str, typer.Option(help="A note to recognise it by.")] = "",
     only_environment: Annotated[str | None, typer.Option(help="It works in this environment only.")] = None,
     ttl: Annotated[str | None, typer.Option(help="It expires after this: 12h, 30d.")] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="Without a key, as the owner of this machine's platform: when the last admin key was lost.")
+    ] = False,
 ) -> None:
     """Create an API key. It is shown once and kept as a hash only."""
-    with session.client() as client:
-        body = client.create_key(scope=scope.value, name=name, environment=only_environment, ttl_s=duration_s(ttl) if ttl else None)
+    ttl_s = duration_s(ttl) if ttl else None
+    if local:
+        body = operator_key(session, scope=scope, name=name, environment=only_environment, ttl_s=ttl_s)
+    else:
+        with session.client() as client:
+            body = client.create_key(scope=scope.value, name=name, environment=only_environment, ttl_s=ttl_s)
     session.show(body, lambda: str(body["secret"]))
     session.say("shown this one time; use it as PILOTLIGHT_API_KEY")
+
+
+def operator_key(session: Session, *, scope: Scope, name: str, environment: str | None, ttl_s: float | None) -> dict[str, Any]:
+    """A key straight from the database of the platform on this machine, running or not; a running controller is told."""
+    from pilotlight.cli import local, supervise
+    from pilotlight.cli.up import process_states
+    from pilotlight.controller.bootstrap import operator_key as make
+
+    platform = local.in_force(session.platform())
+    found = local.running(platform)
+    os.environ.update(supervise.environment_of(platform))
+    made = make(platform.config, scope=scope, name=name, environment=environment, expires_in_s=ttl_s)
+    controller = process_states(Path(found.run), platform.config)["controller"] if found else None
+    if controller is not None:
+        os.kill(controller, signal.SIGHUP)
+    record = {key: value for key, value in to_json(made.record).items() if key not in ("hash", "tenant")}
+    return {**record, "name": made.name, "created_at": made.created_at, "secret": made.secret}
 
 
 def token_list(session: Session) -> None:

@@ -1,16 +1,25 @@
-"""The first tenant and the first key of a new platform. `pilotlight up` calls this before it starts the controller."""
+"""Keys that nobody's key is needed for: whoever may write the platform's database is its operator.
+
+`pilotlight up` makes the first tenant and the first key before it starts the controller; `pilotlight token create --local`
+makes another when that key was lost. Both are writes like any other, so a running controller does not mind; SIGHUP tells it to look.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
-from pilotlight.controller import access, keys, tenants
+import sqlalchemy as sa
+
+from pilotlight.controller import access, keys, tables, tenants
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.store import Store
+from pilotlight.errors import Forbidden, NotFound
 from pilotlight.types import Scope
 
 ACTOR = "platform"
+"""Who the audit log names: the operator, by right of the files."""
 
 
 def first_admin_key(config: Path | None) -> str | None:
@@ -25,6 +34,37 @@ def first_admin_key(config: Path | None) -> str | None:
     try:
         store.migrate()
         return ensure_admin(store, uid_base=found.uid_base)
+    finally:
+        store.close()
+
+
+def operator_key(
+    config: Path | None, *, scope: Scope, name: str = "", environment: str | None = None, expires_in_s: float | None = None
+) -> keys.NewKey:
+    """Make another key of the first tenant.
+
+    Raises Forbidden (another user's home), NotFound (no platform yet, no such environment), InvalidInput, SettingsInvalid.
+    """
+    found = ControllerConfig.read(config)
+    home = found.paths.home
+    if home.exists() and not os.access(home, os.R_OK | os.W_OK | os.X_OK):
+        raise Forbidden(f"{home} is another user's: only its owner may make a key without having one")
+    nobody = NotFound(
+        f"no platform has lived in {home} yet", hint="`pilotlight up` makes its first key; another home is named with --home."
+    )
+    if found.settings.database_url is None and not (home / "controller.db").exists():
+        raise nobody
+    store = Store(found.database_url, clock=time.time)
+    try:
+        store.migrate()
+        with store.write() as write:
+            query = sa.select(tables.tenants.c.id).where(tables.tenants.c.name == access.PLATFORM_TENANT)
+            tenant = write.sql.execute(query).scalar_one_or_none()
+            if tenant is None:
+                raise nobody
+            return keys.create(
+                write, tenant=tenant, scope=scope, actor=ACTOR, name=name, environment=environment, expires_in_s=expires_in_s
+            )
     finally:
         store.close()
 

@@ -86,6 +86,7 @@ async def _run(context: Context, path: Path, ready_fd: int | None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
+    loop.add_signal_handler(signal.SIGHUP, context.bell.ring)  # another process has written to the database: followers look again
     try:
         log.info("event=serving socket=%s database=%r", path, context.store)
         await server.serve(sockets=[listener])
