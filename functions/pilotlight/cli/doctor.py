@@ -81,8 +81,10 @@ def machine() -> Iterator[Finding]:
 
 def settings(session: Session) -> Iterator[Finding]:
     """Configuration, directories, address, profile."""
+    from pilotlight.cli.local import in_force
+
     try:
-        platform = session.platform()
+        platform = in_force(session.platform())
     except PilotlightError as e:
         yield Finding(what="configuration", state=BROKEN, detail=str(e), way_out=str(e.detail.get("hint", "")))
         return
@@ -187,8 +189,8 @@ def _sockets(platform: LocalPlatform) -> Finding:
 def _address(platform: LocalPlatform) -> Finding:
     from pilotlight.cli.local import running
 
-    if running(platform) is not None:
-        return Finding(what="address", state=OK, detail=f"{platform.url} (ours)")
+    if (found := running(platform)) is not None:
+        return Finding(what="address", state=OK, detail=f"{found.url} (ours)")
     host, _, port = platform.listen.rpartition(":")
     try:
         with socket.create_server((host, int(port))):

@@ -10,6 +10,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,14 @@ from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
 
 DEFAULT_LISTEN = "127.0.0.1:8700"
 DEFAULT_METRICS_LISTEN = "127.0.0.1:8701"
+_DEFAULT_METRICS = {
+    "controller": "127.0.0.1:8702",
+    "snapshotter": "127.0.0.1:8703",
+    "weight_cache": "127.0.0.1:8704",
+    "activator": DEFAULT_METRICS_LISTEN,
+}
+"""In the order in which they move; the activator's comes last, since several activators count up from it."""
+_PORTS_TRIED = 64
 CONFIG_VARIABLE = "PILOTLIGHT_PLATFORM"
 
 
@@ -94,7 +103,7 @@ def configure(platform: LocalPlatform, *, listen: str | None, home: Path | None)
     target = platform.paths.home / "platform.yaml"
     if listen is None and home is None:
         if not platform.config.exists():
-            target.write_text("# Every setting has its default. `pilotlight doctor` prints what is in force.\n")
+            target.write_text("# Every setting has its default; platform.yaml of the source lists them.\n")
         return platform
     if listen is not None:
         check_listen(listen)
@@ -103,8 +112,28 @@ def configure(platform: LocalPlatform, *, listen: str | None, home: Path | None)
         sections["platform"] = {**(sections.get("platform") or {}), "home": str(platform.paths.home)}
     if listen is not None:
         sections["activator"] = {**(sections.get("activator") or {}), "listen": listen}
+        if listen.rpartition(":")[2] != DEFAULT_LISTEN.rpartition(":")[2]:
+            _move_metrics(sections, int(listen.rpartition(":")[2]))
     target.write_text("# Written by `pilotlight up` from its options.\n" + yaml.safe_dump(sections, sort_keys=False))
-    return dataclasses.replace(platform, config=target, listen=listen or platform.listen)
+    return dataclasses.replace(platform, config=target, listen=listen or platform.listen, metrics_listen=_metrics_listen(target))
+
+
+def _move_metrics(sections: dict[str, Any], port: int) -> None:
+    """Default metrics addresses go to the free ports behind `port`: a second platform on a machine must not need a file of its own."""
+    free = (number for number in range(port + 1, min(port + 1 + _PORTS_TRIED, 65536)) if _is_free(number))
+    for section, default in _DEFAULT_METRICS.items():
+        keys = sections.get(section) or {}
+        if keys.get("metrics_listen", default) == default:
+            found = next(free, None)
+            sections[section] = {**keys, "metrics_listen": None if found is None else f"127.0.0.1:{found}"}
+
+
+def _is_free(port: int) -> bool:
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            return True
+    except OSError:
+        return False
 
 
 def check_listen(listen: str) -> None:
@@ -153,6 +182,14 @@ def running(platform: LocalPlatform) -> Running | None:
     finally:
         os.close(descriptor)
     return None
+
+
+def in_force(platform: LocalPlatform) -> LocalPlatform:
+    """`platform` with the configuration that its processes were started with, while they run."""
+    if (found := running(platform)) is None:
+        return platform
+    config = Path(found.config)
+    return dataclasses.replace(platform, config=config, listen=_listen(config), metrics_listen=_metrics_listen(config))
 
 
 def refuse_running(platform: LocalPlatform) -> None:

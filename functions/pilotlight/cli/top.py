@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -70,7 +71,7 @@ def top(
 ) -> None:
     """A live table of this machine's functions: instances, calls, times and cost. Ctrl-C ends it."""
     now = look(session)
-    if once or session.is_json:
+    if once or session.is_json or not sys.stdout.isatty():
         rows = rows_between(None, now)
         session.show([asdict(row) for row in rows], lambda: _table(rows))
         return
@@ -85,7 +86,9 @@ def top(
 
 def look(session: Session) -> Look:
     """Ask the activator's metrics and the control API. Raises Unavailable."""
-    platform = session.platform()
+    from pilotlight.cli.local import in_force
+
+    platform = in_force(session.platform())
     samples = list(parse(metrics_text(platform.metrics_listen)))
     with session.client() as client:
         instances = [labelled(row) for row in client.instances()]

@@ -164,6 +164,10 @@ def _announce_up(session: Session, platform: LocalPlatform, key_file: Path | Non
 def _up_lines(body: dict[str, Any]) -> RenderableType:
     from rich.text import Text
 
-    key = f"written to {body['key_file']} (only you can read it)" if body["key_file"] else "made earlier: see ~/.pilotlight.toml"
+    key = (
+        f"written to {body['key_file']} (only you can read it)"
+        if body["key_file"]
+        else "made earlier: see ~/.pilotlight.toml; lost it? `pilotlight token create --local --scope admin`"
+    )
     rows = {"dashboard": body["dashboard"], "admin key": key, "home": body["home"]}
     return Text("\n".join([f"pilotlight is up at {body['url']}", *(f"  {name:<10} {value}" for name, value in rows.items())]))
