@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapshotter.errors import Unsupported
+from snapshotter.imagespec import OLDEST_PYTHON
 
 _ASK = "import sys; print('%d.%d' % sys.version_info[:2], sys.base_prefix, sep='\\n')"
 _ASK_TIMEOUT_S = 10.0
@@ -53,11 +54,12 @@ async def find_interpreter(version: str, environ: Mapping[str, str]) -> Interpre
 
 
 async def installed_interpreters(environ: Mapping[str, str]) -> list[Interpreter]:
-    """Every interpreter found, one per version, the platform's own first."""
+    """Every interpreter found that an image may have, one per version, the platform's own first, then the newest."""
     found = {(own := own_interpreter()).version: own}
-    for interpreter in await asyncio.gather(*(_ask(c) for c in _candidates("python3.*", environ))):
-        if interpreter is not None:
-            found.setdefault(interpreter.version, interpreter)
+    answers = await asyncio.gather(*(_ask(c) for c in _candidates("python3.*", environ)))
+    usable = (i for i in answers if i is not None and _as_numbers(i.version) >= OLDEST_PYTHON)
+    for interpreter in sorted(usable, key=lambda i: _as_numbers(i.version), reverse=True):
+        found.setdefault(interpreter.version, interpreter)
     return list(found.values())
 
 
