@@ -62,10 +62,16 @@ def report(
     if as_csv:
         write_csv(body["rows"])
         return
-    session.show(body, lambda: table(body["rows"], _COLUMNS, empty="Nothing was used yet."))
+    session.show(body, lambda: table(_named(body["rows"]), _COLUMNS, empty="Nothing was used yet."))
     if not session.is_json:
         for currency, total in body["totals"].items():
             session.console().print(f"total {money(total, currency)}", style="bold")
+
+
+def _named(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of several environments say which: an app may have one name in all of them."""
+    environments = {row["group"].get("environment") for row in rows} - {None}
+    return [{**row, "name": f"{row['group']['environment']}: {row['name']}"} for row in rows] if len(environments) > 1 else rows
 
 
 def write_csv(rows: list[dict[str, Any]]) -> None:

@@ -35,12 +35,12 @@ _COMMON: dict[str, tuple[Any, Any]] = {
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 _WHAT_TO_DO = {
-    "invalid-input": "Correct it and try again; `pilotlight app show APP` and --help say what is expected.",
+    "invalid-input": "Correct it and try again; --help, and `pilotlight app show APP` for a function's settings, say what is expected.",
     "conflict": "Look at what is there with the matching `list` or `show` command, then try again.",
     "too-large": "Send less; the limits are in platform.yaml (max_body_bytes, bundle_max_bytes, blob_max_bytes).",
     "unauthenticated": "Set PILOTLIGHT_API_KEY, or pass --profile: `pilotlight up` wrote the first key to ~/.pilotlight.toml.",
     "forbidden": "Use a key of a higher scope: `pilotlight token create --scope deploy`.",
-    "not-found": "See what is there: `pilotlight app list`.",
+    "not-found": "See what is there: `pilotlight app list`, or the `list` command of what you named.",
     "unavailable": "Try again in a moment; `pilotlight app list` shows what is stopped, `pilotlight status` whether the platform runs.",
     "function-raised": "It is the function's own error: `pilotlight app logs APP --call ID` has its traceback.",
     "too-many-requests": "Try again later, or raise max_instances or max_queued of the function.",

@@ -114,8 +114,8 @@ class Session:
         if yes:
             return
         if self.is_json or not sys.stdin.isatty():
-            raise InvalidInput(f"{question} Nobody can be asked here: pass --yes to go on.")
+            raise InvalidInput(f"{question} Nobody can be asked here.", hint="Pass --yes to go on.")
         from rich.prompt import Confirm
 
         if not Confirm.ask(question, console=self.notes(), default=False):
-            raise InvalidInput("Nothing was changed.")
+            raise InvalidInput("Nothing was changed.", hint="Answer y, or pass --yes, to go on.")

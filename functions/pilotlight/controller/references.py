@@ -53,7 +53,7 @@ def check(sql: sa.Connection, *, tenant: str, environment: str, specs: Sequence[
             )
         for name in spec.secrets:
             if name not in secrets:
-                hint = f"create it with: pilotlight secret create {name} KEY=VALUE -e {environment}"
+                hint = f"create it with: pilotlight secret set {name} VARIABLE -e {environment}"
                 message = f"function {spec.name!r}: there is no secret {name!r} in environment {environment!r}; {hint}"
                 raise InvalidInput(message, function=spec.name, missing={"secret": name})
 

@@ -30,7 +30,7 @@ def load_module(target: str) -> ModuleType:
     if file.is_dir():
         file = file / "__init__.py"
     if not file.is_file():
-        raise NotFound(f"{target}: no such file")
+        raise NotFound(f"{target}: no such file", hint="Name the file that holds the app: `pilotlight deploy FILE`.")
     parts = [file.stem]
     root = file.parent
     while (root / "__init__.py").is_file():

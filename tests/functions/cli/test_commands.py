@@ -103,7 +103,7 @@ def test_every_known_error_says_what_to_do() -> None:
 def test_destroying_asks_and_refuses_where_nobody_can_answer(tmp_path: Path) -> None:
     out = CliRunner().invoke(build(), ["app", "delete", "x"], env={"PILOTLIGHT_CONFIG": str(tmp_path / "none")})
     assert out.exit_code == 1
-    assert "pass --yes" in out.output
+    assert "Pass --yes" in out.output
 
 
 def test_call_arguments_are_json_or_pairs_and_not_both() -> None:
