@@ -12,6 +12,7 @@ import datetime as dt
 import heapq
 import json
 import os
+import re
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from snapshotter.inotify import watching
 TAIL_LINES = 40
 """Last lines that an error carries: a Python traceback and what led to it."""
 _TAIL_BYTES = 64 * 1024
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +126,8 @@ class Logs:
         return [name for name in names if self._belongs(name, query.labels)]
 
     def _belongs(self, name: str, labels: Mapping[str, str]) -> bool:
+        if not _NAME.match(name):
+            return False  # a stranger's question becomes part of a path here
         try:
             about = json.loads((self._directory / f"{name}.json").read_text())
         except (OSError, ValueError):
