@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,8 +12,12 @@ from pilotlight.controller import blobs, images, schemas, tables
 from pilotlight.errors import InvalidInput, TooLarge
 from pilotlight.spec import FunctionSpec, canonical_json, from_json, to_json
 from pilotlight.types import check_name
+from weight_cache import manifest
+from weight_cache.errors import ManifestInvalid
 
 MAX_FUNCTIONS = 1000
+MAX_NAMED_AT_ONCE = 1000
+"""Digests in one query: databases bound the parameters of a statement."""
 MAX_SPEC_BYTES = 524_288
 """A spec travels in launch frames of at most 8 MiB and is kept by every activator."""
 
@@ -56,6 +61,30 @@ def check(sql: sa.Connection, *, tenant: str, environment: str, specs: Sequence[
                 hint = f"create it with: pilotlight secret set {name} VARIABLE -e {environment}"
                 message = f"function {spec.name!r}: there is no secret {name!r} in environment {environment!r}; {hint}"
                 raise InvalidInput(message, function=spec.name, missing={"secret": name})
+
+
+def check_weights(sql: sa.Connection, files: blobs.BlobFiles, *, tenant: str, specs: Sequence[FunctionSpec]) -> None:
+    """Raise InvalidInput unless the manifests that are there name files that are the tenant's. Reads megabytes: no lock is held.
+
+    Without it, who only knows the sha256 of another tenant's file would get to read it.
+    """
+    manifests = {w.manifest for spec in specs for w in spec.weights}
+    for digest, size_bytes in sorted(blobs.sizes(sql, tenant=tenant, digests=manifests).items()):
+        _check_manifest(sql, tenant=tenant, digest=digest, path=files.path(digest), size_bytes=size_bytes)
+
+
+def _check_manifest(sql: sa.Connection, *, tenant: str, digest: str, path: Path, size_bytes: int) -> None:
+    if size_bytes > manifest.MAX_MANIFEST_BYTES:
+        raise InvalidInput(f"weights {digest} are no manifest: they have {size_bytes} bytes", parameter="weights")
+    try:
+        named = sorted(manifest.parse(path.read_bytes()).blobs())
+    except ManifestInvalid as e:
+        raise InvalidInput(f"weights {digest} are no manifest: {e}", parameter="weights") from e
+    for begin in range(0, len(named), MAX_NAMED_AT_ONCE):
+        part = named[begin : begin + MAX_NAMED_AT_ONCE]
+        owned = blobs.sizes(sql, tenant=tenant, digests=part)
+        if missing := next((name for name in part if name not in owned), None):
+            raise InvalidInput(f"weights {digest}: their file {missing} was not uploaded", missing={"blob": missing})
 
 
 def _check(spec: FunctionSpec) -> None:

@@ -19,6 +19,8 @@ AppName = Annotated[str, Path(max_length=63)]
 def deploy(context: Ctx, caller: Deployer, request: RequestId, app: AppName, body: models.DeployRequest) -> models.DeployResponse:
     """Make the app consist of exactly these functions, at once or not at all."""
     specs = references.parse(app, body.functions)
+    with context.store.read() as sql:
+        references.check_weights(sql, context.files, tenant=caller.tenant, specs=specs)
     with context.store.write() as write:
         tenants.demand_environment(write.sql, tenant=caller.tenant, name=caller.environment)
         references.check(
