@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from pilotlight.controller.settings import ControllerConfig
 from weight_cache.settings import SettingsInvalid
 
 
+NICE = 5
+"""The control plane gives way to calls: a ledger that is a second behind hurts nobody, a call that waits for it does (nice(2))."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Serve until told to stop; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m pilotlight.controller", description=__doc__)
@@ -23,6 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    os.nice(NICE)
     try:
         uvloop.run(serve(ControllerConfig.read(args.config), ready_fd=args.ready_fd))
     except (AlreadyRunning, SettingsInvalid) as e:
