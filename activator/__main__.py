@@ -234,7 +234,7 @@ class _Server(uvicorn.Server):
 
 
 def _calm_collector() -> None:
-    """Leave what start-up made out of every later collection, and collect seldom: a call makes dozens of objects and no cycle that lasts."""
+    """Leave what start-up made out of every collection, and collect seldom: a call makes dozens of objects and no lasting cycle."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_YOUNG, 20, 50)

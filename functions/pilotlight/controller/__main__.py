@@ -15,7 +15,6 @@ from pilotlight.controller.server import serve
 from pilotlight.controller.settings import ControllerConfig
 from weight_cache.settings import SettingsInvalid
 
-
 NICE = 5
 """The control plane gives way to calls: a ledger that is a second behind hurts nobody, a call that waits for it does (nice(2))."""
 
