@@ -2,13 +2,14 @@
 
 Executed as `python -I -S -B boxed.py` with an order as JSON on stdin; standard library only. With a uid it makes a mount,
 PID, IPC and UTS namespace in which the image being built, its interpreter and a private /tmp stand at the places where
-workers will find them, gives up root for good (no_new_privs, no capabilities) and executes the command. Everything in the
-box dies with its PID 1, and that with the agent (PR_SET_PDEATHSIG, prctl(2)).
+workers will find them, gives up root for good (no_new_privs, no capabilities, the workers' system call filter) and
+executes the command. Everything in the box dies with its PID 1, and that with the agent (PR_SET_PDEATHSIG, prctl(2)).
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
 import os
 import resource
@@ -22,6 +23,9 @@ _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38
 _LAST_CAPABILITY = 63
 """Capabilities are a 64-bit set (capabilities(7)); dropping one that the kernel does not know fails harmlessly."""
 
+_SHARED = ("/var/tmp", "/run/lock")
+"""Directories of the host that anybody may write: in the box nobody may."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -33,15 +37,28 @@ def main() -> None:
         _die_with_parent(order["parent"])
     os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    isolation = _isolation() if order["uid"] is not None else None
     if order["uid"] is not None:
         _enter_box(order)
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if isolation is not None:
+        isolation.install_filter(os.uname().machine)
     os.chdir(order["cwd"])
     try:
         os.execve(order["argv"][0], order["argv"], order["environ"])
     except OSError as e:
         print(f"{order['argv'][0]}: {e.strerror}", flush=True)
         os._exit(127)
+
+
+def _isolation() -> Any:
+    """The module beside this one, by its file: nothing of ours is on this interpreter's path."""
+    spec = importlib.util.spec_from_file_location("isolation", os.path.join(os.path.dirname(__file__), "isolation.py"))
+    if spec is None or spec.loader is None:
+        raise ImportError("snapshotter/isolation.py is gone")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _enter_box(order: dict[str, Any]) -> None:
@@ -55,6 +72,10 @@ def _enter_box(order: dict[str, Any]) -> None:
         _mount(source, target, None, _MS_BIND | _MS_REC)
         if not writable:
             _mount(None, target, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID)
+    _mount("/tmp", "/dev/shm", None, _MS_BIND)
+    for shared in filter(os.path.isdir, _SHARED):
+        _mount(shared, shared, None, _MS_BIND)
+        _mount(None, shared, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
     _become_first_process()
     _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV)
     for capability in range(_LAST_CAPABILITY + 1):

@@ -1,6 +1,6 @@
 """Namespaces of a slot, and the tree at `/run/pilotlight/slot` that every worker finds at the same paths on every node.
 
-Read-only binds (interpreter, packages, code, weights), one writable tmpfs (work directory and /tmp), a `/proc` and a
+Read-only binds (interpreter, packages, code, weights), one writable tmpfs (work directory, /tmp and the like), a `/proc` and a
 `/dev/shm` of its own. Runs in the shim, as root. Sources: mount(2), unshare(2), mount_namespaces(7).
 """
 
@@ -14,6 +14,9 @@ from collections.abc import Sequence
 ROOT = "/run/pilotlight/slot"
 FIRST_PID = 1000
 """In-slot pids start above it: pids of a restored image then never collide with the shim or with one another."""
+
+_SHARED = ("/tmp", "/var/tmp", "/run/lock")
+"""Directories of the host that anybody may write: a slot has its own, or tenants would meet there and fill the host's disk."""
 
 _NEWNS, _NEWUTS, _NEWIPC, _NEWPID = 0x00020000, 0x04000000, 0x08000000, 0x20000000
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
@@ -47,7 +50,9 @@ def build(binds: Sequence[tuple[str, str]], *, uid: int, writable_bytes: int) ->
         os.chmod(f"{ROOT}/{name}", mode)
     os.chown(f"{ROOT}/work", uid, uid)
     mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV, f"size={writable_bytes},mode=1777")
-    mount(f"{ROOT}/tmp", "/tmp", None, _BIND)
+    for shared in _SHARED:
+        if os.path.isdir(shared):
+            mount(f"{ROOT}/tmp", shared, None, _BIND)
 
 
 def _bind(source: str, target: str) -> None:

@@ -220,6 +220,21 @@ async def test_steps_run_in_order_and_the_image_serves(tmp_path: Path, images: I
 
 
 @pytest.mark.slow
+@needs_root
+@pytest.mark.root
+async def test_a_build_is_confined_like_a_worker(images: Images) -> None:
+    mark = f"pl-build-{os.getpid()}"
+    commands = [
+        "! unshare -Ur true",
+        "grep -q 'Seccomp:.2' /proc/self/status",
+        f"for d in /var/tmp /run/lock /dev/shm; do touch $d/{mark} || true; done",
+    ]
+    await images.build(spec({"op": "run", "commands": commands}), uid=TENANT_UID, part=Parts())
+
+    assert not [d for d in ("/var/tmp", "/run/lock", "/dev/shm") if os.path.exists(f"{d}/{mark}")]
+
+
+@pytest.mark.slow
 async def test_failed_step_leaves_its_log_and_no_image(tmp_path: Path, images: Images) -> None:
     broken = spec({"op": "run", "commands": ["echo about to fail; exit 7"]})
     with pytest.raises(ImageBuildFailed, match="step 2 of 3 failed: run echo about to fail; exit 7: exited with status 7") as caught:

@@ -370,7 +370,6 @@ async def test_user_code_never_runs_as_root(home: AgentHome) -> None:
             await begin(client, home.launch(uid=None))
 
 
-
 @pytest.mark.root
 async def test_uid_privileges_and_system_calls_are_really_taken_away(home: AgentHome) -> None:
     async with home.agent(), home.client() as client:
@@ -384,6 +383,11 @@ async def test_uid_privileges_and_system_calls_are_really_taken_away(home: Agent
         assert await ask(info, "/env/HOME") == "/run/pilotlight/slot/work"
         shown = [p async for p in client.exec(info.id, ["/bin/sh", "-c", "id -u; ls /tmp; touch /tmp/x /run/pilotlight/slot/work/y; pwd"])]
         assert "".join(p["text"] for p in shown[:-1]) == "20007\n/run/pilotlight/slot/work\n"
+        mark = f"pl-{info.id}"
+        script = f"for d in /tmp /var/tmp /run/lock /dev/shm; do touch $d/{mark} 2>/dev/null; done; ls /tmp/{mark}"
+        made = [p async for p in client.exec(info.id, ["/bin/sh", "-c", script])]
+        assert made[-1]["exit_status"] == 0
+        assert not [d for d in ("/tmp", "/var/tmp", "/run/lock", "/dev/shm") if os.path.exists(f"{d}/{mark}")]
         refused = [p async for p in client.exec(info.id, ["/bin/sh", "-c", f"ls {home.paths.home} || touch /run/pilotlight/slot/code/z"])]
         assert refused[-1]["exit_status"] != 0
 
