@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable
 
 from activator.billing.account import Ticket
+from activator.reservation import Releases, Reservation
 from activator.routes import Target
-from activator.throttler import Reservation, Throttler
+from activator.throttler import Throttler
 from activator.upstream import Answer, UpstreamGone, WorkerConnection
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_JSON
@@ -209,7 +210,7 @@ class Dispatcher:
             f"the instance {why} under this call; another takes its place", reason=reason or "crashed", worker=instance.id
         ) from gone
 
-    def _put_back(self, exchange: Exchange, throttler: Throttler, busy_since: float) -> float:
+    def _put_back(self, exchange: Exchange, throttler: Releases, busy_since: float) -> float:
         now = time.monotonic()
         instance = exchange.reservation.instance
         instance.block(now)

@@ -20,8 +20,9 @@ from activator.billing.account import Ticket
 from activator.dispatch import Call
 from activator.metrics import Metrics
 from activator.request import Headers, Receive, Request, Scope, Send
+from activator.reservation import Reservation
 from activator.routes import Caller, Target
-from activator.throttler import Reservation, Throttler
+from activator.throttler import Throttler
 from activator.upstream import UpstreamGone, WorkerConnection
 from pilotlight import errors
 from pilotlight.protocol import HEADER_CALL, HEADER_ROOT_PATH

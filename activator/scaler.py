@@ -22,7 +22,8 @@ from activator.autoscaler.windows import TimeWindow
 from activator.fleet import Fleet
 from activator.routes import RouteTable, Target
 from activator.shared.state import Pulse
-from activator.throttler import Throttler, as_answer
+from activator.starts import as_answer
+from activator.throttler import Throttler
 from snapshotter import errors as agent_errors
 from snapshotter.types import AgentEvent, InstanceInfo
 

@@ -1,9 +1,8 @@
 """The buffer before a revision's instances: hands out slots, holds the calls that wait, asks for starts.
 
-The mutable state is: the instances, the calls that wait for a slot (first in, first out), and the starts under way. Every change happens
-in one
-of the synchronous methods, which hand free slots to waiters before they return; no `await` stands between a decision and its effect, so no
-lock is needed. Owner: the event loop.
+The mutable state is: the instances, the calls that wait for a slot (first in, first out), and the starts under way. Every change
+happens in one of the synchronous methods, which hand free slots to waiters before they return; no `await` stands between a decision and its
+effect, so no lock is needed. What takes time, bringing instances up and ending them, is `starts.Comings`. Owner: the event loop.
 
 A call that finds no free slot waits, and pokes: how many starts to begin right now is `poke.instances_now`, which counts instances that are
 starting as capacity. No tick stands between a call and the first instance.
@@ -20,76 +19,19 @@ from typing import Protocol
 
 from activator.admission import ProcessQueue
 from activator.autoscaler.poke import instances_now
-from activator.billing.account import InstanceAccount, Ticket
-from activator.fleet import Fleet, new_instance_id
+from activator.billing.account import InstanceAccount
+from activator.fleet import Fleet
 from activator.instances import Instance, least_loaded
+from activator.reservation import Reservation
 from activator.routes import Target
 from activator.shared.state import Allowance, Want
+from activator.starts import Comings, as_answer
 from activator.surplus import Claim, surplus
 from pilotlight import errors
 from snapshotter import errors as agent_errors
 from snapshotter.types import InstanceInfo, StartKind
 
 log = logging.getLogger(__name__)
-
-AGENT_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Waits between starts while the agent is down; the last one repeats as long as somebody waits."""
-ALLOWANCE_RETRY_S = (0.02, 0.05, 0.1, 0.25)
-"""Waits between requests for an allowance that the other activators hold; the last one repeats as long as the start is needed."""
-STOP_GRACE_S = 30.0
-"""Between SIGTERM and SIGKILL: exit hooks and calls in flight get this long, an idle instance needs none of it."""
-LAST_WORD_S = 1.0
-"""After a stop the agent may still tell that the process had died before it, and of what."""
-STUCK_GRACE_S = 5.0
-"""The same for an instance with a call in it that did not end with its clock: enough for exit hooks, and nothing to hope for beyond."""
-
-
-class Billable(Protocol):
-    """What the books want to know of a call."""
-
-    id: str
-    attempt: int
-    key_id: str
-    method: str
-
-    @property
-    def queued_ms(self) -> float:
-        """Milliseconds that it waited, without the start."""
-        ...
-
-
-class Reservation:
-    """A held slot. Whoever holds it must `release` it exactly once.
-
-    Attributes:
-        start_kind: how this call got its instance: WARM, or the rung of the start it waited for.
-        start_ms: the part of the wait that was that start.
-    """
-
-    __slots__ = ("instance", "start_kind", "start_ms", "throttler")
-
-    def __init__(self, throttler: Throttler, instance: Instance, start_kind: StartKind, start_ms: float) -> None:
-        self.throttler = throttler
-        self.instance = instance
-        self.start_kind = start_kind
-        self.start_ms = start_ms
-
-    def open(self, call: Billable) -> Ticket:
-        """Write the attempt into the journal and start its meter, before it is dispatched. Raises JournalFull."""
-        return self.instance.account.open(
-            call=call.id, attempt=call.attempt, key=call.key_id, method=call.method, start_kind=self.start_kind.value,
-            queued_ms=int(call.queued_ms), start_ms=int(self.start_ms), now_ns=time.monotonic_ns(), at_ns=time.time_ns(),
-        )  # fmt: skip
-
-    def close(self, ticket: Ticket, *, status: int, outcome: str, bytes_in: int, bytes_out: int) -> str:
-        """Stop the meter and write the complete record; returns the cost as text."""
-        return self.instance.account.close(
-            ticket, status=status, outcome=outcome, bytes_in=bytes_in, bytes_out=bytes_out, now_ns=time.monotonic_ns(), at_ns=time.time_ns()
-        ).cost
-
-    def release(self) -> None:
-        """Give the slot back."""
-        self.throttler.release(self.instance)
 
 
 class _Waiter:
@@ -112,10 +54,6 @@ class StartObserver(Protocol):
         ...
 
 
-class _NotNeeded(Exception):
-    """Raised when nobody waits any more for a start that had no allowance yet."""
-
-
 class Throttler:
     """One revision's slots, waiters and starts. `allowance` is None when this activator is the only one."""
 
@@ -134,17 +72,13 @@ class Throttler:
         self.target = target
         self._allowance = allowance
         self._starved_since: float | None = None
-        self._fleet = fleet
         self._queue = queue
-        self._secret_env = secret_env
         self._observer = observer
         self._account = account
         self._clock = clock
         self.instances: dict[str, Instance] = {}
         self._waiters: deque[_Waiter] = deque()
-        self._starts: dict[str, asyncio.Task[None]] = {}
-        self._stops: set[asyncio.Task[None]] = set()
-        self._leaving: dict[str, Instance] = {}
+        self._comings = Comings(target, fleet=fleet, secret_env=secret_env, allowance=allowance, owner=self, clock=clock)
         self._start_s: dict[StartKind, float] = {}
         self._load = 0
         self._area = 0.0
@@ -157,7 +91,7 @@ class Throttler:
         flying = sum(i.in_flight for i in self.instances.values())
         return (
             f"<Throttler {self.target.app}/{self.target.function}@{self.target.revision} "
-            f"{len(self.instances)} instances, {len(self._starts)} starting, {flying} in flight, {len(self._waiters)} waiting>"
+            f"{len(self.instances)} instances, {self._comings.starting} starting, {flying} in flight, {len(self._waiters)} waiting>"
         )
 
     # -- slots --------------------------------------------------------------------------------------------------------
@@ -281,73 +215,17 @@ class Throttler:
         wanted = instances_now(
             waiting=len(self._waiters),
             free_slots=sum(i.capacity - i.in_flight for i in self.live()),
-            starting_slots=len(self._starts) * scaling.max_inputs,
+            starting_slots=self._comings.starting * scaling.max_inputs,
             max_inputs=scaling.max_inputs,
-            instances=len(self.instances) + len(self._starts),
+            instances=len(self.instances) + self._comings.starting,
             max_instances=scaling.max_instances,
         )
         self.start(wanted)
 
     def start(self, count: int) -> None:
         """Begin `count` starts, within max_instances."""
-        room = self.target.spec.scaling.max_instances - len(self._starts) - len(self.instances)
-        for _ in range(min(count, room)):
-            instance_id = new_instance_id()
-            self._starts[instance_id] = asyncio.create_task(self._start(instance_id), name=f"start {instance_id}")
-
-    async def _start(self, instance_id: str) -> None:
-        began = self._clock()
-        try:
-            await self._wait_allowance()
-            info = await self._start_with_allowance(instance_id)
-        except _NotNeeded:
-            del self._starts[instance_id]
-        except agent_errors.SnapshotterError as e:
-            del self._starts[instance_id]
-            self._observer.start_failed(self.target, e.code)
-            self._start_failed(e)
-        except errors.PilotlightError as e:
-            del self._starts[instance_id]
-            self._fail_waiters(e)
-        except BaseException:
-            self._starts.pop(instance_id, None)
-            raise
-        else:
-            del self._starts[instance_id]
-            self.add(info, began)
-
-    async def _wait_allowance(self) -> None:
-        """Until all activators together may hold one instance more. The calls meanwhile wait, each to its own deadline."""
-        if self._allowance is None:
-            return
-        attempt = 0
-        while not await self._allowance.take_instances(self.target.key, 1, self.target.spec.scaling.max_instances):
-            if not self._waiters and (self.is_retired or len(self.instances) >= self.min_instances):
-                raise _NotNeeded
-            await asyncio.sleep(ALLOWANCE_RETRY_S[min(attempt, len(ALLOWANCE_RETRY_S) - 1)])
-            attempt += 1
-
-    async def _start_with_allowance(self, instance_id: str) -> InstanceInfo:
-        try:
-            return await self._start_despite_outage(instance_id)
-        except BaseException:
-            self._give_back()
-            raise
-
-    def _give_back(self) -> None:
-        if self._allowance is not None:
-            self._allowance.give_back(self.target.key)
-
-    async def _start_despite_outage(self, instance_id: str) -> InstanceInfo:
-        attempt = 0
-        while True:
-            try:
-                return await self._fleet.start(self.target, instance_id, self._secret_env(self.target))  # type: ignore[arg-type]
-            except agent_errors.AgentUnavailable:
-                if not self._waiters and not self.min_instances:
-                    raise
-                await asyncio.sleep(AGENT_RETRY_S[min(attempt, len(AGENT_RETRY_S) - 1)])
-                attempt += 1
+        room = self.target.spec.scaling.max_instances - self._comings.starting - len(self.instances)
+        self._comings.start(min(count, room))
 
     def add(self, info: InstanceInfo, began: float | None = None) -> None:
         """An instance is ready (or was adopted): its slots go to those who wait."""
@@ -365,17 +243,26 @@ class Throttler:
         if self.is_retired:
             self.drain(instance)
 
-    def _start_failed(self, error: agent_errors.SnapshotterError) -> None:
+    def start_failed(self, error: agent_errors.SnapshotterError) -> None:
+        """A start ended without an instance."""
         log.warning("start failed target=%r code=%s error=%s", self.target, error.code, error)
-        if any(not i.is_gone and not i.is_draining for i in self.instances.values()) or self._starts:
+        self._observer.start_failed(self.target, error.code)
+        if any(self.live()) or self._comings.starting:
             return  # the calls that wait are served by what is there, or by a start still under way
         self._fail_waiters(as_answer(self.target, error))
 
+    def start_refused(self, error: errors.PilotlightError) -> None:
+        """A start could not even be asked for (a secret is missing)."""
+        self._fail_waiters(error)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether there are fewer instances than this activator keeps warm."""
+        return not self.is_retired and len(self.instances) < self.min_instances
+
     def gone(self, instance_id: str, reason: str) -> None:
         """An instance's process ended unasked: calls on it fail by themselves, waiters get another."""
-        leaving = self._leaving.pop(instance_id, None)
-        if leaving is not None:
-            leaving.mark_gone(reason)  # calls that broke with it wait for this word
+        if self._comings.last_word(instance_id, reason):
             return
         instance = self.instances.pop(instance_id, None)
         if instance is None:
@@ -383,7 +270,7 @@ class Throttler:
         log.info("instance gone instance=%s reason=%s", instance_id, reason)
         self._settle(instance)
         instance.mark_gone(reason)
-        self._give_back()
+        self._comings.give_back()
         self.poke(self._clock())
 
     def drain(self, instance: Instance) -> None:
@@ -419,7 +306,7 @@ class Throttler:
             self._starved_since = None
         elif self._starved_since is None:
             self._starved_since = now
-        if want is None or self._stops or any(i.is_draining for i in self.instances.values()):
+        if want is None or self._comings.stopping or any(i.is_draining for i in self.instances.values()):
             return
         victim = surplus(
             list(self.live()),
@@ -451,36 +338,10 @@ class Throttler:
         self.instances.pop(instance.id, None)
         self._settle(instance)
         instance.leave()
-        self._leaving[instance.id] = instance
         log.info("instance stops instance=%s reason=%s", instance.id, reason)
-        task = asyncio.create_task(self._stop_now(instance), name=f"stop {instance.id}")
-        self._stops.add(task)
-        task.add_done_callback(self._stops.discard)
+        self._comings.stop(instance)
         if self._waiters:
             self.poke(self._clock())  # its place within max_instances is free
-
-    async def _stop_now(self, instance: Instance) -> None:
-        try:
-            await self._fleet.stop(instance.info.id, grace_s=STUCK_GRACE_S if instance.is_stuck else STOP_GRACE_S)
-        except agent_errors.SnapshotterError as e:
-            log.warning("stop failed instance=%s error=%s", instance.id, e)
-        finally:
-            asyncio.get_running_loop().call_later(LAST_WORD_S, self._leaving.pop, instance.id, None)
-            self._give_back()
-
-    def kill(self, instance: Instance, reason: str) -> None:
-        """End an instance that does not obey, at once."""
-        instance.gone_reason = reason
-        self.gone(instance.id, reason)
-        task = asyncio.create_task(self._kill_now(instance), name=f"kill {instance.id}")
-        self._stops.add(task)
-        task.add_done_callback(self._stops.discard)
-
-    async def _kill_now(self, instance: Instance) -> None:
-        try:
-            await self._fleet.stop(instance.info.id, grace_s=0.0)
-        except agent_errors.SnapshotterError as e:
-            log.warning("kill failed instance=%s error=%s", instance.id, e)
 
     # -- what the autoscaler reads ------------------------------------------------------------------------------------
     def _count(self, change: int, now: float) -> None:
@@ -506,11 +367,11 @@ class Throttler:
     @property
     def starting(self) -> int:
         """Starts under way."""
-        return len(self._starts)
+        return self._comings.starting
 
     def is_starting(self, instance_id: str) -> bool:
         """Whether this instance is one of the starts under way."""
-        return instance_id in self._starts
+        return self._comings.is_starting(instance_id)
 
     @property
     def in_flight(self) -> int:
@@ -535,19 +396,4 @@ class Throttler:
     async def aclose(self) -> None:
         """Give up: waiters are told, starts abandoned, stops finished."""
         self._fail_waiters(errors.Unavailable("the activator is shutting down", retry_after_s=1))
-        tasks = [*self._starts.values(), *self._stops]
-        for task in self._starts.values():
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def as_answer(target: Target, error: agent_errors.SnapshotterError) -> errors.PilotlightError:
-    """What the caller is told of a failed start: user errors are theirs to mend, the platform's carry Retry-After."""
-    name = f"{target.app}/{target.function}"
-    if isinstance(error, agent_errors.StartTimeout):
-        return errors.DeadlineExceeded(f"{name} did not start in time: {error}", clock="startup", retry_after_s=5, **error.detail)
-    if isinstance(error, agent_errors.StartFailed):
-        return errors.StartFailed(f"{name} could not start: {error}", **error.detail)
-    if isinstance(error, agent_errors.NoCapacity):
-        return errors.Unavailable(f"no room for {name}: {error}", retry_after_s=5, **error.detail)
-    return errors.Unavailable(f"{name} cannot start now: {error}", retry_after_s=2, **error.detail)
+        await self._comings.aclose()

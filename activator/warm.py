@@ -20,8 +20,9 @@ from activator.dispatch import Call, Dispatcher, Exchange, status_of
 from activator.heads import trace_lines, warm_head
 from activator.metrics import Metrics
 from activator.request import Receive, Request, Scope, Send
+from activator.reservation import Reservation
 from activator.routes import Target
-from activator.throttler import Reservation, Throttler
+from activator.throttler import Throttler
 from activator.upstream import Answer, UpstreamGone, WorkerConnection
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PICKLE, new_call_id

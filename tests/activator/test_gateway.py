@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from activator.request import Request
-from activator.throttler import STUCK_GRACE_S
+from activator.starts import STUCK_GRACE_S
 from pilotlight.spec import Clocks, MethodSpec, Scaling
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import KEY, Edge

@@ -1,0 +1,70 @@
+"""A held slot on an instance: what a call owns from the moment it may run until it has ended."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from activator.billing.account import Ticket
+from activator.instances import Instance
+from snapshotter.types import StartKind
+
+
+class Releases(Protocol):
+    """Whose slot it is (the Throttler)."""
+
+    def release(self, instance: Instance) -> None:
+        """The slot is free again."""
+        ...
+
+    def drain(self, instance: Instance) -> None:
+        """No more calls for this instance."""
+        ...
+
+
+class Billable(Protocol):
+    """What the books want to know of a call."""
+
+    id: str
+    attempt: int
+    key_id: str
+    method: str
+
+    @property
+    def queued_ms(self) -> float:
+        """Milliseconds that it waited, without the start."""
+        ...
+
+
+class Reservation:
+    """A held slot. Whoever holds it must `release` it exactly once.
+
+    Attributes:
+        start_kind: how this call got its instance: WARM, or the rung of the start it waited for.
+        start_ms: the part of the wait that was that start.
+    """
+
+    __slots__ = ("instance", "start_kind", "start_ms", "throttler")
+
+    def __init__(self, throttler: Releases, instance: Instance, start_kind: StartKind, start_ms: float) -> None:
+        self.throttler = throttler
+        self.instance = instance
+        self.start_kind = start_kind
+        self.start_ms = start_ms
+
+    def open(self, call: Billable) -> Ticket:
+        """Write the attempt into the journal and start its meter, before it is dispatched. Raises JournalFull."""
+        return self.instance.account.open(
+            call=call.id, attempt=call.attempt, key=call.key_id, method=call.method, start_kind=self.start_kind.value,
+            queued_ms=int(call.queued_ms), start_ms=int(self.start_ms), now_ns=time.monotonic_ns(), at_ns=time.time_ns(),
+        )  # fmt: skip
+
+    def close(self, ticket: Ticket, *, status: int, outcome: str, bytes_in: int, bytes_out: int) -> str:
+        """Stop the meter and write the complete record; returns the cost as text."""
+        return self.instance.account.close(
+            ticket, status=status, outcome=outcome, bytes_in=bytes_in, bytes_out=bytes_out, now_ns=time.monotonic_ns(), at_ns=time.time_ns()
+        ).cost
+
+    def release(self) -> None:
+        """Give the slot back."""
+        self.throttler.release(self.instance)
