@@ -101,6 +101,25 @@ async def test_a_repeated_put_is_the_same_call_and_other_arguments_are_a_conflic
     assert sum(len(w.requests) for w in edge.fleet.workers.values()) == 1
 
 
+async def test_the_same_put_many_times_at_once_is_one_call(edge: Edge, controller: FakeController) -> None:
+    edge.add(route_of(spec_of()))
+    url, headers = f"{edge.url}/v1/calls/order-1?function=shop/hello", {"authorization": f"Bearer {KEY}"}
+    answers = await asyncio.gather(*(edge.client.put(url, json={"x": 1}, headers=headers) for _ in range(8)))
+
+    assert sorted(a.status_code for a in answers) == [200] * 7 + [202]
+    assert (await finished(edge, "order-1"))["state"] == "SUCCEEDED"
+    assert len(await edge.settle()) == 1
+
+
+async def test_a_key_of_one_environment_sees_no_call_of_another(edge: Edge, controller: FakeController) -> None:
+    edge.add(route_of(spec_of()))
+    edge.add_key("pl_staging", environment="staging")
+    accepted = (await edge.call("shop/hello:submit", json={"x": 1})).json()["id"]
+
+    cancel = await edge.client.post(f"{edge.url}/v1/calls/{accepted}:cancel", headers={"authorization": "Bearer pl_staging"})
+    assert cancel.status_code == 404
+
+
 async def test_a_cancelled_call_stops_and_says_so(edge: Edge, controller: FakeController) -> None:
     edge.fleet.behaviour = forever
     edge.add(route_of(spec_of()))
