@@ -2,7 +2,7 @@
 
 `hello` and `embed` are the examples themselves. COLD comes from a second copy that is deployed with `snapshot=False`, so that nothing is
 kept of it; FORK from a resident Template, whose memory (PSS) is a row of its own, because a Template is not zero; WARM from an instance
-that is already there. Every sample is filed under the StartKind that the platform itself reported. With --peers: Ray Serve with
+that is already there. FORK is measured twice: as the platform comes, with one fork parked behind each Template in use, and with none. Every sample is filed under the StartKind that the platform itself reported. With --peers: Ray Serve with
 `min_replicas=0` and the same model.
 """
 
@@ -60,6 +60,10 @@ def main() -> None:
         for subject in (HELLO, EMBED):
             measure(report, platform, subject, counts)
         template_memory(report, platform)
+    with stack.running(snapshotter={"parked_per_template": 0}) as platform:
+        for subject in (HELLO, EMBED):
+            plain_forks(report, platform, subject, counts.fork)
+        template_memory(report, platform, suffix=" without a parked fork")
     if given.peers:
         ray(report, counts)
     ratios(report)
@@ -90,7 +94,20 @@ def measure(report: Report, platform: stack.Stack, subject: Subject, counts: Cou
         report.rows.append(Row.of(f"{subject.name}/{kind}", "ms", [a.milliseconds for a in answers], note=_timings(answers)))
 
 
-def template_memory(report: Report, platform: stack.Stack) -> None:
+def plain_forks(report: Report, platform: stack.Stack, subject: Subject, count: int) -> None:
+    """Rows `<name>/FORK unparked`: nothing was forked ahead."""
+    app = f"bench-{subject.name}"
+    platform.deploy(subject.source, app=app, scaledown_window=2)
+    answers = []
+    with phase(f"{subject.name}: {count} plain forks"):
+        for _ in range(count):
+            platform.wait_zero(app)
+            answers.append(platform.invoke(app, subject.function, subject.arguments))
+    forks = [a for a in answers if a.start == "FORK"]
+    report.rows.append(Row.of(f"{subject.name}/FORK unparked", "ms", [a.milliseconds for a in forks], note=_timings(forks)))
+
+
+def template_memory(report: Report, platform: stack.Stack, suffix: str = "") -> None:
     """What it costs to keep the Templates that make FORK possible."""
     try:
         templates = asyncio.run(_templates(platform.run_directory() / "snapshotter.sock"))
@@ -98,7 +115,7 @@ def template_memory(report: Report, platform: stack.Stack) -> None:
         report.missing("Template memory", str(e))
         return
     for name, pss_bytes in sorted(templates):
-        report.rows.append(Row.of(f"{name}/Template PSS", "MiB", [pss_bytes / MIB]))
+        report.rows.append(Row.of(f"{name}/Template PSS{suffix}", "MiB", [pss_bytes / MIB]))
 
 
 async def _templates(socket: Path) -> list[tuple[str, int]]:

@@ -27,6 +27,7 @@ APP, FUNCTION = "bench-echo", "echo"
 SOURCE = ROOT / "benchmarks" / "functions" / "echo.py"
 ACTIVATOR, NGINX, NGINX_H2LOAD, SOCKET = "activator", "nginx to the worker", "nginx to the worker (h2load)", "worker socket alone (h2load)"
 ACTIVATORS = (2, 4)
+SETTLE_S = 1.5
 
 Arms = Mapping[str, Callable[[], Load]]
 
@@ -103,8 +104,14 @@ def several_activators(report: Report, *, seconds: float, rounds: int) -> None:
 
 
 def through(platform: stack.Stack, *, seconds: float) -> Callable[[], Load]:
-    """The load on the function's public address."""
-    return lambda: wrk(platform.invoke_url(APP, FUNCTION), body=BODY, headers=platform.headers, seconds=seconds)
+    """The load on the function's public address; then a pause, so that the last usage records are not shipped in another arm's time."""
+
+    def run() -> Load:
+        load = wrk(platform.invoke_url(APP, FUNCTION), body=BODY, headers=platform.headers, seconds=seconds)
+        time.sleep(SETTLE_S)
+        return load
+
+    return run
 
 
 def against(url: str, peer: peers.Peer, *, seconds: float) -> Callable[[], Load]:

@@ -140,25 +140,26 @@ def post(host: str, path: str, body: bytes, headers: Mapping[str, str]) -> Answe
 
 
 @contextlib.contextmanager
-def running(*, activators: int = 1, redis_url: str | None = None) -> Iterator[Stack]:
-    """Start a platform; stop it and remove its files afterwards. Raises StackFailed."""
+def running(*, activators: int = 1, redis_url: str | None = None, snapshotter: Mapping[str, Any] | None = None) -> Iterator[Stack]:
+    """Start a platform, with settings of the node agent where given; stop it and remove its files afterwards. Raises StackFailed."""
     directory = Path(tempfile.mkdtemp(prefix="plb"))
     directory.chmod(0o755)  # workers of other uids pass through it
     config = directory / "platform.yaml"
     listen = f"127.0.0.1:{free_port()}"
     activator = {"listen": listen, "activators": activators, "redis_url": redis_url}
-    sections: dict[str, dict[str, Any]] = {"activator": activator, "controller": {}, "snapshotter": {}, "weight_cache": {}}
+    sections: dict[str, dict[str, Any]] = {
+        "activator": activator,
+        "controller": {},
+        "snapshotter": dict(snapshotter or {}),
+        "weight_cache": {},
+    }
     for section in sections.values():
         section["metrics_listen"] = None
     config.write_text(yaml.safe_dump({"platform": {"home": str(directory / "home")}, **sections}))
     try:
         _command(config, directory, "up", "--detach")
         found = profile.load({profile_variable(): str(directory / "profile.toml"), "HOME": str(directory)})
-        stack = Stack(directory=directory, config=config, url=found.url, api_key=found.api_key)
-        with contextlib.ExitStack() as others:
-            for index in range(1, activators):
-                others.enter_context(_activator(stack, index))
-            yield stack
+        yield Stack(directory=directory, config=config, url=found.url, api_key=found.api_key)
     finally:
         with contextlib.suppress(StackFailed):  # it never came up
             _command(config, directory, "down")
@@ -185,26 +186,6 @@ def variant(source: str, *, app: str | None = None, **options: Any) -> str:
         if not n:
             raise ValueError("no declaration in the source")
     return source
-
-
-@contextlib.contextmanager
-def _activator(stack: Stack, index: int) -> Iterator[None]:
-    """One more activator of the same platform, unless its supervisor started one already."""
-    read, write = os.pipe()
-    command = [sys.executable, "-m", "activator", "--config", str(stack.config), "--ready-fd", str(write), "--index", str(index)]
-    with (stack.directory / f"activator-{index}.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, env=_environment(stack.directory), pass_fds=[write], stderr=log, stdout=log)
-    os.close(write)
-    try:
-        with os.fdopen(read, "rb") as ready:
-            is_ready = ready.readline() != b""
-        said = (stack.directory / f"activator-{index}.log").read_text(errors="replace")
-        if not is_ready and "already served" not in said:
-            raise StackFailed(f"activator {index}: {said[-1000:]}")
-        yield
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 def _environment(directory: Path) -> dict[str, str]:
