@@ -2,8 +2,9 @@
 
 `hello` and `embed` are the examples themselves. COLD comes from a second copy that is deployed with `snapshot=False`, so that nothing is
 kept of it; FORK from a resident Template, whose memory (PSS) is a row of its own, because a Template is not zero; WARM from an instance
-that is already there. FORK is measured twice: as the platform comes, with one fork parked behind each Template in use, and with none. Every sample is filed under the StartKind that the platform itself reported. With --peers: Ray Serve with
-`min_replicas=0` and the same model.
+that is already there. FORK is measured twice: as the platform comes, with one fork parked behind each Template in use, and with none.
+Every sample is filed under the StartKind that the platform itself reported. With --peers: Ray Serve with `min_replicas=0` and the same
+model.
 """
 
 from __future__ import annotations
