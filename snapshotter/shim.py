@@ -232,7 +232,8 @@ class Shim:
         process = self._processes.get(str(message.get("instance"))) or self._once_parked(str(message.get("instance")))
         if event == "snapshot_point" and self._worker_state == "booting":
             self._worker_state = "resident"
-            self._snapshot_point = {"threads": message["threads"], "phases_ms": message["phases_ms"], "joins": message.get("joins", False)}
+            threads = [*message["threads"], *(f"process {name}" for name in self._strays())]
+            self._snapshot_point = {"threads": threads, "phases_ms": message["phases_ms"], "joins": message.get("joins", False)}
             self._tell({"event": "snapshot_point", **self._snapshot_point})
         elif event == "failed":
             if process is None:
@@ -248,6 +249,10 @@ class Shim:
             self._finish(process, int(message["status"]))
         elif event == "exited" and process is not None:
             process.status = int(message["status"])  # it came before the pidfd's own news
+
+    def _strays(self) -> list[str]:
+        """Processes that user code left running before the snapshot point: in a Template nobody would pay for them."""
+        return tree.others({os.getpid(), self._worker_pid}) if self._namespaced else []
 
     # -- instances
 

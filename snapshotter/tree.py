@@ -6,10 +6,11 @@ Read-only binds (interpreter, packages, code, weights), one writable tmpfs (work
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 ROOT = "/run/pilotlight/slot"
 FIRST_PID = 1000
@@ -37,6 +38,18 @@ def enter_as_init() -> None:
     socket.sethostname("pilotlight")
     with open("/proc/sys/kernel/ns_last_pid", "w") as f:
         f.write(str(FIRST_PID))
+
+
+def others(known: Container[int]) -> list[str]:
+    """Names of the living processes of this PID namespace but those in `known`."""
+    names = []
+    for pid in [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]:
+        with contextlib.suppress(OSError):  # it ended while we looked
+            with open(f"/proc/{pid}/stat") as f:
+                name, _, rest = f.read().partition("(")[2].rpartition(")")
+            if pid not in known and rest.split()[0] not in "ZX":
+                names.append(name)
+    return names
 
 
 def build(binds: Sequence[tuple[str, str]], *, uid: int, writable_bytes: int) -> None:

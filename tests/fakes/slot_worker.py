@@ -179,6 +179,9 @@ def do(step: str) -> None:
                 f.read()
         case "thread":
             threading.Thread(target=signal.pause if value else threading.Event().wait, name="surplus", daemon=True).start()
+        case "process":
+            if os.fork() == 0:
+                signal.pause()
         case "allocate":
             HOARD.append(bytearray(os.urandom(1024) * (int(value) // 1024)))
         case "ignore_term":

@@ -243,6 +243,16 @@ async def test_a_worker_with_threads_serves_in_place_one_slot_each(home: AgentHo
     assert await client.instances() == []
 
 
+@pytest.mark.root
+async def test_a_process_that_user_code_left_running_belongs_to_an_instance_and_goes_with_it(home: AgentHome) -> None:
+    async with home.agent(), home.client() as client:
+        info = await begin(client, home.launch(boot=["process"]))
+
+        assert await client.templates() == []
+        await client.stop(info.id, grace_s=5)
+        assert sockets(home) == []
+
+
 async def test_a_server_that_was_prepared_is_woken(home: AgentHome, client: AgentClient) -> None:
     template = await client.prepare(home.launch(boot=["thread"]))
     assert template.threads == ("surplus",)
