@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pilotlight.controller import dashboard, problems, reference
+from pilotlight.controller import dashboard, dataplane, problems, reference
 from pilotlight.controller.api import apps, blobs, books, internal, node, tenancy
 from pilotlight.controller.context import Context
 from pilotlight.controller.metrics import Metrics
@@ -38,7 +38,7 @@ _PROBLEM: dict[int | str, dict[str, Any]] = {
 def build(context: Context) -> ASGIApp:
     """The application that serves `context`."""
     app = FastAPI(
-        title="pilotlight control plane",
+        title="pilotlight",
         version="1",
         summary="What is deployed, for whom, under which keys, and what it cost.",
         openapi_url="/openapi.json",
@@ -74,7 +74,8 @@ def _operation_id(route: APIRoute) -> str:
 
 
 def _document_problems(app: FastAPI) -> FastAPI:
-    # Validation errors are problems here (400), not the framework's own 422: the document must say so.
+    # Validation errors are problems here (400), not the framework's own 422: the document must say so. And users know one URL:
+    # what the activator answers itself belongs into the one document, too.
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -82,6 +83,7 @@ def _document_problems(app: FastAPI) -> FastAPI:
         for operations in document["paths"].values():
             for operation in operations.values():
                 operation.get("responses", {}).pop("422", None)
+        dataplane.describe(document, _PROBLEM)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -8,10 +8,11 @@ import re
 from typing import Any
 
 import httpx
+import jsonschema_rs
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pilotlight.protocol import CONTENT_PROBLEM, PROBLEM_BASE
+from pilotlight.protocol import CONTENT_PROBLEM, PROBLEM_BASE, CallRecord
 from snapshotter.errors import ImageBuildFailed
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import BUNDLE_DIGEST, instance, spec, usage
@@ -132,6 +133,24 @@ async def test_the_openapi_document_names_every_route_and_no_422(controller: Con
     functions = document["components"]["schemas"]["DeployRequest"]["properties"]["functions"]["items"]
     assert {"name", "bundle", "methods", "scaling"} <= functions["properties"].keys()
     assert not [p for p in document["paths"].values() for operation in p.values() if "422" in operation["responses"]]
+
+
+async def test_the_openapi_document_describes_the_data_plane_too(controller: Controller) -> None:
+    document = (await controller.http.get("/openapi.json")).json()
+    function = "/v1/functions/{app}/{function}"
+    served = {f"{function}:invoke", f"{function}:submit", f"{function}:warmup", "/v1/calls/{call}", "/fn/{app}/{function}/{path}"}
+    assert served <= document["paths"].keys()
+    ids = [o["operationId"] for operations in document["paths"].values() for o in operations.values()]
+    assert len(ids) == len(set(ids)), "generated clients name functions by them"
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            assert {p["name"] for p in operation.get("parameters", ()) if p["in"] == "path"} == set(re.findall(r"{(\w+)}", path))
+    call = document["components"]["schemas"]["Call"]
+    jsonschema_rs.validator_for(call).validate(
+        CallRecord(
+            id="req-1", tenant="t", environment="main", app="a", function="f", method="", state="SUCCEEDED", sequence=1, submitted_at=1.0
+        ).to_json()
+    )
 
 
 async def test_the_reference_lists_public_routes_only_and_loads_nothing(controller: Controller) -> None:

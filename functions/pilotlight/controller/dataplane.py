@@ -1,0 +1,161 @@
+"""The data plane's paths as OpenAPI describes them. The activator serves them itself; the document is the controller's, and names both.
+
+Arguments and results are the functions' own: each function's schema is in `GET /v1/apps/{app}`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, CONTENT_SSE, CallRecord
+
+TAG = "calls"
+_ANY: dict[str, Any] = {"description": "JSON, as the function returned it"}
+_NUMBER_S = {"type": "number", "exclusiveMinimum": 0}
+_RESPONSE_HEADERS = {
+    "X-Request-Id": "the call's id",
+    "Pilotlight-Revision": "which revision answered",
+    "Pilotlight-Start": "WARM, FORK or COLD",
+    "Server-Timing": "queue, start and exec in ms; of an answer that streams, exec is in its last event",
+    "Pilotlight-Cost": "a decimal; of an answer that streams, in its last event",
+}
+_ARGUMENTS: dict[str, Any] = {
+    "description": "by name (an object) or by position (an array), checked against the function's signature",
+    "content": {CONTENT_JSON: {"schema": {"oneOf": [{"type": "object"}, {"type": "array"}]}}},
+}
+_RECEIPT: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "state", "url"],
+    "properties": {"id": {"type": "string"}, "state": {"type": "string"}, "url": {"type": "string"}},
+}
+_TEXT: dict[str, Any] = {"schema": {"type": "string"}}
+
+
+def describe(document: dict[str, Any], problems: dict[int | str, dict[str, Any]]) -> None:
+    """Add the data plane's paths, and the way every caller proves who it is, to an OpenAPI document; `problems` are the error answers."""
+    call = dict(TypeAdapter(CallRecord).json_schema())
+    call["properties"]["state"]["enum"] = ["QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"]
+    call["properties"]["result"]["description"] = "base64 of the answer's body, of type content_type; once FAILED, of its problem document"
+    call["properties"]["attempts"] = {"type": "array", "items": {"type": "object"}, "description": "usage records, once in the ledger"}
+    components = document.setdefault("components", {})
+    components.setdefault("schemas", {})["Call"] = call
+    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "an API key, pl_…"}}
+    document["security"] = [{"key": []}]
+    for path, operations in _paths().items():
+        for operation in operations.values():
+            operation["responses"] |= {str(status): answer for status, answer in problems.items()}
+            operation.setdefault("tags", [TAG])
+        document["paths"][path] = operations
+
+
+def _paths() -> dict[str, dict[str, Any]]:
+    function = [_in_path("app", "app"), _in_path("function", "a function, or Class.method"), _environment()]
+    call = [_in_path("call", "the call's id"), _environment()]
+    record = _json("the call", {"$ref": "#/components/schemas/Call"})
+    wait = _in_query(
+        "wait_s", "answer later, as soon as the call is finished", {"type": "number", "minimum": 0, "maximum": 60, "default": 0}
+    )
+    raw = [
+        _in_path("app", "app"),
+        _in_path("function", "an ASGI function"),
+        _in_path("path", "the function's own path; it may have slashes"),
+    ]
+    put = [*call, _in_query("function", "app/function", {"type": "string"}, required=True)]
+    address = "/v1/functions/{app}/{function}"
+    web = _Web(raw)
+    invoke = _operation("invoke", "Call and wait for the answer.", [*function, _timeout()], _invoked(), _ARGUMENTS)
+    submit = _operation("submit", "Accept a call, on disk before the answer; it runs at least once.", function, _receipt("202"), _ARGUMENTS)
+    warmup = _operation("warmup", "Make the next start fast; bills nothing. Needs a key of scope deploy.", function, _warmed())
+    return {
+        f"{address}:invoke": {"post": invoke},
+        f"{address}:submit": {"post": submit},
+        f"{address}:warmup": {"post": warmup},
+        "/v1/calls/{call}": {
+            "get": _operation("get_call", "A submitted call: state, result, cost.", [*call, wait], {"200": record}),
+            "put": _operation("put_call", "Submit under an id of your own: a repeat is the same call.", put, _receipt("202"), _ARGUMENTS),
+        },
+        "/v1/calls/{call}:cancel": {"post": _operation("cancel_call", "Cancel a submitted call.", call, _receipt("200"))},
+        "/v1/calls/{call}/stream": {"get": _operation("follow_call", "`state` at each change, `result` at the end.", call, _events())},
+        "/fn/{app}/{function}/{path}": {verb: web.operation(verb) for verb in ("get", "head", "post", "put", "patch", "delete", "options")},
+    }  # fmt: skip
+
+
+class _Web:
+    """An ASGI function's own paths: everything is passed on as it is, WebSocket included."""
+
+    def __init__(self, parameters: list[dict[str, Any]]) -> None:
+        self._parameters = parameters
+
+    def operation(self, verb: str) -> dict[str, Any]:
+        """What is known of any of them."""
+        answer = {"default": {"description": "the function's own answer", "headers": _headers("X-Request-Id", "Pilotlight-Start")}}
+        return _operation(f"web_{verb}", "An ASGI function's own path; a WebSocket is opened with GET.", self._parameters, answer)
+
+
+def _operation(
+    name: str, description: str, parameters: list[dict[str, Any]], responses: dict[str, Any], body: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    found: dict[str, Any] = {"operationId": name, "summary": name.replace("_", " ").capitalize(), "description": description}
+    return {**found, "parameters": parameters, "responses": dict(responses), **({"requestBody": body} if body else {})}
+
+
+def _invoked() -> dict[str, Any]:
+    streams = {CONTENT_SSE: _TEXT, CONTENT_NDJSON: _TEXT}
+    content = {CONTENT_JSON: {"schema": _ANY}, **streams}
+    return {
+        "200": {
+            "description": "the answer; a generator's items as Accept says",
+            "headers": _headers(*_RESPONSE_HEADERS),
+            "content": content,
+        }
+    }
+
+
+def _receipt(status: str) -> dict[str, Any]:
+    return {status: _json("what became of it", _RECEIPT)}
+
+
+def _warmed() -> dict[str, Any]:
+    known = {
+        "revision": {"type": "string"},
+        "start_kind": {"type": "string"},
+        "start_ms": {"type": "number"},
+        "instance": {"type": "string"},
+    }
+    return {"200": _json("how it started", {"type": "object", "required": list(known), "properties": known})}
+
+
+def _events() -> dict[str, Any]:
+    return {"200": {"description": "server-sent events", "content": {CONTENT_SSE: _TEXT}}}
+
+
+def _json(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {CONTENT_JSON: {"schema": schema}}}
+
+
+def _headers(*names: str) -> dict[str, Any]:
+    return {name: {"description": _RESPONSE_HEADERS[name], "schema": {"type": "string"}} for name in names}
+
+
+def _in_path(name: str, description: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "description": description, "schema": {"type": "string"}}
+
+
+def _in_query(name: str, description: str, schema: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
+    return {"name": name, "in": "query", "required": required, "description": description, "schema": schema}
+
+
+def _environment() -> dict[str, Any]:
+    return {"name": "Pilotlight-Environment", "in": "header", "required": False, "schema": {"type": "string", "default": "main"}}
+
+
+def _timeout() -> dict[str, Any]:
+    return {
+        "name": "Pilotlight-Timeout",
+        "in": "header",
+        "required": False,
+        "description": "seconds that you will wait",
+        "schema": _NUMBER_S,
+    }
