@@ -117,9 +117,12 @@ class Exchange:
         """End the attempt: the record is closed, the slot and the connection are given back. Returns the cost as text."""
         now_ns = time.monotonic_ns()
         self.exec_ms = (now_ns - self.dispatched_ns) / 1e6
-        self.cost = self.reservation.close(self.ticket, status=status, outcome=outcome, bytes_in=len(self.call.body), bytes_out=bytes_out)
-        self.reservation.instance.connections.give_back(self.connection, now_ns / 1e9)
-        self.reservation.release()
+        body_bytes = len(self.call.body)
+        try:
+            self.cost = self.reservation.close(self.ticket, status=status, outcome=outcome, bytes_in=body_bytes, bytes_out=bytes_out)
+        finally:  # a record that cannot be closed must not cost a slot as well
+            self.reservation.instance.connections.give_back(self.connection, now_ns / 1e9)
+            self.reservation.release()
         return self.cost
 
 
@@ -183,9 +186,11 @@ class Dispatcher:
         except BaseException as e:
             if connection is not None:
                 connection.close()
-            if ticket is not None:
-                reservation.close(ticket, status=status_of(e), outcome=_outcome_of(e), bytes_in=len(call.body), bytes_out=0)
-            reservation.release()
+            try:
+                if ticket is not None:
+                    reservation.close(ticket, status=status_of(e), outcome=_outcome_of(e), bytes_in=len(call.body), bytes_out=0)
+            finally:
+                reservation.release()
             raise
 
     def _overrun(self, future: asyncio.Future[Answer], reservation: Reservation, execution_s: float) -> None:

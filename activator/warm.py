@@ -184,12 +184,18 @@ class WarmCall:
         instance = reservation.instance
         now_ns = time.monotonic_ns()
         exec_ms = (now_ns - self._dispatched_ns) / 1e6
-        bill = instance.account.close(
-            self._ticket, status=status, outcome="ok" if status < 400 else "error", now_ns=now_ns, at_ns=time.time_ns(),
-            bytes_in=len(call.body), bytes_out=len(body),
-        )  # fmt: skip
-        instance.connections.give_back(self._worker, now_ns / 1e9)
-        reservation.release()
+        try:
+            bill = instance.account.close(
+                self._ticket, status=status, outcome="ok" if status < 400 else "error", now_ns=now_ns, at_ns=time.time_ns(),
+                bytes_in=len(call.body), bytes_out=len(body),
+            )  # fmt: skip
+        except BaseException as e:
+            self._worker.close()  # whoever reads from it sees this error too, and gives up on it
+            self._go_on(_raise(e))  # the caller is answered all the same
+            raise
+        finally:
+            instance.connections.give_back(self._worker, now_ns / 1e9)
+            reservation.release()
         self._calls.metrics.answered_warm(call.target, status, exec_s=exec_ms / 1000)
         self._connection.answer(status, warm_head(call, answer, cost=bill.cost, exec_ms=exec_ms), body)
 
@@ -203,11 +209,13 @@ class WarmCall:
     def set_exception(self, error: BaseException) -> None:
         """The worker's connection broke, or a clock ran out."""
         self._end()
-        self._close(status_of(error), "error")
-        if isinstance(error, UpstreamGone):
-            self._go_on(self._calls.dispatcher.begin_after(self._call, self._reservation, error))
-        else:
-            self._go_on(_raise(error))
+        try:
+            self._close(status_of(error), "error")
+        finally:  # the caller is answered all the same
+            if isinstance(error, UpstreamGone):
+                self._go_on(self._calls.dispatcher.begin_after(self._call, self._reservation, error))
+            else:
+                self._go_on(_raise(error))
 
     def overrun(self) -> None:
         """The execution clock ran out: the instance may never return, so it is replaced; its neighbours finish first."""
@@ -231,8 +239,10 @@ class WarmCall:
 
     def _close(self, status: int, outcome: str) -> None:
         self._worker.close()
-        self._reservation.close(self._ticket, status=status, outcome=outcome, bytes_in=len(self._call.body), bytes_out=0)
-        self._reservation.release()
+        try:
+            self._reservation.close(self._ticket, status=status, outcome=outcome, bytes_in=len(self._call.body), bytes_out=0)
+        finally:
+            self._reservation.release()
 
     def _go_on(self, step: Coroutine[Any, Any, Exchange]) -> None:
         """The rest in a task, as an ordinary request whose body was read."""

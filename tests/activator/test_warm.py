@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -244,3 +245,20 @@ async def test_connections_that_stay_idle_are_closed_by_the_sweep(raw: Raw, warm
     assert warm_edge.limits.close_idle(now) == 0
     assert warm_edge.limits.close_idle(now + 6) >= 1
     assert await raw.reader.read() == b""
+
+
+@pytest.mark.parametrize("headers", [{}, {"pilotlight-timeout": "4"}], ids=["warm", "in a task"])
+async def test_a_record_that_cannot_be_closed_costs_no_slot(warm_edge: Edge, script: Script, headers: dict[str, str]) -> None:
+    async def close_it_first(request: WorkerRequest) -> WorkerAnswer:
+        script.now = echo
+        (scaled,) = warm_edge.scaler._scaled.values()
+        (instance,) = scaled.throttler.instances.values()
+        instance.account.meter.end(f"{request.headers['pilotlight-call']}/1", time.monotonic_ns())  # closing the ticket raises KeyError
+        return WorkerAnswer(body=b"1")
+
+    script.now = close_it_first
+    broken = await warm_edge.call(json={"x": 1}, headers=headers)
+    after = await warm_edge.call(json={"x": 2}, headers=headers)
+
+    assert (broken.status_code, after.status_code) == (500, 200)
+    assert in_flight(warm_edge) == 0
