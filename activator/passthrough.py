@@ -34,6 +34,8 @@ _OURS = b"pilotlight-"
 _NOT_FOR_WORKERS = _HOP_BY_HOP | {b"authorization", b"content-length", b"x-request-id"}
 """A caller's API key ends here: user code never sees it."""
 _MAX_FRAME_BYTES = 16 * 1024 * 1024
+_CLOSE_S = 2.0
+"""How long a worker may take to answer a WebSocket's close before its connection is cut."""
 
 RawTarget = Callable[[Request], tuple[Caller, Target, str]]
 
@@ -70,7 +72,10 @@ class Passthrough:
             relay.close()
 
     async def websocket(self, scope: Scope, receive: Receive, send: Send, raw_target: RawTarget) -> None:
-        """One WebSocket: accepted once the worker accepted it, then frames both ways until either side closes."""
+        """One WebSocket: accepted once the worker accepted it, then frames both ways until either side closes.
+
+        The execution clock bounds its whole life; then both sides are closed with 1011 (RFC 6455 §7.4.1).
+        """
         message = await receive()
         assert message["type"] == "websocket.connect"
         try:
@@ -78,46 +83,103 @@ class Passthrough:
             caller, target, _ = raw_target(request)
             _expect_asgi(target)
             call = Call(id=request.id, target=target, method="", key_id=caller.key_id, body=b"")
-            reservation = await self._throttler_of(target).reserve(target.spec.clocks.queue_s)
+            reservation = await _reserve_unless_left(self._throttler_of(target), receive, target.spec.clocks.queue_s)
+            await self._hold(scope, receive, send, reservation, call)
         except errors.PilotlightError as e:
             self._metrics.refused(e.status)
             await _deny(scope, send, e)
-            return
+
+    async def _hold(self, scope: Scope, receive: Receive, send: Send, reservation: Reservation, call: Call) -> None:
+        """The life of one WebSocket on its slot, billed as one call. Raises JournalFull and what `_relay_frames` raises."""
         call.reserved_ns = time.monotonic_ns()
         call.start_kind, call.start_ms = reservation.start_kind, reservation.start_ms
         ticket: Ticket | None = None
-        outcome = "error"
+        status, outcome = 500, "error"
         try:
             ticket = reservation.open(call)
-            await self._relay_frames(scope, receive, send, reservation, call)
-            outcome = "ok"
+            await _relay_frames(scope, receive, send, reservation, call)
+            status, outcome = 101, "ok"
+        except errors.PilotlightError as e:
+            status = e.status
+            raise
         finally:
-            if ticket is not None:
-                reservation.close(ticket, status=101, outcome=outcome, bytes_in=0, bytes_out=0)
-            reservation.release()
+            try:
+                if ticket is not None:
+                    reservation.close(ticket, status=status, outcome=outcome, bytes_in=0, bytes_out=0)
+            finally:
+                reservation.release()
 
-    async def _relay_frames(self, scope: Scope, receive: Receive, send: Send, reservation: Reservation, call: Call) -> None:
-        protocols = scope.get("subprotocols") or None
-        path = _rest(scope).decode("latin-1")
-        try:
-            async with unix_connect(
-                reservation.instance.info.socket,
-                f"ws://worker/asgi{path}",
-                subprotocols=protocols,
-                max_size=_MAX_FRAME_BYTES,
-                compression=None,
-                additional_headers={HEADER_CALL: call.id, HEADER_ROOT_PATH: _root(call.target)},
-            ) as worker:
-                await send({"type": "websocket.accept", "subprotocol": worker.subprotocol})
-                async with asyncio.TaskGroup() as group:
-                    down = group.create_task(_from_worker(worker, send), name="websocket to caller")
-                    up = group.create_task(_from_caller(worker, receive), name="websocket to worker")
-                    up.add_done_callback(lambda _: down.cancel())
-                    down.add_done_callback(lambda _: up.cancel())
-        except InvalidHandshake as e:
-            await _deny(scope, send, errors.Forbidden(f"the function refused the WebSocket: {e}"))
-        except OSError as e:
-            await _deny(scope, send, errors.WorkerCrashed(f"the instance died under this request: {e}", reason="crashed"))
+
+async def _reserve_unless_left(throttler: Throttler, receive: Receive, timeout_s: float) -> Reservation:
+    """A slot. Raises what `Throttler.reserve` raises, and ClientClosedRequest as soon as the caller leaves.
+
+    A caller that was not accepted yet has nothing to say (RFC 6455 §4.1), so whatever comes from it ends its wait.
+    """
+    if (free := throttler.reserve_nowait()) is not None:
+        return free
+    waiting = asyncio.create_task(throttler.reserve(timeout_s), name="websocket waits for a slot")
+    leaving = asyncio.create_task(_received(receive), name="websocket may leave")
+    is_taken = False
+    try:
+        await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done():
+            raise errors.ClientClosedRequest("the caller left while it waited for an instance")
+        reservation = waiting.result()
+        is_taken = True
+        return reservation
+    finally:
+        waiting.cancel()
+        leaving.cancel()
+        slot, _ = await asyncio.gather(waiting, leaving, return_exceptions=True)
+        if not is_taken and isinstance(slot, Reservation):
+            slot.release()  # it came in the same moment
+
+
+async def _received(receive: Receive) -> None:
+    await receive()
+
+
+async def _relay_frames(scope: Scope, receive: Receive, send: Send, reservation: Reservation, call: Call) -> None:
+    """Frames both ways until either side closes. Raises DeadlineExceeded, Forbidden (the function refused), WorkerCrashed."""
+    execution_s = call.target.spec.clocks.execution_s
+    ends_at = asyncio.get_running_loop().time() + execution_s
+    try:
+        async with asyncio.timeout_at(ends_at):
+            worker = await _connect(scope, reservation, call)
+        async with worker:  # closed with 1011 when what follows fails
+            await _accept(send, worker)
+            async with asyncio.timeout_at(ends_at), asyncio.TaskGroup() as group:
+                down = group.create_task(_from_worker(worker, send), name="websocket to caller")
+                up = group.create_task(_from_caller(worker, receive), name="websocket to worker")
+                up.add_done_callback(lambda _: down.cancel())
+                down.add_done_callback(lambda _: up.cancel())
+    except TimeoutError as e:
+        raise errors.DeadlineExceeded(f"the WebSocket was open for longer than {execution_s:g} s", clock="execution") from e
+
+
+async def _accept(send: Send, worker: ClientConnection) -> None:
+    try:
+        await send({"type": "websocket.accept", "subprotocol": worker.subprotocol})
+    except OSError as e:  # ASGI 2.4
+        raise errors.ClientClosedRequest("the caller left before it was accepted") from e
+
+
+async def _connect(scope: Scope, reservation: Reservation, call: Call) -> ClientConnection:
+    try:
+        return await unix_connect(
+            reservation.instance.info.socket,
+            f"ws://worker/asgi{_rest(scope).decode('latin-1')}",
+            subprotocols=scope.get("subprotocols") or None,
+            max_size=_MAX_FRAME_BYTES,
+            compression=None,
+            open_timeout=None,  # ours is the execution clock
+            close_timeout=_CLOSE_S,
+            additional_headers={HEADER_CALL: call.id, HEADER_ROOT_PATH: _root(call.target)},
+        )
+    except InvalidHandshake as e:
+        raise errors.Forbidden(f"the function refused the WebSocket: {e}") from e
+    except OSError as e:
+        raise errors.WorkerCrashed(f"the instance died under this request: {e}", reason="crashed") from e
 
 
 class _Relay:
@@ -157,11 +219,13 @@ class _Relay:
 
     def close(self) -> None:
         """Close the record and give back what was held."""
-        if self._ticket is not None:
-            self._reservation.close(self._ticket, status=self.status, outcome=self.outcome, bytes_in=0, bytes_out=self._sent)
-        if self._connection is not None:
-            self._reservation.instance.connections.give_back(self._connection, time.monotonic())
-        self._reservation.release()
+        try:
+            if self._ticket is not None:
+                self._reservation.close(self._ticket, status=self.status, outcome=self.outcome, bytes_in=0, bytes_out=self._sent)
+        finally:
+            if self._connection is not None:
+                self._reservation.instance.connections.give_back(self._connection, time.monotonic())
+            self._reservation.release()
 
 
 async def _from_worker(worker: ClientConnection, send: Send) -> None:
@@ -171,8 +235,10 @@ async def _from_worker(worker: ClientConnection, send: Send) -> None:
             await send({"type": "websocket.send", key: frame})
     except ConnectionClosed:
         pass  # the code below says how it closed
+    except OSError:
+        return  # the caller left (ASGI 2.4)
     code = worker.close_code if worker.close_code not in (None, 1005, 1006) else 1000
-    with contextlib.suppress(RuntimeError):  # the caller closed in the same moment
+    with contextlib.suppress(OSError, RuntimeError):  # the caller left, or closed in the same moment
         await send({"type": "websocket.close", "code": code, "reason": worker.close_reason or ""})
 
 
@@ -194,11 +260,11 @@ async def _deny(scope: Scope, send: Send, error: errors.PilotlightError) -> None
     if "websocket.http.response" in scope.get("extensions", {}):
         body = str(error).encode()
         headers: Headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(body))]
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(OSError, RuntimeError):
             await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
             await send({"type": "websocket.http.response.body", "body": body})
             return
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(OSError, RuntimeError):
         await send({"type": "websocket.close", "code": 1011, "reason": str(error)[:120]})
 
 

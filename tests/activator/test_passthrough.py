@@ -1,11 +1,20 @@
-"""Raw HTTP to functions that are web applications."""
+"""Raw HTTP and WebSocket to functions that are web applications."""
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
 
-from pilotlight.spec import FunctionKind, MethodSpec
+import pytest
+import websockets
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.server import ServerConnection, unix_serve
+
+from pilotlight.spec import Clocks, FunctionKind, MethodSpec
 from tests.activator.conftest import KEY, Edge
+from tests.activator.test_gateway import until
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.routes import route_of, spec_of
 
@@ -45,3 +54,92 @@ async def test_a_path_that_would_be_another_one_behind_the_edge_is_not_passed_on
     answer = await edge.client.get(f"{edge.url}{path}", headers=HEADERS)
 
     assert answer.status_code == 404
+
+
+class Chat:
+    """A worker's WebSocket side: echoes frames until either side closes. `closed` holds the codes that its callers closed with."""
+
+    def __init__(self) -> None:
+        self.closed: list[int | None] = []
+
+    async def __call__(self, caller: ServerConnection) -> None:
+        with contextlib.suppress(websockets.ConnectionClosedError):
+            async for frame in caller:
+                await caller.send(frame)
+        self.closed.append(caller.close_code)
+
+
+@contextlib.asynccontextmanager
+async def chatting(edge: Edge, *, execution_s: float = 60.0) -> AsyncIterator[tuple[str, Chat]]:
+    """An instance of a web application that speaks WebSocket; its address."""
+    spec = spec_of("site", kind=FunctionKind.ASGI, methods=(MethodSpec(),), clocks=Clocks(execution_s=execution_s))
+    edge.add(route_of(spec))
+    await edge.client.get(f"{edge.url}/fn/shop/site/", headers=HEADERS)  # brings the instance up
+    path = Path(edge.fleet.infos[edge.fleet.started[0]].socket)
+    path.unlink()
+    chat = Chat()
+    async with unix_serve(chat, str(path)):
+        yield f"{edge.url.replace('http', 'ws', 1)}/fn/shop/site/chat", chat
+
+
+async def talk_for_ever(socket: ClientConnection) -> None:
+    while True:
+        await socket.send("still here")
+        await socket.recv()
+
+
+def waiting(edge: Edge) -> int:
+    return sum(scaled.throttler.waiting for scaled in edge.scaler._scaled.values())
+
+
+def in_flight(edge: Edge) -> int:
+    return sum(scaled.throttler.in_flight for scaled in edge.scaler._scaled.values())
+
+
+async def test_a_websocket_is_one_call_from_its_first_frame_to_its_close(edge: Edge) -> None:
+    async with chatting(edge) as (url, chat):
+        async with connect(url, additional_headers=HEADERS, proxy=None) as socket:
+            await socket.send("hello")
+            assert await socket.recv() == "hello"
+            assert in_flight(edge) == 1
+        await until(lambda: in_flight(edge) == 0)
+
+        assert chat.closed == [1000]
+        assert sorted((r.status, r.outcome) for r in (await edge.settle()).values()) == [(101, "ok"), (200, "ok")]
+
+
+async def test_the_execution_clock_bounds_the_life_of_a_websocket(edge: Edge) -> None:
+    async with chatting(edge, execution_s=0.1) as (url, chat):
+        async with connect(url, additional_headers=HEADERS, proxy=None) as socket:
+            with pytest.raises(websockets.ConnectionClosedError) as closed:
+                await talk_for_ever(socket)
+        await until(lambda: in_flight(edge) == 0 and chat.closed != [])
+
+        assert closed.value.rcvd is not None
+        assert (closed.value.rcvd.code, chat.closed) == (1011, [1011])
+        assert "longer than 0.1 s" in closed.value.rcvd.reason
+        assert sorted(r.status for r in (await edge.settle()).values()) == [200, 504]
+
+
+@pytest.mark.usefixtures("site")
+async def test_a_websocket_whose_caller_leaves_while_it_waits_for_a_start_leaves_the_queue_at_once(edge: Edge) -> None:
+    edge.fleet.gate.clear()
+    _, writer = await asyncio.open_connection("127.0.0.1", int(edge.url.rpartition(":")[2]))
+    head = "GET /fn/shop/site/chat HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    writer.write(f"{head}sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nauthorization: Bearer {KEY}\r\n\r\n".encode())
+    await until(lambda: waiting(edge) == 1)
+
+    writer.close()
+    await until(lambda: waiting(edge) == 0)
+
+    edge.fleet.gate.set()
+    await until(lambda: edge.fleet.infos)
+    assert (in_flight(edge), await edge.settle()) == (0, {})
+
+
+async def test_a_function_that_refuses_a_websocket_is_a_403(edge: Edge, site: str) -> None:
+    with pytest.raises(websockets.InvalidStatus) as refused:
+        await connect(f"{site.replace('http', 'ws', 1)}/chat", additional_headers=HEADERS, proxy=None)
+
+    assert refused.value.response.status_code == 403
+    assert [record.status for record in (await edge.settle()).values()] == [403]
