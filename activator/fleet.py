@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from activator.routes import Target
 from snapshotter.client import AgentClient
-from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, TemplateInfo
+from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, RevisionKey, TemplateInfo
 
 
 class Fleet(Protocol):
@@ -25,6 +25,14 @@ class Fleet(Protocol):
 
     async def prepare(self, target: Target) -> TemplateInfo:
         """Make the next start fast, without an instance."""
+        ...
+
+    async def templates(self) -> list[TemplateInfo]:
+        """What makes starts fast now, whoever asked for it."""
+        ...
+
+    async def drop_template(self, revision: RevisionKey) -> None:
+        """Nobody routes to this revision any more: give up what makes its starts fast; idempotent."""
         ...
 
     async def adopt(self) -> list[InstanceInfo]:
@@ -59,6 +67,14 @@ class NodeFleet:
     async def prepare(self, target: Target) -> TemplateInfo:
         """See Fleet."""
         return await self._agent.prepare(target.launch)
+
+    async def templates(self) -> list[TemplateInfo]:
+        """See Fleet."""
+        return await self._agent.templates()
+
+    async def drop_template(self, revision: RevisionKey) -> None:
+        """See Fleet."""
+        await self._agent.drop_template(revision)
 
     async def adopt(self) -> list[InstanceInfo]:
         """See Fleet."""

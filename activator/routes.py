@@ -189,7 +189,8 @@ class Caller:
 class RouteTable:
     """Functions, keys, tenants and secrets by name.
 
-    `version` is the position in the feed; `generation` changes with everything that could make an earlier answer wrong.
+    `version` is the position in the feed; `generation` changes with everything that could make an earlier answer wrong. `on_function` is
+    told the name of a function that changed, and the keys of the revisions that took calls before and do not any more.
     """
 
     def __init__(self, rates: Rates, platform_key: PlatformKey) -> None:
@@ -206,7 +207,7 @@ class RouteTable:
         self.version = 0
         self.generation = 0
         self.refused = 0
-        self.on_function: Callable[[str], None] = _ignore
+        self.on_function: Callable[[str, frozenset[str]], None] = _ignore
 
     def __repr__(self) -> str:
         return f"<RouteTable version {self.version}: {len(self._functions)} functions, {len(self._callers)} keys, {self.refused} refused>"
@@ -240,6 +241,7 @@ class RouteTable:
             held.clear()
 
     def _apply_function(self, name: str, value: Any) -> None:
+        before, route = self._route(name), None
         self._kept_warm.discard(name)
         if value is None:
             self._functions.pop(name, None)
@@ -252,7 +254,7 @@ class RouteTable:
             if any(target.spec.scaling.min_instances for target in targets):
                 self._kept_warm.add(name)
         self._targets.pop(name, None)
-        self.on_function(name)
+        self.on_function(name, _routed(before) - _routed(route))
 
     def _apply_key(self, key_id: str, value: Any) -> None:
         record = KeyRecord(**value) if value is not None else None
@@ -353,8 +355,15 @@ class RouteTable:
         return {"functions": len(self._functions), "keys": len(self._callers), "refused": self.refused, "version": self.version}
 
 
-def _ignore(name: str) -> None:
+def _ignore(name: str, left: frozenset[str]) -> None:
     """Nobody follows the table yet."""
+
+
+def _routed(route: FunctionRoute | None) -> frozenset[str]:
+    """Keys of the revisions that take calls."""
+    if route is None or route.stopped:
+        return frozenset()
+    return frozenset(str(route.revisions[revision]["launch"]["revision"]) for revision, weight in route.traffic if weight)
 
 
 def _address(route: FunctionRoute) -> FunctionAddress:

@@ -25,7 +25,7 @@ from activator.shared.state import Pulse
 from activator.starts import as_answer
 from activator.throttler import Throttler
 from snapshotter import errors as agent_errors
-from snapshotter.types import AgentEvent, InstanceInfo
+from snapshotter.types import AgentEvent, InstanceInfo, RevisionKey, TemplateInfo
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +110,7 @@ class Scaler:
         self._make_throttler = make_throttler
         self._clock = clock
         self._scaled: dict[str, Scaled] = {}
+        self._drops: set[asyncio.Task[None]] = set()
         self.reconciled = asyncio.Event()
         table.on_function = self.route_changed
 
@@ -147,12 +148,20 @@ class Scaler:
         return report
 
     # -- reconciling with what others decide --------------------------------------------------------------------------
-    def route_changed(self, name: str) -> None:
-        """A function was deployed, stopped or removed: revisions without traffic are drained, wanted ones made."""
+    def route_changed(self, name: str, left: frozenset[str] = frozenset()) -> None:
+        """A function was deployed, stopped or removed: revisions without traffic are drained, wanted ones made.
+
+        `left`: keys of the revisions that lost their last traffic. What makes their starts fast goes with their last instance; changes
+        from before the first reconciliation are left to it.
+        """
         targets = {target.key: target for target in self._table.targets_of(name)}
         for key, scaled in self._scaled.items():
-            if scaled.name == name and key not in targets:
+            if scaled.name == name and key in targets:
+                scaled.throttler.is_retired = False  # rolled back to, while its last calls ended
+            elif scaled.name == name:
                 scaled.throttler.retire()
+        for key in left - self._scaled.keys():
+            self._drop_template(key)
         for target in targets.values():
             if target.spec.scaling.min_instances and self.reconciled.is_set():
                 self._apply(self._scaled_of(target), self._clock())
@@ -172,6 +181,25 @@ class Scaler:
             if instance_id not in known and not self._is_handled(instance_id):
                 await self._adopt(info)
         self.reconciled.set()
+        if self._table.version:  # an empty table knows nothing yet
+            for template in await self._fleet.templates():
+                if self._target_of(template) is None and template.revision not in self._scaled:
+                    self._drop_template(template.revision)
+
+    def _drop_template(self, key: str) -> None:
+        """In a task. Should it fail, the next reconciliation does it; should a call come for it after all, it starts COLD once."""
+        if not self.reconciled.is_set():
+            return
+
+        async def drop() -> None:
+            try:
+                await self._fleet.drop_template(RevisionKey(key))
+            except agent_errors.SnapshotterError as e:
+                log.warning("template stays revision=%s error=%s", key, e)
+
+        task = asyncio.create_task(drop(), name=f"drop template {key}")
+        self._drops.add(task)
+        task.add_done_callback(self._drops.discard)
 
     def _is_handled(self, instance_id: str) -> bool:
         """Whether a throttler has it by now, or is about to."""
@@ -190,7 +218,8 @@ class Scaler:
         else:
             self.throttler_of(target).add(info)
 
-    def _target_of(self, info: InstanceInfo) -> Target | None:
+    def _target_of(self, info: InstanceInfo | TemplateInfo) -> Target | None:
+        """The target that it serves; None when nobody routes to it."""
         labels = info.labels
         name = "/".join(labels.get(part, "") for part in ("tenant", "environment", "app", "function"))
         return next((t for t in self._table.targets_of(name) if t.key == str(info.revision)), None)
@@ -267,6 +296,8 @@ class Scaler:
             return
         if not is_busy:
             self._scaled.pop(throttler.target.key, None)
+            if throttler.is_retired:
+                self._drop_template(throttler.target.key)
 
     def states(self) -> Mapping[tuple[str, str, str, str], int]:
         """Instances and calls by (tenant, app, function, state), for metrics."""
@@ -286,4 +317,7 @@ class Scaler:
         """Close every throttler. Instances stay: they belong to the node, and the next activator of this name adopts them."""
         for scaled in self._scaled.values():
             scaled.throttler.settle_idle()
+        for task in self._drops:
+            task.cancel()
         await asyncio.gather(*(scaled.throttler.aclose() for scaled in self._scaled.values()))
+        await asyncio.gather(*self._drops, return_exceptions=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -211,3 +212,75 @@ async def test_states_are_counted_for_metrics(rig: Rig) -> None:
     assert states[TENANT, "shop", "hello", "busy"] == 1
     assert states[TENANT, "shop", "hello", "calls_in_flight"] == 1
     reservation.release()
+
+
+async def warmed(rig: Rig, target: Target) -> Throttler:
+    """A throttler with one instance and a Template behind it."""
+    throttler = rig.scaler.throttler_of(target)
+    (await throttler.reserve(5.0)).release()
+    return throttler
+
+
+async def test_the_template_of_a_replaced_revision_goes_with_its_last_instance(rig: Rig) -> None:
+    throttler = rig.scaler.throttler_of(rig.deploy())
+    last_call = await throttler.reserve(5.0)
+    rig.deploy(revision="v2-fedcba")
+    rig.pass_s(4)
+    assert rig.fleet.dropped == []
+
+    last_call.release()
+    rig.pass_s(4)
+    await until(lambda: rig.fleet.dropped == ["f-shop-hello@v1-abcdef"])
+    assert rig.fleet.prepared == set()
+
+
+async def test_a_template_that_nobody_called_lately_goes_too(rig: Rig) -> None:
+    await warmed(rig, rig.deploy(Scaling(scaledown_window_s=1)))
+    rig.pass_s(int(FORGET_S) + 4)
+    assert (repr(rig.scaler), rig.fleet.dropped) == ("<Scaler 0 active revisions>", [])
+
+    rig.table.apply(FeedChange(seq=9, kind="function", key=f"{TENANT}/main/shop/hello", value=None))
+    await until(lambda: rig.fleet.dropped == ["f-shop-hello@v1-abcdef"])
+
+
+async def test_a_stopped_app_keeps_no_template(rig: Rig) -> None:
+    await warmed(rig, rig.deploy())
+    route = replace(route_of(spec_of()), stopped=True)
+    rig.table.apply(change(9, route))
+    rig.pass_s(4)
+
+    await until(lambda: rig.fleet.dropped == ["f-shop-hello@v1-abcdef"])
+
+
+async def test_a_change_that_keeps_a_revision_in_traffic_keeps_its_template(rig: Rig) -> None:
+    await warmed(rig, rig.deploy())
+    rig.deploy(Scaling(max_instances=7))
+    rig.pass_s(4)
+    await asyncio.sleep(0)
+
+    assert rig.fleet.dropped == []
+
+
+async def test_a_revision_that_is_rolled_back_to_while_its_last_call_runs_is_kept(rig: Rig) -> None:
+    throttler = rig.scaler.throttler_of(rig.deploy())
+    last_call = await throttler.reserve(5.0)
+    rig.deploy(revision="v2-fedcba")
+    rig.deploy()
+    last_call.release()
+    rig.pass_s(4)
+    await until(lambda: rig.fleet.dropped == ["f-shop-hello@v2-fedcba"])
+
+    (await throttler.reserve(5.0)).release()
+    assert (throttler.is_retired, len(throttler.instances)) == (False, 1)
+
+
+async def test_templates_of_revisions_that_left_while_no_activator_ran_go_at_its_start(rig: Rig) -> None:
+    await rig.fleet.prepare(rig.deploy())
+    rig.scaler.reconciled.clear()
+    kept = rig.deploy(revision="v2-fedcba")
+    await rig.fleet.prepare(kept)
+    assert rig.fleet.dropped == []
+
+    await rig.scaler.reconcile()
+    await until(lambda: rig.fleet.dropped == ["f-shop-hello@v1-abcdef"])
+    assert rig.fleet.prepared == {kept.key}

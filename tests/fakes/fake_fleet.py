@@ -8,7 +8,7 @@ from pathlib import Path
 
 from activator.routes import Target
 from snapshotter import errors
-from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, InstanceState, StartKind, TemplateInfo
+from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, InstanceState, RevisionKey, StartKind, TemplateInfo
 from tests.fakes.fake_worker import Behaviour, FakeWorker, echo
 
 
@@ -19,6 +19,7 @@ class FakeFleet:
         gate: starts wait for it; set by default.
         failures: errors that the next starts raise, first in, first out.
         prepared: revisions with a Template: their starts are FORK, others COLD.
+        dropped: revisions whose Template was asked to go, in order.
     """
 
     def __init__(self, directory: Path, behaviour: Behaviour = echo) -> None:
@@ -31,6 +32,8 @@ class FakeFleet:
         self.started: list[str] = []
         self.stopped: list[tuple[str, float]] = []
         self.prepared: set[str] = set()
+        self.dropped: list[str] = []
+        self._labels: dict[str, Mapping[str, str]] = {}
         self.infos: dict[str, InstanceInfo] = {}
         self.secrets: list[Mapping[str, str]] = []
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
@@ -46,6 +49,7 @@ class FakeFleet:
         self.workers[instance_id] = await worker.start()
         kind = StartKind.FORK if target.key in self.prepared else StartKind.COLD
         self.prepared.add(target.key)
+        self._labels[target.key] = target.launch.labels
         self.infos[instance_id] = info_of(target, instance_id, str(worker.path), kind)
         return self.infos[instance_id]
 
@@ -60,9 +64,23 @@ class FakeFleet:
     async def prepare(self, target: Target) -> TemplateInfo:
         """See Fleet."""
         self.prepared.add(target.key)
+        self._labels[target.key] = target.launch.labels
+        return self._template(target.key)
+
+    async def templates(self) -> list[TemplateInfo]:
+        """See Fleet."""
+        return [self._template(key) for key in sorted(self.prepared)]
+
+    def _template(self, key: str) -> TemplateInfo:
+        labels = self._labels[key]
         return TemplateInfo(
-            revision=target.launch.revision, pid=1, pss_bytes=1, threads=(), phases_ms={"boot": 1.0}, forks=0, last_used_at=0.0, labels={}
+            revision=RevisionKey(key), pid=1, pss_bytes=1, threads=(), phases_ms={"boot": 1.0}, forks=0, last_used_at=0.0, labels=labels
         )
+
+    async def drop_template(self, revision: RevisionKey) -> None:
+        """See Fleet."""
+        self.dropped.append(revision)
+        self.prepared.discard(revision)
 
     async def adopt(self) -> list[InstanceInfo]:
         """See Fleet."""
