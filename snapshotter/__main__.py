@@ -57,7 +57,7 @@ async def _serve(paths: Paths, settings: SnapshotterSettings, arguments: argpars
 
     parts = Parts(
         bundles=Bundles(paths.home),
-        images=Images(paths.home, environ=os.environ, requirements=runtime_requirements()),
+        images=Images(paths.home, environ=os.environ, requirements=runtime_requirements(), cgroups=Cgroups.find(paths.run)),
         weights=weights,
         runtime={**own_runtime(), **({"pilotlight": arguments.pilotlight} if arguments.pilotlight else {})},
         probe=probe,

@@ -37,6 +37,7 @@ def main() -> None:
         _die_with_parent(order["parent"])
     os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _bound(order)
     isolation = _isolation() if order["uid"] is not None else None
     if order["uid"] is not None:
         _enter_box(order)
@@ -49,6 +50,17 @@ def main() -> None:
     except OSError as e:
         print(f"{order['argv'][0]}: {e.strerror}", flush=True)
         os._exit(127)
+
+
+def _bound(order: dict[str, Any]) -> None:
+    """Enter the build's cgroup ("0" is whoever writes it, cgroups(7)) and lower its limits, while we still may."""
+    for procs in order.get("procs", ()):
+        with open(procs, "w") as group:
+            group.write("0")
+    for name, most in order.get("limits", {}).items():
+        _, hard = resource.getrlimit(getattr(resource, name))
+        bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(getattr(resource, name), (bound, bound))
 
 
 def _isolation() -> Any:

@@ -13,9 +13,10 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from snapshotter.buildbounds import Enclosure
 from snapshotter.interpreters import Interpreter
 
 SLOT_ROOT = Path("/run/pilotlight/slot")
@@ -36,11 +37,13 @@ class BuildBox:
         interpreter: the installation that the image is made for.
         image: host directory with `env/`, `files/` and `tmp/`, which the commands may write.
         uid: uid and gid of the commands; None keeps our own and makes no namespaces.
+        enclosure: what the commands may take.
     """
 
     interpreter: Interpreter
     image: Path
     uid: int | None
+    enclosure: Enclosure = field(default_factory=Enclosure)
 
     @property
     def python(self) -> Path:
@@ -97,6 +100,7 @@ class BuildBox:
             "cwd": str(self.files),
             "argv": list(argv),
             "environ": {**self._variables(), **variables},
+            **self.enclosure.order(),
         }
 
     def _variables(self) -> dict[str, str]:

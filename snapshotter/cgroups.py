@@ -150,13 +150,13 @@ class Cgroups:
         """Whether the number of processes is bounded."""
         return "pids" in self.bases
 
-    def make(self, name: str, *, memory_bytes: int, cpu: float) -> Group:
+    def make(self, name: str, *, memory_bytes: int, cpu: float, pids: int = MAX_PIDS) -> Group:
         """A group with its limits set. Raises OSError."""
         group = self.group(name)
         for directory in set(group.directories.values()):
             directory.mkdir(exist_ok=True)
         limits = {"memory": "memory.max", "pids": "pids.max", "cpu": "cpu.weight"}
-        values = {"memory": memory_bytes, "pids": MAX_PIDS, "cpu": max(1, min(10000, int(cpu * 100)))}
+        values = {"memory": memory_bytes, "pids": pids, "cpu": max(1, min(10000, int(cpu * 100)))}
         if self.version == 1:
             limits.update(memory="memory.limit_in_bytes", cpu="cpu.shares")
             values["cpu"] = max(2, int(cpu * 1024))

@@ -156,7 +156,7 @@ class ImageBuild:
     async def _must(self, *argv: str) -> None:
         status = await self._command(*argv)
         if status != 0:
-            raise self._failed(f"{self._title}: exited with status {status}")
+            raise self._failed(f"{self._title}: exited with status {status}{self._box.enclosure.complaint()}")
 
     async def _command(self, *argv: str) -> int:
         return await self._box.run(argv, variables=self._variables, on_line=self._say)

@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from snapshotter.buildbounds import NO_CGROUPS, BuildBounds, enclosed
 from snapshotter.buildbox import BuildBox
+from snapshotter.cgroups import Cgroups
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
 from snapshotter.imagebuild import ImageBuild
 from snapshotter.imagespec import ImagePlan, image_digest, parse_image
@@ -73,13 +75,22 @@ class Images:
     """The images of this node. Owner: one event loop; `_flights` changes between awaits only."""
 
     def __init__(
-        self, home: Path, *, environ: Mapping[str, str], requirements: Sequence[str], build_timeout_s: float = BUILD_TIMEOUT_S
+        self,
+        home: Path,
+        *,
+        environ: Mapping[str, str],
+        requirements: Sequence[str],
+        build_timeout_s: float = BUILD_TIMEOUT_S,
+        bounds: BuildBounds | None = None,
+        cgroups: Cgroups = NO_CGROUPS,
     ) -> None:
         self._blobs = home / "blobs"
         self._root = home / "node" / "images"
         self._environ = environ
         self._requirements = tuple(requirements)
         self._build_timeout_s = build_timeout_s
+        self._bounds = bounds or BuildBounds()
+        self._cgroups = cgroups
         self._flights: dict[str, _Flight] = {}
         self._swept = False
 
@@ -164,8 +175,12 @@ class Images:
             await asyncio.to_thread(sweep, self._root)
         interpreter = await find_interpreter(plan.python, self._environ)
         try:
-            async with asyncio.timeout(self._build_timeout_s), staged_in_thread(self._root / digest) as temp:
-                box = BuildBox(interpreter=interpreter, image=temp, uid=uid)
+            async with (
+                asyncio.timeout(self._build_timeout_s),
+                staged_in_thread(self._root / digest) as temp,
+                enclosed(f"b-{digest[:16]}", bounds=self._bounds, cgroups=self._cgroups) as enclosure,
+            ):
+                box = BuildBox(interpreter=interpreter, image=temp, uid=uid, enclosure=enclosure)
                 log = self._root / f"{digest}.log"
                 build = ImageBuild(plan, box, blobs=self._blobs, log=log, variables=build_variables(self._environ), report=report)
                 env = await build.run(self._requirements, pip_config=user_config(self._environ))

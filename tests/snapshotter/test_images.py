@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from snapshotter.buildbounds import BuildBounds
+from snapshotter.cgroups import Cgroups
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, SnapshotterError, Unsupported
 from snapshotter.images import Images, own_layout, runtime_requirements
 from snapshotter.imagespec import image_digest, parse_image
@@ -30,6 +32,7 @@ from snapshotter.pipconfig import build_variables, user_config
 REPOSITORY = Path(__file__).parents[2]
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 TENANT_UID = 20077
+MIB = 1024 * 1024
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces and other uids need root")
 
 
@@ -232,6 +235,52 @@ async def test_a_build_is_confined_like_a_worker(images: Images) -> None:
     await images.build(spec({"op": "run", "commands": commands}), uid=TENANT_UID, part=Parts())
 
     assert not [d for d in ("/var/tmp", "/run/lock", "/dev/shm") if os.path.exists(f"{d}/{mark}")]
+
+
+@pytest.mark.slow
+async def test_one_file_of_a_build_is_bounded(tmp_path: Path, environ: dict[str, str]) -> None:
+    images = Images(tmp_path, environ=environ, requirements=[], bounds=BuildBounds(file_bytes=64 * MIB))
+    commands = ["truncate -s 63M small", "truncate -s 65M large"]
+    with pytest.raises(ImageBuildFailed) as failed:
+        await images.build(spec({"op": "run", "commands": commands}), uid=None, part=Parts())
+
+    assert "File too large" in failed.value.detail["log_tail"][-1]
+
+
+@pytest.fixture
+def cgroups(tmp_path: Path) -> Iterator[Cgroups]:
+    found = Cgroups.find(tmp_path)
+    if not (found.limits_memory and found.limits_pids):
+        pytest.skip(f"needs cgroups: {found.why_not}")
+    yield found
+    assert found.names() == set()  # whatever a build started is gone
+    found.remove_empty()
+
+
+@needs_root
+@pytest.mark.slow
+async def test_a_build_has_a_cgroup_of_its_own_with_bounds(tmp_path: Path, environ: dict[str, str], cgroups: Cgroups) -> None:
+    images = Images(tmp_path, environ=environ, requirements=["plserver==2.0"], cgroups=cgroups)
+    description = spec({"op": "run", "commands": ["cat /proc/self/cgroup", "sleep 1000 > /dev/null 2>&1 &"]})
+    name = f"b-{image_digest(description)[:16]}"
+    bounds: set[str] = set()
+
+    async def look(body: Mapping[str, Any]) -> None:
+        if name in body["text"]:
+            bounds.add((cgroups.bases["pids"] / name / "pids.max").read_text())
+
+    await images.build(description, uid=TENANT_UID, part=look)
+
+    assert bounds == {"1024\n"}
+
+
+@needs_root
+@pytest.mark.slow
+async def test_a_build_that_takes_too_much_memory_is_ended_and_told_why(tmp_path: Path, environ: dict[str, str], cgroups: Cgroups) -> None:
+    images = Images(tmp_path, environ=environ, requirements=[], cgroups=cgroups, bounds=BuildBounds(memory_bytes=192 * MIB))
+    commands = ["python -c 'print(len(bytearray(400 << 20)))'"]
+    with pytest.raises(ImageBuildFailed, match="ran out of memory"):
+        await images.build(spec({"op": "run", "commands": commands}), uid=TENANT_UID, part=Parts())
 
 
 @pytest.mark.slow
