@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 MAX_RECORDS = 1000
 MAX_BYTES = 1024**2
 """Bounds of a batch: a megabyte is some 1,500 records, and small enough to be sent again without regret."""
+SLICE_BYTES = 64 * 1024
+"""What is read of the journal in one go: some sixty records, a fifth of a millisecond."""
 GATHER_S = 0.5
 FEW_RECORDS = MAX_RECORDS // 2
 """A batch costs two commits, whatever is in it: the records of this long go together, and so few wait for the next turn."""
@@ -63,12 +65,28 @@ def usage_body(activator: str, records: Sequence[bytes]) -> bytes:
     return b'{"activator":"%b","records":[%b]}' % (activator.encode(), b",".join(records))
 
 
-def read_batch(journal: Journal, *, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> Batch:
-    """The next records behind the checkpoint, oldest first; the cursor also passes over all that is no record.
+async def gather_batch(journal: Journal) -> Batch:
+    """A whole batch, read in slices with a turn of the event loop after each: under load calls have the first right to the processor."""
+    records: list[bytes] = []
+    cursor, size, next_at_ns = journal.shipped, 0, None
+    while len(records) < MAX_RECORDS and size < MAX_BYTES:
+        part = read_batch(journal, cursor, max_records=MAX_RECORDS - len(records), max_bytes=SLICE_BYTES)
+        cursor = part.cursor
+        if not part.records:
+            break
+        records += part.records
+        size += sum(map(len, part.records))
+        next_at_ns = part.next_at_ns
+        await asyncio.sleep(0)
+    return Batch(records=tuple(records), cursor=cursor, next_at_ns=next_at_ns)
 
-    Works on whole pieces of a segment: under load there are thousands of lines a second, and calls have the first right to the processor.
+
+def read_batch(journal: Journal, cursor: Cursor | None = None, *, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> Batch:
+    """The next records behind `cursor` (None: the checkpoint), oldest first; the new cursor also passes over all that is no record.
+
+    Works on a whole piece of a segment at a time, because there are thousands of lines a second.
     """
-    cursor = journal.shipped
+    cursor = journal.shipped if cursor is None else cursor
     while True:
         text = _whole_lines(journal, cursor, max_bytes)
         if not text:
@@ -156,7 +174,7 @@ class Shipper:
         return total
 
     async def _ship(self) -> int:
-        batch = read_batch(self._journal)
+        batch = await gather_batch(self._journal)
         if batch.records:
             await self._send(batch.records)
             await asyncio.to_thread(save_checkpoint, self._journal.directory, batch.cursor)
