@@ -278,6 +278,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point."""
+    os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
     arguments = _arguments(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     for chatty in ("httpx", "httpcore", "uvicorn.error", "websockets"):

@@ -26,6 +26,7 @@ from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
 
 def main() -> int:
     """Run until SIGTERM or SIGINT; 2 for settings that cannot be used."""
+    os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
     arguments = _arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s snapshotter %(levelname)s %(message)s")
     try:

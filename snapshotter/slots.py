@@ -425,7 +425,8 @@ def connect(path: Path) -> socket.socket:
 
 
 def write_json(path: Path, body: Mapping[str, Any], mode: int = 0o600) -> None:
-    """Write a small file of a slot. No fsync: a slot does not outlive the machine."""
+    """Write a small file of a slot, with exactly this mode. No fsync: a slot does not outlive the machine."""
     fd = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, mode)
     with os.fdopen(fd, "w") as f:
+        os.fchmod(fd, mode)
         json.dump(body, f)

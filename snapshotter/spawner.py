@@ -22,6 +22,7 @@ from snapshotter.shim import Shim
 
 def main(control_fd: int) -> None:
     """Serve the agent on `control_fd` until it is gone."""
+    os.umask(0o022)  # the agent's own files are private; a slot's tree is for its tenant, and so is what user code expects
     os.setsid()
     isolation.become_subreaper()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

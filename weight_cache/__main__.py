@@ -52,6 +52,7 @@ async def run(paths: Paths, settings: WeightCacheSettings, *, ready_fd: int | No
 
 def main() -> int:
     """Parse the command line and run; returns the exit status."""
+    os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
     parser = argparse.ArgumentParser(prog="python -m weight_cache", description="One node's weight cache.")
     parser.add_argument("--config", type=Path, help="platform.yaml; every key has a default")
     parser.add_argument("--ready-fd", type=int, help="descriptor that receives one newline once the socket serves")

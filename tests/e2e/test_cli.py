@@ -229,6 +229,9 @@ def test_up_in_the_terminal_writes_the_first_key_refuses_a_second_and_ends_with_
         second = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
         assert second.returncode == 1
         assert f"already runs in {short_tmp / 'h'} (process {up.pid}" in second.stderr
+        kept = [path for path in (*(short_tmp / "h").rglob("*"), *(short_tmp / "r").rglob("*")) if path.is_file()]
+        assert {"controller.db", "controller.db-wal", "controller.pid", "cgroups.json"} <= {path.name for path in kept}
+        assert [path for path in kept if path.stat().st_mode & 0o077] == []
         up.send_signal(signal.SIGINT)
         assert up.wait(60) == 0
     platform = local.find(config=config, home=None, environ={}, cwd=short_tmp)

@@ -439,3 +439,17 @@ async def until(condition: Any) -> None:
     """Wait until something that other processes do has happened (bounded by the test's own timeout)."""
     while not condition():
         await asyncio.sleep(0.005)
+
+
+async def test_what_the_agent_writes_is_private_but_for_what_workers_read(home: AgentHome) -> None:
+    with home.agent_process():
+        async with home.client() as client:
+            info = await begin(client, home.launch())
+            assert isinstance(await ask(info, "/"), int)
+            umask = next(line for line in Path(f"/proc/{info.pid}/status").read_text().splitlines() if line.startswith("Umask"))
+            written = [*(home.paths.home / "node").rglob("*"), *home.paths.run.rglob("*")]
+            read_by_all = {path.name for path in written if path.is_file() and path.stat().st_mode & 0o077}
+
+    assert umask.split() == ["Umask:", "0022"]  # user code has the usual one
+    assert {"snapshotter.pid", "cgroups.json", "housing.json"} <= {path.name for path in written}
+    assert read_by_all == {"app.py", "launch.json"}

@@ -38,6 +38,7 @@ def up(
     """Start the platform on this machine, and keep its processes up until Ctrl-C."""
     from pilotlight.cli import local, supervise
 
+    os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
     platform = session.platform()
     local.refuse_running(platform)  # before anything is written
     platform = local.configure(platform, listen=listen, home=session.options.home)

@@ -21,6 +21,7 @@ NICE = 5
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until told to stop; returns the exit status."""
+    os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
     parser = argparse.ArgumentParser(prog="python -m pilotlight.controller", description=__doc__)
     parser.add_argument("--config", type=Path, default=None, help="platform.yaml; without it every setting has its default")
     parser.add_argument("--ready-fd", type=int, default=None, help="descriptor that gets one newline once this process serves")
