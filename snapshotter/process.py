@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +20,7 @@ class Process:
         state: asked → forked → ready → gone.
         doomed: to be killed as soon as its pid is known.
         parked: what the Template calls it, if it was forked ahead; "" otherwise.
+        desk: our end of where it was assigned, if it was forked ahead; kept until it is ready.
         note: what the agent wants back after its own restart.
     """
 
@@ -29,6 +32,7 @@ class Process:
     pipes: list[LogPipe]
     go: int = -1
     parked: str = ""
+    desk: socket.socket | None = None
     state: str = "asked"
     pid: int = 0
     pidfd: int = -1
@@ -36,3 +40,14 @@ class Process:
     doomed: bool = False
     dead_at: float | None = None
     status: int | None = None
+
+    def leave_desk(self) -> bool:
+        """Close `desk`; whether the assignment still lay there when the process ended: it died parked, and never was the instance.
+
+        A Unix socket whose peer is closed with something unread has ECONNRESET (kernel, `unix_release_sock`).
+        """
+        desk, self.desk = self.desk, None
+        if desk is None:
+            return False
+        with desk:
+            return desk.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET

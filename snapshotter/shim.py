@@ -244,6 +244,7 @@ class Shim:
             self._on_forked(process, int(message["pid"]), pidfd, joined=self._joins(process))
         elif event == "ready" and process is not None and process.state == "forked":
             process.state, process.phases_ms = "ready", message["phases_ms"]
+            process.leave_desk()
             self._tell({"event": "ready", "instance": process.id, "phases_ms": process.phases_ms})
         elif event == "exited" and process is not None and process.dead_at is not None:
             self._finish(process, int(message["status"]))
@@ -305,6 +306,7 @@ class Shim:
         process.parked, process.pid, process.pidfd = parked.name, parked.pid, os.dup(parked.pidfd)
         try:
             wire.send(parked.channel, wire.encode({"op": "assign", "instance": process.id, "env": process.env}), fds)
+            process.desk = parked.channel.dup()
         except (OSError, wire.MessageTooLong):
             self._signal(process.pidfd)
             raise
@@ -374,7 +376,7 @@ class Shim:
                 self._poller.unwatch(fd)
                 os.close(fd)
         process.pidfd = process.go = -1
-        self._tell({"event": "exited", "instance": process.id, "status": status, "lost": False})
+        self._tell({"event": "exited", "instance": process.id, "status": status, "lost": process.leave_desk()})
 
     def _reap(self, wakeup: int) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -107,6 +108,22 @@ async def test_a_parked_fork_that_died_costs_nobody_anything(home: AgentHome, cl
 
     again = await begin(client, home.launch())
     assert again.start_kind is StartKind.FORK
+    assert isinstance(await ask(again, "/"), int)
+
+
+async def test_a_parked_fork_that_dies_before_it_reads_its_assignment_costs_nobody_anything(home: AgentHome, client: AgentClient) -> None:
+    first = await begin(client, home.launch())
+    template = await template_with(client, 1)
+    [parked] = children(template) - {first.pid}
+    os.kill(parked, signal.SIGSTOP)
+    name = instance_id()
+    start = asyncio.create_task(begin(client, home.launch(), instance_id=name))
+    while not (home.paths.home / "node" / "logs" / f"{name}.log").exists():  # made by the shim when it assigns
+        await asyncio.sleep(0.001)
+    os.kill(parked, signal.SIGKILL)
+
+    again = await start
+    assert (again.id, again.start_kind, next(iter(again.phases_ms))) == (name, StartKind.FORK, "fork")
     assert isinstance(await ask(again, "/"), int)
 
 
