@@ -71,9 +71,8 @@ class Service:
         return self.barrier.wait(20)
 
     def spin(self):
-        self.log.append("spin begins")
-        print("spinning")
         try:
+            print("spinning")
             while True:
                 time.sleep(0.001)
         finally:
@@ -87,10 +86,11 @@ class Service:
             self.log.append("wait ended")
 
     def stubborn(self):
-        print("stubborn begins")
-        while not self.gate.is_set():
+        for line in ("stubborn begins", "stubborn goes on"):
             try:
-                time.sleep(0.001)
+                print(line)
+                while not self.gate.is_set():
+                    time.sleep(0.001)
             except BaseException:
                 pass
         return "done"
