@@ -17,7 +17,8 @@ from snapshotter.ends import Ends
 from snapshotter.housing import Housekeeper, Housing
 from snapshotter.instances import Instance, Instances
 from snapshotter.nursery import Nursery
-from snapshotter.slots import Running, Slot
+from snapshotter.running import Running
+from snapshotter.slots import Slot
 from snapshotter.types import InstanceInfo
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ from snapshotter.instances import Instance, Instances
 from snapshotter.logs import Logs
 from snapshotter.metrics import Metrics
 from snapshotter.parking import Parking
-from snapshotter.slots import Running, Slot
+from snapshotter.running import Running
+from snapshotter.slots import Slot
 from snapshotter.templates import Template, Templates
 from snapshotter.types import AgentEvent
 
@@ -22,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class Ends:
-    """Told by every slot (`slots.Owner`). Owner: the event loop; the callbacks do not await, cleaning up is an errand."""
+    """Told by every slot (`running.Owner`). Owner: the event loop; the callbacks do not await, cleaning up is an errand."""
 
     def __init__(
         self,

@@ -21,7 +21,8 @@ from snapshotter.errors import StartFailed, Unsupported
 from snapshotter.launch import BundleStore, ImageStore, Sources, WeightSource
 from snapshotter.logs import Logs
 from snapshotter.nursery import Nursery
-from snapshotter.slots import BootFailed, Owner, Slot
+from snapshotter.running import Owner
+from snapshotter.slots import BootFailed, Slot
 from snapshotter.types import LaunchSpec
 
 _log = logging.getLogger(__name__)

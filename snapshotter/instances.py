@@ -18,7 +18,7 @@ from typing import Any
 from snapshotter import exits, processes
 from snapshotter.cgroups import Group
 from snapshotter.housing import Housing
-from snapshotter.slots import Running
+from snapshotter.running import Running
 from snapshotter.types import InstanceId, InstanceInfo, InstanceState
 
 _TRANSITIONS: Mapping[InstanceState, frozenset[InstanceState]] = {

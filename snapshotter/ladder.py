@@ -24,7 +24,8 @@ from snapshotter.instances import Instance, Instances
 from snapshotter.logs import Logs
 from snapshotter.metrics import Metrics
 from snapshotter.parking import Parking
-from snapshotter.slots import Running, SlotLost
+from snapshotter.running import Running
+from snapshotter.slots import SlotLost
 from snapshotter.templates import Templates
 from snapshotter.types import InstanceId, InstanceInfo, InstanceState, LaunchSpec, RevisionKey, StartKind, TemplateInfo
 

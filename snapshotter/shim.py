@@ -26,10 +26,10 @@ from snapshotter.logpipe import LogFile, LogPipe
 from snapshotter.lot import Lot, Parked
 from snapshotter.poller import Peer, Poller
 from snapshotter.process import Process
+from snapshotter.recorder import Recorder
 
 _STATUS_PATIENCE_S = 1.0
 """How long the Template may take to report the status of a child that is gone before it counts as unknown."""
-_NOTICE_INTERVAL_S = 1.0
 
 
 class Shim:
@@ -38,8 +38,6 @@ class Shim:
     def __init__(self, *, slot: str, listener: socket.socket, log_directory: int, log_max_bytes: int, namespaced: bool) -> None:
         self._slot = slot
         self._listener = listener
-        self._log_directory = log_directory
-        self._log_max_bytes = log_max_bytes
         self._namespaced = namespaced
         self._poller = Poller()
         self._agent: Peer | None = None
@@ -56,7 +54,7 @@ class Shim:
         self._processes: dict[str, Process] = {}
         self._lot = Lot(self._poller, self._tell)
         self._execs = Execs(self._tell)
-        self._noticed: dict[str, tuple[int, float]] = {}
+        self._recorder = Recorder(self._poller, self._tell, directory=log_directory, max_bytes=log_max_bytes)
 
     def __repr__(self) -> str:
         living = sum(p.state != "gone" for p in self._processes.values())
@@ -174,8 +172,8 @@ class Shim:
             if self._namespaced:
                 tree.build(message["binds"], uid=message["uid"] or 0, writable_bytes=message["writable_bytes"])
             self._confinement = child.Confinement(uid=message["uid"], limits=message["limits"], env=message["env"], work=message["work"])
-            self._boot_log = self._open_log(self._slot)
-            ends = self._log_pipes(self._boot_log, self._boot_pipes)
+            self._boot_log = self._recorder.open(self._slot)
+            ends = self._recorder.pipes_into(self._boot_log, self._boot_pipes)
             streams = {"stdout": ends[0], "stderr": ends[1], "control": theirs.fileno()}
             self._worker_pid = child.execute(
                 message["argv"], self._confinement, env=message["env"], cgroup=child.Cgroup(**message["cgroup"]), **streams
@@ -190,31 +188,6 @@ class Shim:
         self._worker_state = "booting"
         self._worker = Peer(ours, self._poller, self._hear, lambda: None)
         self._tell({"event": "booted", "pid": self._worker_pid}, self._worker_pidfd)
-
-    def _open_log(self, name: str) -> LogFile:
-        return LogFile(self._log_directory, name, max_bytes=self._log_max_bytes, now=time.time())
-
-    def _log_pipes(self, log: LogFile, pipes: list[LogPipe]) -> list[int]:
-        ends = []
-        for stream in ("stdout", "stderr"):
-            readable, writable = os.pipe2(os.O_CLOEXEC)
-            pipe = LogPipe(readable, stream, log)
-            pipes.append(pipe)
-            self._poller.watch(readable, lambda _, pipe=pipe: self._on_output(pipe, log))  # type: ignore[misc]
-            ends.append(writable)
-        return ends
-
-    def _on_output(self, pipe: LogPipe, log: LogFile) -> None:
-        if not pipe.pump():
-            self._poller.unwatch(pipe.fd)
-        self._notice_drops(log)
-
-    def _notice_drops(self, log: LogFile, *, final: bool = False) -> None:
-        name, now = repr(log).split()[1], time.monotonic()
-        told, at = self._noticed.get(name, (0, 0.0))
-        if log.dropped_bytes > told and (final or now - at >= _NOTICE_INTERVAL_S):
-            self._noticed[name] = (log.dropped_bytes, now)
-            self._tell({"event": "log_dropped", "log": name, "bytes": log.dropped_bytes - told})
 
     def _hear(self, message: Mapping[str, Any], fds: list[int]) -> None:
         """From the worker. User code shares the descriptor: what is not our protocol is dropped, never trusted."""
@@ -277,7 +250,7 @@ class Shim:
             os.close(listener)
             self._tell({"event": "exited", "instance": instance, "status": None, "lost": True})
             return
-        log = self._open_log(instance)
+        log = self._recorder.open(instance)
         process = Process(
             id=instance, env=message["env"], note=message["note"], cgroup=child.Cgroup(**message["cgroup"]), log=log, pipes=[]
         )
@@ -285,7 +258,7 @@ class Shim:
         parked = self._lot.take(message["parked"]) if message.get("parked") else None
         op = "serve" if in_place else "fork"
         try:
-            ends = self._log_pipes(log, process.pipes)
+            ends = self._recorder.pipes_into(log, process.pipes)
             if parked is not None:
                 self._assign(process, parked, [listener, *ends])
                 return
@@ -365,12 +338,7 @@ class Shim:
         if process.state == "gone":
             return
         process.state, process.status, process.env = "gone", status, {}
-        for pipe in process.pipes:
-            pipe.drain()
-            self._poller.unwatch(pipe.fd)
-            pipe.close()
-        self._notice_drops(process.log, final=True)
-        process.log.close()
+        self._recorder.finish(process.log, process.pipes)
         for fd in (process.go, process.pidfd):
             if fd >= 0:
                 self._poller.unwatch(fd)

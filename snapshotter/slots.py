@@ -16,9 +16,10 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from snapshotter import processes, wire
+from snapshotter.running import Exit, Owner, Running
 from snapshotter.types import InstanceId
 
 _log = logging.getLogger(__name__)
@@ -47,49 +48,6 @@ class SnapshotPoint:
 
     threads: tuple[str, ...]
     phases_ms: Mapping[str, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exit:
-    """How a process ended: wait status, None when nobody could tell. `lost`: it never came to be, its Template was gone."""
-
-    status: int | None
-    lost: bool = False
-
-
-@dataclass(kw_only=True, eq=False)
-class Running:
-    """An instance in a slot. Owner: the event loop; changed by Slot's event handlers only.
-
-    Attributes:
-        ready: phases (ms) once it serves; cancelled when it is gone first.
-        gone: how it ended.
-        error: what user code raised while it started.
-    """
-
-    id: InstanceId
-    note: Mapping[str, Any]
-    ready: asyncio.Future[Mapping[str, float]]
-    gone: asyncio.Future[Exit]
-    pidfd: int = -1
-    pid: int = 0
-    error: Mapping[str, Any] | None = None
-
-
-class Owner(Protocol):
-    """Who is told what happens in a slot without being asked."""
-
-    def instance_gone(self, slot: Slot, running: Running) -> None: ...
-
-    def worker_gone(self, slot: Slot, status: int | None) -> None: ...
-
-    def slot_gone(self, slot: Slot) -> None: ...
-
-    def log_dropped(self, count: int) -> None: ...
-
-    def parked(self, slot: Slot) -> None: ...
-
-    def parked_gone(self, slot: Slot, name: str) -> None: ...
 
 
 @dataclass(eq=False)

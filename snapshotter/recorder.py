@@ -1,0 +1,62 @@
+"""What the processes of a slot print: pipes that the shim reads into log files. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from snapshotter.logpipe import LogFile, LogPipe
+from snapshotter.poller import Poller
+
+_NOTICE_INTERVAL_S = 1.0
+
+
+class Recorder:
+    """Log files and pipes of one slot; `tell` informs the agent of `log_dropped`. Owner: the shim's loop."""
+
+    def __init__(self, poller: Poller, tell: Callable[..., None], *, directory: int, max_bytes: int) -> None:
+        self._poller = poller
+        self._tell = tell
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._noticed: dict[str, tuple[int, float]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Recorder {len(self._noticed)} logs dropped lines>"
+
+    def open(self, name: str) -> LogFile:
+        """The log file of that name. Raises OSError."""
+        return LogFile(self._directory, name, max_bytes=self._max_bytes, now=time.time())
+
+    def pipes_into(self, log: LogFile, pipes: list[LogPipe]) -> list[int]:
+        """Pipes for stdout and stderr, appended to `pipes`; returns the ends to write to, which are the caller's. Raises OSError."""
+        ends = []
+        for stream in ("stdout", "stderr"):
+            readable, writable = os.pipe2(os.O_CLOEXEC)
+            pipe = LogPipe(readable, stream, log)
+            pipes.append(pipe)
+            self._poller.watch(readable, lambda _, pipe=pipe: self._on_output(pipe, log))  # type: ignore[misc]
+            ends.append(writable)
+        return ends
+
+    def finish(self, log: LogFile, pipes: Sequence[LogPipe]) -> None:
+        """Take in what is still to be read, and close them all."""
+        for pipe in pipes:
+            pipe.drain()
+            self._poller.unwatch(pipe.fd)
+            pipe.close()
+        self._notice_drops(log, final=True)
+        log.close()
+
+    def _on_output(self, pipe: LogPipe, log: LogFile) -> None:
+        if not pipe.pump():
+            self._poller.unwatch(pipe.fd)
+        self._notice_drops(log)
+
+    def _notice_drops(self, log: LogFile, *, final: bool = False) -> None:
+        name, now = repr(log).split()[1], time.monotonic()
+        told, at = self._noticed.get(name, (0, 0.0))
+        if log.dropped_bytes > told and (final or now - at >= _NOTICE_INTERVAL_S):
+            self._noticed[name] = (log.dropped_bytes, now)
+            self._tell({"event": "log_dropped", "log": name, "bytes": log.dropped_bytes - told})
