@@ -330,11 +330,17 @@ class RouteTable:
         return FunctionRoute.from_json(json.loads(zlib.decompress(document))) if document is not None else None
 
     def targets_of(self, name: str) -> tuple[Target, ...]:
-        """The revisions with traffic of `<tenant>/<environment>/<app>/<function>`; empty when gone or stopped."""
+        """The revisions with traffic of `<tenant>/<environment>/<app>/<function>`; empty when gone or stopped.
+
+        Made for this answer only unless the function was called: thousands that are merely deployed must not be kept parsed.
+        """
+        known = self._targets.get(name)
+        if known is not None:
+            return tuple(target for _, target in known)
         route = self._route(name)
         if route is None or route.stopped:
             return ()
-        return tuple(target for _, target in (self._targets.get(name) or self._make_targets(name, _address(route))))
+        return tuple(Target(route, revision, self._rates) for revision, weight in route.traffic if weight)
 
     def kept_warm(self) -> list[str]:
         """Names of functions that want instances without being asked (`min_instances`)."""
@@ -364,10 +370,6 @@ def _routed(route: FunctionRoute | None) -> frozenset[str]:
     if route is None or route.stopped:
         return frozenset()
     return frozenset(str(route.revisions[revision]["launch"]["revision"]) for revision, weight in route.traffic if weight)
-
-
-def _address(route: FunctionRoute) -> FunctionAddress:
-    return FunctionAddress(tenant=route.tenant, environment=route.environment, app=route.app, function=route.function)  # type: ignore[arg-type]
 
 
 def _as_variables(name: str, text: str) -> dict[str, str]:
