@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,12 +41,15 @@ class Process:
     status: int | None = None
 
     def leave_desk(self) -> bool:
-        """Close `desk`; whether the assignment still lay there when the process ended: it died parked, and never was the instance.
+        """Close `desk`; whether nobody there had taken the assignment up: whoever died so died parked, and never was the instance.
 
-        A Unix socket whose peer is closed with something unread has ECONNRESET (kernel, `unix_release_sock`).
+        That it was read proves nothing: the kernel may hand it to a process that has been killed and does not know it yet.
         """
         desk, self.desk = self.desk, None
         if desk is None:
             return False
         with desk:
-            return desk.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
+            try:
+                return not desk.recv(1, socket.MSG_DONTWAIT)
+            except OSError:  # unread (ECONNRESET), or no word yet
+                return True

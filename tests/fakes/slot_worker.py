@@ -84,8 +84,9 @@ def parked(control: socket.socket, order: dict[str, Any], fds: list[int]) -> tup
     say(control, {"event": "parked", "instance": order["instance"]})
     with socket.socket(fileno=channel) as desk:
         raw, given, _, _ = socket.recv_fds(desk, 128 * 1024, 8)
-    if not raw:
-        os._exit(0)
+        if not raw:
+            os._exit(0)
+        say(desk, {"event": "assigned"})
     return json.loads(raw), [*given, go]
 
 
