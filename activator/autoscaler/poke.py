@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import math
 
+SHORTEST_CALL_S = 1e-9
+"""No call is shorter than the clock's own unit; a mean that says so is rounding."""
+
 
 def instances_now(
     *,
@@ -43,4 +46,4 @@ def drained_meanwhile(*, slots: int, start_s: float | None, call_s: float | None
     """Calls that `slots` slots finish while one start is on its way; 0 when either time is unknown."""
     if start_s is None or not call_s:
         return 0
-    return math.floor(slots * start_s / call_s)
+    return math.floor(slots * start_s / max(call_s, SHORTEST_CALL_S))
