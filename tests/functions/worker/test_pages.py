@@ -69,14 +69,14 @@ def test_written_pages_are_the_forks_own_before_it_writes() -> None:
 
 def test_file_pages_that_are_mapped_in_are_found(tmp_path: Path) -> None:
     file = tmp_path / "weights"
-    file.write_bytes(os.urandom(256 * PAGE))
+    file.write_bytes(os.urandom(4096 * PAGE))  # far beyond the largest folio that a fault maps at once (2 MiB)
     with file.open("r+b") as f, mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE) as weights:
         address = ctypes.addressof(ctypes.c_char.from_buffer(weights))
         weights[0]
         touched = Touched()
         touched.look()
     assert holds(touched.files, address)
-    assert not holds(touched.files, address + 200 * PAGE)
+    assert not holds(touched.files, address + 4000 * PAGE)
 
 
 def test_the_end_of_the_warm_up_is_the_end_of_the_copy_even_when_it_raises() -> None:
