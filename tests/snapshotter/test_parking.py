@@ -155,7 +155,8 @@ async def test_many_lives_leave_nothing_but_the_one_that_is_parked(home: AgentHo
         info = await begin(client, home.launch())
         await client.stop(info.id, grace_s=5)
         template = await template_with(client, 1)
-    assert len(os.listdir("/proc/self/fd")) <= before
+    while len(os.listdir("/proc/self/fd")) > before:  # the end of the last fork may still be on its way
+        await asyncio.sleep(0.005)
     assert len(children(template)) == 1
     assert len([name for name in groups(home) if name.startswith("i-")]) == 0
 

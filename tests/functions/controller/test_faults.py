@@ -112,6 +112,7 @@ def test_a_second_controller_is_refused_and_the_first_goes_on(process: Process) 
 
 
 @pytest.mark.e2e
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # httpcore leaves a socket open whose connect was refused
 @pytest.mark.timeout(240)  # five starts of a process, on a machine that may be busy
 def test_killed_in_the_middle_of_deploys_it_comes_back_whole(process: Process) -> None:
     acknowledged: dict[str, str] = {}
