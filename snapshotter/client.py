@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshotter import errors
-from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, LaunchSpec, RevisionKey, TemplateInfo
+from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, LaunchSpec, RevisionKey, SnapshotInfo, TemplateInfo
 from weight_cache.errors import ProtocolError
 from weight_cache.protocol import RemoteFailure, RpcClient
 
@@ -70,6 +70,26 @@ class AgentClient:
     async def drop_template(self, revision: RevisionKey) -> None:
         """Stop a Template; its instances go on. Idempotent."""
         await self._call("drop_template", {"revision": revision})
+
+    async def checkpoint(self, launch: LaunchSpec) -> SnapshotInfo:
+        """Make sure that a proven snapshot of this revision is on the node; returns once it is.
+
+        Raises SnapshotRefused when it cannot be made (the reasons name what stands in the way), and the errors of `start`.
+        """
+        return SnapshotInfo.from_json(await self._call("checkpoint", {"launch": launch.to_json()}))
+
+    async def snapshots(self, labels: Mapping[str, str] | None = None) -> list[SnapshotInfo]:
+        """Snapshots on this node whose labels include `labels`."""
+        return [SnapshotInfo.from_json(s) for s in (await self._call("snapshots", {"labels": dict(labels or {})}))["snapshots"]]
+
+    async def prove_snapshot(self, snapshot_id: str) -> SnapshotInfo:
+        """Restore it once and have it answer its example: READY again, or QUARANTINED with the reason. Raises SnapshotUnknown."""
+        return SnapshotInfo.from_json(await self._call("prove_snapshot", {"snapshot_id": snapshot_id}))
+
+    async def delete_snapshots(self, *, snapshot_id: str | None = None, revision: str | None = None, function: str | None = None) -> int:
+        """Remove one snapshot, those of a revision, or those of all revisions of a function id; how many went. Idempotent."""
+        args = {"snapshot_id": snapshot_id, "revision": revision, "function": function}
+        return int((await self._call("delete_snapshots", args))["deleted"])
 
     async def capabilities(self) -> Mapping[str, Any]:
         """What this machine can do: `{"features": [{"name", "on", "why"}], "node": {…}}`, each proven, not assumed."""

@@ -68,6 +68,18 @@ class Unsupported(SnapshotterError):
     code = "unsupported"
 
 
+class SnapshotRefused(SnapshotterError):
+    """Raised when a revision cannot be snapshotted; `detail["reasons"]` lists what stands in the way (`kind, what, where, message`)."""
+
+    code = "snapshot_refused"
+
+
+class SnapshotUnknown(SnapshotterError):
+    """Raised when no snapshot of that id is on this node."""
+
+    code = "snapshot_unknown"
+
+
 class AgentUnavailable(SnapshotterError):
     """Raised when the node agent does not answer on its socket."""
 

@@ -15,6 +15,10 @@ class SnapshotterSettings:
         template_memory_bytes: Templates kept resident (PSS, bytes); the least recently used go first.
         parked_per_template: forks kept ready behind each Template that was used lately; 0 = none.
         parked_idle_s: how long after the last start from their Template.
+        snapshots: whether snapshots are made and restored where the machine can (root, CRIU).
+        snapshot_max_bytes: disk for snapshots, the least recently used go first; None = a quarter of what is free at the start.
+        snapshot_store: where copies go for other nodes: a directory or `s3://bucket/prefix`; None = nowhere.
+        snapshot_builds_per_hour: snapshots made unasked (after a COLD start, after an upgrade of kernel, driver or CRIU).
         memory_bytes: memory that instances may claim together; None = 80 % of the machine.
         log_max_bytes: size of one log file; two of them per instance.
         log_keep_s: how long logs of instances that are gone are kept.
@@ -26,6 +30,10 @@ class SnapshotterSettings:
     template_memory_bytes: int = 4 * 1024**3
     parked_per_template: int = 1
     parked_idle_s: float = 600.0
+    snapshots: bool = True
+    snapshot_max_bytes: int | None = None
+    snapshot_store: str | None = None
+    snapshot_builds_per_hour: int = 60
     memory_bytes: int | None = None
     log_max_bytes: int = 10 * 1024**2
     log_keep_s: float = 7 * 86400.0
@@ -34,11 +42,13 @@ class SnapshotterSettings:
 
     def __post_init__(self) -> None:
         bounds = {"template_memory_bytes": 0, "parked_per_template": 0, "parked_idle_s": 1, "log_max_bytes": 4096, "log_keep_s": 0}
-        for name, bound in {**bounds, "log_total_bytes": 0, "uid_base": 1000}.items():
+        for name, bound in {**bounds, "snapshot_builds_per_hour": 0, "log_total_bytes": 0, "uid_base": 1000}.items():
             if getattr(self, name) < bound:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least {bound}")
         if self.memory_bytes is not None and self.memory_bytes < 1:
             raise ValueError(f"memory_bytes = {self.memory_bytes}: must be at least 1, or null for 80 % of the machine")
+        if self.snapshot_max_bytes is not None and self.snapshot_max_bytes < 0:
+            raise ValueError(f"snapshot_max_bytes = {self.snapshot_max_bytes}: must be at least 0, or null for a quarter of the free disk")
         if self.metrics_listen is not None and not self.metrics_listen.rpartition(":")[2].isdigit():
             raise ValueError(f"metrics_listen = {self.metrics_listen!r}: must be host:port, or null")
 

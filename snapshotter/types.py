@@ -68,6 +68,9 @@ class LaunchSpec:
         gpu: accelerator wanted, e.g. "H100"; None for none.
         startup_timeout_s: budget from start to ready.
         forkable: False asks for a process of its own for each instance.
+        snapshot: False keeps it off the disk: no snapshot is made of it, and none is restored.
+        secret_variables: names of the environment variables that its secrets set after every start; read before the snapshot
+            they are missing, and whoever reads them there is told so by name. Not part of what is launched.
         labels: copied to every instance, log and event (app, function, …); opaque here.
     """
 
@@ -84,6 +87,8 @@ class LaunchSpec:
     gpu: str | None = None
     startup_timeout_s: float
     forkable: bool = True
+    snapshot: bool = True
+    secret_variables: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -97,6 +102,7 @@ class LaunchSpec:
         """The reverse of `to_json`; unknown keys are an error (TypeError names them)."""
         values = dict(body)
         values["weights"] = tuple(WeightsMount(**w) for w in body.get("weights", ()))
+        values["secret_variables"] = tuple(body.get("secret_variables", ()))
         return cls(**values)
 
 
@@ -170,6 +176,60 @@ class TemplateInfo:
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         """The reverse of `to_json`."""
         return cls(**{**body, "threads": tuple(body["threads"])})
+
+
+class SnapshotState(enum.StrEnum):
+    """Where a snapshot is in its life: only a READY one is restored for a caller."""
+
+    PROVING = "PROVING"
+    READY = "READY"
+    QUARANTINED = "QUARANTINED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotInfo:
+    """A snapshot on this node.
+
+    Attributes:
+        id: `sn-` and 16 hex digits, of its content.
+        in_place: a server snapshot: a whole process tree, restored one to one.
+        pages: `eager` or `lazy`: how its memory comes back, chosen by measurement when it was proven.
+        image_bytes: on disk.
+        reason: why it is quarantined, "" otherwise.
+        phases_ms: what making it took: `quiesce, dump, publish, prove`.
+        cold_ms: from nothing to the snapshot point, when it was booted for this.
+        restore_ms: to the first answer, when it was proven.
+        created_at, last_used_at: wall clock, seconds since the epoch.
+        restores: instances and Templates born of it on this node.
+        remote: whether a copy is in the object store.
+        identity: what must be the same for it to be restored, by field.
+    """
+
+    id: str
+    revision: RevisionKey
+    state: SnapshotState
+    in_place: bool
+    pages: str
+    image_bytes: int
+    reason: str
+    phases_ms: Mapping[str, float]
+    cold_ms: float
+    restore_ms: float
+    created_at: float
+    last_used_at: float
+    restores: int
+    remote: bool
+    identity: Mapping[str, str]
+    labels: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`."""
+        return cls(**{**body, "state": SnapshotState(body["state"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
