@@ -18,6 +18,8 @@ class SnapshotterSettings:
         snapshots: whether snapshots are made and restored where the machine can (root, CRIU).
         snapshot_max_bytes: disk for snapshots, the least recently used go first; None = a quarter of what is free at the start.
         snapshot_store: where copies go for other nodes: a directory or `s3://bucket/prefix`; None = nowhere.
+        snapshot_pages: how memory comes back: `eager` (all of it before the process runs), `lazy` (when it is touched), `auto` (whichever
+            answered first when the snapshot was proven).
         snapshot_builds_per_hour: snapshots made unasked (after a COLD start, after an upgrade of kernel, driver or CRIU).
         memory_bytes: memory that instances may claim together; None = 80 % of the machine.
         log_max_bytes: size of one log file; two of them per instance.
@@ -33,6 +35,7 @@ class SnapshotterSettings:
     snapshots: bool = True
     snapshot_max_bytes: int | None = None
     snapshot_store: str | None = None
+    snapshot_pages: str = "auto"
     snapshot_builds_per_hour: int = 60
     memory_bytes: int | None = None
     log_max_bytes: int = 10 * 1024**2
@@ -47,6 +50,8 @@ class SnapshotterSettings:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least {bound}")
         if self.memory_bytes is not None and self.memory_bytes < 1:
             raise ValueError(f"memory_bytes = {self.memory_bytes}: must be at least 1, or null for 80 % of the machine")
+        if self.snapshot_pages not in ("auto", "eager", "lazy"):
+            raise ValueError(f"snapshot_pages = {self.snapshot_pages!r}: must be auto, eager or lazy")
         if self.snapshot_max_bytes is not None and self.snapshot_max_bytes < 0:
             raise ValueError(f"snapshot_max_bytes = {self.snapshot_max_bytes}: must be at least 0, or null for a quarter of the free disk")
         if self.metrics_listen is not None and not self.metrics_listen.rpartition(":")[2].isdigit():
