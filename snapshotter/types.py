@@ -203,6 +203,8 @@ class SnapshotInfo:
         restores: instances and Templates born of it on this node.
         remote: whether a copy is in the object store.
         identity: what must be the same for it to be restored, by field.
+        heap_bytes: memory that the image carries by value: what restoring it has to read.
+        heap_why: where that is much: of what it consists, for people.
     """
 
     id: str
@@ -221,6 +223,8 @@ class SnapshotInfo:
     remote: bool
     identity: Mapping[str, str]
     labels: Mapping[str, str]
+    heap_bytes: int = 0
+    heap_why: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""

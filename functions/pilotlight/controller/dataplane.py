@@ -17,7 +17,7 @@ _NUMBER_S = {"type": "number", "exclusiveMinimum": 0}
 _RESPONSE_HEADERS = {
     "X-Request-Id": "the call's id",
     "Pilotlight-Revision": "which revision answered",
-    "Pilotlight-Start": "WARM, FORK or COLD",
+    "Pilotlight-Start": "how its instance came up: WARM, WAKE, FORK, RESTORE or COLD",
     "Server-Timing": "queue, start and exec in ms; of an answer that streams, exec is in its last event",
     "Pilotlight-Cost": "a decimal; of an answer that streams, in its last event",
 }

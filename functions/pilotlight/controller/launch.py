@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pilotlight.protocol import FunctionRoute
-from pilotlight.spec import FunctionSpec, from_json, to_json
+from pilotlight.spec import FunctionSpec, to_json
 from pilotlight.types import FunctionId
 from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
 
@@ -18,8 +18,21 @@ def function_id(*, tenant: str, environment: str, app: str, function: str) -> Fu
     return FunctionId("f-" + hashlib.sha256(path.encode()).hexdigest()[:16])
 
 
-def launch_spec(spec: FunctionSpec, *, revision: str, tenant: str, uid: int | None, environment: str, app: str) -> LaunchSpec:
-    """What the node agent is given to boot `spec`. Of several acceptable accelerators the first is asked for."""
+def launch_spec(
+    spec: FunctionSpec,
+    *,
+    revision: str,
+    tenant: str,
+    uid: int | None,
+    environment: str,
+    app: str,
+    snapshots: bool,
+    variables: Mapping[str, Sequence[str]],
+) -> LaunchSpec:
+    """What the node agent is given to boot `spec`. Of several acceptable accelerators the first is asked for.
+
+    `snapshots`: the operator's switch. `variables`: secret → names of the variables that it sets.
+    """
     resources = spec.resources
     return LaunchSpec(
         revision=RevisionKey(f"{function_id(tenant=tenant, environment=environment, app=app, function=spec.name)}@{revision}"),
@@ -35,6 +48,8 @@ def launch_spec(spec: FunctionSpec, *, revision: str, tenant: str, uid: int | No
         gpu=resources.gpu[0] if resources.gpu else None,
         startup_timeout_s=spec.clocks.startup_s,
         forkable=spec.snapshot,
+        snapshot=spec.snapshot and snapshots,
+        secret_variables=tuple(sorted({variable for secret in spec.secrets for variable in variables.get(secret, ())})),
         labels={"tenant": tenant, "environment": environment, "app": app, "function": spec.name, "revision": revision},
     )
 
@@ -47,14 +62,18 @@ def route(
     app: str,
     function: str,
     traffic: Sequence[tuple[str, int]],
-    specs: Mapping[str, Mapping[str, Any]],
+    specs: Mapping[str, FunctionSpec],
     stopped: bool,
+    snapshots: bool,
+    variables: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
-    """The document that activators route by; `specs` are the FunctionSpecs (JSON) of every revision with traffic."""
+    """The document that activators route by; `specs` are those of every revision with traffic, the rest as in `launch_spec`."""
     revisions: dict[str, dict[str, Any]] = {}
     for name, _ in traffic:
-        spec = from_json(FunctionSpec, specs[name])
-        launch = launch_spec(spec, revision=name, tenant=tenant, uid=uid, environment=environment, app=app)
+        spec = specs[name]
+        launch = launch_spec(
+            spec, revision=name, tenant=tenant, uid=uid, environment=environment, app=app, snapshots=snapshots, variables=variables
+        )
         revisions[name] = {"spec": to_json(spec), "launch": launch.to_json()}
     return FunctionRoute(
         id=function_id(tenant=tenant, environment=environment, app=app, function=function),

@@ -26,7 +26,7 @@ def routes(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for path, operations in document["paths"].items():
         for method in _METHODS:
-            if method in operations and not path.startswith("/internal/"):
+            if method in operations:
                 operation = operations[method]
                 names = [p["name"] for p in operation.get("parameters", ()) if p["in"] == "query"]
                 entry = {"method": method.upper(), "path": path, "summary": operation.get("description", ""), "parameters": names}

@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller import audit, feed, launch, tables
+from pilotlight.controller import audit, launch, publishing, tables
 from pilotlight.controller.store import Write
 from pilotlight.errors import NotFound
 from pilotlight.spec import FunctionSpec, canonical_json, to_json
@@ -52,12 +52,13 @@ class Deployed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """The outcome of a deploy."""
+    """The outcome of a deploy; `removed` are the ids of functions that the app does not have any more."""
 
     app: str
     environment: str
     version: int
     functions: tuple[Deployed, ...]
+    removed: tuple[str, ...] = ()
 
 
 def deploy(
@@ -67,12 +68,12 @@ def deploy(
     before = _current(write.sql, place)
     version = _next_version(write, place)
     deployed = tuple(_deploy_function(write, place, spec) for spec in specs)
-    _remove(write, place, names=set(before) - {spec.name for spec in specs})
+    removed = _remove(write, place, names=set(before) - {spec.name for spec in specs})
     after = {d.function: d.revision for d in deployed}
     listed = canonical_json(to_json(deployed)).decode()
     _history(write, place, version=version, action="deploy", message=message, labels=labels or {}, functions=listed)
     _audit(write, place, "app.deploy", before={"functions": before}, after={"functions": after, "version": version})
-    return Deployment(app=place.app, environment=place.environment, version=version, functions=deployed)
+    return Deployment(app=place.app, environment=place.environment, version=version, functions=deployed, removed=removed)
 
 
 def stop(write: Write, place: Place) -> int:
@@ -81,21 +82,51 @@ def stop(write: Write, place: Place) -> int:
     version = _next_version(write, place, stopped=True)
     names = _current(write.sql, place)
     for name in names:
-        _publish(write, place, name, stopped=True)
+        publishing.publish(write, _id(place, name))
     _history(write, place, version=version, action="stop", message="", labels={}, functions=_listed(names))
     _audit(write, place, "app.stop", after={"version": version})
     return version
 
 
-def delete(write: Write, place: Place) -> None:
-    """Remove the app's functions. Its history and its revisions stay: a bill must be explainable. Raises NotFound."""
+def delete(write: Write, place: Place) -> tuple[str, ...]:
+    """Remove the app's functions; their ids. Its history and its revisions stay: a bill must be explainable. Raises NotFound."""
     _demand(write.sql, place)
     names = _current(write.sql, place)
     version = _next_version(write, place)
-    _remove(write, place, names=set(names))
+    removed = _remove(write, place, names=set(names))
     write.sql.execute(sa.update(tables.apps).where(*_is_app(place)).values(deleted_at=write.now))
     _history(write, place, version=version, action="delete", message="", labels={}, functions=_listed(names))
     _audit(write, place, "app.delete", before={"functions": names})
+    return removed
+
+
+def switch_snapshots(write: Write, place: Place, *, function: str, enabled: bool) -> str:
+    """Allow or forbid snapshots of a function, whatever its revision; outlives deploys. Returns its id. Raises NotFound."""
+    found = find_function(write.sql, place, function)
+    if found.snapshots != enabled:
+        write.sql.execute(sa.update(tables.functions).where(tables.functions.c.id == found.id).values(snapshots=enabled))
+        publishing.publish(write, found.id)
+        subject, action = f"{place.environment}/{place.app}/{function}", f"snapshots.{'enable' if enabled else 'disable'}"
+        audit.record(write, tenant=place.tenant, actor=place.actor, action=action, subject=subject, request=place.request)
+    return str(found.id)
+
+
+def find_function(sql: sa.Connection, place: Place, name: str) -> sa.Row[Any]:
+    """A deployed function's row. Raises NotFound."""
+    table = tables.functions
+    row = sql.execute(sa.select(table).where(table.c.id == _id(place, name), table.c.removed_at.is_(None))).first()
+    if row is None:
+        raise NotFound(f"there is no function {place.app}/{name} in environment {place.environment!r}", app=place.app, function=name)
+    return row
+
+
+def demand_known(sql: sa.Connection, place: Place, function: str | None) -> None:
+    """Raise NotFound for an app, or a function of it, that was never deployed; a deleted one is known."""
+    table = tables.functions
+    if sql.execute(sa.select(tables.apps.c.name).where(*_is_app(place))).first() is None:
+        raise _no_app(place.app, place.environment)
+    if function and sql.execute(sa.select(table.c.id).where(table.c.id == _id(place, function))).first() is None:
+        raise NotFound(f"app {place.app!r} never had a function {function!r}", app=place.app, function=function)
 
 
 def apps(sql: sa.Connection, *, tenant: str, environment: str) -> list[dict[str, Any]]:
@@ -120,7 +151,7 @@ def app(sql: sa.Connection, *, tenant: str, environment: str, name: str) -> dict
     out = {key: row[key] for key in ("name", "environment", "version", "stopped", "created_at", "updated_at")}
     functions, traffic, revisions = tables.functions, tables.traffic, tables.revisions
     query = (
-        sa.select(functions.c.id, functions.c.name, functions.c.created_at, traffic.c.revision, traffic.c.weight, revisions.c.spec)
+        sa.select(functions, traffic.c.revision, traffic.c.weight, revisions.c.spec)
         .join(traffic, traffic.c.function == functions.c.id)
         .join(revisions, (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision))
         .where(*_in_app(place), functions.c.removed_at.is_(None))
@@ -128,7 +159,8 @@ def app(sql: sa.Connection, *, tenant: str, environment: str, name: str) -> dict
     )
     found: dict[str, dict[str, Any]] = {}
     for part in sql.execute(query):
-        entry = {"id": part.id, "name": part.name, "created_at": part.created_at, "traffic": [], "spec": json.loads(part.spec)}
+        entry = {"id": part.id, "name": part.name, "created_at": part.created_at, "snapshots": part.snapshots, "traffic": []}
+        entry["spec"] = json.loads(part.spec)
         found.setdefault(part.name, entry)["traffic"].append({"revision": part.revision, "weight": part.weight})
     return {**out, "functions": list(found.values())}
 
@@ -147,7 +179,7 @@ def history(sql: sa.Connection, *, tenant: str, environment: str, name: str, lim
 
 
 def _deploy_function(write: Write, place: Place, spec: FunctionSpec) -> Deployed:
-    function = launch.function_id(tenant=place.tenant, environment=place.environment, app=place.app, function=spec.name)
+    function = _id(place, spec.name)
     table, traffic = tables.functions, tables.traffic
     row = {"tenant": place.tenant, "environment": place.environment, "app": place.app, "name": spec.name}
     insert = write.insert(table).values(id=function, **row, revisions=0, created_at=write.now)
@@ -155,7 +187,7 @@ def _deploy_function(write: Write, place: Place, spec: FunctionSpec) -> Deployed
     revision, created = _revision(write, function, spec)
     write.sql.execute(sa.delete(traffic).where(traffic.c.function == function))
     write.sql.execute(sa.insert(traffic).values(function=function, revision=revision, weight=MAX_TRAFFIC))
-    _publish(write, place, spec.name, stopped=False)
+    publishing.publish(write, function)
     return Deployed(function=spec.name, revision=revision, created=created)
 
 
@@ -172,36 +204,14 @@ def _revision(write: Write, function: str, spec: FunctionSpec) -> tuple[str, boo
     return name, True
 
 
-def _publish(write: Write, place: Place, name: str, *, stopped: bool) -> None:
-    function = launch.function_id(tenant=place.tenant, environment=place.environment, app=place.app, function=name)
-    traffic, revisions = tables.traffic, tables.revisions
-    query = (
-        sa.select(traffic.c.revision, traffic.c.weight, revisions.c.spec)
-        .join(revisions, (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision))
-        .where(traffic.c.function == function)
-        .order_by(traffic.c.revision)
-    )
-    rows = write.sql.execute(query).all()
-    route = launch.route(
-        tenant=place.tenant,
-        uid=place.uid,
-        environment=place.environment,
-        app=place.app,
-        function=name,
-        traffic=[(row.revision, row.weight) for row in rows],
-        specs={row.revision: json.loads(row.spec) for row in rows},
-        stopped=stopped,
-    )
-    feed.append(write, feed.FUNCTION, _feed_key(place, name), route)
-
-
-def _remove(write: Write, place: Place, *, names: set[str]) -> None:
+def _remove(write: Write, place: Place, *, names: set[str]) -> tuple[str, ...]:
     table = tables.functions
-    for name in sorted(names):
-        function = launch.function_id(tenant=place.tenant, environment=place.environment, app=place.app, function=name)
+    gone = tuple(_id(place, name) for name in sorted(names))
+    for function in gone:
         write.sql.execute(sa.delete(tables.traffic).where(tables.traffic.c.function == function))
         write.sql.execute(sa.update(table).where(table.c.id == function).values(removed_at=write.now))
-        feed.append(write, feed.FUNCTION, _feed_key(place, name), None)
+        publishing.withdraw(write, function)
+    return gone
 
 
 def _next_version(write: Write, place: Place, *, stopped: bool = False) -> int:
@@ -243,8 +253,8 @@ def _in_app(place: Place) -> tuple[sa.ColumnElement[bool], ...]:
     return (table.c.tenant == place.tenant, table.c.environment == place.environment, table.c.app == place.app)
 
 
-def _feed_key(place: Place, name: str) -> str:
-    return f"{place.tenant}/{place.environment}/{place.app}/{name}"
+def _id(place: Place, function: str) -> str:
+    return launch.function_id(tenant=place.tenant, environment=place.environment, app=place.app, function=function)
 
 
 def _listed(names: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ import anyio.to_thread
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
-from pilotlight.controller import application, calls, feed
+from pilotlight.controller import application, calls, feed, garbage
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
 from pilotlight.controller.context import Context
@@ -27,6 +27,7 @@ from pilotlight.controller.store import Store
 from pilotlight.errors import PilotlightError
 from pilotlight.seal import PlatformKey
 from snapshotter.client import AgentClient
+from snapshotter.errors import SnapshotterError
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +151,10 @@ async def _keep_tidy(context: Context) -> None:
             await anyio.to_thread.run_sync(_tidy, context)
         except (PilotlightError, SQLAlchemyError) as e:
             log.error("event=janitor_failed error=%r", e)  # a full disk, a lost database: the next round tries again
+        try:
+            await garbage.sweep(context.agent, context.store)
+        except (SnapshotterError, SQLAlchemyError) as e:
+            log.info("event=snapshots_not_swept error=%r", e)  # the agent is away, or not up yet
         await asyncio.sleep(JANITOR_S)
 
 

@@ -79,6 +79,7 @@ functions = sa.Table(
     _whole("revisions"),
     _time("created_at"),
     _time("removed_at", null=True),
+    sa.Column("snapshots", sa.Boolean, nullable=False, server_default=sa.true()),
     sa.ForeignKeyConstraint(["tenant", "environment", "app"], ["apps.tenant", "apps.environment", "apps.name"]),
     sa.UniqueConstraint("tenant", "environment", "app", "name"),
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller import audit, feed, tables
+from pilotlight.controller import audit, feed, publishing, tables
 from pilotlight.controller.store import Write
 from pilotlight.controller.tenants import demand_environment
 from pilotlight.errors import Conflict, InvalidInput, NotFound
@@ -46,6 +46,8 @@ def put(
     insert = write.insert(table).values(tenant=tenant, environment=environment, name=name, created_at=write.now, **row)
     write.sql.execute(insert.on_conflict_do_update(index_elements=["tenant", "environment", "name"], set_=row))
     feed.append(write, feed.SECRET, f"{tenant}/{environment}/{name}", sealed)
+    for function in publishing.users_of_secret(write.sql, tenant=tenant, environment=environment, name=name):
+        publishing.publish(write, function)  # launches name the variables
     after = {"environment": environment, "variables": names}
     audit.record(write, tenant=tenant, actor=actor, action="secret.put", subject=name, after=after, request=request)
     return next(s for s in listing(write.sql, tenant=tenant, environment=environment) if s["name"] == name)
@@ -57,7 +59,8 @@ def delete(write: Write, *, tenant: str, environment: str, name: str, actor: str
     which = (table.c.tenant == tenant) & (table.c.environment == environment) & (table.c.name == name)
     if write.sql.execute(sa.select(table.c.name).where(which)).first() is None:
         raise NotFound(f"there is no secret {name!r} in environment {environment!r}")
-    if users := _users(write.sql, tenant=tenant, environment=environment, name=name):
+    users = sorted(publishing.users_of_secret(write.sql, tenant=tenant, environment=environment, name=name).values())
+    if users:
         raise Conflict(f"secret {name!r} is used by {', '.join(users)}: deploy without it first", functions=users)
     write.sql.execute(sa.delete(table).where(which))
     feed.append(write, feed.SECRET, f"{tenant}/{environment}/{name}", None)
@@ -71,18 +74,6 @@ def listing(sql: sa.Connection, *, tenant: str, environment: str) -> list[dict[s
     columns = (table.c.name, table.c.variables, table.c.created_at, table.c.updated_at)
     query = sa.select(*columns).where(table.c.tenant == tenant, table.c.environment == environment).order_by(table.c.name)
     return [{**row, "variables": json.loads(row["variables"])} for row in sql.execute(query).mappings()]
-
-
-def _users(sql: sa.Connection, *, tenant: str, environment: str, name: str) -> list[str]:
-    functions, traffic, revisions = tables.functions, tables.traffic, tables.revisions
-    query = (
-        sa.select(functions.c.app, functions.c.name, revisions.c.spec)
-        .join(traffic, traffic.c.function == functions.c.id)
-        .join(revisions, (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision))
-        .where(functions.c.tenant == tenant, functions.c.environment == environment, functions.c.removed_at.is_(None))
-        .where(revisions.c.spec.contains(f'"{name}"', autoescape=True))  # narrows in the database; the next line decides
-    )
-    return [f"{row.app}/{row.name}" for row in sql.execute(query) if name in json.loads(row.spec)["secrets"]]
 
 
 def _check(name: str, variables: Mapping[str, str]) -> None:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pilotlight.protocol import UsageRecord
-from snapshotter.errors import InstanceUnknown, SnapshotterError
-from snapshotter.types import InstanceId, InstanceInfo, InstanceState, RevisionKey, StartKind, TemplateInfo
+from snapshotter.errors import InstanceUnknown, SnapshotterError, SnapshotUnknown
+from snapshotter.types import (
+    InstanceId,
+    InstanceInfo,
+    InstanceState,
+    RevisionKey,
+    SnapshotInfo,
+    SnapshotState,
+    StartKind,
+    TemplateInfo,
+)
 from weight_cache.protocol import Part, serve
 
 BUNDLE = b"the source archive of an app"
@@ -52,6 +61,7 @@ class SmallAgent:
 
     instances: list[InstanceInfo] = field(default_factory=list)
     templates: list[TemplateInfo] = field(default_factory=list)
+    snapshots: list[SnapshotInfo] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
     asked: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     build_failure: SnapshotterError | None = None
@@ -61,7 +71,8 @@ class SmallAgent:
         """Answer on the socket at `path`."""
         operations = {
             "instances": self._instances, "templates": self._templates, "capabilities": self._capabilities, "stop": self._stop,
-            "logs": self._logs, "exec": self._exec, "build_image": self._build_image,
+            "logs": self._logs, "exec": self._exec, "build_image": self._build_image, "drop_template": self._drop_template,
+            "snapshots": self._snapshots, "prove_snapshot": self._prove, "delete_snapshots": self._delete,
         }  # fmt: skip
         return await serve(path, operations, _describe)
 
@@ -72,6 +83,27 @@ class SmallAgent:
 
     async def _templates(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
         return {"templates": [t.to_json() for t in self.templates]}
+
+    async def _drop_template(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+        self.templates = [t for t in self.templates if t.revision != args["revision"]]
+        return {}
+
+    async def _snapshots(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+        wanted = args["labels"].items()
+        return {"snapshots": [s.to_json() for s in self.snapshots if wanted <= dict(s.labels).items()]}
+
+    async def _prove(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+        for n, found in enumerate(self.snapshots):
+            if found.id == args["snapshot_id"]:
+                self.snapshots[n] = replace(found, state=SnapshotState.READY, reason="")
+                return self.snapshots[n].to_json()
+        raise SnapshotUnknown(f"no snapshot {args['snapshot_id']}")
+
+    async def _delete(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+        self.asked.append(("delete_snapshots", args))
+        before = len(self.snapshots)
+        self.snapshots = [s for s in self.snapshots if not _is_meant(s, args)]
+        return {"deleted": before - len(self.snapshots)}
 
     async def _capabilities(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
         return {"features": [{"name": "fork", "on": True, "why": "tried"}], "node": {"name": "here"}}
@@ -123,6 +155,22 @@ def instance(tenant: str, *, environment: str = "main", app: str = "search", fun
         cpu=1.0,
         labels={"tenant": tenant, "environment": environment, "app": app, "function": function, "revision": "v1-abcdef"},
     )
+
+
+def snapshot(tenant: str, revision: str = "f-1@v1-abcdef", *, name: str = "sn-1", **changes: Any) -> SnapshotInfo:
+    """A proven snapshot of a tenant's `search/hello`."""
+    values: dict[str, Any] = {
+        "id": name, "revision": revision, "state": SnapshotState.READY, "in_place": False, "pages": "eager", "image_bytes": 61_000_000,
+        "reason": "", "phases_ms": {"dump": 100.0}, "cold_ms": 5400.0, "restore_ms": 120.0, "created_at": 1.0, "last_used_at": 2.0,
+        "restores": 3, "remote": False, "identity": {"kernel": "6.1"},
+        "labels": {"tenant": tenant, "environment": "main", "app": "search", "function": "hello", "revision": revision.partition("@")[2]},
+    }  # fmt: skip
+    return SnapshotInfo(**{**values, **changes})
+
+
+def _is_meant(found: SnapshotInfo, args: Mapping[str, Any]) -> bool:
+    function = found.revision.partition("@")[0]
+    return args["snapshot_id"] == found.id or bool(found.revision == args["revision"]) or bool(function == args["function"])
 
 
 def _describe(error: Exception) -> tuple[str, str, Mapping[str, Any]] | None:

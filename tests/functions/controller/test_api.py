@@ -127,9 +127,10 @@ async def test_a_defect_is_a_problem_without_internals(controller: Controller) -
     assert "secrets" not in json.dumps(body)
 
 
-async def test_the_openapi_document_names_every_route_and_no_422(controller: Controller) -> None:
+async def test_the_openapi_document_names_every_public_route_and_no_422(controller: Controller) -> None:
     document = (await controller.http.get("/openapi.json")).json()
-    assert {"/v1/apps/{app}/deploy", "/v1/blobs/{digest}", "/v1/billing/report", "/internal/feed"} <= document["paths"].keys()
+    assert {"/v1/apps/{app}/deploy", "/v1/blobs/{digest}", "/v1/billing/report", "/v1/snapshots/{snapshot}"} <= document["paths"].keys()
+    assert "/internal/" not in json.dumps(document), "our own processes' paths are nobody's to call"
     functions = document["components"]["schemas"]["DeployRequest"]["properties"]["functions"]["items"]
     assert {"name", "bundle", "methods", "scaling"} <= functions["properties"].keys()
     assert not [p for p in document["paths"].values() for operation in p.values() if "422" in operation["responses"]]
@@ -304,12 +305,22 @@ async def test_instances_are_stopped_and_entered_by_their_owner(controller: Cont
 
 
 async def test_logs_are_asked_for_with_the_callers_own_tenant(controller: Controller) -> None:
+    await deploy(controller, spec())
     controller.agent.lines = [{"time": 1.0, "instance": "i-1", "stream": "stdout", "call": None, "text": "hello"}]
     answer = await controller.http.get("/v1/logs", params={"app": "search", "tail": 5, "call": "req-1"})
     assert [json.loads(line)["text"] for line in answer.text.splitlines()] == ["hello"]
     labels = {"tenant": await controller.tenant(), "environment": "main", "app": "search"}
     asked = {"labels": labels, "instance_id": None, "since": None, "tail": 5, "call_id": "req-1", "follow": False}
     assert controller.agent.asked[-1] == ("logs", asked)
+
+
+async def test_logs_of_a_name_that_never_was_are_a_404_and_those_of_a_deleted_app_are_there(controller: Controller) -> None:
+    problem_of(await controller.http.get("/v1/logs", params={"app": "serach"}), 404, "not-found")
+    await deploy(controller, spec())
+    wrong = await controller.http.get("/v1/logs", params={"app": "search", "function": "helo"})
+    assert "never had a function 'helo'" in problem_of(wrong, 404, "not-found")["detail"]
+    await controller.http.delete("/v1/apps/search")
+    assert (await controller.http.get("/v1/logs", params={"app": "search", "function": "hello"})).status_code == 200
 
 
 async def test_the_node_says_what_it_can(controller: Controller) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
+import anyio.to_thread
 from fastapi import APIRouter, Path, Query, Response
 
-from pilotlight.controller import references, registry, tenants
+from pilotlight.controller import garbage, references, registry, tenants
+from pilotlight.controller.access import Principal
 from pilotlight.controller.api import models
-from pilotlight.controller.context import Ctx, Deployer, RequestId, place
+from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, place
 from pilotlight.spec import to_json
 
 router = APIRouter(prefix="/v1/apps", tags=["apps"])
@@ -16,8 +19,17 @@ AppName = Annotated[str, Path(max_length=63)]
 
 
 @router.post("/{app}/deploy")
-def deploy(context: Ctx, caller: Deployer, request: RequestId, app: AppName, body: models.DeployRequest) -> models.DeployResponse:
+async def deploy(context: Ctx, caller: Deployer, request: RequestId, app: AppName, body: models.DeployRequest) -> models.DeployResponse:
     """Make the app consist of exactly these functions, at once or not at all."""
+    done = await anyio.to_thread.run_sync(partial(_deploy, context, caller, request=request, app=app, body=body))
+    await garbage.forget(context.agent, done.removed)
+    context.metrics.deploys.inc()
+    answer = to_json(done)
+    del answer["removed"]
+    return models.DeployResponse(**answer)
+
+
+def _deploy(context: Context, caller: Principal, *, request: str, app: str, body: models.DeployRequest) -> registry.Deployment:
     specs = references.parse(app, body.functions)
     with context.store.read() as sql:
         references.check_weights(sql, context.files, tenant=caller.tenant, specs=specs)
@@ -30,9 +42,7 @@ def deploy(context: Ctx, caller: Deployer, request: RequestId, app: AppName, bod
             specs=specs,
             bundle_max_bytes=context.config.settings.bundle_max_bytes,
         )
-        done = registry.deploy(write, place(caller, app, request), specs=specs, message=body.message, labels=body.labels)
-    context.metrics.deploys.inc()
-    return models.DeployResponse(**to_json(done))
+        return registry.deploy(write, place(caller, app, request), specs=specs, message=body.message, labels=body.labels)
 
 
 @router.get("", response_model=models.AppList)
@@ -64,8 +74,12 @@ def stop(context: Ctx, caller: Deployer, request: RequestId, app: AppName) -> mo
 
 
 @router.delete("/{app}", status_code=204)
-def delete(context: Ctx, caller: Deployer, request: RequestId, app: AppName) -> Response:
-    """Remove the app's functions; its history stays."""
-    with context.store.write() as write:
-        registry.delete(write, place(caller, app, request))
+async def delete(context: Ctx, caller: Deployer, request: RequestId, app: AppName) -> Response:
+    """Remove the app's functions and their snapshots; its history stays."""
+
+    def remove() -> tuple[str, ...]:
+        with context.store.write() as write:
+            return registry.delete(write, place(caller, app, request))
+
+    await garbage.forget(context.agent, await anyio.to_thread.run_sync(remove))
     return Response(status_code=204)

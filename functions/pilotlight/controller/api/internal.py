@@ -10,7 +10,7 @@ import anyio.to_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from pilotlight.controller import calls, feed, ledger
-from pilotlight.controller.api.models import Accepted, CallsRequest, FeedAnswer, UsageRequest
+from pilotlight.controller.api.models import Accepted, CallsRequest, FeedAnswer
 from pilotlight.controller.context import Context, Ctx, platform_token
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import CALLS_PATH, CONTENT_JSON, FEED_PATH, USAGE_PATH, CallRecord
@@ -20,7 +20,7 @@ MAX_WAIT_S = 60.0
 MAX_PAGE = 5000
 DEFAULT_PAGE = 1000
 
-router = APIRouter(dependencies=[Depends(platform_token)], tags=["internal"])
+router = APIRouter(dependencies=[Depends(platform_token)], include_in_schema=False)
 
 
 @router.get(FEED_PATH, response_model=FeedAnswer)
@@ -55,7 +55,7 @@ async def _next_page(context: Context, *, after: int, wait_s: float, limit: int)
         return await anyio.to_thread.run_sync(read)
 
 
-@router.post(USAGE_PATH, openapi_extra={"requestBody": {"content": {CONTENT_JSON: {"schema": UsageRequest.model_json_schema()}}}})
+@router.post(USAGE_PATH)
 async def usage(context: Ctx, request: Request) -> Accepted:
     """Take usage records into the ledger, exactly once by id; the answer comes after they are on disk."""
     return await anyio.to_thread.run_sync(_take_usage, context, await request.body())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
 
@@ -97,6 +97,7 @@ class AppFunction(Body):
     id: str
     name: str
     created_at: float
+    snapshots: bool = Field(description="the operator's switch; its spec has one of its own")
     traffic: list[TrafficShare]
     spec: FunctionSpecBody
 
@@ -313,6 +314,56 @@ class Templates(Body):
     templates: list[dict[str, Any]]
 
 
+class Snapshot(Body):
+    """A snapshot on the node (`snapshotter.types.SnapshotInfo`)."""
+
+    id: str
+    revision: str
+    state: Literal["PROVING", "READY", "QUARANTINED"]
+    in_place: bool = Field(description="a server snapshot: a whole process tree, restored one to one")
+    pages: str = Field(description="how its memory comes back: eager or lazy")
+    image_bytes: int
+    heap_bytes: int
+    heap_why: str
+    reason: str = Field(description="why it is quarantined")
+    phases_ms: dict[str, float]
+    cold_ms: float
+    restore_ms: float
+    created_at: float
+    last_used_at: float
+    restores: int
+    remote: bool = Field(description="whether a copy is in the object store")
+    identity: dict[str, str]
+    labels: dict[str, str]
+
+
+class Snapshots(Body):
+    """Snapshots on the node."""
+
+    snapshots: list[Snapshot]
+
+
+class SnapshotsSwitch(Body):
+    """Whether a function may have snapshots."""
+
+    enabled: bool
+
+
+class SnapshotsSwitched(Body):
+    """A switch that was set; `deleted` snapshots went with it, null: the node does not answer, they go later."""
+
+    app: str
+    function: str
+    enabled: bool
+    deleted: int | None
+
+
+class SnapshotsDeleted(Body):
+    """How many went."""
+
+    deleted: int
+
+
 class FeedAnswer(Body):
     """A page of the feed. `more`: the next page is ready; apply a `reset` when it is False."""
 
@@ -320,13 +371,6 @@ class FeedAnswer(Body):
     reset: bool
     more: bool
     changes: list[dict[str, Any]]
-
-
-class UsageRequest(Body):
-    """Usage records of one activator (`pilotlight.protocol.UsageRecord`)."""
-
-    activator: str
-    records: list[dict[str, Any]]
 
 
 class CallsRequest(Body):

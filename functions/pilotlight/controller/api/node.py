@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import anyio.to_thread
 from fastapi import APIRouter, Depends, Query, Response
 
-from pilotlight.controller import audit
+from pilotlight.controller import audit, registry
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api import models
-from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, deployer
+from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, deployer, place
 from pilotlight.controller.streams import NdjsonResponse
 from pilotlight.errors import NotFound
 from pilotlight.protocol import CONTENT_NDJSON
-from snapshotter.types import InstanceId, InstanceInfo
+from snapshotter.types import InstanceId, InstanceInfo, RevisionKey
 
 MAX_TAIL = 100_000
 NDJSON: dict[int | str, dict[str, Any]] = {200: {"content": {CONTENT_NDJSON: {}}}}
@@ -36,9 +36,14 @@ async def _owned(context: Context, caller: Principal, instance: str) -> Instance
     raise NotFound(f"there is no instance {instance} in environment {caller.environment!r}", instance=instance)
 
 
-def _note(context: Context, caller: Principal, *, request: str, action: str, instance: str, argv: list[str] | None = None) -> None:
+def _note(context: Context, caller: Principal, *, request: str, action: str, subject: str, argv: list[str] | None = None) -> None:
     with context.store.write() as write:
-        audit.record(write, tenant=caller.tenant, actor=caller.key, action=action, subject=instance, after={"argv": argv}, request=request)
+        audit.record(write, tenant=caller.tenant, actor=caller.key, action=action, subject=subject, after={"argv": argv}, request=request)
+
+
+def _demand_known(context: Context, caller: Principal, *, request: str, app: str, function: str | None) -> None:
+    with context.store.read() as sql:
+        registry.demand_known(sql, place(caller, app, request), function)
 
 
 @router.get("/instances", response_model=models.Instances)
@@ -54,7 +59,7 @@ async def stop_instance(
 ) -> Response:
     """Stop an instance: it gets SIGTERM and `grace_s` to finish what it is doing; answers when it is gone."""
     await _owned(context, caller, instance)
-    await anyio.to_thread.run_sync(partial(_note, context, caller, request=request, action="instance.stop", instance=instance))
+    await anyio.to_thread.run_sync(partial(_note, context, caller, request=request, action="instance.stop", subject=instance))
     await context.agent.stop(InstanceId(instance), grace_s=grace_s)
     return Response(status_code=204)
 
@@ -63,7 +68,7 @@ async def stop_instance(
 async def exec_beside(context: Ctx, caller: Deployer, request: RequestId, instance: str, body: models.ExecRequest) -> NdjsonResponse:
     """Run a command beside an instance: lines `{"stream", "text"}`, then `{"exit_status"}`."""
     found = await _owned(context, caller, instance)
-    note = partial(_note, context, caller, request=request, action="instance.exec", instance=instance, argv=body.argv)
+    note = partial(_note, context, caller, request=request, action="instance.exec", subject=instance, argv=body.argv)
     await anyio.to_thread.run_sync(note)
     return NdjsonResponse(context.agent.exec(found.id, body.argv), request=request)
 
@@ -83,6 +88,8 @@ async def logs(
     follow: bool = False,
 ) -> NdjsonResponse:
     """Log lines `{"time", "instance", "stream", "call", "text"}`, oldest first, those of dead instances too."""
+    if app is not None:
+        await anyio.to_thread.run_sync(partial(_demand_known, context, caller, request=request, app=app, function=function))
     labels = _labels(caller, app, function)
     await context.agent.instances(labels)  # an agent that is away is a 503 here; later it could only be a line
     lines = context.agent.logs(labels=labels, instance_id=instance, since=since, tail=tail, call_id=call, follow=follow)
@@ -94,6 +101,17 @@ async def templates(context: Ctx, caller: Deployer) -> dict[str, Any]:
     """Resident Templates of the environment."""
     wanted = _labels(caller, None, None).items()
     return {"templates": [t.to_json() for t in await context.agent.templates() if wanted <= dict(t.labels).items()]}
+
+
+@router.delete("/templates/{revision}", status_code=204)
+async def drop_template(context: Ctx, caller: Deployer, request: RequestId, revision: str) -> Response:
+    """Give up the memory of a Template; its instances go on. The next start is a RESTORE where there is a snapshot, else COLD."""
+    wanted = _labels(caller, None, None).items()
+    if not any(t.revision == revision and wanted <= dict(t.labels).items() for t in await context.agent.templates()):
+        raise NotFound(f"there is no Template of {revision} in environment {caller.environment!r}", revision=revision)
+    await anyio.to_thread.run_sync(partial(_note, context, caller, request=request, action="template.drop", subject=revision))
+    await context.agent.drop_template(RevisionKey(revision))
+    return Response(status_code=204)
 
 
 @router.get("/node", dependencies=[Depends(deployer)])

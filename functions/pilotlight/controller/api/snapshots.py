@@ -1,0 +1,102 @@
+"""Snapshots on the node: what is there, proven again, deleted, switched off for a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import anyio.to_thread
+from fastapi import APIRouter
+
+from pilotlight.controller import audit, garbage, registry
+from pilotlight.controller.access import Principal
+from pilotlight.controller.api import models
+from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, place
+from pilotlight.controller.store import Write
+from pilotlight.errors import NotFound
+from snapshotter.types import SnapshotInfo
+
+router = APIRouter(prefix="/v1", tags=["snapshots"])
+T = TypeVar("T")
+
+
+async def _found(context: Context, caller: Principal, *, app: str | None = None, function: str | None = None) -> list[SnapshotInfo]:
+    # The tenant comes from the key, never from the question: this is what keeps tenants' things apart.
+    asked = {name: value for name, value in (("app", app), ("function", function)) if value}
+    return await context.agent.snapshots({"tenant": caller.tenant, "environment": caller.environment, **asked})
+
+
+async def _owned(context: Context, caller: Principal, snapshot: str) -> SnapshotInfo:
+    for found in await _found(context, caller):
+        if found.id == snapshot:
+            return found
+    raise NotFound(f"there is no snapshot {snapshot} in environment {caller.environment!r}", snapshot=snapshot)
+
+
+async def _write(context: Context, change: Callable[[Write], T]) -> T:
+    def run() -> T:
+        with context.store.write() as write:
+            return change(write)
+
+    return await anyio.to_thread.run_sync(run)
+
+
+@router.get("/snapshots", response_model=models.Snapshots)
+async def snapshots(context: Ctx, caller: Deployer, app: str | None = None, function: str | None = None) -> dict[str, Any]:
+    """Snapshots of the environment that are on the node, those of older revisions and quarantined ones too."""
+    found = await _found(context, caller, app=app, function=function)
+    return {"snapshots": [info.to_json() for info in found]}
+
+
+@router.get("/snapshots/{snapshot}", response_model=models.Snapshot)
+async def snapshot(context: Ctx, caller: Deployer, snapshot: str) -> dict[str, Any]:
+    """One snapshot: its state, times, size and identity."""
+    return (await _owned(context, caller, snapshot)).to_json()
+
+
+@router.post("/snapshots/{snapshot}:prove", response_model=models.Snapshot)
+async def prove_snapshot(context: Ctx, caller: Deployer, request: RequestId, snapshot: str) -> dict[str, Any]:
+    """Restore it once and have it answer its example; READY again, or QUARANTINED with the reason."""
+    await _owned(context, caller, snapshot)
+    await _note(context, caller, request=request, action="snapshot.prove", snapshot=snapshot)
+    return (await context.agent.prove_snapshot(snapshot)).to_json()
+
+
+@router.delete("/snapshots/{snapshot}")
+async def delete_snapshot(context: Ctx, caller: Deployer, request: RequestId, snapshot: str) -> models.SnapshotsDeleted:
+    """Remove one from the node. The function's next deploy or cold start makes another."""
+    await _owned(context, caller, snapshot)
+    await _note(context, caller, request=request, action="snapshot.delete", snapshot=snapshot)
+    return models.SnapshotsDeleted(deleted=await context.agent.delete_snapshots(snapshot_id=snapshot))
+
+
+@router.delete("/functions/{app}/{function}/snapshots")
+async def delete_snapshots(context: Ctx, caller: Deployer, request: RequestId, app: str, function: str) -> models.SnapshotsDeleted:
+    """Remove those of all revisions of a function."""
+    where = place(caller, app, request)
+
+    def note(write: Write) -> str:
+        found = registry.find_function(write.sql, where, function)
+        subject = f"{caller.environment}/{app}/{function}"
+        audit.record(write, tenant=caller.tenant, actor=caller.key, action="snapshots.delete", subject=subject, request=request)
+        return str(found.id)
+
+    return models.SnapshotsDeleted(deleted=await context.agent.delete_snapshots(function=await _write(context, note)))
+
+
+@router.put("/functions/{app}/{function}/snapshots")
+async def switch_snapshots(
+    *, context: Ctx, caller: Deployer, request: RequestId, app: str, function: str, body: models.SnapshotsSwitch
+) -> models.SnapshotsSwitched:
+    """Allow or forbid snapshots of a function; it outlives deploys. Forbidding deletes what is on the node (`deleted`; null = later)."""
+    where = place(caller, app, request)
+    switched = await _write(context, lambda write: registry.switch_snapshots(write, where, function=function, enabled=body.enabled))
+    deleted = 0 if body.enabled else await garbage.forget(context.agent, [switched])
+    return models.SnapshotsSwitched(app=app, function=function, enabled=body.enabled, deleted=deleted)
+
+
+async def _note(context: Context, caller: Principal, *, request: str, action: str, snapshot: str) -> None:
+    def note(write: Write) -> None:
+        audit.record(write, tenant=caller.tenant, actor=caller.key, action=action, subject=snapshot, request=request)
+
+    await _write(context, note)
