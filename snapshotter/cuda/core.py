@@ -1,0 +1,179 @@
+"""`cuda.core.checkpoint` (cuda-python), behind a helper process that initialises the driver once and stays.
+
+The agent never loads CUDA: libcuda starts threads, and a call into it can hang for ever. A helper that overruns is killed, and the
+next call starts another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import sys
+import tempfile
+from asyncio.subprocess import Process
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from snapshotter.cuda.errors import DriverFailed
+from snapshotter.cuda.preconditions import API_RELEASE
+from snapshotter.cuda.reaping import Reaper
+from snapshotter.cuda.states import CudaState
+
+# -P: the script's own folder (snapshotter/cuda) must not shadow the package `cuda`'s neighbours on sys.path.
+HELPER_COMMAND = (sys.executable, "-P", "-B", str(Path(__file__).with_name("helper.py")))
+_STDERR_BYTES = 4096
+
+
+class CoreDriver:
+    """CudaDriver over the helper. Owned by the agent's event loop; `_turn` keeps orders one after another, as the pipe is."""
+
+    def __init__(self, *, command: Sequence[str] = HELPER_COMMAND, environ: Mapping[str, str] | None = None) -> None:
+        self._command = tuple(command)
+        self._environ = dict(os.environ if environ is None else environ)
+        self._turn = asyncio.Lock()
+        self._reaper = Reaper()
+        self._ids = itertools.count(1)
+        self._helper: Process | None = None
+        # A pipe that nobody reads would stop the helper; this file has no name, and aclose() closes it.
+        self._errors = tempfile.TemporaryFile(prefix="pl-cuda-")  # noqa: SIM115 - lives as long as we do
+        self._version = ""
+        self.starts = 0
+
+    def __repr__(self) -> str:
+        return f"<CoreDriver {'pid ' + str(self._helper.pid) if self._helper else 'idle'}, {self.starts} starts>"
+
+    @property
+    def name(self) -> str:
+        """`cuda.core 1.0.0`."""
+        return f"cuda.core {self._version}".rstrip()
+
+    @property
+    def minimum_release(self) -> int:
+        """Of the display driver."""
+        return API_RELEASE
+
+    async def start(self) -> None:
+        """Have the helper up and the driver initialised; DriverFailed says why not (no cuda-python, no device, too old)."""
+        async with self._turn:
+            await self._up()
+
+    async def restore_thread(self, pid: int) -> int | None:
+        """As CudaDriver says; the driver has an error for a process without CUDA."""
+        try:
+            return int(await self._ask("restore_thread", pid))
+        except HelperRefused:
+            return None
+
+    async def state(self, pid: int) -> CudaState:
+        """As CudaDriver says."""
+        said = await self._ask("state", pid)
+        try:
+            return CudaState(said)
+        except ValueError as e:
+            raise DriverFailed("state", pid, f"cuda.core speaks of a state {said!r} that is not known here") from e
+
+    async def lock(self, pid: int, *, timeout_s: float) -> None:
+        """As CudaDriver says."""
+        await self._ask("lock", pid, timeout_ms=max(1, int(timeout_s * 1000)))  # 0 would wait for ever
+
+    async def checkpoint(self, pid: int) -> None:
+        """As CudaDriver says."""
+        await self._ask("checkpoint", pid)
+
+    async def restore(self, pid: int, *, gpu_mapping: Mapping[str, str]) -> None:
+        """As CudaDriver says; cuda.core takes UUIDs without their `GPU-`."""
+        bare = {old.removeprefix("GPU-"): new.removeprefix("GPU-") for old, new in gpu_mapping.items()}
+        await self._ask("restore", pid, gpu_mapping=bare)
+
+    async def unlock(self, pid: int) -> None:
+        """As CudaDriver says."""
+        await self._ask("unlock", pid)
+
+    async def aclose(self) -> None:
+        """End the helper."""
+        self._drop()
+        await self._reaper.aclose()
+        self._errors.close()
+
+    async def _ask(self, op: str, pid: int, **more: Any) -> Any:
+        async with self._turn:
+            helper = await self._up()
+            number = next(self._ids)
+            try:
+                answer = await _exchange(helper, {"id": number, "op": op, "pid": pid, **more})
+            except (OSError, ValueError) as e:
+                raise DriverFailed(op, pid, await self._obituary(helper)) from e
+            except asyncio.CancelledError:
+                self._drop()  # it is still at it, and its late answer would be taken for the next one's
+                raise
+        if not answer["ok"]:
+            raise HelperRefused(op, pid, answer["error"])
+        return answer["value"]
+
+    async def _up(self) -> Process:
+        if self._helper is not None and self._helper.returncode is None:
+            return self._helper
+        self.starts += 1
+        pipe = asyncio.subprocess.PIPE
+        try:
+            helper = await asyncio.create_subprocess_exec(*self._command, env=self._environ, stdin=pipe, stdout=pipe, stderr=self._errors)
+        except OSError as e:
+            raise DriverFailed("start", 0, f"the helper cannot be run: {e.strerror}") from e
+        self._helper = helper
+        try:
+            hello = await _exchange(helper, None)
+        except (OSError, ValueError) as e:
+            raise DriverFailed("start", 0, await self._obituary(helper)) from e
+        except asyncio.CancelledError:
+            self._drop()
+            raise
+        if not hello["ready"]:
+            self._drop()
+            raise DriverFailed("start", 0, hello["why"])
+        self._version = hello["version"]
+        return helper
+
+    async def _obituary(self, helper: Process) -> str:
+        """Why it said nothing: it is dead, or about to be."""
+        self._helper = None
+        with contextlib.suppress(ProcessLookupError):
+            helper.kill()
+        try:
+            await helper.communicate()
+        finally:
+            if helper.returncode is None:
+                self._reaper.take(helper)
+        written = os.fstat(self._errors.fileno()).st_size
+        tail = os.pread(self._errors.fileno(), _STDERR_BYTES, max(0, written - _STDERR_BYTES))
+        last = tail.decode(errors="replace").strip().rpartition("\n")[2]
+        return f"the CUDA helper died (status {helper.returncode}){': ' + last if last else ''}"
+
+    def _drop(self) -> None:
+        helper, self._helper = self._helper, None
+        if helper is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            helper.kill()
+        self._reaper.take(helper)
+
+
+class HelperRefused(DriverFailed):
+    """Raised when the driver itself said no; the helper lives."""
+
+
+async def _exchange(helper: Process, order: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Say `order` (None: only listen), and read one answer. A helper that is gone raises OSError or ValueError."""
+    if helper.stdin is None or helper.stdout is None:
+        raise OSError("a helper has pipes")
+    if order is not None:
+        helper.stdin.write(json.dumps(order).encode() + b"\n")
+        await helper.stdin.drain()
+    line = await helper.stdout.readline()
+    answer: dict[str, Any] = json.loads(line)
+    if order is not None and answer["id"] != order["id"]:
+        raise ValueError(f"the answer is to {answer['id']}, not {order['id']}")
+    return answer

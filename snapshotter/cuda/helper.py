@@ -1,0 +1,75 @@
+"""The program of the helper process: one line of JSON in, one out. Runs alone (standard library and cuda-python), never in the agent.
+
+    {"id": 1, "op": "lock", "pid": 123, "timeout_ms": 10000}  →  {"id": 1, "ok": true, "value": null}
+                                                               or {"id": 1, "ok": false, "error": "…"}
+
+Its first line is `{"ready": true, "version": "…"}`, or `{"ready": false, "why": "…"}` and it ends. It ends with its standard input.
+`cuInit` is paid once, here: that is the reason for a process that stays.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+Operation = Callable[[Any, Mapping[str, Any]], Any]
+
+OPERATIONS: Mapping[str, Operation] = {
+    "state": lambda process, _: str(process.state),
+    "restore_thread": lambda process, _: process.restore_thread_id,
+    "lock": lambda process, order: process.lock(timeout_ms=order["timeout_ms"]),
+    "checkpoint": lambda process, _: process.checkpoint(),
+    "restore": lambda process, order: process.restore(gpu_mapping=order["gpu_mapping"] or None),
+    "unlock": lambda process, _: process.unlock(),
+}
+
+
+def main() -> int:
+    """Serve standard input until it ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)  # ours alone: whatever a library prints goes to standard error
+    os.dup2(2, 1)
+    try:
+        checkpoint, version = _cuda()
+    except (ImportError, RuntimeError, AttributeError) as e:
+        _say(answers, {"ready": False, "why": f"{type(e).__name__}: {e}"})
+        return 1
+    _say(answers, {"ready": True, "version": version})
+    for line in sys.stdin:
+        order = json.loads(line)
+        _say(answers, {"id": order["id"], **_answer(checkpoint, order)})
+    return 0
+
+
+def _cuda() -> tuple[Any, str]:
+    """The module `cuda.core.checkpoint`, with the driver initialised, and the version of cuda-core."""
+    driver = importlib.import_module("cuda.bindings.driver")
+    checkpoint = importlib.import_module("cuda.core.checkpoint")
+    (status,) = driver.cuInit(0)
+    if int(status) != 0:
+        raise RuntimeError(f"cuInit says {status!s}")
+    try:
+        version = importlib.metadata.version("cuda-core")
+    except importlib.metadata.PackageNotFoundError:
+        version = "of unknown version"
+    return checkpoint, version
+
+
+def _answer(checkpoint: Any, order: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        value = OPERATIONS[order["op"]](checkpoint.Process(order["pid"]), order)
+    except Exception as e:  # noqa: BLE001 - cuda-python raises what it likes (CUDAError derives from Exception): it is the answer
+        return {"ok": False, "error": f"{type(e).__name__}: {e}"}
+    return {"ok": True, "value": value}
+
+
+def _say(answers: TextIO, body: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(body) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""What the driver cannot checkpoint, found before the process is touched: pure decisions over what `holdings` read.
+
+Sources: README of cuda-checkpoint (no managed memory; CUDA IPC from 610 on; a failure inside the driver may leave the process broken,
+so asking first is the only safe way), README of CRIU's CUDA plugin (no MIG, no MPS). One GPU only is our own limit: across several,
+a restore can hang in NCCL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from snapshotter.cuda.errors import Refusal
+from snapshotter.cuda.holdings import CudaNode, Gpu, Holdings
+
+API_RELEASE = 570
+"""cuCheckpointProcess* in the driver API."""
+BINARY_RELEASE = 555
+"""`cuda-checkpoint --action`; 550 could only toggle, without a timeout for the lock."""
+MIGRATION_RELEASE = 580
+"""Restore onto another GPU."""
+IPC_RELEASE = 610
+"""Memory shared between processes."""
+_OR_NOT = ", or use snapshot=False"
+
+
+def refusals(*, node: CudaNode, held: Sequence[Holdings], minimum_release: int) -> tuple[Refusal, ...]:
+    """All that stands in the way, the node's first; empty: go ahead. `minimum_release` is the chosen driver's."""
+    return (*_of_node(node, minimum_release), *_of_tree(held), *(r for h in held for r in _of_process(h, node)))
+
+
+def _of_node(node: CudaNode, minimum_release: int) -> Iterator[Refusal]:
+    if node.release is None:
+        message = "no NVIDIA driver is loaded on this node: install one, or deploy the function without a GPU"
+        yield _refusal("cuda_driver", "none", message)
+    elif node.release < minimum_release:
+        message = f"the display driver is {node.version}, and checkpointing a GPU needs {minimum_release} or later: upgrade it{_OR_NOT}"
+        yield _refusal("cuda_driver", node.version, message)
+    if node.mps:
+        message = "MPS runs on this node, and its clients cannot be checkpointed: stop it (echo quit | nvidia-cuda-mps-control)"
+        yield _refusal("mps", "nvidia-cuda-mps", message)
+
+
+def _of_tree(held: Sequence[Holdings]) -> Iterator[Refusal]:
+    minors = sorted(frozenset[int]().union(*(h.minors for h in held)))
+    if len(minors) > 1:
+        names = ", ".join(f"/dev/nvidia{n}" for n in minors)
+        message = f"the function uses {len(minors)} GPUs ({names}), and only one can be snapshotted: ask for one{_OR_NOT}"
+        yield _refusal("multi_gpu", names, message)
+
+
+def _of_process(held: Holdings, node: CudaNode) -> Iterator[Refusal]:
+    who = f"process {held.pid}"
+    if held.managed_bytes:
+        size = f"{held.managed_bytes / 2**20:.0f} MiB"
+        message = f"{who} uses {size} of managed memory (UVM), which the driver cannot checkpoint: allocate with cudaMalloc{_OR_NOT}"
+        yield _refusal("uvm", size, message)
+    cut_up = [g for g in node.gpus if g.mig and g.minor in held.minors]
+    if held.has_mig or cut_up:
+        gpu = cut_up[0].uuid if cut_up else "a MIG instance"
+        message = (
+            f"{who} runs on {gpu}, which is partitioned (MIG) and cannot be checkpointed: use a whole GPU (nvidia-smi -mig 0){_OR_NOT}"
+        )
+        yield _refusal("mig", gpu, message)
+    if held.has_ipc and (node.release or 0) < IPC_RELEASE:
+        needs = f"which needs driver {IPC_RELEASE} (here {node.version})"
+        message = f"{who} shares GPU memory with another process (CUDA IPC), {needs}: keep one process{_OR_NOT}"
+        yield _refusal("cuda_ipc", who, message)
+
+
+def without_context(pid: int, devices: Sequence[str]) -> Refusal:
+    """A process that has device files open but no CUDA: the driver cannot take them away from it."""
+    names = ", ".join(devices)
+    way_out = "close it before the snapshot (nvmlShutdown), or open it with snap=False"
+    return _refusal("device", names, f"process {pid} holds {names} without a CUDA context (NVML, a graphics library): {way_out}")
+
+
+def left_over(pid: int, what: Sequence[str]) -> Refusal:
+    """A process that still holds a device: CRIU would fail on it, or dump the process without its GPU."""
+    names = ", ".join(what)
+    return _refusal("device", names, f"process {pid} holds {names} at the snapshot: close it before{_OR_NOT}")
+
+
+def unlisted(held: Sequence[Holdings]) -> Refusal:
+    """A process on a GPU that the driver does not list: nobody could say later which one it was."""
+    names = ", ".join(sorted({d for h in held for d in h.devices}))
+    return _refusal(
+        "gpu", names, f"no GPU in /proc/driver/nvidia/gpus belongs to {names}: run the agent where the driver's files are to be seen"
+    )
+
+
+def gpu_in_use(node: CudaNode, held: Sequence[Holdings]) -> Gpu | None:
+    """The one GPU that the tree holds; None when it holds none, or one that the driver does not list."""
+    minors = frozenset[int]().union(*(h.minors for h in held))
+    return next((g for g in node.gpus if g.minor in minors), None)
+
+
+def _refusal(kind: str, what: str, message: str) -> Refusal:
+    return Refusal(kind=kind, what=what, message=message)
