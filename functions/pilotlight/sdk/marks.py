@@ -65,30 +65,43 @@ def _function(decorator: str, target: Any) -> Any:
     return target
 
 
-def enter(func: None = None, /, *, snap: bool = True) -> Callable[[F], F]:
+def enter(func: None = None, /, *, snap: bool = True, timeout_s: float | None = None) -> Callable[[F], F]:
     """Run this method when an instance comes up, before it takes calls.
 
     With `snap=True` (the default) it runs before the snapshot, once: imports, loading, warming up. With `snap=False` it runs
     after every fork or restore: connections, credentials, anything that must not be shared.
+
+    `timeout_s` bounds it; None: what is left of the startup timeout before the snapshot, 10 s after it (with `snapshot=False` the
+    startup timeout). One that overruns fails the start with an error that names it.
     """
     refuse_bare("pilotlight.enter", func)
+    options = {"snap": bool(snap), **_limit("pilotlight.enter", timeout_s)}
 
     def mark(method: F) -> F:
-        add_mark(_function("pilotlight.enter", method), "enter", {"snap": bool(snap)})
+        add_mark(_function("pilotlight.enter", method), "enter", options)
         return method
 
     return mark
 
 
-def exit(func: None = None, /) -> Callable[[F], F]:  # noqa: A001 - the word that users know
-    """Run this method when an instance goes away in good order."""
+def exit(func: None = None, /, *, timeout_s: float | None = None) -> Callable[[F], F]:  # noqa: A001 - the word that users know
+    """Run this method when an instance goes away in good order, for at most `timeout_s` (None: 10 s), never beyond the stop's own grace."""
     refuse_bare("pilotlight.exit", func)
+    options = _limit("pilotlight.exit", timeout_s) or True
 
     def mark(method: F) -> F:
-        add_mark(_function("pilotlight.exit", method), "exit", True)
+        add_mark(_function("pilotlight.exit", method), "exit", options)
         return method
 
     return mark
+
+
+def _limit(decorator: str, timeout_s: float | None) -> dict[str, float]:
+    if timeout_s is None:
+        return {}
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s <= 7 * 86_400:
+        raise InvalidInput(f"@{decorator}(timeout_s={timeout_s!r}): must be more than 0 s and at most 7 days", parameter="timeout_s")
+    return {"timeout_s": float(timeout_s)}
 
 
 def method(

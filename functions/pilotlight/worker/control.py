@@ -20,10 +20,11 @@ class Order:
     """One order of the shim.
 
     Attributes:
-        op: `fork`, `serve`, `park` or, to a parked fork, `assign`.
+        op: `fork`, `serve`, `park`, `checkpoint`, `checkpoint_in_place`, `prove` or, to a parked fork, `assign`.
         instance: the instance to become; for `park` the parked fork's own name.
         env: the instance's environment, secrets included; empty for `park`.
-        descriptors: listener, stdout, stderr, go, and ways into cgroups; `assign`: the first three; `park`: channel, go, ways.
+        descriptors: listener, stdout, stderr, go, and ways into cgroups; `assign`: the first three; `park`: channel, go, ways;
+            `checkpoint`: listener, channel, go, ways; `checkpoint_in_place`: listener, channel; `prove`: none.
     """
 
     op: str
@@ -49,6 +50,11 @@ class Control:
     def close(self) -> None:
         """Nothing more is sent or received here."""
         self._socket.close()
+
+    def replace(self, connection: socket.socket) -> None:
+        """From now on this is the way to the shim: another one's, after a restore."""
+        self._socket.close()
+        self._socket = connection
 
     def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send one event. Raises OSError when the shim is gone."""

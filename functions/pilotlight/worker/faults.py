@@ -24,6 +24,9 @@ MAX_TRACEBACK = 48 * 1024
 MAX_TRACEBACK_JSON = 64 * 1024
 """Bytes as JSON, where a character may become twelve; with a message of at most 48 KiB it fits into the channel's 128 KiB."""
 
+HOOK_NOTE = "in the hook "
+"""How a note begins that names the hook in which an error was raised."""
+
 _OURS = __file__.rsplit("/", 1)[0] + "/"
 
 
@@ -80,7 +83,8 @@ def as_data(error: BaseException) -> dict[str, str]:
     while len(json.dumps(text)) > MAX_TRACEBACK_JSON:
         limit //= 2
         text = _cut(text, limit)
-    return {"type": type_name(error), "message": message_of(error), "traceback": text}
+    hook = next((f" ({note.rstrip(',')})" for note in getattr(error, "__notes__", ()) if note.startswith(HOOK_NOTE)), "")
+    return {"type": type_name(error), "message": message_of(error) + hook, "traceback": text}
 
 
 def as_problem(error: BaseException) -> dict[str, Any]:

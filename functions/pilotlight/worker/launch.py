@@ -18,6 +18,8 @@ class Launch:
         revision: the revision's platform-wide key.
         code: directory of the unpacked bundle.
         weights: name → directory of mounted weights.
+        work: the working directory, which is writable and travels with a snapshot.
+        secret_variables: environment variables that are set only when an instance wakes.
         control_fd: our end of the SOCK_SEQPACKET pair with the shim.
         chosen_threads: names of the one-thread variables that we set and the user did not: raised when it becomes an instance.
     """
@@ -26,6 +28,8 @@ class Launch:
     revision: str
     code: str
     weights: Mapping[str, str]
+    work: str
+    secret_variables: tuple[str, ...]
     control_fd: int
     chosen_threads: tuple[str, ...]
 
@@ -37,6 +41,8 @@ class Launch:
             revision=str(body["revision"]),
             code=str(body["code"]),
             weights={str(k): str(v) for k, v in body.get("weights", {}).items()},
+            work=str(body["work"]),
+            secret_variables=tuple(str(name) for name in body.get("secret_variables", ())),
             control_fd=int(body["control_fd"]),
             chosen_threads=chosen_threads,
         )

@@ -79,6 +79,8 @@ class Server:
         self._target = target
         self._calls = Calls(target.methods, max_inputs=spec.scaling.max_inputs)
         self._web = target.asgi
+        startup_s = spec.clocks.startup_s
+        self._hook_s = min(hooks.HOOK_S, startup_s) if spec.snapshot else startup_s
         self._application: WebApplication | None = None
         self._state = ServerState()
         self._config = _config(self._answer, websockets=self._web is not None)
@@ -144,7 +146,7 @@ class Server:
     async def _wake(self, listener: socket.socket) -> None:
         loop = self._running_loop
         loop.add_signal_handler(signal.SIGTERM, self._draining.set)
-        await hooks.run_after_wake(self._target.enter_after_wake)
+        await hooks.run_after_wake(self._target.enter_after_wake, each_s=self._hook_s)
         if self._web is not None:
             self._application = WebApplication(self._web)
             await self._application.startup()
@@ -180,7 +182,7 @@ class Server:
             await self._application.shutdown()
 
     async def _run_exit_hooks(self) -> None:
-        await hooks.run_after_wake(self._target.exit)
+        await hooks.run_after_wake(self._target.exit, each_s=hooks.HOOK_S)
 
     def _connection(self) -> Connection:
         return Connection(config=self._config, server_state=self._state, app_state={}, _loop=self._loop, on_closed=self._changed.set)

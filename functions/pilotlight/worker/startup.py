@@ -1,34 +1,43 @@
 """A worker's life in order: import, enter, warm up, snapshot point; then, as an instance, wake and serve. Every phase is timed.
 
-A fork may be parked between the snapshot point and its wake: it then does ahead what needs neither an identity nor user code.
+A fork may be parked between the snapshot point and its wake: it then does ahead what needs neither an identity nor user code. A fork, or
+the worker itself, may also be told to stand still for a snapshot on disk; a restored copy of it is at its snapshot point again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import faulthandler
+import functools
 import gc
 import json
 import os
 import socket
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from pilotlight.worker import faults, hooks, output, wake
+from pilotlight.worker import checkpoint, faults, hooks, output, proof, wake
 from pilotlight.worker.control import Control, Order
 from pilotlight.worker.launch import Launch
 from pilotlight.worker.loader import load
+from pilotlight.worker.obstacles import Scene
 from pilotlight.worker.pages import Touched
+from pilotlight.worker.places import SocketPlaces, UserCode
+from pilotlight.worker.secrets import Secrets
 from pilotlight.worker.server import Server
-from pilotlight.worker.target import Target, make_target
+from pilotlight.worker.target import Method, Target, make_target
 from pilotlight.worker.template import Template, connect_output, surplus_threads
 
 WORKER_VARIABLE = "PILOTLIGHT_WORKER"
 """Set to 1: the SDK in user code then takes weights and secrets from the platform and looks for no local files."""
 WEIGHTS_VARIABLE = "PILOTLIGHT_WEIGHTS"
 """JSON object: name of weights → directory; how `pilotlight.Weights(...).path` finds them inside a worker."""
+HOOK_SHARE = 0.9
+"""Of the startup clock, for what runs before the snapshot: the hook that hangs is named before the node agent's clock ends us."""
 
 
 class Phases:
@@ -65,6 +74,10 @@ class Worker:
     control: Control
     server: Server
     touched: Touched
+    target: Target
+    known: Mapping[str, proof.Known]
+    secrets: Secrets
+    scene: Scene
 
 
 def run(launch: Launch, *, boot_ms: float) -> None:
@@ -81,48 +94,68 @@ def run(launch: Launch, *, boot_ms: float) -> None:
     control = Control(launch.control_fd)
     phases = Phases(control)
     phases.ms["boot"] = round(boot_ms, 3)
+    user = UserCode(launch.code, by_value=launch.spec.pickled is not None)
+    places, secrets = SocketPlaces(user), Secrets(launch.secret_variables, user, snapshot=launch.spec.snapshot)
+    places.watch()
+    secrets.guard()
     with phases.phase("import"):
         raw = load(launch)
     with phases.phase("enter"):
         target = make_target(raw, launch.spec)
-        hooks.run_before_snapshot(target)
+        hooks.run_before_snapshot(target, within_s=launch.spec.clocks.startup_s * HOOK_SHARE - sum(phases.ms.values()) / 1000)
     with phases.phase("warmup"):
         server = Server(target, launch.spec)
-        touched = _warm_up(target, server)
-    threads = _reach_snapshot_point(control, phases, touched)
-    worker = Worker(launch=launch, control=control, server=server, touched=touched)
-    Template(control, lambda order, started: _become(worker, order, started), threads=threads).run()
+        touched, known = _warm_up(target, server)
+    places.unwatch()
+    scene = Scene(writable=(launch.work, tempfile.gettempdir()), places=places)
+    threads = _reach_snapshot_point(control, phases, touched, scene)
+    worker = Worker(
+        launch=launch, control=control, server=server, touched=touched, target=target, known=known, secrets=secrets, scene=scene
+    )
+    _obey(worker, threads=threads)
+
+
+def _obey(worker: Worker, *, threads: tuple[str, ...]) -> NoReturn:
+    """Be the Template until the shim is gone."""
+    become, suspend = functools.partial(_become, worker), functools.partial(_suspend, worker)
+    Template(worker.control, become, suspend, threads=threads).run()
     output.finish()
     os._exit(0)
 
 
-def _warm_up(target: Target, server: Server) -> Touched:
+def _warm_up(target: Target, server: Server) -> tuple[Touched, dict[str, proof.Known]]:
     """Every example once, and our own part of a call; what they touch is remembered where the process can be forked at all."""
-    touched = Touched()
+    touched, known = Touched(), {}
 
     def rehearse() -> None:
-        hooks.warm_up(target)
+        known.update(hooks.warm_up(target))
         server.rehearse()
 
     if surplus_threads():
         rehearse()
     else:
         touched.watch(rehearse)
-    return touched
+    return touched, known
 
 
-def _reach_snapshot_point(control: Control, phases: Phases, touched: Touched) -> tuple[str, ...]:
+def _reach_snapshot_point(control: Control, phases: Phases, touched: Touched, scene: Scene) -> tuple[str, ...]:
     wake.rehearse()
     hooks.drop_caches()
     touched.look()
     output.finish()
     threads = surplus_threads()
-    control.send({"event": "snapshot_point", "threads": list(threads), "phases_ms": phases.ms, "joins": True})
+    found = scene.look(leave_aside={control.fileno()})
+    point = {"threads": list(threads), "phases_ms": phases.ms, "joins": True, **found.to_json()}
+    control.send({"event": "snapshot_point", **point})
     return threads
 
 
 def _become(worker: Worker, order: Order, started: float) -> NoReturn:
     """What a forked child, or the worker itself, does with its order."""
+    if order.op == "checkpoint":
+        _stand_still(worker, order)
+    if order.op == "prove":
+        _prove(worker, order, started)
     if order.op == "park":
         order = _wait_parked(worker, order)
         started, doing = time.monotonic(), "assign"
@@ -131,12 +164,13 @@ def _become(worker: Worker, order: Order, started: float) -> NoReturn:
         worker.server.prepare()
         _wait_go(order.descriptors[3])
         gc.enable()
-        doing = "fork"
+        doing = order.op
     phases = Phases(worker.control, instance=order.instance)
     listener = socket.socket(fileno=order.descriptors[0])
     phases.ms[doing] = round((time.monotonic() - started) * 1000, 3)
     with phases.phase("wake"):
         wake.reseed()
+        worker.secrets.lift()
         wake.take_environment(order.instance, order.env)
         wake.raise_threads(cpu=worker.launch.spec.resources.cpu, variables=worker.launch.chosen_threads)
         worker.server.wake(listener)
@@ -166,6 +200,50 @@ def _wait_parked(worker: Worker, order: Order) -> Order:
     desk.close()
     connect_output(assignment)
     return assignment
+
+
+def _stand_still(worker: Worker, order: Order) -> NoReturn:
+    """A fork that is to be a snapshot; from its restored copy on it is a Template."""
+    *descriptors, go = order.descriptors[:3]
+    _wait_go(go)
+    checkpoint.let_go_of_output()
+    try:
+        checkpoint.stand_still(worker.control, descriptors, scene=worker.scene)
+    except checkpoint.Obstructed:
+        os._exit(0)  # the shim has been told
+    _obey(worker, threads=())
+
+
+def _suspend(worker: Worker, order: Order) -> None:
+    """The worker itself, with its threads and processes, is to be a snapshot. Its output stays what it is."""
+    with contextlib.suppress(checkpoint.Obstructed):  # the shim has been told; we wait for other orders
+        checkpoint.stand_still(worker.control, order.descriptors, scene=worker.scene)
+
+
+def _prove(worker: Worker, order: Order, started: float) -> NoReturn:
+    """Answer the examples again, and leave. With one thread, as before the snapshot: more of them add up in another order."""
+    gc.enable()
+    wake.reseed()
+    answered: dict[str, float] = {}
+    error: dict[str, str] | None = None
+    notes: list[str] = []
+    with asyncio.Runner() as runner:
+
+        def answer_example(method: Method) -> Any:
+            answer = runner.run(hooks.answer_example(method))
+            answered.setdefault("first_answer", round((time.monotonic() - started) * 1000, 3))
+            return answer
+
+        try:
+            notes = proof.compare(worker.target.methods, worker.known, answer_example)
+        except BaseException as e:  # noqa: BLE001  # user code may raise anything; it is reported as data and ends us
+            faults.report(e)
+            error = faults.as_data(e)
+    output.finish()
+    worker.control.send(
+        {"event": "proved", "instance": order.instance, "ok": error is None, "error": error, "notes": notes, "phases_ms": answered}
+    )
+    os._exit(0)
 
 
 def _wait_go(go: int) -> None:

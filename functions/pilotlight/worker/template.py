@@ -24,9 +24,13 @@ from pilotlight.worker.faults import as_data
 
 Become = Callable[[Order, float], NoReturn]
 """Turns this process into the instance of an order, or parks it (in its own session and cgroups); monotonic seconds of the order."""
+Suspend = Callable[[Order], None]
+"""Has this process stand still for a snapshot; returns in a restored copy, or at once when something is in the way."""
 
-DESCRIPTORS = {"fork": 4, "serve": 4, "park": 2}
-"""How many descriptors an order has at least; those of `fork` and `park` beyond are ways into cgroups."""
+DESCRIPTORS = {"fork": 4, "serve": 4, "park": 2, "checkpoint": 3, "checkpoint_in_place": 2, "prove": 0}
+"""How many descriptors an order has at least; those beyond, of orders that fork, are ways into cgroups."""
+IN_PLACE = ("serve", "prove")
+"""Orders that this process obeys itself and does not return from."""
 
 THREAD_GRACE_S = 0.1
 """A joined thread stays visible in /proc for some microseconds; a pool that is shutting down for some milliseconds."""
@@ -58,9 +62,10 @@ def _comm(task: str) -> str:
 class Template:
     """The paused worker. Single-threaded; `run` owns it."""
 
-    def __init__(self, control: Control, become: Become, *, threads: tuple[str, ...]) -> None:
+    def __init__(self, control: Control, become: Become, suspend: Suspend, *, threads: tuple[str, ...]) -> None:
         self._control = control
         self._become = become
+        self._suspend = suspend
         self._threads = threads
         self._children: dict[int, tuple[int, str]] = {}  # pidfd → (pid, instance)
         self._poll = select.poll()
@@ -86,13 +91,23 @@ class Template:
         started = time.monotonic()
         if len(order.descriptors) < DESCRIPTORS.get(order.op, len(order.descriptors) + 1):
             self._refuse(order, ValueError(f"order {order.op!r} with {len(order.descriptors)} descriptors is not known here"))
-        elif order.op == "serve":
+        elif order.op in IN_PLACE:
             self._become(order, started)
+        elif order.op == "checkpoint_in_place":
+            self._stand_still(order)
         elif self._threads:
             self._refuse(order, RuntimeError(f"cannot be forked: threads are running at the snapshot point: {', '.join(self._threads)}"))
         else:
             self._fork(order, started)
         return True
+
+    def _stand_still(self, order: Order) -> None:
+        if self._children:
+            self._refuse(order, RuntimeError(f"cannot be checkpointed in place: {len(self._children)} forks of it are running"))
+            return
+        self._poll.unregister(self._control)
+        self._suspend(order)
+        self._poll.register(self._control, select.POLLIN)
 
     def _fork(self, order: Order, started: float) -> None:
         output.finish()

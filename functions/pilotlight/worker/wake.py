@@ -13,18 +13,40 @@ INSTANCE_VARIABLE = "PILOTLIGHT_INSTANCE"
 
 
 def reseed() -> None:
-    """New entropy for random, OpenSSL, temporary file names, numpy and torch (the last two only where they are loaded).
+    """New entropy for all that keeps its own: random, OpenSSL, temporary names, uuid1, multiprocessing, numpy, torch (if loaded).
 
-    Generators that user code made itself (`numpy.random.default_rng()`, `random.Random()`) are its own: make them in enter(snap=False).
+    `os.urandom`, `secrets` and `uuid4` ask the kernel and need nothing. Generators that user code made itself
+    (`numpy.random.default_rng()`, `random.Random()`) are its own: make them in enter(snap=False). The hash seed stays, and so does the pid:
+    after a restore there was no fork of which a module could have noticed anything.
     """
     random.seed()
     tempfile._name_sequence = None  # type: ignore[attr-defined]  # the module's own after-fork state; made anew at the next use
+    _new_names()
     if ssl := sys.modules.get("ssl"):
         ssl.RAND_add(os.urandom(32), 32.0)
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed(int.from_bytes(os.urandom(4)))
     if torch := sys.modules.get("torch"):
         torch.default_generator.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(int.from_bytes(os.urandom(8)) >> 1)
+
+
+def _new_names() -> None:
+    """What names hosts, objects and peers: uuid's node (RFC 9562 §6.10), the cached host name, multiprocessing's key and directory."""
+    uuid: Any = sys.modules.get("uuid")
+    platform: Any = sys.modules.get("platform")
+    if uuid is not None:
+        uuid._node = int.from_bytes(os.urandom(6)) | 1 << 40  # multicast bit: no machine's address
+        uuid._last_timestamp = uuid._generate_time_safe = uuid._UuidCreate = None  # libuuid's clock sequence is a copy, too
+    if platform is not None:
+        platform._uname_cache = None
+    if (process := sys.modules.get("multiprocessing.process")) and not process._children:  # children know the old key
+        config = process.current_process()._config
+        config["authkey"] = process.AuthenticationString(os.urandom(32))
+        config.pop("tempdir", None)
+    if synchronize := sys.modules.get("multiprocessing.synchronize"):
+        synchronize.SemLock._rand = tempfile._RandomNameSequence()  # type: ignore[attr-defined]  # as the class itself makes it
 
 
 def rehearse() -> None:

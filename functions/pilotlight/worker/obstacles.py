@@ -1,0 +1,292 @@
+"""What stands in the way of a snapshot: connections to elsewhere, and kernel objects that CRIU cannot take.
+
+Found by looking at descriptors and mappings of the process and, for a whole tree, of its descendants; CRIU itself notices some of these
+only when the image is restored. What it can take passes: pipes, epoll, eventfd, inotify, memfd, shared memory, semaphores, child processes
+of a tree, connections whose two ends are both inside, listeners (which are named, so that the instance gets a network of its own).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pilotlight.worker import sockets
+from pilotlight.worker.places import SocketPlaces
+from pilotlight.worker.sockets import Socket
+
+GHOST_BYTES = 64 * 1024**2
+"""Largest deleted file that travels in an image (CRIU's `--ghost-limit`, as dumps here set it)."""
+MAX_NAMED = 20
+"""More obstacles than this help nobody, and the message must fit into a datagram."""
+
+_ANONYMOUS = frozenset({"eventfd", "eventpoll", "inotify", "signalfd", "timerfd", "pidfd", "fanotify"})
+"""Anonymous inodes that CRIU takes; it says of all others that they are unsupported."""
+_HARMLESS = frozenset({"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"})
+_SHARED_MEMORY = ("/dev/shm/", "/dev/zero (deleted)", "/memfd:", "/SYSV", "/dev/hugepages/")
+_WAY_OUT = "or open it in @enter(snap=False)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obstacle:
+    """One thing.
+
+    Attributes:
+        kind: `connection`, `socket`, `io_uring`, `descriptor`, `file`, `device` or `process`.
+        fd: the descriptor; None for a mapping or a process.
+        what: as short as `TCP to 10.0.0.2:443`.
+        where: the user's `file:line`, where it is known.
+        message: a sentence that names it and the way out.
+    """
+
+    kind: str
+    fd: int | None
+    what: str
+    where: str | None
+    message: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"kind": self.kind, "fd": self.fd, "what": self.what, "where": self.where, "message": self.message}
+
+
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    """What was found. Filled by `look` only.
+
+    Attributes:
+        listens: addresses of TCP listeners.
+        connections_inside: TCP connections with both ends in the tree: a dump needs `tcp_established`.
+    """
+
+    obstacles: list[Obstacle] = field(default_factory=list)
+    listens: list[str] = field(default_factory=list)
+    connections_inside: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of the messages that carry it."""
+        return {
+            "obstacles": [one.to_json() for one in self.obstacles[:MAX_NAMED]],
+            "listens": sorted(set(self.listens)),
+            "connections_inside": self.connections_inside,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """Where to look, and what to leave aside.
+
+    Attributes:
+        writable: directories whose files travel with the snapshot.
+        places: who made which socket.
+    """
+
+    writable: tuple[str, ...]
+    places: SocketPlaces
+
+    def look(self, *, leave_aside: Collection[int] = ()) -> Findings:
+        """Look now, at this process and all below it; `leave_aside` are descriptors of ours that will be gone."""
+        found = Findings()
+        me = os.getpid()
+        processes = [me, *descendants(me)]
+        links = {pid: list(_links(pid, leave_aside if pid == me else ())) for pid in processes}
+        self._look_at_sockets(found, links, me)
+        for pid in processes:
+            owner = "" if pid == me else f" of process {_name(pid)}"
+            for fd, link in links[pid]:
+                found.obstacles += self._of_link(pid, fd, link, owner)
+            found.obstacles += _of_maps(pid, owner)
+        found.obstacles += _of_orphans(me, processes)
+        return found
+
+    def _look_at_sockets(self, found: Findings, links: dict[int, list[tuple[int, str]]], me: int) -> None:
+        held = {int(link[8:-1]): (pid, fd) for pid in reversed(links) for fd, link in links[pid] if link.startswith("socket:[")}
+        if not held:
+            return
+        everything = sockets.table()
+        for inode, (pid, fd) in held.items():
+            owner = "" if pid == me else f" of process {_name(pid)}"
+            one = everything.get(inode)
+            where = self.places.get(fd) if pid == me else None
+            if one is None:
+                found.obstacles += _of_unknown(fd, owner, where) if pid == me else ()
+            elif one.kind == "TCP" and one.listening:
+                found.listens.append(one.local)
+            elif one.connected and sockets.is_inside(one, everything, held):
+                found.connections_inside += one.kind == "TCP"
+            else:
+                found.obstacles += _of_socket(one, fd, owner, where)
+
+    def _of_link(self, pid: int, fd: int, link: str, owner: str) -> Iterator[Obstacle]:
+        if link.startswith("anon_inode:"):
+            yield from _of_anonymous(link.removeprefix("anon_inode:").strip("[]"), fd, owner)
+        elif link.startswith("/dev/") and link not in _HARMLESS and not link.startswith(_SHARED_MEMORY):
+            yield _device(link, fd, owner)
+        elif link.startswith("/") and not link.startswith(_SHARED_MEMORY):
+            yield from self._of_file(pid, fd, link, owner)
+
+    def _of_file(self, pid: int, fd: int, link: str, owner: str) -> Iterator[Obstacle]:
+        try:
+            status = os.stat(f"/proc/{pid}/fd/{fd}")
+            with open(f"/proc/{pid}/fdinfo/{fd}") as f:
+                info = f.read()
+        except OSError:  # closed while we looked
+            return
+        if not stat.S_ISREG(status.st_mode):
+            return
+        if status.st_nlink == 0 and status.st_size > GHOST_BYTES:
+            what = f"deleted file of {status.st_size // 1024**2} MiB, {link.removesuffix(' (deleted)')}"
+            yield _file(
+                what, fd, owner, f"Deleted files of more than {GHOST_BYTES // 1024**2} MiB are in no snapshot: close it, {_WAY_OUT}"
+            )
+        flags = re.search(r"^flags:\s*([0-7]+)", info, re.MULTILINE)
+        writes = flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY
+        if writes and status.st_nlink > 0 and not _is_under(link, self.writable):
+            advice = f"It is no part of the snapshot, which holds {' and '.join(self.writable)}: close it, {_WAY_OUT}"
+            yield _file(f"{link}, open for writing", fd, owner, advice)
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below that one, parents first."""
+    found, look = [], [pid]
+    while look:
+        below = _children(look.pop())
+        found += below
+        look += below
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        texts = []
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as f:
+                texts.append(f.read())
+        return [int(child) for child in " ".join(texts).split()]
+    except FileNotFoundError:  # it ended, or a kernel without CONFIG_PROC_CHILDREN
+        return [other for other, parent, _ in _processes() if parent == pid]
+
+
+def _processes() -> Iterator[tuple[int, int, str]]:
+    """(pid, parent, state) of each process that we can see."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as f:
+                    state, parent, *_ = f.read().rpartition(")")[2].split()
+            except OSError:  # it ended
+                continue
+            yield int(entry), int(parent), state
+
+
+def _name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm") as f:
+            return f"{f.read().strip()} ({pid})"
+    except OSError:
+        return str(pid)
+
+
+def _links(pid: int, leave_aside: Collection[int]) -> Iterator[tuple[int, str]]:
+    try:
+        entries = os.listdir(f"/proc/{pid}/fd")
+    except OSError:  # it ended
+        return
+    for entry in sorted(entries, key=int):
+        if int(entry) not in leave_aside:
+            try:
+                yield int(entry), os.readlink(f"/proc/{pid}/fd/{entry}")
+            except OSError:  # the one that the listing itself was made with, or just closed
+                continue
+
+
+def _of_socket(one: Socket, fd: int, owner: str, where: str | None) -> Iterator[Obstacle]:
+    if one.connected:
+        what = f"{one.kind} to {one.peer or 'a process outside'}"
+        yield Obstacle(
+            kind="connection",
+            fd=fd,
+            what=what,
+            where=where,
+            message=f"enter() left a connection open: descriptor {fd}{owner}, {what}{_at(where)}. Close it, {_WAY_OUT}",
+        )
+    elif one.kind == "UDP":
+        what = f"UDP on {one.local}"
+        yield _socket(what, fd, owner, where)
+
+
+def _of_unknown(fd: int, owner: str, where: str | None) -> Iterator[Obstacle]:
+    """No address and no peer: fine for the usual families, and unknown to a snapshot for the others."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as one:
+            family = one.family
+    except OSError:  # closed while we looked
+        return
+    if family not in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX, socket.AF_NETLINK):
+        name = family.name if isinstance(family, socket.AddressFamily) else f"of family {family}"
+        yield _socket(f"{name} socket", fd, owner, where)
+
+
+def _of_anonymous(name: str, fd: int, owner: str) -> Iterator[Obstacle]:
+    if name in _ANONYMOUS:
+        return
+    kind = "io_uring" if name == "io_uring" else "descriptor"
+    advice = f"Turn it off in the library that uses it, close it, {_WAY_OUT}"
+    message = f"enter() left a descriptor open that no snapshot can hold: descriptor {fd}{owner}, {name}. {advice}"
+    yield Obstacle(kind=kind, fd=fd, what=name, where=None, message=message)
+
+
+def _of_maps(pid: int, owner: str) -> Iterator[Obstacle]:
+    try:
+        with open(f"/proc/{pid}/maps") as f:
+            text = f.read()
+    except OSError:  # it ended
+        return
+    for path in sorted(set(re.findall(r"(?:/dev/|anon_inode:).*$", text, re.MULTILINE))):
+        if path == "anon_inode:[io_uring]":
+            message = (
+                f"enter() left an io_uring{owner} behind, which no snapshot can hold. Turn it off in the library that uses it, {_WAY_OUT}"
+            )
+            yield Obstacle(kind="io_uring", fd=None, what="io_uring, mapped", where=None, message=message)
+        elif path.startswith("/dev/") and path not in _HARMLESS and not path.startswith(_SHARED_MEMORY):
+            yield _device(path, None, owner)
+
+
+def _of_orphans(me: int, tree: Collection[int]) -> Iterator[Obstacle]:
+    """In a slot, whose init is our parent: processes that detached themselves from us are no part of our tree."""
+    if os.getppid() != 1:
+        return
+    for pid, parent, state in _processes():
+        if parent == 1 and pid not in (1, me) and pid not in tree and state != "Z":
+            name = _name(pid)
+            message = f"process {name} detached itself from the function's and would not be in a snapshot. Start it as a child, {_WAY_OUT}"
+            yield Obstacle(kind="process", fd=None, what=name, where=None, message=message)
+
+
+def _device(path: str, fd: int | None, owner: str) -> Obstacle:
+    held = "mapped" if fd is None else f"descriptor {fd}"
+    message = f"enter() left a device open: {held}{owner}, {path}. Close it, {_WAY_OUT}"
+    return Obstacle(kind="device", fd=fd, what=path, where=None, message=message)
+
+
+def _file(what: str, fd: int, owner: str, advice: str) -> Obstacle:
+    return Obstacle(
+        kind="file", fd=fd, what=what, where=None, message=f"enter() left a file open: descriptor {fd}{owner}, {what}. {advice}"
+    )
+
+
+def _socket(what: str, fd: int, owner: str, where: str | None) -> Obstacle:
+    message = f"enter() left a socket open: descriptor {fd}{owner}, {what}{_at(where)}. Close it, {_WAY_OUT}"
+    return Obstacle(kind="socket", fd=fd, what=what, where=where, message=message)
+
+
+def _at(where: str | None) -> str:
+    return f" ({where})" if where else ""
+
+
+def _is_under(path: str, directories: Sequence[str]) -> bool:
+    return any(path == d or path.startswith(d.rstrip("/") + "/") for d in directories)

@@ -1,0 +1,273 @@
+"""A worker stands still, is revived, and is a worker at its snapshot point again: whole lives, with the real worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec
+from tests.fakes.fake_shim import FakeInstance, ShimTimeout, function_spec, read_until
+from tests.fakes.freezing_shim import FreezingShim
+
+
+def call(instance: FakeInstance, method: str = "", arguments: object = ()) -> object:
+    with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path), base_url="http://worker", timeout=30) as client:
+        response = client.post(f"/invoke/{method}", json=arguments)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+
+SERVICE = """
+    import os, pilotlight
+    app = pilotlight.App("demo")
+
+    @app.cls()
+    class Service:
+        @pilotlight.enter()
+        def load(self):
+            self.loaded = [1, 2, 3]
+            self.diary = ["load"]
+
+        @pilotlight.enter(snap=False)
+        def wake(self):
+            self.diary.append("wake " + os.environ["PILOTLIGHT_INSTANCE"])
+
+        @pilotlight.method(example=[2])
+        def scale(self, n: int) -> list:
+            return [n * x for x in self.loaded]
+
+        @pilotlight.method()
+        def read(self, name: str = "") -> list:
+            return [self.diary, os.environ.get(name)]
+"""
+
+
+def service(*names: str) -> FunctionSpec:
+    methods = [MethodSpec(name="scale", example=[2]), MethodSpec(name="read")]
+    return function_spec(qualname="Service", kind=FunctionKind.CLASS, methods=methods)
+
+
+def links(pid: int) -> dict[int, str]:
+    found = {}
+    for entry in os.listdir(f"/proc/{pid}/fd"):
+        found[int(entry)] = os.readlink(f"/proc/{pid}/fd/{entry}")
+    return found
+
+
+def test_a_pristine_fork_holds_its_listener_and_nothing_else() -> None:
+    with FreezingShim({"app.py": SERVICE}, service()) as shim:
+        shim.start("i-1")  # so that there is a pidfd of a sibling to let go of
+        forked = shim.wait_event("forked")
+        assert forked["instance"] == "i-1"
+        shim.checkpoint()
+        pid = shim.wait_event("forked", instance="c-1")["pid"]
+        held = links(pid)
+        assert [held.pop(n) for n in (0, 1, 2)] == ["/dev/null"] * 3
+        sockets = [link for link in held.values() if link.startswith("socket:")]
+        pipes = [link for link in held.values() if link.startswith("pipe:")]
+        assert len(sockets) == 1
+        assert len(set(pipes)) * 2 == len(pipes)  # libuv's own, with both ends
+        assert len(sockets) + len(pipes) == len(held), held
+        assert os.getsid(pid) == pid
+        assert len(os.listdir(f"/proc/{pid}/task")) == 1
+
+
+def test_the_phase_and_the_obstacles_are_told() -> None:
+    with FreezingShim({"app.py": SERVICE}, service()) as shim:
+        point = shim.wait_event("snapshot_point")
+        assert (point["obstacles"], point["listens"]) == ([], [])
+        said = shim.checkpoint().said
+        assert said.pop("phases_ms").keys() == {"quiesce"}
+        assert said == {"event": "quiesced", "obstacles": [], "listens": [], "connections_inside": 0}
+
+
+def test_a_revived_fork_serves_in_place_and_its_control_socket_is_gone() -> None:
+    with FreezingShim({"app.py": SERVICE}, service()) as shim:
+        frozen = shim.freeze()
+        instance = shim.order("serve", "i-1", {"SECRET": "s3"})
+        assert list(shim.wait_event("ready")["phases_ms"]) == ["serve", "wake"]
+        assert call(instance, "scale", [3]) == [3, 6, 9]
+        assert call(instance, "read", ["SECRET"]) == [["load", "wake i-1"], "s3"]
+        assert not Path(frozen.path).exists()
+
+
+def test_a_revived_fork_is_a_template_again() -> None:
+    with FreezingShim({"app.py": SERVICE}, service()) as shim:
+        shim.freeze()
+        assert call(shim.start("i-1"), "read") == [["load", "wake i-1"], None]
+        assert call(shim.assign(shim.park(), "i-2"), "read") == [["load", "wake i-2"], None]
+
+
+def test_a_revived_fork_can_be_checkpointed_again() -> None:
+    with FreezingShim({"app.py": SERVICE}, service()) as shim:
+        shim.freeze("c-1")
+        shim.freeze("c-2")
+        assert call(shim.start("i-1"), "scale", [1]) == [1, 2, 3]
+
+
+def test_a_revived_fork_leaves_with_its_shim() -> None:
+    with FreezingShim({"app.py": SERVICE}, service()) as shim:
+        frozen = shim.checkpoint()
+        shim.wait_event("forked", instance="c-1")
+        pidfd = shim._pids[-1]
+        shim.revive(frozen)
+        shim.hang_up()
+        assert select.select([pidfd], [], [], 30)[0]
+
+
+def test_a_restored_process_knows_how_long_it_was_frozen() -> None:
+    code = "import os\ndef f(): return float(os.environ['PILOTLIGHT_FROZEN_S'])"
+    with FreezingShim({"app.py": code}, function_spec()) as shim:
+        shim.freeze()
+        seconds = call(shim.start())
+        assert isinstance(seconds, float)
+        assert 0 <= seconds < 5  # no clock was stopped here
+
+
+def test_the_template_goes_on_after_a_checkpoint_was_taken_of_it() -> None:
+    with FreezingShim({"app.py": SERVICE}, service()) as shim:
+        shim.checkpoint()
+        assert call(shim.start("i-1"), "scale", [1]) == [1, 2, 3]
+        os.kill(shim.wait_event("forked", instance="c-1")["pid"], signal.SIGKILL)
+        assert os.WTERMSIG(shim.wait_event("exited", instance="c-1")["status"]) == signal.SIGKILL
+
+
+THREADED = """
+    import os, subprocess, sys, threading, queue
+    asked, answered = queue.Queue(), queue.Queue()
+
+    def work():
+        while True:
+            answered.put(asked.get() * 2)
+
+    threading.Thread(target=work, daemon=True, name="work").start()
+    child = subprocess.Popen([sys.executable, "-c", "while True: print(input().upper(), flush=True)"],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    print("imported", flush=True)
+
+    def f(n: int, text: str):
+        asked.put(n)
+        child.stdin.write(text + "\\n")
+        child.stdin.flush()
+        return [answered.get(), child.stdout.readline().strip()]
+"""
+
+
+def test_a_worker_with_threads_and_processes_is_checkpointed_in_place() -> None:
+    with FreezingShim({"app.py": THREADED}, function_spec()) as shim:
+        assert shim.wait_event("snapshot_point")["threads"] == ["work"]
+        shim.freeze(in_place=True)
+        assert links(shim.pid)[1] == str(shim.root / "stderr")  # its own output stayed
+        instance = shim.start("i-1", op="serve")
+        assert call(instance, "", [4, "abc"]) == [8, "ABC"]
+
+
+def test_a_worker_with_threads_is_not_forked_for_a_checkpoint() -> None:
+    with FreezingShim({"app.py": THREADED}, function_spec()) as shim:
+        with pytest.raises(ShimTimeout, match="without a word"):
+            shim.checkpoint()
+        with pytest.raises(ShimTimeout, match="threads are running at the snapshot point: work"):
+            shim.wait_event("quiesced")
+
+
+CONNECTED = """
+    import json, os, socket
+    class Service:
+        def __init__(self):
+            where = json.load(open("where"))
+            self.connection = socket.create_connection(tuple(where))
+        def close(self):
+            self.connection.close()
+            return True
+"""
+
+
+def connected_shim(port: int) -> FreezingShim:
+    spec = function_spec(qualname="Service", kind=FunctionKind.CLASS, methods=[MethodSpec(name="close")])
+    code = CONNECTED.replace('json.load(open("where"))', f'["127.0.0.1", {port}]')
+    return FreezingShim({"app.py": code}, spec)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_an_open_connection_is_named_and_the_worker_goes_on(in_place: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with connected_shim(port) as shim:
+            (obstacle,) = shim.wait_event("snapshot_point")["obstacles"]
+            assert (obstacle["kind"], obstacle["what"], obstacle["where"]) == ("connection", f"TCP to 127.0.0.1:{port}", "app.py:6")
+            message = (
+                rf"enter\(\) left a connection open: descriptor \d+, TCP to 127.0.0.1:{port} \(app.py:6\). Close it, or open it in @enter"
+            )
+            assert re.match(message, obstacle["message"])
+
+            said = shim.checkpoint(in_place=in_place).said
+            assert said["obstacles"] == [obstacle]
+            if not in_place:
+                assert shim.wait_event("exited", instance="c-1")["status"] == 0
+            assert call(shim.start("i-1"), "close") is True
+
+
+def test_a_worker_whose_forks_run_is_not_checkpointed_in_place() -> None:
+    with FreezingShim({"app.py": SERVICE}, service()) as shim:
+        shim.start("i-1")
+        with pytest.raises(ShimTimeout, match="without a word"):
+            shim.checkpoint(in_place=True)
+        with pytest.raises(ShimTimeout, match="1 forks of it are running"):
+            shim.wait_event("quiesced")
+        assert call(shim.start("i-2"), "scale", [1]) == [1, 2, 3]
+
+
+UNIQUE = """
+    import asyncio, json, os, platform, random, secrets, socket, ssl, tempfile, uuid
+    import multiprocessing, multiprocessing.synchronize, multiprocessing.process
+    import numpy, numpy.random, torch
+
+    random.random(), numpy.random.random(), torch.rand(1), ssl.RAND_bytes(1), next(tempfile._get_candidate_names()), uuid.uuid1()
+    lock = multiprocessing.Lock()
+
+    def f():
+        return {
+            "random": random.random(),
+            "numpy": float(numpy.random.random()),
+            "torch": float(torch.rand(1)),
+            "openssl": ssl.RAND_bytes(8).hex(),
+            "tempfile": tempfile.mktemp(),
+            "uuid1": str(uuid.uuid1())[15:],  # without the fast half of its clock
+            "uuid node": uuid.getnode(),
+            "uuid4": str(uuid.uuid4()),
+            "urandom": os.urandom(8).hex(),
+            "secrets": secrets.token_hex(8),
+            "authkey": bytes(multiprocessing.process.current_process().authkey).hex(),
+            "semaphore": next(multiprocessing.synchronize.SemLock._rand),
+            "instance": os.environ["PILOTLIGHT_INSTANCE"],
+        }
+"""
+
+
+def test_two_lives_of_one_process_have_nothing_random_in_common() -> None:
+    """Forks of one frozen process: each begins with the same bytes in memory, as two restores do."""
+    with FreezingShim({"app.py": UNIQUE}, function_spec()) as shim:
+        shim.freeze()
+        lives = [call(shim.start(f"i-{n}")) for n in range(3)]
+        lives.append(call(shim.assign(shim.park(), "i-3")))
+        lives.append(call(shim.start("i-4", op="serve")))  # without a fork, as after a restore
+        for source in lives[0]:  # type: ignore[attr-defined]
+            values = [json.dumps(life[source]) for life in lives]  # type: ignore[index]
+            assert len(set(values)) == len(lives), (source, values)
+
+
+def test_output_of_a_frozen_fork_goes_nowhere_and_that_of_its_instance_to_its_pipes() -> None:
+    with FreezingShim({"app.py": "def f(): print('said')"}, function_spec()) as shim:
+        shim.freeze()
+        instance = shim.start("i-1", op="serve")
+        call(instance)
+        assert b"said" in read_until(instance.stdout)
+        assert "said" not in shim.worker_output()
