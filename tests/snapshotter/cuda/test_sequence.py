@@ -57,7 +57,7 @@ def test_a_tree_without_a_device_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "fault", "history", "edge"),
+    "op, fault, history, edge",
     [
         ("lock", Fault.FAIL, [], "stay"),
         ("lock", Fault.HANG, [], "stay"),
@@ -87,7 +87,7 @@ def test_the_second_of_two_fails_and_both_run_again() -> None:
     assert {p.state for p in cuda.processes.values()} == {CudaState.RUNNING}
 
 
-@pytest.mark.parametrize(("op", "fault"), [("checkpoint", Fault.BROKEN), ("checkpoint", Fault.DIE), ("lock", Fault.BROKEN)])
+@pytest.mark.parametrize("op, fault", [("checkpoint", Fault.BROKEN), ("checkpoint", Fault.DIE), ("lock", Fault.BROKEN)])
 def test_a_process_that_breaks_takes_its_tree_with_it(op: str, fault: Fault) -> None:
     cuda = FakeCuda(FakeProcess(pid=1), FakeProcess(pid=2))
     cuda.faults[op] = [fault]
@@ -189,7 +189,7 @@ def test_a_failure_on_the_way_back_kills(op: str, fault: Fault) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cuda", "wants", "message"),
+    "cuda, wants, message",
     [
         (FakeCuda(FakeProcess(pid=1)), record(), "process 1 is running after restore, and should be checkpointed"),
         (FakeCuda(checkpointed(1)), record(2), "1 restored processes have a GPU side, and the snapshot has 2"),
@@ -225,7 +225,7 @@ async def called_off(journey: Coroutine[Any, Any, Any], *, at_s: Sequence[float]
     """What `journey` gave or raised, when it is cancelled at these times."""
     task = asyncio.ensure_future(journey)
     timers = [asyncio.get_running_loop().call_later(at, task.cancel) for at in at_s]
-    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+    outcome: Any = (await asyncio.gather(task, return_exceptions=True))[0]
     for timer in timers:
         timer.cancel()
     return outcome
@@ -250,14 +250,14 @@ def test_any_faults_on_the_way_out_end_running_or_killed_never_in_between(
     seam = devices(cuda)
 
     async def story() -> None:
-        outcome = await called_off(seam.before_dump(list(cuda.processes)), at_s=at_s)
+        outcome: Any = await called_off(seam.before_dump(list(cuda.processes)), at_s=at_s)
         if isinstance(outcome, Suspension):
             assert all(p.state is CudaState.CHECKPOINTED for p in cuda.processes.values() if p.alive)
             if not dump_fails:
                 return
             suspension = outcome
             outcome = await called_off(seam.rollback(suspension, "the dump failed"), at_s=[])
-            assert await seam.rollback(suspension, "again") is None
+            await seam.rollback(suspension, "again")
         assert outcome is None or isinstance(outcome, CudaFailed | CudaLost | CudaRefused | asyncio.CancelledError), outcome
         if isinstance(outcome, CudaLost):
             assert not any(p.alive for p in cuda.processes.values())

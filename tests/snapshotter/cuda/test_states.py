@@ -30,7 +30,7 @@ def test_every_failure_in_every_state_has_an_edge() -> None:
     assert set(ROLLBACK) == set(itertools.product(Step, CudaState))
 
 
-@pytest.mark.parametrize(("step", "state"), list(itertools.product(Step, CudaState)))
+@pytest.mark.parametrize("step, state", list(itertools.product(Step, CudaState)))
 def test_an_edge_ends_in_running_or_in_a_kill(step: Step, state: CudaState) -> None:
     edge = way_back(step, state)
     if edge.kill:
@@ -41,7 +41,7 @@ def test_an_edge_ends_in_running_or_in_a_kill(step: Step, state: CudaState) -> N
 
 
 @pytest.mark.parametrize(
-    ("step", "state", "name"),
+    "step, state, name",
     [
         (Step.LOCK, CudaState.RUNNING, "stay"),
         (Step.LOCK, CudaState.LOCKED, "unlock"),  # it overran, and was done after all
