@@ -1,0 +1,67 @@
+"""The page daemon of a lazily restored process: it serves memory as it is touched, and the rest in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from snapshotter.criu import logs, runs
+from snapshotter.criu.errors import CriuError, CriuGone, CriuTimeout
+from snapshotter.criu.runs import Criu, CriuRun, CriuSlot
+
+_READY_FD = runs.FIRST_FD + 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LazyPages:
+    """The daemon that serves a lazily restored process its memory: while it runs, pages are missing. `kill` it only with the process."""
+
+    run: CriuRun
+
+    @property
+    def exited(self) -> asyncio.Future[int | None]:
+        """Its wait status: it ends by itself once all memory is there, or the process is gone."""
+        return self.run.exited
+
+    async def kill(self) -> None:
+        """End it, wait, and let go of its descriptors; for one that ended, only the last."""
+        await runs.end(self.run)
+
+
+async def serve_pages(
+    slot: CriuSlot, criu: Criu, *, images: int, work: int, uid: int, cgroup: Mapping[str, Any], deadline_s: float
+) -> LazyPages:
+    """The page daemon, listening. It writes one byte to a pipe once it does, and closes it when it dies."""
+    runs.forget(work, "lazy.log", "lazy-pages.socket")
+    argv = [str(criu.binary), "lazy-pages", "--no-default-config", "--images-dir", runs.IMAGES, "--work-dir", runs.WORK]
+    argv += ["--log-file", "lazy.log", "-v2", "--status-fd", str(_READY_FD)]
+    readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(readable, "rb", buffering=0) as pipe:
+        fds = [*runs.duplicates(images, work), writable]
+        run = await slot.criu(runs.new_name("lazy"), argv, uid=uid, cgroup=cgroup, fds=fds, socket=False)
+        try:
+            async with asyncio.timeout(deadline_s):
+                await _readable(pipe.fileno())
+            if not pipe.read(1):
+                words = logs.cause_of(runs.read_log(work, "lazy.log")).message
+                raise CriuGone("lazy-pages", f"it ended before it was ready: {words}", log_tail=logs.tail(runs.read_log(work, "lazy.log")))
+        except TimeoutError:
+            await runs.end(run)
+            raise CriuTimeout("lazy-pages", deadline_s, log_tail=logs.tail(runs.read_log(work, "lazy.log"))) from None
+        except (CriuError, asyncio.CancelledError):
+            await runs.end(run)
+            raise
+    return LazyPages(run=run)
+
+
+async def _readable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(fd, ready.cancel)
+    try:
+        await asyncio.wait([ready])
+    finally:
+        loop.remove_reader(fd)

@@ -1,0 +1,163 @@
+"""Dump and restore of a process in a slot: one call, one `criu swrk` process (and, for lazy memory, one page daemon).
+
+CRIU runs inside the slot, as a child of its shim: what it sees is what the worker sees, and a restored root process becomes the shim's
+child (`rst_sibling`). The work directory gets logs and statistics, so that images stay what was published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from snapshotter.criu import runs, stats
+from snapshotter.criu.errors import CriuGone
+from snapshotter.criu.lazy import LazyPages, serve_pages
+from snapshotter.criu.runs import Criu, CriuRun, CriuSlot
+from snapshotter.criu.stats import DumpStats
+from snapshotter.criu.swrk import Notify, Swrk
+
+GHOST_LIMIT_BYTES = 64 * 1024**2
+"""Largest deleted file that is still open and travels with the image. CRIU's own limit is 1 MiB."""
+_LOG_LEVEL = 2
+"""Errors and warnings: what names a cause. 4 costs tens of milliseconds of writing."""
+_CPU_CAP_FPU, _CPU_CAP_INS, _CPU_CAP_IMAGE = 1, 4, 8
+_CPU_CAP = _CPU_CAP_FPU | _CPU_CAP_INS | _CPU_CAP_IMAGE
+"""Write what the CPU can do into the image, and refuse one that can do less before anything runs (include/cpu.h of CRIU)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """A process that runs again. `pid` as its slot numbers it. `restore_ms`: inside CRIU; `fork_ms` of it: making the processes.
+
+    `wall_ms`: from the order until it ran, CRIU's own start included. `lazy`: the page daemon; the caller ends it.
+    """
+
+    pid: int
+    restore_ms: float
+    fork_ms: float
+    wall_ms: float
+    lazy: LazyPages | None = None
+
+
+async def dump(
+    slot: CriuSlot,
+    *,
+    criu: Criu,
+    pid: int,
+    images: int,
+    work: int,
+    uid: int,
+    cgroup: Mapping[str, Any],
+    tcp: bool = False,
+    deadline_s: float,
+    on_notify: Notify | None = None,
+) -> DumpStats:
+    """Turn process `pid` of the slot, and its tree, into images. On success it is gone; after an error the caller ends what is left.
+
+    `images`, `work`: directory descriptors, which stay the caller's. `uid`: of the worker. `tcp`: keep TCP connections whose two ends
+    are in the tree. Raises CriuFailed, CriuTimeout, CriuGone, and what the slot raises.
+    """
+    options = {**_common(deadline_s, tcp=tcp), "pid": pid, "log_file": "dump.log"}
+    async with _criu(slot, "dump", criu, images=images, work=work, uid=uid, cgroup=cgroup, log="dump.log") as (_, swrk):
+        await swrk.request("DUMP", options, deadline_s=deadline_s, on_notify=on_notify)
+    return await asyncio.to_thread(stats.read_dump, work)
+
+
+async def restore(
+    slot: CriuSlot,
+    *,
+    criu: Criu,
+    images: int,
+    work: int,
+    uid: int,
+    cgroup: Mapping[str, Any],
+    stdio_keys: Mapping[str, str] | None = None,
+    lazy: bool = False,
+    tcp: bool = False,
+    deadline_s: float,
+    on_notify: Notify | None = None,
+) -> Restored:
+    """Bring the images back as a child of the slot's shim.
+
+    `stdio_keys`: what `stdout` and `stderr` were when dumped (`pipe:[inode]`), to plug them into the slot's log pipes; None when the
+    process had neither. `lazy`: memory comes when it is touched. After an error the caller ends the slot: half a tree may be left in it.
+
+    Raises CriuFailed, CriuTimeout, CriuGone, and what the slot raises.
+    """
+    started = time.monotonic()
+    daemon = await serve_pages(slot, criu, images=images, work=work, uid=uid, cgroup=cgroup, deadline_s=deadline_s) if lazy else None
+    left_s = max(0.1, deadline_s - (time.monotonic() - started))
+    options = {**_common(left_s, tcp=tcp), "rst_sibling": True, "log_file": "restore.log", "lazy_pages": lazy}
+    try:
+        async with _criu(
+            slot, "restore", criu, images=images, work=work, uid=uid, cgroup=cgroup, log="restore.log", stdio=stdio_keys is not None
+        ) as (run, swrk):
+            options["inherit_fd"] = _inherited(stdio_keys or {}, run.stdio_fds)
+            answer = await swrk.request("RESTORE", options, deadline_s=left_s, on_notify=on_notify)
+            wall_ms = (time.monotonic() - started) * 1e3
+        if not answer.pid:
+            raise CriuGone("restore", "it named no process")
+    except BaseException:
+        if daemon is not None:
+            await daemon.kill()
+        raise
+    took = stats.read_restore(work)
+    return Restored(pid=answer.pid, restore_ms=took.restore_ms, fork_ms=took.fork_ms, wall_ms=wall_ms, lazy=daemon)
+
+
+def _common(deadline_s: float, *, tcp: bool) -> dict[str, Any]:
+    return {
+        "images_dir_fd": -1,  # required by the RPC; the path below counts
+        "images_dir": runs.IMAGES,
+        "log_level": _LOG_LEVEL,
+        "notify_scripts": True,
+        "link_remap": True,
+        "file_locks": True,
+        "ghost_limit": GHOST_LIMIT_BYTES,
+        "manage_cgroups_mode": "IGNORE",
+        "network_lock": "SKIP",
+        "tcp_established": tcp,
+        "cpu_cap": _CPU_CAP,
+        "timeout": max(1, math.ceil(deadline_s)),
+    }
+
+
+def _inherited(keys: Mapping[str, str], fds: Sequence[int]) -> list[dict[str, Any]]:
+    """Pairs for `inherit_fd`; where stdout and stderr were one pipe, stdout's takes both."""
+    pairs: dict[str, int] = {}
+    for name, fd in zip(("stdout", "stderr"), fds, strict=False):
+        if name in keys:
+            pairs.setdefault(keys[name], fd)
+    return [{"key": key, "fd": fd} for key, fd in pairs.items()]
+
+
+@contextlib.asynccontextmanager
+async def _criu(
+    slot: CriuSlot,
+    operation: str,
+    criu: Criu,
+    *,
+    images: int,
+    work: int,
+    uid: int,
+    cgroup: Mapping[str, Any],
+    log: str,
+    stdio: bool = False,
+) -> AsyncIterator[tuple[CriuRun, Swrk]]:
+    """A CRIU that waits for one request; gone, with everything of it closed, at the end."""
+    runs.forget(work, log, f"stats-{operation}")
+    # Options before the command set the work directory; a file in /etc/criu must not change what we do.
+    argv = [str(criu.binary), "--no-default-config", "--work-dir", runs.WORK, "swrk", str(runs.SOCKET_FD)]
+    fds = runs.duplicates(images, work)
+    run = await slot.criu(runs.new_name(operation), argv, uid=uid, cgroup=cgroup, fds=fds, stdio=stdio)
+    try:
+        if run.socket is None:
+            raise CriuGone(operation, "it was started without a socket")
+        yield run, Swrk(run.socket, messages=criu.messages, exited=run.exited, log=lambda: runs.read_log(work, log))
+    finally:
+        await runs.end(run)
