@@ -3,39 +3,28 @@
 `hello` and `embed` are the examples themselves. COLD comes from a second copy that is deployed with `snapshot=False`, so that nothing is
 kept of it; FORK from a resident Template, whose memory (PSS) is a row of its own, because a Template is not zero; WARM from an instance
 that is already there. FORK is measured twice: as the platform comes, with one fork parked behind each Template in use, and with none.
-Every sample is filed under the StartKind that the platform itself reported. With --peers: Ray Serve with `min_replicas=0` and the same
-model.
+RESTORE (`benchmarks/restores.py`) is measured for these two, for a function that only imports torch, and for synthetic models by
+reference and by value: with all memory back before the process runs (eager) and with memory that comes when it is touched (lazy), with
+the page cache warm and dropped, and 1, 4 and 8 at once. Every sample is filed under the StartKind that the platform itself reported. With
+--peers: Ray Serve with `min_replicas=0` and the same model.
 """
 
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks import peers, stack
-from benchmarks.harness import ROOT, Report, Row, options, percentile, phase
+from benchmarks import peers, restores, stack
+from benchmarks.harness import Report, Row, options, percentile, phase
 from benchmarks.network import DidNotStart
+from benchmarks.subjects import EMBED, HELLO, Subject, model, torch_only
 from snapshotter.client import AgentClient
 from snapshotter.errors import SnapshotterError
 
 MIB = 1024**2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """What is started: an example, how it is called, and the name under which its rows appear."""
-
-    name: str
-    source: Path
-    function: str
-    arguments: dict[str, Any]
-
-
-HELLO = Subject(name="hello", source=ROOT / "examples" / "hello.py", function="hello", arguments={"name": "Ada"})
-EMBED = Subject(name="embed", source=ROOT / "examples" / "embed.py", function="Embedder.embed", arguments={"text": "a happy person"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +35,14 @@ class Counts:
     cold: int
     warm: int
     ray: int
+    restore: int
+    dropped: int
+    models_mib: tuple[int, ...]
+    at_once: tuple[int, ...]
 
 
-QUICK = Counts(fork=7, cold=2, warm=50, ray=2)
-FULL = Counts(fork=40, cold=7, warm=500, ray=7)
+QUICK = Counts(fork=7, cold=2, warm=50, ray=2, restore=7, dropped=0, models_mib=(), at_once=())
+FULL = Counts(fork=40, cold=7, warm=500, ray=7, restore=20, dropped=5, models_mib=(256, 1024, 4096), at_once=(1, 4, 8))
 
 
 def main() -> None:
@@ -65,10 +58,31 @@ def main() -> None:
         for subject in (HELLO, EMBED):
             plain_forks(report, platform, subject, counts.fork)
         template_memory(report, platform, suffix=" without a parked fork")
+    restored(report, counts, quick=given.quick)
     if given.peers:
         ray(report, counts)
     ratios(report)
     report.finish(given)
+
+
+def restored(report: Report, counts: Counts, *, quick: bool) -> None:
+    """Everything that comes back from a snapshot. With --quick: the examples, as the platform brings their pages back by itself."""
+    if quick:
+        for subject in (HELLO, EMBED):
+            restores.measure(report, subject, pages="auto", count=counts.restore, dropped=0)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        torch = torch_only(Path(folder))
+        for subject in (HELLO, torch, EMBED):
+            for pages in ("auto", "eager", "lazy"):
+                restores.measure(report, subject, pages=pages, count=counts.restore, dropped=counts.dropped if pages != "auto" else 0)
+        for mib in counts.models_mib:
+            for by in ("reference", "value"):
+                for pages in ("eager", "lazy"):
+                    subject = model(Path(folder), mib=mib, by=by)
+                    restores.measure(report, subject, pages=pages, count=max(3, counts.restore // 4), dropped=counts.dropped // 2)
+        restores.together(report, torch, pages="auto", sizes=counts.at_once, rounds=5)
+    restores.instance_memory(report, EMBED, instances=4)
 
 
 def measure(report: Report, platform: stack.Stack, subject: Subject, counts: Counts) -> None:
@@ -153,8 +167,12 @@ def ratios(report: Report) -> None:
     medians = {row.name: row.p50 for row in report.rows}
     wanted = {
         "embed_cold_over_fork": ("embed/COLD", "embed/FORK"),
-        "embed_cold_over_restore": ("embed/COLD", "embed/RESTORE"),
+        "embed_cold_over_restore": ("embed/COLD", "embed/RESTORE auto"),
         "hello_cold_over_fork": ("hello/COLD", "hello/FORK"),
+        "restore_4g_over_256m_by_reference": (
+            "model 4096 MiB by reference/RESTORE eager, restore phase",
+            "model 256 MiB by reference/RESTORE eager, restore phase",
+        ),
         "ray_over_fork": ("embed/ray serve from zero", "embed/FORK"),
     }
     for key, (above, below) in wanted.items():
