@@ -17,6 +17,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 _PREFIX = ".tmp-"
@@ -29,15 +30,39 @@ def staged(final: Path) -> Iterator[Path]:
 
     When `final` exists already at the end, the older one stays and ours is dropped: both were made from the same name.
     """
-    final.parent.mkdir(parents=True, exist_ok=True)
-    temp = final.parent / f"{_PREFIX}{final.name[:16]}-{secrets.token_hex(4)}"
+    with workplace(final.parent, label=final.name[:16]) as work:
+        yield work.directory
+        work.publish(final)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workplace:
+    """A temporary directory whose final name is not known yet, as that of what is named by its content.
+
+    Attributes:
+        directory: empty at first, 0700.
+        lock: descriptor of the directory, locked for as long as its maker lives.
+    """
+
+    directory: Path
+    lock: int
+
+    def publish(self, final: Path) -> None:
+        """Flush the file system, then give the directory its name; an older one of that name stays. Raises OSError."""
+        _flush(self.lock)
+        _publish(self.directory, final)
+
+
+@contextlib.contextmanager
+def workplace(parent: Path, *, label: str) -> Iterator[Workplace]:
+    """An empty directory in `parent`, which is removed at the end unless it was published."""
+    parent.mkdir(parents=True, exist_ok=True)
+    temp = parent / f"{_PREFIX}{label}-{secrets.token_hex(4)}"
     temp.mkdir(mode=0o700)
     lock = os.open(temp, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield temp
-        _flush(lock)
-        _publish(temp, final)
+        yield Workplace(directory=temp, lock=lock)
     finally:
         if temp.exists():
             remove_tree(temp)
@@ -84,9 +109,14 @@ def sweep(parent: Path) -> int:
 
 def discard(directory: Path) -> None:
     """Remove a published directory: it loses its name first, so a kill half-way leaves a temporary one, never a half one."""
+    remove_tree(bury(directory))
+
+
+def bury(directory: Path) -> Path:
+    """The first half of `discard`, for what is still in use: its temporary name, to be given to `remove_tree` later."""
     grave = directory.parent / f"{_PREFIX}gone-{secrets.token_hex(4)}"
     directory.rename(grave)
-    remove_tree(grave)
+    return grave
 
 
 def remove_tree(directory: Path) -> None:

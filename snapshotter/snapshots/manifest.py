@@ -1,0 +1,239 @@
+"""The record of one snapshot, written last and signed: files with sizes and hashes, what they are of, how to restore them.
+
+The file is canonical JSON with a `signature`: HMAC-SHA256 over everything else, with a key derived from the platform's own. A
+process image is code that will run: nothing that this platform did not write is ever restored. The id is a hash of the content,
+without what its proof adds later.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+from snapshotter.snapshots.identity import Identity
+from snapshotter.types import RevisionKey
+
+MANIFEST = "manifest.json"
+FILES_TAR = "files.tar"
+IMAGES = "images"
+MAX_MANIFEST_BYTES = 4 * 1024 * 1024
+"""A process with 300 images and 10,000 mapped files stays below 2 MB."""
+EAGER, LAZY = "eager", "lazy"
+_NAME = re.compile(rf"{re.escape(FILES_TAR)}|{IMAGES}/[A-Za-z0-9_][A-Za-z0-9._-]{{0,200}}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_AFTER_PROOF = ("id", "pages", "proof", "phases_ms")
+
+
+class SnapshotInvalid(Exception):
+    """Raised when a snapshot is not what its manifest says, or the manifest is not ours; the message says which part and why."""
+
+
+class SnapshotsOff(Exception):
+    """Raised when snapshots cannot be signed here; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileMark:
+    """Size and sha256 (hex) of one file."""
+
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """Raises ValueError when it is not a size and a hash."""
+        size, digest = body["bytes"], body["sha256"]
+        if body.keys() != {"bytes", "sha256"} or type(size) is not int or size < 0 or not _SHA256.fullmatch(digest):
+            raise ValueError(f"{body!r} is not a size and a sha256")
+        return cls(bytes=size, sha256=digest)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"bytes": self.bytes, "sha256": self.sha256}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """It was restored, and its example was answered as before.
+
+    Attributes:
+        at: wall clock, seconds since the epoch.
+        answer_ms: from the order to the first answer, by kind of pages that was tried (`eager`, `lazy`).
+        restore_ms: of the kind that was chosen, until the process ran.
+    """
+
+    at: float
+    answer_ms: Mapping[str, float]
+    restore_ms: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"at": self.at, "answer_ms": dict(self.answer_ms), "restore_ms": self.restore_ms}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotManifest:
+    """One snapshot.
+
+    Attributes:
+        id: `sn-` and 16 hex digits of the content; "" in a draft, as are `files`.
+        identity: what must be the same.
+        created_at: wall clock, seconds since the epoch.
+        files: `images/<name>` and `files.tar` → size and hash.
+        mapped: in-slot path → size and hash of every file that the process maps or holds open and that may change under it.
+        pages: `eager` or `lazy`.
+        in_place: a whole process tree, restored one to one.
+        stdio: in-slot names of its stdout and stderr pipes (`pipe:[ino]`), None where they were let go.
+        point: the snapshot point: pid, threads, phases_ms, joins, listens, obstacles.
+        network: it needs a network namespace of its own.
+        heap_bytes: memory that the image carries, by cause (`heap.causes`).
+        weights_bytes: of the launch's weights, which are not in it.
+        proof: None until it was restored once.
+        phases_ms: what making it took.
+        cold_ms: from nothing to the snapshot point.
+        labels: of the launch.
+    """
+
+    id: str = ""
+    identity: Identity
+    created_at: float
+    files: Mapping[str, FileMark] = field(default_factory=dict)
+    mapped: Mapping[str, FileMark] = field(default_factory=dict)
+    pages: str = EAGER
+    in_place: bool
+    stdio: Mapping[str, str] | None = None
+    point: Mapping[str, Any]
+    network: bool = False
+    heap_bytes: Mapping[str, int] = field(default_factory=dict)
+    weights_bytes: int = 0
+    proof: Proof | None = None
+    phases_ms: Mapping[str, float] = field(default_factory=dict)
+    cold_ms: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def revision(self) -> RevisionKey:
+        """Whose snapshot it is."""
+        return RevisionKey(self.identity.revision)
+
+    @property
+    def image_bytes(self) -> int:
+        """What it takes on disk."""
+        return sum(mark.bytes for mark in self.files.values())
+
+    def completed(self, files: Mapping[str, FileMark]) -> Self:
+        """The draft with its files, and the id that follows from it all."""
+        full = replace(self, files=dict(files))
+        return replace(full, id=full.content_id())
+
+    def content_id(self) -> str:
+        """The id that belongs to this content; a proof does not change it."""
+        body = {k: v for k, v in self.to_json().items() if k not in _AFTER_PROOF}
+        return f"sn-{hashlib.sha256(canonical(body)).hexdigest()[:16]}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values, without a signature."""
+        body = {f.name: getattr(self, f.name) for f in fields(self)}
+        body["identity"] = self.identity.to_json()
+        for name in ("files", "mapped"):
+            body[name] = {path: mark.to_json() for path, mark in body[name].items()}
+        body["proof"] = None if self.proof is None else self.proof.to_json()
+        for name in ("point", "heap_bytes", "phases_ms", "labels"):
+            body[name] = dict(body[name])
+        return body
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`. Raises ValueError, TypeError or KeyError: the caller says SnapshotInvalid."""
+        values = dict(body)
+        for name in ("files", "mapped"):
+            values[name] = {path: FileMark.from_json(mark) for path, mark in body[name].items()}
+        for name in values["files"]:
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"no file of a snapshot is called {name!r}")
+        if body["pages"] not in (EAGER, LAZY):
+            raise ValueError(f"pages are {EAGER} or {LAZY}, not {body['pages']!r}")
+        values["identity"] = Identity.from_json(body["identity"])
+        values["proof"] = None if body["proof"] is None else Proof(**body["proof"])
+        return cls(**values)
+
+
+def canonical(body: Mapping[str, Any]) -> bytes:
+    """One way to write each value: sorted keys, no spaces, ASCII. Raises ValueError on NaN."""
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def signing_key(home: Path) -> bytes:
+    """Derived from `<home>/platform.key` and of no use for anything else. Raises SnapshotsOff when there is none, or it is none."""
+    path = home / "platform.key"
+    try:
+        raw = base64.b64decode(path.read_bytes().strip(), altchars=b"-_", validate=True)
+    except FileNotFoundError as e:
+        raise SnapshotsOff(f"{path} is missing: snapshots are signed with it, and the platform makes it at its first start") from e
+    except (OSError, binascii.Error) as e:
+        raise SnapshotsOff(f"{path} cannot be read as a key ({e}): snapshots are signed with it") from e
+    if len(raw) != 32:
+        raise SnapshotsOff(f"{path} holds {len(raw)} bytes, a key has 32: snapshots are signed with it")
+    return hmac.new(raw, b"pilotlight snapshots", hashlib.sha256).digest()
+
+
+def sealed(body: Mapping[str, Any], key: bytes) -> bytes:
+    """Canonical JSON of `body` with its `signature`."""
+    signature = hmac.new(key, canonical(body), hashlib.sha256).hexdigest()
+    return canonical({**body, "signature": signature})
+
+
+def opened(data: bytes, key: bytes, *, max_bytes: int = MAX_MANIFEST_BYTES) -> dict[str, Any]:
+    """The body of what `sealed` made. Raises SnapshotInvalid when a byte of it was changed, or another platform wrote it."""
+    if len(data) > max_bytes:
+        raise SnapshotInvalid(f"the manifest has {len(data)} bytes, more than {max_bytes}")
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise SnapshotInvalid(f"the manifest is not JSON: {e}") from e
+    if not isinstance(body, dict):
+        raise SnapshotInvalid("the manifest is not a JSON object")
+    try:
+        genuine = hmac.compare_digest(sealed({k: v for k, v in body.items() if k != "signature"}, key), data)
+    except ValueError as e:
+        raise SnapshotInvalid(f"the manifest is not canonical: {e}") from e
+    if not genuine:
+        raise SnapshotInvalid("the manifest's signature is not ours: it was altered, or signed with another platform.key")
+    del body["signature"]
+    return body
+
+
+def parse(data: bytes, key: bytes) -> SnapshotManifest:
+    """A manifest from its file. Raises SnapshotInvalid."""
+    body = opened(data, key)
+    try:
+        manifest = SnapshotManifest.from_json(body)
+    except (ValueError, TypeError, KeyError, AttributeError) as e:
+        raise SnapshotInvalid(f"the manifest is not one that this version reads: {e}") from e
+    if manifest.id != manifest.content_id():
+        raise SnapshotInvalid(f"the manifest calls itself {manifest.id}, its content is {manifest.content_id()}")
+    return manifest
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Whole or not at all: a temporary file, fsync(2), rename(2). Raises OSError and leaves nothing then."""
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        fresh.rename(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
