@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from activator.routes import Target
 from snapshotter.client import AgentClient
-from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, RevisionKey, TemplateInfo
+from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, RevisionKey, SnapshotInfo, TemplateInfo
 
 
 class Fleet(Protocol):
@@ -25,6 +25,10 @@ class Fleet(Protocol):
 
     async def prepare(self, target: Target) -> TemplateInfo:
         """Make the next start fast, without an instance."""
+        ...
+
+    async def checkpoint(self, target: Target) -> SnapshotInfo:
+        """Make sure that a proven snapshot is on the node; raises SnapshotRefused, Unsupported, and what `prepare` raises."""
         ...
 
     async def templates(self) -> list[TemplateInfo]:
@@ -67,6 +71,10 @@ class NodeFleet:
     async def prepare(self, target: Target) -> TemplateInfo:
         """See Fleet."""
         return await self._agent.prepare(target.launch)
+
+    async def checkpoint(self, target: Target) -> SnapshotInfo:
+        """See Fleet."""
+        return await self._agent.checkpoint(target.launch)
 
     async def templates(self) -> list[TemplateInfo]:
         """See Fleet."""

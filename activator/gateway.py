@@ -12,8 +12,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
+from activator import warmups
 from activator.admission import StrangerLimit
 from activator.calls import SubmittedCalls, function_of_put
 from activator.control import ControlPlane
@@ -277,11 +279,18 @@ class Gateway:
         await self._calls.put(request, caller, call, own_id)
 
     async def warmup(self, request: Request, caller: Caller, target: Target, method: str) -> None:
-        """`POST …:warmup`: make the next start fast; bills nothing to the caller. Needs scope `deploy`."""
+        """`POST …:warmup`: make the next start fast; bills nothing to the caller. Needs scope `deploy`.
+
+        `?snapshot=false` leaves the snapshot out; with `Accept: application/x-ndjson` its stages are told as they come.
+        """
         if caller.scope.rank < KeyScope.DEPLOY.rank:
             raise errors.Forbidden("warming up needs an API key of scope 'deploy'")
         await request.body(limit_bytes=self._settings.max_body_bytes, timeout_s=self._settings.body_timeout_s)
-        await request.respond_json(200, await self._scaler.warm_up(target))
+        snapshot = b"snapshot=false" not in request.scope["query_string"].split(b"&")
+        if warmups.wants_stages(request):
+            await warmups.stream(request, partial(self._scaler.warm_up, target, snapshot=snapshot))
+        else:
+            await request.respond_json(200, await self._scaler.warm_up(target, snapshot=snapshot))
 
     def _raw_target(self, request: Request) -> tuple[Caller, Target, str]:
         """`/fn/{app}/{function}/rest`: the caller, the target and the path that the function sees."""

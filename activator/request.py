@@ -122,9 +122,7 @@ class Request:
 
     async def respond_error(self, error: errors.PilotlightError, headers: Headers | None = None) -> None:
         """Answer with a problem document, and `Retry-After` where a retry makes sense (RFC 9457, RFC 9110 §10.2.3)."""
-        title = HTTPStatus(error.status).phrase if error.status in HTTPStatus._value2member_map_ else "Client Closed Request"
-        body = problem(type=error.type, title=title, status=error.status, detail=str(error), instance=self.id, extra=dict(error.detail))
-        data = json.dumps(body).encode()
+        data = json.dumps(problem_of(error, self.id)).encode()
         own: Headers = [
             (b"content-type", CONTENT_PROBLEM.encode()),
             (b"content-length", b"%d" % len(data)),
@@ -138,6 +136,12 @@ class Request:
         if error.status == 401:
             own.append((b"www-authenticate", b'Bearer realm="pilotlight"'))
         await self.respond(error.status, own + (headers or []), data)
+
+
+def problem_of(error: errors.PilotlightError, request_id: str) -> dict[str, Any]:
+    """Its problem document."""
+    title = HTTPStatus(error.status).phrase if error.status in HTTPStatus._value2member_map_ else "Client Closed Request"
+    return problem(type=error.type, title=title, status=error.status, detail=str(error), instance=request_id, extra=dict(error.detail))
 
 
 def header_list(head: bytes) -> Headers:

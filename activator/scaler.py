@@ -25,7 +25,7 @@ from activator.shared.state import Pulse
 from activator.starts import as_answer
 from activator.throttler import Throttler
 from snapshotter import errors as agent_errors
-from snapshotter.types import AgentEvent, InstanceInfo, RevisionKey, TemplateInfo
+from snapshotter.types import AgentEvent, InstanceInfo, RevisionKey, SnapshotState, TemplateInfo
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,10 @@ REWATCH_S = (0.05, 0.1, 0.5, 1.0, 2.0)
 ORPHAN_GRACE_S = 5.0
 """An instance that nobody routes to has no caller who waits; it gets this long for its exit hooks."""
 PANIC_WINDOW_PERCENT = 10.0
+
+
+def _ignore(_stage: str) -> None:
+    """Nobody looks."""
 
 
 class Scaled:
@@ -125,17 +129,23 @@ class Scaler:
             scaled = self._scaled[target.key] = Scaled(name, self._make_throttler(target), self._clock())
         return scaled.throttler
 
-    async def warm_up(self, target: Target) -> Mapping[str, Any]:
-        """Make a revision's next start fast and bring one instance up. Raises like `Throttler.reserve`."""
+    async def warm_up(self, target: Target, stage: Callable[[str], None] = _ignore, *, snapshot: bool = True) -> Mapping[str, Any]:
+        """Make a revision's next starts fast: a Template, one instance brought up, and a proven snapshot unless `snapshot` is False.
+
+        `stage` is told `template`, `instance`, `snapshot` as they begin. What stands in the way of a snapshot is part of the report, and
+        no failure: FORK and COLD remain. Raises like `Throttler.reserve`. Warm-ups at once are one on the node.
+        """
         began = self._clock()
         report: dict[str, Any] = {"revision": target.revision}
         if target.launch.forkable:
+            stage("template")
             try:
                 template = await self._fleet.prepare(target)
             except agent_errors.SnapshotterError as e:
                 raise as_answer(target, e) from e
             report["template"] = template.to_json()
             report["prepare_ms"] = (self._clock() - began) * 1000
+        stage("instance")
         reservation = await self.throttler_of(target).reserve(target.spec.clocks.startup_s)
         info = reservation.instance.info
         report |= {
@@ -145,7 +155,29 @@ class Scaler:
             "instance": info.id,
         }
         reservation.release()
+        if snapshot:
+            stage("snapshot")
+            report["snapshot"] = await self._checkpoint(target)
         return report
+
+    async def _checkpoint(self, target: Target) -> Mapping[str, Any]:
+        """`SnapshotInfo`, or `{"refused": [reasons]}`, `{"off": why}`, `{"failed": message}`."""
+        if not target.spec.snapshot:
+            return {"off": "the function says snapshot=False"}
+        if not target.launch.snapshot:
+            return {"off": f"switched off: `pilotlight snapshot enable {target.app}/{target.function}` allows it again"}
+        try:
+            info = await self._fleet.checkpoint(target)
+        except agent_errors.SnapshotRefused as e:
+            return {"refused": list(e.detail.get("reasons") or [{"kind": "other", "what": "", "where": None, "message": str(e)}])}
+        except agent_errors.Unsupported as e:
+            return {"off": str(e)}
+        except agent_errors.SnapshotterError as e:
+            log.warning("no snapshot target=%r code=%s error=%s", target, e.code, e)
+            return {"failed": str(e)}
+        if info.state is SnapshotState.READY:
+            self.throttler_of(target).start_times.snapshot_proven(info.restore_ms / 1000)
+        return info.to_json()
 
     # -- reconciling with what others decide --------------------------------------------------------------------------
     def route_changed(self, name: str, left: frozenset[str] = frozenset()) -> None:
@@ -158,6 +190,7 @@ class Scaler:
         for key, scaled in self._scaled.items():
             if scaled.name == name and key in targets:
                 scaled.throttler.is_retired = False  # rolled back to, while its last calls ended
+                scaled.throttler.retarget(targets[key])
             elif scaled.name == name:
                 scaled.throttler.retire()
         for key in left - self._scaled.keys():
@@ -183,6 +216,8 @@ class Scaler:
         self.reconciled.set()
         if self._table.version:  # an empty table knows nothing yet
             for template in await self._fleet.templates():
+                if (scaled := self._scaled.get(str(template.revision))) is not None:
+                    scaled.throttler.start_times.template(is_resident=True)
                 if self._target_of(template) is None and template.revision not in self._scaled:
                     self._drop_template(template.revision)
 
@@ -240,6 +275,10 @@ class Scaler:
                 failures += 1
 
     def _take(self, event: AgentEvent) -> None:
+        if event.kind in ("template_ready", "template_gone"):
+            if (known := self._scaled.get(event.subject)) is not None:
+                known.throttler.start_times.template(is_resident=event.kind == "template_ready")
+            return
         for scaled in self._scaled.values():
             throttler = scaled.throttler
             instance = throttler.instances.get(event.subject)

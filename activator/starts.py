@@ -104,6 +104,10 @@ class Comings:
         """Whether this instance is one of the starts under way."""
         return instance_id in self._starts
 
+    def retarget(self, target: Target) -> None:
+        """The same revision, with another launch from now on."""
+        self._target = target
+
     # -- up -----------------------------------------------------------------------------------------------------------
     def start(self, count: int) -> None:
         """Begin `count` starts."""

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from activator.admission import ProcessQueue
 from activator.autoscaler.poke import instances_now
+from activator.autoscaler.rungs import StartTimes
 from activator.billing.account import InstanceAccount
 from activator.fleet import Fleet
 from activator.instances import Instance, least_loaded
@@ -79,7 +80,7 @@ class Throttler:
         self.instances: dict[str, Instance] = {}
         self._waiters: deque[_Waiter] = deque()
         self._comings = Comings(target, fleet=fleet, secret_env=secret_env, allowance=allowance, owner=self, clock=clock)
-        self._start_s: dict[StartKind, float] = {}
+        self.start_times = StartTimes()
         self._load = 0
         self._area = 0.0
         self._area_at = clock()
@@ -93,6 +94,12 @@ class Throttler:
             f"<Throttler {self.target.app}/{self.target.function}@{self.target.revision} "
             f"{len(self.instances)} instances, {self._comings.starting} starting, {flying} in flight, {len(self._waiters)} waiting>"
         )
+
+    def retarget(self, target: Target) -> None:
+        """The same revision was told anew: starts from now on launch what `target` says (whether it may be kept on disk, …)."""
+        if target.launch != self.target.launch:
+            self.target = target
+            self._comings.retarget(target)
 
     # -- slots --------------------------------------------------------------------------------------------------------
     def reserve_nowait(self) -> Reservation | None:
@@ -237,7 +244,7 @@ class Throttler:
         if began is None and self._allowance is not None:
             self._allowance.hold(self.target.key)
         if began is not None:
-            self._start_s[info.start_kind] = start_s
+            self.start_times.took(info.start_kind, start_s, info.phases_ms.keys())
             self._observer.instance_ready(self.target, info, start_s)
         self._hand_out(now, instance, start_s * 1000)
         if self.is_retired:
@@ -383,8 +390,8 @@ class Throttler:
         return now - self._waiters[0].since if self._waiters else None
 
     def expected_start_s(self) -> float | None:
-        """Seconds that the next start will take, by the last one seen; None when none was."""
-        return min(self._start_s.values()) if self._start_s else None
+        """Seconds that the next start will take, by the rung that it will use; None when nothing is known."""
+        return self.start_times.expected_s()
 
     def _expected_wait_s(self) -> float:
         return max(1.0, self.expected_start_s() or 1.0)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from activator.throttler import Throttler
 from pilotlight.pricing import Rates
 from pilotlight.protocol import FeedChange
 from pilotlight.spec import Scaling
+from snapshotter import errors
 from snapshotter.types import StartKind
 from tests.activator.conftest import MemoryLedger
 from tests.activator.test_gateway import until
@@ -48,9 +50,11 @@ class Rig:
             clock=self.clock,
         )  # fmt: skip
 
-    def deploy(self, scaling: Scaling | None = None, *, revision: str = "v1-abcdef") -> Target:
+    def deploy(self, scaling: Scaling | None = None, *, revision: str = "v1-abcdef", snapshots: bool = True) -> Target:
         self._seq += 1
         route = route_of(spec_of(scaling=scaling), revision=revision)
+        launch: Any = route.revisions[revision]["launch"]
+        launch["snapshot"] = snapshots
         self.table.apply(change(self._seq, route))
         return self.table.targets_of(f"{TENANT}/main/shop/hello")[0]
 
@@ -190,6 +194,84 @@ async def test_warming_up_brings_one_instance_up_by_fork_and_bills_nobody(rig: R
     assert (report["start_kind"], report["revision"]) == ("FORK", "v1-abcdef")
     assert report["template"]["phases_ms"] == {"boot": 1.0}
     assert rig.books.journal.statistics().unshipped == 0
+
+
+async def test_a_warm_up_reports_the_proven_snapshot_and_tells_its_stages(rig: Rig) -> None:
+    stages: list[str] = []
+    report = await rig.scaler.warm_up(rig.deploy(), stages.append)
+
+    assert stages == ["template", "instance", "snapshot"]
+    assert (report["snapshot"]["state"], report["snapshot"]["restore_ms"]) == ("READY", 120.0)
+
+
+REASONS = [{"kind": "connection", "fd": 7, "what": "TCP to 10.0.0.2:443", "where": "app.py:12", "message": "close it"}]
+
+
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (errors.SnapshotRefused("no", {"reasons": REASONS}), {"refused": REASONS}),
+        (errors.SnapshotRefused("busy"), {"refused": [{"kind": "other", "what": "", "where": None, "message": "busy"}]}),
+        (errors.Unsupported("no CRIU here"), {"off": "no CRIU here"}),
+        (errors.NoCapacity("disk full"), {"failed": "disk full"}),
+        (errors.AgentUnavailable("gone"), {"failed": "gone"}),
+    ],
+)
+async def test_what_stands_in_the_way_of_a_snapshot_fails_no_warm_up(rig: Rig, error: errors.SnapshotterError, told: object) -> None:
+    rig.fleet.refusal = error
+    report = await rig.scaler.warm_up(rig.deploy())
+    assert (report["start_kind"], report["snapshot"]) == ("FORK", told)
+
+
+async def test_no_snapshot_is_asked_for_where_it_is_off_or_not_wanted(rig: Rig) -> None:
+    report = await rig.scaler.warm_up(rig.deploy(), snapshot=False)
+    assert "snapshot" not in report
+    report = await rig.scaler.warm_up(rig.deploy(revision="v2-fedcba", snapshots=False))
+    assert "pilotlight snapshot enable shop/hello" in report["snapshot"]["off"]
+    rig.table.apply(change(99, route_of(spec_of("cold", snapshot=False))))
+    report = await rig.scaler.warm_up(rig.table.targets_of(f"{TENANT}/main/shop/cold")[0])
+    assert (report["start_kind"], report["snapshot"]) == ("COLD", {"off": "the function says snapshot=False"})
+    assert rig.fleet.snapshots == {}
+
+
+async def test_starts_after_a_switch_launch_what_it_says_without_losing_their_instances(rig: Rig) -> None:
+    throttler = await warmed(rig, rig.deploy())
+    rig.deploy(snapshots=False)
+    assert rig.scaler.throttler_of(rig.deploy(snapshots=False)) is throttler
+    throttler.start(1)
+    await until(lambda: len(throttler.instances) == 2)
+    assert [launch.snapshot for launch in rig.fleet.launched] == [True, False]
+
+
+async def test_the_expected_start_follows_the_templates_coming_and_going(rig: Rig) -> None:
+    throttler = await warmed(rig, rig.deploy())
+    key = throttler.target.key
+    watching = asyncio.create_task(rig.scaler.watch())
+    throttler.start_times.snapshot_proven(0.12)
+    throttler.start_times.took(StartKind.COLD, 5.4, ())
+    throttler.start_times.took(StartKind.FORK, 0.02, ("fork",))
+    assert throttler.expected_start_s() == pytest.approx(0.02)
+
+    rig.fleet.tell("template_gone", key)
+    await until(lambda: throttler.start_times.next_rung() is StartKind.COLD)
+    rig.fleet.tell("template_ready", key)
+    await until(lambda: throttler.start_times.next_rung() is StartKind.FORK)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_an_instance_that_was_restored_says_so(rig: Rig) -> None:
+    target = rig.deploy()
+    await rig.scaler.warm_up(target)
+    throttler = rig.scaler.throttler_of(target)
+    for instance in list(throttler.instances.values()):
+        throttler.drain(instance)
+    await until(lambda: not rig.fleet.infos)
+    await rig.fleet.drop_template(target.launch.revision)
+
+    reservation = await throttler.reserve(5.0)
+    assert reservation.start_kind is StartKind.RESTORE
+    reservation.release()
 
 
 async def test_a_reserved_instance_owes_for_its_idle_time_from_the_first_second(rig: Rig) -> None:

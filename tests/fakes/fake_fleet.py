@@ -8,7 +8,18 @@ from pathlib import Path
 
 from activator.routes import Target
 from snapshotter import errors
-from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, InstanceState, RevisionKey, StartKind, TemplateInfo
+from snapshotter.types import (
+    AgentEvent,
+    InstanceId,
+    InstanceInfo,
+    InstanceState,
+    LaunchSpec,
+    RevisionKey,
+    SnapshotInfo,
+    SnapshotState,
+    StartKind,
+    TemplateInfo,
+)
 from tests.fakes.fake_worker import Behaviour, FakeWorker, echo
 
 
@@ -18,7 +29,9 @@ class FakeFleet:
     Attributes:
         gate: starts wait for it; set by default.
         failures: errors that the next starts raise, first in, first out.
-        prepared: revisions with a Template: their starts are FORK, others COLD.
+        prepared: revisions with a Template: their starts are FORK, others RESTORE from `snapshots`, else COLD.
+        refusal: what the next checkpoints raise, if anything.
+        launched: launches of starts, in order.
         dropped: revisions whose Template was asked to go, in order.
     """
 
@@ -32,6 +45,11 @@ class FakeFleet:
         self.started: list[str] = []
         self.stopped: list[tuple[str, float]] = []
         self.prepared: set[str] = set()
+        self.snapshots: dict[str, SnapshotInfo] = {}
+        self.refusal: errors.SnapshotterError | None = None
+        self.checkpoint_gate = asyncio.Event()
+        self.checkpoint_gate.set()
+        self.launched: list[LaunchSpec] = []
         self.dropped: list[str] = []
         self._labels: dict[str, Mapping[str, str]] = {}
         self.infos: dict[str, InstanceInfo] = {}
@@ -42,12 +60,13 @@ class FakeFleet:
         """See Fleet."""
         self.started.append(instance_id)
         self.secrets.append(secret_env)
+        self.launched.append(target.launch)
         await self.gate.wait()
         if self.failures:
             raise self.failures.pop(0)
         worker = FakeWorker(self.directory / f"{instance_id}.sock", self.behaviour)
         self.workers[instance_id] = await worker.start()
-        kind = StartKind.FORK if target.key in self.prepared else StartKind.COLD
+        kind = StartKind.FORK if target.key in self.prepared else StartKind.RESTORE if target.key in self.snapshots else StartKind.COLD
         self.prepared.add(target.key)
         self._labels[target.key] = target.launch.labels
         self.infos[instance_id] = info_of(target, instance_id, str(worker.path), kind)
@@ -66,6 +85,13 @@ class FakeFleet:
         self.prepared.add(target.key)
         self._labels[target.key] = target.launch.labels
         return self._template(target.key)
+
+    async def checkpoint(self, target: Target) -> SnapshotInfo:
+        """See Fleet."""
+        await self.checkpoint_gate.wait()
+        if self.refusal is not None:
+            raise self.refusal
+        return self.snapshots.setdefault(target.key, snapshot_of(target))
 
     async def templates(self) -> list[TemplateInfo]:
         """See Fleet."""
@@ -98,6 +124,10 @@ class FakeFleet:
         if tell:
             self._events.put_nowait(AgentEvent(kind="instance_gone", subject=instance_id, reason=reason, message=reason))
 
+    def tell(self, kind: str, subject: str) -> None:
+        """The agent tells of something."""
+        self._events.put_nowait(AgentEvent(kind=kind, subject=subject, reason="", message=""))
+
     async def aclose(self) -> None:
         """Stop every worker."""
         for worker in self.workers.values():
@@ -112,7 +142,7 @@ def info_of(target: Target, instance_id: str, socket: str, kind: StartKind) -> I
         state=InstanceState.READY,
         socket=socket,
         start_kind=kind,
-        phases_ms={"fork": 1.0},
+        phases_ms={"restore": 1.0, "serve": 1.0} if kind is StartKind.RESTORE else {"fork": 1.0},
         lessee="a-0",
         started_at=0.0,
         pid=1,
@@ -120,3 +150,12 @@ def info_of(target: Target, instance_id: str, socket: str, kind: StartKind) -> I
         cpu=target.launch.cpu,
         labels={"tenant": target.tenant, "environment": target.environment, "app": target.app, "function": target.function},
     )
+
+
+def snapshot_of(target: Target) -> SnapshotInfo:
+    """A proven snapshot of a target's revision."""
+    return SnapshotInfo(
+        id="sn-0123456789abcdef", revision=target.launch.revision, state=SnapshotState.READY, in_place=False, pages="eager",
+        image_bytes=61_000_000, reason="", phases_ms={"quiesce": 1.0, "dump": 300.0, "publish": 5.0, "prove": 400.0}, cold_ms=5400.0,
+        restore_ms=120.0, created_at=1.0, last_used_at=1.0, restores=0, remote=False, identity={"kernel": "6"}, labels=target.launch.labels,
+    )  # fmt: skip
