@@ -60,14 +60,14 @@ class CudaDevices:
                 await self._expect(Step.CHECKPOINT, pid, CudaState.CHECKPOINTED)
             self._expect_released(suspension)
             suspension.phases_ms["cuda_checkpoint"] = watch.lap_ms()
-        except asyncio.CancelledError:
-            await self._lead_back(suspension, _Stumble(Step.CHECKPOINT, suspension.first_pid, "the checkpoint was called off"))
-            raise
         except _Stumble as e:
             edges = await self._lead_back(suspension, e)
             raise _failed(e, edges) from e
         except CudaRefused:
             await self._lead_back(suspension, _Stumble(Step.RELEASE, suspension.first_pid, "a device is still held"))
+            raise
+        except BaseException as e:  # above all CancelledError; but whatever it is, the process must not stay locked
+            await self._lead_back(suspension, _Stumble(Step.CHECKPOINT, suspension.first_pid, f"called off ({type(e).__name__})"))
             raise
         return suspension
 
@@ -89,15 +89,15 @@ class CudaDevices:
             if gone:
                 raise _Stumble(Step.RESTORE, gone[0], f"process {gone[0]} is gone before its GPU side was restored")
             return await self._resume(pids, record, target)
-        except asyncio.CancelledError:
-            self._kill(victims, "the restore was called off")
-            raise
         except CudaRefused as e:
             self._kill(victims, str(e))
             raise _lost(_Stumble(Step.RESTORE, 0, str(e)), {}) from e
         except _Stumble as e:
             self._kill(victims, str(e))
             raise _lost(e, {e.pid: "kill"}) from e
+        except BaseException as e:  # above all CancelledError; but whatever it is, half a device serves nobody
+            self._kill(victims, f"the restore was called off ({type(e).__name__})")
+            raise
 
     # -- out ----------------------------------------------------------------------------------------------------------
 
@@ -154,8 +154,8 @@ class CudaDevices:
             reason = f"{stumble}; then: {second}"
             self._kill(suspension.victims, reason)
             raise _lost(_Stumble(stumble.step, second.pid, reason), edges) from second
-        except asyncio.CancelledError:
-            self._kill(suspension.victims, f"{stumble}; then the way back was called off")
+        except BaseException as e:  # a second CancelledError, say
+            self._kill(suspension.victims, f"{stumble}; then the way back was called off ({type(e).__name__})")
             raise
         _log.warning("cuda_rolled_back step=%s pid=%d edges=%s", stumble.step, stumble.pid, edges)
         return edges

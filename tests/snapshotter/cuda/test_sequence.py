@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -159,6 +159,27 @@ def test_a_way_back_that_is_called_off_too_ends_in_a_kill() -> None:
     assert cuda.processes[1].killed
 
 
+class Crashing(FakeCuda):
+    """Its `checkpoint` and `restore` raise what no driver may."""
+
+    async def checkpoint(self, pid: int) -> None:
+        raise KeyError("ok")
+
+    async def restore(self, pid: int, *, gpu_mapping: Mapping[str, str]) -> None:
+        raise KeyError("ok")
+
+
+def test_a_driver_that_breaks_its_promise_leaves_nothing_locked() -> None:
+    cuda = Crashing(FakeProcess(pid=1))
+    with pytest.raises(KeyError):
+        run(devices(cuda).before_dump([1]))
+    assert cuda.processes[1].history == ["lock", "unlock"]
+    back = Crashing(checkpointed())
+    with pytest.raises(KeyError):
+        run(devices(back).after_restore([1], record()))
+    assert back.processes[1].killed
+
+
 # -- back --------------------------------------------------------------------------------------------------------------
 
 
@@ -218,7 +239,12 @@ plan = st.fixed_dictionaries(
     | {op: st.lists(st.sampled_from([None, None, Fault.FAIL, Fault.HANG, Fault.DIE]), max_size=6) for op in ("state", "restore_thread")}
 )
 latencies = st.fixed_dictionaries({op: st.floats(0, 1.5 * limit) for op, limit in LIMIT_S.items()})
-cancels = st.lists(st.floats(0, 40), max_size=2).map(sorted)
+cancels = st.none() | st.tuples(st.floats(0, 15), st.floats(0, 4))
+"""When the caller gives up, and how much later it does again, while the tree is led back."""
+
+
+def times(cancel: tuple[float, float] | None) -> list[float]:
+    return [] if cancel is None else [cancel[0], cancel[0] + cancel[1]]
 
 
 async def called_off(journey: Coroutine[Any, Any, Any], *, at_s: Sequence[float]) -> Any:
@@ -241,22 +267,22 @@ def assert_settled(cuda: FakeCuda) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(faults=plan, latency=latencies, at_s=cancels, processes=st.integers(1, 3), dump_fails=st.booleans())
+@given(faults=plan, latency=latencies, cancel=cancels, processes=st.integers(1, 3), dump_fails=st.booleans())
 def test_any_faults_on_the_way_out_end_running_or_killed_never_in_between(
-    faults: dict[str, list[Fault | None]], latency: dict[str, float], at_s: list[float], processes: int, dump_fails: bool
+    faults: dict[str, list[Fault | None]], latency: dict[str, float], cancel: tuple[float, float] | None, processes: int, dump_fails: bool
 ) -> None:
     cuda = FakeCuda(*(FakeProcess(pid=pid) for pid in range(1, processes + 1)))
     cuda.faults, cuda.latency_s = dict(faults), latency
     seam = devices(cuda)
 
     async def story() -> None:
-        outcome: Any = await called_off(seam.before_dump(list(cuda.processes)), at_s=at_s)
+        outcome: Any = await called_off(seam.before_dump(list(cuda.processes)), at_s=times(cancel))
         if isinstance(outcome, Suspension):
             assert all(p.state is CudaState.CHECKPOINTED for p in cuda.processes.values() if p.alive)
             if not dump_fails:
                 return
             suspension = outcome
-            outcome = await called_off(seam.rollback(suspension, "the dump failed"), at_s=[])
+            outcome = await called_off(seam.rollback(suspension, "the dump failed"), at_s=times(cancel))
             await seam.rollback(suspension, "again")
         assert outcome is None or isinstance(outcome, CudaFailed | CudaLost | CudaRefused | asyncio.CancelledError), outcome
         if isinstance(outcome, CudaLost):
@@ -270,14 +296,14 @@ def test_any_faults_on_the_way_out_end_running_or_killed_never_in_between(
 
 
 @settings(max_examples=300, deadline=None)
-@given(faults=plan, latency=latencies, at_s=cancels, processes=st.integers(1, 3))
+@given(faults=plan, latency=latencies, cancel=cancels, processes=st.integers(1, 3))
 def test_any_faults_on_the_way_back_end_running_or_killed_never_in_between(
-    faults: dict[str, list[Fault | None]], latency: dict[str, float], at_s: list[float], processes: int
+    faults: dict[str, list[Fault | None]], latency: dict[str, float], cancel: tuple[float, float] | None, processes: int
 ) -> None:
     cuda = FakeCuda(*(checkpointed(pid) for pid in range(1, processes + 1)))
     cuda.faults, cuda.latency_s = dict(faults), latency
 
-    outcome = run(called_off(devices(cuda).after_restore(list(cuda.processes), record(processes)), at_s=at_s))
+    outcome = run(called_off(devices(cuda).after_restore(list(cuda.processes), record(processes)), at_s=times(cancel)))
 
     if isinstance(outcome, dict):
         assert set(outcome) == {"cuda_restore", "cuda_unlock"}
