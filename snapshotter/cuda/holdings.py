@@ -57,6 +57,12 @@ class Holdings:
         return tuple(sorted({p for _, p in self.descriptors if _is_device(p)} | {p for p, _ in self.mapped if _is_device(p)}))
 
     @property
+    def leftovers(self) -> tuple[str, ...]:
+        """What would reach a dump: `fd 7 → /dev/nvidiactl`, `mapping of /dev/nvidia0 (2097152 bytes)`."""
+        open_ones = [f"fd {number} → {path}" for number, path in self.descriptors if _is_device(path)]
+        return (*open_ones, *(f"mapping of {path} ({size} bytes)" for path, size in self.mapped if _is_device(path)))
+
+    @property
     def minors(self) -> frozenset[int]:
         """Numbers of the GPUs that it uses: those mapped, else those open (the driver opens every GPU that it can see)."""
         mapped = frozenset(int(p.removeprefix(_DEVICE)) for p, _ in self.mapped if p.removeprefix(_DEVICE).isdigit())
@@ -85,10 +91,8 @@ def holdings_of(pid: int, *, proc: Path = _PROC) -> Holdings:
 
 
 def nvidia_leftovers(pid: int, *, proc: Path = _PROC) -> tuple[str, ...]:
-    """What would reach CRIU's dump: `fd 7 → /dev/nvidiactl`, `mapping of /dev/nvidia0 (2097152 bytes)`; empty is right."""
-    held = holdings_of(pid, proc=proc)
-    open_ones = [f"fd {number} → {path}" for number, path in held.descriptors if _is_device(path)]
-    return (*open_ones, *(f"mapping of {path} ({size} bytes)" for path, size in held.mapped if _is_device(path)))
+    """Devices that would reach CRIU's dump of this process, in words; empty is right. OSError when it is gone."""
+    return holdings_of(pid, proc=proc).leftovers
 
 
 def cuda_node(*, proc: Path = _PROC) -> CudaNode:

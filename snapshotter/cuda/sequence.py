@@ -137,7 +137,7 @@ class CudaDevices:
             held = [self._machine.holdings(victim.pid) for victim in suspension.victims]
         except OSError as e:
             raise _Stumble(Step.RELEASE, suspension.first_pid, f"a process ended: {e}") from e
-        if left := [left_over(h.pid, h.devices) for h in held if h.devices]:
+        if left := [left_over(h.pid, h.leftovers) for h in held if h.leftovers]:
             raise CudaRefused(left)
 
     # -- back ---------------------------------------------------------------------------------------------------------

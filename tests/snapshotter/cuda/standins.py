@@ -1,7 +1,7 @@
 """Stand-ins for NVIDIA's two ways in, as programs: `cuda-checkpoint`, and the package `cuda` of cuda-python.
 
-Both keep the state of a "process" in a file named after its pid in $STANDIN_CUDA, and obey `<pid>.hang` and `<pid>.die` beside it.
-`calls` there gets a line for each action.
+Both keep the state of a "process" in a file named after its pid in $STANDIN_CUDA, and obey `<pid>.hang` (empty: every call
+hangs; else only the action named in it) and `<pid>.die` beside it. `calls` there gets a line for each action.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-[ -e "$pid.hang" ] && exec sleep 600
+[ -e "$pid.hang" ] && hang=$(cat "$pid.hang") && { [ -z "$hang" ] || [ "$hang" = "$what" ]; } && exec sleep 600
 [ -e "$pid.die" ] && kill -9 $$
 [ -e "$pid" ] || { echo "Error: process $pid holds no CUDA"; exit 1; }
 state=$(cat "$pid")
@@ -55,10 +55,13 @@ class Process:
     def __init__(self, pid):
         self._folder = pathlib.Path(os.environ["STANDIN_CUDA"])
         self._pid = pid
-        if (self._folder / f"{pid}.hang").exists(): time.sleep(600)
+        self._maybe_hang("")
         if (self._folder / f"{pid}.die").exists():
             os.write(2, b"Segmentation fault\\n")
             os.kill(os.getpid(), signal.SIGKILL)
+    def _maybe_hang(self, what):
+        marker = self._folder / f"{self._pid}.hang"
+        if marker.exists() and marker.read_text() == what: time.sleep(600)
     @property
     def state(self):
         try: return (self._folder / str(self._pid)).read_text().strip()
@@ -66,6 +69,7 @@ class Process:
     @property
     def restore_thread_id(self): return self.state and self._pid + 1
     def _move(self, what, old, new, note=""):
+        self._maybe_hang(what)
         if self.state != old: raise CUDAError(f"CUDA_ERROR_ILLEGAL_STATE: {what} from {self.state}")
         (self._folder / str(self._pid)).write_text(new)
         with (self._folder / "calls").open("a") as calls: calls.write(f"{what} {note}\\n")

@@ -14,8 +14,10 @@ import pytest
 
 from snapshotter.cuda.binary import BinaryDriver
 from snapshotter.cuda.core import CoreDriver
-from snapshotter.cuda.driver import CudaDriver
-from snapshotter.cuda.errors import DriverFailed
+from snapshotter.cuda.driver import CudaDriver, Deadlines
+from snapshotter.cuda.errors import CudaFailed, DriverFailed
+from snapshotter.cuda.holdings import Holdings
+from snapshotter.cuda.sequence import CudaDevices
 from snapshotter.cuda.states import CudaState
 from tests.fakes.fake_cuda import FakeCuda, FakeProcess, Fault
 from tests.snapshotter.cuda.gpu_process import gpu_process
@@ -193,6 +195,39 @@ async def test_a_program_that_is_killed_or_not_there_is_said(tmp_path: Path) -> 
     gone = BinaryDriver(tmp_path / "not-there")
     with pytest.raises(DriverFailed, match="cannot be run: No such file"):
         await gone.state(PID)
+
+
+class StandInMachine(FakeCuda):
+    """The machine beside a stand-in: what its process holds follows from the file with its state."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(FakeProcess(pid=PID))
+        self._file = folder / str(PID)
+
+    def holdings(self, pid: int) -> Holdings:
+        self.processes[pid].state = CudaState(self._file.read_text().strip())
+        return super().holdings(pid)
+
+
+@pytest.mark.parametrize("make", [binary, core], ids=["cuda-checkpoint", "cuda.core"])
+async def test_a_tree_whose_checkpoint_hangs_runs_again_through_the_real_client(make: Callable[[Path], CudaDriver], tmp_path: Path) -> None:
+    subject = stand_in(tmp_path, make(tmp_path))
+    machine = StandInMachine(tmp_path)
+    seam = CudaDevices(subject.driver, machine, deadlines=Deadlines(checkpoint_s=0.2))
+    (tmp_path / f"{PID}.hang").write_text("checkpoint")
+    try:
+        with pytest.raises(CudaFailed, match=r"way back: unlock\).*did not end within 0.2 s"):
+            await seam.before_dump([PID])
+        assert await subject.driver.state(PID) is CudaState.RUNNING
+        (tmp_path / f"{PID}.hang").unlink()
+        patient = CudaDevices(subject.driver, machine)
+        suspension = await patient.before_dump([PID])
+        await patient.after_restore([PID], suspension.record)
+    finally:
+        await subject.driver.aclose()
+    names = [line.split()[0] for line in (tmp_path / "calls").read_text().splitlines()]
+    assert names == ["lock", "unlock", "lock", "checkpoint", "restore", "unlock"]
+    assert not machine.processes[PID].killed
 
 
 @pytest.mark.parametrize("make", [binary, core], ids=["cuda-checkpoint", "cuda.core"])

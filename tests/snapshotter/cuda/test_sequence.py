@@ -106,7 +106,7 @@ def test_a_way_back_that_fails_ends_in_a_kill_with_both_reasons() -> None:
 
 def test_a_device_that_stays_open_is_refused_and_the_process_runs_on() -> None:
     cuda = FakeCuda(FakeProcess(pid=1, clings_to=("/dev/nvidia-modeset",)))
-    with pytest.raises(CudaRefused, match="holds /dev/nvidia-modeset at the snapshot"):
+    with pytest.raises(CudaRefused, match="holds fd 3 → /dev/nvidia-modeset at the snapshot"):
         run(devices(cuda).before_dump([1]))
     assert cuda.processes[1].history == ["lock", "checkpoint", "restore", "unlock"]
 
