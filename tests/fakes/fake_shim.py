@@ -85,6 +85,7 @@ class FakeShim:
             "control_fd": theirs.fileno(),
             "work": str(self.work),
         }
+        self.before_boot(launch)
         (self.root / "launch.json").write_text(json.dumps(launch))
         command = [sys.executable, "-I", "-S", "-B", str(RUNTIME / "pilotlight/worker/boot.py"), str(self.root / "launch.json")]
         self._stderr = (self.root / "stderr").open("wb")
@@ -115,6 +116,9 @@ class FakeShim:
         for descriptor in self._open:
             os.close(descriptor)
         shutil.rmtree(self.root)
+
+    def before_boot(self, launch: dict[str, Any]) -> None:
+        """Called with the launch file's content before it is written: a place for other shims to add to it."""
 
     @property
     def pid(self) -> int:

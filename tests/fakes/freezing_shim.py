@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pilotlight.spec import FunctionSpec
 from tests.fakes.fake_shim import WAIT_S, FakeShim, ShimTimeout
 
 
@@ -24,6 +26,18 @@ class Frozen:
 
 class FreezingShim(FakeShim):
     """A FakeShim with `checkpoint`, `revive` and `prove`."""
+
+    def __init__(
+        self, code: Mapping[str, str], spec: FunctionSpec, *, work: Mapping[str, str] | None = None, secret_variables: Sequence[str] = ()
+    ) -> None:
+        self._work_files, self._secret_variables = dict(work or {}), list(secret_variables)
+        super().__init__(code, spec)
+
+    def before_boot(self, launch: dict[str, Any]) -> None:
+        """Its files and the names of its secrets are there when the worker begins."""
+        launch["secret_variables"] = self._secret_variables
+        for name, text in self._work_files.items():
+            (self.work / name).write_text(text)
 
     def checkpoint(self, name: str = "c-1", *, in_place: bool = False) -> Frozen:
         """Order one and wait until the process says how it stands."""

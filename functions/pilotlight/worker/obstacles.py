@@ -206,7 +206,7 @@ def _links(pid: int, leave_aside: Collection[int]) -> Iterator[tuple[int, str]]:
 
 def _of_socket(one: Socket, fd: int, owner: str, where: str | None) -> Iterator[Obstacle]:
     if one.connected:
-        what = f"{one.kind} to {one.peer or 'a process outside'}"
+        what = f"{one.kind} to {one.peer or (not owner and _peer_name(fd)) or 'a process outside'}"
         yield Obstacle(
             kind="connection",
             fd=fd,
@@ -217,6 +217,16 @@ def _of_socket(one: Socket, fd: int, owner: str, where: str | None) -> Iterator[
     elif one.kind == "UDP":
         what = f"UDP on {one.local}"
         yield _socket(what, fd, owner, where)
+
+
+def _peer_name(fd: int) -> str:
+    """Of a descriptor of ours: a peer that has not accepted yet is in no table."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as one:
+            name = one.getpeername()
+    except OSError:  # none, or closed while we looked
+        return ""
+    return os.fsdecode(name) if isinstance(name, bytes | str) else ""
 
 
 def _of_unknown(fd: int, owner: str, where: str | None) -> Iterator[Obstacle]:
