@@ -1,4 +1,4 @@
-"""Where slots come from: the spawner process, one slot made ahead, and the slots that an earlier agent left behind."""
+"""Where slots come from: the spawner process, a slot of each kind made ahead, and the slots that an earlier agent left behind."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-from snapshotter import slots, wire
+from snapshotter import network, processes, slots, wire
 from snapshotter.errors import Unsupported
+from snapshotter.network import Network
 from snapshotter.slots import Slot, SlotLost
 
 _log = logging.getLogger(__name__)
 _ANSWER_PATIENCE_S = 10.0
+_NETWORK = "network"
 _BOOT = "import sys; sys.path.insert(0, {root!r}); from snapshotter.spawner import main; main({fd})"
 
 
@@ -39,48 +42,58 @@ class Nursery:
         self._spawner: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._turn = asyncio.Lock()
-        self._spare: asyncio.Task[Slot] | None = None
+        self._spares: dict[Network, asyncio.Task[Slot]] = {}
+        self._networks: set[str] = set()
 
     def __repr__(self) -> str:
         pid = self._spawner.pid if self._spawner else 0
-        return f"<Nursery spawner pid {pid}, namespaces {'on' if self.namespaced else 'off'}, spare {self._spare is not None}>"
+        return f"<Nursery spawner pid {pid}, namespaces {'on' if self.namespaced else 'off'}, spare: {', '.join(self._spares)}>"
 
     async def open(self) -> None:
         """Start the spawner and make the first slot; falls back to plain slots where namespaces are refused."""
+        if self.namespaced:
+            await network.sweep()
         try:
-            spare = await self._make()
+            spare = await self._make(Network.HOST)
         except Unsupported as e:
             if not self.namespaced:
                 raise
             _log.warning("namespaces.off reason=%s", e)
             self.namespaced, self.why_not = False, str(e)
-            spare = await self._make()
-        self._spare = asyncio.create_task(_just(spare), name="spare slot")
+            spare = await self._make(Network.HOST)
+        self._spares[Network.HOST] = asyncio.create_task(_just(spare), name="spare slot")
 
-    async def take(self) -> Slot:
-        """A slot nobody uses; the next one is made behind the caller's back. Raises Unsupported."""
-        spare, self._spare = self._spare, None
+    async def take(self, network: Network | bool = Network.HOST) -> Slot:
+        """A slot nobody uses, in that network (True: one of its own); the next of its kind is made behind the caller's back.
+
+        Raises Unsupported.
+        """
+        kind = Network.of(network)
+        spare = self._spares.pop(kind, None)
         slot = None
         if spare is not None:
             with contextlib.suppress(Unsupported):
                 slot = await spare
         if slot is None or slot.is_lost:
-            slot = await self._make()
-        if self._spare is None:
-            self._spare = asyncio.create_task(self._make(), name="spare slot")
-            self._spare.add_done_callback(slots.seen)
+            slot = await self._make(kind)
+        if kind not in self._spares:
+            self._spares[kind] = asyncio.create_task(self._make(kind), name=f"spare slot, network {kind}")
+            self._spares[kind].add_done_callback(slots.seen)
         return slot
 
     async def aclose(self) -> None:
-        """End the spare slot and the spawner."""
-        spare, self._spare = self._spare, None
-        if spare is not None:
+        """End the spare slots and the spawner, and what the slots' networks changed on the host."""
+        spares, self._spares = list(self._spares.values()), {}
+        for spare in spares:
             with contextlib.suppress(Unsupported):
                 await (await spare).end()
         if self._control is not None:
             self._control.close()
         if self._spawner is not None:
             await asyncio.to_thread(self._spawner.wait)
+        if self._networks:
+            await network.remove(self._networks)
+            await network.sweep()
 
     async def adopt(self) -> list[Slot]:
         """Slots that an earlier agent left: living ones, connected and mirrored. Dead ones are swept away."""
@@ -97,26 +110,45 @@ class Nursery:
             except SlotLost:
                 await slot.end()
                 continue
+            with contextlib.suppress(FileNotFoundError):
+                self._networks.add((directory / _NETWORK).read_text())
             found.append(slot)
         return found
 
-    async def _make(self) -> Slot:
+    async def _make(self, kind: Network) -> Slot:
+        if kind is not Network.HOST and not self.namespaced:
+            raise Unsupported(f"a worker with a network of its own needs namespaces: {self.why_not}")
         slot_id = f"s-{secrets.token_hex(8)}"
         directory = self._directory / slot_id
         directory.mkdir(parents=True, mode=0o700)
         try:
-            return await self._spawn(slot_id, directory)
+            return await self._spawn(slot_id, directory, kind)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
 
-    async def _spawn(self, slot_id: str, directory: Path) -> Slot:
+    async def _connect(self, shim: int, directory: Path) -> None:
+        """A way out for the slot of this shim; the note of it is for `aclose`, which need not wait for the kernel then."""
+        try:
+            namespace = os.open(f"/proc/{processes.host_pid(shim)}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                name = await network.connect(namespace)
+            finally:
+                os.close(namespace)
+            (directory / _NETWORK).write_text(name)
+        except OSError as e:
+            raise Unsupported(f"cannot connect a slot's network: {e}") from e
+        self._networks = {*self._networks.intersection(network.interfaces()), name}
+
+    async def _spawn(self, slot_id: str, directory: Path, kind: Network) -> Slot:
         order = {
             "slot": slot_id,
             "directory": str(directory),
             "logs": str(self._logs),
             "log_max_bytes": self._log_max_bytes,
             "namespaces": self.namespaced,
+            "network": kind is not Network.HOST,
+            "name_servers": network.name_servers() if kind is Network.OWN else None,
         }
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with listener:
@@ -126,6 +158,13 @@ class Nursery:
                 answer, fds = await asyncio.to_thread(self._ask, order, listener.fileno())
         if not fds:
             raise Unsupported(f"cannot make a slot: {answer.get('error', 'the spawner is gone')}")
+        if kind is Network.OWN:
+            try:
+                await self._connect(fds[0], directory)
+            except BaseException:
+                processes.send_signal(fds[0], signal.SIGKILL)
+                os.close(fds[0])
+                raise
         return Slot(slot_id, directory, slots.connect(directory / "shim.sock"), fds[0])
 
     def _ask(self, order: dict[str, object], listener: int) -> tuple[dict[str, object], list[int]]:

@@ -1,8 +1,8 @@
 """Makes slots: a small single-threaded process, executed before the agent has threads, that forks shims into new namespaces.
 
-The agent sends `{"slot", "directory", "logs", "log_max_bytes", "namespaces"}` with the slot's listening socket and is answered
-`{"slot", "pid"}` with a pidfd, or `{"slot", "error"}`. A shim is forked, not executed: the interpreter is there already, so a
-slot costs some milliseconds. The spawner ends when the agent does; shims stay.
+The agent sends `{"slot", "directory", "logs", "log_max_bytes", "namespaces", "network", "name_servers"}` with the slot's listening
+socket and is answered `{"slot", "pid"}` with a pidfd, or `{"slot", "error"}`. A shim is forked, not executed: the interpreter is there
+already, so a slot costs some milliseconds. The spawner ends when the agent does; shims stay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from snapshotter import isolation, tree, wire
+from snapshotter import isolation, netns, tree, wire
 from snapshotter.shim import Shim
 
 
@@ -68,6 +68,8 @@ def _between(message: Mapping[str, Any], listener: int, report: int) -> None:
     try:
         if message["namespaces"]:
             tree.unshare()
+        if message["network"]:
+            netns.unshare()
         first = os.fork()
         if first == 0:
             _become_shim(message, listener, report)
@@ -85,6 +87,8 @@ def _become_shim(message: Mapping[str, Any], listener: int, report: int) -> None
         _redirect(f"{message['directory']}/shim.err")
         if message["namespaces"]:
             tree.enter_as_init()
+            if message["name_servers"] is not None:
+                netns.use_name_servers(message["name_servers"], f"{message['directory']}/resolv.conf")
         else:
             isolation.become_subreaper()
         shim = Shim(
