@@ -1,7 +1,7 @@
 """`make demo`: a model from zero to an answer, and what it cost.
 
-Starts a platform of its own, deploys examples/embed.py, calls it three ways (from nothing, from its Template, and warm), prints
-times and costs from the answers' own headers, and stops. `--keep` (or `KEEP=1`) leaves the platform up.
+Starts a platform of its own, deploys examples/embed.py, calls it from nothing, from its Template, from its snapshot where the machine
+can (root and CRIU), and warm; prints times and costs from the answers' own headers, and stops. `--keep` (or `KEEP=1`) leaves it up.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pilotlight.cli.call import facts
 from pilotlight.cli.commands import what_to_do
 from pilotlight.cli.output import milliseconds, money
 from pilotlight.cli.session import Options, Session
+from pilotlight.cli.snapshot import drop_templates
 from pilotlight.client import Client
 from pilotlight.errors import PilotlightError
 
@@ -110,15 +111,34 @@ def show(session: Session) -> None:
     app = deploying.load(str(ROOT / "examples/embed.py"))
     with session.client() as client:
         began = time.monotonic()
-        deployment, _ = deploying.Deployer(session, client).deploy(app, message="make demo", wait=False)
+        deployer = deploying.Deployer(session, client)
+        deployment, _ = deployer.deploy(app, message="make demo", wait=False)
         console.print(f"deployed {deployment.app} version {deployment.version} in {time.monotonic() - began:.1f} s: nothing runs yet\n")
         with httpx.Client(base_url=client.profile.url, headers={"authorization": f"Bearer {client.profile.api_key}"}, timeout=300) as http:
             cold = call(http)
             stop_instances(client)
             fork = call(http)
+            restored = [call_restored(client, http)] if snapshot_is_proven(deployer) else []
             warm = call(http)
     similarities(cold.vectors)
-    console.print(timings([cold, fork, warm]))
+    console.print(timings([cold, *restored, fork, warm]))
+
+
+def snapshot_is_proven(deployer: deploying.Deployer) -> bool:
+    """Wait for the snapshot; where there is none, one line says why."""
+    proof = deployer.prove("search", "Embedder")
+    if proof.restore_ms is not None:
+        console.print(f"its snapshot is proven: {proof}\n", soft_wrap=True)
+        return True
+    console.print(f"RESTORE is left out: {'; '.join(proof.remarks()) or 'the platform made no snapshot'}\n", soft_wrap=True)
+    return False
+
+
+def call_restored(client: Client, http: httpx.Client) -> Measured:
+    """A call when nothing of the function is left in memory: no instance, no Template."""
+    stop_instances(client)
+    drop_templates(client, "search")
+    return call(http)
 
 
 def call(http: httpx.Client) -> Measured:

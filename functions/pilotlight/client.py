@@ -15,18 +15,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
-from pilotlight.errors import Conflict, NotFound, PilotlightError
+from pilotlight.errors import Conflict, NotFound
 from pilotlight.profile import Profile
 from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, CallRecord
 from pilotlight.sdk.answers import RAISED_STATUS, ItemReader, call_headers, function_path, value_of
-from pilotlight.sdk.problems import error_from_problem
+from pilotlight.sdk.node import Json, NodeResources, lines, parts, present
 from pilotlight.sdk.transport import DEFAULT_BUDGET_S, AsyncTransport, Transport
 from pilotlight.spec import FunctionSpec, ImageSpec, to_json
 
 if TYPE_CHECKING:
     import httpx
-
-Json = dict[str, Any]
 
 LONG_POLL_S = 20.0
 """Seconds that one look at an unfinished call asks the server to wait: below the idle limits of common proxies (30 to 60 s)."""
@@ -86,12 +84,12 @@ class _FileBody:
                 yield piece
 
 
-class Client:
+class Client(NodeResources):
     """The platform as one profile sees it. A context manager: closing it closes its connections."""
 
     def __init__(self, profile: Profile, *, retry_budget_s: float = DEFAULT_BUDGET_S) -> None:
+        super().__init__(Transport(profile, budget_s=retry_budget_s))
         self.profile = profile
-        self._transport = Transport(profile, budget_s=retry_budget_s)
 
     def __repr__(self) -> str:
         return f"<Client {self.profile.url} environment={self.profile.environment}>"
@@ -135,7 +133,7 @@ class Client:
         headers = {"content-type": CONTENT_JSON, "accept": CONTENT_NDJSON}
         path = function_path(app, function, "invoke")
         with self._transport.stream("POST", path, content=json.dumps(arguments).encode(), headers=headers) as response:
-            yield from _lines(response)
+            yield from lines(response)
 
     def submit(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None) -> str:
         """Start a call that outlives this process, and return its id."""
@@ -159,12 +157,19 @@ class Client:
     def call_stream(self, call_id: str) -> Iterator[Any]:
         """What a submitted call produces, as the server streams it: JSON lines."""
         with self._transport.stream("GET", f"{_call_path(call_id)}/stream", headers={"accept": CONTENT_NDJSON}) as response:
-            yield from _lines(response)
+            yield from lines(response)
 
-    def warmup(self, app: str, function: str) -> Json:
-        """Bring one instance up."""
-        response = self._transport.request("POST", function_path(app, function, "warmup"), repeatable=True)
+    def warmup(self, app: str, function: str, *, snapshot: bool = False) -> Json:
+        """Bring one instance up; with `snapshot` wait until its snapshot is proven, too (`activator.scaler`: the report)."""
+        path, params = function_path(app, function, "warmup"), {} if snapshot else {"snapshot": "false"}
+        response = self._transport.request("POST", path, params=params, repeatable=True)
         return dict(response.json()) if response.content else {}
+
+    def warmup_stages(self, app: str, function: str) -> Iterator[Json]:
+        """The same with a snapshot, as it goes on: `{"stage", "elapsed_ms"}` at least each 10 s, `{"report": {…}}` last."""
+        path = function_path(app, function, "warmup")
+        with self._transport.stream("POST", path, headers={"accept": CONTENT_NDJSON}, repeatable=True) as response:
+            yield from parts(response)
 
     # -- what is uploaded ----------------------------------------------------------------------------------------------
     def has_blob(self, digest: str) -> bool:
@@ -182,7 +187,7 @@ class Client:
     def build_image(self, spec: ImageSpec) -> Iterator[Json]:
         """Build an environment, or find it built: `{"step", "text", …}` while it goes on, `{"image": digest}` last."""
         with self._transport.stream("POST", "/v1/images", json=to_json(spec), repeatable=True) as response:
-            yield from _parts(response)
+            yield from parts(response)
 
     # -- apps ----------------------------------------------------------------------------------------------------------
     def deploy(
@@ -212,41 +217,6 @@ class Client:
         """Remove the app. Its usage records stay."""
         self._transport.request("DELETE", _app_path(app))
 
-    # -- instances and logs --------------------------------------------------------------------------------------------
-    def instances(self, *, app: str | None = None) -> list[Json]:
-        """Live instances of this tenant."""
-        return self._list("/v1/instances", "instances", app=app)
-
-    def stop_instance(self, instance: str) -> None:
-        """Drain and stop one instance."""
-        self._transport.request("POST", f"/v1/instances/{quote(instance, safe='')}:stop", repeatable=True)
-
-    def exec_instance(self, instance: str, argv: Sequence[str]) -> Iterator[Json]:
-        """Run a command beside an instance: `{"stream", "text"}` while it runs, `{"exit_status"}` last."""
-        path = f"/v1/instances/{quote(instance, safe='')}:exec"
-        with self._transport.stream("POST", path, json={"argv": list(argv)}) as response:
-            yield from _parts(response)
-
-    def logs(
-        self,
-        *,
-        app: str | None = None,
-        function: str | None = None,
-        instance: str | None = None,
-        call: str | None = None,
-        since: float | None = None,
-        tail: int | None = None,
-        follow: bool = False,
-    ) -> Iterator[Json]:
-        """Log lines `{"time", "instance", "stream", "call", "text"}`, oldest first.
-
-        `since` is wall-clock seconds; with `follow` it does not end.
-        """
-        wanted = {"app": app, "function": function, "instance": instance, "call": call, "since": since, "tail": tail}
-        params = {**_present(wanted), **({"follow": "true"} if follow else {})}
-        with self._transport.stream("GET", "/v1/logs", params=params) as response:
-            yield from _parts(response)
-
     # -- secrets, keys, environments, money ----------------------------------------------------------------------------
     def secrets(self) -> list[Json]:
         """The environment's secrets: names and variable names, never values."""
@@ -273,7 +243,7 @@ class Client:
 
     def create_key(self, *, scope: str = "invoke", name: str = "", environment: str | None = None, ttl_s: float | None = None) -> Json:
         """A new API key; `secret` in the answer is its text, shown this one time. `ttl_s` None: it never expires."""
-        body = {"scope": scope, "name": name, **_present({"environment": environment, "expires_in_s": ttl_s})}
+        body = {"scope": scope, "name": name, **present({"environment": environment, "expires_in_s": ttl_s})}
         return dict(self._transport.request("POST", "/v1/keys", json=body).json())
 
     def revoke_key(self, key_id: str) -> None:
@@ -296,13 +266,6 @@ class Client:
     def billing_report(self, **filters: str | float | None) -> Json:
         """What was used and what it cost; `filters` are query parameters such as `app`, `since`, `until`, `group_by`."""
         return self._get("/v1/billing/report", **filters)
-
-    def _get(self, path: str, **params: Any) -> Json:
-        return dict(self._transport.request("GET", path, params=_present(params)).json())
-
-    def _list(self, path: str, key: str, **params: Any) -> list[Json]:
-        body = self._transport.request("GET", path, params=_present(params)).json()
-        return list(body[key])
 
 
 class AsyncClient:
@@ -363,21 +326,6 @@ def _record(response: httpx.Response) -> CallRecord:
     return CallRecord.from_json(response.json())
 
 
-def _lines(response: httpx.Response) -> Iterator[Any]:
-    for line in response.iter_lines():
-        if line.strip():
-            yield json.loads(line)
-
-
-def _parts(response: httpx.Response) -> Iterator[Json]:
-    for part in _lines(response):
-        if isinstance(part, dict) and isinstance(part.get("error"), dict) and set(part) == {"error"}:
-            raise error_from_problem(part["error"])
-        if not isinstance(part, dict):
-            raise PilotlightError(f"the platform streamed {part!r} where an object was expected")
-        yield part
-
-
 def _call_path(call_id: str) -> str:
     return f"/v1/calls/{quote(call_id, safe='')}"
 
@@ -388,7 +336,3 @@ def _app_path(app: str) -> str:
 
 def _wait(wait_s: float) -> dict[str, str]:
     return {"wait_s": f"{wait_s:g}"} if wait_s > 0 else {}
-
-
-def _present(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}

@@ -69,6 +69,10 @@ class FakePlatform:
         self.calls: dict[str, CallRecord] = {}
         self.log_lines: list[dict[str, Any]] = []
         self.instances: list[dict[str, Any]] = []
+        self.templates: list[dict[str, Any]] = []
+        self.snapshots: list[dict[str, Any]] = []
+        self.snapshots_off: set[tuple[str, str, str]] = set()
+        self.warmup_report: dict[str, Any] = {}
         self.asked: list[str] = []
         self.lock = threading.Lock()
         self._refusals: deque[Answer | None] = deque()
@@ -185,6 +189,7 @@ class FakePlatform:
         app = self._app(asked, name)
         functions = [
             {"id": f"f-{s.digest()[:16]}", "name": s.name, "created_at": 0.0, "traffic": [], "spec": to_json(s)}
+            | {"snapshots": (asked.environment, name, s.name) not in self.snapshots_off}
             for s in app.functions.values()
         ]
         return _json({**self._summary(asked.environment, name), "environment": asked.environment, "functions": functions})
@@ -280,10 +285,64 @@ class FakePlatform:
 
     def warmup(self, asked: Asked, app: str, dotted: str) -> Answer:
         self._callable(asked, app, dotted)
-        return _json({"state": "ready"})
+        if CONTENT_NDJSON in asked.headers.get("accept", ""):
+            stages = [{"stage": stage, "elapsed_ms": n} for n, stage in enumerate(("template", "instance", "snapshot"))]
+            return _ndjson([*stages, {"report": self.warmup_report}])
+        return _json(self.warmup_report)
+
+    # -- Templates and snapshots ---------------------------------------------------------------------------------------
+    def list_templates(self, asked: Asked) -> Answer:
+        return _json({"templates": self.templates})
+
+    def drop_template(self, asked: Asked, revision: str) -> Answer:
+        if revision not in {t["revision"] for t in self.templates}:
+            raise NotFound(f"there is no Template of {revision}")
+        self.templates = [t for t in self.templates if t["revision"] != revision]
+        return Answer(status=204)
+
+    def list_snapshots(self, asked: Asked) -> Answer:
+        wanted = {key: asked.query[key] for key in ("app", "function") if key in asked.query}
+        return _json({"snapshots": [s for s in self.snapshots if wanted.items() <= s["labels"].items()]})
+
+    def show_snapshot(self, asked: Asked, snapshot: str) -> Answer:
+        return _json(self._snapshot(snapshot))
+
+    def prove_snapshot(self, asked: Asked, snapshot: str) -> Answer:
+        found = self._snapshot(snapshot)
+        if "corrupt" not in found["reason"]:
+            found |= {"state": "READY", "reason": ""}
+        return _json(found)
+
+    def _snapshot(self, snapshot: str) -> dict[str, Any]:
+        for found in self.snapshots:
+            if found["id"] == snapshot:
+                return found
+        raise NotFound(f"there is no snapshot {snapshot}")
+
+    def delete_snapshot(self, asked: Asked, snapshot: str) -> Answer:
+        self.snapshots.remove(self._snapshot(snapshot))
+        return _json({"deleted": 1})
+
+    def delete_snapshots(self, asked: Asked, app: str, function: str) -> Answer:
+        return _json({"deleted": self._delete_of(asked, app, function)})
+
+    def switch_snapshots(self, asked: Asked, app: str, function: str) -> Answer:
+        enabled, switch = asked.json()["enabled"], (asked.environment, app, function)
+        deleted = 0 if enabled else self._delete_of(asked, app, function)
+        (self.snapshots_off.discard if enabled else self.snapshots_off.add)(switch)
+        return _json({"app": app, "function": function, "enabled": enabled, "deleted": deleted})
+
+    def _delete_of(self, asked: Asked, app: str, function: str) -> int:
+        if function not in self._app(asked, app).functions:
+            raise NotFound(f"there is no function {app}/{function}")
+        gone = [s for s in self.snapshots if (s["labels"]["app"], s["labels"]["function"]) == (app, function)]
+        self.snapshots = [s for s in self.snapshots if s not in gone]
+        return len(gone)
 
     # -- the rest ------------------------------------------------------------------------------------------------------
     def logs(self, asked: Asked) -> Answer:
+        if asked.query.get("app"):
+            self._app(asked, asked.query["app"])
         wanted = {key: asked.query[key] for key in ("instance", "call") if key in asked.query}
         lines = [line for line in self.log_lines if all(line.get(k) == v for k, v in wanted.items())]
         return _ndjson(lines[-int(asked.query["tail"]) :] if "tail" in asked.query else lines)
@@ -372,6 +431,14 @@ _ROUTES: list[tuple[str, str, Route]] = [
     ("GET", r"/v1/instances", FakePlatform.list_instances),
     ("POST", r"/v1/instances/([^/:]+):stop", FakePlatform.stop_instance),
     ("POST", r"/v1/instances/([^/:]+):exec", FakePlatform.exec_instance),
+    ("GET", r"/v1/templates", FakePlatform.list_templates),
+    ("DELETE", r"/v1/templates/([^/:]+)", FakePlatform.drop_template),
+    ("GET", r"/v1/snapshots", FakePlatform.list_snapshots),
+    ("GET", r"/v1/snapshots/([^/:]+)", FakePlatform.show_snapshot),
+    ("POST", r"/v1/snapshots/([^/:]+):prove", FakePlatform.prove_snapshot),
+    ("DELETE", r"/v1/snapshots/([^/:]+)", FakePlatform.delete_snapshot),
+    ("DELETE", r"/v1/functions/([^/]+)/([^/:]+)/snapshots", FakePlatform.delete_snapshots),
+    ("PUT", r"/v1/functions/([^/]+)/([^/:]+)/snapshots", FakePlatform.switch_snapshots),
     ("GET", r"/v1/secrets", FakePlatform.list_secrets),
     ("PUT", r"/v1/secrets/([^/:]+)", FakePlatform.put_secret),
     ("DELETE", r"/v1/secrets/([^/:]+)", FakePlatform.delete_secret),

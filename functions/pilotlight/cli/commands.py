@@ -44,6 +44,8 @@ _WHAT_TO_DO = {
     "unavailable": "Try again in a moment; `pilotlight app list` shows what is stopped, `pilotlight status` whether the platform runs.",
     "function-raised": "It is the function's own error: `pilotlight app logs APP --call ID` has its traceback.",
     "too-many-requests": "Try again later, or raise max_instances or max_queued of the function.",
+    "snapshot-refused": "Correct what is named, or write snapshot=False: then it starts COLD or by FORK only.",
+    "unsupported": "`pilotlight doctor` says what this machine can do, and what would help.",
     "storage-full": "Free disk space in the platform's home; nothing was changed.",
     "start-failed": "Read the function's own log: `pilotlight app logs APP`.",
     "worker-crashed": "Read the function's own log: `pilotlight app logs APP`.",

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pilotlight.cli.commands import command
-from pilotlight.cli.deploying import Deployer, Proof, load, user_code
+from pilotlight.cli.deploying import Deployer, load, user_code
 from pilotlight.cli.flags import parse_flags
+from pilotlight.cli.proof import Proof
 from pilotlight.cli.session import Session
 from pilotlight.errors import InvalidInput, NotFound
 
@@ -37,9 +38,9 @@ def deploy(
     file: File,
     name: Annotated[str | None, typer.Option(help="Deploy under this name instead of the app's own.")] = None,
     message: Annotated[str, typer.Option("--message", "-m", help="Kept in the app's history.")] = "",
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Bring each function up once, to prove that it starts.")] = True,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Bring each function up once and prove its snapshot.")] = True,
 ) -> None:
-    """Package an app, upload what is missing, and make it live; then prove that each function starts."""
+    """Package an app, upload what is missing, and make it live; then prove that each function starts, and comes back from its snapshot."""
     from pilotlight.sdk import session as sdk
 
     app = load(file)
@@ -172,6 +173,7 @@ def _deployed(deployment: Deployment, proofs: list[Proof], app: App, url: str) -
     for f in deployment.functions:
         proof = f"  {by_name[f.function]}" if f.function in by_name else ""
         lines.append(f"  {f.function:<20} {f.revision}{'' if f.created else ' (unchanged)'}{proof}")
+        lines += [f"    {remark}" for remark in (by_name[f.function].remarks() if proof else ())]
         lines += [f"    {address}" for address in _addresses(deployment.app, app, f.function, url)]
     return "\n".join(lines)
 

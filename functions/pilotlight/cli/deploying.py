@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pilotlight.cli.output import milliseconds
+from pilotlight.cli.proof import Proof, proof_of
 from pilotlight.cli.session import Session
 from pilotlight.errors import InvalidInput
 
@@ -19,26 +18,11 @@ if TYPE_CHECKING:
     from pilotlight.sdk.app import App
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """How one function came up when it was asked to.
-
-    Attributes:
-        cold_ms: from nothing to the snapshot point.
-        fork_ms: from the Template to an instance that serves; None where it was not forked.
-        threads: surplus threads that keep it from being forked.
-    """
-
-    function: str
-    cold_ms: float
-    fork_ms: float | None
-    threads: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        cold = f"cold {milliseconds(self.cold_ms)}"
-        if self.threads:
-            return f"{cold}; it cannot be forked, because of threads: {', '.join(self.threads)}"
-        return cold if self.fork_ms is None else f"{cold} → fork {milliseconds(self.fork_ms)}"
+_STAGES = {
+    "template": "importing, entering, warming up",
+    "instance": "starting an instance",
+    "snapshot": "making its snapshot and proving it",
+}
 
 
 class Deployer:
@@ -49,7 +33,7 @@ class Deployer:
         self._client = client
 
     def deploy(self, app: App, *, name: str | None = None, message: str = "", wait: bool = True) -> tuple[Deployment, list[Proof]]:
-        """Deploy, and with `wait` bring each function up once."""
+        """Deploy, and with `wait` bring each function up once and prove its snapshot."""
         from pilotlight.packaging.deploy import deploy
 
         with self.progress() as report:
@@ -58,10 +42,16 @@ class Deployer:
         return deployment, proofs
 
     def prove(self, app: str, function: str) -> Proof:
-        """Bring one function up. Raises what keeps it down (StartFailed carries its last log lines)."""
+        """Bring one function up and wait for its snapshot. Raises what keeps it down (StartFailed carries its last log lines)."""
         began = time.monotonic()
-        with self._spinner(f"starting {app}/{function}"):
-            body = self._client.warmup(app, function)
+        body: Mapping[str, Any] = {}
+        with self._spinner(f"{app}/{function}: starting") as show:
+            for part in self._client.warmup_stages(app, function):
+                if "report" in part:
+                    body = part["report"]
+                else:
+                    seconds = float(part.get("elapsed_ms") or 0) / 1000
+                    show(f"{app}/{function}: {_STAGES.get(str(part.get('stage')), 'starting')} ({seconds:.0f} s)")
         return proof_of(function, body, waited_ms=(time.monotonic() - began) * 1000)
 
     @contextlib.contextmanager
@@ -85,26 +75,12 @@ class Deployer:
             yield report
 
     @contextlib.contextmanager
-    def _spinner(self, text: str) -> Iterator[None]:
+    def _spinner(self, text: str) -> Iterator[Callable[[str], None]]:
         if self._session.is_json:
-            yield
+            yield lambda _: None
             return
-        with self._session.notes().status(text):
-            yield
-
-
-def proof_of(function: str, body: Mapping[str, Any], *, waited_ms: float) -> Proof:
-    """What a warm-up's answer says: its Template's phases are the cold start, its instance's start the fork."""
-    template = body.get("template") or {}
-    start_ms, kind = float(body.get("start_ms") or 0), body.get("start_kind")
-    phases = template.get("phases_ms") or {}
-    cold_ms = sum(float(ms) for ms in phases.values()) or start_ms or waited_ms
-    return Proof(
-        function=function,
-        cold_ms=cold_ms,
-        fork_ms=start_ms if kind == "FORK" and start_ms else None,
-        threads=tuple(template.get("threads") or ()),
-    )
+        with self._session.notes().status(text) as status:
+            yield status.update
 
 
 def load(reference: str) -> App:

@@ -120,6 +120,7 @@ def node(session: Session) -> Iterator[Finding]:
         what="platform", state=OK if found else NOTE, detail=found.url if found else "not running", way_out="Start it: `pilotlight up`."
     )
     yield from features(answer)
+    yield from snapshots(answer, platform)
 
 
 def features(answer: Mapping[str, Any]) -> Iterator[Finding]:
@@ -130,6 +131,42 @@ def features(answer: Mapping[str, Any]) -> Iterator[Finding]:
     if "interpreters" in (facts := answer.get("node", {})):
         versions = ", ".join(str(i["version"]) for i in facts["interpreters"])
         yield Finding(what="interpreters for images", state=OK if versions else NOTE, detail=versions or "none found")
+
+
+def snapshots(answer: Mapping[str, Any], platform: LocalPlatform) -> Iterator[Finding]:
+    """Snapshots on disk: where, how many, how much room, and why the last one that could not be made was refused."""
+    from pilotlight.cli.output import moment
+    from snapshotter.settings import SnapshotterSettings
+    from weight_cache.settings import load
+
+    told: Mapping[str, Any] = answer.get("node", {}).get("snapshots") or {}
+    file = platform.config if platform.config.exists() else None
+    known = load(SnapshotterSettings, "snapshotter", file)
+    restore = next((f for f in answer.get("features", ()) if f["name"] == "RESTORE"), {"on": False, "why": "the node agent does not say"})
+    directory = Path(told.get("directory") or platform.paths.home / "node/snapshots")
+    if not known.snapshots:
+        why = "switched off: set snapshotter.snapshots to true in platform.yaml, and restart"
+        yield Finding(what="snapshots", state=NOTE, detail="off; FORK and COLD remain", way_out=why)
+        return
+    if not restore["on"]:
+        yield Finding(what="snapshots", state=NOTE, detail="off; FORK and COLD remain", way_out=str(restore["why"]))
+        return
+    budget = told.get("max_bytes") or known.snapshot_max_bytes
+    free = shutil.disk_usage(next(p for p in (directory, *directory.parents) if p.exists())).free
+    used, of = size(int(told.get("used_bytes") or 0)), size(int(budget)) if budget else "a quarter of the free disk"
+    room = f"{used} of {of} used, {size(free)} free"
+    counts = f"{told.get('ready', 0)} ready, {told.get('quarantined', 0)} quarantined"
+    state = NOTE if told.get("quarantined") or free < _LEAST_DISK_BYTES else OK
+    way_out = "`pilotlight snapshot list` names the reasons; `snapshot prove ID` tries one again." if told.get("quarantined") else ""
+    yield Finding(what="snapshots", state=state, detail=f"{directory}: {counts}; {room}", way_out=way_out)
+    if refusal := told.get("last_refusal"):
+        reasons = "; ".join(str(r.get("message") or r.get("what")) for r in refusal.get("reasons", ())) or "no reason was kept"
+        yield Finding(
+            what="last snapshot refused",
+            state=NOTE,
+            detail=f"{refusal.get('revision', '')} at {moment(float(refusal['at']))}: {reasons}",
+            way_out="`pilotlight deploy` says where in your file; without a snapshot its starts are FORK and COLD.",
+        )
 
 
 async def _ask(path: Path) -> Mapping[str, Any]:

@@ -64,12 +64,23 @@ def exec_(session: Session, instance: Id, rest: list[str]) -> None:
     raise typer.Exit(status)
 
 
-def stop(session: Session, instance: Id) -> None:
+def stop(
+    session: Session,
+    instance: Annotated[str | None, typer.Argument(metavar="[INSTANCE]", help="Its id, or the first characters of it.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All of them, or with --app all of one app.")] = False,
+    app: Annotated[str | None, typer.Option(help="With --all: only this app's.")] = None,
+) -> None:
     """Finish its calls, then stop it. The next call starts a new one."""
+    if (instance is None) is not every:
+        raise InvalidInput("name an instance, or pass --all", hint="`pilotlight instance list` shows them.")
     with session.client() as client:
-        found = find_instance(client, instance)
-        client.stop_instance(found)
-    session.show({"instance": found, "stopped": True}, lambda: f"{found} is stopped")
+        found = [find_instance(client, instance)] if instance is not None else [str(row["id"]) for row in client.instances(app=app)]
+        for one in found:
+            client.stop_instance(one)
+    if instance is not None:
+        session.show({"instance": found[0], "stopped": True}, lambda: f"{found[0]} is stopped")
+    else:
+        session.show({"instances": found, "stopped": True}, lambda: f"{len(found)} stopped")
 
 
 def shell(

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from pilotlight.cli.admin import secret_values
 from pilotlight.cli.call import body_value, call_arguments, facts, summary
 from pilotlight.cli.commands import command, common_callback, what_to_do
-from pilotlight.cli.deploying import proof_of
 from pilotlight.cli.main import build
 from pilotlight.cli.session import Options, Session
 from pilotlight.errors import InvalidInput, PilotlightError, Unauthenticated
@@ -25,6 +24,8 @@ COMMANDS = [
     *("app list", "app show", "app logs", "app history", "app stop", "app delete"),
     *("instance list", "instance logs", "instance exec", "instance stop", "billing report", "state backup", "state load"),
     *("token create", "token list", "token revoke", "secret set", "secret list", "secret delete"),
+    *("snapshot list", "snapshot show", "snapshot prove", "snapshot disable", "snapshot enable", "snapshot delete"),
+    *("template list", "template drop"),
     *("environment create", "environment list", "environment delete"),
 ]
 seen: list[Options] = []
@@ -126,13 +127,6 @@ def test_answers_are_summed_up_from_their_headers() -> None:
     assert summary(facts(headers)) == "FORK · queue 0.1 ms · start 12 ms · cost 0.00001 · req-1"
     assert body_value("application/x-ndjson", b'1\n{"a": 2}\n') == [1, {"a": 2}]
     assert body_value("text/plain", b"hi") == "hi"
-
-
-def test_a_proof_says_how_cold_and_how_forked_and_what_forbids_it() -> None:
-    body = {"template": {"phases_ms": {"boot": 100.0, "enter": 5300.0}, "threads": []}, "start_kind": "FORK", "start_ms": 29.0}
-    assert str(proof_of("f", body, waited_ms=9)) == "cold 5.40 s → fork 29 ms"
-    threaded = {"template": {"phases_ms": {"boot": 100.0}, "threads": ["tqdm"]}, "start_kind": "COLD", "start_ms": 100.0}
-    assert "cannot be forked, because of threads: tqdm" in str(proof_of("f", threaded, waited_ms=9))
 
 
 def test_secret_values_are_never_taken_from_the_command_line(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
-from pilotlight.cli.doctor import BROKEN, NOTE, OK, features, machine, node, settings
+from pilotlight.cli.doctor import BROKEN, NOTE, OK, features, machine, node, settings, snapshots
 from pilotlight.cli.session import Options, Session
 
 
@@ -58,3 +59,29 @@ def test_without_a_platform_an_agent_is_started_for_the_question(short_tmp: Path
     assert found["platform"].detail == "not running"
     assert "namespaces" in found
     assert "cgroup memory" in found
+
+
+RESTORE_ON = [{"name": "RESTORE", "on": True, "why": "CRIU 4.2.1"}]
+
+
+def test_snapshots_say_where_how_many_and_how_much_room(short_tmp: Path) -> None:
+    told = {"directory": str(short_tmp), "used_bytes": 2**30, "max_bytes": 2**32, "ready": 3, "quarantined": 0, "last_refusal": None}
+    (finding,) = snapshots({"features": RESTORE_ON, "node": {"snapshots": told}}, session_in(short_tmp, "").platform())
+    assert finding.state in (OK, NOTE)
+    assert finding.detail.startswith(f"{short_tmp}: 3 ready, 0 quarantined; 1.0 GiB of 4.0 GiB used, ")
+
+
+def test_quarantined_ones_and_the_last_refusal_are_notes(short_tmp: Path) -> None:
+    refusal = {"revision": "f-1@v1-a", "at": 0.0, "reasons": [{"kind": "connection", "message": "a connection is open"}]}
+    told = {"ready": 0, "quarantined": 2, "last_refusal": refusal}
+    counts, last = snapshots({"features": RESTORE_ON, "node": {"snapshots": told}}, session_in(short_tmp, "").platform())
+    assert (counts.state, "snapshot prove" in counts.way_out) == (NOTE, True)
+    assert "a connection is open" in last.detail
+
+
+def test_why_snapshots_are_off_is_said(short_tmp: Path) -> None:
+    off: dict[str, Any] = {"features": [{"name": "RESTORE", "on": False, "why": "criu is not installed"}], "node": {}}
+    (finding,) = snapshots(off, session_in(short_tmp, "").platform())
+    assert (finding.state, finding.way_out) == (NOTE, "criu is not installed")
+    (finding,) = snapshots({"features": RESTORE_ON}, session_in(short_tmp, "snapshotter: {snapshots: false}").platform())
+    assert "platform.yaml" in finding.way_out
