@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from snapshotter import capabilities
+from snapshotter.assembly import Parts
 from snapshotter.bundles import Bundles
 from snapshotter.cgroups import Cgroups
 from snapshotter.errors import SnapshotterError
 from snapshotter.images import Images, runtime_requirements
-from snapshotter.node import Parts, is_root, opened, own_runtime
+from snapshotter.node import is_root, opened, own_runtime
 from snapshotter.settings import SnapshotterSettings
 from weight_cache.client import WeightCacheClient
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load

@@ -31,6 +31,9 @@ async def adopt(*, nursery: Nursery, housekeeper: Housekeeper, boots: Boots, end
         if housing is None:
             await slot.end()
             continue
+        if housing.transient:
+            await housekeeper.clear(housing)
+            continue
         slot.owner = ends
         slot.unpark()
         housekeeper.housings[slot.id] = housing

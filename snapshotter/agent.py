@@ -12,10 +12,12 @@ from snapshotter import processes
 from snapshotter.errors import InstanceUnknown, SnapshotterError
 from snapshotter.events import Events, WatcherTooSlow
 from snapshotter.instances import Instance, Instances
-from snapshotter.ladder import Ladder, Request
+from snapshotter.ladder import Ladder
 from snapshotter.launch import ImageStore
 from snapshotter.logs import LogQuery, Logs
 from snapshotter.slots import SlotLost
+from snapshotter.snapshots.desk import Snapshots
+from snapshotter.starts import Request
 from snapshotter.templates import Templates
 from snapshotter.types import InstanceId, InstanceState, LaunchSpec, RevisionKey
 from weight_cache.errors import WeightCacheError
@@ -36,6 +38,7 @@ class Agent:
         images: ImageStore,
         logs: Logs,
         events: Events,
+        snapshots: Snapshots,
         probe: Callable[[], Awaitable[Mapping[str, Any]]],
     ) -> None:
         self._ladder = ladder
@@ -44,6 +47,7 @@ class Agent:
         self._images = images
         self._logs = logs
         self._events = events
+        self._snapshots = snapshots
         self._probe = probe
 
     def __repr__(self) -> str:
@@ -59,6 +63,10 @@ class Agent:
             "instances": self._list_instances,
             "templates": self._list_templates,
             "drop_template": self._drop_template,
+            "checkpoint": self._checkpoint,
+            "snapshots": self._list_snapshots,
+            "prove_snapshot": self._prove_snapshot,
+            "delete_snapshots": self._delete_snapshots,
             "capabilities": self._capabilities,
             "usage": self._usage,
             "watch": self._watch,
@@ -99,8 +107,22 @@ class Agent:
         self._ladder.drop_template(RevisionKey(args["revision"]))
         return {}
 
+    async def _checkpoint(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        return (await self._snapshots.checkpoint(LaunchSpec.from_json(args["launch"]))).to_json()
+
+    async def _list_snapshots(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        return {"snapshots": [info.to_json() for info in self._snapshots.infos(args["labels"])]}
+
+    async def _prove_snapshot(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        return (await self._snapshots.prove(args["snapshot_id"])).to_json()
+
+    async def _delete_snapshots(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        wanted = {key: args[key] for key in ("snapshot_id", "revision", "function")}
+        return {"deleted": await self._snapshots.delete(**wanted)}
+
     async def _capabilities(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
-        return await self._probe()
+        found = await self._probe()
+        return {**found, "node": {**found["node"], "snapshots": self._snapshots.describe()}}
 
     async def _usage(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
         instance = self._known(args["instance_id"])

@@ -1,8 +1,9 @@
-"""Boots: bringing Templates up, one flight per revision, and keeping them within their memory budget."""
+"""Bringing Templates up, by a boot or from a snapshot, one flight per revision, and keeping them within their memory budget."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -14,8 +15,11 @@ from snapshotter.errors import StartTimeout
 from snapshotter.events import Events
 from snapshotter.housing import Housekeeper, Housing, Phase
 from snapshotter.logs import Logs
+from snapshotter.snapshots.shelf import Shelf
 from snapshotter.templates import Template, Templates
-from snapshotter.types import AgentEvent, LaunchSpec, RevisionKey
+from snapshotter.types import AgentEvent, LaunchSpec, RevisionKey, StartKind
+
+BEHIND_S = 0.3
 
 
 class Boots:
@@ -30,6 +34,7 @@ class Boots:
         logs: Logs,
         events: Events,
         errands: Errands,
+        shelf: Shelf,
         budget_bytes: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -39,21 +44,31 @@ class Boots:
         self._logs = logs
         self._events = events
         self._errands = errands
+        self._shelf = shelf
         self._budget_bytes = budget_bytes
         self._clock = clock
         self._flights: dict[RevisionKey, asyncio.Task[None]] = {}
+        self._refills: set[RevisionKey] = set()
+        self._closing = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<Boots {len(self._flights)} in flight>"
 
-    async def once(self, launch: LaunchSpec) -> None:
+    async def once(self, launch: LaunchSpec, *, restoring: bool = False) -> None:
         """Boot a Template, or wait for the boot in flight. Errors as of `boot`, and StartTimeout.
 
-        A caller that leaves does not end it: what it booted is wanted by the next one.
+        restoring: try a snapshot first. A caller that leaves does not end it: what it booted is wanted by the next one.
         """
         if launch.revision not in self._flights:
-            self._fly(launch.revision, self._boot_template(launch))
+            self._fly(launch.revision, self._bring_up(launch, restoring=restoring))
         await asyncio.shield(self._flights[launch.revision])
+
+    def refill(self, launch: LaunchSpec) -> None:
+        """Have a Template restored behind the caller's back, unless there is one, or it cannot be forked, or memory for it is short."""
+        if launch.revision in self._refills or not launch.forkable or self._closing.is_set():
+            return
+        self._refills.add(launch.revision)
+        self._errands.run(self._refill(launch), f"refill {launch.revision}")
 
     async def boot(self, launch: LaunchSpec, phase: Phase) -> Housing:
         """A worker at its snapshot point, in a slot of its own. Raises StartFailed, BundleUnavailable, Unsupported."""
@@ -88,7 +103,8 @@ class Boots:
                 self._ends.drop(victim, "evicted")
 
     async def cancel(self) -> None:
-        """End every boot in flight."""
+        """End every boot in flight; nothing is refilled any more."""
+        self._closing.set()
         flights = list(self._flights.values())
         for flight in flights:
             flight.cancel()
@@ -104,15 +120,49 @@ class Boots:
         del self._flights[revision]
         slots.seen(flight)
 
-    async def _boot_template(self, launch: LaunchSpec) -> None:
+    async def _bring_up(self, launch: LaunchSpec, *, restoring: bool) -> None:
         phase = Phase()
         try:
             async with asyncio.timeout(launch.startup_timeout_s):
-                housing = await self.boot(launch, phase)
+                housing = await self._restored(launch, phase) if restoring else None
+                housing = housing or await self.boot(launch, phase)
         except TimeoutError as e:
             message = f"revision {launch.revision} did not reach its snapshot point within {launch.startup_timeout_s:g} s"
             raise StartTimeout(message, {"phase": phase.name, "log_tail": await self._logs.tail(phase.subject)}) from e
-        self.enlist(housing)
+        self._enlist_unless_there(housing)
+
+    async def _restored(self, launch: LaunchSpec, phase: Phase) -> Housing | None:
+        """A worker from a snapshot, to be forked: its pages all there, for those that are not would be fetched by each fork."""
+        snapshot = await self._shelf.find(launch, phase)
+        if snapshot is None:
+            return None
+        phase.kind = StartKind.RESTORE
+        housing = await self._shelf.restore(launch, snapshot, phase, self._ends, deadline_s=launch.startup_timeout_s / 2, lazy=False)
+        if housing is not None:
+            self._shelf.used(snapshot.id)
+        return housing
+
+    async def _refill(self, launch: LaunchSpec) -> None:
+        """The first call of the instance that was restored has the processor to itself for a moment."""
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), BEHIND_S)
+                return
+            if self._wants_refill(launch) and (housing := await self._restored(launch, Phase())) is not None:
+                self._enlist_unless_there(housing)
+        finally:
+            self._refills.discard(launch.revision)
+
+    def _wants_refill(self, launch: LaunchSpec) -> bool:
+        there = self._templates.get(launch.revision) is not None or launch.revision in self._flights
+        image_bytes = self._shelf.forkable_image_bytes(launch.revision)
+        return not there and image_bytes is not None and self._templates.pss_bytes() + image_bytes <= self._budget_bytes
+
+    def _enlist_unless_there(self, housing: Housing) -> None:
+        if self._closing.is_set() or self._templates.get(housing.launch.revision) is not None:
+            self._ends.clear_if_empty(housing)
+        else:
+            self.enlist(housing)
 
     async def _resume(self, housing: Housing) -> None:
         try:

@@ -1,16 +1,17 @@
-"""A slot with something in it: how a launch becomes a booted worker, and how nothing of it is left behind.
+"""A slot with something in it: how a launch becomes a worker at its snapshot point, and how nothing of it is left behind.
 
-Boot: a slot from the nursery, the bundle, the image's layout, the weights' leases, a cgroup, the launch file, the worker up to its
-snapshot point. End: the shim and everything in it, the cgroup, the leases, the directory.
+Moving in: a slot from the nursery, the bundle, the image's layout, the weights' leases, a cgroup, the launch file; then a worker is booted
+there, or restored (`snapshots.restores`). End: the shim and everything in it, the cgroup, the leases, the directory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from snapshotter.logs import Logs
 from snapshotter.nursery import Nursery
 from snapshotter.running import Owner
 from snapshotter.slots import BootFailed, Slot
-from snapshotter.types import LaunchSpec
+from snapshotter.types import LaunchSpec, StartKind
 
 _log = logging.getLogger(__name__)
 _RECORD = "housing.json"
@@ -44,6 +45,8 @@ class Housing:
     Attributes:
         boot_ms: phases until the snapshot point, `slot` first.
         is_booting: before the snapshot point whoever boots it clears it, too.
+        transient: made for a snapshot's sake alone: whoever made it clears it, and a new agent does when it finds it.
+        snapshot: what it was restored from, None when it was booted.
         lease_ids: weights held for it.
         spots, parked_bytes, timer: forks that wait for an assignment, their PSS as last measured, and when they are next looked at;
             `parking.Parking` owns them.
@@ -55,13 +58,15 @@ class Housing:
     lease_ids: tuple[str, ...] = ()
     boot_ms: Mapping[str, float] = field(default_factory=dict)
     is_booting: bool = False
+    transient: bool = False
+    snapshot: str | None = None
     spots: list[Spot] = field(default_factory=list)
     parked_bytes: int = 0
     timer: asyncio.TimerHandle | None = None
 
     def record(self) -> dict[str, Any]:
         """What a restarted agent reads."""
-        held = {"group": self.group.to_json(), "lease_ids": list(self.lease_ids)}
+        held = {"group": self.group.to_json(), "lease_ids": list(self.lease_ids), "transient": self.transient, "snapshot": self.snapshot}
         return {"launch": self.launch.to_json(), "boot_ms": dict(self.boot_ms), **held}
 
     @classmethod
@@ -77,7 +82,19 @@ class Housing:
             group=Group.from_json(body["group"]),
             lease_ids=tuple(body["lease_ids"]),
             boot_ms=body["boot_ms"],
+            transient=body.get("transient", False),
+            snapshot=body.get("snapshot"),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tenancy:
+    """A slot that somebody moves into: the housing, how to launch in it, for which uid (None: the agent's own), and its weights by name."""
+
+    housing: Housing
+    plan: launch.Plan
+    uid: int | None
+    weights: Mapping[str, Path]
 
 
 class Housekeeper:
@@ -107,33 +124,45 @@ class Housekeeper:
         self._runtime = runtime
         self.housings: dict[str, Housing] = {}
 
-    async def boot(self, spec: LaunchSpec, phase: Phase, owner: Owner) -> Housing:
-        """A worker at its snapshot point. Raises StartFailed, BundleUnavailable, Unsupported; on every way out nothing is left."""
+    async def boot(self, spec: LaunchSpec, phase: Phase, owner: Owner, *, network: bool = False, transient: bool = False) -> Housing:
+        """A worker at its snapshot point. Raises StartFailed, BundleUnavailable, Unsupported; on every way out nothing is left.
+
+        network: with a network namespace of its own; transient: see `Housing`.
+        """
+        async with self.moving_in(spec, phase, owner, network=network, transient=transient) as tenancy:
+            housing = tenancy.housing
+            housing.slot.boot(tenancy.plan.order, housing.group.ways_in())
+            phase.name = "boot"
+            point = await housing.slot.point
+            housing.boot_ms = {**housing.boot_ms, **point.phases_ms}
+        return housing
+
+    @contextlib.asynccontextmanager
+    async def moving_in(
+        self, spec: LaunchSpec, phase: Phase, owner: Owner, *, network: bool = False, transient: bool = False
+    ) -> AsyncIterator[Tenancy]:
+        """A slot with all that a worker of `spec` needs; at the end of the context there is one. When it fails nothing is left.
+
+        Raises StartFailed for a BootFailed in it, BundleUnavailable, Unsupported.
+        """
         began = time.perf_counter()
         phase.name = "slot"
         layout, code = self._images.layout(spec.image), await self._bundles.ensure(spec.bundle)
-        slot = await self._nursery.take()
+        slot = await (self._nursery.take(network=True) if network else self._nursery.take())
         slot.owner, phase.subject = owner, slot.id
-        housing = Housing(slot=slot, launch=spec, group=self._cgroups.group(slot.id), is_booting=True)
+        housing = Housing(slot=slot, launch=spec, group=self._cgroups.group(slot.id), is_booting=True, transient=transient)
         self.housings[slot.id] = housing
         try:
-            leases = []
-            for mount in spec.weights:
-                lease = await self._weights.lease(mount.manifest, holder=slot.id)
-                leases.append((mount.name, Path(lease.path)))
-                housing.lease_ids += (lease.lease_id,)
+            weights = await self._lease_weights(housing)
             uid = self._uid(spec)
             housing.group = self._cgroups.make(slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu)
-            sources = Sources(layout=layout, code=code, weights=dict(leases), runtime=self._runtime)
+            sources = Sources(layout=layout, code=code, weights=weights, runtime=self._runtime)
             self._logs.register(slot.id, labels=spec.labels, revision=spec.revision, now=time.time())
-            housing.boot_ms = {"slot": (time.perf_counter() - began) * 1000}
-            self._launch(housing, sources, uid)
-            phase.name = "boot"
-            point = await slot.point
-            housing.boot_ms = {**housing.boot_ms, **point.phases_ms}
+            tenancy = Tenancy(housing=housing, plan=self._write_launch(housing, sources, uid), uid=uid, weights=weights)
+            housing.boot_ms = {**phase.before_ms, "slot": (time.perf_counter() - began) * 1000}
+            yield tenancy
             slots.write_json(slot.directory / _RECORD, housing.record())
-            housing.is_booting = False
-            return housing
+            housing.is_booting = transient
         except BootFailed as e:
             failure = await self.explain(housing, e)
             await self.clear(housing)
@@ -141,6 +170,14 @@ class Housekeeper:
         except BaseException:
             await asyncio.shield(asyncio.create_task(self.clear(housing), name=f"clear {slot.id}"))
             raise
+
+    async def _lease_weights(self, housing: Housing) -> dict[str, Path]:
+        held = {}
+        for mount in housing.launch.weights:
+            lease = await self._weights.lease(mount.manifest, holder=housing.slot.id)
+            housing.lease_ids += (lease.lease_id,)
+            held[mount.name] = Path(lease.path)
+        return held
 
     async def resume(self, housing: Housing) -> None:
         """Wait for the snapshot point of an adopted slot that was booting. Raises StartFailed; the slot is cleared then."""
@@ -187,7 +224,8 @@ class Housekeeper:
         refused = f"this machine refuses namespaces ({self._nursery.why_not})"
         raise Unsupported(f"revision {spec.revision} wants uid {spec.uid}, but {refused}: give the agent CAP_SYS_ADMIN")
 
-    def _launch(self, housing: Housing, sources: Sources, uid: int | None) -> None:
+    def _write_launch(self, housing: Housing, sources: Sources, uid: int | None) -> launch.Plan:
+        """The record and the launch file, and without namespaces the places that it names."""
         slot, spec = housing.slot, housing.launch
         limits = launch.limits(spec, uid=uid, limits_memory=self._cgroups.limits_memory, limits_pids=self._cgroups.limits_pids)
         plan = launch.plan(spec, sources, directory=slot.directory, uid=uid, namespaced=self._nursery.namespaced, limits=limits)
@@ -198,12 +236,19 @@ class Housekeeper:
                 (slot.directory / name).mkdir(mode=0o700)
             for name, path in sources.runtime.items():
                 (slot.directory / "runtime" / name).symlink_to(path)
-        slot.boot(plan.order, housing.group.ways_in())
+        return plan
 
 
 @dataclass
 class Phase:
-    """Where a start is, for the message of one that takes too long; `subject` is the slot, once there is one."""
+    """Where a start is, for the message of one that takes too long; `subject` is the slot, once there is one.
+
+    Attributes:
+        kind: the rung that is tried.
+        before_ms: phases that came before the slot.
+    """
 
     name: str = "slot"
     subject: str = ""
+    kind: StartKind = StartKind.COLD
+    before_ms: dict[str, float] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""Starting: the first rung that can be reached. FORK if a Template of the revision is resident, else COLD: boot one, then fork.
+"""Starting: from the ask to an instance that is ready, by the first rung that can be reached (`rungs`), within one startup timeout.
 
-A worker that cannot be forked (surplus threads, `forkable=False`) serves in place, one slot for each instance; one that was booted ahead
-and waits at its snapshot point is woken (WAKE). Boots are single flight per revision, starts are single flight per instance id.
+A rung that fails, or whose worker does not become ready, is closed for this start, which goes on with the next one: the caller sees a
+slower answer and the kind that it came up by. Boots are single flight per revision, starts are single flight per instance id.
 """
 
 from __future__ import annotations
@@ -9,45 +9,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from snapshotter import exits, slots, wire
+from snapshotter import slots
 from snapshotter.boots import Boots
-from snapshotter.cgroups import Cgroups, Group
 from snapshotter.ends import Ends
 from snapshotter.errors import LeaseHeld, NoCapacity, SnapshotterError, StartFailed, StartTimeout
-from snapshotter.housing import Housekeeper, Housing, Phase
+from snapshotter.housing import Housekeeper, Phase
 from snapshotter.instances import Instance, Instances
 from snapshotter.logs import Logs
 from snapshotter.metrics import Metrics
-from snapshotter.parking import Parking
-from snapshotter.running import Running
+from snapshotter.rungs import Clock, Rungs
 from snapshotter.slots import SlotLost
+from snapshotter.starts import Request, Starts, TemplateLost, Way
 from snapshotter.templates import Templates
 from snapshotter.types import InstanceId, InstanceInfo, InstanceState, LaunchSpec, RevisionKey, StartKind, TemplateInfo
 
 _log = logging.getLogger(__name__)
 NOTICE_S = 0.05
 """Between the word that an instance stops and its SIGTERM: time for its lessee, on this machine, to send it nothing more."""
-_ATTEMPTS = 3
-"""A Template may die between the choice and the fork; three times in a row is no accident."""
-
-
-class TemplateLost(Exception):
-    """Raised when the Template was gone before it forked: the start takes the next rung."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """One start that was asked for."""
-
-    launch: LaunchSpec
-    instance_id: InstanceId
-    lessee: str
-    secret_env: Mapping[str, str]
+_ATTEMPTS = 4
+"""A Template may die between the choice and the fork; three times in a row is no accident. One more for a restore that fails."""
 
 
 @dataclass(kw_only=True)
@@ -67,8 +50,8 @@ class Ladder:
         ends: Ends,
         instances: Instances,
         templates: Templates,
-        parking: Parking,
-        cgroups: Cgroups,
+        rungs: Rungs,
+        starts: Starts,
         logs: Logs,
         metrics: Metrics,
         memory_bytes: int,
@@ -79,8 +62,8 @@ class Ladder:
         self._ends = ends
         self._instances = instances
         self._templates = templates
-        self._parking = parking
-        self._cgroups = cgroups
+        self._rungs = rungs
+        self._starts = starts
         self._logs = logs
         self._metrics = metrics
         self._memory_bytes = memory_bytes
@@ -112,7 +95,7 @@ class Ladder:
             template = self._templates.get(launch.revision)
             if template is not None:
                 return template.info()
-            await self._boots.once(launch)
+            await self._boots.once(launch, restoring=True)
         raise StartFailed(f"revision {launch.revision}: its Template ends as soon as it is ready", {"log_tail": []})
 
     async def stop(self, instance_id: InstanceId, grace_s: float) -> None:
@@ -170,28 +153,54 @@ class Ladder:
             async with asyncio.timeout(timeout_s):
                 instance = await self._climb(request, attempt, phase)
         except TimeoutError as e:
-            self._metrics.start_failed(StartKind.COLD if phase.name != "fork" else StartKind.FORK, StartTimeout.code)
+            self._metrics.start_failed(phase.kind, StartTimeout.code)
             detail = {"phase": phase.name, "log_tail": await self._last_lines(request, phase)}
             raise StartTimeout(f"instance {request.instance_id} was not ready within {timeout_s:g} s (phase {phase.name})", detail) from e
         except SnapshotterError as e:
-            self._metrics.start_failed(StartKind.COLD if phase.name != "fork" else StartKind.FORK, e.code)
+            self._metrics.start_failed(phase.kind, e.code)
             raise
         finally:
             self._abandon_unless_ready(request.instance_id)
-        self._metrics.started(instance.info.start_kind, time.perf_counter() - began, instance.info.phases_ms)
+        took_s = time.perf_counter() - began
+        self._metrics.started(instance.info.start_kind, took_s, instance.info.phases_ms)
+        self._rungs.took(request.launch, instance.info.start_kind, took_s)
         return instance.info
 
     async def _climb(self, request: Request, instance: Instance, phase: Phase) -> Instance:
+        clock, closed, suspect = Clock(request.launch.startup_timeout_s), set[StartKind](), ""
         for _ in range(_ATTEMPTS):
+            way: Way | None = None
             try:
-                housing, in_place, kind = await self._acquire(request.launch, phase)
-                await self._run(instance, housing, request, kind=kind, in_place=in_place)
+                way = await self._rungs.acquire(request.launch, phase, clock, closed)
+                async with asyncio.timeout(self._rungs.patience_s(way, clock)):
+                    await self._starts.run(instance, request, way)
+                await self._rungs.reached(way, suspect=suspect, launch=request.launch)
                 return instance
-            except (TemplateLost, SlotLost):
-                if instance.running is not None and not instance.cleared.is_set():
-                    await instance.cleared.wait()
-                instance = self._claim(request)
+            except (TemplateLost, SlotLost, StartFailed, TimeoutError) as e:
+                if way is not None and way.kind is StartKind.RESTORE:
+                    suspect = await self._fall(instance, way, closed, e)
+                elif isinstance(e, StartFailed | TimeoutError):
+                    raise
+                else:
+                    await self._cleared(instance)
+            instance = self._claim(request)
         raise StartFailed(f"instance {request.instance_id}: its Template ended {_ATTEMPTS} times before the fork", {"log_tail": []})
+
+    async def _fall(self, instance: Instance, way: Way, closed: set[StartKind], error: Exception) -> str:
+        """A restored worker did not become ready: its process goes, and the start goes on without RESTORE. The snapshot's id."""
+        words = {StartFailed: "hook_failed", TimeoutError: "hook_timeout"}
+        reason = words.get(type(error), "worker_lost")
+        _log.warning("rung.failed id=%s rung=%s reason=%s error=%s", instance.info.id, way.kind, reason, error)
+        self._metrics.rung_failed(way.kind, reason)
+        closed.add(way.kind)
+        self._starts.abandon(instance)
+        await self._cleared(instance)
+        return way.housing.snapshot or ""
+
+    @staticmethod
+    async def _cleared(instance: Instance) -> None:
+        if instance.running is not None and not instance.cleared.is_set():
+            await instance.cleared.wait()
 
     def _claim(self, request: Request) -> Instance:
         info = InstanceInfo(
@@ -212,75 +221,6 @@ class Ladder:
         self._instances.add(instance)
         return instance
 
-    async def _acquire(self, launch: LaunchSpec, phase: Phase) -> tuple[Housing, bool, StartKind]:
-        """Where to start from: (slot, in place?, how). What it returns must be used before the next await."""
-        kind = StartKind.FORK
-        while True:
-            template = self._templates.use(launch.revision, self._clock())
-            if template is not None:
-                phase.name = "fork"
-                woken = template.single and kind is StartKind.FORK
-                return template.housing, template.single, StartKind.WAKE if woken else kind
-            kind, phase.name = StartKind.COLD, "boot"
-            if not launch.forkable or self._templates.is_single(launch.revision):
-                return await self._boots.boot(launch, phase), True, kind
-            await self._boots.once(launch)
-
-    async def _run(self, instance: Instance, housing: Housing, request: Request, *, kind: StartKind, in_place: bool) -> None:
-        """Fork or serve, and wait until it is ready. Raises StartFailed, TemplateLost, SlotLost."""
-        slot = housing.slot
-        try:
-            instance.info = replace(instance.info, start_kind=kind, socket=str(slot.directory / f"{instance.info.id}.sock"))
-            running = self._order(instance, housing, request, in_place=in_place)
-        except (SnapshotterError, SlotLost):
-            await instance.clear()
-            self._ends.clear_if_empty(housing)
-            raise
-        either: list[asyncio.Future[Any]] = [running.ready, running.gone]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if running.gone.done():
-            raise await self._explain(instance, running)
-        before = housing.boot_ms if kind is StartKind.COLD else {}
-        instance.was_ready = True
-        instance.become(InstanceState.READY, pid=running.pid, phases_ms={**before, **running.ready.result()})
-        slot.note(instance.info.id, instance.note())
-        if not in_place:
-            self._parking.used(housing)
-        _log.info("instance.ready id=%s revision=%s kind=%s", instance.info.id, instance.info.revision, kind)
-
-    def _order(self, instance: Instance, housing: Housing, request: Request, *, in_place: bool) -> Running:
-        launch, slot, name = request.launch, housing.slot, instance.info.id
-        spot = None if in_place else self._parking.take(housing)
-        try:
-            instance.group = housing.group if in_place else spot.group if spot else self._make_group(request)
-            self._logs.register(name, labels=launch.labels, revision=launch.revision, now=self._clock())
-            listener = slots.listen(Path(instance.info.socket)).detach()
-        except OSError as e:
-            raise StartFailed(f"instance {name}: the node cannot make its socket, cgroup or log: {e}", {"log_tail": []}) from e
-        env, cgroup = {**launch.env, **request.secret_env}, instance.group.ways_in()
-        try:
-            parked = spot.name if spot else None
-            running = slot.start(name, env=env, cgroup=cgroup, note=instance.note(), in_place=in_place, listener=listener, parked=parked)
-        except wire.MessageTooLong as e:
-            raise StartFailed(f"instance {name}: {e}", {"log_tail": []}) from e
-        instance.housing, instance.running = housing, running
-        return running
-
-    def _make_group(self, request: Request) -> Group:
-        return self._cgroups.make(request.instance_id, memory_bytes=request.launch.memory_bytes, cpu=request.launch.cpu)
-
-    async def _explain(self, instance: Instance, running: Running) -> StartFailed | TemplateLost:
-        how, word = running.gone.result(), instance.info.exit_reason or "exited"
-        await instance.cleared.wait()
-        if word == "template_lost":
-            return TemplateLost(instance.info.id)
-        detail: dict[str, Any] = {"log_tail": await self._logs.tail(running.id), "exit_reason": word, **exits.detail(how.status)}
-        message = exits.sentence(f"instance {running.id}", word, how.status, memory_bytes=instance.info.memory_bytes)
-        if running.error is not None:
-            detail["error"] = running.error
-            message = f"instance {running.id} did not start: {running.error.get('type')}: {running.error.get('message')}"
-        return StartFailed(message, detail)
-
     async def _last_lines(self, request: Request, phase: Phase) -> list[str]:
         """Of the instance, else of the boot that it waited for."""
         booting = [h.slot.id for h in self._housekeeper.housings.values() if h.launch.revision == request.launch.revision]
@@ -296,9 +236,8 @@ class Ladder:
             return
         if instance.running is None or instance.housing is None:
             self._instances.remove(instance)
-        elif not instance.running.gone.done():
-            instance.asked = "stopped"
-            instance.housing.slot.kill(instance_id)
+        else:
+            self._starts.abandon(instance)
 
     def _make_room(self, launch: LaunchSpec) -> None:
         """Evict Templates that nobody uses where that helps. Raises NoCapacity; no await before the claim, so the answer holds."""

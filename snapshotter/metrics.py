@@ -10,6 +10,12 @@
 | `pilotlight_parked_forks` | forks that wait behind Templates for an instance to become; their cost is in the line above |
 | `pilotlight_templates_gone_total{reason}` | Templates that ended |
 | `pilotlight_instances_gone_total{reason}` | instances that ended |
+| `pilotlight_rung_failures_total{rung,reason}` | rungs that were tried in vain: the start went on with the next one |
+| `pilotlight_start_prediction_ratio{kind}` | how long a start took, as a multiple of what was predicted |
+| `pilotlight_snapshots{state}` / `pilotlight_snapshot_bytes` | snapshots on this node, and their disk |
+| `pilotlight_snapshots_made_total{outcome}` | `ready`, or `refused` |
+| `pilotlight_snapshot_phase_seconds{phase}` | what making one takes: `quiesce, dump, publish, prove` |
+| `pilotlight_snapshot_misses_total{field}` | starts that found a snapshot which does not fit, by the field of its identity that differs |
 | `pilotlight_log_dropped_bytes_total` | output of functions that print faster than is kept |
 """
 
@@ -19,9 +25,10 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from snapshotter.types import InstanceState, StartKind
+from snapshotter.types import InstanceState, SnapshotState, StartKind
 
 _START_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84)
+_RATIO_BUCKETS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0, 8.0)
 
 
 class Metrics:
@@ -40,6 +47,19 @@ class Metrics:
         self._parked = Gauge("pilotlight_parked_forks", "Forks that wait for an assignment", registry=self.registry)
         self._templates_gone = Counter("pilotlight_templates_gone", "Templates that ended", ["reason"], registry=self.registry)
         self._instances_gone = Counter("pilotlight_instances_gone", "Instances that ended", ["reason"], registry=self.registry)
+        self._rung_failures = Counter("pilotlight_rung_failures", "Rungs tried in vain", ["rung", "reason"], registry=self.registry)
+        self._predictions = Histogram(
+            "pilotlight_start_prediction_ratio", "Actual by predicted", ["kind"], buckets=_RATIO_BUCKETS, registry=self.registry
+        )
+        self._snapshots = Gauge("pilotlight_snapshots", "Snapshots on this node", ["state"], registry=self.registry)
+        self._snapshot_bytes = Gauge("pilotlight_snapshot_bytes", "Their disk", registry=self.registry)
+        self._snapshots_made = Counter("pilotlight_snapshots_made", "Snapshots made or refused", ["outcome"], registry=self.registry)
+        self._snapshot_phases = Histogram(
+            "pilotlight_snapshot_phase_seconds", "Phases of making one", ["phase"], buckets=_START_BUCKETS, registry=self.registry
+        )
+        self._snapshot_misses = Counter(
+            "pilotlight_snapshot_misses", "Snapshots that did not fit, by identity field", ["field"], registry=self.registry
+        )
         self._log_dropped = Counter("pilotlight_log_dropped_bytes", "Output that was not kept", registry=self.registry)
 
     def started(self, kind: StartKind, seconds: float, phases_ms: Mapping[str, float]) -> None:
@@ -60,6 +80,31 @@ class Metrics:
     def template_gone(self, reason: str) -> None:
         """A Template ended."""
         self._templates_gone.labels(reason=reason).inc()
+
+    def rung_failed(self, rung: StartKind, reason: str) -> None:
+        """A rung was tried in vain."""
+        self._rung_failures.labels(rung=rung.value, reason=reason).inc()
+
+    def predicted(self, kind: StartKind, *, predicted_ms: float, actual_ms: float) -> None:
+        """What a start took that was predicted to take so long."""
+        if predicted_ms > 0:
+            self._predictions.labels(kind=kind.value).observe(actual_ms / predicted_ms)
+
+    def snapshot_made(self, outcome: str, phases_ms: Mapping[str, float]) -> None:
+        """One is ready, or was refused."""
+        self._snapshots_made.labels(outcome=outcome).inc()
+        for phase, ms in phases_ms.items():
+            self._snapshot_phases.labels(phase=phase).observe(ms / 1000)
+
+    def snapshot_missed(self, field: str) -> None:
+        """A start found one that does not fit."""
+        self._snapshot_misses.labels(field=field).inc()
+
+    def observe_snapshots(self, *, by_state: Mapping[SnapshotState, int], used_bytes: int) -> None:
+        """What there is now; called before each scrape."""
+        for state in SnapshotState:
+            self._snapshots.labels(state=state.value).set(by_state.get(state, 0))
+        self._snapshot_bytes.set(used_bytes)
 
     def log_dropped(self, count: int) -> None:
         """Bytes of output that were thrown away."""

@@ -8,29 +8,18 @@ import importlib.util
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 from snapshotter.adoption import adopt, sweep_groups
 from snapshotter.agent import Agent, describe
-from snapshotter.boots import Boots
+from snapshotter.assembly import Node, Parts, assemble
 from snapshotter.cgroups import Cgroups
-from snapshotter.ends import Ends
-from snapshotter.errands import Errands
-from snapshotter.events import Events
 from snapshotter.exposition import expose
-from snapshotter.housing import Housekeeper
-from snapshotter.instances import Instances
-from snapshotter.ladder import Ladder
-from snapshotter.launch import RUNTIME_PACKAGES, BundleStore, ImageStore, WeightSource
-from snapshotter.logs import Logs
-from snapshotter.metrics import Metrics
-from snapshotter.nursery import Nursery
-from snapshotter.parking import Parking
+from snapshotter.launch import RUNTIME_PACKAGES
 from snapshotter.settings import SnapshotterSettings
-from snapshotter.templates import Templates
+from snapshotter.snapshots.opening import StockOff, open_stock
+from snapshotter.snapshots.stock import Stock
 from weight_cache.protocol import serve
 from weight_cache.settings import Paths
 
@@ -38,24 +27,6 @@ _log = logging.getLogger(__name__)
 STOP_GRACE_S = 10.0
 """What instances get to finish their calls when the agent is asked to end."""
 _PRUNE_INTERVAL_S = 600.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What the agent is made of that others write.
-
-    Attributes:
-        runtime: package name → directory, for the slots' `runtime/`.
-        probe: body of `capabilities`, given the cgroups that were found.
-        namespaces: False forces plain slots, as for an agent without root.
-    """
-
-    bundles: BundleStore
-    images: ImageStore
-    weights: WeightSource
-    runtime: Mapping[str, Path]
-    probe: Callable[[Cgroups], Awaitable[Mapping[str, Any]]]
-    namespaces: bool
 
 
 def own_runtime() -> dict[str, Path]:
@@ -78,104 +49,61 @@ async def opened(paths: Paths, settings: SnapshotterSettings, parts: Parts) -> A
     cgroups = await asyncio.to_thread(Cgroups.find, paths.run)
     if cgroups.why_not is not None:
         _log.warning("cgroups.off reason=%s fallback=RLIMIT_DATA", cgroups.why_not)
-    logs = Logs(paths.home / "node" / "logs")
     (paths.run / "slots").mkdir(exist_ok=True, mode=0o700)
-    nursery = Nursery(paths.run / "slots", logs.directory, log_max_bytes=settings.log_max_bytes, namespaced=parts.namespaces)
-    instances, templates, events, metrics, errands = Instances(), Templates(), Events(), Metrics(), Errands()
-    housekeeper = Housekeeper(
-        nursery=nursery,
-        bundles=parts.bundles,
-        images=parts.images,
-        weights=parts.weights,
-        cgroups=cgroups,
-        logs=logs,
-        runtime=parts.runtime,
-    )
-    parking = Parking(
-        cgroups=cgroups,
-        templates=templates,
-        errands=errands,
-        per_template=settings.parked_per_template,
-        idle_s=settings.parked_idle_s,
-        budget_bytes=settings.template_memory_bytes,
-    )
-    ends = Ends(
-        housekeeper=housekeeper,
-        instances=instances,
-        templates=templates,
-        parking=parking,
-        logs=logs,
-        events=events,
-        metrics=metrics,
-        errands=errands,
-    )
-    boots = Boots(
-        housekeeper=housekeeper,
-        templates=templates,
-        ends=ends,
-        logs=logs,
-        events=events,
-        errands=errands,
-        budget_bytes=settings.template_memory_bytes,
-    )
-    ladder = Ladder(
-        housekeeper=housekeeper,
-        boots=boots,
-        ends=ends,
-        instances=instances,
-        templates=templates,
-        parking=parking,
-        cgroups=cgroups,
-        logs=logs,
-        metrics=metrics,
-        memory_bytes=settings.node_memory_bytes(),
-    )
-    agent = Agent(
-        ladder=ladder,
-        instances=instances,
-        templates=templates,
-        images=parts.images,
-        logs=logs,
-        events=events,
-        probe=lambda: parts.probe(cgroups),
-    )
+    async with _stock(paths, settings, parts) as (stock, why_not):
+        node = assemble(paths, settings, parts, cgroups=cgroups, stock=stock, why_not=why_not)
+        await adopt(nursery=node.nursery, housekeeper=node.housekeeper, boots=node.boots, ends=node.ends, instances=node.instances)
+        await sweep_groups(cgroups, paths.run, [h.slot for h in node.housekeeper.housings.values()], node.instances)
+        await node.nursery.open()
+        exposed = await expose(node.scrape, socket_path=paths.run / "metrics-snapshotter.sock", listen=settings.metrics_listen)
+        pruning = asyncio.create_task(_prune_for_ever(node, settings), name="prune logs")
+        verifying = asyncio.create_task(node.snapshots.verify_all(), name="verify snapshots")
+        server = await serve(paths.socket("snapshotter"), node.agent.operations(), describe)
+        try:
+            yield node.agent
+        finally:
+            server.close()
+            paths.socket("snapshotter").unlink(missing_ok=True)
+            for task in (pruning, verifying):
+                task.cancel()
+            await asyncio.wait([pruning, verifying])
+            await _close(node)
+            cgroups.remove_empty()
+            for listening in exposed:
+                listening.close()
+            (paths.run / "metrics-snapshotter.sock").unlink(missing_ok=True)
 
-    def scrape() -> bytes:
-        metrics.observe(
-            by_state=instances.by_state(),
-            templates=len(list(templates)),
-            template_pss_bytes=templates.pss_bytes(),
-            parked=templates.parked(),
-        )
-        return metrics.text()
 
-    await adopt(nursery=nursery, housekeeper=housekeeper, boots=boots, ends=ends, instances=instances)
-    await sweep_groups(cgroups, paths.run, [h.slot for h in housekeeper.housings.values()], instances)
-    await nursery.open()
-    exposed = await expose(scrape, socket_path=paths.run / "metrics-snapshotter.sock", listen=settings.metrics_listen)
-    pruning = asyncio.create_task(_prune_for_ever(logs, settings, housekeeper, instances), name="prune logs")
-    server = await serve(paths.socket("snapshotter"), agent.operations(), describe)
+async def _close(node: Node) -> None:
+    """Snapshots in the making first: they use Templates and slots; then whatever runs; then what was left to be cleaned up."""
+    await node.builder.aclose()
+    await node.ladder.aclose(STOP_GRACE_S)
+    await node.errands.aclose()
+    await node.nursery.aclose()
+
+
+@contextlib.asynccontextmanager
+async def _stock(paths: Paths, settings: SnapshotterSettings, parts: Parts) -> AsyncIterator[tuple[Stock | None, str]]:
+    """What snapshots need, or None and the reason, said once."""
     try:
-        yield agent
+        stock = await open_stock(paths, settings, parts)
+    except StockOff as e:
+        _log.warning("snapshots.off reason=%s fallback=FORK,COLD", e)
+        yield None, str(e)
+        return
+    try:
+        yield stock, ""
     finally:
-        server.close()
-        paths.socket("snapshotter").unlink(missing_ok=True)
-        pruning.cancel()
-        await asyncio.wait([pruning])
-        await ladder.aclose(STOP_GRACE_S)
-        await errands.aclose()
-        await nursery.aclose()
-        cgroups.remove_empty()
-        for listening in exposed:
-            listening.close()
-        (paths.run / "metrics-snapshotter.sock").unlink(missing_ok=True)
+        if stock.remote is not None:
+            await stock.remote.aclose()
+        await stock.catalogue.aclose()
 
 
-async def _prune_for_ever(logs: Logs, settings: SnapshotterSettings, housekeeper: Housekeeper, instances: Instances) -> None:
+async def _prune_for_ever(node: Node, settings: SnapshotterSettings) -> None:
     while True:
-        alive = {*housekeeper.housings, *(i.info.id for i in instances)}
+        alive = {*node.housekeeper.housings, *(i.info.id for i in node.instances)}
         now = time.time()
-        await asyncio.to_thread(logs.prune, alive=alive, keep_s=settings.log_keep_s, total_bytes=settings.log_total_bytes, now=now)
+        await asyncio.to_thread(node.logs.prune, alive=alive, keep_s=settings.log_keep_s, total_bytes=settings.log_total_bytes, now=now)
         await asyncio.sleep(_PRUNE_INTERVAL_S)
 
 

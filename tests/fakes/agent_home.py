@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import io
@@ -17,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from snapshotter.agent import Agent
+from snapshotter.assembly import Parts
 from snapshotter.bundles import Bundles
 from snapshotter.cgroups import Cgroups
 from snapshotter.client import AgentClient
 from snapshotter.images import Images
-from snapshotter.node import Parts, opened, own_runtime
+from snapshotter.node import opened, own_runtime
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.types import InstanceId, LaunchSpec, RevisionKey
 from weight_cache.settings import Paths
@@ -67,6 +69,7 @@ class AgentHome:
         shutil.copy(WORKER, root / "pilotlight/worker/boot.py")
         (root / "weights").mkdir()
         self.weights = FakeWeights(root / "weights")
+        (self.paths.home / "platform.key").write_bytes(base64.urlsafe_b64encode(bytes(32)))
         self.bundle = self._make_bundle()
 
     def launch(self, revision: str = "f-1@v1-abc", **changes: Any) -> LaunchSpec:
@@ -88,7 +91,10 @@ class AgentHome:
 
     @contextlib.asynccontextmanager
     async def agent(self, *, namespaces: bool | None = None, **settings: Any) -> AsyncIterator[Agent]:
-        """The agent in this event loop; it parks nothing unless told to."""
+        """The agent in this event loop; it parks nothing, and makes and restores no snapshots, unless told to.
+
+        What it makes unasked it makes at once.
+        """
         images = Images(self.paths.home, environ=os.environ, requirements=())
 
         async def probe(cgroups: Cgroups) -> Mapping[str, Any]:
@@ -101,16 +107,18 @@ class AgentHome:
             runtime=self.runtime,
             probe=probe,
             namespaces=os.geteuid() == 0 if namespaces is None else namespaces,
+            build_delay_s=0.0,
         )
-        values = {"metrics_listen": None, "memory_bytes": 4096 * MIB, "parked_per_template": 0, **settings}
+        values = {"snapshots": False, "metrics_listen": None, "memory_bytes": 4096 * MIB, "parked_per_template": 0, **settings}
         async with opened(self.paths, SnapshotterSettings(**values), parts) as agent:
             yield agent
 
     @contextlib.contextmanager
-    def agent_process(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    def agent_process(self, *arguments: str, snapshots: bool = False) -> Iterator[subprocess.Popen[bytes]]:
         """`python -m snapshotter` in a process of its own, serving; ended (SIGTERM) on the way out unless it is dead already."""
         config = self.paths.home.parent / "platform.yaml"
-        config.write_text(f"platform:\n  home: {self.paths.home}\n  run: {self.paths.run}\nsnapshotter:\n  metrics_listen: null\n")
+        section = f"snapshotter:\n  metrics_listen: null\n  snapshots: {str(snapshots).lower()}\n"
+        config.write_text(f"platform:\n  home: {self.paths.home}\n  run: {self.paths.run}\n{section}")
         readable, writable = os.pipe()
         argv = [sys.executable, "-m", "snapshotter", "--config", str(config), "--ready-fd", str(writable)]
         argv += ["--pilotlight", str(self.runtime["pilotlight"]), *arguments]

@@ -1,8 +1,11 @@
 """A complete small worker: speaks the contract of docs/architecture.md ("The slot") and answers HTTP on its listener.
 
 Installed as `pilotlight/worker/boot.py` of a test's runtime. `entry` says how it behaves: `boot` and `wake` are lists of steps
-(`print:TEXT`, `raise:TEXT`, `exit:N`, `hang`, `read:FILE`, `thread`, `allocate:BYTES`, `ignore_term`). A request's path does things:
-`/env/NAME`, `/print/TEXT`, `/flood/BYTES`, `/allocate/BYTES`, `/exit/N`, `/status`, `/syscalls`, `/spawn`. Standard library only.
+(`print:TEXT`, `raise:TEXT`, `exit:N`, `hang`, `read:FILE`, `thread`, `allocate:BYTES`, `ignore_term`, `restored:STEP` for a step that is
+done in restored processes only, `booted:STEP` for one that is not). `obstacles` stand in the way of its snapshot, `proof` is what `prove`
+answers (`ok`, `different`, `hang`), `freeze` how it stands still (`hang` never says so). A request's path does things: `/env/NAME`,
+`/restored`, `/hostname`, `/hoard`, `/print/TEXT`, `/flood/BYTES`, `/allocate/BYTES`, `/exit/N`, `/status`, `/syscalls`, `/spawn`.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import time
 from typing import Any
 
 HOARD: list[bytearray] = []
+RESTORED = False
 
 
 def main() -> None:
@@ -35,7 +39,9 @@ def main() -> None:
         fail(control, None, "enter", e)
     threads = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
     phases = {"boot": 1.0, "enter": (time.perf_counter() - began) * 1000}
-    say(control, {"event": "snapshot_point", "threads": threads, "phases_ms": phases, "joins": True})
+    obstacles = [{"kind": "file", "fd": 7, "what": what, "where": None, "message": what} for what in launch["entry"].get("obstacles", [])]
+    point = {"threads": threads, "phases_ms": phases, "joins": True, "obstacles": obstacles, "listens": []}
+    say(control, {"event": "snapshot_point", **point})
     obey(control, launch)
 
 
@@ -55,8 +61,15 @@ def obey(control: socket.socket, launch: dict[str, Any]) -> None:
         order = json.loads(raw)
         if order["op"] == "serve":
             wake(control, launch, order, fds)
+        if order["op"] == "prove":
+            prove(control, launch, order)
+        if order["op"] == "checkpoint_in_place":
+            control = stand_still(control, launch, *fds)
+            continue
         pid = os.fork()
         if pid == 0:
+            if order["op"] == "checkpoint":
+                obey(freeze(control, launch, fds), launch)
             if order["op"] == "park":
                 order, fds = parked(control, order, fds)
             wake(control, launch, order, fds)
@@ -66,6 +79,48 @@ def obey(control: socket.socket, launch: dict[str, Any]) -> None:
         pidfd = os.pidfd_open(pid)
         say(control, {"event": "forked", "instance": order["instance"], "pid": pid}, [pidfd])
         os.close(pidfd)
+
+
+def freeze(control: socket.socket, launch: dict[str, Any], fds: list[int]) -> socket.socket:
+    """A pristine fork: let go of everything, enter the cgroup, wait for `go`, stand still."""
+    listener, channel, go, *groups = fds
+    enter(groups)
+    os.read(go, 1)
+    os.close(go)
+    os.setsid()
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+    return stand_still(control, launch, listener, channel)
+
+
+def stand_still(control: socket.socket, launch: dict[str, Any], listener_fd: int, channel_fd: int) -> socket.socket:
+    """Returns in a restored process, with its new control channel."""
+    global RESTORED
+    control.close()
+    if launch["entry"].get("freeze") == "hang":
+        signal.pause()
+    channel = socket.socket(fileno=channel_fd)
+    said = {"event": "quiesced", "obstacles": [], "listens": [], "connections_inside": 0, "phases_ms": {"quiesce": 1.0}}
+    say(channel, said)
+    channel.close()
+    listener = socket.socket(fileno=listener_fd)
+    listener.setblocking(True)
+    connection, _ = listener.accept()
+    listener.close()
+    RESTORED = True
+    return connection
+
+
+def prove(control: socket.socket, launch: dict[str, Any], order: dict[str, Any]) -> None:
+    how = launch["entry"].get("proof", "ok")
+    if how == "hang":
+        signal.pause()
+    error = None if how == "ok" else {"type": "ProofFailed", "message": how, "traceback": ""}
+    said = {"event": "proved", "instance": order["instance"], "ok": how == "ok", "error": error, "phases_ms": {"first_answer": 1.0}}
+    say(control, said)
+    os._exit(0)
 
 
 def reap(control: socket.socket, children: dict[int, str]) -> None:
@@ -114,7 +169,8 @@ def wake(control: socket.socket, launch: dict[str, Any], order: dict[str, Any], 
             do(step)
     except RuntimeError as e:
         fail(control, order["instance"], "wake", e)
-    phases = {"assign" if order["op"] == "assign" else "fork": 1.0, "wake": (time.perf_counter() - began) * 1000}
+    first = {"assign": "assign", "serve": "serve"}.get(order["op"], "fork")
+    phases = {first: 1.0, "wake": (time.perf_counter() - began) * 1000}
     say(control, {"event": "ready", "instance": order["instance"], "phases_ms": phases})
     serve(socket.socket(fileno=listener_fd))
 
@@ -143,6 +199,12 @@ def answer(words: list[str]) -> Any:
             HOARD.append(bytearray(os.urandom(1024) * (int(size) // 1024)))
         case ["exit", status]:
             os._exit(int(status))
+        case ["hostname"]:
+            return socket.gethostname()
+        case ["restored"]:
+            return RESTORED
+        case ["hoard"]:
+            return sum(len(piece) for piece in HOARD)
         case ["status"]:
             with open("/proc/self/status") as f:
                 return dict(line.rstrip("\n").split(":\t", 1) for line in f if ":\t" in line)
@@ -167,6 +229,9 @@ def syscalls() -> dict[str, int]:
 def do(step: str) -> None:
     word, _, value = step.partition(":")
     match word:
+        case "restored" | "booted":
+            if (word == "restored") == RESTORED:
+                do(value)
         case "print":
             print(value, flush=True)
         case "raise":

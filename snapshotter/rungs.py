@@ -1,0 +1,130 @@
+"""Which rung a start takes. FORK if a Template of the revision is resident; else RESTORE if a snapshot fits and is expected to beat COLD;
+else COLD: boot a Template, then fork.
+
+A worker that cannot be forked (surplus threads, `forkable=False`) serves in place, one slot for each instance; one that was booted ahead
+and waits at its snapshot point is woken (WAKE). What was restored serves in place, too. A rung that fails, or takes longer than it may, is
+closed for this start, which goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from snapshotter.boots import Boots
+from snapshotter.ends import Ends
+from snapshotter.housing import Housing, Phase
+from snapshotter.snapshots.builder import Builder
+from snapshotter.snapshots.shelf import Shelf
+from snapshotter.starts import Way
+from snapshotter.templates import Templates
+from snapshotter.types import LaunchSpec, StartKind
+
+_log = logging.getLogger(__name__)
+_FLOOR_S = 2.0
+"""A restore of 50 ms may take this long on a node under load before COLD is the better bet."""
+_PATIENCE = 4.0
+_COLD_MARGIN = 1.5
+"""COLD on a node that just failed to restore is not having a good day."""
+
+
+def restore_deadline_s(*, restore_ms: float, cold_ms: float, left_s: float) -> float | None:
+    """How long RESTORE may take until COLD is started instead; None: COLD at once, because it is faster, or nothing else would fit.
+
+    `restore_ms`, `cold_ms`: predictions; `left_s`: of the startup timeout. With little left RESTORE is still tried when even COLD alone
+    does not fit any more.
+    """
+    if restore_ms >= cold_ms:
+        return None
+    wanted_s = max(_FLOOR_S, _PATIENCE * restore_ms / 1000)
+    spare_s = left_s - _COLD_MARGIN * cold_ms / 1000
+    if spare_s <= 0:
+        return left_s
+    deadline_s = min(wanted_s, spare_s)
+    return deadline_s if deadline_s * 1000 >= restore_ms else None
+
+
+class Clock:
+    """What is left of one start's time."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._until = time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        """Seconds; never less than zero."""
+        return max(0.0, self._until - time.monotonic())
+
+
+class Rungs:
+    """Owner: the event loop. `_gate`: more restores at once than processors only make each of them slower."""
+
+    def __init__(
+        self, *, boots: Boots, templates: Templates, shelf: Shelf, builder: Builder, ends: Ends, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._boots = boots
+        self._templates = templates
+        self._shelf = shelf
+        self._builder = builder
+        self._ends = ends
+        self._clock = clock
+        self._gate = asyncio.Semaphore(max(2, len(os.sched_getaffinity(0))))
+
+    async def acquire(self, launch: LaunchSpec, phase: Phase, clock: Clock, closed: set[StartKind]) -> Way:
+        """Where to start from. What it returns must be used before the next await. Errors as of a boot."""
+        kind = StartKind.FORK
+        while True:
+            template = self._templates.use(launch.revision, self._clock())
+            if template is not None:
+                phase.name, phase.kind = "fork", kind
+                woken = template.single and kind is StartKind.FORK
+                return Way(housing=template.housing, in_place=template.single, kind=StartKind.WAKE if woken else kind)
+            if StartKind.RESTORE not in closed:
+                housing = await self._restored(launch, phase, clock, closed)
+                if housing is not None:
+                    return Way(housing=housing, in_place=True, kind=StartKind.RESTORE)
+                continue
+            kind, phase.name, phase.kind = StartKind.COLD, "boot", StartKind.COLD
+            if not launch.forkable or self._templates.is_single(launch.revision):
+                return Way(housing=await self._boots.boot(launch, phase), in_place=True, kind=kind)
+            await self._boots.once(launch)
+
+    def patience_s(self, way: Way, clock: Clock) -> float | None:
+        """How long the hooks of a restored worker may take until COLD is started instead, which needs its own time; None: no such bound."""
+        if way.kind is not StartKind.RESTORE:
+            return None
+        spare_s = clock.left_s() - _COLD_MARGIN * self._shelf.cold_ms(way.housing.launch) / 1000
+        return spare_s if spare_s > 0 else None
+
+    async def reached(self, way: Way, *, suspect: str, launch: LaunchSpec) -> None:
+        """An instance came up that way. `suspect`: the snapshot that did not lead to one before, in the same start."""
+        if suspect:
+            await self._shelf.failed(suspect, "hook", "its worker did not become ready, and one that was booted did")
+        if way.kind is StartKind.RESTORE and way.housing.snapshot is not None:
+            self._shelf.used(way.housing.snapshot)
+            self._boots.refill(launch)
+        elif way.kind is StartKind.COLD:
+            self._builder.want(launch)
+
+    def took(self, launch: LaunchSpec, kind: StartKind, seconds: float) -> None:
+        """How long a whole start took."""
+        self._shelf.took(launch, kind, seconds * 1000)
+
+    async def _restored(self, launch: LaunchSpec, phase: Phase, clock: Clock, closed: set[StartKind]) -> Housing | None:
+        """A worker from a snapshot. None: a Template has come up meanwhile, or the rung is closed now."""
+        snapshot = await self._shelf.find(launch, phase)
+        if snapshot is not None:
+            phase.kind = StartKind.RESTORE
+            async with self._gate:
+                if self._templates.get(launch.revision) is not None:
+                    return None
+                predicted_ms, cold_ms = self._shelf.restore_ms(launch, snapshot), self._shelf.cold_ms(launch)
+                deadline_s = restore_deadline_s(restore_ms=predicted_ms, cold_ms=cold_ms, left_s=clock.left_s())
+                if deadline_s is not None:
+                    housing = await self._shelf.restore(launch, snapshot, phase, self._ends, deadline_s=deadline_s)
+                    if housing is not None:
+                        return housing
+        closed.add(StartKind.RESTORE)
+        return None

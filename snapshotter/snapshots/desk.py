@@ -1,0 +1,99 @@
+"""What the door asks about snapshots: make one, list, prove, delete, and whether there are any on this node at all."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from snapshotter.errors import SnapshotUnknown, Unsupported
+from snapshotter.metrics import Metrics
+from snapshotter.snapshots.checkpoints import Checkpoints
+from snapshotter.snapshots.shelf import Shelf
+from snapshotter.snapshots.stock import Stock
+from snapshotter.snapshots.stored import SnapshotCorrupt
+from snapshotter.types import LaunchSpec, SnapshotInfo, SnapshotState
+
+_log = logging.getLogger(__name__)
+
+
+class Snapshots:
+    """Owner: the event loop. Without a `stock` there are none, and `shelf.why_not` says why."""
+
+    def __init__(self, *, stock: Stock | None, checkpoints: Checkpoints | None, shelf: Shelf, metrics: Metrics) -> None:
+        self._stock = stock
+        self._checkpoints = checkpoints
+        self._shelf = shelf
+        self._metrics = metrics
+
+    def __repr__(self) -> str:
+        return f"<Snapshots {self._shelf!r}>"
+
+    async def checkpoint(self, launch: LaunchSpec) -> SnapshotInfo:
+        """See `AgentClient.checkpoint`. Raises Unsupported where there are none, SnapshotRefused."""
+        if self._checkpoints is None:
+            raise Unsupported(f"no snapshot of {launch.revision}: {self._shelf.why_not}")
+        return (await self._checkpoints.make(launch)).info()
+
+    def infos(self, labels: Mapping[str, str]) -> list[SnapshotInfo]:
+        """See `AgentClient.snapshots`."""
+        return self._stock.catalogue.infos(labels) if self._stock is not None else []
+
+    async def prove(self, snapshot_id: str) -> SnapshotInfo:
+        """See `AgentClient.prove_snapshot`."""
+        if self._checkpoints is None:
+            raise Unsupported(f"snapshot {snapshot_id} cannot be proven: {self._shelf.why_not}")
+        await self._checkpoints.prove(snapshot_id)
+        found = [info for info in self.infos({}) if info.id == snapshot_id]
+        if not found:
+            raise SnapshotUnknown(f"snapshot {snapshot_id} went away while it was proven")
+        return found[-1]
+
+    async def delete(self, *, snapshot_id: str | None, revision: str | None, function: str | None) -> int:
+        """See `AgentClient.delete_snapshots`. A revision whose snapshots go may be tried again."""
+        if self._stock is None:
+            return 0
+        catalogue, before = self._stock.catalogue, {s.id: s for s in self._stock.catalogue}
+        if snapshot_id is not None:
+            count = int(await catalogue.delete(snapshot_id))
+        else:
+            count = await catalogue.delete_of(revision=revision, function=function)
+        there = {s.id for s in catalogue}
+        for gone in (s for name, s in before.items() if name not in there):
+            self._shelf.gone(gone, "deleted")
+        return count
+
+    def describe(self) -> Mapping[str, Any]:
+        """For `capabilities`."""
+        if self._stock is None:
+            return {"on": False, "why": self._shelf.why_not}
+        catalogue, states = self._stock.catalogue, self._by_state()
+        return {
+            "on": True,
+            "why": "",
+            "directory": str(catalogue.directory),
+            "used_bytes": catalogue.used_bytes,
+            "max_bytes": catalogue.max_bytes,
+            "ready": states[SnapshotState.READY],
+            "quarantined": states[SnapshotState.QUARANTINED],
+            "last_refusal": self._checkpoints.last_refusal if self._checkpoints is not None else None,
+        }
+
+    def observe(self) -> None:
+        """Tell the metrics; called before each scrape."""
+        if self._stock is not None:
+            self._metrics.observe_snapshots(by_state=self._by_state(), used_bytes=self._stock.catalogue.used_bytes)
+
+    async def verify_all(self) -> None:
+        """Hash what an earlier agent left, one after the other, so that the first start of each does not have to."""
+        if self._stock is None:
+            return
+        for snapshot in self._stock.catalogue:
+            try:
+                await self._stock.catalogue.verify(snapshot, None)
+            except (SnapshotCorrupt, SnapshotUnknown) as e:
+                _log.warning("snapshot.unusable snapshot=%s error=%s", snapshot.id, e)
+
+    def _by_state(self) -> Counter[SnapshotState]:
+        return Counter(info.state for info in self.infos({}))

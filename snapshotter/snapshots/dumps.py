@@ -1,0 +1,230 @@
+"""From a worker at its snapshot point to images on the disk: choose what to dump, quiesce it, dump it, keep the slot's files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from snapshotter import processes, slots
+from snapshotter.boots import Boots
+from snapshotter.criu import operations
+from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason
+from snapshotter.ends import Ends
+from snapshotter.housing import Housekeeper, Housing, Phase
+from snapshotter.snapshots import heap, mapped
+from snapshotter.snapshots.devices import Devices, DevicesRefused
+from snapshotter.snapshots.manifest import SnapshotManifest
+from snapshotter.snapshots.restores import LAUNCH
+from snapshotter.snapshots.stock import Stock
+from snapshotter.snapshots.stored import Snapshot, Stage
+from snapshotter.templates import Templates
+from snapshotter.types import LaunchSpec
+
+_DEADLINE_S = 120.0
+"""A dump writes at the disk's speed: 30 GB at 250 MB/s."""
+
+
+class Obstructed(Exception):
+    """Raised when something in the process stands in the way of a dump; `reasons` as in SnapshotRefused."""
+
+    def __init__(self, message: str, reasons: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(message)
+        self.reasons = [dict(reason) for reason in reasons]
+
+
+class TemplateGone(Exception):
+    """Raised when nobody waits for the snapshot, and the Template that it would be made of went away."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Subject:
+    """What is dumped: of a Template a pristine fork, else the worker itself."""
+
+    housing: Housing
+    in_place: bool
+    network: bool
+
+
+class Dumps:
+    """Owner: the event loop; it keeps nothing."""
+
+    def __init__(
+        self,
+        *,
+        stock: Stock,
+        boots: Boots,
+        templates: Templates,
+        housekeeper: Housekeeper,
+        ends: Ends,
+        devices: Devices,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._stock = stock
+        self._boots = boots
+        self._templates = templates
+        self._housekeeper = housekeeper
+        self._ends = ends
+        self._devices = devices
+        self._clock = clock
+
+    async def dump(self, launch: LaunchSpec, stage: Stage, *, unasked: bool) -> SnapshotManifest:
+        """Fill `stage`; what the manifest will say, without its files.
+
+        Raises Obstructed, TemplateGone, SlotLost, OSError, and the errors of a boot.
+        """
+        async with self._subject(launch, unasked=unasked) as subject:
+            point = subject.housing.slot.point.result()
+            if point.obstacles:
+                raise _obstructed(point.obstacles)
+            try:
+                return await self._dump(subject, stage)
+            except slots.CheckpointFailed as e:
+                raise _obstructed(e.obstacles, str(e)) from e
+            except DevicesRefused as e:
+                raise _obstructed([], str(e), kind="device") from e
+            except CriuFailed as e:
+                if e.reason is CriuReason.NO_SPACE:
+                    raise OSError(errno.ENOSPC, "no space is left for the images") from e
+                raise _obstructed([], f"{e.message} {e.cause}".strip(), kind=e.reason.value) from e
+            except CriuError as e:
+                raise _obstructed([], str(e), kind="criu") from e
+
+    @contextlib.asynccontextmanager
+    async def _subject(self, launch: LaunchSpec, *, unasked: bool) -> AsyncIterator[_Subject]:
+        """The resident Template, or a worker booted for this alone: one that cannot be forked is lost to it, and of what was restored no
+        snapshot is made again."""
+        if launch.forkable and not self._templates.is_single(launch.revision):
+            if self._templates.get(launch.revision) is None and not unasked:
+                await self._boots.once(launch)
+            template = self._templates.get(launch.revision)
+            if template is None and unasked:
+                raise TemplateGone(f"the Template of {launch.revision} is gone already")
+            if template is not None and template.housing.snapshot is None and not _whole(template.housing):
+                yield _Subject(housing=template.housing, in_place=False, network=False)
+                return
+        async with self._own_boot(launch) as subject:
+            yield subject
+
+    @contextlib.asynccontextmanager
+    async def _own_boot(self, launch: LaunchSpec) -> AsyncIterator[_Subject]:
+        """Booted once more, with a network of its own, when it turns out to listen on TCP."""
+        housing = await self._housekeeper.boot(launch, Phase(), self._ends, transient=True)
+        network = bool(housing.slot.point.result().listens)
+        if network:
+            await self._housekeeper.clear(housing)
+            housing = await self._housekeeper.boot(launch, Phase(), self._ends, network=True, transient=True)
+        try:
+            yield _Subject(housing=housing, in_place=_whole(housing), network=network)
+        finally:
+            await asyncio.shield(asyncio.create_task(self._housekeeper.clear(housing), name=f"clear {housing.slot.id}"))
+
+    async def _dump(self, subject: _Subject, stage: Stage) -> SnapshotManifest:
+        housing, slot, name = subject.housing, subject.housing.slot, f"c-{secrets.token_hex(8)}"
+        began = time.perf_counter()
+        quiesced = await slot.checkpoint(name, housing.group.ways_in(), in_place=subject.in_place)
+        if quiesced.obstacles:
+            raise _obstructed(quiesced.obstacles)
+        quiesced_at = time.perf_counter()
+        draft = await self._draft(subject, quiesced)
+        await self._write(subject, quiesced, name, stage)
+        phases = {"quiesce": _ms(began, quiesced_at), "dump": _ms(quiesced_at, time.perf_counter())}
+        return replace(draft, phases_ms=phases)
+
+    async def _draft(self, subject: _Subject, quiesced: slots.Quiesced) -> SnapshotManifest:
+        """What can be said before the dump, which the processes do not survive."""
+        housing, launch, point = subject.housing, subject.housing.launch, subject.housing.slot.point.result()
+        identity, binds = self._stock.describe(launch)
+        smaps, paths = await asyncio.to_thread(_look, processes.tree(quiesced.host_pid))
+        return SnapshotManifest(
+            identity=identity,
+            created_at=self._clock(),
+            mapped=await mapped.record(paths, binds, self._stock.catalogue.memory),
+            in_place=subject.in_place,
+            stdio=quiesced.stdio,
+            point={**point.to_json(), LAUNCH: launch.to_json()},
+            network=subject.network,
+            heap_bytes=heap.causes(smaps),
+            cold_ms=sum(housing.boot_ms.values()) if housing.snapshot is None else 0.0,
+            labels=launch.labels,
+        )
+
+    async def _write(self, subject: _Subject, quiesced: slots.Quiesced, name: str, stage: Stage) -> None:
+        housing, slot = subject.housing, subject.housing.slot
+        pids = processes.tree(quiesced.host_pid) if housing.launch.gpu is not None else []
+        if pids:
+            await self._devices.before_dump(pids)
+        try:
+            with _opened(stage.images, slot.directory / "criu") as (images, work):
+                await operations.dump(
+                    slot,
+                    criu=self._stock.criu,
+                    pid=quiesced.pid,
+                    images=images,
+                    work=work,
+                    uid=housing.launch.uid or 0,
+                    cgroup=housing.group.ways_in(),
+                    tcp=subject.network,
+                    deadline_s=_DEADLINE_S,
+                )
+        except BaseException:
+            if pids:
+                await asyncio.shield(self._devices.dump_failed(pids))
+            raise
+        fd = os.open(stage.files_tar, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            await slot.keep_files(name, fd)
+        finally:
+            os.close(fd)
+
+
+def _whole(housing: Housing) -> bool:
+    """Whether it must be dumped itself, with its whole tree: it cannot be forked, or its forks would share what listens."""
+    point = housing.slot.point.result()
+    return not housing.launch.forkable or bool(point.threads) or bool(point.listens)
+
+
+@contextlib.contextmanager
+def _opened(*directories: Path) -> Iterator[list[int]]:
+    """Descriptors of directories, made where they are not there."""
+    with contextlib.ExitStack() as stack:
+        fds = []
+        for directory in directories:
+            directory.mkdir(mode=0o700, exist_ok=True)
+            fds.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            stack.callback(os.close, fds[-1])
+        yield fds
+
+
+def _look(pids: Sequence[int]) -> tuple[str, tuple[str, ...]]:
+    """smaps of all processes, and the paths that they map or hold open. Of a process that is gone there is nothing to say."""
+    smaps, paths = "", set[str]()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            here = Path(f"/proc/{pid}")
+            smaps += (here / "smaps").read_text()
+            links = [os.readlink(fd) for fd in (here / "fd").iterdir()]
+            paths.update(mapped.paths_of((here / "maps").read_text(), links))
+    return smaps, tuple(sorted(paths))
+
+
+def launch_of(snapshot: Snapshot) -> LaunchSpec:
+    """What was launched when it was made."""
+    return LaunchSpec.from_json(snapshot.manifest.point[LAUNCH])
+
+
+def _obstructed(obstacles: Sequence[Mapping[str, Any]], message: str = "", *, kind: str = "process") -> Obstructed:
+    """From what the worker named, or from one sentence."""
+    reasons = list(obstacles) or [{"kind": kind, "fd": None, "what": "", "where": None, "message": message}]
+    return Obstructed("; ".join(str(reason.get("message")) for reason in reasons), reasons)
+
+
+def _ms(began: float, ended: float) -> float:
+    return (ended - began) * 1000

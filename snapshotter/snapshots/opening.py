@@ -1,0 +1,68 @@
+"""Whether this node has snapshots, found out once when the agent begins: settings, root, a CRIU that stands its self test, a key."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from snapshotter.criu.errors import CriuError
+from snapshotter.launch import ImageStore
+from snapshotter.settings import SnapshotterSettings
+from snapshotter.snapshots.catalogue import Catalogue
+from snapshotter.snapshots.identity import node_identity
+from snapshotter.snapshots.manifest import SnapshotsOff, signing_key
+from snapshotter.snapshots.remote import Remote
+from snapshotter.snapshots.stock import Stock
+from snapshotter.snapshots.stored import CatalogueOwned
+from snapshotter.snapshots.stores import open_store
+from weight_cache.settings import Paths
+
+_log = logging.getLogger(__name__)
+
+
+class StockOff(Exception):
+    """Raised when this node makes and restores no snapshots; the message says why, and what would help."""
+
+
+class Given(Protocol):
+    """What is needed of `assembly.Parts`."""
+
+    @property
+    def images(self) -> ImageStore: ...
+    @property
+    def runtime(self) -> Mapping[str, Path]: ...
+    @property
+    def namespaces(self) -> bool: ...
+    @property
+    def gpus(self) -> tuple[Mapping[str, Any], ...]: ...
+
+
+async def open_stock(paths: Paths, settings: SnapshotterSettings, given: Given) -> Stock:
+    """Everything that snapshots need. Raises StockOff."""
+    if not settings.snapshots:
+        raise StockOff("platform.yaml says snapshotter.snapshots: false")
+    if not given.namespaces:
+        raise StockOff("slots without namespaces cannot be restored: run the agent as root")
+    directory = paths.home / "node" / "snapshots"
+    from snapshotter.criu.self_test import self_test
+
+    try:
+        key = signing_key(paths.home)
+        test = await self_test(cache=paths.home / "node" / "criu")
+        if not test.on:
+            raise StockOff(test.why)
+        node = await asyncio.to_thread(
+            node_identity, runtime=given.runtime, criu_version=test.version, criu_sha256=test.sha256, gpus=given.gpus
+        )
+        catalogue = await asyncio.to_thread(_catalogue, directory, key, settings.snapshot_max_bytes)
+    except (SnapshotsOff, CatalogueOwned, CriuError, OSError) as e:
+        raise StockOff(str(e)) from e
+    remote = Remote(open_store(settings.snapshot_store), catalogue) if settings.snapshot_store is not None else None
+    return Stock(catalogue=catalogue, criu=test.criu, kdat=test.kdat, images=given.images, node=node, remote=remote)
+
+
+def _catalogue(directory: Path, key: bytes, max_bytes: int | None) -> Catalogue:
+    return Catalogue(directory, key=key, max_bytes=max_bytes)

@@ -1,0 +1,99 @@
+"""A snapshot is proven before it is used: restored, and its declared examples answered as they were answered in the warm-up.
+
+It is done once for each way that its memory can come back (eager, lazy), and the way that leads to the first answer sooner is recorded,
+not the one that is awake sooner: pages that come as they are touched are paid for by the first call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from snapshotter.ends import Ends
+from snapshotter.housing import Housekeeper, Phase
+from snapshotter.slots import SlotLost
+from snapshotter.snapshots.restores import RestoreFailed, Restores
+from snapshotter.snapshots.stored import Snapshot
+from snapshotter.types import LaunchSpec
+
+_log = logging.getLogger(__name__)
+
+
+class ProofFailed(Exception):
+    """Raised when a snapshot does not come back, or does not answer as the worker did that it was made of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One proof: from the order to restore until the worker was awake, and until it had answered its first example, in ms."""
+
+    restore_ms: float
+    answer_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What was measured, by `eager` and `lazy`, and which of them is used."""
+
+    pages: str
+    measured: dict[str, Measured]
+
+    @property
+    def chosen(self) -> Measured:
+        """Of the way that is used."""
+        return self.measured[self.pages]
+
+
+class Proofs:
+    """Owner: the event loop.
+
+    Attributes:
+        ways: which of `eager` and `lazy` are tried, the first one first: it must work.
+        deadline_s: for each of them, at least; a slow boot is given its own time.
+    """
+
+    def __init__(self, *, restores: Restores, housekeeper: Housekeeper, ends: Ends, ways: Sequence[str], deadline_s: float) -> None:
+        self._restores = restores
+        self._housekeeper = housekeeper
+        self._ends = ends
+        self._ways = ways
+        self._deadline_s = deadline_s
+
+    async def prove(self, spec: LaunchSpec, snapshot: Snapshot) -> Verdict:
+        """Restore it and have it answer. Raises ProofFailed when the first way does not work; one that fails later is only not chosen."""
+        measured: dict[str, Measured] = {}
+        for way in self._ways:
+            try:
+                measured[way] = await self._try(spec, snapshot, lazy=way == "lazy")
+            except ProofFailed as e:
+                if not measured:
+                    raise
+                _log.info("proof.way_unfit snapshot=%s way=%s error=%s", snapshot.id, way, e)
+        pages = min(measured, key=lambda way: measured[way].answer_ms)
+        return Verdict(pages=pages, measured=measured)
+
+    async def _try(self, spec: LaunchSpec, snapshot: Snapshot, *, lazy: bool) -> Measured:
+        deadline_s = max(self._deadline_s, spec.startup_timeout_s)
+        try:
+            async with asyncio.timeout(deadline_s):
+                housing = await self._restores.restore(
+                    spec, snapshot, Phase(), self._ends, deadline_s=deadline_s, lazy=lazy, transient=True
+                )
+                try:
+                    began = time.perf_counter()
+                    proved = await housing.slot.prove(deadline_s)
+                    first_ms = proved.phases_ms.get("first_answer", (time.perf_counter() - began) * 1000)
+                finally:
+                    await asyncio.shield(asyncio.create_task(self._housekeeper.clear(housing), name=f"clear {housing.slot.id}"))
+        except TimeoutError as e:
+            raise ProofFailed(f"it did not answer within {deadline_s:g} s") from e
+        except (RestoreFailed, SlotLost) as e:
+            raise ProofFailed(str(e)) from e
+        if not proved.ok:
+            error = proved.error or {}
+            raise ProofFailed(f"its example was answered differently: {error.get('type')}: {error.get('message')}")
+        restore_ms = housing.boot_ms["restore"] + housing.boot_ms["revive"]
+        return Measured(restore_ms=restore_ms, answer_ms=restore_ms + first_ms)

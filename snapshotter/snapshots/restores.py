@@ -1,0 +1,149 @@
+"""One snapshot into a fresh slot: what comes out is exactly like a worker that was booted to its snapshot point.
+
+    slot (taken, leases, layout) → furnish → criu → devices → revive
+                 └ prefetch: image and weights are read ahead while CRIU starts ┘
+
+Whatever fails, the slot is cleared wholly. Nothing here decides whether a snapshot may be used (`shelf`) or counts its failures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from snapshotter import processes, wire
+from snapshotter.criu import operations
+from snapshotter.criu.errors import CriuError
+from snapshotter.criu.lazy import LazyPages
+from snapshotter.errands import Errands
+from snapshotter.errors import StartFailed
+from snapshotter.housing import Housekeeper, Housing, Phase, Tenancy
+from snapshotter.running import Owner
+from snapshotter.slots import SlotLost
+from snapshotter.snapshots.devices import Devices, DevicesRefused
+from snapshotter.snapshots.readahead import ReadAhead
+from snapshotter.snapshots.stock import Stock
+from snapshotter.snapshots.stored import Snapshot
+from snapshotter.types import LaunchSpec
+
+_log = logging.getLogger(__name__)
+LAUNCH = "launch"
+"""Key of a manifest's `point` that holds the launch."""
+
+
+class RestoreFailed(Exception):
+    """Raised when a snapshot could not be brought back; `reason` is one word for metrics, the message says what happened."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Restores:
+    """Brings snapshots back. Owner: the event loop; what it keeps is who serves pages to whom (`_watch`)."""
+
+    def __init__(self, *, stock: Stock, housekeeper: Housekeeper, devices: Devices, errands: Errands) -> None:
+        self._stock = stock
+        self._housekeeper = housekeeper
+        self._devices = devices
+        self._errands = errands
+
+    async def restore(
+        self,
+        spec: LaunchSpec,
+        snapshot: Snapshot,
+        phase: Phase,
+        owner: Owner,
+        *,
+        deadline_s: float,
+        lazy: bool | None = None,
+        transient: bool = False,
+    ) -> Housing:
+        """A worker at its snapshot point. `lazy` overrides what the snapshot's proof found better.
+
+        Raises RestoreFailed, and what taking a slot raises (BundleUnavailable, Unsupported, errors of the weight cache).
+        """
+        network = snapshot.manifest.network
+        lazily = snapshot.manifest.pages == "lazy" if lazy is None else lazy
+        with self._stock.catalogue.lease(snapshot.id):
+            try:
+                async with self._housekeeper.moving_in(spec, phase, owner, network=network, transient=transient) as tenancy:
+                    phase.name = "restore"
+                    await self._move(tenancy, snapshot, lazily, deadline_s)
+                    return tenancy.housing
+            except (CriuError, DevicesRefused, StartFailed, SlotLost, OSError, wire.MessageTooLong) as e:
+                raise RestoreFailed(_word(e), f"snapshot {snapshot.id} of {spec.revision}: {e}") from e
+
+    async def _move(self, tenancy: Tenancy, snapshot: Snapshot, lazy: bool, deadline_s: float) -> None:
+        housing, manifest, slot = tenancy.housing, snapshot.manifest, tenancy.housing.slot
+        ahead = ReadAhead([snapshot.images, *tenancy.weights.values()])
+        try:
+            with self._opened(snapshot, slot.directory) as (images, work, files, kdat):
+                await slot.furnish({**tenancy.plan.order, "op": "furnish"}, kdat, files)
+                began = time.perf_counter()
+                restored = await operations.restore(
+                    slot,
+                    criu=self._stock.criu,
+                    images=images,
+                    work=work,
+                    uid=tenancy.uid or 0,
+                    cgroup=housing.group.ways_in(),
+                    stdio_keys=manifest.stdio,
+                    lazy=lazy,
+                    tcp=manifest.network,
+                    deadline_s=deadline_s,
+                )
+                restored_at = time.perf_counter()
+                if restored.lazy is not None:
+                    self._errands.run(self._watch(restored.lazy, housing, snapshot), f"pages of {slot.id}")
+            await slot.revive(restored.pid, _point(manifest.point), deadline_s)
+            if housing.launch.gpu is not None:
+                await self._devices.after_restore(processes.tree(slot.worker_pid))
+        except BaseException:
+            ahead.stop()
+            raise
+        phases = {"prefetch": ahead.ms(), "restore": _ms(began, restored_at), "revive": _ms(restored_at, time.perf_counter())}
+        housing.boot_ms = {**housing.boot_ms, **phases}
+        housing.snapshot = snapshot.id
+
+    async def _watch(self, lazy: LazyPages, housing: Housing, snapshot: Snapshot) -> None:
+        """Until all its memory has come. A process whose page daemon died reads zeros where memory was: it must not go on."""
+        with self._stock.catalogue.lease(snapshot.id):
+            status = await asyncio.shield(lazy.exited)
+            await lazy.kill()
+            if status != 0 and not housing.slot.is_ending and not housing.slot.is_lost:
+                _log.error("pages.lost slot=%s snapshot=%s status=%s", housing.slot.id, snapshot.id, status)
+                await housing.slot.end()
+
+    @contextlib.contextmanager
+    def _opened(self, snapshot: Snapshot, slot_directory: Path) -> Iterator[tuple[int, int, int, int]]:
+        """Descriptors of the images, CRIU's working directory, the slot's files as of the snapshot point, and kdat."""
+        work = slot_directory / "criu"
+        work.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            fds = []
+            for path in (snapshot.images, work, snapshot.files_tar, self._stock.kdat or Path(os.devnull)):
+                fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                stack.callback(os.close, fds[-1])
+            yield fds[0], fds[1], fds[2], fds[3]
+
+
+def _point(point: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the launch: it may be large, and the shim knows it."""
+    return {key: value for key, value in point.items() if key != LAUNCH}
+
+
+def _ms(began: float, ended: float) -> float:
+    return (ended - began) * 1000
+
+
+def _word(error: Exception) -> str:
+    """One word for metrics."""
+    words = {CriuError: "criu", DevicesRefused: "devices", StartFailed: "revive", SlotLost: "slot_lost"}
+    return next((word for kind, word in words.items() if isinstance(error, kind)), "node")

@@ -1,0 +1,186 @@
+"""What the ladder asks about snapshots: is there one for this launch, how long will it take, and bring it back.
+
+A snapshot that fails three times in a row is quarantined; the next COLD start has a new one made. Where snapshots are off (`Shelf.off`)
+there is none for anybody, and everything else works as if there never had been.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from snapshotter.events import Events
+from snapshotter.housing import Housing, Phase
+from snapshotter.metrics import Metrics
+from snapshotter.running import Owner
+from snapshotter.snapshots.identity import Identity
+from snapshotter.snapshots.predictions import Predictions
+from snapshotter.snapshots.mapped import Binds
+from snapshotter.snapshots.remote import Remote, RemoteError
+from snapshotter.snapshots.restores import RestoreFailed, Restores
+from snapshotter.snapshots.stock import Stock
+from snapshotter.snapshots.stored import LibraryChanged, NoRoom, Snapshot
+from snapshotter.types import AgentEvent, LaunchSpec, RevisionKey, SnapshotState, StartKind
+
+_log = logging.getLogger(__name__)
+_FAILURES = 3
+"""In a row; then it is the snapshot, and not the moment."""
+_UNKNOWN_COLD_MS = 60_000.0
+"""For a revision that was never booted here: a snapshot that was fetched is worth a try."""
+
+
+class Shelf:
+    """Owner: the event loop.
+
+    Attributes:
+        why_not: why there are no snapshots on this node, "" when there are.
+    """
+
+    def __init__(
+        self,
+        stock: Stock | None,
+        restores: Restores | None,
+        *,
+        why_not: str = "",
+        events: Events,
+        metrics: Metrics,
+        predictions: Predictions,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._stock = stock
+        self._restores = restores
+        self.why_not = why_not
+        self._events = events
+        self._metrics = metrics
+        self._predictions = predictions
+        self._clock = clock
+        self._fetches: dict[str, asyncio.Task[Snapshot | None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Shelf {self._stock.catalogue!r}>" if self._stock else f"<Shelf off: {self.why_not}>"
+
+    # -- looking
+
+    async def find(self, launch: LaunchSpec, phase: Phase) -> Snapshot | None:
+        """A proven snapshot that may be restored now: from this node, else from the object store. None: metrics say why."""
+        if self._stock is None or not launch.snapshot:
+            return None
+        try:
+            identity, binds = self._stock.describe(launch)
+            found = await self._stock.catalogue.usable(identity, binds)
+            if found is not None or self._stock.remote is None:
+                self._note_miss(self._stock, identity, found)
+                return found
+            return await self._fetched(self._stock.remote, identity, binds, phase)
+        except LibraryChanged as e:
+            _log.info("snapshot.missed revision=%s field=%s", launch.revision, e.field)
+            self._metrics.snapshot_missed("file")
+        except OSError as e:
+            _log.warning("snapshot.missed revision=%s error=%s", launch.revision, e)
+            self._metrics.snapshot_missed("unreadable")
+        return None
+
+    def restore_ms(self, launch: LaunchSpec, snapshot: Snapshot) -> float:
+        """How long until an instance is ready: as it was of late, else as it was proven."""
+        predicted = self._predictions.expect_ms(launch.revision, StartKind.RESTORE)
+        proof = snapshot.manifest.proof
+        return predicted if predicted is not None else proof.restore_ms if proof else 0.0
+
+    def cold_ms(self, launch: LaunchSpec) -> float:
+        """How long a boot takes: as of late, else as when the snapshot was made."""
+        predicted = self._predictions.expect_ms(launch.revision, StartKind.COLD)
+        if predicted is not None or self._stock is None:
+            return predicted or 0.0
+        known = [s.manifest.cold_ms for s in self._stock.catalogue if s.manifest.revision == launch.revision and s.manifest.cold_ms > 0]
+        return known[-1] if known else _UNKNOWN_COLD_MS
+
+    def forkable_image_bytes(self, revision: RevisionKey) -> int | None:
+        """Size of the revision's newest snapshot that a Template can come of; None: there is none."""
+        ready = [s.manifest for s in (self._stock.catalogue if self._stock else ()) if s.state is SnapshotState.READY]
+        mine = [m for m in ready if m.revision == revision and not m.in_place]
+        return mine[-1].image_bytes if mine else None
+
+    # -- using
+
+    async def restore(
+        self, launch: LaunchSpec, snapshot: Snapshot, phase: Phase, owner: Owner, *, deadline_s: float, lazy: bool | None = None
+    ) -> Housing | None:
+        """A worker at its snapshot point; None when it could not be brought back in time, which is held against the snapshot."""
+        assert self._restores is not None
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await self._restores.restore(launch, snapshot, phase, owner, deadline_s=deadline_s, lazy=lazy)
+        except TimeoutError:
+            await self.failed(snapshot.id, "timeout", f"it was not back within {deadline_s:g} s")
+        except RestoreFailed as e:
+            await self.failed(snapshot.id, e.reason, str(e))
+        return None
+
+    def used(self, snapshot_id: str) -> None:
+        """An instance or a Template was born of it: what failed before is forgotten."""
+        if self._stock is not None:
+            self._stock.catalogue.used(snapshot_id, now=self._clock())
+
+    async def failed(self, snapshot_id: str, reason: str, message: str) -> None:
+        """It did not lead to an instance; the third time in a row it is quarantined."""
+        assert self._stock is not None
+        _log.warning("restore.failed snapshot=%s reason=%s error=%s", snapshot_id, reason, message)
+        self._metrics.rung_failed(StartKind.RESTORE, reason)
+        if self._stock.catalogue.failed(snapshot_id) >= _FAILURES:
+            await self.quarantine(snapshot_id, message)
+
+    async def quarantine(self, snapshot_id: str, message: str) -> None:
+        """Never serve it again."""
+        assert self._stock is not None
+        found = next((s for s in self._stock.catalogue if s.id == snapshot_id), None)
+        await self._stock.catalogue.quarantine(snapshot_id, message, now=self._clock())
+        if found is not None:
+            self._tell("snapshot_quarantined", found, "quarantined", message)
+
+    def ready(self, snapshot: Snapshot) -> None:
+        """Tell the watchers of a new one."""
+        self._tell("snapshot_ready", snapshot, "ready", f"a snapshot of {snapshot.manifest.revision} is proven")
+
+    def gone(self, snapshot: Snapshot, reason: str) -> None:
+        """Tell the watchers that there is one less."""
+        self._tell("snapshot_gone", snapshot, reason, f"snapshot {snapshot.id} is gone: {reason}")
+
+    def took(self, launch: LaunchSpec, kind: StartKind, ms: float) -> None:
+        """How long a start really took."""
+        predicted = self._predictions.expect_ms(launch.revision, kind)
+        if predicted is not None:
+            self._metrics.predicted(kind, predicted_ms=predicted, actual_ms=ms)
+        self._predictions.observe(launch.revision, kind, ms)
+
+    def _note_miss(self, stock: Stock, identity: Identity, found: Snapshot | None) -> None:
+        if found is None and (field := stock.catalogue.missed(identity)) is not None:
+            _log.info("snapshot.missed revision=%s field=%s", identity.revision, field)
+            self._metrics.snapshot_missed(field)
+
+    async def _fetched(self, remote: Remote, identity: Identity, binds: Binds, phase: Phase) -> Snapshot | None:
+        """From the object store, single flight per identity; the phase `fetch` is part of the start that waits for it."""
+        key, began, phase.name = identity.digest(), time.perf_counter(), "fetch"
+        if key not in self._fetches:
+            self._fetches[key] = asyncio.create_task(self._fetch(remote, identity, binds), name=f"fetch snapshot of {identity.revision}")
+            self._fetches[key].add_done_callback(lambda _: self._fetches.pop(key))
+        found = await asyncio.shield(self._fetches[key])
+        if found is not None:
+            phase.before_ms["fetch"] = (time.perf_counter() - began) * 1000
+        return found
+
+    async def _fetch(self, remote: Remote, identity: Identity, binds: Binds) -> Snapshot | None:
+        assert self._stock is not None
+        try:
+            found = await remote.fetch(identity, binds, now=self._clock())
+        except (RemoteError, NoRoom, OSError) as e:
+            _log.warning("snapshot.fetch_failed revision=%s error=%s", identity.revision, e)
+            return None
+        if found is None:
+            self._note_miss(self._stock, identity, found)
+        return found
+
+    def _tell(self, kind: str, snapshot: Snapshot, reason: str, message: str) -> None:
+        detail = {"snapshot": snapshot.id, "function": snapshot.manifest.revision.partition("@")[0]}
+        self._events.publish(AgentEvent(kind=kind, subject=snapshot.manifest.revision, reason=reason, message=message, detail=detail))

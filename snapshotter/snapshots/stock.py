@@ -1,0 +1,37 @@
+"""What a node has that makes and restores snapshots: the parts that all others here share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapshotter.criu.runs import Criu
+from snapshotter.launch import ImageStore
+from snapshotter.snapshots.catalogue import Catalogue
+from snapshotter.snapshots.identity import Identity, NodeIdentity, identity_of
+from snapshotter.snapshots.mapped import Binds
+from snapshotter.snapshots.remote import Remote
+from snapshotter.types import LaunchSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stock:
+    """Parts, not state.
+
+    Attributes:
+        kdat: what CRIU found out about this kernel, put into each slot so that it is not found out again; None: it looks for itself.
+        remote: None: copies go nowhere and come from nowhere.
+    """
+
+    catalogue: Catalogue
+    criu: Criu
+    kdat: Path | None
+    images: ImageStore
+    node: NodeIdentity
+    remote: Remote | None
+
+    def describe(self, launch: LaunchSpec) -> tuple[Identity, Binds]:
+        """What a snapshot of `launch` must be of, and where the files lie here that its process maps. Raises OSError."""
+        layout = self.images.layout(launch.image)
+        pairs = [(str(layout.prefix), "python"), *((str(site), f"env/{i}") for i, site in enumerate(layout.site))]
+        return identity_of(launch, self.node, layout), Binds.of(pairs, built_image=launch.image is not None)

@@ -1,0 +1,120 @@
+"""The last step of every start: a worker at its snapshot point becomes an instance, by a fork, by an assignment, or in place."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from snapshotter import exits, slots, wire
+from snapshotter.cgroups import Cgroups, Group
+from snapshotter.ends import Ends
+from snapshotter.errors import SnapshotterError, StartFailed
+from snapshotter.housing import Housing
+from snapshotter.instances import Instance
+from snapshotter.logs import Logs
+from snapshotter.parking import Parking
+from snapshotter.running import Running
+from snapshotter.slots import SlotLost
+from snapshotter.types import InstanceId, InstanceState, LaunchSpec, StartKind
+
+_log = logging.getLogger(__name__)
+
+
+class TemplateLost(Exception):
+    """Raised when the Template was gone before it forked: the start takes the next rung."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One start that was asked for."""
+
+    launch: LaunchSpec
+    instance_id: InstanceId
+    lessee: str
+    secret_env: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """Where an instance can be started from: the slot, whether its worker becomes the instance itself, and by which rung we got there."""
+
+    housing: Housing
+    in_place: bool
+    kind: StartKind
+
+
+class Starts:
+    """Owner: the event loop; between the choice of a way and the order nothing awaits."""
+
+    def __init__(self, *, ends: Ends, parking: Parking, cgroups: Cgroups, logs: Logs, clock: Callable[[], float] = time.time) -> None:
+        self._ends = ends
+        self._parking = parking
+        self._cgroups = cgroups
+        self._logs = logs
+        self._clock = clock
+
+    async def run(self, instance: Instance, request: Request, way: Way) -> None:
+        """Fork or serve, and wait until it is ready. Raises StartFailed, TemplateLost, SlotLost."""
+        housing, slot = way.housing, way.housing.slot
+        try:
+            instance.info = replace(instance.info, start_kind=way.kind, socket=str(slot.directory / f"{instance.info.id}.sock"))
+            running = self._order(instance, request, way)
+        except (SnapshotterError, SlotLost):
+            await instance.clear()
+            self._ends.clear_if_empty(housing)
+            raise
+        either: list[asyncio.Future[Any]] = [running.ready, running.gone]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if running.gone.done():
+            raise await self._explain(instance, running)
+        before = housing.boot_ms if way.kind in (StartKind.COLD, StartKind.RESTORE) else {}
+        instance.was_ready = True
+        instance.become(InstanceState.READY, pid=running.pid, phases_ms={**before, **running.ready.result()})
+        slot.note(instance.info.id, instance.note())
+        if not way.in_place:
+            self._parking.used(housing)
+        _log.info("instance.ready id=%s revision=%s kind=%s", instance.info.id, instance.info.revision, way.kind)
+
+    def abandon(self, instance: Instance) -> None:
+        """End the process of a start that did not become an instance; its claim lasts until it is gone."""
+        if instance.running is not None and instance.housing is not None and not instance.running.gone.done():
+            instance.asked = "stopped"
+            instance.housing.slot.kill(instance.info.id)
+
+    def _order(self, instance: Instance, request: Request, way: Way) -> Running:
+        launch, housing, name = request.launch, way.housing, instance.info.id
+        spot = None if way.in_place else self._parking.take(housing)
+        try:
+            instance.group = housing.group if way.in_place else spot.group if spot else self._make_group(request)
+            self._logs.register(name, labels=launch.labels, revision=launch.revision, now=self._clock())
+            listener = slots.listen(Path(instance.info.socket)).detach()
+        except OSError as e:
+            raise StartFailed(f"instance {name}: the node cannot make its socket, cgroup or log: {e}", {"log_tail": []}) from e
+        env, cgroup, note = {**launch.env, **request.secret_env}, instance.group.ways_in(), instance.note()
+        parked = spot.name if spot else None
+        try:
+            running = housing.slot.start(name, env=env, cgroup=cgroup, note=note, in_place=way.in_place, listener=listener, parked=parked)
+        except wire.MessageTooLong as e:
+            raise StartFailed(f"instance {name}: {e}", {"log_tail": []}) from e
+        instance.housing, instance.running = housing, running
+        return running
+
+    def _make_group(self, request: Request) -> Group:
+        return self._cgroups.make(request.instance_id, memory_bytes=request.launch.memory_bytes, cpu=request.launch.cpu)
+
+    async def _explain(self, instance: Instance, running: Running) -> StartFailed | TemplateLost:
+        how, word = running.gone.result(), instance.info.exit_reason or "exited"
+        await instance.cleared.wait()
+        if word == "template_lost":
+            return TemplateLost(instance.info.id)
+        detail: dict[str, Any] = {"log_tail": await self._logs.tail(running.id), "exit_reason": word, **exits.detail(how.status)}
+        message = exits.sentence(f"instance {running.id}", word, how.status, memory_bytes=instance.info.memory_bytes)
+        if running.error is not None:
+            detail["error"] = running.error
+            message = f"instance {running.id} did not start: {running.error.get('type')}: {running.error.get('message')}"
+        return StartFailed(message, detail)
