@@ -35,6 +35,7 @@ class Look:
         requests: calls answered.
         buckets: cumulative counts of execution times by upper bound in seconds.
         cost: of all records so far.
+        starts: calls that waited for a start, by rung.
     """
 
     at: float
@@ -43,11 +44,12 @@ class Look:
     in_flight: Mapping[Key, float] = field(default_factory=dict)
     instances: Mapping[Key, int] = field(default_factory=dict)
     cost: Mapping[Key, float] = field(default_factory=dict)
+    starts: Mapping[Key, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One function between two looks; None is "nothing to tell"."""
+    """One function between two looks; None is "nothing to tell". `starts`: waits for one by rung, since the activator began."""
 
     app: str
     function: str
@@ -57,6 +59,7 @@ class Row:
     p50_ms: float | None
     p99_ms: float | None
     cost_per_h: float
+    starts: Mapping[str, int] = field(default_factory=dict)
 
 
 def register(root: typer.Typer) -> None:
@@ -107,6 +110,7 @@ def seen(samples: Sequence[Sample], *, at: float, instances: Mapping[Key, int], 
     requests: dict[Key, float] = defaultdict(float)
     in_flight: dict[Key, float] = defaultdict(float)
     buckets: dict[Key, dict[float, float]] = defaultdict(lambda: defaultdict(float))
+    starts: dict[Key, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for s in samples:
         key = s.labels.get("app", ""), s.labels.get("function", "")
         if s.name == "pilotlight_requests_total":
@@ -115,7 +119,9 @@ def seen(samples: Sequence[Sample], *, at: float, instances: Mapping[Key, int], 
             in_flight[key] += s.value
         elif s.name == "pilotlight_execution_seconds_bucket":
             buckets[key][float(s.labels["le"])] += s.value
-    return Look(at=at, requests=requests, buckets=buckets, in_flight=in_flight, instances=instances, cost=cost)
+        elif s.name == "pilotlight_cold_calls_total":
+            starts[key][s.labels.get("start_kind", "")] += s.value
+    return Look(at=at, requests=requests, buckets=buckets, in_flight=in_flight, instances=instances, cost=cost, starts=starts)
 
 
 def rows_between(before: Look | None, now: Look) -> list[Row]:
@@ -143,6 +149,7 @@ def _row(key: Key, before: Look | None, now: Look) -> Row:
         p50_ms=None if median is None else median * 1000,
         p99_ms=None if slow is None else slow * 1000,
         cost_per_h=rate(now.cost, before.cost if before else {}) * 3600,
+        starts={kind: int(count) for kind, count in sorted(now.starts.get(key, {}).items())},
     )
 
 
@@ -166,9 +173,11 @@ def _table(rows: Sequence[Row]) -> RenderableType:
     table.add_column("function")
     for heading in ("instances", "in flight", "calls/s", "p50", "p99", "cost/h"):
         table.add_column(heading, justify="right")
+    table.add_column("starts")
     for row in rows:
         times = [NOTHING if ms is None else milliseconds(ms) for ms in (row.p50_ms, row.p99_ms)]
         cells: list[Any] = [row.instances, row.in_flight, f"{row.calls_per_s:.1f}", *times, money(f"{row.cost_per_h:.6f}")]
+        cells.append(", ".join(f"{kind} {count}" for kind, count in row.starts.items()) or NOTHING)
         table.add_row(f"{row.app}/{row.function}", *map(str, cells))
     if not rows:
         table.add_row("nothing is running")

@@ -67,7 +67,8 @@ def _paths() -> dict[str, dict[str, Any]]:
     web = _Web(raw)
     invoke = _operation("invoke", "Call and wait for the answer.", [*function, _timeout()], _invoked(), _ARGUMENTS)
     submit = _operation("submit", "Accept a call, on disk before the answer; it runs at least once.", function, _receipt("202"), _ARGUMENTS)
-    warmup = _operation("warmup", "Make the next start fast; bills nothing. Needs a key of scope deploy.", function, _warmed())
+    makes = _in_query("snapshot", "false: do not wait for its snapshot to be made and proven", {"type": "boolean", "default": True})
+    warmup = _operation("warmup", "Make the next starts fast; bills nothing. Needs a key of scope deploy.", [*function, makes], _warmed())
     return {
         f"{address}:invoke": {"post": invoke},
         f"{address}:submit": {"post": submit},
@@ -120,11 +121,16 @@ def _receipt(status: str) -> dict[str, Any]:
 def _warmed() -> dict[str, Any]:
     known = {
         "revision": {"type": "string"},
-        "start_kind": {"type": "string"},
+        "start_kind": {"type": "string", "enum": ["WARM", "WAKE", "FORK", "RESTORE", "COLD"]},
         "start_ms": {"type": "number"},
         "instance": {"type": "string"},
     }
-    return {"200": _json("how it started", {"type": "object", "required": list(known), "properties": known})}
+    snapshot = "SnapshotInfo as in `GET /v1/snapshots/{snapshot}`, or {refused: [reasons]}, {off: why}, {failed: message}"
+    properties = {**known, "template": {"type": "object"}, "snapshot": {"type": "object", "description": snapshot}}
+    answer = _json("how it started", {"type": "object", "required": list(known), "properties": properties})
+    answer["content"][CONTENT_NDJSON] = _TEXT
+    answer["description"] += "; as lines: `{stage, elapsed_ms}` at least each 10 s, `{report}` or `{error}` last"
+    return {"200": answer}
 
 
 def _events() -> dict[str, Any]:

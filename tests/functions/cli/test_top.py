@@ -14,6 +14,8 @@ pilotlight_requests_total{tenant="t-1",app="search",function="Embedder",status="
 pilotlight_instances{tenant="t-1",app="search",function="Embedder",state="in_flight"} 3
 pilotlight_execution_seconds_bucket{tenant="t-1",app="search",function="Embedder",le="0.1"} 6
 pilotlight_execution_seconds_bucket{tenant="t-1",app="search",function="Embedder",le="+Inf"} 12
+pilotlight_cold_calls_total{tenant="t-1",app="search",function="Embedder",start_kind="RESTORE"} 2
+pilotlight_cold_calls_total{tenant="t-1",app="search",function="Embedder",start_kind="COLD"} 1
 odd{text="a \"quoted\" \\ word"} 1 1700000000
 not a sample
 """
@@ -22,7 +24,7 @@ KEY = "search", "Embedder"
 
 def test_samples_are_read_with_their_labels() -> None:
     samples = list(parse(PAGE))
-    assert len(samples) == 6
+    assert len(samples) == 8
     assert samples[-1] == Sample(name="odd", labels={"text": 'a "quoted" \\ word'}, value=1.0)
 
 
@@ -61,3 +63,4 @@ def test_samples_are_summed_by_function() -> None:
     (row,) = rows_between(None, now)
     assert now.requests[KEY] == 12
     assert (row.app, row.function, row.in_flight) == ("search", "Embedder", 3)
+    assert row.starts == {"COLD": 1, "RESTORE": 2}
