@@ -58,12 +58,12 @@ table ip {_TABLE} {{
   set opened {{ type ifname; }}
   chain forward {{
     type filter hook forward priority filter - 10; policy accept;
-    iifname "{_PREFIX}*" oifname "{_PREFIX}*" drop
+    iifname "{_PREFIX}*" oifname "{_PREFIX}*" reject
     oifname "{_PREFIX}*" ct state established,related accept
-    oifname "{_PREFIX}*" drop
+    oifname "{_PREFIX}*" reject
     iifname @opened oifname != "{_PREFIX}*" ct state new,invalid,untracked ct status & dnat != dnat drop
   }}
-  chain output {{ type filter hook output priority filter; policy accept; oifname "{_PREFIX}*" ct state new drop; }}
+  chain output {{ type filter hook output priority filter; policy accept; oifname "{_PREFIX}*" ct state new reject; }}
   chain postrouting {{ type nat hook postrouting priority srcnat; policy accept; iifname "{_PREFIX}*" masquerade; }}
 }}
 """

@@ -1,0 +1,374 @@
+"""Networks of slots: what a worker reaches, what reaches it, and that nothing of it is left, whoever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from snapshotter import netns, network
+from snapshotter.errors import Unsupported
+from snapshotter.network import Network
+from snapshotter.nursery import Nursery
+from snapshotter.slots import Slot
+
+TOOLS = ("ip", "nft", "nsenter", "unshare")
+CONNECT = """
+import socket, sys
+try:
+    with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=3) as s:
+        print("reached", s.makefile().readline().strip())
+except OSError as e:
+    print("refused", type(e).__name__)
+"""
+LISTEN = """
+import select, socket, sys
+with socket.create_server(("0.0.0.0", int(sys.argv[1]))) as s:
+    print("listening", flush=True)
+    s.settimeout(20)
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        if select.select([sys.stdin, s], [], [])[0] == [s]:
+            s.accept()[0].close()
+"""
+TELL = """
+import socket, sys
+with socket.create_server(("0.0.0.0", int(sys.argv[1]))) as s:
+    print("listening", flush=True)
+    with s.accept()[0] as connection:
+        connection.sendall(connection.getpeername()[0].encode())
+"""
+
+
+# -- pure
+
+
+def test_true_is_a_network_of_its_own() -> None:
+    assert [Network.of(value) for value in (True, False, Network.NONE)] == [Network.OWN, Network.HOST, Network.NONE]
+
+
+def test_the_block_is_one_where_the_host_has_no_route() -> None:
+    assert str(network.choose_block([])) == "100.127.0.0/16"
+    taken = [ipaddress.IPv4Network("100.127.3.4/32"), ipaddress.IPv4Network("100.120.0.0/13")]
+    assert str(network.choose_block(taken)) == "100.119.0.0/16"
+
+
+def test_no_room_for_addresses_is_said() -> None:
+    with pytest.raises(Unsupported, match="no addresses are left"):
+        network.choose_block([ipaddress.IPv4Network("100.64.0.0/10")])
+
+
+@pytest.mark.parametrize(
+    "host, behind, expected",
+    [
+        pytest.param("nameserver 10.0.0.2\nsearch a.b\n", "", None, id="the host's own file will do"),
+        pytest.param(
+            "# stub\nnameserver 127.0.0.53\nsearch a.b\noptions edns0\n",
+            "nameserver 10.0.0.2\nnameserver 10.0.0.3\nsearch a.b\n",
+            "nameserver 10.0.0.2\nnameserver 10.0.0.3\nsearch a.b\noptions edns0\n",
+            id="servers behind a local stub",
+        ),
+        pytest.param("nameserver 127.0.0.1\nnameserver 9.9.9.9\n", "", "nameserver 9.9.9.9\n", id="one local, one not"),
+        pytest.param("nameserver ::1\n", "", "", id="nobody in reach"),
+    ],
+)
+def test_name_servers_are_in_reach(tmp_path: Path, host: str, behind: str, expected: str | None) -> None:
+    (tmp_path / "host").write_text(host)
+    (tmp_path / "behind").write_text(behind)
+    assert network.name_servers(tmp_path / "host", tmp_path / "behind") == expected
+
+
+def test_without_a_resolv_conf_there_is_nothing_to_replace(tmp_path: Path) -> None:
+    assert network.name_servers(tmp_path / "none", tmp_path / "none") is None
+
+
+# -- real
+
+
+@pytest.fixture
+def tools(require_or_skip: object) -> None:
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if missing:
+        assert callable(require_or_skip)
+        require_or_skip(f"{', '.join(missing)} are not installed (scripts/install-system-packages test)")
+
+
+@contextlib.asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[Nursery]:
+    (directory / "logs").mkdir(exist_ok=True)
+    nursery = Nursery(directory / "slots", directory / "logs", log_max_bytes=4096, namespaced=True)
+    try:
+        yield nursery
+    finally:
+        await nursery.aclose()
+
+
+@pytest.fixture
+async def nursery(short_tmp: Path, tools: None) -> AsyncIterator[Nursery]:
+    async with opened(short_tmp) as nursery:
+        yield nursery
+
+
+@contextlib.asynccontextmanager
+async def taken(nursery: Nursery, kind: Network) -> AsyncIterator[Slot]:
+    slot = await nursery.take(kind)
+    try:
+        yield slot
+    finally:
+        await slot.end()
+
+
+@contextlib.contextmanager
+def greeting(host: str) -> Iterator[int]:
+    """A server that says hello to everybody; its port."""
+    server = socket.create_server((host, 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, peer = server.accept()
+                with connection:
+                    connection.sendall(f"{peer[0]}\n".encode())
+
+    thread = threading.Thread(target=serve, name="greeting")
+    thread.start()
+    try:
+        yield server.getsockname()[1]
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        server.close()
+
+
+def host_address() -> str:
+    """An address of this machine that is not the loopback's."""
+    links = json.loads(subprocess.run(["ip", "-4", "-j", "addr"], check=True, capture_output=True).stdout)
+    addresses = [a["local"] for link in links for a in link["addr_info"] if link["ifname"] != "lo"]
+    return str(addresses[0])
+
+
+def pid_of(slot: Slot) -> int:
+    """The shim, by the file that it writes its errors to."""
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if os.readlink(process / "fd/2") == f"{slot.directory}/shim.err":
+                return int(process.name)
+    raise LookupError(slot.id)
+
+
+def beside(slot: Slot, *argv: str) -> list[str]:
+    return ["nsenter", f"--net=/proc/{pid_of(slot)}/ns/net", *argv]
+
+
+async def reach(slot: Slot, host: str, port: int) -> str:
+    return await answer(*beside(slot, sys.executable, "-c", CONNECT, host, str(port)))
+
+
+async def answer(*argv: str) -> str:
+    done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=20, check=False)
+    return (done.stdout + done.stderr).strip()
+
+
+@contextlib.contextmanager
+def listening(slot: Slot, port: int) -> Iterator[None]:
+    command = beside(slot, sys.executable, "-c", LISTEN, str(port))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "listening\n"
+        try:
+            yield
+        finally:
+            server.communicate("")
+
+
+def interface(slot: Slot) -> str:
+    return (slot.directory / "network").read_text()
+
+
+def known_as(slot: Slot) -> str:
+    """The address under which the host knows the slot."""
+    routes = json.loads(subprocess.run(["ip", "-4", "-j", "route", "show", "dev", interface(slot)], check=True, capture_output=True).stdout)
+    return str(routes[0]["dst"])
+
+
+async def vanished(name: str) -> bool:
+    """The kernel ends namespaces in its own time."""
+    async with asyncio.timeout(10):
+        while name in network.interfaces():
+            await asyncio.sleep(0.01)
+    return True
+
+
+@pytest.mark.root
+async def test_a_worker_reaches_the_host_by_its_address_and_not_its_loopback(nursery: Nursery) -> None:
+    async with taken(nursery, Network.OWN) as slot:
+        with greeting("0.0.0.0") as port:
+            assert await reach(slot, host_address(), port) == f"reached {known_as(slot)}"
+        with greeting("127.0.0.1") as port:
+            assert (await reach(slot, "127.0.0.1", port)).startswith("refused")
+            assert (await reach(slot, network.GATEWAY, port)).startswith("refused")
+
+
+@contextlib.contextmanager
+def machine_behind_the_host() -> Iterator[list[str]]:
+    """198.51.100.2, whose way to everywhere is this host; the command that runs something there."""
+    link = f"plt{os.getpid() % 100000}"
+    with subprocess.Popen(["unshare", "--net", "sh", "-c", "echo; read _"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        there = ["nsenter", f"--net=/proc/{holder.pid}/ns/net"]
+        try:
+            for command in (
+                ["ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(holder.pid)],
+                ["ip", "addr", "add", "198.51.100.1/30", "dev", link],
+                ["ip", "link", "set", link, "up"],
+                [*there, "ip", "addr", "add", "198.51.100.2/30", "dev", "eth0"],
+                [*there, "ip", "link", "set", "eth0", "up"],
+                [*there, "ip", "route", "add", "default", "via", "198.51.100.1"],
+            ):
+                subprocess.run(command, check=True)
+            yield there
+        finally:
+            subprocess.run(["ip", "link", "delete", link], check=False, capture_output=True)
+            holder.communicate(b"")
+
+
+@contextlib.contextmanager
+def telling_peers(there: list[str], port: int) -> Iterator[None]:
+    with subprocess.Popen([*there, sys.executable, "-c", TELL, str(port)], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        yield
+
+
+@pytest.mark.root
+async def test_a_worker_reaches_what_lies_behind_the_host_and_nobody_there_reaches_it(nursery: Nursery) -> None:
+    with machine_behind_the_host() as there:
+        async with taken(nursery, Network.OWN) as slot:
+            with telling_peers(there, 7):
+                assert await reach(slot, "198.51.100.2", 7) == "reached 198.51.100.1"
+            with listening(slot, 8):
+                assert (await answer(*there, sys.executable, "-c", CONNECT, known_as(slot), "8")).startswith("refused")
+
+
+@pytest.mark.root
+async def test_slots_see_the_same_addresses_and_not_each_other(nursery: Nursery) -> None:
+    async with taken(nursery, Network.OWN) as one, taken(nursery, Network.OWN) as other:
+        addresses = "import socket; s = socket.socket(type=socket.SOCK_DGRAM); s.connect(('192.0.2.99', 1)); print(s.getsockname()[0])"
+        for slot in (one, other):
+            assert await answer(*beside(slot, sys.executable, "-W", "ignore", "-c", addresses)) == network.INSIDE
+        assert known_as(one) != known_as(other)
+        with listening(one, 4711), listening(other, 4711):
+            assert (await reach(one, "127.0.0.1", 4711)).startswith("reached")
+            assert (await reach(one, known_as(other), 4711)).startswith("refused")
+            assert (await answer(sys.executable, "-c", CONNECT, known_as(other), "4711")).startswith("refused")
+
+
+@pytest.mark.root
+async def test_without_a_network_there_is_the_loopback_alone(nursery: Nursery) -> None:
+    async with taken(nursery, Network.NONE) as slot:
+        links = json.loads(await answer(*beside(slot, "ip", "-j", "link")))
+        assert [(link["ifname"], "UP" in link["flags"]) for link in links] == [("lo", True)]
+        with listening(slot, 4711), greeting("0.0.0.0") as port:
+            assert (await reach(slot, "127.0.0.1", 4711)).startswith("reached")
+            assert (await reach(slot, host_address(), port)).startswith("refused")
+
+
+@pytest.mark.root
+async def test_addresses_of_living_slots_differ(nursery: Nursery) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        found = [await stack.enter_async_context(taken(nursery, Network.OWN)) for _ in range(6)]
+        assert len({interface(slot) for slot in found}) == len({known_as(slot) for slot in found}) == 6
+
+
+@pytest.mark.root
+async def test_a_slot_with_a_network_is_kept_ready_once_one_was_asked_for(nursery: Nursery) -> None:
+    async with taken(nursery, Network.HOST):
+        assert "spare: host>" in repr(nursery)
+    async with taken(nursery, Network.OWN):
+        assert "spare: host, own>" in repr(nursery)
+
+
+@pytest.mark.root
+async def test_the_network_goes_with_a_shim_that_is_killed(nursery: Nursery) -> None:
+    slot = await nursery.take(Network.OWN)
+    name = interface(slot)
+    assert name in network.interfaces()
+    os.kill(pid_of(slot), signal.SIGKILL)
+    assert await vanished(name)
+    await slot.end()
+
+
+@pytest.mark.root
+async def test_the_next_agent_keeps_living_networks_and_leaves_the_host_as_it_was(short_tmp: Path, tools: None) -> None:
+    before = forwarding()
+    left = Nursery(short_tmp / "slots", short_tmp, log_max_bytes=4096, namespaced=True)
+    slot = await left.take(Network.OWN)
+    name = interface(slot)
+    slot.close()
+    kill_spawner(left)
+    async with opened(short_tmp) as nursery:
+        adopted = {s.id: s for s in await nursery.adopt()}
+        await nursery.open()
+        with greeting("0.0.0.0") as port:
+            assert (await reach(adopted[slot.id], host_address(), port)).startswith("reached")
+        for found in adopted.values():
+            await found.end()
+    await left.aclose()
+    assert name not in network.interfaces()
+    if not network.interfaces():  # another agent on this machine may have some
+        assert forwarding() == before
+        assert "pilotlight" not in await answer("nft", "list", "tables")
+
+
+def forwarding() -> dict[str, str]:
+    devices = Path("/proc/sys/net/ipv4/conf").iterdir()
+    return {d.name: (d / "forwarding").read_text() for d in devices if not d.name.startswith("pl")}
+
+
+def kill_spawner(nursery: Nursery) -> None:
+    """As when the agent and everything but the shims is killed."""
+    pid = int(repr(nursery).split("pid ")[1].split(",")[0])
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.root
+async def test_the_probe_tries_it_and_leaves_nothing(tools: None) -> None:
+    on, why = await network.probe()
+    assert on, why
+
+
+@pytest.mark.root
+async def test_a_missing_tool_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools: None) -> None:
+    for tool in ("ip", "nsenter", "unshare", "sh"):
+        (tmp_path / tool).symlink_to(str(shutil.which(tool)))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert await network.probe() == (False, "a network of its own needs nftables; on Debian: apt-get install nftables")
+
+
+async def test_plain_slots_have_the_hosts_network_only(short_tmp: Path) -> None:
+    nursery = Nursery(short_tmp / "slots", short_tmp, log_max_bytes=4096, namespaced=False)
+    with pytest.raises(Unsupported, match="needs namespaces: the agent is not root"):
+        await nursery.take(Network.OWN)
+    await nursery.aclose()
+
+
+@pytest.mark.root
+def test_name_servers_are_shown_in_that_mount_namespace_only(tmp_path: Path, tools: None) -> None:
+    before = Path(netns.RESOLVER).read_text()
+    script = "import sys; from snapshotter import netns; netns.use_name_servers(*sys.argv[1:]); print(open(netns.RESOLVER).read())"
+    command = ["unshare", "--mount", sys.executable, "-c", script, "nameserver 10.9.8.7\n", str(tmp_path / "resolv.conf")]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]).stdout
+    assert shown.strip() == "nameserver 10.9.8.7"
+    assert Path(netns.RESOLVER).read_text() == before
