@@ -135,7 +135,7 @@ def test_connections_with_both_ends_inside_pass(look: Callable[[], Findings]) ->
 
 def test_a_socketpair_with_a_child_passes(look: Callable[[], Findings]) -> None:
     ours, theirs = socket.socketpair()
-    with ours, subprocess.Popen(["/bin/cat"], stdin=theirs) as child:
+    with ours, subprocess.Popen(["/bin/cat"], stdin=theirs.fileno()) as child:
         theirs.close()
         assert look().obstacles == []
         ours.shutdown(socket.SHUT_WR)
