@@ -160,7 +160,9 @@ class _InstanceCollector(Collector):
     def collect(self) -> list[GaugeMetricFamily]:
         """Current counts (Prometheus' own interface)."""
         family = GaugeMetricFamily(
-            "pilotlight_instances", "Instances by state; waiting and in_flight are calls.", labels=("tenant", "app", "function", "state")
+            "pilotlight_instances",
+            "Instances by state; calls_waiting and calls_in_flight are calls.",
+            labels=("tenant", "app", "function", "state"),
         )
         for labels, count in self._states().items():
             family.add_metric(labels, count)

@@ -148,8 +148,8 @@ def snapshots(answer: Mapping[str, Any], platform: LocalPlatform) -> Iterator[Fi
         why = "switched off: set snapshotter.snapshots to true in platform.yaml, and restart"
         yield Finding(what="snapshots", state=NOTE, detail="off; FORK and COLD remain", way_out=why)
         return
-    if not restore["on"]:
-        yield Finding(what="snapshots", state=NOTE, detail="off; FORK and COLD remain", way_out=str(restore["why"]))
+    if not told.get("on", restore["on"]):
+        yield Finding(what="snapshots", state=NOTE, detail="off; FORK and COLD remain", way_out=str(told.get("why") or restore["why"]))
         return
     budget = told.get("max_bytes") or known.snapshot_max_bytes
     free = shutil.disk_usage(next(p for p in (directory, *directory.parents) if p.exists())).free

@@ -59,9 +59,8 @@ class Proof:
         if snapshot.get("state") == "QUARANTINED":
             yield f"its snapshot {snapshot['id']} is quarantined: {snapshot.get('reason')}; it starts by FORK and COLD"
         if (heap_bytes := int(snapshot.get("heap_bytes") or 0)) >= LARGE_HEAP_BYTES:
-            why = f": {snapshot['heap_why']}" if snapshot.get("heap_why") else ""
-            way_out = "pilotlight.Weights, mapped and not copied, keep them out"
-            yield f"the image carries {heap_bytes / _MB:,.0f} MB of memory by value{why}; {way_out}"
+            why = snapshot.get("heap_why") or "weights that are pilotlight.Weights, mapped and not copied, stay out of it"
+            yield f"the image carries {heap_bytes / _MB:,.0f} MB of memory by value: {why}"
 
 
 def proof_of(function: str, body: Mapping[str, Any], *, waited_ms: float) -> Proof:

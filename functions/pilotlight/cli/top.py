@@ -115,7 +115,7 @@ def seen(samples: Sequence[Sample], *, at: float, instances: Mapping[Key, int], 
         key = s.labels.get("app", ""), s.labels.get("function", "")
         if s.name == "pilotlight_requests_total":
             requests[key] += s.value
-        elif s.name == "pilotlight_instances" and s.labels.get("state") == "in_flight":
+        elif s.name == "pilotlight_instances" and s.labels.get("state") == "calls_in_flight":
             in_flight[key] += s.value
         elif s.name == "pilotlight_execution_seconds_bucket":
             buckets[key][float(s.labels["le"])] += s.value

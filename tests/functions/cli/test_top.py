@@ -11,7 +11,7 @@ PAGE = r"""# HELP pilotlight_requests_total Calls answered, by status.
 # TYPE pilotlight_requests_total counter
 pilotlight_requests_total{tenant="t-1",app="search",function="Embedder",status="200"} 10.0
 pilotlight_requests_total{tenant="t-1",app="search",function="Embedder",status="500"} 2
-pilotlight_instances{tenant="t-1",app="search",function="Embedder",state="in_flight"} 3
+pilotlight_instances{tenant="t-1",app="search",function="Embedder",state="calls_in_flight"} 3
 pilotlight_execution_seconds_bucket{tenant="t-1",app="search",function="Embedder",le="0.1"} 6
 pilotlight_execution_seconds_bucket{tenant="t-1",app="search",function="Embedder",le="+Inf"} 12
 pilotlight_cold_calls_total{tenant="t-1",app="search",function="Embedder",start_kind="RESTORE"} 2
