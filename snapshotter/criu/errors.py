@@ -17,6 +17,7 @@ class CriuReason(enum.StrEnum):
     GHOST_FILE = "ghost_file"
     UNLINKED_FILE = "unlinked_file"
     FILE_LOCK = "file_lock"
+    FOREIGN_MOUNT = "foreign_mount"
     CHANGED_FILE = "changed_file"
     MISSING_FILE = "missing_file"
     PID_TAKEN = "pid_taken"

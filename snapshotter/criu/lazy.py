@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from snapshotter.criu import logs, runs
+from snapshotter.criu.descriptors import FIRST_FD
 from snapshotter.criu.errors import CriuError, CriuGone, CriuTimeout
 from snapshotter.criu.runs import Criu, CriuRun, CriuSlot
 
-_READY_FD = runs.FIRST_FD + 2
+_READY_FD = FIRST_FD + 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ async def serve_pages(
         run = await slot.criu(runs.new_name("lazy"), argv, uid=uid, cgroup=cgroup, fds=fds, socket=False)
         try:
             async with asyncio.timeout(deadline_s):
-                await _readable(pipe.fileno())
+                await runs.wait_readable(pipe.fileno())
             if not pipe.read(1):
                 words = logs.cause_of(runs.read_log(work, "lazy.log")).message
                 raise CriuGone("lazy-pages", f"it ended before it was ready: {words}", log_tail=logs.tail(runs.read_log(work, "lazy.log")))
@@ -55,13 +56,3 @@ async def serve_pages(
             await runs.end(run)
             raise
     return LazyPages(run=run)
-
-
-async def _readable(fd: int) -> None:
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, ready.cancel)
-    try:
-        await asyncio.wait([ready])
-    finally:
-        loop.remove_reader(fd)

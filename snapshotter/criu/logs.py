@@ -14,7 +14,7 @@ from snapshotter.criu.errors import CriuReason as R
 
 TAIL_LINES = 40
 _CAUSE_LINES = 3
-_ERROR = re.compile(r"^\(\d+\.\d+\)\s+(?:\d+:\s+)?Error \((?P<where>[^)]*)\):\s*(?P<text>.*)$")
+_ERROR = re.compile(r"^(?:\(\d+\.\d+\))?\s*(?:\d+:\s+)?Error \((?P<where>[^)]*)\):\s*(?P<text>.*)$")
 _NOISE = ("Can't setup RLIMIT_NOFILE", "Dumping FAILED", "Restoring FAILED")
 
 
@@ -32,6 +32,11 @@ _TABLE: tuple[tuple[R, str, str], ...] = (
         R.NO_SPACE,
         r"No space left on device|Disk quota exceeded",
         "no space left for the images: free disk space, or lower the snapshot budget",
+    ),
+    (
+        R.FOREIGN_MOUNT,
+        r"Can't lookup mount=",
+        "a file is open or mapped that lies outside what the slot can see",
     ),
     (
         R.IO_URING,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from snapshotter.criu import runs, stats
+from snapshotter.criu.descriptors import SOCKET_FD
 from snapshotter.criu.errors import CriuGone
 from snapshotter.criu.lazy import LazyPages, serve_pages
 from snapshotter.criu.runs import Criu, CriuRun, CriuSlot
@@ -152,7 +153,7 @@ async def _criu(
     """A CRIU that waits for one request; gone, with everything of it closed, at the end."""
     runs.forget(work, log, f"stats-{operation}")
     # Options before the command set the work directory; a file in /etc/criu must not change what we do.
-    argv = [str(criu.binary), "--no-default-config", "--work-dir", runs.WORK, "swrk", str(runs.SOCKET_FD)]
+    argv = [str(criu.binary), "--no-default-config", "--work-dir", runs.WORK, "swrk", str(SOCKET_FD)]
     fds = runs.duplicates(images, work)
     run = await slot.criu(runs.new_name(operation), argv, uid=uid, cgroup=cgroup, fds=fds, stdio=stdio)
     try:

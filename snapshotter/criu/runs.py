@@ -16,11 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from snapshotter.criu.descriptors import FIRST_FD
 from snapshotter.criu.messages import Messages
-
-FIRST_FD = 20
-"""Number of the first descriptor that is handed to CRIU; the socket is one below."""
-SOCKET_FD = 19
 
 IMAGES, WORK = f"/proc/self/fd/{FIRST_FD}", f"/proc/self/fd/{FIRST_FD + 1}"
 _LOG_BYTES = 256 * 1024
@@ -128,3 +125,14 @@ def read_log(work: int, name: str) -> bytes:
         size = f.seek(0, os.SEEK_END)
         f.seek(max(0, size - _LOG_BYTES))
         return f.read()
+
+
+async def wait_readable(fd: int) -> None:
+    """Return when there is something to read, or the end."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(fd, ready.cancel)
+    try:
+        await asyncio.wait([ready])
+    finally:
+        loop.remove_reader(fd)

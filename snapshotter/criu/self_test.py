@@ -1,0 +1,223 @@
+"""The proof that CRIU works here: a tiny process dumped and restored, in namespaces of its own, and told apart from a dead one.
+
+`criu check` passes on machines where a restore fails, so nothing less than a restore counts. The answer holds for one binary on
+one boot of one kernel, and is kept in a file under that name; with it what CRIU found out about the kernel (`criu.kdat`), which saves
+every later run 0.1 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from snapshotter.criu import messages, operations, runs
+from snapshotter.criu.cell import Cell, CellProcess, cell
+from snapshotter.criu.errors import CriuError, CriuFailed, CriuUnavailable
+from snapshotter.criu.runs import Criu
+
+LEAST = (4, 1)
+"""Older ones do not start on kernels from 6.13: the kernel split [vvar] (coldstart measurements, docs/snapshots.md)."""
+DEADLINE_S = 10.0
+"""Of the whole proof. It takes 0.3 s."""
+RETRY_S = 300.0
+"""How long a "no" is believed: it may have been the moment's fault (no memory, no space). A "yes" holds until the next boot."""
+
+_INSTALL = "run scripts/install-criu as root"
+_ROOT_PATHS = "/usr/local/sbin:/usr/sbin:/sbin"
+_STEP_S = 5.0
+_SUBJECT_STATUS = 42
+_SUBJECT = f"""
+import os, signal
+status = {_SUBJECT_STATUS}
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+os.close(1)
+signal.sigwait([signal.SIGUSR1])
+os._exit(status)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTest:
+    """Whether RESTORE can work here.
+
+    Attributes:
+        why: when off the reason and the way out; when on a remark.
+        version: CRIU's, "" when there is none. `sha256`: of its binary.
+        binary, descriptor_set: what was tested, None when missing.
+        kdat: a copy of what CRIU found out about the kernel, to be put at /run/criu.kdat of a slot; None when it left none.
+        seconds: what the proof took; `at`: when it was made (seconds since the epoch).
+    """
+
+    on: bool
+    why: str
+    version: str = ""
+    sha256: str = ""
+    binary: Path | None = None
+    descriptor_set: Path | None = None
+    kdat: Path | None = None
+    seconds: float = 0.0
+    at: float = 0.0
+
+    def criu(self) -> Criu:
+        """What `operations` wants. Raises CriuUnavailable."""
+        if not self.on or self.binary is None or self.descriptor_set is None:
+            raise CriuUnavailable(self.why)
+        return Criu(binary=self.binary, messages=messages.load(self.descriptor_set))
+
+
+def find_binary(environ: Mapping[str, str]) -> Path | None:
+    """The `criu` to use: on the PATH, or where root's programs are."""
+    found = shutil.which("criu", path=f"{environ.get('PATH', '')}:{_ROOT_PATHS}")
+    return Path(found).resolve() if found else None
+
+
+async def self_test(*, cache: Path, environ: Mapping[str, str], now: float | None = None) -> SelfTest:
+    """The answer for this machine, from `cache` (a directory, made when missing) where it holds. Never raises for what CRIU does."""
+    now = time.time() if now is None else now
+    binary = find_binary(environ)
+    if binary is None:
+        return SelfTest(on=False, why=f"criu is not installed: {_INSTALL}. FORK and COLD work without it")
+    if os.geteuid() != 0:
+        return SelfTest(on=False, why="restoring processes needs root: run the agent as root. FORK and COLD work without it", binary=binary)
+    sha256 = await asyncio.to_thread(_digest, binary)
+    description = messages.find_descriptor_set(environ, binary)
+    key = _key(sha256, description)
+    if (known := _read(cache / f"{key}.json")) and (known.on or 0 <= now - known.at < RETRY_S):
+        return known
+    started = time.monotonic()
+    found = await _prove(binary, description, sha256=sha256, kdat=cache / f"{key}.kdat")
+    answer = replace(found, seconds=time.monotonic() - started, at=now)
+    await asyncio.to_thread(_write, cache / f"{key}.json", answer)
+    return answer
+
+
+async def _prove(binary: Path, description: Path | None, *, sha256: str, kdat: Path) -> SelfTest:
+    version = await _version(binary)
+    found = SelfTest(on=False, why="", version=version, sha256=sha256, binary=binary, descriptor_set=description)
+    if _numbers(version) < LEAST:
+        least = ".".join(map(str, LEAST))
+        return _off(found, f"criu {version or 'of unknown version'} is too old, {least} is needed: {_INSTALL}")
+    if description is None:
+        return _off(found, f"no description of CRIU's RPC is installed: {_INSTALL}")
+    try:
+        async with asyncio.timeout(DEADLINE_S), cell() as place:
+            await _round_trip(place, Criu(binary=binary, messages=messages.load(description)))
+            state = await place.kdat()
+    except TimeoutError:
+        return _off(found, f"criu {version}: dump and restore of a tiny process took longer than {DEADLINE_S:g} s")
+    except CriuFailed as e:
+        return _off(found, f"criu {version} cannot {e.operation} here: {e.cause or e.message}")
+    except CriuError as e:
+        return _off(found, f"criu {version}: {e}")
+    await asyncio.to_thread(_replace, kdat, state)
+    return replace(found, on=True, why=f"criu {version}", kdat=kdat)
+
+
+async def _round_trip(place: Cell, criu: Criu) -> None:
+    """Dump the subject, restore it, have it end by its own hand. Raises CriuError."""
+    with tempfile.TemporaryDirectory(prefix="pilotlight-criu-") as name, contextlib.ExitStack() as held:
+        folders = []
+        for part in ("images", "work"):
+            (Path(name) / part).mkdir()
+            folders.append(os.open(Path(name) / part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            held.callback(os.close, folders[-1])
+        images, work = folders
+        subject = await _subject(place)
+        held.callback(subject.close)
+        await operations.dump(place, criu=criu, pid=subject.pid, images=images, work=work, uid=0, cgroup={}, deadline_s=_STEP_S)
+        await subject.exited
+        restored = await operations.restore(place, criu=criu, images=images, work=work, uid=0, cgroup={}, deadline_s=_STEP_S)
+        again = await place.watch(restored.pid)
+        held.callback(again.close)
+        await _ends_well(again)
+
+
+async def _subject(place: Cell) -> CellProcess:
+    """A process that can be dumped: it holds nothing, and says that it is ready by closing its stdout."""
+    readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        subject = await place.spawn([sys.executable, "-I", "-S", "-B", "-c", _SUBJECT], fds=[writable])
+        await runs.wait_readable(readable)
+    finally:
+        os.close(readable)
+    return subject
+
+
+async def _ends_well(process: CellProcess) -> None:
+    signal.pidfd_send_signal(process.pidfd, signal.SIGUSR1)
+    status = await process.exited
+    if status is None or os.waitstatus_to_exitcode(status) != _SUBJECT_STATUS:
+        raise CriuUnavailable(f"the restored process did not come to itself: wait status {status}")
+
+
+async def _version(binary: Path) -> str:
+    """What it says of itself; "" when it says nothing."""
+    try:
+        child = await asyncio.create_subprocess_exec(
+            binary, "--version", stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
+    except OSError:
+        return ""
+    try:
+        async with asyncio.timeout(_STEP_S):
+            out, _ = await child.communicate()
+    except TimeoutError:
+        child.kill()
+        await child.wait()
+        return ""
+    match = re.search(rb"^Version:\s*(\S+)", out, re.MULTILINE)
+    return match[1].decode(errors="replace") if match else ""
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def _off(found: SelfTest, why: str) -> SelfTest:
+    return replace(found, why=f"{why}. FORK and COLD work without it")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _key(sha256: str, description: Path | None) -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    parts = (sha256, os.uname().release, boot, "" if description is None else _digest(description))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _read(path: Path) -> SelfTest | None:
+    """A kept answer; None when there is none that can be used."""
+    try:
+        body = json.loads(path.read_text())
+        paths = {name: Path(body[name]) if body[name] else None for name in ("binary", "descriptor_set", "kdat")}
+        known = SelfTest(**{**body, **paths})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return None if known.kdat is not None and not known.kdat.is_file() else known
+
+
+def _write(path: Path, answer: SelfTest) -> None:
+    _replace(path, json.dumps(asdict(answer), default=str).encode())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(fd, "wb") as f:
+        f.write(content)
+    os.replace(name, path)
