@@ -31,6 +31,7 @@ from pilotlight.errors import PilotlightError
 ROOT = Path(__file__).resolve().parents[1]
 SENTENCES = ["A man is eating food.", "A man is eating a piece of bread.", "The stock market fell today."]
 STOP_S = 60.0
+ATTEMPTS = 3
 console = Console(highlight=False)
 
 
@@ -136,9 +137,13 @@ def snapshot_is_proven(deployer: deploying.Deployer) -> bool:
 
 def call_restored(client: Client, http: httpx.Client) -> Measured:
     """A call when nothing of the function is left in memory: no instance, no Template."""
-    stop_instances(client)
-    drop_templates(client, "search")
-    return call(http)
+    for _ in range(ATTEMPTS):
+        drop_templates(client, "search")
+        stop_instances(client)
+        measured = call(http)
+        if measured.start != "WARM":  # else the autoscaler was faster: the last minute's calls want an instance
+            break
+    return measured
 
 
 def call(http: httpx.Client) -> Measured:

@@ -53,7 +53,8 @@ class Proof:
             where = f" ({reason['where']})" if reason.get("where") else ""
             yield f"no snapshot: {reason.get('message') or reason.get('what') or reason.get('kind')}{where}"
         if "off" in snapshot:
-            yield f"no snapshot: {snapshot['off']}"
+            why = str(snapshot["off"])  # the agent's own words begin with the revision's key, which says nothing here
+            yield f"no snapshot: {why.partition(': ')[2] if why.startswith('no snapshot of ') else why}"
         if "failed" in snapshot:
             yield f"no snapshot: {snapshot['failed']}; it starts by FORK and COLD"
         if snapshot.get("state") == "QUARANTINED":

@@ -58,6 +58,7 @@ def test_each_refusal_is_named_with_its_line() -> None:
     "snapshot, remark",
     [
         ({"off": "no CRIU here"}, "no snapshot: no CRIU here"),
+        ({"off": "no snapshot of f-1@v1-a: needs root: run it as root"}, "no snapshot: needs root: run it as root"),
         ({"failed": "disk full"}, "no snapshot: disk full; it starts by FORK and COLD"),
         (
             {**READY, "state": "QUARANTINED", "reason": "another answer"},
