@@ -194,14 +194,20 @@ def batched(func: None = None, /, *, max_batch_size: int, wait_ms: int) -> Calla
     return mark
 
 
-def asgi_app(func: None = None, /, **ignored_options: Any) -> Callable[[F], F]:
-    """The function returns an ASGI application (FastAPI, Starlette, …), served under `/fn/{app}/{function}/`."""
+def asgi_app(func: None = None, /, *, example: str | None = None, **ignored_options: Any) -> Callable[[F], F]:
+    """The function returns an ASGI application (FastAPI, Starlette, …), served under `/fn/{app}/{function}/`.
+
+    `example` (a path, "/health") has it built before the snapshot and asked for that path, so that neither is part of a start; it then
+    must build without secrets and answer that path before its lifespan ran. None: it is built anew at every start.
+    """
     refuse_bare("pilotlight.asgi_app", func)
+    if example is not None and (not isinstance(example, str) or not example.startswith("/")):
+        raise InvalidInput(f"@pilotlight.asgi_app(example={example!r}): must be a path of the application, like '/'", parameter="example")
     for name in ignored_options:
         ignored(name, "the application is served under /fn/{app}/{function}/")
 
     def mark(function: F) -> F:
-        add_mark(_function("pilotlight.asgi_app", function), "asgi", True)
+        add_mark(_function("pilotlight.asgi_app", function), "asgi", True if example is None else {"example": example})
         return function
 
     return mark

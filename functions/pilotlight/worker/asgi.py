@@ -1,4 +1,9 @@
-"""A function that is a web application: built once after the wake, lifespan included, served under WORKER_ASGI.
+"""A function that is a web application: built once after the wake, its lifespan run, and served under WORKER_ASGI.
+
+One that declares an example, a path, is built before the snapshot and asked for that path once: what building and a first request import
+and compute is then in the snapshot. It must build without secrets and answer without its lifespan, which runs in the loop that serves,
+after the wake, like any enter(snap=False). Without an example only what the module and enter(snap=True) hooks did is in the snapshot; threads
+and processes that those began are, too.
 
 The application sees the path that the caller used: `root_path` is the public prefix and `path` begins with it (ASGI 3, HTTP connection
 scope), so that links it makes work outside.
@@ -23,6 +28,10 @@ class LifespanFailed(Exception):
     """Raised when the application's lifespan startup reported a failure."""
 
 
+class ExampleFailed(Exception):
+    """Raised when the application answers its own example with an error of the server."""
+
+
 class WebApplication:
     """The user's ASGI application and its lifespan. Owned by the event loop."""
 
@@ -38,10 +47,8 @@ class WebApplication:
         return f"<WebApplication {'built' if self._app is not None else 'not built'}>"
 
     async def startup(self) -> None:
-        """Build the application and run its lifespan startup. Raises what either raises, and LifespanFailed."""
-        self._app = self._build()
-        if inspect.isawaitable(self._app):
-            self._app = await self._app
+        """Build the application, if it is not, and run its lifespan startup. Raises what either raises, and LifespanFailed."""
+        await self._be_built()
         self._lifespan = asyncio.create_task(self._run_lifespan(), name="lifespan")
         await self._exchange("startup")
 
@@ -50,6 +57,27 @@ class WebApplication:
         await self._exchange("shutdown")
         if self._lifespan is not None:
             await asyncio.wait([self._lifespan])
+
+    async def answer_example(self, path: str) -> dict[str, Any]:
+        """GET that path before there is a server; status and body. Raises what building and the application raise, and ExampleFailed."""
+        await self._be_built()
+        asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        asked.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+        answer: dict[str, Any] = {"status": 0, "body": b""}
+
+        async def send(message: dict[str, Any]) -> None:
+            answer["status"] = message.get("status", answer["status"])
+            answer["body"] += message.get("body", b"")
+
+        await self._app(_scope(path, self._state.copy()), asked.get, send)
+        if answer["status"] >= 500:
+            raise ExampleFailed(f"GET {path}, the application's example, was answered with {answer['status']}: {answer['body'][:200]!r}")
+        return answer
+
+    async def _be_built(self) -> None:
+        if self._app is None:
+            app = self._build()
+            self._app = await app if inspect.isawaitable(app) else app
 
     async def _run_lifespan(self) -> None:
         scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": self._state}
@@ -89,6 +117,27 @@ class WebApplication:
             await sender.answer_raised(e)
         finally:
             output.end_call(call)
+
+
+def _scope(path: str, state: dict[str, Any]) -> dict[str, Any]:
+    """An HTTP connection scope (ASGI 3) as our server would make it."""
+    plain, _, query = path.partition("?")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": plain,
+        "raw_path": plain.encode(),
+        "query_string": query.encode(),
+        "root_path": "",
+        "headers": [(b"host", b"worker")],
+        "client": None,
+        "server": None,
+        "state": state,
+        "extensions": {},
+    }
 
 
 class _Sender:

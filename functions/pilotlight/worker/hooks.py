@@ -52,14 +52,13 @@ def run_before_snapshot(target: Target, *, within_s: float) -> None:
 
 
 def warm_up(target: Target) -> dict[str, Known]:
-    """Call each method that declares an example, once; its answers, as they are to be compared. Raises what it raises, and CheckFailed."""
+    """Call whatever declares an example, once; its answers, as they are to be compared. Raises what it raises, and CheckFailed."""
     known = {}
     with asyncio.Runner() as runner:
-        for name, method in target.methods.items():
-            if method.example is not None:
-                answer = runner.run(answer_example(method))
-                _check(method, answer)
-                known[name] = Known.of(method, answer)
+        for name, method in target.examples.items():
+            answer = runner.run(answer_example(method))
+            _check(method, answer)
+            known[name] = Known.of(method, answer)
     return known
 
 

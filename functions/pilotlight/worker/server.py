@@ -78,7 +78,7 @@ class Server:
     def __init__(self, target: Target, spec: FunctionSpec) -> None:
         self._target = target
         self._calls = Calls(target.methods, max_inputs=spec.scaling.max_inputs)
-        self._web = target.asgi
+        self._web = target.web
         startup_s = spec.clocks.startup_s
         self._hook_s = min(hooks.HOOK_S, startup_s) if spec.snapshot else startup_s
         self._application: WebApplication | None = None
@@ -148,8 +148,8 @@ class Server:
         loop.add_signal_handler(signal.SIGTERM, self._draining.set)
         await hooks.run_after_wake(self._target.enter_after_wake, each_s=self._hook_s)
         if self._web is not None:
-            self._application = WebApplication(self._web)
-            await self._application.startup()
+            await self._web.startup()
+            self._application = self._web
         listener.setblocking(False)
         make: Any = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
         self._accepting.append(await make(self._connection, sock=listener, backlog=BACKLOG))

@@ -235,7 +235,7 @@ def _prove(worker: Worker, order: Order, started: float) -> NoReturn:
             return answer
 
         try:
-            notes = proof.compare(worker.target.methods, worker.known, answer_example)
+            notes = proof.compare(worker.target.examples, worker.known, answer_example)
         except BaseException as e:  # noqa: BLE001  # user code may raise anything; it is reported as data and ends us
             faults.report(e)
             error = faults.as_data(e)

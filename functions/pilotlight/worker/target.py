@@ -1,7 +1,7 @@
 """The user's object, ready to be run: its methods and its hooks.
 
 Marks are what the SDK's decorators leave on plain functions: `_pilotlight_marks`, a dict with `enter` ({"snap": bool}), `exit` (True),
-`method` ({"example", "check", …}), `asgi` (True).
+`method` ({"example", "check", …}), `asgi` (True or {"example"}).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from pilotlight.spec import FunctionKind, FunctionSpec
 from pilotlight.worker.arguments import Binder
+from pilotlight.worker.asgi import WebApplication
 
 Hook = Callable[[], Any]
 
@@ -53,14 +54,22 @@ class Target:
     """What runs: methods by name, and the hooks in the order in which they run (of base classes first).
 
     Attributes:
-        asgi: builds the web application, for functions of that kind; None for others.
+        web: the web application, for functions of that kind; None for others.
+        web_example: asks it for its example; None without one.
     """
 
     methods: Mapping[str, Method]
     enter_before_snapshot: tuple[Hook, ...] = ()
     enter_after_wake: tuple[Hook, ...] = ()
     exit: tuple[Hook, ...] = ()
-    asgi: Callable[[], Any] | None = None
+    web: WebApplication | None = None
+    web_example: Method | None = None
+
+    @property
+    def examples(self) -> Mapping[str, Method]:
+        """What the warm-up calls, by name."""
+        declared = {name: method for name, method in self.methods.items() if method.example is not None}
+        return declared if self.web_example is None else {"": self.web_example}
 
 
 def make_target(raw: Any, spec: FunctionSpec) -> Target:
@@ -69,16 +78,21 @@ def make_target(raw: Any, spec: FunctionSpec) -> Target:
     Raises what its constructor raises, and AttributeError for a missing method.
     """
     if not inspect.isclass(raw):
-        asgi = raw if spec.kind is FunctionKind.ASGI else None
-        return Target(methods={} if asgi else {"": _method("", raw, spec)}, asgi=asgi)
+        if spec.kind is not FunctionKind.ASGI:
+            return Target(methods={"": _method("", raw, spec)})
+        web = WebApplication(raw)
+        return Target(methods={}, web=web, web_example=_web_example(web, raw))
     instance = raw()
     hooks = list(_marked(raw, instance))
+    build = next((bound for marks, bound in hooks if marks.get("asgi")), None)
+    application = None if build is None else WebApplication(build)
     return Target(
         methods={} if spec.kind is FunctionKind.ASGI else {m.name: _method(m.name, getattr(instance, m.name), spec) for m in spec.methods},
         enter_before_snapshot=tuple(bound for marks, bound in hooks if "enter" in marks and marks["enter"].get("snap", True)),
         enter_after_wake=tuple(bound for marks, bound in hooks if "enter" in marks and not marks["enter"].get("snap", True)),
         exit=tuple(bound for marks, bound in hooks if marks.get("exit")),
-        asgi=next((bound for marks, bound in hooks if marks.get("asgi")), None),
+        web=application,
+        web_example=None if application is None else _web_example(application, build),
     )
 
 
@@ -103,6 +117,14 @@ def _method(name: str, call: Callable[..., Any], spec: FunctionSpec) -> Method:
     if example is None and declared is not None:
         example = declared.example
     return Method(name=name, call=call, style=_style(call), binder=Binder(call), example=example, check=mark.get("check"))
+
+
+def _web_example(web: WebApplication, build: Any) -> Method | None:
+    mark = marks_of(build).get("asgi")
+    if not isinstance(mark, Mapping) or mark.get("example") is None:
+        return None
+    call = functools.partial(web.answer_example, mark["example"])
+    return Method(name=f"GET {mark['example']}", call=call, style=Style.COROUTINE, binder=Binder(call), example=[], check=None)
 
 
 def _style(call: Any) -> Style:

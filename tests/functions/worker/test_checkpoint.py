@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pilotlight.errors import InvalidInput
+from pilotlight.sdk.marks import asgi_app
 from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec
 from tests.fakes.fake_shim import FakeInstance, ShimTimeout, function_spec, read_until
 from tests.fakes.freezing_shim import FreezingShim
@@ -271,3 +273,77 @@ def test_output_of_a_frozen_fork_goes_nowhere_and_that_of_its_instance_to_its_pi
         call(instance)
         assert b"said" in read_until(instance.stdout)
         assert "said" not in shim.worker_output()
+
+
+SERVER = """
+    import itertools, os, subprocess, sys, threading, pilotlight
+    app = pilotlight.App("demo")
+    built = itertools.count(1)
+
+    @app.cls()
+    class Site:
+        @pilotlight.enter()
+        def load(self):
+            self.ticks = threading.Event()
+            self.thread = threading.Thread(target=self.ticks.wait, name="ticker", daemon=True)
+            self.thread.start()
+            self.child = subprocess.Popen([sys.executable, "-S", "-c", "while True: print(input().upper(), flush=True)"],
+                                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+        @pilotlight.asgi_app(ASGI_OPTIONS)
+        def web(self):
+            from fastapi import FastAPI
+            site = FastAPI()
+            number = next(built)
+
+            @site.get("/shout/{text}")
+            async def shout(text: str):
+                self.child.stdin.write(text + "\\n")
+                self.child.stdin.flush()
+                name = os.environ.get("PILOTLIGHT_INSTANCE", "nobody")
+                return {"text": self.child.stdout.readline().strip(), "thread": self.thread.is_alive(), "built": number, "name": name}
+
+            @site.get("/health")
+            def health(): return "fine"
+
+            @site.get("/broken")
+            def broken(): return 1 / 0
+            return site
+"""
+
+
+def server_shim(options: str = "") -> FreezingShim:
+    return FreezingShim({"app.py": SERVER.replace("ASGI_OPTIONS", options)}, function_spec(qualname="Site", kind=FunctionKind.ASGI))
+
+
+@pytest.mark.parametrize("options", ["", "example='/health'"])
+def test_a_web_application_with_threads_and_processes_comes_back(options: str) -> None:
+    with server_shim(options) as shim:
+        assert "ticker" in shim.wait_event("snapshot_point")["threads"]
+        shim.freeze(in_place=True)
+        instance = shim.start("i-1", op="serve")
+        with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path), base_url="http://worker", timeout=30) as client:
+            answer = client.get("/asgi/shout/abc").json()
+            assert answer == {"text": "ABC", "thread": True, "built": 1, "name": "i-1"}
+
+
+def test_a_web_application_with_an_example_is_built_before_the_snapshot_and_proven() -> None:
+    with server_shim("example='/health'") as shim:
+        point = shim.wait_event("snapshot_point")
+        assert point["threads"] == ["ticker"]  # those of the first request are gone
+        shim.freeze(in_place=True)
+        proved = shim.prove()
+        assert (proved["ok"], proved["error"]) == (True, None)
+        assert proved["phases_ms"]["first_answer"] < 200  # no import of a framework in it
+
+
+def test_a_web_application_whose_example_fails_does_not_start() -> None:
+    with server_shim("example='/broken'") as shim:
+        failed = shim._receive()
+        assert (failed["event"], failed["phase"], failed["error"]["type"]) == ("failed", "warmup", "ZeroDivisionError")
+
+
+@pytest.mark.parametrize("example", ["health", 5, ["/"]])
+def test_the_example_of_a_web_application_is_a_path(example: object) -> None:
+    with pytest.raises(InvalidInput, match="must be a path"):
+        asgi_app(example=example)  # type: ignore[arg-type]
