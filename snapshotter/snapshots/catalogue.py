@@ -137,7 +137,11 @@ class Catalogue:
             await self.quarantine(snapshot.id, str(e))
             raise SnapshotCorrupt(f"snapshot {snapshot.id} is damaged: {e}") from e
         if binds is not None:
-            await self._verifier.check_mapped(snapshot, binds)
+            await self.check_mapped(snapshot.manifest, binds)
+
+    async def check_mapped(self, manifest: SnapshotManifest, binds: Binds) -> None:
+        """Raises LibraryChanged when a file that it maps is another one on this host."""
+        await self._verifier.check_mapped(manifest, binds)
 
     async def usable(self, identity: Identity, binds: Binds) -> Snapshot | None:
         """A snapshot that may be restored now, or None; `missed` says why not. Damaged ones are moved aside on the way.

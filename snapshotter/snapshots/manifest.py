@@ -214,7 +214,11 @@ def opened(data: bytes, key: bytes, *, max_bytes: int = MAX_MANIFEST_BYTES) -> d
 
 def parse(data: bytes, key: bytes) -> SnapshotManifest:
     """A manifest from its file. Raises SnapshotInvalid."""
-    body = opened(data, key)
+    return checked_manifest(opened(data, key))
+
+
+def checked_manifest(body: Mapping[str, Any]) -> SnapshotManifest:
+    """A manifest from JSON values whose signature was checked. Raises SnapshotInvalid."""
     try:
         manifest = SnapshotManifest.from_json(body)
     except (ValueError, TypeError, KeyError, AttributeError) as e:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from snapshotter.snapshots import mapped
 from snapshotter.snapshots.hashes import HashMemory
-from snapshotter.snapshots.manifest import MANIFEST, FileMark, SnapshotInvalid, parse
+from snapshotter.snapshots.manifest import MANIFEST, FileMark, SnapshotInvalid, SnapshotManifest, parse
 from snapshotter.snapshots.mapped import Binds
 from snapshotter.snapshots.stored import LibraryChanged, Snapshot, has_nothing_else
 
@@ -51,9 +51,9 @@ class Verifier:
         compare(wanted, {str(p.relative_to(snapshot.directory)): m for p, m in found.items()})
         self._manifests[snapshot.id] = mark
 
-    async def check_mapped(self, snapshot: Snapshot, binds: Binds) -> None:
+    async def check_mapped(self, manifest: SnapshotManifest, binds: Binds) -> None:
         """Raises LibraryChanged naming the first file that is another one on this host."""
-        for path, mark in snapshot.manifest.mapped.items():
+        for path, mark in manifest.mapped.items():
             if not mapped.is_known(path, mark, binds, self._memory) and not await mapped.is_same(path, mark, binds, self._memory):
                 raise LibraryChanged(path)
 
