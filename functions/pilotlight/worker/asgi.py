@@ -1,9 +1,9 @@
 """A function that is a web application: built once after the wake, its lifespan run, and served under WORKER_ASGI.
 
 One that declares an example, a path, is built before the snapshot and asked for that path once: what building and a first request import
-and compute is then in the snapshot. It must build without secrets and answer without its lifespan, which runs in the loop that serves,
-after the wake, like any enter(snap=False). Without an example only what the module and enter(snap=True) hooks did is in the snapshot; threads
-and processes that those began are, too.
+and compute is then in the snapshot. It must build without secrets and answer without its lifespan, which runs after the wake, in the loop
+that serves, like any enter(snap=False). Without an example only what the module and enter(snap=True) hooks did is in the snapshot: threads
+and processes that those began, too.
 
 The application sees the path that the caller used: `root_path` is the public prefix and `path` begins with it (ASGI 3, HTTP connection
 scope), so that links it makes work outside.

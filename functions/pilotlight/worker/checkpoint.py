@@ -25,13 +25,14 @@ class Obstructed(Exception):
     """Raised when something stands in the way; the shim has been told what."""
 
 
-def stand_still(control: Control, descriptors: Sequence[int], *, scene: Scene) -> None:
+def stand_still(control: Control, descriptors: Sequence[int], *, scene: Scene, in_place: bool) -> None:
     """Tell the shim on the channel, wait, and take the new control channel. Returns in a restored copy only.
 
     Args:
         control: let go before the shim is told, replaced by the new connection afterwards; untouched when something is in the way.
         descriptors: listener and channel, which are used up.
         scene: where to look for obstacles.
+        in_place: this is the worker itself, with all its processes, and no fork of it.
 
     Raises Obstructed, and OSError when the shim is gone.
     """
@@ -40,7 +41,7 @@ def stand_still(control: Control, descriptors: Sequence[int], *, scene: Scene) -
     with socket.socket(fileno=listener_fd) as listener, contextlib.closing(Control(channel_fd)) as channel:
         output.finish()
         hooks.drop_caches()
-        found = scene.look(leave_aside={listener_fd, channel_fd, control.fileno()})
+        found = scene.look(leave_aside={listener_fd, channel_fd, control.fileno()}, pairs=in_place)
         if not found.obstacles:
             control.close()
         channel.send({"event": "quiesced", **found.to_json(), "phases_ms": {"quiesce": round((time.monotonic() - begun) * 1000, 3)}})

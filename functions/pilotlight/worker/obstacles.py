@@ -17,6 +17,7 @@ from typing import Any
 
 from pilotlight.worker import sockets
 from pilotlight.worker.places import SocketPlaces
+from pilotlight.worker.processes import descendants, everybody, name_of, open_links
 from pilotlight.worker.sockets import Socket
 
 GHOST_BYTES = 64 * 1024**2
@@ -88,35 +89,40 @@ class Scene:
     writable: tuple[str, ...]
     places: SocketPlaces
 
-    def look(self, *, leave_aside: Collection[int] = ()) -> Findings:
-        """Look now, at this process and all below it; `leave_aside` are descriptors of ours that will be gone."""
+    def look(self, *, leave_aside: Collection[int] = (), pairs: bool = True) -> Findings:
+        """Look now, at this process and all below it.
+
+        Args:
+            leave_aside: descriptors of ours that will be gone.
+            pairs: whether TCP connections with both ends inside may stay, which only a worker with all its processes can keep.
+        """
         found = Findings()
         me = os.getpid()
         processes = [me, *descendants(me)]
-        links = {pid: list(_links(pid, leave_aside if pid == me else ())) for pid in processes}
-        self._look_at_sockets(found, links, me)
+        links = {pid: list(open_links(pid, leave_aside if pid == me else ())) for pid in processes}
+        self._look_at_sockets(found, links, me, pairs=pairs)
         for pid in processes:
-            owner = "" if pid == me else f" of process {_name(pid)}"
+            owner = "" if pid == me else f" of process {name_of(pid)}"
             for fd, link in links[pid]:
                 found.obstacles += self._of_link(pid, fd, link, owner)
             found.obstacles += _of_maps(pid, owner)
         found.obstacles += _of_orphans(me, processes)
         return found
 
-    def _look_at_sockets(self, found: Findings, links: dict[int, list[tuple[int, str]]], me: int) -> None:
+    def _look_at_sockets(self, found: Findings, links: dict[int, list[tuple[int, str]]], me: int, *, pairs: bool) -> None:
         held = {int(link[8:-1]): (pid, fd) for pid in reversed(links) for fd, link in links[pid] if link.startswith("socket:[")}
         if not held:
             return
         everything = sockets.table()
         for inode, (pid, fd) in held.items():
-            owner = "" if pid == me else f" of process {_name(pid)}"
+            owner = "" if pid == me else f" of process {name_of(pid)}"
             one = everything.get(inode)
             where = self.places.get(fd) if pid == me else None
             if one is None:
                 found.obstacles += _of_unknown(fd, owner, where) if pid == me else ()
             elif one.kind == "TCP" and one.listening:
                 found.listens.append(one.local)
-            elif one.connected and sockets.is_inside(one, everything, held):
+            elif one.connected and (pairs or one.kind != "TCP") and sockets.is_inside(one, everything, held):
                 found.connections_inside += one.kind == "TCP"
             else:
                 found.obstacles += _of_socket(one, fd, owner, where)
@@ -148,60 +154,6 @@ class Scene:
         if writes and status.st_nlink > 0 and not _is_under(link, self.writable):
             advice = f"It is no part of the snapshot, which holds {' and '.join(self.writable)}: close it, {_WAY_OUT}"
             yield _file(f"{link}, open for writing", fd, owner, advice)
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes below that one, parents first."""
-    found, look = [], [pid]
-    while look:
-        below = _children(look.pop())
-        found += below
-        look += below
-    return found
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        texts = []
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children") as f:
-                texts.append(f.read())
-        return [int(child) for child in " ".join(texts).split()]
-    except FileNotFoundError:  # it ended, or a kernel without CONFIG_PROC_CHILDREN
-        return [other for other, parent, _ in _processes() if parent == pid]
-
-
-def _processes() -> Iterator[tuple[int, int, str]]:
-    """(pid, parent, state) of each process that we can see."""
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat") as f:
-                    state, parent, *_ = f.read().rpartition(")")[2].split()
-            except OSError:  # it ended
-                continue
-            yield int(entry), int(parent), state
-
-
-def _name(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/comm") as f:
-            return f"{f.read().strip()} ({pid})"
-    except OSError:
-        return str(pid)
-
-
-def _links(pid: int, leave_aside: Collection[int]) -> Iterator[tuple[int, str]]:
-    try:
-        entries = os.listdir(f"/proc/{pid}/fd")
-    except OSError:  # it ended
-        return
-    for entry in sorted(entries, key=int):
-        if int(entry) not in leave_aside:
-            try:
-                yield int(entry), os.readlink(f"/proc/{pid}/fd/{entry}")
-            except OSError:  # the one that the listing itself was made with, or just closed
-                continue
 
 
 def _of_socket(one: Socket, fd: int, owner: str, where: str | None) -> Iterator[Obstacle]:
@@ -270,9 +222,9 @@ def _of_orphans(me: int, tree: Collection[int]) -> Iterator[Obstacle]:
     """In a slot, whose init is our parent: processes that detached themselves from us are no part of our tree."""
     if os.getppid() != 1:
         return
-    for pid, parent, state in _processes():
+    for pid, parent, state in everybody():
         if parent == 1 and pid not in (1, me) and pid not in tree and state != "Z":
-            name = _name(pid)
+            name = name_of(pid)
             message = f"process {name} detached itself from the function's and would not be in a snapshot. Start it as a child, {_WAY_OUT}"
             yield Obstacle(kind="process", fd=None, what=name, where=None, message=message)
 

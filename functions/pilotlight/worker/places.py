@@ -72,7 +72,8 @@ class SocketPlaces:
     def __init__(self, user: UserCode) -> None:
         self._user = user
         self._places: dict[int, str] = {}
-        self._init: Callable[..., None] = socket.socket.__init__
+        self._class = socket.socket  # which user code may replace
+        self._init: Callable[..., None] = self._class.__init__
 
     def __repr__(self) -> str:
         return f"<SocketPlaces known={len(self._places)}>"
@@ -86,7 +87,7 @@ class SocketPlaces:
 
     def watch(self) -> None:
         """Begin, before user code is imported."""
-        init, note = self._init, self._note
+        kind, init, note = self._class, self._init, self._note
 
         def noted_init(this: socket.socket, *args: Any, **kwargs: Any) -> None:
             init(this, *args, **kwargs)
@@ -94,16 +95,16 @@ class SocketPlaces:
 
         def noted_connect(this: socket.socket, address: Any) -> None:
             note(this.fileno())
-            super(socket.socket, this).connect(address)
+            super(kind, this).connect(address)
 
-        socket.socket.__init__ = noted_init  # type: ignore[assignment,method-assign]
-        socket.socket.connect = noted_connect  # type: ignore[assignment,method-assign]
+        kind.__init__ = noted_init  # type: ignore[assignment,method-assign]
+        kind.connect = noted_connect  # type: ignore[assignment,method-assign]
 
     def unwatch(self) -> None:
         """Put everything back. Again and again is no error."""
-        socket.socket.__init__ = self._init  # type: ignore[method-assign]
-        if "connect" in vars(socket.socket):
-            del socket.socket.connect
+        self._class.__init__ = self._init  # type: ignore[method-assign]
+        if "connect" in vars(self._class):
+            del self._class.connect
 
     def _note(self, descriptor: int) -> None:
         place = self._user.innermost(sys._getframe(1))

@@ -16,7 +16,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -26,6 +26,7 @@ from pilotlight.worker.launch import Launch
 from pilotlight.worker.loader import load
 from pilotlight.worker.obstacles import Scene
 from pilotlight.worker.pages import Touched
+from pilotlight.worker.phases import Phases
 from pilotlight.worker.places import SocketPlaces, UserCode
 from pilotlight.worker.secrets import Secrets
 from pilotlight.worker.server import Server
@@ -38,32 +39,6 @@ WEIGHTS_VARIABLE = "PILOTLIGHT_WEIGHTS"
 """JSON object: name of weights → directory; how `pilotlight.Weights(...).path` finds them inside a worker."""
 HOOK_SHARE = 0.9
 """Of the startup clock, for what runs before the snapshot: the hook that hangs is named before the node agent's clock ends us."""
-
-
-class Phases:
-    """Stopwatch of the phases, in ms. A phase that raises is reported to the shim, and the process ends with status 1."""
-
-    def __init__(self, control: Control, *, instance: str | None = None) -> None:
-        self._control = control
-        self._instance = instance
-        self.ms: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time one phase."""
-        begun = time.monotonic()
-        try:
-            yield
-        except BaseException as e:  # noqa: BLE001  # user code may raise anything while starting; it is reported as data and ends us
-            self._fail(name, e)
-        self.ms[name] = round((time.monotonic() - begun) * 1000, 3)
-
-    def _fail(self, name: str, error: BaseException) -> NoReturn:
-        faults.report(error)
-        output.finish()
-        with contextlib.suppress(OSError):  # a shim that is gone cannot be told
-            self._control.send({"event": "failed", "instance": self._instance, "phase": name, "error": faults.as_data(error)})
-        os._exit(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +183,7 @@ def _stand_still(worker: Worker, order: Order) -> NoReturn:
     _wait_go(go)
     checkpoint.let_go_of_output()
     try:
-        checkpoint.stand_still(worker.control, descriptors, scene=worker.scene)
+        checkpoint.stand_still(worker.control, descriptors, scene=worker.scene, in_place=False)
     except checkpoint.Obstructed:
         os._exit(0)  # the shim has been told
     _obey(worker, threads=())
@@ -217,7 +192,7 @@ def _stand_still(worker: Worker, order: Order) -> NoReturn:
 def _suspend(worker: Worker, order: Order) -> None:
     """The worker itself, with its threads and processes, is to be a snapshot. Its output stays what it is."""
     with contextlib.suppress(checkpoint.Obstructed):  # the shim has been told; we wait for other orders
-        checkpoint.stand_still(worker.control, order.descriptors, scene=worker.scene)
+        checkpoint.stand_still(worker.control, order.descriptors, scene=worker.scene, in_place=True)
 
 
 def _prove(worker: Worker, order: Order, started: float) -> NoReturn:

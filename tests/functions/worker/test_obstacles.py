@@ -266,3 +266,24 @@ def test_the_worker_names_listeners_and_obstacles_of_its_tree() -> None:
         assert [o["what"] for o in point["obstacles"]] == [f"{shim.root}/outside.log, open for writing"] or tempfile.gettempdir() in str(
             shim.root
         )
+
+
+def test_a_connection_to_itself_is_in_the_way_of_a_fork() -> None:
+    scene = Scene(writable=(), places=SocketPlaces(UserCode("/", by_value=False)))
+    before = {fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.lexists(f"/proc/self/fd/{fd}")}
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+        accepted, _ = server.accept()
+        with accepted:
+            assert [o.kind for o in scene.look(leave_aside=before, pairs=False).obstacles] == ["connection"] * 2
+
+
+def test_a_socket_class_that_user_code_replaced_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(socket.socket):
+        pass
+
+    places = SocketPlaces(UserCode("/", by_value=False))
+    places.watch()
+    monkeypatch.setattr(socket, "socket", Other)  # as gevent does
+    places.unwatch()
+    assert not {"__init__", "connect"} & vars(Other).keys()
+    assert "connect" not in vars(Other.__mro__[1])
