@@ -12,7 +12,7 @@ from activator.request import Request
 from snapshotter import errors
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import until
-from tests.fakes.routes import route_of, spec_of
+from tests.fakes.routes import TENANT, route_of, spec_of
 
 NDJSON = {"accept": "application/x-ndjson"}
 
@@ -76,3 +76,22 @@ async def test_a_caller_who_leaves_ends_the_waiting(edge: Edge) -> None:
 
 def _warm_ups() -> int:
     return sum(task.get_name().startswith("warm-up ") for task in asyncio.all_tasks())
+
+
+async def test_a_restored_call_says_so_to_its_caller_on_its_bill_and_in_the_metrics(edge: Edge) -> None:
+    edge.add(route_of(spec_of()))
+    target = edge.table.targets_of(f"{TENANT}/main/shop/hello")[0]
+    await edge.fleet.checkpoint(target)
+
+    answer = await edge.call(json={"x": 1})
+
+    assert answer.headers["pilotlight-start"] == "RESTORE"
+    assert "start;dur=" in answer.headers["server-timing"]
+    (record,) = (await edge.settle()).values()
+    assert (record.start_kind, record.kind) == ("RESTORE", "CALL")
+    labels = {"tenant": TENANT, "app": "shop", "function": "hello", "start_kind": "RESTORE"}
+    assert edge.metrics.registry.get_sample_value("pilotlight_cold_calls_total", labels) == 1
+    assert (
+        edge.metrics.registry.get_sample_value("pilotlight_start_phase_seconds_total", {"start_kind": "RESTORE", "phase": "restore"})
+        == 0.001
+    )
