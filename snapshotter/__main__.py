@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,12 @@ from snapshotter import capabilities
 from snapshotter.assembly import Parts
 from snapshotter.bundles import Bundles
 from snapshotter.cgroups import Cgroups
+from snapshotter.cuda.devices import NoDevices
+from snapshotter.cuda.driver import CudaDriver
+from snapshotter.cuda.find import find_driver
+from snapshotter.cuda.holdings import cuda_node
+from snapshotter.cuda.machine import ThisMachine
+from snapshotter.cuda.sequence import CudaDevices
 from snapshotter.errors import SnapshotterError
 from snapshotter.images import Images, runtime_requirements
 from snapshotter.node import is_root, opened, own_runtime
@@ -57,6 +63,8 @@ async def _serve(paths: Paths, settings: SnapshotterSettings, arguments: argpars
     async def probe(cgroups: Cgroups) -> Mapping[str, Any]:
         return await capabilities.probe(home=paths.home, environ=os.environ, cgroups=cgroups, uid_base=settings.uid_base)
 
+    gpus = cuda_node()
+    found = await find_driver(node=gpus, environ=os.environ)
     parts = Parts(
         bundles=Bundles(paths.home),
         images=Images(paths.home, environ=os.environ, requirements=runtime_requirements(), cgroups=Cgroups.find(paths.run)),
@@ -64,12 +72,23 @@ async def _serve(paths: Paths, settings: SnapshotterSettings, arguments: argpars
         runtime={**own_runtime(), **({"pilotlight": arguments.pilotlight} if arguments.pilotlight else {})},
         probe=probe,
         namespaces=is_root() and not arguments.plain,
+        gpus=tuple({"name": gpu.name, "driver": gpus.version} for gpu in gpus.gpus),
+        devices=NoDevices() if found.driver is None else CudaDevices(found.driver, ThisMachine()),
     )
-    async with contextlib.aclosing(weights), opened(paths, settings, parts):
+    async with contextlib.aclosing(weights), _closing(found.driver), opened(paths, settings, parts):
         if arguments.ready_fd is not None:
             with open(arguments.ready_fd, "wb") as ready:  # noqa: ASYNC230 - one byte to a pipe that somebody waits on
                 ready.write(b"\n")
         await stop.wait()
+
+
+@contextlib.asynccontextmanager
+async def _closing(driver: CudaDriver | None) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        if driver is not None:
+            await driver.aclose()
 
 
 def _arguments() -> argparse.Namespace:

@@ -10,6 +10,7 @@ from typing import Any
 from snapshotter.agent import Agent
 from snapshotter.boots import Boots
 from snapshotter.cgroups import Cgroups
+from snapshotter.cuda.devices import Devices, NoDevices
 from snapshotter.ends import Ends
 from snapshotter.errands import Errands
 from snapshotter.events import Events
@@ -26,7 +27,6 @@ from snapshotter.settings import SnapshotterSettings
 from snapshotter.snapshots.builder import DELAY_S, Builder
 from snapshotter.snapshots.checkpoints import Checkpoints
 from snapshotter.snapshots.desk import Snapshots
-from snapshotter.snapshots.devices import Devices, NoDevices
 from snapshotter.snapshots.dumps import Dumps
 from snapshotter.snapshots.predictions import Predictions
 from snapshotter.snapshots.proofs import Proofs
@@ -49,6 +49,7 @@ class Parts:
         runtime: package name → directory, for the slots' `runtime/`.
         probe: body of `capabilities`, given the cgroups that were found.
         namespaces: False forces plain slots, as for an agent without root.
+        criu_cache: where the self test's answer is kept; None: below the home.
         gpus: rows of `capabilities()`.
         devices: saves and brings back what processes hold on them.
         build_delay_s: between a COLD start and the snapshot that is made because of it.
@@ -60,6 +61,7 @@ class Parts:
     runtime: Mapping[str, Path]
     probe: Callable[[Cgroups], Awaitable[Mapping[str, Any]]]
     namespaces: bool
+    criu_cache: Path | None = None
     gpus: tuple[Mapping[str, Any], ...] = ()
     devices: Devices = field(default_factory=NoDevices)
     build_delay_s: float = DELAY_S
@@ -112,14 +114,10 @@ class _Base:
     ends: Ends
 
 
-def assemble(
-    paths: Paths, settings: SnapshotterSettings, parts: Parts, *, cgroups: Cgroups, stock: Stock | None, why_not: str
-) -> Node:
+def assemble(paths: Paths, settings: SnapshotterSettings, parts: Parts, *, cgroups: Cgroups, stock: Stock | None, why_not: str) -> Node:
     """All of it; `stock` None: without snapshots, for the reason `why_not`."""
     base = _base(paths, settings, parts, cgroups)
-    restores = (
-        Restores(stock=stock, housekeeper=base.housekeeper, devices=parts.devices, errands=base.errands) if stock is not None else None
-    )
+    restores = _restores(base, settings, parts, stock) if stock is not None else None
     shelf = Shelf(stock, restores, why_not=why_not, events=base.events, metrics=base.metrics, predictions=Predictions())
     boots = Boots(
         housekeeper=base.housekeeper,
@@ -223,6 +221,11 @@ def _base(paths: Paths, settings: SnapshotterSettings, parts: Parts, cgroups: Cg
         parking=parking,
         ends=ends,
     )
+
+
+def _restores(base: _Base, settings: SnapshotterSettings, parts: Parts, stock: Stock) -> Restores:
+    pages = settings.snapshot_pages
+    return Restores(stock=stock, housekeeper=base.housekeeper, devices=parts.devices, errands=base.errands, pages=pages)
 
 
 def _proofs(base: _Base, settings: SnapshotterSettings, restores: Restores) -> Proofs:

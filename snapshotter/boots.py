@@ -88,7 +88,7 @@ class Boots:
             housing=housing,
             threads=point.threads,
             phases_ms=housing.boot_ms,
-            single=bool(point.threads) or not housing.launch.forkable,
+            single=bool(point.threads) or not housing.launch.forkable or housing.whole,
             last_used_at=self._clock(),
         )
         self._templates.add(template)

@@ -47,6 +47,7 @@ class Housing:
         is_booting: before the snapshot point whoever boots it clears it, too.
         transient: made for a snapshot's sake alone: whoever made it clears it, and a new agent does when it finds it.
         snapshot: what it was restored from, None when it was booted.
+        whole: it was restored as a process tree, and is not forked.
         lease_ids: weights held for it.
         spots, parked_bytes, timer: forks that wait for an assignment, their PSS as last measured, and when they are next looked at;
             `parking.Parking` owns them.
@@ -60,13 +61,20 @@ class Housing:
     is_booting: bool = False
     transient: bool = False
     snapshot: str | None = None
+    whole: bool = False
     spots: list[Spot] = field(default_factory=list)
     parked_bytes: int = 0
     timer: asyncio.TimerHandle | None = None
 
     def record(self) -> dict[str, Any]:
         """What a restarted agent reads."""
-        held = {"group": self.group.to_json(), "lease_ids": list(self.lease_ids), "transient": self.transient, "snapshot": self.snapshot}
+        held = {
+            "group": self.group.to_json(),
+            "lease_ids": list(self.lease_ids),
+            "transient": self.transient,
+            "snapshot": self.snapshot,
+            "whole": self.whole,
+        }
         return {"launch": self.launch.to_json(), "boot_ms": dict(self.boot_ms), **held}
 
     @classmethod
@@ -84,6 +92,7 @@ class Housing:
             boot_ms=body["boot_ms"],
             transient=body.get("transient", False),
             snapshot=body.get("snapshot"),
+            whole=body.get("whole", False),
         )
 
 

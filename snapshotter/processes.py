@@ -70,3 +70,13 @@ def tree(pid: int) -> list[int]:
             with contextlib.suppress(OSError):
                 found += [int(child) for child in task.read_text().split()]
     return found
+
+
+def inside(init_pid: int, pid: int) -> int:
+    """Our number for process `pid` of the PID namespace whose first process is our `init_pid`; 0 when it is not there."""
+    for ours in tree(init_pid):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{ours}/status").read_text().splitlines():
+                if line.startswith("NSpid:") and int(line.split()[-1]) == pid:
+                    return ours
+    return 0

@@ -11,11 +11,11 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from snapshotter.errands import Errands
-from snapshotter.errors import SnapshotterError
+from snapshotter.errors import SnapshotRefused, SnapshotterError
 from snapshotter.slots import SlotLost
-from snapshotter.snapshots.checkpoints import Checkpoints
 from snapshotter.types import LaunchSpec, RevisionKey
 
 _log = logging.getLogger(__name__)
@@ -24,12 +24,22 @@ DELAY_S = 1.0
 _HOUR_S = 3600.0
 
 
+class Maker(Protocol):
+    """What makes snapshots (`checkpoints.Checkpoints`)."""
+
+    def refused(self, revision: RevisionKey) -> SnapshotRefused | None: ...
+
+    async def make(self, launch: LaunchSpec, *, unasked: bool = False) -> object: ...
+
+    async def aclose(self) -> None: ...
+
+
 class Builder:
     """Owner: the event loop. `checkpoints` None: snapshots are off, and nothing is ever wanted."""
 
     def __init__(
         self,
-        checkpoints: Checkpoints | None,
+        checkpoints: Maker | None,
         *,
         errands: Errands,
         per_hour: int,
@@ -75,7 +85,7 @@ class Builder:
         self._tokens -= 1
         return True
 
-    async def _build(self, checkpoints: Checkpoints, launch: LaunchSpec) -> None:
+    async def _build(self, checkpoints: Maker, launch: LaunchSpec) -> None:
         try:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), self._delay_s)

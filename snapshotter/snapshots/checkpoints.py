@@ -144,7 +144,8 @@ class Checkpoints:
 
     async def _publish(self, draft: SnapshotManifest, stage: Stage) -> Snapshot:
         began = time.perf_counter()
-        snapshot = await self._stock.catalogue.publish(stage, draft, now=self._clock())
+        with self._shelf.telling("evicted"):
+            snapshot = await self._stock.catalogue.publish(stage, draft, now=self._clock())
         self._publish_ms[snapshot.id] = (time.perf_counter() - began) * 1000
         return snapshot
 
@@ -168,7 +169,8 @@ class Checkpoints:
             answer_ms={way: measured.answer_ms for way, measured in verdict.measured.items()},
             restore_ms=verdict.chosen.restore_ms,
         )
-        return await self._stock.catalogue.mark_proven(snapshot.id, proof, pages=verdict.pages, phases_ms=phases)
+        with self._shelf.telling("replaced"):
+            return await self._stock.catalogue.mark_proven(snapshot.id, proof, pages=verdict.pages, phases_ms=phases)
 
 
 def _refusal(launch: LaunchSpec, kind: str, message: str, *, passing: bool = False) -> SnapshotRefused:

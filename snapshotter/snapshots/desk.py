@@ -51,18 +51,13 @@ class Snapshots:
         return found[-1]
 
     async def delete(self, *, snapshot_id: str | None, revision: str | None, function: str | None) -> int:
-        """See `AgentClient.delete_snapshots`. A revision whose snapshots go may be tried again."""
+        """See `AgentClient.delete_snapshots`."""
         if self._stock is None:
             return 0
-        catalogue, before = self._stock.catalogue, {s.id: s for s in self._stock.catalogue}
-        if snapshot_id is not None:
-            count = int(await catalogue.delete(snapshot_id))
-        else:
-            count = await catalogue.delete_of(revision=revision, function=function)
-        there = {s.id for s in catalogue}
-        for gone in (s for name, s in before.items() if name not in there):
-            self._shelf.gone(gone, "deleted")
-        return count
+        with self._shelf.telling("deleted"):
+            if snapshot_id is not None:
+                return int(await self._stock.catalogue.delete(snapshot_id))
+            return await self._stock.catalogue.delete_of(revision=revision, function=function)
 
     def describe(self) -> Mapping[str, Any]:
         """For `capabilities`."""

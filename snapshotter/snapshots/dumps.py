@@ -17,12 +17,13 @@ from snapshotter import processes, slots
 from snapshotter.boots import Boots
 from snapshotter.criu import operations
 from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason
+from snapshotter.cuda.devices import Devices, NoDevices, Suspension
+from snapshotter.cuda.errors import CudaFailed, CudaLost, CudaRefused
 from snapshotter.ends import Ends
 from snapshotter.housing import Housekeeper, Housing, Phase
 from snapshotter.snapshots import heap, mapped
-from snapshotter.snapshots.devices import Devices, DevicesRefused
 from snapshotter.snapshots.manifest import SnapshotManifest
-from snapshotter.snapshots.restores import LAUNCH
+from snapshotter.snapshots.restores import DEVICES, LAUNCH
 from snapshotter.snapshots.stock import Stock
 from snapshotter.snapshots.stored import Snapshot, Stage
 from snapshotter.templates import Templates
@@ -88,8 +89,10 @@ class Dumps:
                 return await self._dump(subject, stage)
             except slots.CheckpointFailed as e:
                 raise _obstructed(e.obstacles, str(e)) from e
-            except DevicesRefused as e:
-                raise _obstructed([], str(e), kind="device") from e
+            except CudaRefused as e:
+                raise _obstructed(e.detail["reasons"], str(e)) from e
+            except (CudaFailed, CudaLost) as e:
+                raise _obstructed([], str(e), kind=e.code) from e
             except CriuFailed as e:
                 if e.reason is CriuReason.NO_SPACE:
                     raise OSError(errno.ENOSPC, "no space is left for the images") from e
@@ -134,9 +137,22 @@ class Dumps:
             raise _obstructed(quiesced.obstacles)
         quiesced_at = time.perf_counter()
         draft = await self._draft(subject, quiesced)
-        await self._write(subject, quiesced, name, stage)
-        phases = {"quiesce": _ms(began, quiesced_at), "dump": _ms(quiesced_at, time.perf_counter())}
-        return replace(draft, phases_ms=phases)
+        async with self._suspended(subject, quiesced) as suspension:
+            await self._write(subject, quiesced, stage)
+        await self._keep_files(subject, name, stage)
+        phases = {"quiesce": _ms(began, quiesced_at), **suspension.phases_ms, "dump": _ms(quiesced_at, time.perf_counter())}
+        return replace(draft, phases_ms=phases, point={**draft.point, DEVICES: suspension.record.to_json()})
+
+    @contextlib.asynccontextmanager
+    async def _suspended(self, subject: _Subject, quiesced: slots.Quiesced) -> AsyncIterator[Suspension]:
+        """The tree off its devices; led back to them when the dump fails."""
+        devices = self._devices if subject.housing.launch.gpu is not None else NoDevices()
+        suspension = await devices.before_dump(processes.tree(quiesced.host_pid))
+        try:
+            yield suspension
+        except BaseException as e:
+            await asyncio.shield(devices.rollback(suspension, str(e)))
+            raise
 
     async def _draft(self, subject: _Subject, quiesced: slots.Quiesced) -> SnapshotManifest:
         """What can be said before the dump, which the processes do not survive."""
@@ -156,31 +172,25 @@ class Dumps:
             labels=launch.labels,
         )
 
-    async def _write(self, subject: _Subject, quiesced: slots.Quiesced, name: str, stage: Stage) -> None:
+    async def _write(self, subject: _Subject, quiesced: slots.Quiesced, stage: Stage) -> None:
         housing, slot = subject.housing, subject.housing.slot
-        pids = processes.tree(quiesced.host_pid) if housing.launch.gpu is not None else []
-        if pids:
-            await self._devices.before_dump(pids)
-        try:
-            with _opened(stage.images, slot.directory / "criu") as (images, work):
-                await operations.dump(
-                    slot,
-                    criu=self._stock.criu,
-                    pid=quiesced.pid,
-                    images=images,
-                    work=work,
-                    uid=housing.launch.uid or 0,
-                    cgroup=housing.group.ways_in(),
-                    tcp=subject.network,
-                    deadline_s=_DEADLINE_S,
-                )
-        except BaseException:
-            if pids:
-                await asyncio.shield(self._devices.dump_failed(pids))
-            raise
+        with _opened(stage.images, slot.directory / "criu") as (images, work):
+            await operations.dump(
+                slot,
+                criu=self._stock.criu,
+                pid=quiesced.pid,
+                images=images,
+                work=work,
+                uid=housing.launch.uid or 0,
+                cgroup=housing.group.ways_in(),
+                tcp=subject.in_place,
+                deadline_s=_DEADLINE_S,
+            )
+
+    async def _keep_files(self, subject: _Subject, name: str, stage: Stage) -> None:
         fd = os.open(stage.files_tar, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            await slot.keep_files(name, fd)
+            await subject.housing.slot.keep_files(name, fd)
         finally:
             os.close(fd)
 

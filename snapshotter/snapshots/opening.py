@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from snapshotter.criu.errors import CriuError
+from snapshotter.criu.self_test import self_test
 from snapshotter.launch import ImageStore
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.snapshots.catalogue import Catalogue
@@ -37,6 +39,8 @@ class Given(Protocol):
     @property
     def namespaces(self) -> bool: ...
     @property
+    def criu_cache(self) -> Path | None: ...
+    @property
     def gpus(self) -> tuple[Mapping[str, Any], ...]: ...
 
 
@@ -47,13 +51,10 @@ async def open_stock(paths: Paths, settings: SnapshotterSettings, given: Given) 
     if not given.namespaces:
         raise StockOff("slots without namespaces cannot be restored: run the agent as root")
     directory = paths.home / "node" / "snapshots"
-    from snapshotter.criu.self_test import self_test
-
     try:
         key = signing_key(paths.home)
-        test = await self_test(cache=paths.home / "node" / "criu")
-        if not test.on:
-            raise StockOff(test.why)
+        test = await self_test(cache=given.criu_cache or paths.home / "node" / "criu", environ=os.environ)
+        criu = test.criu()
         node = await asyncio.to_thread(
             node_identity, runtime=given.runtime, criu_version=test.version, criu_sha256=test.sha256, gpus=given.gpus
         )
@@ -61,7 +62,7 @@ async def open_stock(paths: Paths, settings: SnapshotterSettings, given: Given) 
     except (SnapshotsOff, CatalogueOwned, CriuError, OSError) as e:
         raise StockOff(str(e)) from e
     remote = Remote(open_store(settings.snapshot_store), catalogue) if settings.snapshot_store is not None else None
-    return Stock(catalogue=catalogue, criu=test.criu, kdat=test.kdat, images=given.images, node=node, remote=remote)
+    return Stock(catalogue=catalogue, criu=criu, kdat=test.kdat, images=given.images, node=node, remote=remote)
 
 
 def _catalogue(directory: Path, key: bytes, max_bytes: int | None) -> Catalogue:

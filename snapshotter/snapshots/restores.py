@@ -21,20 +21,22 @@ from snapshotter import processes, wire
 from snapshotter.criu import operations
 from snapshotter.criu.errors import CriuError
 from snapshotter.criu.lazy import LazyPages
+from snapshotter.cuda.devices import Devices, NoDevices
+from snapshotter.cuda.errors import CudaLost, CudaRefused
+from snapshotter.cuda.remap import DeviceRecord
 from snapshotter.errands import Errands
 from snapshotter.errors import StartFailed
 from snapshotter.housing import Housekeeper, Housing, Phase, Tenancy
 from snapshotter.running import Owner
 from snapshotter.slots import SlotLost
-from snapshotter.snapshots.devices import Devices, DevicesRefused
 from snapshotter.snapshots.readahead import ReadAhead
 from snapshotter.snapshots.stock import Stock
 from snapshotter.snapshots.stored import Snapshot
 from snapshotter.types import LaunchSpec
 
 _log = logging.getLogger(__name__)
-LAUNCH = "launch"
-"""Key of a manifest's `point` that holds the launch."""
+LAUNCH, DEVICES = "launch", "devices"
+"""Keys of a manifest's `point` that are the agent's own: what was launched, and what its processes held on a GPU."""
 
 
 class RestoreFailed(Exception):
@@ -48,11 +50,13 @@ class RestoreFailed(Exception):
 class Restores:
     """Brings snapshots back. Owner: the event loop; what it keeps is who serves pages to whom (`_watch`)."""
 
-    def __init__(self, *, stock: Stock, housekeeper: Housekeeper, devices: Devices, errands: Errands) -> None:
+    def __init__(self, *, stock: Stock, housekeeper: Housekeeper, devices: Devices, errands: Errands, pages: str = "auto") -> None:
+        """`pages`: `auto`: as each snapshot's proof found better; or `eager` or `lazy` for all."""
         self._stock = stock
         self._housekeeper = housekeeper
         self._devices = devices
         self._errands = errands
+        self._pages = pages
 
     async def restore(
         self,
@@ -70,18 +74,21 @@ class Restores:
         Raises RestoreFailed, and what taking a slot raises (BundleUnavailable, Unsupported, errors of the weight cache).
         """
         network = snapshot.manifest.network
-        lazily = snapshot.manifest.pages == "lazy" if lazy is None else lazy
+        pages = snapshot.manifest.pages if self._pages == "auto" else self._pages
+        lazily = pages == "lazy" if lazy is None else lazy
         with self._stock.catalogue.lease(snapshot.id):
             try:
                 async with self._housekeeper.moving_in(spec, phase, owner, network=network, transient=transient) as tenancy:
                     phase.name = "restore"
                     await self._move(tenancy, snapshot, lazily, deadline_s)
                     return tenancy.housing
-            except (CriuError, DevicesRefused, StartFailed, SlotLost, OSError, wire.MessageTooLong) as e:
+            except (CriuError, CudaRefused, CudaLost, StartFailed, SlotLost, OSError, wire.MessageTooLong) as e:
                 raise RestoreFailed(_word(e), f"snapshot {snapshot.id} of {spec.revision}: {e}") from e
 
     async def _move(self, tenancy: Tenancy, snapshot: Snapshot, lazy: bool, deadline_s: float) -> None:
         housing, manifest, slot = tenancy.housing, snapshot.manifest, tenancy.housing.slot
+        record, devices = DeviceRecord.from_json(manifest.point[DEVICES]), self._devices if housing.launch.gpu is not None else NoDevices()
+        devices.check_restore(record)
         ahead = ReadAhead([snapshot.images, *tenancy.weights.values()])
         try:
             with self._opened(snapshot, slot.directory) as (images, work, files, kdat):
@@ -96,21 +103,22 @@ class Restores:
                     cgroup=housing.group.ways_in(),
                     stdio_keys=manifest.stdio,
                     lazy=lazy,
-                    tcp=manifest.network,
+                    tcp=manifest.in_place,
                     deadline_s=deadline_s,
                 )
                 restored_at = time.perf_counter()
                 if restored.lazy is not None:
                     self._errands.run(self._watch(restored.lazy, housing, snapshot), f"pages of {slot.id}")
+            if record.processes:
+                pids = processes.tree(processes.inside(slot.shim_pid, restored.pid))
+                housing.boot_ms = {**housing.boot_ms, **await devices.after_restore(pids, record)}
             await slot.revive(restored.pid, _point(manifest.point), deadline_s)
-            if housing.launch.gpu is not None:
-                await self._devices.after_restore(processes.tree(slot.worker_pid))
         except BaseException:
             ahead.stop()
             raise
         phases = {"prefetch": ahead.ms(), "restore": _ms(began, restored_at), "revive": _ms(restored_at, time.perf_counter())}
         housing.boot_ms = {**housing.boot_ms, **phases}
-        housing.snapshot = snapshot.id
+        housing.snapshot, housing.whole = snapshot.id, manifest.in_place
 
     async def _watch(self, lazy: LazyPages, housing: Housing, snapshot: Snapshot) -> None:
         """Until all its memory has come. A process whose page daemon died reads zeros where memory was: it must not go on."""
@@ -135,8 +143,8 @@ class Restores:
 
 
 def _point(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the launch: it may be large, and the shim knows it."""
-    return {key: value for key, value in point.items() if key != LAUNCH}
+    """Without what is ours alone."""
+    return {key: value for key, value in point.items() if key not in (LAUNCH, DEVICES)}
 
 
 def _ms(began: float, ended: float) -> float:
@@ -145,5 +153,5 @@ def _ms(began: float, ended: float) -> float:
 
 def _word(error: Exception) -> str:
     """One word for metrics."""
-    words = {CriuError: "criu", DevicesRefused: "devices", StartFailed: "revive", SlotLost: "slot_lost"}
+    words = {CriuError: "criu", CudaRefused: "devices", CudaLost: "devices", StartFailed: "revive", SlotLost: "slot_lost"}
     return next((word for kind, word in words.items() if isinstance(error, kind)), "node")

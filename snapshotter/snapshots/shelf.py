@@ -7,17 +7,18 @@ there is none for anybody, and everything else works as if there never had been.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from snapshotter.events import Events
 from snapshotter.housing import Housing, Phase
 from snapshotter.metrics import Metrics
 from snapshotter.running import Owner
 from snapshotter.snapshots.identity import Identity
-from snapshotter.snapshots.predictions import Predictions
 from snapshotter.snapshots.mapped import Binds
+from snapshotter.snapshots.predictions import Predictions
 from snapshotter.snapshots.remote import Remote, RemoteError
 from snapshotter.snapshots.restores import RestoreFailed, Restores
 from snapshotter.snapshots.stock import Stock
@@ -69,7 +70,8 @@ class Shelf:
             return None
         try:
             identity, binds = self._stock.describe(launch)
-            found = await self._stock.catalogue.usable(identity, binds)
+            with self.telling("corrupt"):
+                found = await self._stock.catalogue.usable(identity, binds)
             if found is not None or self._stock.remote is None:
                 self._note_miss(self._stock, identity, found)
                 return found
@@ -134,18 +136,26 @@ class Shelf:
     async def quarantine(self, snapshot_id: str, message: str) -> None:
         """Never serve it again."""
         assert self._stock is not None
-        found = next((s for s in self._stock.catalogue if s.id == snapshot_id), None)
-        await self._stock.catalogue.quarantine(snapshot_id, message, now=self._clock())
-        if found is not None:
-            self._tell("snapshot_quarantined", found, "quarantined", message)
+        with self.telling("quarantined"):
+            await self._stock.catalogue.quarantine(snapshot_id, message, now=self._clock())
 
     def ready(self, snapshot: Snapshot) -> None:
         """Tell the watchers of a new one."""
         self._tell("snapshot_ready", snapshot, "ready", f"a snapshot of {snapshot.manifest.revision} is proven")
 
-    def gone(self, snapshot: Snapshot, reason: str) -> None:
-        """Tell the watchers that there is one less."""
-        self._tell("snapshot_gone", snapshot, reason, f"snapshot {snapshot.id} is gone: {reason}")
+    @contextlib.contextmanager
+    def telling(self, reason: str) -> Iterator[None]:
+        """Tell the watchers of those that go meanwhile: evicted for another one, replaced, found damaged."""
+        assert self._stock is not None
+        catalogue = self._stock.catalogue
+        before = list(catalogue)
+        try:
+            yield
+        finally:
+            there, aside = {s.id for s in catalogue}, {q.id for q in catalogue.quarantined}
+            for snapshot in (s for s in before if s.id not in there):
+                kind = "snapshot_quarantined" if snapshot.id in aside else "snapshot_gone"
+                self._tell(kind, snapshot, reason, f"snapshot {snapshot.id} of {snapshot.manifest.revision} is gone: {reason}")
 
     def took(self, launch: LaunchSpec, kind: StartKind, ms: float) -> None:
         """How long a start really took."""

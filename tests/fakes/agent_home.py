@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,7 @@ class AgentHome:
             probe=probe,
             namespaces=os.geteuid() == 0 if namespaces is None else namespaces,
             build_delay_s=0.0,
+            criu_cache=Path(tempfile.gettempdir()) / f"pilotlight-criu-{os.geteuid()}",
         )
         values = {"snapshots": False, "metrics_listen": None, "memory_bytes": 4096 * MIB, "parked_per_template": 0, **settings}
         async with opened(self.paths, SnapshotterSettings(**values), parts) as agent:

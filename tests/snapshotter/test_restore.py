@@ -1,0 +1,445 @@
+"""RESTORE through the agent, with real slots, real CRIU and the small worker: what comes back, what it falls back to, what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapshotter import processes
+from snapshotter.cgroups import Cgroups
+from snapshotter.client import AgentClient
+from snapshotter.errors import AgentUnavailable, SnapshotRefused, StartFailed, Unsupported
+from snapshotter.types import InstanceInfo, InstanceState, LaunchSpec, SnapshotState, StartKind
+from tests.fakes.agent_home import MIB, AgentHome, get, instance_id
+
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("criu")]
+
+
+@pytest.fixture
+def home(short_tmp: Path) -> AgentHome:
+    return AgentHome(short_tmp)
+
+
+@pytest.fixture
+async def client(home: AgentHome) -> AsyncIterator[AgentClient]:
+    async with home.agent(snapshots=True), home.client() as client:
+        yield client
+
+
+async def begin(client: AgentClient, launch: LaunchSpec, **changes: Any) -> InstanceInfo:
+    values = {"instance_id": instance_id(), "lessee": "act-1", "secret_env": {}, **changes}
+    return await client.start(launch, **values)
+
+
+async def ask(info: InstanceInfo, path: str) -> Any:
+    return await asyncio.to_thread(get, info.socket, path)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait for what other processes do (bounded by the test's own timeout)."""
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+async def from_disk(client: AgentClient, launch: LaunchSpec, **changes: Any) -> InstanceInfo:
+    """A start with nothing of the revision in memory."""
+    await client.drop_template(launch.revision)
+    return await begin(client, launch, **changes)
+
+
+async def test_a_revision_with_a_snapshot_comes_back_from_it(home: AgentHome, client: AgentClient) -> None:
+    launch = home.launch(boot=[f"allocate:{8 * MIB}"])
+    made = await client.checkpoint(launch)
+    assert (made.state, made.in_place, made.revision) == (SnapshotState.READY, False, launch.revision)
+    assert {"quiesce", "dump", "publish", "prove"} <= set(made.phases_ms)
+
+    info = await from_disk(client, launch, secret_env={"TOKEN": "s3cret"})
+
+    assert info.start_kind is StartKind.RESTORE
+    assert list(info.phases_ms) == ["slot", "prefetch", "restore", "revive", "serve", "wake"]
+    assert await ask(info, "/restored") is True
+    assert await ask(info, "/hoard") == 8 * MIB
+    assert await ask(info, "/env/TOKEN") == "s3cret"
+
+
+async def test_a_template_comes_back_behind_the_first_instance(home: AgentHome, client: AgentClient) -> None:
+    launch = home.launch()
+    await client.checkpoint(launch)
+    first = await from_disk(client, launch)
+
+    while not await client.templates():
+        await asyncio.sleep(0.01)
+    second = await begin(client, launch)
+
+    assert (first.start_kind, second.start_kind) == (StartKind.RESTORE, StartKind.FORK)
+    assert first.pid != second.pid
+    assert await ask(second, "/restored") is True
+
+
+async def test_prepare_restores_a_template(home: AgentHome, client: AgentClient) -> None:
+    launch = home.launch()
+    await client.checkpoint(launch)
+    await client.drop_template(launch.revision)
+
+    template = await client.prepare(launch)
+
+    assert "restore" in template.phases_ms
+    assert (await begin(client, launch)).start_kind is StartKind.FORK
+
+
+async def test_eight_starts_at_once_from_zero_are_all_served_from_one_snapshot(home: AgentHome, client: AgentClient) -> None:
+    launch = home.launch()
+    made = await client.checkpoint(launch)
+    await client.drop_template(launch.revision)
+
+    infos = await asyncio.gather(*(begin(client, launch) for _ in range(8)))
+
+    assert {i.start_kind for i in infos} <= {StartKind.RESTORE, StartKind.FORK}
+    assert StartKind.RESTORE in {i.start_kind for i in infos}
+    assert len({i.pid for i in infos}) == 8
+    assert all(await asyncio.gather(*(ask(i, "/restored") for i in infos)))
+    [snapshot] = await client.snapshots()
+    assert snapshot.id == made.id
+    assert snapshot.restores >= sum(i.start_kind is StartKind.RESTORE for i in infos)
+
+
+async def test_a_cold_start_has_a_snapshot_made_behind_its_back(home: AgentHome, client: AgentClient) -> None:
+    info = await begin(client, home.launch())
+
+    while not [s for s in await client.snapshots() if s.state is SnapshotState.READY]:
+        await asyncio.sleep(0.02)
+    assert info.start_kind is StartKind.COLD
+    await client.stop(info.id, grace_s=0)
+    assert (await from_disk(client, home.launch())).start_kind is StartKind.RESTORE
+
+
+async def test_a_worker_that_cannot_be_forked_is_restored_one_to_one(home: AgentHome, client: AgentClient) -> None:
+    launch = home.launch(boot=["thread"])
+    made = await client.checkpoint(launch)
+    assert made.in_place
+
+    infos = await asyncio.gather(*(begin(client, launch) for _ in range(3)))
+
+    assert {i.start_kind for i in infos} == {StartKind.RESTORE}
+    assert len({i.pid for i in infos}) == 3
+    await ask(infos[0], "/print/here")
+    assert await client.templates() == []
+
+
+async def test_what_stands_in_the_way_is_told_and_not_tried_again(home: AgentHome, client: AgentClient) -> None:
+    launch = home.launch(entry={"obstacles": ["TCP to 10.0.0.2:443, opened in enter(): open it in enter(snap=False)"]})
+
+    for _ in range(2):
+        with pytest.raises(SnapshotRefused, match=r"10\.0\.0\.2:443") as e:
+            await client.checkpoint(launch)
+        assert [reason["kind"] for reason in e.value.detail["reasons"]] == ["file"]
+    assert (await begin(client, launch)).start_kind is StartKind.FORK
+    assert await client.snapshots() == []
+
+
+async def test_a_copy_that_answers_differently_is_quarantined_and_never_served(home: AgentHome, client: AgentClient) -> None:
+    launch = home.launch(entry={"proof": "different"})
+
+    with pytest.raises(SnapshotRefused, match="answered differently"):
+        await client.checkpoint(launch)
+
+    [snapshot] = await client.snapshots()
+    assert (snapshot.state, "differently" in snapshot.reason) == (SnapshotState.QUARANTINED, True)
+    assert (await from_disk(client, launch)).start_kind is StartKind.COLD
+
+
+async def test_deleted_snapshots_are_gone_and_the_next_start_is_cold(home: AgentHome, client: AgentClient) -> None:
+    launch = home.launch("f-7@v1", snapshot=True)
+    made = await client.checkpoint(launch)
+
+    assert (await client.prove_snapshot(made.id)).state is SnapshotState.READY
+    assert await client.delete_snapshots(function="f-8") == 0
+    assert await client.delete_snapshots(function="f-7") == 1
+    assert await client.delete_snapshots(snapshot_id=made.id) == 0
+    assert (await from_disk(client, launch)).start_kind is StartKind.COLD
+
+
+async def test_a_function_that_is_kept_off_the_disk_is_never_on_it(home: AgentHome, client: AgentClient) -> None:
+    launch = home.launch(snapshot=False)
+
+    with pytest.raises(SnapshotRefused, match="snapshot=False"):
+        await client.checkpoint(launch)
+    assert [(await from_disk(client, launch)).start_kind for _ in range(2)] == [StartKind.COLD] * 2
+    assert await client.snapshots() == []
+
+
+async def test_without_snapshots_on_the_node_everything_works_as_before(home: AgentHome) -> None:
+    async with home.agent(snapshots=False), home.client() as client:
+        with pytest.raises(Unsupported, match="snapshots: false"):
+            await client.checkpoint(home.launch())
+        assert (await begin(client, home.launch())).start_kind is StartKind.COLD
+        assert (await begin(client, home.launch())).start_kind is StartKind.FORK
+        assert await client.snapshots() == []
+        assert (await client.capabilities())["node"]["snapshots"]["on"] is False
+
+
+async def test_a_snapshot_survives_the_agent(home: AgentHome) -> None:
+    async with home.agent(snapshots=True), home.client() as client:
+        made = await client.checkpoint(home.launch())
+    async with home.agent(snapshots=True), home.client() as client:
+        assert (await begin(client, home.launch())).start_kind is StartKind.RESTORE
+        assert [s.id for s in await client.snapshots()] == [made.id]
+
+
+# -- faults
+
+
+async def test_a_damaged_image_is_never_served_and_its_start_is_cold(home: AgentHome, client: AgentClient) -> None:
+    launch = home.launch()
+    made = await client.checkpoint(launch)
+    [pages] = (home.paths.home / "node/snapshots" / made.id / "images").glob("pages-*.img")
+    raw = bytearray(pages.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    pages.write_bytes(raw)
+
+    info = await from_disk(client, launch)
+
+    assert info.start_kind is StartKind.COLD
+    states = {s.id: s.state for s in await client.snapshots()}
+    assert states[made.id] is SnapshotState.QUARANTINED
+
+
+@pytest.mark.parametrize("change", [{"env": {"MODE": "other"}}, {"memory_bytes": 300 * MIB}, {"uid": 20002}])
+async def test_a_launch_that_differs_is_not_served_from_the_snapshot(home: AgentHome, client: AgentClient, change: dict[str, Any]) -> None:
+    await client.checkpoint(home.launch())
+
+    assert (await from_disk(client, home.launch(**change))).start_kind is StartKind.COLD
+
+
+async def test_other_sources_of_ours_miss_by_name(home: AgentHome, caplog: pytest.LogCaptureFixture) -> None:
+    async with home.agent(snapshots=True), home.client() as client:
+        await client.checkpoint(home.launch())
+    with (home.runtime["pilotlight"] / "worker/boot.py").open("a") as f:
+        f.write("# another release\n")
+    async with home.agent(snapshots=True), home.client() as client:
+        with caplog.at_level("INFO"):
+            assert (await begin(client, home.launch())).start_kind is StartKind.COLD
+    assert "field=runtime" in caplog.text
+
+
+async def test_a_hook_that_hangs_after_a_restore_falls_to_cold_in_time(home: AgentHome, client: AgentClient) -> None:
+    launch = home.launch(wake=["restored:hang"], startup_timeout_s=4.0)
+    await client.checkpoint(launch)
+
+    info = await from_disk(client, launch)
+
+    assert (info.start_kind, info.state) == (StartKind.COLD, InstanceState.READY)
+    assert len(await client.instances()) == 1
+
+
+async def test_a_hook_that_raises_after_a_restore_falls_to_cold_and_the_third_time_quarantines(
+    home: AgentHome, client: AgentClient
+) -> None:
+    launch = home.launch(wake=["restored:raise:stale"])
+    made = await client.checkpoint(launch)
+
+    for _ in range(3):
+        info = await from_disk(client, launch)
+        assert info.start_kind is StartKind.COLD
+        await client.stop(info.id, grace_s=0)
+
+    assert {s.id: s.state for s in await client.snapshots()}[made.id] is SnapshotState.QUARANTINED
+
+
+async def test_a_hook_that_always_raises_is_not_held_against_the_snapshot(home: AgentHome, client: AgentClient) -> None:
+    launch = home.launch(wake=["raise:no database"])
+    await client.checkpoint(launch)
+
+    for _ in range(3):
+        with pytest.raises(StartFailed, match="no database"):
+            await from_disk(client, launch)
+    assert [s.state for s in await client.snapshots()] == [SnapshotState.READY]
+
+
+async def test_a_full_disk_refuses_the_snapshot_and_leaves_nothing(home: AgentHome) -> None:
+    directory = home.paths.home / "node/snapshots"
+    directory.mkdir(parents=True)
+    await run("mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(directory))
+    try:
+        async with home.agent(snapshots=True), home.client() as client:
+            launch = home.launch(boot=[f"allocate:{16 * MIB}"])
+            with pytest.raises(SnapshotRefused, match=r"space|fit") as e:
+                await client.checkpoint(launch)
+            assert e.value.detail["reasons"][0]["kind"] == "disk"
+            assert [p.name for p in directory.iterdir() if not p.name.startswith(".lock")] == []
+            assert (await begin(client, launch)).start_kind is StartKind.FORK
+    finally:
+        await run("umount", str(directory))
+
+
+async def run(*argv: str) -> None:
+    child = await asyncio.create_subprocess_exec(*argv)
+    assert await child.wait() == 0
+
+
+def criu_processes(home: AgentHome) -> list[int]:
+    """Of this home's slots: those whose working directory descriptor lies in one of them."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "comm").read_text().strip() == "criu" and any(
+                os.readlink(fd).startswith(str(home.paths.run)) for fd in (process / "fd").iterdir()
+            ):
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+async def killing_criu(home: AgentHome, nth: int) -> None:
+    """SIGKILL the nth CRIU that is seen in this home's slots."""
+    seen: set[int] = set()
+    while True:
+        for pid in criu_processes(home):
+            if pid in seen:
+                continue
+            seen.add(pid)
+            if len(seen) == nth:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                return
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+async def test_a_criu_that_is_killed_while_a_snapshot_is_made_leaves_none_that_is_served(
+    home: AgentHome, client: AgentClient, nth: int
+) -> None:
+    """1: the dump. 2: the eager proof. 3: the lazy one, without which the snapshot is good."""
+    launch = home.launch(boot=[f"allocate:{32 * MIB}"])
+    killing = asyncio.create_task(killing_criu(home, nth))
+    with contextlib.suppress(SnapshotRefused):
+        await client.checkpoint(launch)
+    killing.cancel()
+
+    ready = [s for s in await client.snapshots() if s.state is SnapshotState.READY]
+    info = await from_disk(client, launch)
+    assert info.start_kind is (StartKind.RESTORE if ready else StartKind.COLD)
+    assert await ask(info, "/hoard") == 32 * MIB
+
+
+async def test_a_criu_that_is_killed_while_it_restores_costs_the_caller_only_time(home: AgentHome, client: AgentClient) -> None:
+    launch = home.launch(boot=[f"allocate:{64 * MIB}"])
+    await client.checkpoint(launch)
+    await client.drop_template(launch.revision)
+    killing = asyncio.create_task(killing_criu(home, 1))
+
+    info = await begin(client, launch)
+
+    killing.cancel()
+    assert info.start_kind in (StartKind.COLD, StartKind.RESTORE)
+    assert await ask(info, "/hoard") == 64 * MIB
+
+
+MAKING: dict[str, Callable[[AgentHome], bool]] = {
+    "staged": lambda home: any((home.paths.home / "node/snapshots").glob(".tmp-*")),
+    "dumping": lambda home: any((home.paths.home / "node/snapshots").glob(".tmp-*/images/*")),
+    "dumped": lambda home: any((home.paths.home / "node/snapshots").glob(".tmp-*/files.tar")),
+    "published": lambda home: any((home.paths.home / "node/snapshots").glob("sn-*")),
+    "proving": lambda home: any((home.paths.run / "slots").glob("*/criu/restore.log")),
+}
+
+
+@pytest.mark.parametrize("step", MAKING)
+async def test_an_agent_killed_while_it_makes_a_snapshot_leaves_nothing_and_the_next_one_makes_it(home: AgentHome, step: str) -> None:
+    launch = home.launch(boot=[f"allocate:{32 * MIB}"])
+    with home.agent_process(snapshots=True) as process:
+        async with home.client() as client:
+            asking = asyncio.create_task(client.checkpoint(launch))
+            await until(lambda: MAKING[step](home) or asking.done())
+            process.kill()
+            await asyncio.to_thread(process.wait)
+            with pytest.raises((AgentUnavailable, AssertionError)):
+                assert not await asking
+
+    async with home.agent(snapshots=True), home.client() as client:
+        assert list((home.paths.home / "node/snapshots").glob(".tmp-*")) == []
+        await until(lambda: criu_processes(home) == [])
+        assert (await client.checkpoint(launch)).state is SnapshotState.READY
+        assert (await from_disk(client, launch)).start_kind is StartKind.RESTORE
+        assert len(await client.snapshots()) == 1
+    assert leftovers(home) == []
+
+
+@pytest.mark.parametrize("step", ["furnished", "restoring"])
+async def test_an_agent_killed_while_it_restores_leaves_nothing(home: AgentHome, step: str) -> None:
+    launch = home.launch(boot=[f"allocate:{32 * MIB}"])
+    with home.agent_process(snapshots=True) as process:
+        async with home.client() as client:
+            await client.checkpoint(launch)
+            await client.drop_template(launch.revision)
+            asking = asyncio.create_task(begin(client, launch))
+            pattern = "*/criu" if step == "furnished" else "*/criu/restore.log"
+            await until(lambda: any((home.paths.run / "slots").glob(pattern)))
+            process.kill()
+            await asyncio.to_thread(process.wait)
+            with pytest.raises(AgentUnavailable):
+                await asking
+
+    async with home.agent(snapshots=True), home.client() as client:
+        await until(lambda: criu_processes(home) == [])
+        assert await client.instances() == []
+        assert (await begin(client, launch)).start_kind in (StartKind.RESTORE, StartKind.FORK)
+    assert leftovers(home) == []
+
+
+async def test_fifty_restores_leave_no_process_mount_socket_group_or_descriptor(home: AgentHome) -> None:
+    async with home.agent(snapshots=True), home.client() as client:
+        launch = home.launch()
+        await client.checkpoint(launch)
+        await client.drop_template(launch.revision)
+        before = None
+        for i in range(51):
+            info = await from_disk(client, launch)
+            assert info.start_kind is StartKind.RESTORE
+            await client.stop(info.id, grace_s=0)
+            if i == 0:
+                before = await settled(home, client, launch)
+        assert await settled(home, client, launch) == before
+    assert leftovers(home) == []
+
+
+async def settled(home: AgentHome, client: AgentClient, launch: LaunchSpec) -> dict[str, int]:
+    """What there is once the background work of the last start is over and the revision is out of memory."""
+    while not await client.templates():
+        await asyncio.sleep(0.01)
+    await client.drop_template(launch.revision)
+    slots = home.paths.run / "slots"
+    await until(lambda: len(list(slots.iterdir())) == 1)
+    return {
+        "processes": len(processes_of(home)),
+        "mounts": Path("/proc/self/mounts").read_text().count("\n"),
+        "groups": len(Cgroups.find(home.paths.run).names()),
+        "sockets": len(list(slots.glob("*/i-*.sock"))),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "work": len(list((home.paths.home / "node/snapshots").iterdir())),
+    }
+
+
+def processes_of(home: AgentHome) -> list[int]:
+    """All below this agent but the threads of it: spawner, shims and what lives in their slots."""
+    return processes.tree(os.getpid())[1:]
+
+
+def leftovers(home: AgentHome) -> list[str]:
+    """Slots on disk after an agent has ended, and processes that still name this home."""
+    found = [str(p) for p in (home.paths.run / "slots").iterdir()]
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            held = [os.readlink(fd) for fd in (process / "fd").iterdir()] if int(process.name) != os.getpid() else []
+        except OSError:
+            continue
+        found += [f"{process.name}: {path}" for path in held if path.startswith(str(home.paths.run))]
+    return found

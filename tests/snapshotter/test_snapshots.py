@@ -1,0 +1,108 @@
+"""Decisions around snapshots, without processes: how long RESTORE may take, and when a snapshot is made unasked."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from snapshotter.errands import Errands
+from snapshotter.errors import SnapshotRefused
+from snapshotter.rungs import restore_deadline_s
+from snapshotter.snapshots.builder import Builder
+from snapshotter.types import LaunchSpec, RevisionKey
+from tests.fakes.agent_home import AgentHome
+
+
+class FakeMaker:
+    """Makes nothing; remembers what it was asked for. `refuses` names revisions that cannot be snapshotted."""
+
+    def __init__(self) -> None:
+        self.made: list[RevisionKey] = []
+        self.refuses: set[RevisionKey] = set()
+        self.closed = False
+
+    def refused(self, revision: RevisionKey) -> SnapshotRefused | None:
+        return SnapshotRefused("it holds a socket") if revision in self.refuses else None
+
+    async def make(self, launch: LaunchSpec, *, unasked: bool = False) -> None:
+        assert unasked
+        self.made.append(launch.revision)
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class Now:
+    """A clock that is set by hand, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def home(short_tmp: Path) -> AgentHome:
+    return AgentHome(short_tmp)
+
+
+@pytest.mark.parametrize(
+    "restore_ms, cold_ms, left_s, deadline_s",
+    [
+        (50, 5_000, 60, 2.0),  # the floor
+        (2_000, 30_000, 300, 8.0),  # four times what is expected
+        (2_000, 30_000, 50, 5.0),  # what COLD leaves of it
+        (4_500, 30_000, 49, None),  # COLD leaves less than RESTORE needs
+        (50, 40, 60, None),  # COLD is faster
+        (50, 30_000, 20, 20),  # COLD does not fit any more: RESTORE is the only hope
+    ],
+)
+def test_restore_never_takes_the_time_that_cold_needs(restore_ms: float, cold_ms: float, left_s: float, deadline_s: float | None) -> None:
+    assert restore_deadline_s(restore_ms=restore_ms, cold_ms=cold_ms, left_s=left_s) == deadline_s
+
+
+async def test_snapshots_that_nobody_asked_for_are_bounded_by_the_hour(home: AgentHome) -> None:
+    maker, errands, now = FakeMaker(), Errands(), Now()
+    builder = Builder(maker, errands=errands, per_hour=2, delay_s=0.0, clock=now)
+
+    assert [builder.want(home.launch(f"f@{i}")) for i in range(3)] == [True, True, False]
+    now.now = 1799.0
+    assert not builder.want(home.launch("f@3"))
+    now.now = 1801.0
+    assert builder.want(home.launch("f@4"))
+    await errands.aclose()
+    assert sorted(maker.made) == ["f@0", "f@1", "f@4"]
+
+
+async def test_what_cannot_be_snapshotted_is_not_tried_again_and_costs_nothing(home: AgentHome) -> None:
+    maker, errands = FakeMaker(), Errands()
+    maker.refuses.add(RevisionKey("f@1"))
+    builder = Builder(maker, errands=errands, per_hour=1, delay_s=0.0)
+
+    assert not builder.want(home.launch("f@1"))
+    assert not builder.want(home.launch("f@2", snapshot=False))
+    assert builder.want(home.launch("f@3"))
+    assert not builder.want(home.launch("f@3"))
+    await errands.aclose()
+    assert maker.made == ["f@3"]
+
+
+async def test_a_builder_that_closes_begins_nothing_more(home: AgentHome) -> None:
+    maker, errands = FakeMaker(), Errands()
+    builder = Builder(maker, errands=errands, per_hour=10, delay_s=3600.0)
+
+    assert builder.want(home.launch("f@1"))
+    await asyncio.sleep(0)
+    await builder.aclose()
+    await errands.aclose()
+    assert (maker.made, maker.closed, builder.want(home.launch("f@2"))) == ([], True, False)
+
+
+async def test_without_snapshots_nothing_is_wanted(home: AgentHome) -> None:
+    builder = Builder(None, errands=Errands(), per_hour=10)
+
+    assert not builder.want(home.launch())
+    await builder.aclose()
