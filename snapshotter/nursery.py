@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from snapshotter import network, processes, slots, wire
+from snapshotter import network, processes, slots, uplink, wire
 from snapshotter.errors import Unsupported
 from snapshotter.network import Network
 from snapshotter.slots import Slot, SlotLost
@@ -138,7 +138,7 @@ class Nursery:
             (directory / _NETWORK).write_text(name)
         except OSError as e:
             raise Unsupported(f"cannot connect a slot's network: {e}") from e
-        self._networks = {*self._networks.intersection(network.interfaces()), name}
+        self._networks = {*self._networks.intersection(uplink.interfaces()), name}
 
     async def _spawn(self, slot_id: str, directory: Path, kind: Network) -> Slot:
         order = {

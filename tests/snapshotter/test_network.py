@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter import netns, network
+from snapshotter import netns, network, uplink
 from snapshotter.errors import Unsupported
 from snapshotter.network import Network
 from snapshotter.nursery import Nursery
@@ -59,14 +59,14 @@ def test_true_is_a_network_of_its_own() -> None:
 
 
 def test_the_block_is_one_where_the_host_has_no_route() -> None:
-    assert str(network.choose_block([])) == "100.127.0.0/16"
+    assert str(uplink.choose_block([])) == "100.127.0.0/16"
     taken = [ipaddress.IPv4Network("100.127.3.4/32"), ipaddress.IPv4Network("100.120.0.0/13")]
-    assert str(network.choose_block(taken)) == "100.119.0.0/16"
+    assert str(uplink.choose_block(taken)) == "100.119.0.0/16"
 
 
 def test_no_room_for_addresses_is_said() -> None:
     with pytest.raises(Unsupported, match="no addresses are left"):
-        network.choose_block([ipaddress.IPv4Network("100.64.0.0/10")])
+        uplink.choose_block([ipaddress.IPv4Network("100.64.0.0/10")])
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_no_room_for_addresses_is_said() -> None:
             "nameserver 10.0.0.2\nnameserver 10.0.0.3\nsearch a.b\noptions edns0\n",
             id="servers behind a local stub",
         ),
-        pytest.param("nameserver 127.0.0.1\nnameserver 9.9.9.9\n", "", "nameserver 9.9.9.9\n", id="one local, one not"),
+        pytest.param("nameserver 127.0.0.1\nnameserver fd00::1\nnameserver 9.9.9.9\n", "", "nameserver 9.9.9.9\n", id="one in reach"),
         pytest.param("nameserver ::1\n", "", "", id="nobody in reach"),
     ],
 )
@@ -205,7 +205,7 @@ def known_as(slot: Slot) -> str:
 async def vanished(name: str) -> bool:
     """The kernel ends namespaces in its own time."""
     async with asyncio.timeout(10):
-        while name in network.interfaces():
+        while name in uplink.interfaces():
             await asyncio.sleep(0.01)
     return True
 
@@ -304,7 +304,7 @@ async def test_a_slot_with_a_network_is_kept_ready_once_one_was_asked_for(nurser
 async def test_the_network_goes_with_a_shim_that_is_killed(nursery: Nursery) -> None:
     slot = await nursery.take(Network.OWN)
     name = interface(slot)
-    assert name in network.interfaces()
+    assert name in uplink.interfaces()
     os.kill(pid_of(slot), signal.SIGKILL)
     assert await vanished(name)
     await slot.end()
@@ -326,8 +326,8 @@ async def test_the_next_agent_keeps_living_networks_and_leaves_the_host_as_it_wa
         for found in adopted.values():
             await found.end()
     await left.aclose()
-    assert name not in network.interfaces()
-    if not network.interfaces():  # another agent on this machine may have some
+    assert name not in uplink.interfaces()
+    if not uplink.interfaces():  # another agent on this machine may have some
         assert forwarding() == before
         assert "pilotlight" not in await answer("nft", "list", "tables")
 

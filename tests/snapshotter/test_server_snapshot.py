@@ -19,7 +19,7 @@ import pytest
 
 from pilotlight.protocol import WORKER_ASGI
 from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, to_json
-from snapshotter import network
+from snapshotter import uplink
 from snapshotter.cgroups import Cgroups
 from snapshotter.client import AgentClient
 from snapshotter.node import own_runtime
@@ -195,7 +195,7 @@ async def test_a_restored_server_reaches_a_server_on_the_host(home: AgentHome, c
 
 
 async def test_nothing_is_left_of_a_server_and_its_clones(home: AgentHome) -> None:
-    before = set(network.interfaces())
+    before = set(uplink.interfaces())
     launch = site(home)
     async with home.agent(snapshots=True), home.client() as client:
         await client.checkpoint(launch)
@@ -205,6 +205,6 @@ async def test_nothing_is_left_of_a_server_and_its_clones(home: AgentHome) -> No
             await client.stop(clone.id, grace_s=5)
         assert not await client.instances()
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    assert set(network.interfaces()) <= before
+    assert set(uplink.interfaces()) <= before
     assert list((home.paths.run / "slots").iterdir()) == []
     assert Cgroups.find(home.paths.run).names() == set()

@@ -1,0 +1,142 @@
+"""The host's side of the slots' networks: one table of rules for all, forwarding where it is needed, addresses nobody else has.
+
+Everything here is called in a turn (`turn`): one agent of the machine at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import ipaddress
+import json
+import os
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from snapshotter import nettools
+from snapshotter.errors import Unsupported
+
+PREFIX = "pln"
+TABLE = "pilotlight"
+_BLOCKS = [ipaddress.IPv4Network(f"100.{second}.0.0/16") for second in range(127, 63, -1)]
+"""Shared address space (RFC 6598), the far end first; a block in which the host has a route is passed over."""
+_CONF = Path("/proc/sys/net/ipv4/conf")
+_LOCK = "/run/pilotlight-network.lock"
+
+_RULES = f"""
+table ip {TABLE} {{
+  set opened {{ type ifname; }}
+  chain forward {{
+    type filter hook forward priority filter - 10; policy accept;
+    iifname "{PREFIX}*" oifname "{PREFIX}*" reject
+    oifname "{PREFIX}*" ct state established,related accept
+    oifname "{PREFIX}*" reject
+    iifname @opened oifname != "{PREFIX}*" ct state new,invalid,untracked ct status & dnat != dnat drop
+  }}
+  chain output {{ type filter hook output priority filter; policy accept; oifname "{PREFIX}*" ct state new reject; }}
+  chain postrouting {{ type nat hook postrouting priority srcnat; policy accept; iifname "{PREFIX}*" masquerade; }}
+}}
+"""
+
+
+def interfaces() -> list[str]:
+    """The host's ends of the living slots' networks."""
+    return sorted(name for name in os.listdir("/sys/class/net") if name.startswith(PREFIX) and name[len(PREFIX) :].isdecimal())
+
+
+def choose_block(taken: Iterable[ipaddress.IPv4Network]) -> ipaddress.IPv4Network:
+    """The first block that shares nothing with the networks `taken`. Raises Unsupported."""
+    networks = list(taken)
+    for block in _BLOCKS:
+        if not any(block.overlaps(network) for network in networks):
+            return block
+    raise Unsupported("the host has routes in every /16 of 100.64.0.0/10: no addresses are left for networks of workers")
+
+
+def block(routes: Sequence[dict[str, Any]]) -> ipaddress.IPv4Network:
+    """Where the host's routes leave room. Ours do not count: the number alone makes an address unique, in any block."""
+    known = (r["dst"] for r in routes if r["dst"] != "default" and not str(r.get("dev", "")).startswith(PREFIX))
+    return choose_block(network for network in map(ipaddress.IPv4Network, known) if network.prefixlen > 10)
+
+
+async def routes() -> list[dict[str, Any]]:
+    """All that the host has, as ip(8) tells them."""
+    found: list[dict[str, Any]] = json.loads(await nettools.run("ip", "-4", "-j", "route", "show", "table", "all") or "[]")
+    return found
+
+
+async def mtu(routes: Sequence[dict[str, Any]]) -> int:
+    """That of the way out: a larger packet than it takes would have to be sent twice."""
+    devices = [r["dev"] for r in routes if r["dst"] == "default" and "dev" in r]
+    return min([1500, *(int(Path(f"/sys/class/net/{device}/mtu").read_text()) for device in devices)])
+
+
+async def open_host(routes: Sequence[dict[str, Any]]) -> None:
+    """The table, and forwarding on every interface on which answers may come."""
+    if not await _has_table():
+        await nettools.run("nft", "-f", "-", stdin=_RULES)
+    devices = {str(r["dev"]) for r in routes if "dev" in r and r.get("type") not in ("local", "broadcast")}
+    closed = [d for d in sorted(devices) if d != "lo" and not d.startswith(PREFIX) and _read(d, "forwarding") == "0"]
+    if closed:
+        names = ", ".join(f'"{device}"' for device in closed)
+        await nettools.run("nft", "-f", "-", stdin=f"add element ip {TABLE} opened {{ {names} }}\n")  # the guard first
+        for device in closed:
+            write(device, "forwarding", "1")
+
+
+async def close_host() -> None:
+    """Forwarding off where it was off before, and the table away. Raises Unsupported."""
+    if not await _has_table():
+        return
+    listed = json.loads(await nettools.run("nft", "-j", "list", "set", "ip", TABLE, "opened"))
+    opened = [name for entry in listed["nftables"] if "set" in entry for name in entry["set"].get("elem", [])]
+    if (_CONF / "all" / "forwarding").read_text().strip() == "0":  # else somebody has switched it on for everything meanwhile
+        for device in opened:
+            with contextlib.suppress(Unsupported):  # the interface is gone
+                write(device, "forwarding", "0")
+    await nettools.run("nft", "delete", "table", "ip", TABLE)
+
+
+async def _has_table() -> bool:
+    return f"table ip {TABLE}\n" in await nettools.run("nft", "list", "tables")
+
+
+def _read(device: str, key: str) -> str:
+    try:
+        return (_CONF / device / key).read_text().strip()
+    except OSError:
+        return ""
+
+
+def write(device: str, key: str, value: str) -> None:
+    """Set net.ipv4.conf.<device>.<key>. Raises Unsupported."""
+    try:
+        (_CONF / device / key).write_text(value)
+    except OSError as e:
+        raise Unsupported(
+            f"net.ipv4.conf.{device}.{key} cannot be set ({e.strerror}): a network of its own needs a writable /proc/sys"
+        ) from e
+
+
+@contextlib.asynccontextmanager
+async def turn() -> AsyncIterator[None]:
+    """One agent at a time changes the host: between its look for living slots and the table's end no other makes one."""
+    lock = os.open(_LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+async def remark() -> str:
+    """A firewall of the host's that drops what is forwarded leaves the workers the host alone."""
+    listed = json.loads(await nettools.run("nft", "-j", "list", "chains"))
+    chains = [entry["chain"] for entry in listed["nftables"] if "chain" in entry]
+    for chain in chains:
+        if chain.get("hook") == "forward" and chain.get("policy") == "drop" and chain["family"] in ("ip", "inet"):
+            where = f"{chain['family']} {chain['table']} {chain['name']}"
+            return f'the host\'s firewall drops what is forwarded: allow `iifname "{PREFIX}*"` and its answers in chain {where}'
+    return ""
