@@ -110,6 +110,7 @@ def function_rows(body: dict[str, Any]) -> list[dict[str, Any]]:
                 "memory_bytes": resources["memory_bytes"],
                 "instances": f"{scaling['min_instances']} to {scaling['max_instances']}",
                 "at_once": scaling["max_inputs"],
+                "snapshots": None if function.get("snapshots", True) and spec.get("snapshot", True) else "off",
             })  # fmt: skip
     return rows
 
@@ -120,5 +121,5 @@ def _details(body: dict[str, Any]) -> RenderableType:
     state = "stopped" if body["stopped"] else "deployed"
     head = f"{body['name']}, version {body['version']}, {state} in environment {body['environment']}, changed {moment(body['updated_at'])}"
     columns = {"address": "address", "kind": "kind", "traffic": "traffic", "cpu": "cpu", "memory_bytes": "memory"}
-    late = {"instances": "instances", "at_once": "calls at once"}
+    late = {"instances": "instances", "at_once": "calls at once", "snapshots": "snapshots"}
     return Group(head, "", table(function_rows(body), {**columns, **late}, empty="It has no functions."))

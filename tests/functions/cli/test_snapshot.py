@@ -112,8 +112,10 @@ def test_switching_off_asks_deletes_and_is_undone_by_enable(shell: Shell) -> Non
     assert len(shell.platform.snapshots) == 2
     assert "2 deleted" in shell.run("snapshot", "disable", "search/embed", "--yes").stdout
     assert shell.platform.snapshots_off == {("main", "search", "embed")}
+    assert "off" in shell.run("app", "show", "search").stdout
     assert shell.json("snapshot", "enable", "search/embed")["enabled"] is True
     assert shell.platform.snapshots_off == set()
+    assert "off" not in shell.run("app", "show", "search").stdout
     assert "not a function's address" in shell.run("snapshot", "enable", "search").output
 
 
