@@ -22,13 +22,15 @@ Not pasta (passt): that is a process of 20 MiB beside every worker, it does not 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import enum
 import os
 import random
 import shutil
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
+from typing import Any
 
 from snapshotter import nettools, uplink
 from snapshotter.errors import Unsupported
@@ -64,14 +66,24 @@ async def connect(namespace: int) -> str:
     """Give the network namespace behind this descriptor its way out; the name of its interface on the host. Raises Unsupported."""
     nettools.check()
     async with uplink.turn():
-        routes = await uplink.routes()
-        await uplink.open_host(routes)
-        mtu = await uplink.mtu(routes)
-        number, name = await _make_pair(namespace, mtu)
+        routes = await uplink.open_host()
+        number, name = await _make_pair(namespace, uplink.mtu(routes))
         address = str(uplink.block(routes)[number])
-        await _join_host(name, address)
-    await _furnish(namespace, address)
+    async with _together() as also:
+        also(_join_host(name, address))
+        also(_furnish(namespace))
+        also(_translate(namespace, address))
     return name
+
+
+@contextlib.asynccontextmanager
+async def _together() -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], object]]:
+    """Programs that do not wait for each other. Raises the first failure as itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group.create_task
+    except ExceptionGroup as e:
+        raise e.exceptions[0] from e
 
 
 async def sweep() -> None:
@@ -162,8 +174,8 @@ async def _join_host(name: str, address: str) -> None:
     await nettools.run("ip", "-batch", "-", stdin=orders)
 
 
-async def _furnish(namespace: int, address: str) -> None:
-    """From within: addresses, the way out, and the translation of the slot's address to the one that the host knows."""
+async def _furnish(namespace: int) -> None:
+    """From within: the address, and the way out."""
     orders = f"""
         {_without_ipv6("eth0")}
         link set eth0 up
@@ -171,10 +183,13 @@ async def _furnish(namespace: int, address: str) -> None:
         neigh replace {GATEWAY} lladdr {_HOST_MAC} dev eth0 nud permanent
         route add default via {GATEWAY}
     """
-    inside = ("nsenter", f"--net=/proc/self/fd/{namespace}")
+    await nettools.run("nsenter", f"--net=/proc/self/fd/{namespace}", "ip", "-batch", "-", stdin=orders, fds=(namespace,))
+
+
+async def _translate(namespace: int, address: str) -> None:
+    """From within: the slot's address becomes the one that the host knows."""
     rules = f"table ip {TABLE} {{ chain out {{ type nat hook postrouting priority srcnat; oifname eth0 snat to {address}; }}; }}\n"
-    await nettools.run(*inside, "ip", "-batch", "-", stdin=orders, fds=(namespace,))
-    await nettools.run(*inside, "nft", "-f", "-", stdin=rules, fds=(namespace,))
+    await nettools.run("nsenter", f"--net=/proc/self/fd/{namespace}", "nft", "-f", "-", stdin=rules, fds=(namespace,))
 
 
 def _without_ipv6(device: str) -> str:

@@ -61,29 +61,30 @@ def block(routes: Sequence[dict[str, Any]]) -> ipaddress.IPv4Network:
     return choose_block(network for network in map(ipaddress.IPv4Network, known) if network.prefixlen > 10)
 
 
-async def routes() -> list[dict[str, Any]]:
-    """All that the host has, as ip(8) tells them."""
+async def _routes() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(await nettools.run("ip", "-4", "-j", "route", "show", "table", "all") or "[]")
     return found
 
 
-async def mtu(routes: Sequence[dict[str, Any]]) -> int:
+def mtu(routes: Sequence[dict[str, Any]]) -> int:
     """That of the way out: a larger packet than it takes would have to be sent twice."""
     devices = [r["dev"] for r in routes if r["dst"] == "default" and "dev" in r]
     return min([1500, *(int(Path(f"/sys/class/net/{device}/mtu").read_text()) for device in devices)])
 
 
-async def open_host(routes: Sequence[dict[str, Any]]) -> None:
-    """The table, and forwarding on every interface on which answers may come."""
-    if not await _has_table():
+async def open_host() -> list[dict[str, Any]]:
+    """The table, and forwarding on every interface on which answers may come. Returns the host's routes. Raises Unsupported."""
+    has_table, known = await asyncio.gather(_has_table(), _routes())
+    if not has_table:
         await nettools.run("nft", "-f", "-", stdin=_RULES)
-    devices = {str(r["dev"]) for r in routes if "dev" in r and r.get("type") not in ("local", "broadcast")}
+    devices = {str(r["dev"]) for r in known if "dev" in r and r.get("type") not in ("local", "broadcast")}
     closed = [d for d in sorted(devices) if d != "lo" and not d.startswith(PREFIX) and _read(d, "forwarding") == "0"]
     if closed:
         names = ", ".join(f'"{device}"' for device in closed)
         await nettools.run("nft", "-f", "-", stdin=f"add element ip {TABLE} opened {{ {names} }}\n")  # the guard first
         for device in closed:
             write(device, "forwarding", "1")
+    return known
 
 
 async def close_host() -> None:
