@@ -74,6 +74,7 @@ def mtu(routes: Sequence[dict[str, Any]]) -> int:
 
 async def open_host() -> list[dict[str, Any]]:
     """The table, and forwarding on every interface on which answers may come. Returns the host's routes. Raises Unsupported."""
+    known: list[dict[str, Any]]
     has_table, known = await asyncio.gather(_has_table(), _routes())
     if not has_table:
         await nettools.run("nft", "-f", "-", stdin=_RULES)
