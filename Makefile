@@ -29,6 +29,7 @@ fix: $(STAMP) ## repair what the formatter and the linter can repair, then check
 
 test: $(STAMP) ## every test; PYTEST_ARGS="-k name"
 	@scripts/install-system-packages test $(BROWSER)
+	@scripts/install-criu
 	@$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
 
 bench: $(STAMP) ## every benchmark; BENCH_ARGS="--peers" instead of --quick for the long run beside other servers

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshotter.cgroups import Cgroups
+from snapshotter.criu.self_test import self_test
 from snapshotter.interpreters import installed_interpreters
 
 _PROBE = Path(__file__).with_name("probes.py")
@@ -38,13 +39,15 @@ class Feature:
 
 
 async def probe(*, home: Path, environ: Mapping[str, str], cgroups: Cgroups, uid_base: int = 20000) -> Mapping[str, Any]:
-    """`{"features": [{"name", "on", "why"}], "node": {…}}`; takes some 0.2 s.
+    """`{"features": [{"name", "on", "why"}], "node": {…}}`; takes some 0.2 s, the first time after a boot 0.4 s.
 
     `home` is the directory whose disk is looked at, `cgroups` where instances get their limits, `uid_base` the first uid of a tenant.
     """
     kernel = asyncio.gather(*(_in_child(label, name, str(uid_base)) for label, name in _KERNEL))
-    results, criu, gpus, interpreters = await asyncio.gather(kernel, _criu(environ), _gpus(environ), installed_interpreters(environ))
-    features = [_root(), *results, await _cgroup_memory(cgroups), criu, _gpu_feature(gpus), _apt()]
+    results, restore, gpus, interpreters = await asyncio.gather(
+        kernel, _restore(environ, criu_cache(home)), _gpus(environ), installed_interpreters(environ)
+    )
+    features = [_root(), *results, await _cgroup_memory(cgroups), restore, _gpu_feature(gpus), _apt()]
     node = {
         **_machine(),
         "gpus": gpus,
@@ -61,6 +64,11 @@ _KERNEL = (
     ("fork server", "fork_server"),
     ("userfaultfd", "userfaultfd"),
 )
+
+
+def criu_cache(home: Path) -> Path:
+    """Where the answer of CRIU's self test is kept, for whoever needs it as well."""
+    return home / "node" / "criu"
 
 
 def _root() -> Feature:
@@ -93,14 +101,10 @@ async def _cgroup_memory(cgroups: Cgroups) -> Feature:
     return Feature(name="cgroup memory", on=True, why=f"cgroup v{cgroups.version}")
 
 
-async def _criu(environ: Mapping[str, str]) -> Feature:
-    """CRIU's presence; nothing restores from images yet, so the rung is off either way."""
-    path = shutil.which("criu", path=environ.get("PATH"))
-    if path is None:
-        return Feature(name="RESTORE", on=False, why="criu is not installed, and snapshots on disk are not used yet: FORK and COLD are")
-    _, out = await _answer(path, "--version")
-    version = out.strip().splitlines()[0].removeprefix("Version: ") if out.strip() else "of unknown version"
-    return Feature(name="RESTORE", on=False, why=f"criu {version} is here, but snapshots on disk are not used yet: FORK and COLD are")
+async def _restore(environ: Mapping[str, str], cache: Path) -> Feature:
+    """Snapshots on disk: a live dump and restore, or the remembered answer of one."""
+    found = await self_test(cache=cache, environ=environ)
+    return Feature(name="RESTORE", on=found.on, why=found.why)
 
 
 async def _gpus(environ: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -121,6 +121,7 @@ def _obey(control: socket.socket, message: Mapping[str, Any], fds: Sequence[int]
 
 def _spawn(message: Mapping[str, Any], fds: Sequence[int]) -> int:
     """Start the subject. A program, not a mere fork of ours: our mappings belong to mounts that we left, and CRIU cannot name those."""
+    tree.leave_low_pids()  # for CRIU, when this one is restored
     pid = os.fork()
     if pid:
         return pid

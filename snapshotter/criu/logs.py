@@ -40,7 +40,7 @@ _TABLE: tuple[tuple[R, str, str], ...] = (
     ),
     (
         R.IO_URING,
-        r"io_uring|send_fds failed \(-22\)|Can't get fds: -22",
+        r"io_uring|send_fds failed \(-22\)|Can't retrieve FDs from socket",
         "the process holds an io_uring, which cannot be checkpointed: keep libraries from opening one (UV_USE_IO_URING=0)",
     ),
     (

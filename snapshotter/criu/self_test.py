@@ -35,7 +35,6 @@ RETRY_S = 300.0
 """How long a "no" is believed: it may have been the moment's fault (no memory, no space). A "yes" holds until the next boot."""
 
 _INSTALL = "run scripts/install-criu as root"
-_ROOT_PATHS = "/usr/local/sbin:/usr/sbin:/sbin"
 _STEP_S = 5.0
 _SUBJECT_STATUS = 42
 _SUBJECT = f"""
@@ -78,8 +77,8 @@ class SelfTest:
 
 
 def find_binary(environ: Mapping[str, str]) -> Path | None:
-    """The `criu` to use: on the PATH, or where root's programs are."""
-    found = shutil.which("criu", path=f"{environ.get('PATH', '')}:{_ROOT_PATHS}")
+    """The `criu` on the PATH."""
+    found = shutil.which("criu", path=environ.get("PATH", ""))
     return Path(found).resolve() if found else None
 
 
@@ -88,7 +87,7 @@ async def self_test(*, cache: Path, environ: Mapping[str, str], now: float | Non
     now = time.time() if now is None else now
     binary = find_binary(environ)
     if binary is None:
-        return SelfTest(on=False, why=f"criu is not installed: {_INSTALL}. FORK and COLD work without it")
+        return SelfTest(on=False, why=f"criu is not installed (or not on the PATH): {_INSTALL}. FORK and COLD work without it")
     if os.geteuid() != 0:
         return SelfTest(on=False, why="restoring processes needs root: run the agent as root. FORK and COLD work without it", binary=binary)
     sha256 = await asyncio.to_thread(_digest, binary)
@@ -120,7 +119,7 @@ async def _prove(binary: Path, description: Path | None, *, sha256: str, kdat: P
     except CriuFailed as e:
         return _off(found, f"criu {version} cannot {e.operation} here: {e.cause or e.message}")
     except CriuError as e:
-        return _off(found, f"criu {version}: {e}")
+        return _off(found, f"criu {version} does not work here: {e}")
     await asyncio.to_thread(_replace, kdat, state)
     return replace(found, on=True, why=f"criu {version}", kdat=kdat)
 

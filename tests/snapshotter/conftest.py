@@ -1,0 +1,29 @@
+"""The real CRIU, proven once per session."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from snapshotter.criu.runs import Criu
+from snapshotter.criu.self_test import SelfTest, self_test
+from tests.conftest import RequireOrSkip
+
+
+@pytest.fixture(scope="session")
+def criu_proof(tmp_path_factory: pytest.TempPathFactory, require_or_skip: RequireOrSkip) -> SelfTest:
+    """CRIU as its self test found it. Without one that works the test is skipped, and fails in CI."""
+    cache: Path = tmp_path_factory.mktemp("criu")
+    found = asyncio.run(self_test(cache=cache, environ=os.environ))
+    if not found.on:
+        require_or_skip(found.why)
+    return found
+
+
+@pytest.fixture
+def criu(criu_proof: SelfTest) -> Criu:
+    """What `snapshotter.criu.operations` wants."""
+    return criu_proof.criu()
