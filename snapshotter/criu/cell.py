@@ -69,15 +69,12 @@ class Cell:
     def __repr__(self) -> str:
         return f"<Cell pid {self._process.pid}, {len(self._waiting)} orders wait>"
 
-    async def spawn(
-        self, argv: Sequence[str], *, uid: int = 0, env: Mapping[str, str] | None = None, fds: Sequence[int] = ()
-    ) -> CellProcess:
+    async def spawn(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, fds: Sequence[int] = ()) -> CellProcess:
         """Start a program in a session of its own, without descriptors but stdio.
 
-        `uid`: confined as workers are, 0 for not at all. `fds`: stdout, or stdout and stderr, given away; what is not given is /dev/null.
+        `fds`: stdout, or stdout and stderr, given away; what is not given is /dev/null.
         """
-        order = {"op": "spawn", "argv": list(argv), "uid": uid, "env": dict(env or {"PATH": _PATH})}
-        return await self._order(order, fds)
+        return await self._order({"op": "spawn", "argv": list(argv), "env": dict(env or {"PATH": _PATH})}, fds)
 
     async def criu(
         self,

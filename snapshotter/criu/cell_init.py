@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from select import POLLIN, poll
 from typing import Any
 
-from snapshotter import isolation, tree, wire
+from snapshotter import tree, wire
 from snapshotter.criu.descriptors import FIRST_FD, SOCKET_FD
 
 KDAT = "/run/criu.kdat"
@@ -131,8 +131,6 @@ def _spawn(message: Mapping[str, Any], fds: Sequence[int]) -> int:
         for target, source in enumerate((null, *fds, *[null] * (2 - len(fds)))):
             os.dup2(source, target)
         os.closerange(3, _MANY)
-        if message["uid"]:
-            isolation.confine(uid=message["uid"], limits={})
         for number in _TAMPERED:
             signal.signal(number, signal.SIG_DFL)
         os.execve(message["argv"][0], message["argv"], message["env"])

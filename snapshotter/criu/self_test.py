@@ -136,7 +136,8 @@ async def _round_trip(place: Cell, criu: Criu) -> None:
         subject = await _subject(place)
         held.callback(subject.close)
         await operations.dump(place, criu=criu, pid=subject.pid, images=images, work=work, uid=0, cgroup={}, deadline_s=_STEP_S)
-        await subject.exited
+        if not (await asyncio.wait([subject.exited], timeout=_STEP_S / 5))[0]:
+            raise CriuUnavailable("it says that it dumped a process which is still there")
         restored = await operations.restore(place, criu=criu, images=images, work=work, uid=0, cgroup={}, deadline_s=_STEP_S)
         again = await place.watch(restored.pid)
         held.callback(again.close)
