@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -44,9 +45,11 @@ def s3_server(require_or_skip: Callable[[str], NoReturn]) -> Iterator[str]:
                 break
         else:
             pytest.fail(f"moto's server did not start: {''.join(said)}")
+        drain = threading.Thread(target=server.stderr.read)  # it logs each request, and stops when nobody reads
+        drain.start()
         yield found[1]
         server.terminate()
-        server.stderr.read()
+        drain.join()
 
 
 @pytest.fixture
@@ -74,7 +77,9 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 @contextlib.asynccontextmanager
-async def node(directory: Path, store: SnapshotStore, *, key: bytes = KEY, max_bytes: int = 10_000_000, at_once: int = 4) -> AsyncIterator[Remote]:
+async def node(
+    directory: Path, store: SnapshotStore, *, key: bytes = KEY, max_bytes: int = 10_000_000, at_once: int = 4
+) -> AsyncIterator[Remote]:
     catalogue = Catalogue(directory, key=key, max_bytes=max_bytes)
     yield Remote(store, catalogue, chunk_bytes=CHUNK_BYTES, at_once=at_once)
     await catalogue.aclose()
@@ -335,7 +340,7 @@ async def test_a_rebuilt_snapshot_replaces_its_copy_and_shared_pieces_stay(here:
     before = await store.keys("chunks/")
     new = await ready(here._catalogue, created_at=2000.0, images={**FILES, "core-1.img": b"other"})
     pushed = await here.push(new)
-    assert (pushed.sent, pushed.reused) == (1, len(before) - 1)
+    assert (pushed.sent, pushed.reused) == (1, 5)  # of six pieces, two of which are equal
     assert len(await store.keys("snapshots/")) == 1
     assert len(await store.keys("chunks/")) == len(before)
     found = await there.fetch(identity())
