@@ -1,7 +1,8 @@
-"""Fork and exec one confined process: a worker, or a command beside an instance. Runs in the shim; standard library only."""
+"""Fork and exec one process: a worker or a command beside an instance, confined; or CRIU. Runs in the shim; standard library only."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,8 @@ from snapshotter import isolation
 
 CONTROL_FD = 3
 """Where a worker finds its end of the control pair."""
+FIRST_CRIU_FD = 20
+"""Number of the first descriptor that is handed to CRIU; its socket is one below."""
 _RESTORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
 
 
@@ -70,15 +73,61 @@ def execute(
         if control is not None:
             os.dup2(control, CONTROL_FD)
             os.set_inheritable(CONTROL_FD, True)
-        for number in _RESTORED_SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
+        _restore_signals()
         os.chdir(confinement.work)
+        isolation.refuse_huge_pages()
         isolation.confine(uid=confinement.uid, limits=confinement.limits)
         os.execvpe(argv[0], list(argv), dict(env))
     except (OSError, ValueError, TypeError) as e:
         os.write(2, f"cannot start {argv[0]}: {e}\n".encode(errors="replace"))
     finally:
         os._exit(127)
+
+
+def execute_criu(argv: Sequence[str], fds: Sequence[int], *, uid: int, cgroup: Cgroup, connection: int | None) -> int:
+    """Start CRIU and return its pid: root, but with the real uid of those whom it is to trace, who may be traced by nobody else.
+
+    `fds` become 20, 21, …, `connection` 19; what it prints goes to `criu.err` in its work directory, the second of `fds`. A failure to
+    start is exit status 127.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        enter(cgroup.tasks or cgroup.procs, 0)
+        _restore_signals()
+        isolation.refuse_huge_pages()
+        places = {FIRST_CRIU_FD + i: fd for i, fd in enumerate(fds)}
+        if connection is not None:
+            places[FIRST_CRIU_FD - 1] = connection
+        _place(places)
+        null = os.open("/dev/null", os.O_RDWR)
+        os.dup2(null, 0)
+        errors = os.open("criu.err", os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=FIRST_CRIU_FD + 1)
+        for stream in (1, 2):
+            os.dup2(errors, stream)
+        if uid:
+            os.setresgid(uid, 0, 0)
+            os.setresuid(uid, 0, 0)
+        os.execve(argv[0], list(argv), {"PATH": os.defpath})
+    except (OSError, ValueError, TypeError, IndexError) as e:
+        os.write(2, f"cannot start {argv[0]}: {e}\n".encode(errors="replace"))
+    finally:
+        os._exit(127)
+
+
+def _place(places: Mapping[int, int]) -> None:
+    """Give descriptors their numbers, whatever numbers they have now."""
+    top = max(places) + 1
+    copies = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, top) for number, fd in places.items()}
+    for number, copy in copies.items():
+        os.dup2(copy, number)  # inheritable
+
+
+def _restore_signals() -> None:
+    for number in _RESTORED_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def enter(files: Sequence[str], pid: int) -> None:

@@ -125,6 +125,7 @@ def plan(launch: LaunchSpec, sources: Sources, *, directory: Path, uid: int | No
         "work": str(work),
         "uid": uid,
         "limits": dict(limits),
+        "snapshot": launch.snapshot,
         "writable_bytes": max(_WRITABLE_FLOOR_BYTES, launch.memory_bytes),
         "binds": _binds(sources, directory) if namespaced else [],
     }
@@ -136,6 +137,7 @@ def plan(launch: LaunchSpec, sources: Sources, *, directory: Path, uid: int | No
         "runtime": [str(runtime)],
         "weights": {name: str(path) for name, path in weights.items()},
         "env": dict(launch.env),
+        "secret_variables": list(launch.secret_variables),
         "control_fd": CONTROL_FD,
         "work": str(work),
     }

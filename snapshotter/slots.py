@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -19,35 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from snapshotter import processes, wire
+from snapshotter.answers import BootFailed, CheckpointFailed, CriuRun, Proved, Quiesced, SlotLost, SnapshotPoint
+from snapshotter.asks import Asks
+from snapshotter.doorways import connect, listen, seen, write_json
 from snapshotter.running import Exit, Owner, Running
 from snapshotter.types import InstanceId
 
+__all__ = [
+    "BootFailed", "CheckpointFailed", "CriuRun", "Proved", "Quiesced", "Slot", "SlotLost", "SnapshotPoint", "connect", "listen", "seen",
+    "write_json",
+]  # fmt: skip
+
 _log = logging.getLogger(__name__)
-_BACKLOG = 4096
-"""Connections that wait in the kernel while an instance comes up (bounded further by net.core.somaxconn)."""
-
 _STATE_PATIENCE_S = 5.0
-
-
-class SlotLost(Exception):
-    """Raised when a slot's shim is gone, or does not answer."""
-
-
-class BootFailed(Exception):
-    """Raised when a worker ended, or reported a failure, before its snapshot point."""
-
-    def __init__(self, message: str, *, error: Mapping[str, Any] | None = None, status: int | None = None) -> None:
-        super().__init__(message)
-        self.error = error
-        self.status = status
-
-
-@dataclass(frozen=True, kw_only=True)
-class SnapshotPoint:
-    """A worker that waits for orders: names of its surplus threads, and how long it took to get there."""
-
-    threads: tuple[str, ...]
-    phases_ms: Mapping[str, float]
 
 
 @dataclass(eq=False)
@@ -55,7 +38,7 @@ class Slot:
     """One shim. Owner: the event loop; every change happens in `_on_message`, between awaits, so no lock is needed.
 
     Attributes:
-        worker: `empty`, `booting`, `resident`, `serving` or `dead`, as the shim says.
+        worker: `empty`, `booting`, `furnished`, `resident`, `serving`, `frozen`, `proving` or `dead`, as `resident.Resident` says.
         worker_pid: host pid of the worker, 0 when there is none.
         point: the snapshot point once reached.
         parked: forks that wait for an assignment: name → host pid.
@@ -81,6 +64,7 @@ class Slot:
         self.point.add_done_callback(seen)
         self._adopted: asyncio.Future[None] = self._loop.create_future()
         self._execs: dict[int, asyncio.Future[int | None]] = {}
+        self._asks = Asks(self._send)
         self._error: Mapping[str, Any] | None = None
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
@@ -88,6 +72,11 @@ class Slot:
     def __repr__(self) -> str:
         lost = ", lost" if self.is_lost else ""
         return f"<Slot {self.id} worker {self.worker} pid {self.worker_pid}, {len(self.running)} instances{lost}>"
+
+    @property
+    def shim_pid(self) -> int:
+        """Host pid of the shim; 0 when it is gone."""
+        return processes.host_pid(self._shim_pidfd) if self._shim_pidfd >= 0 else 0
 
     # -- orders
 
@@ -157,6 +146,56 @@ class Slot:
             del self._execs[exec_id]
             if not done.done() or done.cancelled():
                 self._send_quietly({"op": "exec_kill", "exec": exec_id})
+
+    async def checkpoint(self, name: str, cgroup: Mapping[str, Any], *, in_place: bool) -> Quiesced:
+        """Have a pristine fork, or the worker itself, stand still for a dump, which consumes it. With obstacles it does not.
+
+        Raises CheckpointFailed, SlotLost. Cancelled: it is ended.
+        """
+        quiesced = await self._asks.checkpoint(name, cgroup, in_place=in_place)
+        if in_place and not quiesced.obstacles:
+            self.worker = "frozen"
+        return quiesced
+
+    def end_checkpoint(self, name: str) -> None:
+        """Kill what stands still, if the dump did not consume it."""
+        self._asks.end_checkpoint(name)
+
+    async def keep_files(self, name: str, fd: int) -> int:
+        """Write the slot's files of that checkpoint to `fd`, which stays the caller's; bytes. Raises CheckpointFailed, SlotLost."""
+        return await self._asks.keep_files(name, fd)
+
+    async def criu(
+        self,
+        run: str,
+        argv: list[str],
+        *,
+        uid: int,
+        cgroup: Mapping[str, Any],
+        fds: list[int],
+        socket: bool = True,
+        stdio: bool = False,
+    ) -> CriuRun:
+        """Start CRIU in the slot. Takes ownership of `fds`: images, work directory, more. See `criu.runs.CriuSlot`. Raises SlotLost."""
+        return await self._asks.criu(run, argv, uid=uid, cgroup=cgroup, fds=fds, socket=socket, stdio=stdio)
+
+    async def furnish(self, order: Mapping[str, Any], kdat: int, files: int) -> None:
+        """Make the tree, as `boot` does, and put a snapshot's files into it. The descriptors stay the caller's (/dev/null: none).
+
+        Raises BootFailed, SlotLost.
+        """
+        await self._asks.furnish(order, kdat, files)
+        self.worker = "furnished"
+
+    async def revive(self, pid: int, point: Mapping[str, Any], deadline_s: float) -> None:
+        """Take a restored process as the worker, at its snapshot point. Raises BootFailed, SlotLost, TimeoutError."""
+        self.worker_pid = await self._asks.revive(pid, point, deadline_s)
+        self._reach_point(point)
+
+    async def prove(self, deadline_s: float) -> Proved:
+        """Have the worker answer its examples once more; it leaves after that. Raises BootFailed, SlotLost, TimeoutError."""
+        self.worker = "proving"
+        return await self._asks.prove(deadline_s)
 
     async def end(self) -> None:
         """Kill everything in the slot, wait until it is gone, remove its directory."""
@@ -234,6 +273,7 @@ class Slot:
             self.worker_pid = processes.host_pid(fds[0])
         elif event == "boot_failed":
             self.worker = "dead"
+            self._asks.boot_failed(message["message"])
             self._fail_boot(BootFailed(message["message"]))
         elif event == "snapshot_point":
             self._reach_point(message)
@@ -270,6 +310,8 @@ class Slot:
             self.owner.parked_gone(self, message["parked"])
         elif event in ("state", "instance", "state_end"):
             self._on_state(message, fds)
+        else:
+            self._asks.hear(message, fds)
 
     def _on_state(self, message: Mapping[str, Any], fds: list[int]) -> None:
         if message["event"] == "state":
@@ -307,7 +349,7 @@ class Slot:
         if resident:
             self.worker = "resident"
         if not self.point.done():
-            self.point.set_result(SnapshotPoint(threads=tuple(message["threads"]), phases_ms=message["phases_ms"]))
+            self.point.set_result(SnapshotPoint.from_json(message))
 
     def _fail_boot(self, failure: BootFailed) -> None:
         if not self.point.done():
@@ -315,6 +357,7 @@ class Slot:
 
     def _worker_exited(self, status: int | None) -> None:
         self.worker, self.worker_pid = "dead", 0
+        self._asks.worker_gone(status)
         self._fail_boot(BootFailed("the worker ended while it started", error=self._error, status=status))
         if self.owner is not None:
             self.owner.worker_gone(self, status)
@@ -342,49 +385,10 @@ class Slot:
         for done in self._execs.values():
             if not done.done():
                 done.set_result(None)
+        self._asks.lost(self.id)
         if not self._adopted.done():
             self._adopted.set_exception(SlotLost(f"slot {self.id} is gone"))
             seen(self._adopted)
         self._fail_boot(BootFailed("the slot's shim is gone"))
         if self.owner is not None:
             self.owner.slot_gone(self)
-
-
-def seen(future: asyncio.Future[Any]) -> None:
-    """A future that nobody happened to wait for is no defect."""
-    if future.done() and not future.cancelled():
-        future.exception()
-
-
-def listen(path: Path) -> socket.socket:
-    """An instance's listening socket, 0600, made by us so that connections queue before the worker accepts."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-        listener.bind(str(path))
-        path.chmod(0o600)
-        listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def connect(path: Path) -> socket.socket:
-    """A connection to a shim. Raises OSError when nobody listens."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        connection.connect(str(path))
-    except OSError:
-        connection.close()
-        raise
-    return connection
-
-
-def write_json(path: Path, body: Mapping[str, Any], mode: int = 0o600) -> None:
-    """Write a small file of a slot, with exactly this mode. No fsync: a slot does not outlive the machine."""
-    fd = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, mode)
-    with os.fdopen(fd, "w") as f:
-        os.fchmod(fd, mode)
-        json.dump(body, f)

@@ -1,7 +1,7 @@
 """Namespaces of a slot, and the tree at `/run/pilotlight/slot` that every worker finds at the same paths on every node.
 
-Read-only binds (interpreter, packages, code, weights), one writable tmpfs (work directory, /tmp and the like), a `/proc` and a
-`/dev/shm` of its own. Runs in the shim, as root. Sources: mount(2), unshare(2), mount_namespaces(7).
+Read-only binds (interpreter, packages, code, weights), one writable tmpfs as `/run` (work directory, /tmp and the like are in it), a
+`/proc` and a `/dev/shm` of its own. Runs in the shim, as root. Sources: mount(2), unshare(2), mount_namespaces(7).
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import socket
 from collections.abc import Container, Sequence
 
 ROOT = "/run/pilotlight/slot"
 FIRST_PID = 1000
-"""In-slot pids start above it: pids of a restored image then never collide with the shim or with one another."""
+"""Pids of workers start above it, so that those of an image never collide with the shim or with CRIU beside it."""
+CONTROL = f"{ROOT}/control.sock"
+"""Where a process that stands still for a snapshot listens for its next shim."""
 
-_SHARED = ("/tmp", "/var/tmp", "/run/lock")
-"""Directories of the host that anybody may write: a slot has its own, or tenants would meet there and fill the host's disk."""
+_RUN, _SHARED = "/run", ("/tmp", "/var/tmp")
+"""Directories of the host that others write: a slot has its own, or tenants would meet there and fill the host's disk."""
+_KDAT = "/run/criu.kdat"
+"""Where CRIU looks for what it found out about the kernel; it believes only a file on a tmpfs."""
 
 _NEWNS, _NEWUTS, _NEWIPC, _NEWPID = 0x00020000, 0x04000000, 0x08000000, 0x20000000
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
@@ -33,9 +36,12 @@ def unshare() -> None:
 
 
 def enter_as_init() -> None:
-    """First steps of PID 1: its own /proc, a neutral host name, room below the first worker's pid. Raises OSError."""
+    """First step of PID 1: its own /proc. Raises OSError."""
     mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
-    socket.sethostname("pilotlight")
+
+
+def leave_low_pids() -> None:
+    """The next process gets a pid above FIRST_PID. Raises OSError."""
     with open("/proc/sys/kernel/ns_last_pid", "w") as f:
         f.write(str(FIRST_PID))
 
@@ -52,20 +58,51 @@ def others(known: Container[int]) -> list[str]:
     return names
 
 
+def children() -> list[int]:
+    """Pids of this process's children."""
+    with open(f"/proc/self/task/{os.getpid()}/children") as f:
+        return [int(pid) for pid in f.read().split()]
+
+
 def build(binds: Sequence[tuple[str, str]], *, uid: int, writable_bytes: int) -> None:
-    """Mount the tree. `binds`: (host path, path below ROOT). Everything on the host's /tmp is out of sight afterwards. Raises OSError."""
+    """Mount the tree. `binds`: (host path, path below ROOT).
+
+    Everything on the host's /run and /tmp is out of sight afterwards, but for the binds and the resolver's file. Raises OSError.
+    """
+    with contextlib.ExitStack() as stack:
+        held = [(_hold(source, stack), f"{ROOT}/{name}") for source, name in binds]
+        resolver = os.path.realpath("/etc/resolv.conf")
+        if resolver.startswith(f"{_RUN}/") and os.path.exists(resolver):
+            held.append((_hold(resolver, stack), resolver))
+        mount("tmpfs", _RUN, "tmpfs", _NOSUID | _NODEV, f"size={writable_bytes},mode=755")
+        for source, target in held:
+            _bind(source, target)
     os.makedirs(ROOT, exist_ok=True)
-    mount("tmpfs", ROOT, "tmpfs", _NOSUID | _NODEV, f"size={writable_bytes},mode=755")
-    for source, name in binds:
-        _bind(source, f"{ROOT}/{name}")
     for name, mode in (("work", 0o700), ("tmp", 0o1777)):
         os.mkdir(f"{ROOT}/{name}")
         os.chmod(f"{ROOT}/{name}", mode)
     os.chown(f"{ROOT}/work", uid, uid)
+    os.symlink(f"{ROOT}/tmp", f"{_RUN}/lock")
     mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV, f"size={writable_bytes},mode=1777")
     for shared in _SHARED:
         if os.path.isdir(shared):
             mount(f"{ROOT}/tmp", shared, None, _BIND)
+
+
+def put_kdat(fd: int) -> None:
+    """Give CRIU what it found out about this kernel before; an empty file is nothing. Raises OSError."""
+    with open(fd, "rb", closefd=False) as source:
+        kdat = source.read()
+    if kdat:
+        with open(_KDAT, "wb") as target:
+            target.write(kdat)
+
+
+def _hold(path: str, stack: contextlib.ExitStack) -> str:
+    """A name for `path` that stays good when something is mounted over it."""
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    stack.callback(os.close, fd)
+    return f"/proc/self/fd/{fd}"
 
 
 def _bind(source: str, target: str) -> None:

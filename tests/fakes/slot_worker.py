@@ -22,6 +22,11 @@ import time
 from typing import Any
 
 HOARD: list[bytearray] = []
+MEMORY: list[str] = []
+OPEN: list[Any] = []
+HELPERS: list[subprocess.Popen[str]] = []
+OBSTACLES: list[dict[str, Any]] = []
+WRONG: list[bool] = []
 RESTORED = False
 
 
@@ -145,6 +150,43 @@ def parked(control: socket.socket, order: dict[str, Any], fds: list[int]) -> tup
     return json.loads(raw), [*given, go]
 
 
+def pristine(control: socket.socket, fds: list[int]) -> socket.socket:
+    """In a fork: let go of everything but where the next shim will be found. Returns in a restored copy only."""
+    listener, channel, go, *groups = fds
+    enter(groups)
+    os.read(go, 1)
+    os.close(go)
+    null = os.open("/dev/null", os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    os.close(null)
+    if OBSTACLES:
+        control.close()
+    return stand_still(control, listener, channel)
+
+
+def stand_still(control: socket.socket, listener_fd: int, channel_fd: int) -> socket.socket:
+    """Say so, and wait for the next shim; with an obstacle a fork leaves, and the worker itself goes on as before."""
+    with socket.socket(fileno=listener_fd) as listener, socket.socket(fileno=channel_fd) as channel:
+        if not OBSTACLES:
+            control.close()
+        say(channel, {"event": "quiesced", "obstacles": OBSTACLES, "listens": [], "phases_ms": {"quiesce": 1.0}})
+        channel.close()
+        if OBSTACLES and control.fileno() < 0:
+            os._exit(0)
+        if OBSTACLES:
+            return control
+        listener.setblocking(True)
+        connection, _ = listener.accept()
+        return connection
+
+
+def prove(control: socket.socket) -> None:
+    error = {"type": "AssertionError", "message": "another answer", "traceback": ""} if WRONG else None
+    say(control, {"event": "proved", "instance": "proof", "ok": not WRONG, "error": error, "phases_ms": {"first_answer": 1.0}, "notes": []})
+    os._exit(0)
+
+
 def enter(groups: list[int]) -> None:
     for fd in groups:
         os.write(fd, b"0")
@@ -210,6 +252,22 @@ def answer(words: list[str]) -> Any:
                 return dict(line.rstrip("\n").split(":\t", 1) for line in f if ":\t" in line)
         case ["syscalls"]:
             return syscalls()
+        case ["hostname"]:
+            return socket.gethostname()
+        case ["read", *parts]:
+            with open("/" + "/".join(parts)) as f:
+                return f.read()
+        case ["opened"]:
+            return [f.read() for f in OPEN if not f.seek(0)]
+        case ["remember", text]:
+            MEMORY.append(text)
+        case ["memory"]:
+            return MEMORY
+        case ["threads"]:
+            return sorted(t.name for t in threading.enumerate() if t is not threading.main_thread())
+        case ["helper", text]:
+            print(text, file=HELPERS[0].stdin, flush=True)
+            return HELPERS[0].stdout.readline().strip() if HELPERS[0].stdout else None
         case ["spawn"]:
             return subprocess.Popen(["/bin/sleep", "1000"], start_new_session=True).pid
     return os.getpid()
@@ -248,6 +306,23 @@ def do(step: str) -> None:
         case "process":
             if os.fork() == 0:
                 signal.pause()
+        case "write":
+            name, _, text = value.partition("=")
+            with open(name, "w") as f:
+                f.write(text)
+        case "unlinked":
+            OPEN.append(open(value, "w+"))  # noqa: SIM115  it stays open, that is what it is for
+            OPEN[-1].write(value)
+            OPEN[-1].flush()
+            os.unlink(value)
+        case "remember":
+            MEMORY.append(value)
+        case "helper":
+            HELPERS.append(subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        case "refuse":
+            OBSTACLES.append({"kind": "connection", "fd": 7, "what": value, "where": None, "message": f"{value} is open"})
+        case "wrong":
+            WRONG.append(True)
         case "allocate":
             HOARD.append(bytearray(os.urandom(1024) * (int(value) // 1024)))
         case "ignore_term":

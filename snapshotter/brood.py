@@ -1,0 +1,209 @@
+"""The instances of a slot, as its shim knows them. Standard library only; one thread, the shim's loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from snapshotter import child, wire
+from snapshotter.lot import Lot, Parked
+from snapshotter.poller import Poller
+from snapshotter.process import Process
+from snapshotter.recorder import Recorder
+from snapshotter.resident import Resident
+
+_STATUS_PATIENCE_S = 1.0
+"""How long the Template may take to report the status of a child that is gone before it counts as unknown."""
+
+
+class Brood:
+    """Instances by id, until the agent forgets them. `tell` informs it of `forked`, `ready` and `exited`. Owner: the shim's loop."""
+
+    def __init__(self, resident: Resident, lot: Lot, *, poller: Poller, recorder: Recorder, tell: Callable[..., None]) -> None:
+        self._resident = resident
+        self._lot = lot
+        self._poller = poller
+        self._recorder = recorder
+        self._tell = tell
+        self._processes: dict[str, Process] = {}
+
+    def __repr__(self) -> str:
+        return f"<Brood {sum(p.state != 'gone' for p in self._processes.values())} instances>"
+
+    def get(self, instance: str) -> Process | None:
+        """One of them."""
+        return self._processes.get(instance)
+
+    def report(self) -> None:
+        """Tell an agent that has just come."""
+        for p in self._processes.values():
+            body = {"instance": p.id, "state": p.state, "note": p.note, "phases_ms": p.phases_ms, "status": p.status}
+            self._tell({"event": "instance", **body}, p.pidfd)
+
+    def note(self, message: Mapping[str, Any]) -> None:
+        """What to give back to the next agent about one of them."""
+        if process := self._processes.get(message["instance"]):
+            process.note = message["note"]
+
+    def forget(self, instance: str) -> None:
+        """The agent knows that it is gone."""
+        process = self._processes.get(instance)
+        if process is not None and process.state == "gone":
+            del self._processes[instance]
+
+    # -- how one comes to be
+
+    def start(self, message: Mapping[str, Any], listener: int) -> None:
+        """Fork one, assign a parked one, or turn the worker into it. Takes ownership of `listener`."""
+        instance, in_place, resident = message["instance"], message["in_place"], self._resident
+        if resident.state != "resident" or resident.peer is None or instance in self._processes:
+            os.close(listener)
+            self._tell({"event": "exited", "instance": instance, "status": None, "lost": True})
+            return
+        log = self._recorder.open(instance)
+        process = Process(
+            id=instance, env=message["env"], note=message["note"], cgroup=child.Cgroup(**message["cgroup"]), log=log, pipes=[]
+        )
+        self._processes[instance] = process
+        parked = self._lot.take(message["parked"]) if message.get("parked") else None
+        try:
+            ends = self._recorder.pipes_into(log, process.pipes)
+            if parked is not None:
+                self._assign(process, parked, [listener, *ends])
+                return
+            go_read, process.go = os.pipe2(os.O_CLOEXEC)
+            groups = process.cgroup.open_tasks() if self._joins(process) and not in_place else []
+            op = "serve" if in_place else "fork"
+            resident.peer.push({"op": op, "instance": instance, "env": message["env"]}, [listener, *ends, go_read, *groups])
+        except (OSError, wire.MessageTooLong):
+            self._finish(process, None)
+            return
+        if in_place:
+            resident.serve()
+            self._on_forked(process, resident.pid, os.dup(resident.pidfd), joined=True)
+
+    def _assign(self, process: Process, parked: Parked, fds: list[int]) -> None:
+        """A parked fork becomes the instance. Takes ownership of both. Raises OSError, wire.MessageTooLong; then it dies."""
+        process.parked, process.pid, process.pidfd = parked.name, parked.pid, os.dup(parked.pidfd)
+        try:
+            wire.send(parked.channel, wire.encode({"op": "assign", "instance": process.id, "env": process.env}), fds)
+            process.desk = parked.channel.dup()
+        except (OSError, wire.MessageTooLong):
+            _signal(process.pidfd)
+            raise
+        finally:
+            wire.close_all(fds)
+            parked.close()
+        self._on_forked(process, parked.pid, process.pidfd, joined=True)
+
+    def hear(self, message: Mapping[str, Any], fds: list[int]) -> bool:
+        """What the worker says; False when it is about none of these. Raises KeyError, TypeError, ValueError, OSError."""
+        event, name = message["event"], str(message.get("instance"))
+        process = self._processes.get(name) or self._once_parked(name)
+        if process is None:
+            return False
+        if event == "failed":
+            self._tell(message)
+        elif event == "forked" and process.state == "asked":
+            pidfd = os.dup(fds[0]) if fds else os.pidfd_open(message["pid"])
+            self._on_forked(process, int(message["pid"]), pidfd, joined=self._joins(process))
+        elif event == "ready" and process.state == "forked":
+            process.state, process.phases_ms = "ready", message["phases_ms"]
+            process.leave_desk()
+            self._tell({"event": "ready", "instance": process.id, "phases_ms": process.phases_ms})
+        elif event == "exited" and process.dead_at is not None:
+            self._finish(process, int(message["status"]))
+        elif event == "exited":
+            process.status = int(message["status"])  # it came before the pidfd's own news
+        return True
+
+    def _once_parked(self, name: str) -> Process | None:
+        """The instance that the parked fork of that name became: the Template knows it by no other."""
+        return next((p for p in self._processes.values() if p.parked == name), None)
+
+    def _on_forked(self, process: Process, pid: int, pidfd: int, *, joined: bool) -> None:
+        process.state, process.pid, process.pidfd = "forked", pid, pidfd
+        self._poller.watch(pidfd, lambda _: self._on_gone(process))
+        self._tell({"event": "forked", "instance": process.id}, pidfd)
+        try:
+            if not joined:
+                child.enter(process.cgroup.procs, pid)
+        except OSError:
+            process.doomed = True  # without its limits it must not run; a pid that is gone already ends the same way
+        if process.doomed:
+            _signal(pidfd)
+        if process.go >= 0:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(process.go, b"\n")
+            os.close(process.go)
+            process.go = -1
+
+    def _joins(self, process: Process) -> bool:
+        """Whether the fork enters its groups by itself (the worker said that it can, the groups are of the kind)."""
+        return self._resident.joins and bool(process.cgroup.tasks)
+
+    # -- how one ends
+
+    def kill(self, instance: str) -> None:
+        """SIGKILL it now, or as soon as it exists."""
+        process = self._processes.get(instance)
+        if process is not None:
+            process.doomed = True
+            if process.pidfd >= 0:
+                _signal(process.pidfd)
+
+    def kill_all(self) -> None:
+        """SIGKILL."""
+        for process in self._processes.values():
+            if process.pidfd >= 0:
+                _signal(process.pidfd)
+
+    def reaped(self, pid: int, status: int) -> None:
+        """A child of the shim ended."""
+        for process in list(self._processes.values()):
+            if process.pid == pid and process.state != "gone":
+                self._finish(process, status)
+
+    def orphaned(self) -> None:
+        """The worker is gone: what it was asked for will not come."""
+        for process in list(self._processes.values()):
+            if process.state == "asked":
+                self._finish(process, None)
+
+    def patience_s(self) -> float | None:
+        """How long the loop may wait; None for ever."""
+        return 0.1 if any(p.dead_at is not None and p.state != "gone" for p in self._processes.values()) else None
+
+    def give_up_waiting(self, now: float) -> None:
+        """Of those whose status nobody has told in time, it is not known."""
+        for process in list(self._processes.values()):
+            if process.state != "gone" and process.dead_at is not None and now - process.dead_at > _STATUS_PATIENCE_S:
+                self._finish(process, None)
+
+    def _on_gone(self, process: Process) -> None:
+        """The pidfd says that it is dead. Its parent knows the status: we, or the Template, which reports it."""
+        self._poller.unwatch(process.pidfd)
+        process.dead_at = time.monotonic()
+        if process.status is not None:
+            self._finish(process, process.status)
+
+    def _finish(self, process: Process, status: int | None) -> None:
+        if process.state == "gone":
+            return
+        process.state, process.status, process.env = "gone", status, {}
+        self._recorder.finish(process.log, process.pipes)
+        for fd in (process.go, process.pidfd):
+            if fd >= 0:
+                self._poller.unwatch(fd)
+                os.close(fd)
+        process.pidfd = process.go = -1
+        self._tell({"event": "exited", "instance": process.id, "status": status, "lost": process.leave_desk()})
+
+
+def _signal(pidfd: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)

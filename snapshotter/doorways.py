@@ -1,0 +1,55 @@
+"""What the agent makes in a slot's directory: sockets of instances, small files; and its way to the shim."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_BACKLOG = 4096
+"""Connections that wait in the kernel while an instance comes up (bounded further by net.core.somaxconn)."""
+
+
+def seen(future: asyncio.Future[Any]) -> None:
+    """A future that nobody happened to wait for is no defect."""
+    if future.done() and not future.cancelled():
+        future.exception()
+
+
+def listen(path: Path) -> socket.socket:
+    """An instance's listening socket, 0600, made by us so that connections queue before the worker accepts."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def connect(path: Path) -> socket.socket:
+    """A connection to a shim. Raises OSError when nobody listens."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect(str(path))
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def write_json(path: Path, body: Mapping[str, Any], mode: int = 0o600) -> None:
+    """Write a small file of a slot, with exactly this mode. No fsync: a slot does not outlive the machine."""
+    fd = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, mode)
+    with os.fdopen(fd, "w") as f:
+        os.fchmod(fd, mode)
+        json.dump(body, f)

@@ -1,0 +1,239 @@
+"""A slot's process that stands still for a dump, as the shim knows it: a pristine fork of the Template, or the worker itself.
+
+One at a time. It is made to listen at `tree.CONTROL`, where a restored copy of it will be found; it says on a channel of its own that it
+stands still, and the dump consumes it. Standard library only; one thread, the shim's loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from snapshotter import child, tree, wire, workfiles
+from snapshotter.poller import Peer, Poller
+from snapshotter.resident import Resident
+
+_SILENT = "the process ended, or let go of its channel, before it stood still"
+
+
+@dataclass(kw_only=True)
+class _Frozen:
+    """`go`: written to once a fork is in its cgroups; -1 after that. `still`: it has said so, and nothing is in the way."""
+
+    name: str
+    in_place: bool
+    cgroup: child.Cgroup
+    joins: bool
+    channel: Peer | None = None
+    go: int = -1
+    pidfd: int = -1
+    still: bool = False
+
+
+class Freezer:
+    """Owner: the shim's loop. `tell` informs the agent of `quiesced`, `checkpoint_failed` or `_gone`, `files_kept` or `_failed`."""
+
+    def __init__(self, resident: Resident, poller: Poller, tell: Callable[..., None]) -> None:
+        self._resident = resident
+        self._poller = poller
+        self._tell = tell
+        self._frozen: _Frozen | None = None
+        self._dumped: dict[str, bool] = {}
+
+    def __repr__(self) -> str:
+        return f"<Freezer {self._frozen.name if self._frozen else 'empty'}>"
+
+    def start(self, message: Mapping[str, Any]) -> None:
+        """Have the worker fork one that stands still, or stand still itself."""
+        name, in_place, cgroup = message["checkpoint"], message["in_place"], child.Cgroup(**message["cgroup"])
+        joins = self._resident.joins and bool(cgroup.tasks)
+        if self._frozen is not None:
+            self._fail(name, f"checkpoint {self._frozen.name} is in the making")
+            return
+        frozen = _Frozen(name=name, in_place=in_place, cgroup=cgroup, joins=joins)
+        try:
+            self._ask(frozen)
+        except (OSError, wire.MessageTooLong) as e:
+            self._let_go(frozen)
+            self._fail(name, str(e))
+            return
+        self._frozen = frozen
+
+    def _ask(self, frozen: _Frozen) -> None:
+        worker = self._resident.ready_peer()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        frozen.channel = Peer(
+            ours, self._poller, lambda message, fds: self._on_word(frozen, message, fds), lambda: self._on_silence(frozen)
+        )
+        with theirs, _listener() as listener:
+            fds = [listener.detach(), theirs.detach()]
+        op = "checkpoint_in_place" if frozen.in_place else "checkpoint"
+        try:
+            if frozen.in_place:
+                self._watch(frozen, os.dup(self._resident.pidfd))
+            else:
+                go_read, frozen.go = os.pipe2(os.O_CLOEXEC)
+                fds += [go_read, *(frozen.cgroup.open_tasks() if frozen.joins else ())]
+        except OSError:
+            wire.close_all(fds)
+            raise
+        worker.push({"op": op, "instance": frozen.name, "env": {}}, fds)
+
+    def hear(self, message: Mapping[str, Any], fds: list[int]) -> bool:
+        """What the worker says; False when it is not about this. Raises KeyError, TypeError, ValueError, OSError."""
+        frozen = self._frozen
+        if frozen is None or message.get("instance") != frozen.name:
+            return message.get("instance") in self._dumped  # its parent has reaped it
+        if message["event"] == "forked" and frozen.pidfd < 0 and not frozen.in_place:
+            self._watch(frozen, os.dup(fds[0]))
+            self._admit(frozen)
+        elif message["event"] == "failed":
+            self._drop(frozen, str(message["error"]["message"]))
+        return True
+
+    def _admit(self, frozen: _Frozen) -> None:
+        try:
+            if not frozen.joins:
+                child.enter(frozen.cgroup.procs, _pid_of(frozen.pidfd))
+            os.write(frozen.go, b"\n")
+        except OSError as e:
+            self._drop(frozen, str(e))
+            return
+        os.close(frozen.go)
+        frozen.go = -1
+
+    def _watch(self, frozen: _Frozen, pidfd: int) -> None:
+        frozen.pidfd = pidfd
+        self._poller.watch(pidfd, lambda _: self._on_gone(frozen))
+
+    def _on_word(self, frozen: _Frozen, message: Mapping[str, Any], fds: list[int]) -> None:
+        """On the channel. User code may share it: what is not our protocol is dropped."""
+        wire.close_all(fds)
+        if message.get("event") != "quiesced" or frozen.pidfd < 0 or frozen.still:
+            return
+        obstacles = list(message.get("obstacles", ()))
+        frozen.still = not obstacles
+        body = {**message, "checkpoint": frozen.name, "pid": _pid_of(frozen.pidfd), "obstacles": obstacles, "stdio": None}
+        if frozen.still and frozen.in_place:
+            self._resident.freeze()
+            body["stdio"] = _pipes_of(body["pid"])
+        self._tell(body, frozen.pidfd)
+        if obstacles:
+            self._drop(frozen, None, kill=not frozen.in_place)  # one in place goes on waiting for orders
+
+    def _on_silence(self, frozen: _Frozen) -> None:
+        if not frozen.still and frozen is self._frozen and frozen.in_place:
+            return  # it closes the channel after a refusal as well; the refusal comes on the control channel, its death by the pidfd
+        if not frozen.still:
+            self._drop(frozen, _SILENT)
+
+    def _on_gone(self, frozen: _Frozen) -> None:
+        if frozen.channel is not None and not frozen.still:
+            frozen.channel.read_all()
+        if frozen is not self._frozen:
+            return
+        self._drop(frozen, None if frozen.still else _SILENT)
+
+    def end(self, name: str | None = None) -> None:
+        """Kill the process that stands still, if it is that one; an agent that is gone will not come back for it."""
+        if self._frozen is not None and name in (None, self._frozen.name):
+            self._drop(self._frozen, None if self._frozen.still else "it was ended")
+
+    def dump_ended(self) -> None:
+        """A CRIU has ended: what it was to dump is gone by now, or has been in its hands and cannot be trusted."""
+        if self._frozen is not None and self._frozen.still:
+            self._kill(self._frozen)  # `_on_gone` follows
+
+    def _drop(self, frozen: _Frozen, failure: str | None, *, kill: bool = True) -> None:
+        if self._frozen is not frozen:
+            return
+        self._frozen = None
+        if kill and (frozen.still or not frozen.in_place):
+            self._kill(frozen)
+        self._let_go(frozen)
+        self._dumped = {frozen.name: frozen.in_place}
+        if failure is not None:
+            self._fail(frozen.name, failure)
+        else:
+            self._tell({"event": "checkpoint_gone", "checkpoint": frozen.name})
+
+    @staticmethod
+    def _kill(frozen: _Frozen) -> None:
+        if frozen.pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(frozen.pidfd, signal.SIGKILL)
+
+    def _let_go(self, frozen: _Frozen) -> None:
+        if frozen.channel is not None:
+            frozen.channel.close()
+        if frozen.pidfd >= 0:
+            self._poller.unwatch(frozen.pidfd)
+        for fd in (frozen.go, frozen.pidfd):
+            if fd >= 0:
+                os.close(fd)
+        frozen.go = frozen.pidfd = -1
+
+    def _fail(self, name: str, message: str) -> None:
+        self._tell({"event": "checkpoint_failed", "checkpoint": name, "message": message})
+
+    # -- the files that go with it
+
+    def keep_files(self, name: str, destination: int) -> None:
+        """Write what the slot's files were, and what CRIU added for the dump. The descriptor stays the caller's."""
+        try:
+            known = self._dumped | ({self._frozen.name: self._frozen.in_place} if self._frozen else {})
+            if name not in known:
+                raise OSError(f"there was no checkpoint {name}")
+            size = self._keep(destination, in_place=known[name])
+        except (OSError, workfiles.TooMuch) as e:
+            self._tell({"event": "files_failed", "checkpoint": name, "message": str(e)})
+            return
+        self._tell({"event": "files_kept", "checkpoint": name, "bytes": size})
+
+    def _keep(self, destination: int, *, in_place: bool) -> int:
+        archive = self._resident.archive
+        if in_place:
+            workfiles.write(destination)
+        else:
+            if archive is not None:
+                workfiles.copy(archive, destination)
+            added = frozenset(workfiles.remapped(archive))
+            workfiles.write(destination, wanted=lambda name: name in added)
+            for name in added:
+                workfiles.remove(name)
+        return workfiles.finish(destination)
+
+
+def _listener() -> socket.socket:
+    """Where the restored copy will be found; only root may connect. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(tree.CONTROL)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(tree.CONTROL)
+        os.chmod(tree.CONTROL, 0o600)
+        listener.listen(1)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _pid_of(pidfd: int) -> int:
+    """The pid behind it, in this namespace; 0 when it is gone. What a worker says of pids is not believed."""
+    with open(f"/proc/self/fdinfo/{pidfd}") as f:
+        return next((max(0, int(line.split()[1])) for line in f if line.startswith("Pid:")), 0)
+
+
+def _pipes_of(pid: int) -> dict[str, str]:
+    """What stdout and stderr are, for CRIU's `inherit_fd`; those that are no pipes are missing."""
+    found = {}
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        with contextlib.suppress(OSError):
+            found[name] = os.readlink(f"/proc/{pid}/fd/{fd}")
+    return {name: link for name, link in found.items() if link.startswith("pipe:")}

@@ -1,0 +1,218 @@
+"""The worker of a slot, as its shim knows it: booted, or restored and revived. Standard library only; one thread, the shim's loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from snapshotter import child, tree, wire, workfiles
+from snapshotter.logpipe import LogFile, LogPipe
+from snapshotter.poller import Peer, Poller
+from snapshotter.recorder import Recorder
+from snapshotter.workfiles import Archive
+
+POINT_KEYS = ("phases_ms", "joins", "obstacles", "listens", "connections_inside")
+"""What a snapshot point says of itself, beside the threads."""
+Hear = Callable[[Mapping[str, Any], list[int]], None]
+
+
+class Resident:
+    """Owner: the shim's loop.
+
+    Attributes:
+        state: empty → booting → resident → serving → dead; or empty → furnished (a restore may begin) → resident; resident → frozen
+            (it stands still, whole, for a dump); resident → proving.
+        pid: in the slot; 0 when there is none.
+        point: the snapshot point once reached.
+        failure: what user code raised while it started.
+        archive: the files of the slot as they were at the snapshot point; None when it is not to be forked for a snapshot.
+    """
+
+    def __init__(self, slot: str, *, poller: Poller, recorder: Recorder, tell: Callable[..., None], namespaced: bool) -> None:
+        self._slot = slot
+        self._poller = poller
+        self._recorder = recorder
+        self._tell = tell
+        self._namespaced = namespaced
+        self._log: LogFile | None = None
+        self._pipes: list[LogPipe] = []
+        self._kept = True
+        self.peer: Peer | None = None
+        self.confinement: child.Confinement | None = None
+        self.state = "empty"
+        self.pid = 0
+        self.pidfd = -1
+        self.status: int | None = None
+        self.point: Mapping[str, Any] = {}
+        self.failure: Mapping[str, Any] | None = None
+        self.archive: Archive | None = None
+
+    def __repr__(self) -> str:
+        return f"<Resident {self.state} pid {self.pid}>"
+
+    # -- how it comes to be
+
+    def boot(self, message: Mapping[str, Any], hear: Hear) -> None:
+        """Make the tree and execute the worker in it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            if self._namespaced:
+                tree.leave_low_pids()
+                tree.build(message["binds"], uid=message["uid"] or 0, writable_bytes=message["writable_bytes"])
+            self._confine(message)
+            ends = self.pipes()
+            streams = {"stdout": ends[0], "stderr": ends[1], "control": theirs.fileno()}
+            cgroup, confinement = child.Cgroup(**message["cgroup"]), self._confinement
+            self.pid = child.execute(message["argv"], confinement, env=message["env"], cgroup=cgroup, **streams)
+            wire.close_all(ends)
+        except OSError as e:
+            ours.close()
+            self._tell({"event": "boot_failed", "message": str(e)})
+            return
+        finally:
+            theirs.close()
+        self.pidfd = os.pidfd_open(self.pid)
+        self.state = "booting"
+        self.peer = Peer(ours, self._poller, hear, lambda: None)
+        self._tell({"event": "booted", "pid": self.pid}, self.pidfd)
+
+    def furnish(self, message: Mapping[str, Any], kdat: int, files: int) -> None:
+        """Make the tree and put the snapshot's files into it: CRIU may restore a process then. The descriptors stay the caller's."""
+        try:
+            if not self._namespaced or self.state != "empty":
+                raise OSError(f"this slot cannot be restored into: it is {self.state if self._namespaced else 'without namespaces'}")
+            tree.build(message["binds"], uid=message["uid"] or 0, writable_bytes=message["writable_bytes"])
+            tree.put_kdat(kdat)
+            end = workfiles.unpack(files)
+            self.archive = Archive(fd=os.dup(files), end=end)
+            self._confine(message)
+        except (OSError, workfiles.BadArchive) as e:
+            self._tell({"event": "boot_failed", "message": str(e)})
+            return
+        self.state = "furnished"
+        self._tell({"event": "furnished"})
+
+    def revive(self, message: Mapping[str, Any], hear: Hear) -> None:
+        """Connect to a process that CRIU has restored: it is the worker from then on."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            if self.state != "furnished":
+                raise OSError(f"nothing can be revived in a slot that is {self.state}")
+            pid = int(message["pid"])
+            if pid not in tree.children():
+                raise OSError(f"process {pid} is no child of the slot's shim")
+            connection.setblocking(False)
+            connection.connect(tree.CONTROL)
+            os.unlink(tree.CONTROL)
+            tree.leave_low_pids()
+            self.pidfd = os.pidfd_open(pid)
+        except OSError as e:
+            connection.close()
+            self.clear_away()
+            self._tell({"event": "revive_failed", "message": str(e)})
+            return
+        self.pid, self.state, self.point = pid, "resident", message["point"]
+        self.peer = Peer(connection, self._poller, hear, lambda: None)
+        self._tell({"event": "revived", "pid": pid}, self.pidfd)
+
+    def clear_away(self) -> None:
+        """A restore has failed: whatever it left half made goes, and the slot is of no use any more."""
+        if self.state == "furnished":
+            self.state = "dead"
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)  # of PID 1: everybody in the namespace but itself
+
+    def pipes(self) -> list[int]:
+        """Log pipes for a tree that is booted or restored; the ends to write to are the caller's. Raises OSError."""
+        if self._log is None:
+            self._log = self._recorder.open(self._slot)
+        return self._recorder.pipes_into(self._log, self._pipes)
+
+    def _confine(self, message: Mapping[str, Any]) -> None:
+        names = ("uid", "limits", "env", "work")
+        self.confinement = child.Confinement(**{name: message[name] for name in names})
+        self._kept = bool(message.get("snapshot", True)) and self._namespaced
+
+    @property
+    def _confinement(self) -> child.Confinement:
+        if self.confinement is None:
+            raise OSError("the slot has nothing in it")
+        return self.confinement
+
+    # -- what it says and is told
+
+    def reach_point(self, message: Mapping[str, Any]) -> None:
+        """It waits for orders. What it wrote so far is kept for its snapshots: its forks will write, too."""
+        strays = tree.others({os.getpid(), self.pid}) if self._namespaced else []
+        point: dict[str, Any] = {key: message[key] for key in POINT_KEYS if key in message}
+        point["threads"] = [*message["threads"], *(f"process {name}" for name in strays)]
+        point["joins"] = message.get("joins", False)
+        point["obstacles"] = [*message.get("obstacles", ()), *(self._keep(point["threads"]) if self._kept else ())]
+        self.state, self.point = "resident", point
+        self._tell({"event": "snapshot_point", **point})
+
+    def _keep(self, threads: Sequence[str]) -> list[dict[str, Any]]:
+        """Obstacles that the files are."""
+        try:
+            if threads:
+                workfiles.measure()  # it is dumped whole, and its files are packed once it is
+            else:
+                self.archive = workfiles.pack()
+        except (workfiles.TooMuch, OSError) as e:
+            return [{"kind": "file", "fd": None, "what": "files in the work directory, /tmp or /dev/shm", "where": None, "message": str(e)}]
+        return []
+
+    @property
+    def joins(self) -> bool:
+        """Whether its forks enter their groups by themselves."""
+        return bool(self.point.get("joins"))
+
+    def ready_peer(self) -> Peer:
+        """Who obeys orders. Raises ProcessLookupError when nobody does."""
+        if self.state != "resident" or self.peer is None:
+            raise ProcessLookupError(f"the worker is {self.state}")
+        return self.peer
+
+    def serve(self) -> None:
+        """It has become the instance: no fork of it will be kept."""
+        self.state = "serving"
+        self._forget_files()
+
+    def freeze(self) -> None:
+        """It stands still, whole, and its control channel is closed."""
+        self.state = "frozen"
+        if self.peer is not None:
+            self.peer.close()
+
+    def prove(self) -> None:
+        """Have it answer its examples once more; it leaves after that."""
+        try:
+            self.ready_peer().push({"op": "prove", "instance": "proof", "env": {}}, [])
+        except OSError as e:
+            error = {"type": type(e).__name__, "message": str(e), "traceback": ""}
+            self._tell({"event": "proved", "ok": False, "error": error, "phases_ms": {}})
+            return
+        self.state = "proving"
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def exited(self, status: int) -> None:
+        """It is gone, and has been reaped."""
+        if self.peer is not None:
+            self.peer.read_all()  # what it said before it died counts, a failure report above all
+        self.state, self.status, self.pid = "dead", status, 0
+        for pipe in self._pipes:
+            pipe.drain()
+
+    def _forget_files(self) -> None:
+        if self.archive is not None:
+            self.archive.close()
+            self.archive = None

@@ -1,0 +1,367 @@
+"""What a worker wrote before its snapshot point: its work directory, /tmp and /dev/shm as one archive that travels with a snapshot.
+
+Plain PAX tar, holes as GNU tar 1.x writes them (`GNU.sparse.map`), so that any tar reads it. Kept: owner, mode, times to the nanosecond,
+symbolic and hard links, holes. Left out: sockets, pipes, devices. Both ways run as root over names that a tenant chose: every step is one
+openat(2) that follows no link. Runs in the shim; standard library only. Sources: pax (POSIX.1-2001), lseek(2), openat(2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from snapshotter import tree
+
+MAX_BYTES = 64 * 1024**2
+"""Data in one archive: it is written at the snapshot point and read in the hot path of every restore."""
+_MAX_ENTRIES = 20_000
+_MAX_DEPTH = 64
+_BLOCK = 512
+_COPY_BYTES = 1024**2
+_END = bytes(2 * _BLOCK)
+REMAPPED = "link_remap."
+"""CRIU's names for files that were open and had none any more."""
+
+ROOTS = {"work": f"{tree.ROOT}/work", "tmp": f"{tree.ROOT}/tmp", "shm": "/dev/shm"}
+"""First part of a name in the archive → where that is in a slot."""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class TooMuch(ValueError):
+    """Raised when there is more than an archive may hold; the message names the biggest file and the way out."""
+
+
+class BadArchive(ValueError):
+    """Raised when an archive is not one of ours: a name leads out of its directory, a kind of file that is never written, garbage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """Entries up to byte `end` of `fd`, without the mark that ends a tar. `names`: of what is in it."""
+
+    fd: int
+    end: int
+    names: frozenset[str] = frozenset()
+
+    def close(self) -> None:
+        """Let go of the descriptor."""
+        os.close(self.fd)
+
+
+@dataclass(kw_only=True)
+class _Tally:
+    """What a walk has met so far."""
+
+    bytes: int = 0
+    entries: int = 0
+    biggest: tuple[int, str] = (0, "")
+    links: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def add(self, name: str, size: int, max_bytes: int) -> None:
+        self.entries += 1
+        self.bytes += size
+        self.biggest = max(self.biggest, (size, name))
+        if self.bytes > max_bytes:
+            size, name = self.biggest
+            raise TooMuch(
+                f"files written before the snapshot point take more than {max_bytes // 1024**2} MiB, the biggest is "
+                f"{place(name)} ({size // 1024} KiB): write it in enter(snap=False), or put it into the image"
+            )
+        if self.entries > _MAX_ENTRIES or name.count("/") > _MAX_DEPTH:
+            raise TooMuch(
+                f"more than {_MAX_ENTRIES} files, or deeper than {_MAX_DEPTH}, were written before the snapshot point: {place(name)}"
+            )
+
+
+def place(name: str) -> str:
+    """Where an entry is in the slot."""
+    root, _, rest = name.partition("/")
+    return f"{ROOTS[root]}/{rest}" if rest else ROOTS[root]
+
+
+def measure(roots: dict[str, str] = ROOTS, *, max_bytes: int = MAX_BYTES) -> None:
+    """Look whether it would fit. Raises TooMuch, OSError."""
+    tally = _Tally()
+    for name, _, status in _walk(roots):
+        tally.add(name, _data_bytes(status), max_bytes)
+
+
+def pack(roots: dict[str, str] = ROOTS, *, max_bytes: int = MAX_BYTES) -> Archive:
+    """Everything below `roots`, in memory (memfd_create(2)). Raises TooMuch, OSError."""
+    fd = os.memfd_create("files", os.MFD_CLOEXEC)
+    try:
+        end, names = write(fd, roots, max_bytes=max_bytes)
+        return Archive(fd=fd, end=end, names=names)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def write(
+    fd: int, roots: dict[str, str] = ROOTS, *, max_bytes: int = MAX_BYTES, wanted: Callable[[str], bool] = lambda _: True
+) -> tuple[int, frozenset[str]]:
+    """Append entries to `fd`; its size then, and their names. Raises TooMuch, OSError."""
+    tally, names = _Tally(), set()
+    with os.fdopen(os.dup(fd), "wb") as out:
+        out.seek(0, os.SEEK_END)
+        for name, directory, status in _walk(roots):
+            if wanted(name):
+                tally.add(name, _data_bytes(status), max_bytes)
+                if _write_entry(out, name, directory, status, tally):
+                    names.add(name)
+        return out.tell(), frozenset(names)
+
+
+def finish(fd: int) -> int:
+    """Write the mark that ends a tar; the size of the whole. Raises OSError."""
+    size = os.lseek(fd, 0, os.SEEK_END)
+    return size + os.write(fd, _END)
+
+
+def copy(archive: Archive, to: int) -> None:
+    """The entries of an archive into another file, at its end. Raises OSError."""
+    os.lseek(to, 0, os.SEEK_END)
+    at = 0
+    while at < archive.end:
+        chunk = os.pread(archive.fd, min(_COPY_BYTES, archive.end - at), at)
+        if not chunk:
+            raise OSError(f"the archive ends at {at} of {archive.end} bytes")
+        at += len(chunk)
+        _write_all(to, chunk)
+
+
+def remapped(archive: Archive | None) -> list[str]:
+    """Names that CRIU gave to files without one since `archive` was made. Raises OSError."""
+    known = archive.names if archive else frozenset()
+    return [name for name, _, _ in _walk(ROOTS) if name.rpartition("/")[2].startswith(REMAPPED) and name not in known]
+
+
+def remove(name: str) -> None:
+    """Take one entry's file away; one that is gone is no error."""
+    with contextlib.suppress(OSError), _parent(name, ROOTS) as (directory, last):
+        os.unlink(last, dir_fd=directory)
+
+
+def unpack(fd: int, roots: dict[str, str] = ROOTS) -> int:
+    """Put an archive back, before anybody else is in the slot; where its entries end. An empty file is an empty archive.
+
+    Raises BadArchive, OSError.
+    """
+    later: list[tuple[str, tarfile.TarInfo]] = []
+    with os.fdopen(os.dup(fd), "rb") as raw:
+        if not raw.read(1):
+            return 0
+        raw.seek(0)
+        try:
+            with tarfile.open(fileobj=raw, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
+                for info in archive:
+                    _extract(archive, info, roots)
+                    if info.isdir():
+                        later.append((info.name, info))
+                for name, info in reversed(later):
+                    _stamp(name, info, roots)
+                return archive.offset
+        except (tarfile.TarError, EOFError, UnicodeError) as e:
+            raise BadArchive(f"the slot's files cannot be read: {e}") from e
+
+
+# -- from the slot into the archive
+
+
+def _walk(roots: dict[str, str]) -> Iterator[tuple[str, int, os.stat_result]]:
+    """(name, its directory, its status) of everything, parents first. The directory's descriptor is valid until the next step."""
+    for root, path in roots.items():
+        directory = os.open(path, _DIRECTORY)
+        yield root, directory, os.fstat(directory)
+        yield from _below(root, directory)
+
+
+def _below(prefix: str, directory: int) -> Iterator[tuple[str, int, os.stat_result]]:
+    """Takes ownership of `directory`. What vanishes meanwhile is passed over."""
+    try:
+        for entry in sorted(os.listdir(directory)):
+            name = f"{prefix}/{entry}"
+            try:
+                status = os.stat(entry, dir_fd=directory, follow_symlinks=False)
+                yield name, directory, status
+                if stat.S_ISDIR(status.st_mode) and name.count("/") <= _MAX_DEPTH:
+                    yield from _below(name, os.open(entry, _DIRECTORY, dir_fd=directory))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+    finally:
+        os.close(directory)
+
+
+def _data_bytes(status: os.stat_result) -> int:
+    return min(status.st_size, status.st_blocks * 512) if stat.S_ISREG(status.st_mode) else 0
+
+
+def _write_entry(out: IO[bytes], name: str, directory: int, status: os.stat_result, tally: _Tally) -> bool:
+    """Header and data of one entry; False for what is left out, or gone."""
+    info = _header(name, status)
+    last, inode = name.rpartition("/")[2], (status.st_dev, status.st_ino)
+    if stat.S_ISDIR(status.st_mode):
+        info.type = tarfile.DIRTYPE
+    elif stat.S_ISLNK(status.st_mode):
+        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(last, dir_fd=directory)
+    elif not stat.S_ISREG(status.st_mode):
+        return False
+    elif inode in tally.links:
+        info.type, info.linkname = tarfile.LNKTYPE, tally.links[inode]
+    else:
+        tally.links[inode] = name
+        return _write_file(out, info, last, directory)
+    out.write(_encoded(info))
+    return True
+
+
+def _header(name: str, status: os.stat_result) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.mode, info.uid, info.gid = stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
+    info.mtime = status.st_mtime_ns // 10**9
+    info.pax_headers = {"mtime": f"{status.st_mtime_ns // 10**9}.{status.st_mtime_ns % 10**9:09d}"}
+    return info
+
+
+def _write_file(out: IO[bytes], info: tarfile.TarInfo, last: str, directory: int) -> bool:
+    try:
+        fd = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    except FileNotFoundError:
+        return False
+    try:
+        size = os.fstat(fd).st_size
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return False
+        pieces = _pieces(fd, size)
+        info.size = sum(length for _, length in pieces)
+        if info.size < size:
+            flat = ",".join(f"{start},{length}" for start, length in pieces)
+            more = {"GNU.sparse.size": str(size), "GNU.sparse.numblocks": str(len(pieces)), "GNU.sparse.map": flat}
+            info.pax_headers = {**info.pax_headers, **more}
+        out.write(_encoded(info))
+        for start, length in pieces:
+            _copy_piece(fd, start, length, out)
+        out.write(bytes(-info.size % _BLOCK))
+    finally:
+        os.close(fd)
+    return True
+
+
+def _pieces(fd: int, size: int) -> list[tuple[int, int]]:
+    """(start, length) of what is data; a hole at the end is told by an empty last piece, as GNU tar does."""
+    found, at = [], 0
+    while at < size:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError:  # ENXIO: nothing but a hole is left
+            break
+        at = min(size, os.lseek(fd, start, os.SEEK_HOLE))
+        found.append((start, at - start))
+    if not found or sum(found[-1]) < size:
+        found.append((size, 0))
+    return found
+
+
+def _copy_piece(fd: int, start: int, length: int, out: IO[bytes]) -> None:
+    while length:
+        chunk = os.pread(fd, min(length, _COPY_BYTES), start) or bytes(min(length, _COPY_BYTES))  # it was cut while we read
+        out.write(chunk)
+        start, length = start + len(chunk), length - len(chunk)
+
+
+def _encoded(info: tarfile.TarInfo) -> bytes:
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+# -- from the archive into the slot
+
+
+@contextlib.contextmanager
+def _parent(name: str, roots: dict[str, str]) -> Iterator[tuple[int, str]]:
+    """The directory that `name` is in, opened step by step, and its last part ("." for a root). Raises BadArchive, OSError."""
+    root, *parts = name.split("/")
+    if root not in roots or any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise BadArchive(f"an entry's name leads out of the slot's directories: {name!r}")
+    directory = os.open(roots[root], _DIRECTORY)
+    try:
+        for part in parts[:-1]:
+            deeper = os.open(part, _DIRECTORY, dir_fd=directory)
+            os.close(directory)
+            directory = deeper
+        yield directory, parts[-1] if parts else "."
+    finally:
+        os.close(directory)
+
+
+def _extract(archive: tarfile.TarFile, info: tarfile.TarInfo, roots: dict[str, str]) -> None:
+    with _parent(info.name, roots) as (directory, last):
+        if info.isdir():
+            if last != ".":
+                _make_way(directory, last)
+                os.mkdir(last, 0o700, dir_fd=directory)
+            return  # owner, mode and time follow, once what is in it is there
+        _make_way(directory, last)
+        if info.issym():
+            os.symlink(info.linkname, last, dir_fd=directory)
+        elif info.islnk():
+            with _parent(info.linkname, roots) as (source, name):
+                os.link(name, last, src_dir_fd=source, dst_dir_fd=directory, follow_symlinks=False)
+            return
+        elif info.isreg():
+            _extract_file(archive, info, directory, last)
+        else:
+            raise BadArchive(f"an entry is neither file, directory nor link: {info.name!r}")
+        _stamp_at(directory, last, info)
+
+
+def _make_way(directory: int, last: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(last, dir_fd=directory)
+
+
+def _extract_file(archive: tarfile.TarFile, info: tarfile.TarInfo, directory: int, last: str) -> None:
+    source = archive.extractfile(info)
+    if source is None:
+        raise BadArchive(f"an entry has no data: {info.name!r}")
+    fd = os.open(last, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    with source, os.fdopen(fd, "wb") as target:
+        os.ftruncate(fd, info.size)
+        for start, length in _sparse(info) or [(0, info.size)]:
+            source.seek(start)
+            target.seek(start)
+            while length:
+                chunk = source.read(min(length, _COPY_BYTES))
+                if not chunk:
+                    raise BadArchive(f"an entry is cut off: {info.name!r}")
+                target.write(chunk)
+                length -= len(chunk)
+
+
+def _sparse(info: tarfile.TarInfo) -> list[tuple[int, int]]:
+    pieces: Any = info.sparse
+    return pieces or []
+
+
+def _stamp(name: str, info: tarfile.TarInfo, roots: dict[str, str]) -> None:
+    with _parent(name, roots) as (directory, last):
+        _stamp_at(directory, last, info)
+
+
+def _stamp_at(directory: int, last: str, info: tarfile.TarInfo) -> None:
+    os.chown(last, info.uid, info.gid, dir_fd=directory, follow_symlinks=False)
+    if not info.issym():
+        os.chmod(last, info.mode, dir_fd=directory)
+    seconds, _, fraction = info.pax_headers.get("mtime", str(int(info.mtime))).partition(".")
+    mtime_ns = int(seconds) * 10**9 + int(fraction.ljust(9, "0")[:9] or 0)
+    os.utime(last, ns=(mtime_ns, mtime_ns), dir_fd=directory, follow_symlinks=False)
