@@ -126,6 +126,8 @@ def bundled(home: AgentHome, code: str) -> str:
 
 
 async def begin(client: AgentClient, launch: LaunchSpec) -> InstanceInfo:
+    """With nothing of the revision in memory."""
+    await client.drop_template(launch.revision)
     return await client.start(launch, instance_id=instance_id(), lessee="act-1", secret_env={})
 
 
