@@ -60,8 +60,8 @@ class Proof:
         if snapshot.get("state") == "QUARANTINED":
             yield f"its snapshot {snapshot['id']} is quarantined: {snapshot.get('reason')}; it starts by FORK and COLD"
         if (heap_bytes := int(snapshot.get("heap_bytes") or 0)) >= LARGE_HEAP_BYTES:
-            why = snapshot.get("heap_why") or "weights that are pilotlight.Weights, mapped and not copied, stay out of it"
-            yield f"the image carries {heap_bytes / _MB:,.0f} MB of memory by value: {why}"
+            unexplained = "weights that are pilotlight.Weights, mapped and not copied, stay out of it"
+            yield snapshot.get("heap_why") or f"the image carries {heap_bytes / _MB:,.0f} MB of memory by value: {unexplained}"
 
 
 def proof_of(function: str, body: Mapping[str, Any], *, waited_ms: float) -> Proof:

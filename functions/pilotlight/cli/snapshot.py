@@ -196,7 +196,7 @@ def _details(found: dict[str, Any]) -> RenderableType:
         f"{found['restores']} restores on this node{', a copy is in the object store' if found['remote'] else ''}",
     ]
     if found.get("heap_bytes"):
-        lines.append(f"{size(found['heap_bytes'])} of memory by value {found.get('heap_why') or ''}".rstrip())
+        lines.append(found.get("heap_why") or f"{size(found['heap_bytes'])} of memory by value")
     phases = [{"phase": name, "took": milliseconds(ms)} for name, ms in found["phases_ms"].items()]
     same = [{"must be the same": name, "value": value} for name, value in found["identity"].items()]
     both = [
