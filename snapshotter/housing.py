@@ -44,6 +44,7 @@ class Housing:
 
     Attributes:
         boot_ms: phases until the snapshot point, `slot` first.
+        took_ms: all of them, by the clock on the wall.
         is_booting: before the snapshot point whoever boots it clears it, too.
         transient: made for a snapshot's sake alone: whoever made it clears it, and a new agent does when it finds it.
         snapshot: what it was restored from, None when it was booted.
@@ -58,6 +59,7 @@ class Housing:
     group: Group
     lease_ids: tuple[str, ...] = ()
     boot_ms: Mapping[str, float] = field(default_factory=dict)
+    took_ms: float = 0.0
     is_booting: bool = False
     transient: bool = False
     snapshot: str | None = None
@@ -170,6 +172,7 @@ class Housekeeper:
             tenancy = Tenancy(housing=housing, plan=self._write_launch(housing, sources, uid), uid=uid, weights=weights)
             housing.boot_ms = {**phase.before_ms, "slot": (time.perf_counter() - began) * 1000}
             yield tenancy
+            housing.took_ms = (time.perf_counter() - began) * 1000
             slots.write_json(slot.directory / _RECORD, housing.record())
             housing.is_booting = transient
         except BootFailed as e:

@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 DELAY_S = 1.0
 """The first call of the instance that just came up has the processor to itself."""
 _HOUR_S = 3600.0
+_PAUSE_S = 600.0
+"""After one that failed for a reason that may pass (a full disk): not with every COLD start."""
 
 
 class Maker(Protocol):
@@ -53,6 +55,7 @@ class Builder:
         self._clock = clock
         self._tokens, self._counted_at = float(per_hour), clock()
         self._wanted: set[RevisionKey] = set()
+        self._not_before: dict[RevisionKey, float] = {}
         self._one = asyncio.Lock()
         self._closing = asyncio.Event()
 
@@ -64,7 +67,10 @@ class Builder:
         checkpoints = self._checkpoints
         if checkpoints is None or not launch.snapshot or self._closing.is_set() or launch.revision in self._wanted:
             return False
-        if checkpoints.refused(launch.revision) is not None or not self._spend():
+        if checkpoints.refused(launch.revision) is not None or self._not_before.get(launch.revision, 0.0) > self._clock():
+            return False
+        self._not_before.pop(launch.revision, None)
+        if not self._spend():
             return False
         self._wanted.add(launch.revision)
         self._errands.run(self._build(checkpoints, launch), f"build snapshot {launch.revision}")
@@ -94,6 +100,7 @@ class Builder:
                 if not self._closing.is_set():
                     await checkpoints.make(launch, unasked=True)
         except (SnapshotterError, SlotLost) as e:
+            self._not_before[launch.revision] = self._clock() + _PAUSE_S
             _log.info("snapshot.not_built revision=%s error=%s", launch.revision, e)
         except asyncio.CancelledError:
             if not self._closing.is_set():

@@ -129,7 +129,9 @@ class Checkpoints:
                 async with self._stock.catalogue.stage() as stage:
                     return await self._publish(await self._dumps.dump(launch, stage, unasked=unasked), stage)
             except Obstructed as e:
-                raise SnapshotRefused(f"revision {launch.revision} cannot be snapshotted: {e}", {"reasons": e.reasons}) from e
+                raise SnapshotRefused(
+                    f"revision {launch.revision} cannot be snapshotted: {e}", {"reasons": e.reasons, "passing": e.passing}
+                ) from e
             except TemplateGone as e:
                 raise _refusal(launch, "template_gone", str(e), passing=True) from e
             except NoRoom as e:

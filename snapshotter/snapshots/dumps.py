@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
 import os
 import secrets
 import time
@@ -31,14 +32,19 @@ from snapshotter.types import LaunchSpec
 
 _DEADLINE_S = 120.0
 """A dump writes at the disk's speed: 30 GB at 250 MB/s."""
+_PASSING = (CriuReason.NO_MEMORY, CriuReason.NO_PROCESS, CriuReason.TRACED, CriuReason.OTHER)
+"""Of the moment, or of a process that was taken away meanwhile; all other reasons will be there the next time."""
+_QUIESCE_S = 30.0
+"""To fork, drop caches, and look for what stands in the way: 0.1 s, on a node under load more."""
 
 
 class Obstructed(Exception):
-    """Raised when something in the process stands in the way of a dump; `reasons` as in SnapshotRefused."""
+    """Raised when something in the process stands in the way of a dump; `reasons` as in SnapshotRefused. `passing`: it may not next time."""
 
-    def __init__(self, message: str, reasons: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, message: str, reasons: Sequence[Mapping[str, Any]], *, passing: bool = False) -> None:
         super().__init__(message)
         self.reasons = [dict(reason) for reason in reasons]
+        self.passing = passing
 
 
 class TemplateGone(Exception):
@@ -89,16 +95,18 @@ class Dumps:
                 return await self._dump(subject, stage)
             except slots.CheckpointFailed as e:
                 raise _obstructed(e.obstacles, str(e)) from e
+            except TimeoutError as e:
+                raise _obstructed([], f"it did not stand still within {_QUIESCE_S:g} s", kind="timeout", passing=True) from e
             except CudaRefused as e:
                 raise _obstructed(e.detail["reasons"], str(e)) from e
             except (CudaFailed, CudaLost) as e:
-                raise _obstructed([], str(e), kind=e.code) from e
+                raise _obstructed([], str(e), kind=e.code, passing=True) from e
             except CriuFailed as e:
                 if e.reason is CriuReason.NO_SPACE:
                     raise OSError(errno.ENOSPC, "no space is left for the images") from e
-                raise _obstructed([], f"{e.message} {e.cause}".strip(), kind=e.reason.value) from e
+                raise _obstructed([], e.message, kind=e.reason.value, passing=e.reason in _PASSING) from e
             except CriuError as e:
-                raise _obstructed([], str(e), kind="criu") from e
+                raise _obstructed([], str(e), kind="criu", passing=True) from e
 
     @contextlib.asynccontextmanager
     async def _subject(self, launch: LaunchSpec, *, unasked: bool) -> AsyncIterator[_Subject]:
@@ -131,17 +139,23 @@ class Dumps:
 
     async def _dump(self, subject: _Subject, stage: Stage) -> SnapshotManifest:
         housing, slot, name = subject.housing, subject.housing.slot, f"c-{secrets.token_hex(8)}"
+        if self._stock.kdat is not None:
+            await asyncio.to_thread(_put_kdat, self._stock.kdat, slot.worker_pid)
         began = time.perf_counter()
-        quiesced = await slot.checkpoint(name, housing.group.ways_in(), in_place=subject.in_place)
-        if quiesced.obstacles:
-            raise _obstructed(quiesced.obstacles)
-        quiesced_at = time.perf_counter()
-        draft = await self._draft(subject, quiesced)
-        async with self._suspended(subject, quiesced) as suspension:
-            await self._write(subject, quiesced, stage)
-        await self._keep_files(subject, name, stage)
+        async with asyncio.timeout(_QUIESCE_S):
+            quiesced = await slot.checkpoint(name, housing.group.ways_in(), in_place=subject.in_place)
+        try:
+            if quiesced.obstacles:
+                raise _obstructed(quiesced.obstacles)
+            quiesced_at = time.perf_counter()
+            draft = await self._draft(subject, quiesced)
+            async with self._suspended(subject, quiesced) as suspension:
+                await self._write(subject, quiesced, stage)
+            await self._keep_files(subject, name, stage)
+        finally:
+            slot.end_checkpoint(name)
         phases = {"quiesce": _ms(began, quiesced_at), **suspension.phases_ms, "dump": _ms(quiesced_at, time.perf_counter())}
-        return replace(draft, phases_ms=phases, point={**draft.point, DEVICES: suspension.record.to_json()})
+        return replace(draft, phases_ms=phases, point=_plain({**draft.point, DEVICES: suspension.record.to_json()}))
 
     @contextlib.asynccontextmanager
     async def _suspended(self, subject: _Subject, quiesced: slots.Quiesced) -> AsyncIterator[Suspension]:
@@ -165,10 +179,10 @@ class Dumps:
             mapped=await mapped.record(paths, binds, self._stock.catalogue.memory),
             in_place=subject.in_place,
             stdio=quiesced.stdio,
-            point={**point.to_json(), LAUNCH: launch.to_json()},
+            point=_plain({**point.to_json(), LAUNCH: launch.to_json()}),
             network=subject.network,
             heap_bytes=heap.causes(smaps),
-            cold_ms=sum(housing.boot_ms.values()) if housing.snapshot is None else 0.0,
+            cold_ms=housing.took_ms,
             labels=launch.labels,
         )
 
@@ -195,6 +209,12 @@ class Dumps:
             os.close(fd)
 
 
+def _plain(body: Mapping[str, Any]) -> dict[str, Any]:
+    """As it will be read again: lists, no tuples."""
+    plain: dict[str, Any] = json.loads(json.dumps(body))
+    return plain
+
+
 def _whole(housing: Housing) -> bool:
     """Whether it must be dumped itself, with its whole tree: it cannot be forked, or its forks would share what listens."""
     point = housing.slot.point.result()
@@ -211,6 +231,14 @@ def _opened(*directories: Path) -> Iterator[list[int]]:
             fds.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
             stack.callback(os.close, fds[-1])
         yield fds
+
+
+def _put_kdat(kdat: Path, pid: int) -> None:
+    """Where CRIU looks for what it knows of this kernel, in the slot of process `pid`: finding it out again takes 0.1 s, and rights that
+    it has not got for the asking in every slot. `/run` there is root's."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.suppress(OSError), os.fdopen(os.open(f"/proc/{pid}/root/run/criu.kdat", flags, 0o600), "wb") as target:
+        target.write(kdat.read_bytes())
 
 
 def _look(pids: Sequence[int]) -> tuple[str, tuple[str, ...]]:
@@ -230,10 +258,10 @@ def launch_of(snapshot: Snapshot) -> LaunchSpec:
     return LaunchSpec.from_json(snapshot.manifest.point[LAUNCH])
 
 
-def _obstructed(obstacles: Sequence[Mapping[str, Any]], message: str = "", *, kind: str = "process") -> Obstructed:
+def _obstructed(obstacles: Sequence[Mapping[str, Any]], message: str = "", *, kind: str = "process", passing: bool = False) -> Obstructed:
     """From what the worker named, or from one sentence."""
     reasons = list(obstacles) or [{"kind": kind, "fd": None, "what": "", "where": None, "message": message}]
-    return Obstructed("; ".join(str(reason.get("message")) for reason in reasons), reasons)
+    return Obstructed("; ".join(str(reason.get("message")) for reason in reasons), reasons, passing=passing)
 
 
 def _ms(began: float, ended: float) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from snapshotter.ends import Ends
 from snapshotter.housing import Housekeeper, Phase
-from snapshotter.slots import SlotLost
+from snapshotter.slots import BootFailed, SlotLost
 from snapshotter.snapshots.restores import RestoreFailed, Restores
 from snapshotter.snapshots.stored import Snapshot
 from snapshotter.types import LaunchSpec
@@ -90,7 +90,7 @@ class Proofs:
                     await asyncio.shield(asyncio.create_task(self._housekeeper.clear(housing), name=f"clear {housing.slot.id}"))
         except TimeoutError as e:
             raise ProofFailed(f"it did not answer within {deadline_s:g} s") from e
-        except (RestoreFailed, SlotLost) as e:
+        except (RestoreFailed, BootFailed, SlotLost) as e:
             raise ProofFailed(str(e)) from e
         if not proved.ok:
             error = proved.error or {}

@@ -2,10 +2,9 @@
 
 Installed as `pilotlight/worker/boot.py` of a test's runtime. `entry` says how it behaves: `boot` and `wake` are lists of steps
 (`print:TEXT`, `raise:TEXT`, `exit:N`, `hang`, `read:FILE`, `thread`, `allocate:BYTES`, `ignore_term`, `restored:STEP` for a step that is
-done in restored processes only, `booted:STEP` for one that is not). `obstacles` stand in the way of its snapshot, `proof` is what `prove`
-answers (`ok`, `different`, `hang`), `freeze` how it stands still (`hang` never says so). A request's path does things: `/env/NAME`,
-`/restored`, `/hostname`, `/hoard`, `/print/TEXT`, `/flood/BYTES`, `/allocate/BYTES`, `/exit/N`, `/status`, `/syscalls`, `/spawn`.
-Standard library only.
+done in restored processes only, `booted:STEP` for one that is not; `refuse:WHAT` stands in the way of its snapshot, and `tells` says so at
+the snapshot point already; `wrong` lets its proof fail). `proof` and `freeze`: `hang`, when it is asked to prove, or to stand still.
+A request's path does things: see `answer`. Standard library only.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ def main() -> None:
         fail(control, None, "enter", e)
     threads = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
     phases = {"boot": 1.0, "enter": (time.perf_counter() - began) * 1000}
-    obstacles = [{"kind": "file", "fd": 7, "what": what, "where": None, "message": what} for what in launch["entry"].get("obstacles", [])]
-    point = {"threads": threads, "phases_ms": phases, "joins": True, "obstacles": obstacles, "listens": []}
+    point = {"threads": threads, "phases_ms": phases, "joins": True, "obstacles": OBSTACLES if launch["entry"].get("tells") else []}
     say(control, {"event": "snapshot_point", **point})
     obey(control, launch)
 
@@ -67,14 +65,14 @@ def obey(control: socket.socket, launch: dict[str, Any]) -> None:
         if order["op"] == "serve":
             wake(control, launch, order, fds)
         if order["op"] == "prove":
-            prove(control, launch, order)
+            prove(control, launch)
         if order["op"] == "checkpoint_in_place":
             control = stand_still(control, launch, *fds)
             continue
         pid = os.fork()
         if pid == 0:
             if order["op"] == "checkpoint":
-                obey(freeze(control, launch, fds), launch)
+                obey(pristine(control, launch, fds), launch)
             if order["op"] == "park":
                 order, fds = parked(control, order, fds)
             wake(control, launch, order, fds)
@@ -84,48 +82,6 @@ def obey(control: socket.socket, launch: dict[str, Any]) -> None:
         pidfd = os.pidfd_open(pid)
         say(control, {"event": "forked", "instance": order["instance"], "pid": pid}, [pidfd])
         os.close(pidfd)
-
-
-def freeze(control: socket.socket, launch: dict[str, Any], fds: list[int]) -> socket.socket:
-    """A pristine fork: let go of everything, enter the cgroup, wait for `go`, stand still."""
-    listener, channel, go, *groups = fds
-    enter(groups)
-    os.read(go, 1)
-    os.close(go)
-    os.setsid()
-    null = os.open("/dev/null", os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    os.close(null)
-    return stand_still(control, launch, listener, channel)
-
-
-def stand_still(control: socket.socket, launch: dict[str, Any], listener_fd: int, channel_fd: int) -> socket.socket:
-    """Returns in a restored process, with its new control channel."""
-    global RESTORED
-    control.close()
-    if launch["entry"].get("freeze") == "hang":
-        signal.pause()
-    channel = socket.socket(fileno=channel_fd)
-    said = {"event": "quiesced", "obstacles": [], "listens": [], "connections_inside": 0, "phases_ms": {"quiesce": 1.0}}
-    say(channel, said)
-    channel.close()
-    listener = socket.socket(fileno=listener_fd)
-    listener.setblocking(True)
-    connection, _ = listener.accept()
-    listener.close()
-    RESTORED = True
-    return connection
-
-
-def prove(control: socket.socket, launch: dict[str, Any], order: dict[str, Any]) -> None:
-    how = launch["entry"].get("proof", "ok")
-    if how == "hang":
-        signal.pause()
-    error = None if how == "ok" else {"type": "ProofFailed", "message": how, "traceback": ""}
-    said = {"event": "proved", "instance": order["instance"], "ok": how == "ok", "error": error, "phases_ms": {"first_answer": 1.0}}
-    say(control, said)
-    os._exit(0)
 
 
 def reap(control: socket.socket, children: dict[int, str]) -> None:
@@ -150,23 +106,27 @@ def parked(control: socket.socket, order: dict[str, Any], fds: list[int]) -> tup
     return json.loads(raw), [*given, go]
 
 
-def pristine(control: socket.socket, fds: list[int]) -> socket.socket:
+def pristine(control: socket.socket, launch: dict[str, Any], fds: list[int]) -> socket.socket:
     """In a fork: let go of everything but where the next shim will be found. Returns in a restored copy only."""
     listener, channel, go, *groups = fds
     enter(groups)
     os.read(go, 1)
     os.close(go)
+    os.setsid()
     null = os.open("/dev/null", os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
     os.close(null)
     if OBSTACLES:
         control.close()
-    return stand_still(control, listener, channel)
+    return stand_still(control, launch, listener, channel)
 
 
-def stand_still(control: socket.socket, listener_fd: int, channel_fd: int) -> socket.socket:
+def stand_still(control: socket.socket, launch: dict[str, Any], listener_fd: int, channel_fd: int) -> socket.socket:
     """Say so, and wait for the next shim; with an obstacle a fork leaves, and the worker itself goes on as before."""
+    global RESTORED
+    if launch["entry"].get("freeze") == "hang":
+        signal.pause()
     with socket.socket(fileno=listener_fd) as listener, socket.socket(fileno=channel_fd) as channel:
         if not OBSTACLES:
             control.close()
@@ -178,10 +138,13 @@ def stand_still(control: socket.socket, listener_fd: int, channel_fd: int) -> so
             return control
         listener.setblocking(True)
         connection, _ = listener.accept()
+        RESTORED = True
         return connection
 
 
-def prove(control: socket.socket) -> None:
+def prove(control: socket.socket, launch: dict[str, Any]) -> None:
+    if launch["entry"].get("proof") == "hang":
+        signal.pause()
     error = {"type": "AssertionError", "message": "another answer", "traceback": ""} if WRONG else None
     say(control, {"event": "proved", "instance": "proof", "ok": not WRONG, "error": error, "phases_ms": {"first_answer": 1.0}, "notes": []})
     os._exit(0)
@@ -241,8 +204,6 @@ def answer(words: list[str]) -> Any:
             HOARD.append(bytearray(os.urandom(1024) * (int(size) // 1024)))
         case ["exit", status]:
             os._exit(int(status))
-        case ["hostname"]:
-            return socket.gethostname()
         case ["restored"]:
             return RESTORED
         case ["hoard"]:

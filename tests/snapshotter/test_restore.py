@@ -1,4 +1,4 @@
-"""RESTORE through the agent, with real slots, real CRIU and the small worker: what comes back, what it falls back to, what is left behind."""
+"""RESTORE through the agent, with real slots, real CRIU and the small worker: what comes back, what it falls back to, what it leaves."""
 
 from __future__ import annotations
 
@@ -133,19 +133,20 @@ async def test_a_worker_that_cannot_be_forked_is_restored_one_to_one(home: Agent
     assert await client.templates() == []
 
 
-async def test_what_stands_in_the_way_is_told_and_not_tried_again(home: AgentHome, client: AgentClient) -> None:
-    launch = home.launch(entry={"obstacles": ["TCP to 10.0.0.2:443, opened in enter(): open it in enter(snap=False)"]})
+@pytest.mark.parametrize("tells", [True, False])
+async def test_what_stands_in_the_way_is_told_and_not_tried_again(home: AgentHome, client: AgentClient, tells: bool) -> None:
+    launch = home.launch(entry={"boot": ["refuse:TCP to 10.0.0.2:443"], "tells": tells})
 
     for _ in range(2):
         with pytest.raises(SnapshotRefused, match=r"10\.0\.0\.2:443") as e:
             await client.checkpoint(launch)
-        assert [reason["kind"] for reason in e.value.detail["reasons"]] == ["file"]
+        assert [reason["kind"] for reason in e.value.detail["reasons"]] == ["connection"]
     assert (await begin(client, launch)).start_kind is StartKind.FORK
     assert await client.snapshots() == []
 
 
 async def test_a_copy_that_answers_differently_is_quarantined_and_never_served(home: AgentHome, client: AgentClient) -> None:
-    launch = home.launch(entry={"proof": "different"})
+    launch = home.launch(boot=["wrong"])
 
     with pytest.raises(SnapshotRefused, match="answered differently"):
         await client.checkpoint(launch)

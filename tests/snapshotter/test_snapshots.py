@@ -21,6 +21,7 @@ class FakeMaker:
     def __init__(self) -> None:
         self.made: list[RevisionKey] = []
         self.refuses: set[RevisionKey] = set()
+        self.fails = False
         self.closed = False
 
     def refused(self, revision: RevisionKey) -> SnapshotRefused | None:
@@ -29,6 +30,8 @@ class FakeMaker:
     async def make(self, launch: LaunchSpec, *, unasked: bool = False) -> None:
         assert unasked
         self.made.append(launch.revision)
+        if self.fails:
+            raise SnapshotRefused("the disk is full")
 
     async def aclose(self) -> None:
         self.closed = True
@@ -88,6 +91,20 @@ async def test_what_cannot_be_snapshotted_is_not_tried_again_and_costs_nothing(h
     assert not builder.want(home.launch("f@3"))
     await errands.aclose()
     assert maker.made == ["f@3"]
+
+
+async def test_what_failed_for_a_reason_that_may_pass_is_tried_again_later(home: AgentHome) -> None:
+    maker, errands, now = FakeMaker(), Errands(), Now()
+    builder = Builder(maker, errands=errands, per_hour=10, delay_s=0.0, clock=now)
+    maker.fails = True
+
+    assert builder.want(home.launch())
+    await errands.aclose()
+    assert not builder.want(home.launch())
+    now.now = 601.0
+    assert builder.want(home.launch())
+    await errands.aclose()
+    assert len(maker.made) == 2
 
 
 async def test_a_builder_that_closes_begins_nothing_more(home: AgentHome) -> None:
