@@ -158,17 +158,8 @@ def host_address() -> str:
     return str(addresses[0])
 
 
-def pid_of(slot: Slot) -> int:
-    """The shim, by the file that it writes its errors to."""
-    for process in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if os.readlink(process / "fd/2") == f"{slot.directory}/shim.err":
-                return int(process.name)
-    raise LookupError(slot.id)
-
-
 def beside(slot: Slot, *argv: str) -> list[str]:
-    return ["nsenter", f"--net=/proc/{pid_of(slot)}/ns/net", *argv]
+    return ["nsenter", f"--net=/proc/{slot.shim_pid}/ns/net", *argv]
 
 
 async def reach(slot: Slot, host: str, port: int) -> str:
@@ -305,7 +296,7 @@ async def test_the_network_goes_with_a_shim_that_is_killed(nursery: Nursery) -> 
     slot = await nursery.take(Network.OWN)
     name = interface(slot)
     assert name in uplink.interfaces()
-    os.kill(pid_of(slot), signal.SIGKILL)
+    os.kill(slot.shim_pid, signal.SIGKILL)
     assert await vanished(name)
     await slot.end()
 
