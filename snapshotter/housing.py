@@ -77,7 +77,7 @@ class Housing:
             "snapshot": self.snapshot,
             "whole": self.whole,
         }
-        return {"launch": self.launch.to_json(), "boot_ms": dict(self.boot_ms), **held}
+        return {"launch": self.launch.to_json(), "boot_ms": dict(self.boot_ms), "took_ms": self.took_ms, **held}
 
     @classmethod
     def of(cls, slot: Slot) -> Housing | None:
@@ -92,6 +92,7 @@ class Housing:
             group=Group.from_json(body["group"]),
             lease_ids=tuple(body["lease_ids"]),
             boot_ms=body["boot_ms"],
+            took_ms=body.get("took_ms", 0.0),
             transient=body.get("transient", False),
             snapshot=body.get("snapshot"),
             whole=body.get("whole", False),

@@ -163,7 +163,7 @@ class Ladder:
             self._abandon_unless_ready(request.instance_id)
         took_s = time.perf_counter() - began
         self._metrics.started(instance.info.start_kind, took_s, instance.info.phases_ms)
-        self._rungs.took(request.launch, instance.info.start_kind, took_s)
+        self._rungs.took(request.launch, instance.info, took_s)
         return instance.info
 
     async def _climb(self, request: Request, instance: Instance, phase: Phase) -> Instance:

@@ -21,7 +21,7 @@ from snapshotter.snapshots.builder import Builder
 from snapshotter.snapshots.shelf import Shelf
 from snapshotter.starts import Way
 from snapshotter.templates import Templates
-from snapshotter.types import LaunchSpec, StartKind
+from snapshotter.types import InstanceInfo, LaunchSpec, StartKind
 
 _log = logging.getLogger(__name__)
 _FLOOR_S = 2.0
@@ -108,9 +108,10 @@ class Rungs:
         elif way.kind is StartKind.COLD:
             self._builder.want(launch)
 
-    def took(self, launch: LaunchSpec, kind: StartKind, seconds: float) -> None:
-        """How long a whole start took."""
-        self._shelf.took(launch, kind, seconds * 1000)
+    def took(self, launch: LaunchSpec, info: InstanceInfo, seconds: float) -> None:
+        """How long a whole start took; of RESTORE what it does itself: waiting for a slot, or for other restores, is no part of it."""
+        own = {k: v for k, v in info.phases_ms.items() if k not in ("slot", "prefetch")}
+        self._shelf.took(launch, info.start_kind, sum(own.values()) if info.start_kind is StartKind.RESTORE else seconds * 1000)
 
     async def _restored(self, launch: LaunchSpec, phase: Phase, clock: Clock, closed: set[StartKind]) -> Housing | None:
         """A worker from a snapshot. None: a Template has come up meanwhile, or the rung is closed now."""
@@ -126,5 +127,7 @@ class Rungs:
                     housing = await self._shelf.restore(launch, snapshot, phase, self._ends, deadline_s=deadline_s)
                     if housing is not None:
                         return housing
+                elif predicted_ms >= cold_ms:
+                    self._shelf.passed_over(launch, snapshot)
         closed.add(StartKind.RESTORE)
         return None

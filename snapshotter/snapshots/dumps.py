@@ -27,7 +27,7 @@ from snapshotter.snapshots.manifest import SnapshotManifest
 from snapshotter.snapshots.restores import DEVICES, LAUNCH
 from snapshotter.snapshots.stock import Stock
 from snapshotter.snapshots.stored import Snapshot, Stage
-from snapshotter.templates import Templates
+from snapshotter.templates import Template, Templates
 from snapshotter.types import LaunchSpec
 
 _DEADLINE_S = 120.0
@@ -39,7 +39,7 @@ _QUIESCE_S = 30.0
 
 
 class Obstructed(Exception):
-    """Raised when something in the process stands in the way of a dump; `reasons` as in SnapshotRefused. `passing`: it may not next time."""
+    """Raised when something in the process stands in the way of a dump; `reasons` as in SnapshotRefused. `passing`: not for ever."""
 
     def __init__(self, message: str, reasons: Sequence[Mapping[str, Any]], *, passing: bool = False) -> None:
         super().__init__(message)
@@ -112,22 +112,27 @@ class Dumps:
     async def _subject(self, launch: LaunchSpec, *, unasked: bool) -> AsyncIterator[_Subject]:
         """The resident Template, or a worker booted for this alone: one that cannot be forked is lost to it, and of what was restored no
         snapshot is made again."""
+        fresh = None
         if launch.forkable and not self._templates.is_single(launch.revision):
-            if self._templates.get(launch.revision) is None and not unasked:
-                await self._boots.once(launch)
             template = self._templates.get(launch.revision)
             if template is None and unasked:
                 raise TemplateGone(f"the Template of {launch.revision} is gone already")
+            if template is None:
+                await self._boots.once(launch)
+                template = fresh = self._templates.get(launch.revision)
             if template is not None and template.housing.snapshot is None and not _whole(template.housing):
                 yield _Subject(housing=template.housing, in_place=False, network=False)
                 return
-        async with self._own_boot(launch) as subject:
+        async with self._whole_tree(launch, fresh) as subject:
             yield subject
 
     @contextlib.asynccontextmanager
-    async def _own_boot(self, launch: LaunchSpec) -> AsyncIterator[_Subject]:
-        """Booted once more, with a network of its own, when it turns out to listen on TCP."""
-        housing = await self._housekeeper.boot(launch, Phase(), self._ends, transient=True)
+    async def _whole_tree(self, launch: LaunchSpec, fresh: Template | None) -> AsyncIterator[_Subject]:
+        """A worker for this alone; booted once more, with a network of its own, when it turns out to listen on TCP.
+
+        fresh: a Template that was just booted for it, and turned out to be one that cannot be forked.
+        """
+        housing = self._taken(fresh) or await self._housekeeper.boot(launch, Phase(), self._ends, transient=True)
         network = bool(housing.slot.point.result().listens)
         if network:
             await self._housekeeper.clear(housing)
@@ -136,6 +141,14 @@ class Dumps:
             yield _Subject(housing=housing, in_place=_whole(housing), network=network)
         finally:
             await asyncio.shield(asyncio.create_task(self._housekeeper.clear(housing), name=f"clear {housing.slot.id}"))
+
+    def _taken(self, template: Template | None) -> Housing | None:
+        """Its housing, ours alone from now on; None when it went away, or serves already."""
+        if template is None or not self._templates.remove(template):
+            return None
+        template.housing.transient = template.housing.is_booting = True
+        self._ends.template_gone(template, "snapshotted", {})
+        return template.housing
 
     async def _dump(self, subject: _Subject, stage: Stage) -> SnapshotManifest:
         housing, slot, name = subject.housing, subject.housing.slot, f"c-{secrets.token_hex(8)}"

@@ -164,6 +164,11 @@ class Shelf:
             self._metrics.predicted(kind, predicted_ms=predicted, actual_ms=ms)
         self._predictions.observe(launch.revision, kind, ms)
 
+    def passed_over(self, launch: LaunchSpec, snapshot: Snapshot) -> None:
+        """COLD is expected to be faster: what was seen of RESTORE is forgotten bit by bit, or it would never be tried again."""
+        if snapshot.manifest.proof is not None:
+            self._predictions.observe(launch.revision, StartKind.RESTORE, snapshot.manifest.proof.restore_ms)
+
     def _note_miss(self, stock: Stock, identity: Identity, found: Snapshot | None) -> None:
         if found is None and (field := stock.catalogue.missed(identity)) is not None:
             _log.info("snapshot.missed revision=%s field=%s", identity.revision, field)

@@ -1,10 +1,10 @@
 """A complete small worker: speaks the contract of docs/architecture.md ("The slot") and answers HTTP on its listener.
 
 Installed as `pilotlight/worker/boot.py` of a test's runtime. `entry` says how it behaves: `boot` and `wake` are lists of steps
-(`print:TEXT`, `raise:TEXT`, `exit:N`, `hang`, `read:FILE`, `thread`, `allocate:BYTES`, `ignore_term`, `restored:STEP` for a step that is
-done in restored processes only, `booted:STEP` for one that is not; `refuse:WHAT` stands in the way of its snapshot, and `tells` says so at
-the snapshot point already; `wrong` lets its proof fail). `proof` and `freeze`: `hang`, when it is asked to prove, or to stand still.
-A request's path does things: see `answer`. Standard library only.
+(`print:TEXT`, `raise:TEXT`, `exit:N`, `hang`, `pause:S`, `read:FILE`, `thread`, `allocate:BYTES`, `ignore_term`; `restored:STEP` is done in
+restored processes only, `booted:STEP` in all others; `refuse:WHAT` stands in the way of its snapshot, and `tells` says so at the snapshot
+point already; `wrong` lets its proof fail). `proof` and `freeze`: `hang`, when it is asked to prove, or to stand still. A request's path
+does things: see `answer`. Standard library only.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def serve(listener: socket.socket) -> None:
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body)
 
 
-def answer(words: list[str]) -> Any:
+def answer(words: list[str]) -> Any:  # noqa: C901, PLR0912  # a flat list of requests
     match words:
         case ["env", name]:
             return os.environ.get(name)
@@ -245,7 +245,7 @@ def syscalls() -> dict[str, int]:
     return out
 
 
-def do(step: str) -> None:
+def do(step: str) -> None:  # noqa: C901, PLR0912  # a flat list of steps
     word, _, value = step.partition(":")
     match word:
         case "restored" | "booted":
@@ -259,6 +259,8 @@ def do(step: str) -> None:
             os._exit(int(value))
         case "hang":
             signal.pause()
+        case "pause":
+            time.sleep(float(value))
         case "read":
             with open(value) as f:
                 f.read()
