@@ -70,11 +70,11 @@ class Asks:
     def __repr__(self) -> str:
         return f"<Asks {len(self._exits)} CRIU runs>"
 
-    async def checkpoint(self, name: str, cgroup: Mapping[str, Any], *, in_place: bool) -> Quiesced:
+    async def checkpoint(self, name: str, cgroup: Mapping[str, Any], *, in_place: bool, kdat: int | None) -> Quiesced:
         """Raises CheckpointFailed, SlotLost. Cancelled: what stood still is ended."""
         try:
             order = {"op": "checkpoint", "checkpoint": name, "cgroup": cgroup, "in_place": in_place}
-            return await self._checkpoints.wait(name, lambda: self._send(order, []))
+            return await self._checkpoints.wait(name, lambda: self._send(order, [] if kdat is None else [os.dup(kdat)]))
         except asyncio.CancelledError:
             self.end_checkpoint(name)
             raise

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +48,8 @@ class Freezer:
     def __repr__(self) -> str:
         return f"<Freezer {self._frozen.name if self._frozen else 'empty'}>"
 
-    def start(self, message: Mapping[str, Any]) -> None:
-        """Have the worker fork one that stands still, or stand still itself."""
+    def start(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
+        """Have the worker fork one that stands still, or stand still itself. `fds`: CRIU's kdat, or nothing; they stay the caller's."""
         name, in_place, cgroup = message["checkpoint"], message["in_place"], child.Cgroup(**message["cgroup"])
         joins = self._resident.joins and bool(cgroup.tasks)
         if self._frozen is not None:
@@ -57,6 +57,8 @@ class Freezer:
             return
         frozen = _Frozen(name=name, in_place=in_place, cgroup=cgroup, joins=joins)
         try:
+            for kdat in fds:
+                tree.put_kdat(kdat)
             self._ask(frozen)
         except (OSError, wire.MessageTooLong) as e:
             self._let_go(frozen)

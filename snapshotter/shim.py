@@ -129,7 +129,7 @@ class Shim:
             "kill_worker": lambda *_: self._worker.kill(),
             "exec": self._execute,
             "exec_kill": lambda m, _: self._execs.kill(m["exec"]),
-            "checkpoint": lambda m, _: self._freezer.start(m),
+            "checkpoint": self._freezer.start,
             "checkpoint_end": lambda m, _: self._freezer.end(m["checkpoint"]),
             "criu": self._crius.start,
             "criu_kill": lambda m, _: self._crius.kill(m["run"]),

@@ -147,12 +147,15 @@ class Slot:
             if not done.done() or done.cancelled():
                 self._send_quietly({"op": "exec_kill", "exec": exec_id})
 
-    async def checkpoint(self, name: str, cgroup: Mapping[str, Any], *, in_place: bool) -> Quiesced:
+    async def checkpoint(self, name: str, cgroup: Mapping[str, Any], *, in_place: bool, kdat: int | None = None) -> Quiesced:
         """Have a pristine fork, or the worker itself, stand still for a dump, which consumes it. With obstacles it does not.
+
+        `kdat`: what CRIU found out about the kernel, as for `furnish`; without it CRIU looks again, which takes 100 ms and tables of the
+        host's firewall that only one may make at a time.
 
         Raises CheckpointFailed, SlotLost. Cancelled: it is ended.
         """
-        quiesced = await self._asks.checkpoint(name, cgroup, in_place=in_place)
+        quiesced = await self._asks.checkpoint(name, cgroup, in_place=in_place, kdat=kdat)
         if in_place and not quiesced.obstacles:
             self.worker = "frozen"
         return quiesced
