@@ -25,7 +25,7 @@ from snapshotter.cuda.devices import Devices, NoDevices
 from snapshotter.cuda.errors import CudaLost, CudaRefused
 from snapshotter.cuda.remap import DeviceRecord
 from snapshotter.errands import Errands
-from snapshotter.errors import StartFailed
+from snapshotter.errors import SnapshotUnknown, StartFailed
 from snapshotter.housing import Housekeeper, Housing, Phase, Tenancy
 from snapshotter.running import Owner
 from snapshotter.slots import SlotLost
@@ -122,12 +122,18 @@ class Restores:
 
     async def _watch(self, lazy: LazyPages, housing: Housing, snapshot: Snapshot) -> None:
         """Until all its memory has come. A process whose page daemon died reads zeros where memory was: it must not go on."""
-        with self._stock.catalogue.lease(snapshot.id):
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(SnapshotUnknown):
+                held.enter_context(self._stock.catalogue.lease(snapshot.id))
             status = await asyncio.shield(lazy.exited)
             await lazy.kill()
-            if status != 0 and not housing.slot.is_ending and not housing.slot.is_lost:
-                _log.error("pages.lost slot=%s snapshot=%s status=%s", housing.slot.id, snapshot.id, status)
-                await housing.slot.end()
+        slot = housing.slot
+        if not status or slot.is_lost or slot.is_ending:
+            return
+        _log.warning("pages.lost slot=%s snapshot=%s status=%s", slot.id, snapshot.id, status)
+        for name in list(slot.running):
+            slot.kill(name)
+        slot.kill_worker()
 
     @contextlib.contextmanager
     def _opened(self, snapshot: Snapshot, slot_directory: Path) -> Iterator[tuple[int, int, int, int]]:

@@ -273,6 +273,13 @@ def do(step: str) -> None:  # noqa: C901, PLR0912  # a flat list of steps
             name, _, text = value.partition("=")
             with open(name, "w") as f:
                 f.write(text)
+        case "open":
+            OPEN.append(open(value))  # noqa: SIM115  it stays open, that is what it is for
+        case "grow":
+            name, _, mib = value.partition("=")
+            with open(name, "ab") as big:
+                for _ in range(int(mib)):
+                    big.write(os.urandom(1024) * 1024)
         case "unlinked":
             OPEN.append(open(value, "w+"))  # noqa: SIM115  it stays open, that is what it is for
             OPEN[-1].write(value)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -195,6 +197,34 @@ async def test_without_snapshots_on_the_node_everything_works_as_before(home: Ag
         assert (await client.capabilities())["node"]["snapshots"]["on"] is False
 
 
+async def test_watchers_hear_of_snapshots(home: AgentHome, client: AgentClient) -> None:
+    heard: list[tuple[str, str]] = []
+
+    async def listen() -> None:
+        async for event in client.watch():
+            heard.append((event.kind, event.reason))  # noqa: PERF401  # it never ends
+
+    listening = asyncio.create_task(listen())
+    await asyncio.sleep(0)
+    made = await client.checkpoint(home.launch())
+    await client.delete_snapshots(snapshot_id=made.id)
+    await until(lambda: ("snapshot_gone", "deleted") in heard)
+    listening.cancel()
+    assert [kind for kind, _ in heard if kind.startswith("snapshot")] == ["snapshot_ready", "snapshot_gone"]
+
+
+async def test_another_node_fetches_the_copy_and_restores_it(home: AgentHome, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    async with home.agent(snapshots=True, snapshot_store=store), home.client() as client:
+        made = await client.checkpoint(home.launch())
+        assert [s.remote for s in await client.snapshots()] == [True]
+    shutil.rmtree(home.paths.home / "node/snapshots")
+    async with home.agent(snapshots=True, snapshot_store=store), home.client() as client:
+        info = await begin(client, home.launch())
+        assert (info.start_kind, next(iter(info.phases_ms))) == (StartKind.RESTORE, "fetch")
+        assert [s.id for s in await client.snapshots()] == [made.id]
+
+
 async def test_a_snapshot_survives_the_agent(home: AgentHome) -> None:
     async with home.agent(snapshots=True), home.client() as client:
         made = await client.checkpoint(home.launch())
@@ -237,6 +267,25 @@ async def test_other_sources_of_ours_miss_by_name(home: AgentHome, caplog: pytes
         with caplog.at_level("INFO"):
             assert (await begin(client, home.launch())).start_kind is StartKind.COLD
     assert "field=runtime" in caplog.text
+
+
+async def test_a_file_that_the_process_holds_and_that_changed_is_noticed_before_criu_starts(
+    home: AgentHome, client: AgentClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="pl", dir="/srv") as name:
+        Path(name).chmod(0o755)
+        library = Path(name) / "library.so"
+        library.write_text("one")
+        library.chmod(0o644)
+        launch = home.launch(boot=[f"open:{library}"])
+        await client.checkpoint(launch)
+        assert (await from_disk(client, launch)).start_kind is StartKind.RESTORE
+        library.write_text("two")
+
+        with caplog.at_level("INFO"):
+            assert (await from_disk(client, launch)).start_kind is StartKind.COLD
+
+    assert f"field=file:{library}" in caplog.text
 
 
 async def test_a_hook_that_hangs_after_a_restore_falls_to_cold_in_time(home: AgentHome, client: AgentClient) -> None:
