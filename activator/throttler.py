@@ -256,6 +256,9 @@ class Throttler:
         self._observer.start_failed(self.target, error.code)
         if any(self.live()) or self._comings.starting:
             return  # the calls that wait are served by what is there, or by a start still under way
+        if isinstance(error, agent_errors.StartStopped):
+            self.poke(self._clock())  # whoever stopped it had nothing against the calls that wait
+            return
         self._fail_waiters(as_answer(self.target, error))
 
     def start_refused(self, error: errors.PilotlightError) -> None:

@@ -97,15 +97,16 @@ def sample(platform: stack.Stack, app: str, subject: Subject, *, drop_caches: bo
 
 
 def to_nothing(platform: stack.Stack, app: str) -> None:
-    """Stop the app's instances and drop its Templates, until none comes back. Raises StackFailed."""
-    platform.wait_zero(app)
-    deadline, quiet_since = time.monotonic() + _PATIENCE_S, time.monotonic()
-    while time.monotonic() - quiet_since < _QUIET_S:
-        if _ask(platform, lambda agent: _drop(agent, app)):
+    """Stop the app's instances and drop its Templates, until none comes back (the autoscaler may want one more). Raises StackFailed."""
+    deadline, quiet_since = time.monotonic() + _PATIENCE_S, 0.0
+    while quiet_since == 0 or time.monotonic() - quiet_since < _QUIET_S:
+        platform.wait_zero(app)
+        if _ask(platform, lambda agent: _drop(agent, app)) or quiet_since == 0:
             quiet_since = time.monotonic()
         if quiet_since > deadline:
-            raise StackFailed(f"a Template of {app} comes back again and again")
+            raise StackFailed(f"{app} comes back again and again")
         time.sleep(0.05)
+    platform.wait_zero(app)
 
 
 def instance_memory(report: Report, subject: Subject, *, instances: int) -> None:

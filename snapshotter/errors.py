@@ -32,6 +32,12 @@ class StartTimeout(SnapshotterError):
     code = "start_timeout"
 
 
+class StartStopped(SnapshotterError):
+    """Raised when somebody stopped the instance while it started: nothing is wrong with it, and another may be started."""
+
+    code = "start_stopped"
+
+
 class NoCapacity(SnapshotterError):
     """Raised when this node cannot hold one more instance; `detail` carries `resource`, `asked`, `free`."""
 

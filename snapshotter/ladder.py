@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from snapshotter import slots
 from snapshotter.boots import Boots
 from snapshotter.ends import Ends
-from snapshotter.errors import LeaseHeld, NoCapacity, SnapshotterError, StartFailed, StartTimeout
+from snapshotter.errors import LeaseHeld, NoCapacity, SnapshotterError, StartFailed, StartStopped, StartTimeout
 from snapshotter.housing import Housekeeper, Phase
 from snapshotter.instances import Instance, Instances
 from snapshotter.logs import Logs
@@ -84,6 +84,11 @@ class Ladder:
         flight.waiters += 1
         try:
             return await asyncio.shield(flight.task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and not caller.cancelling():
+                raise StartStopped(f"instance {request.instance_id} was stopped while it started") from None
+            raise
         finally:
             flight.waiters -= 1
             if flight.waiters == 0 and not flight.task.done():

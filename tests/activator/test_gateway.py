@@ -211,6 +211,13 @@ async def test_a_failed_start_is_answered_with_the_users_own_error(edge: Edge) -
     assert (problem_of(answer)["error"], problem_of(answer)["log_tail"]) == (error, ["boom"])
 
 
+async def test_a_start_that_somebody_stopped_is_made_again_for_the_calls_that_wait(edge: Edge) -> None:
+    edge.add(route_of(spec_of()))
+    edge.fleet.failures = [agent_errors.StartStopped("instance i-1 was stopped while it started")]
+
+    assert (await edge.call(json={"x": 1})).status_code == 200
+
+
 async def test_no_capacity_is_503_with_the_reason_and_a_time(edge: Edge) -> None:
     edge.add(route_of(spec_of()))
     edge.fleet.failures = [agent_errors.NoCapacity("memory", {"resource": "memory", "asked": 2, "free": 1})]

@@ -13,7 +13,7 @@ import pytest
 
 from snapshotter.cgroups import Cgroups
 from snapshotter.client import AgentClient
-from snapshotter.errors import InstanceUnknown, LeaseHeld, NoCapacity, StartFailed, StartTimeout, Unsupported
+from snapshotter.errors import InstanceUnknown, LeaseHeld, NoCapacity, StartFailed, StartStopped, StartTimeout, Unsupported
 from snapshotter.types import AgentEvent, InstanceInfo, InstanceState, LaunchSpec, RevisionKey, StartKind, WeightsMount
 from tests.fakes.agent_home import MIB, AgentHome, get, instance_id
 
@@ -458,3 +458,13 @@ async def test_what_the_agent_writes_is_private_but_for_what_workers_read(home: 
     assert umask.split() == ["Umask:", "0022"]  # user code has the usual one
     assert {"snapshotter.pid", "cgroups.json", "housing.json"} <= {path.name for path in written}
     assert read_by_all == {"app.py", "launch.json"}
+
+
+async def test_stopping_an_instance_that_starts_is_told_to_whoever_waits_for_it(home: AgentHome, client: AgentClient) -> None:
+    name = instance_id()
+    start = asyncio.create_task(begin(client, home.launch(boot=["hang"]), instance_id=name))
+    while not any(info.id == name for info in await client.instances()):
+        await asyncio.sleep(0.005)
+    await client.stop(name, grace_s=5)
+    with pytest.raises(StartStopped, match="stopped while it started"):
+        await start
