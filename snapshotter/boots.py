@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from snapshotter import processes, slots
@@ -101,6 +101,16 @@ class Boots:
         for victim in self._templates.victims(need_bytes=need_bytes, unused_only=True):
             if victim.revision != but:
                 self._ends.drop(victim, "evicted")
+
+    @contextlib.contextmanager
+    def kept(self, template: Template) -> Iterator[None]:
+        """Not evicted while the context lasts; looked at again after it."""
+        template.is_dumped = True
+        try:
+            yield
+        finally:
+            template.is_dumped = False
+            self._errands.run(self._measure(template), f"measure {template.revision}")
 
     async def cancel(self) -> None:
         """End every boot in flight; nothing is refilled any more."""

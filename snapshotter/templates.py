@@ -14,7 +14,11 @@ from snapshotter.types import RevisionKey, TemplateInfo
 
 @dataclass(kw_only=True, eq=False)
 class Template:
-    """One resident Template. Owner: the event loop."""
+    """One resident Template. Owner: the event loop.
+
+    Attributes:
+        is_dumped: a snapshot is being made of it: it is not evicted meanwhile.
+    """
 
     housing: Housing
     threads: tuple[str, ...]
@@ -23,6 +27,7 @@ class Template:
     last_used_at: float
     pss_bytes: int = 0
     forks: int = 0
+    is_dumped: bool = False
 
     @property
     def revision(self) -> RevisionKey:
@@ -112,7 +117,7 @@ class Templates:
         for template in sorted(self._by_revision.values(), key=lambda t: t.last_used_at):
             if need_bytes <= 0:
                 break
-            if unused_only and template.housing.slot.running:
+            if template.is_dumped or (unused_only and template.housing.slot.running):
                 continue
             chosen.append(template)
             need_bytes -= template.held_bytes
