@@ -21,7 +21,7 @@ class Proof:
         cold_ms: from nothing to the snapshot point.
         restore_ms: from its snapshot to the first answer; None without one.
         fork_ms: from the Template to an instance that serves; None where it was not forked.
-        threads: surplus threads that keep it from being forked.
+        threads: surplus threads, and processes, that keep it from being forked.
         snapshot: what the platform says of the snapshot: `SnapshotInfo`, `{"refused": [reasons]}`, `{"off": why}`, `{"failed": message}`.
     """
 
@@ -48,7 +48,7 @@ class Proof:
         snapshot = self.snapshot or {}
         if self.threads:
             each = "each instance is restored from its snapshot" if self.restore_ms is not None else "each start is COLD"
-            yield f"it cannot be forked, because of threads: {', '.join(self.threads)}; {each}"
+            yield f"it cannot be forked, because of threads or processes that it began: {', '.join(self.threads)}; {each}"
         for reason in snapshot.get("refused", ()):
             where = f" ({reason['where']})" if reason.get("where") else ""
             yield f"no snapshot: {reason.get('message') or reason.get('what') or reason.get('kind')}{where}"

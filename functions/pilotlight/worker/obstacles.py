@@ -225,7 +225,8 @@ def _of_orphans(me: int, tree: Collection[int]) -> Iterator[Obstacle]:
     for pid, parent, state in everybody():
         if parent == 1 and pid not in (1, me) and pid not in tree and state != "Z":
             name = name_of(pid)
-            message = f"process {name} detached itself from the function's and would not be in a snapshot. Start it as a child, {_WAY_OUT}"
+            advice = "Start it as a child, or in @enter(snap=False)"
+            message = f"process {name} detached itself from the function's and would not be in a snapshot. {advice}"
             yield Obstacle(kind="process", fd=None, what=name, where=None, message=message)
 
 

@@ -31,7 +31,7 @@ def test_a_template_that_was_restored_itself_says_nothing_about_cold() -> None:
 @pytest.mark.parametrize("snapshot, how", [(READY, "each instance is restored from its snapshot"), (None, "each start is COLD")])
 def test_threads_are_named_with_what_follows_from_them(snapshot: Any, how: str) -> None:
     threaded = proof(snapshot, template={"phases_ms": {"boot": 100.0}, "threads": ["tqdm"]}, start_kind="WAKE")
-    assert list(threaded.remarks()) == [f"it cannot be forked, because of threads: tqdm; {how}"]
+    assert list(threaded.remarks()) == [f"it cannot be forked, because of threads or processes that it began: tqdm; {how}"]
     assert threaded.fork_ms is None
 
 
