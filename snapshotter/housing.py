@@ -49,6 +49,7 @@ class Housing:
         transient: made for a snapshot's sake alone: whoever made it clears it, and a new agent does when it finds it.
         snapshot: what it was restored from, None when it was booted.
         whole: it was restored as a process tree, and is not forked.
+        is_pristine: no secret has passed through its worker: orders to fork carry them, and leave traces in its memory.
         lease_ids: weights held for it.
         spots, parked_bytes, timer: forks that wait for an assignment, their PSS as last measured, and when they are next looked at;
             `parking.Parking` owns them.
@@ -64,6 +65,7 @@ class Housing:
     transient: bool = False
     snapshot: str | None = None
     whole: bool = False
+    is_pristine: bool = True
     spots: list[Spot] = field(default_factory=list)
     parked_bytes: int = 0
     timer: asyncio.TimerHandle | None = None
@@ -96,6 +98,7 @@ class Housing:
             transient=body.get("transient", False),
             snapshot=body.get("snapshot"),
             whole=body.get("whole", False),
+            is_pristine=False,
         )
 
 

@@ -120,7 +120,7 @@ class Dumps:
             if template is None:
                 await self._boots.once(launch)
                 template = fresh = self._templates.get(launch.revision)
-            if template is not None and template.housing.snapshot is None and not _whole(template.housing):
+            if template is not None and _is_as_booted(template.housing) and not _whole(template.housing):
                 with self._boots.kept(template):
                     yield _Subject(housing=template.housing, in_place=False, network=False)
                 return
@@ -230,6 +230,11 @@ class Dumps:
             await subject.housing.slot.keep_files(name, fd)
         finally:
             os.close(fd)
+
+
+def _is_as_booted(housing: Housing) -> bool:
+    """Whether its forks are what a boot gives: not born of a snapshot, and without a trace of secrets, which must never be in an image."""
+    return housing.snapshot is None and housing.is_pristine
 
 
 def _plain(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,6 +80,18 @@ async def test_a_revision_with_a_snapshot_comes_back_from_it(home: AgentHome, cl
     assert await ask(info, "/env/TOKEN") == "s3cret"
 
 
+async def test_a_secret_that_an_instance_was_given_is_in_no_image(home: AgentHome, client: AgentClient) -> None:
+    launch, secret = home.launch(boot=["remember:known"]), "planted-f7a1c9"
+    for _ in range(2):
+        await begin(client, launch, secret_env={"TOKEN": secret})
+
+    made = await client.checkpoint(launch)
+
+    files = [p.read_bytes() for p in (home.paths.home / "node/snapshots" / made.id).rglob("*") if p.is_file()]
+    assert any(b"known" in content for content in files)
+    assert not any(secret.encode() in content for content in files)
+
+
 async def test_a_template_comes_back_behind_the_first_instance(home: AgentHome, client: AgentClient) -> None:
     launch = home.launch()
     await client.checkpoint(launch)
