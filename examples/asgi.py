@@ -12,9 +12,9 @@ app = pilotlight.App("web")
 
 @app.function(cpu=0.25, memory="512MiB")
 @pilotlight.concurrent(max_inputs=100)
-@pilotlight.asgi_app()
+@pilotlight.asgi_app(example="/")
 def site() -> Any:
-    """Build the application; called once, before the snapshot."""
+    """Build the application; called once, before the snapshot, because it declares an example (a path that it answers)."""
     from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 
     web = FastAPI(title="A site at zero")
