@@ -120,6 +120,8 @@ def node(session: Session) -> Iterator[Finding]:
         what="platform", state=OK if found else NOTE, detail=found.url if found else "not running", way_out="Start it: `pilotlight up`."
     )
     yield from features(answer)
+    if not found:  # what was started for the question has a home of its own, and says nothing about this one's snapshots
+        answer = {**answer, "node": {**answer.get("node", {}), "snapshots": None}}
     yield from snapshots(answer, platform)
 
 
@@ -154,11 +156,11 @@ def snapshots(answer: Mapping[str, Any], platform: LocalPlatform) -> Iterator[Fi
     budget = told.get("max_bytes") or known.snapshot_max_bytes
     free = shutil.disk_usage(next(p for p in (directory, *directory.parents) if p.exists())).free
     used, of = size(int(told.get("used_bytes") or 0)), size(int(budget)) if budget else "a quarter of the free disk"
-    room = f"{used} of {of} used, {size(free)} free"
-    counts = f"{told.get('ready', 0)} ready, {told.get('quarantined', 0)} quarantined"
+    counts = f"{told.get('ready', 0)} ready, {told.get('quarantined', 0)} quarantined; {used} of {of} used, " if told else ""
     state = NOTE if told.get("quarantined") or free < _LEAST_DISK_BYTES else OK
-    way_out = "`pilotlight snapshot list` names the reasons; `snapshot prove ID` tries one again." if told.get("quarantined") else ""
-    yield Finding(what="snapshots", state=state, detail=f"{directory}: {counts}; {room}", way_out=way_out)
+    reasons = "`pilotlight snapshot list` names the reasons; `snapshot delete ID` makes room."
+    way_out = reasons if told.get("quarantined") else ""
+    yield Finding(what="snapshots", state=state, detail=f"{directory}: {counts}{size(free)} free", way_out=way_out)
     if refusal := told.get("last_refusal"):
         reasons = "; ".join(str(r.get("message") or r.get("what")) for r in refusal.get("reasons", ())) or "no reason was kept"
         yield Finding(

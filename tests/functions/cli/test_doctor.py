@@ -75,7 +75,7 @@ def test_quarantined_ones_and_the_last_refusal_are_notes(short_tmp: Path) -> Non
     refusal = {"revision": "f-1@v1-a", "at": 0.0, "reasons": [{"kind": "connection", "message": "a connection is open"}]}
     told = {"ready": 0, "quarantined": 2, "last_refusal": refusal}
     counts, last = snapshots({"features": RESTORE_ON, "node": {"snapshots": told}}, session_in(short_tmp, "").platform())
-    assert (counts.state, "snapshot prove" in counts.way_out) == (NOTE, True)
+    assert (counts.state, "snapshot delete" in counts.way_out) == (NOTE, True)
     assert "a connection is open" in last.detail
 
 
