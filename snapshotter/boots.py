@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from snapshotter import processes, slots
 from snapshotter.ends import Ends
 from snapshotter.errands import Errands
-from snapshotter.errors import StartTimeout
+from snapshotter.errors import StartFailed, StartTimeout
 from snapshotter.events import Events
 from snapshotter.housing import Housekeeper, Housing, Phase
 from snapshotter.logs import Logs
@@ -71,8 +72,16 @@ class Boots:
         self._errands.run(self._refill(launch), f"refill {launch.revision}")
 
     async def boot(self, launch: LaunchSpec, phase: Phase) -> Housing:
-        """A worker at its snapshot point, in a slot of its own. Raises StartFailed, BundleUnavailable, Unsupported."""
-        return await self._housekeeper.boot(launch, phase, self._ends)
+        """A worker at its snapshot point, in a slot of its own. Raises StartFailed, BundleUnavailable, Unsupported.
+
+        In a network of its own, too, when somebody has the TCP port that it wants: most likely another worker of the revision.
+        """
+        try:
+            return await self._housekeeper.boot(launch, phase, self._ends, network=self._housekeeper.is_listening(launch.revision))
+        except StartFailed as e:
+            if not _is_address_taken(e):
+                raise
+            return await self._housekeeper.boot(launch, phase, self._ends, network=True)
 
     def resume(self, housing: Housing) -> None:
         """Go on with the boot that an earlier agent began."""
@@ -189,3 +198,9 @@ class Boots:
         surplus = self._templates.pss_bytes() - self._budget_bytes
         for victim in self._templates.victims(need_bytes=surplus, unused_only=False):
             self._ends.drop(victim, "evicted")
+
+
+def _is_address_taken(failure: StartFailed) -> bool:
+    """Whether user code could not have the address that it wanted to listen on."""
+    error = failure.detail.get("error") or {}
+    return f"[Errno {errno.EADDRINUSE}]" in str(error.get("message"))

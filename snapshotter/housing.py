@@ -24,7 +24,7 @@ from snapshotter.logs import Logs
 from snapshotter.nursery import Nursery
 from snapshotter.running import Owner
 from snapshotter.slots import BootFailed, Slot
-from snapshotter.types import LaunchSpec, StartKind
+from snapshotter.types import LaunchSpec, RevisionKey, StartKind
 
 _log = logging.getLogger(__name__)
 _RECORD = "housing.json"
@@ -151,6 +151,12 @@ class Housekeeper:
             point = await housing.slot.point
             housing.boot_ms = {**housing.boot_ms, **point.phases_ms}
         return housing
+
+    def is_listening(self, revision: RevisionKey) -> bool:
+        """Whether a worker of it that lives here listens on TCP: in the same network the next one would find its port taken."""
+        points = [housing.slot.point for housing in self.housings.values() if housing.launch.revision == revision]
+        reached = [p.result() for p in points if p.done() and not p.cancelled() and p.exception() is None]
+        return any(point.listens for point in reached)
 
     @contextlib.asynccontextmanager
     async def moving_in(

@@ -134,7 +134,7 @@ class Dumps:
         fresh: a Template that was just booted for it, and turned out to be one that cannot be forked.
         """
         housing = self._taken(fresh)
-        if housing is None and not self._is_known_to_listen(launch):
+        if housing is None and not self._housekeeper.is_listening(launch.revision):
             housing = await self._housekeeper.boot(launch, Phase(), self._ends, transient=True)
         network = housing is None or bool(housing.slot.point.result().listens)
         if housing is None or network:
@@ -145,12 +145,6 @@ class Dumps:
             yield _Subject(housing=housing, in_place=_whole(housing), network=network)
         finally:
             await asyncio.shield(asyncio.create_task(self._housekeeper.clear(housing), name=f"clear {housing.slot.id}"))
-
-    def _is_known_to_listen(self, launch: LaunchSpec) -> bool:
-        """Whether a worker of this revision that lives here listens on TCP: in the same network the next one would find its port taken."""
-        points = [h.slot.point for h in self._housekeeper.housings.values() if h.launch.revision == launch.revision]
-        reached = [p.result() for p in points if p.done() and not p.cancelled() and p.exception() is None]
-        return any(point.listens for point in reached)
 
     def _taken(self, template: Template | None) -> Housing | None:
         """Its housing, ours alone from now on; None when it went away, or serves already."""
