@@ -1,0 +1,207 @@
+"""What goes wrong around snapshots: damaged images, changed libraries, a full disk, kill -9 of the node agent. Every call is answered."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pilotlight.protocol import HEADER_START
+from tests.conftest import RequireOrSkip
+from tests.e2e.frozen import Frozen, Traces, catalogue, environ, why_no_criu
+from tests.e2e.harness import APPS, PlatformUnderTest, platform_up, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(180)]
+APP = str(APPS / "frail.py")
+BLOCK = 96 * 1024 * 1024
+SMALL_DISK_BYTES = 64 * 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def library() -> Iterator[Path]:
+    """A file of the host that the app's functions map, as they map their libraries."""
+    directory = Path(tempfile.mkdtemp(prefix="pl", dir="/opt"))
+    directory.chmod(0o755)
+    file = directory / "library.so"
+    file.write_bytes(b"one" * 4096)
+    file.chmod(0o644)
+    yield file
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="module")
+def frail(require_or_skip: RequireOrSkip, library: Path) -> Iterator[Frozen]:
+    if (why := why_no_criu()) is not None:
+        require_or_skip(why)
+    with environ(FRAIL_LIBRARY=str(library)), platform_up() as platform:
+        platform.cli("deploy", APP)
+        yield Frozen(platform, "frail")
+
+
+def at_zero(frail: Frozen) -> Traces:
+    """What is left when nothing of the app is in memory, once it stays the same."""
+    for function in ("Small", "Large", "Mapper"):
+        frail.to_zero(function)
+    seen: list[Traces] = []
+
+    def settled() -> bool:
+        seen.append(Traces.of(frail.platform))
+        time.sleep(0.3)
+        return len(seen) > 1 and seen[-1] == seen[-2]
+
+    wait_for(settled, "the node to be quiet")
+    return seen[-1]
+
+
+# -- what is on the disk -------------------------------------------------------------------------------------------------
+def flip(file: Path) -> None:
+    with file.open("r+b") as image:
+        image.seek(file.stat().st_size // 2)
+        byte = image.read(1)[0]
+        image.seek(-1, os.SEEK_CUR)
+        image.write(bytes([byte ^ 0x10]))
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def remove(file: Path) -> None:
+    file.unlink()
+
+
+@pytest.mark.parametrize("name, damage", [("pages-*.img", flip), ("core-*.img", truncate), ("pagemap-*.img", remove), ("files.tar", flip)])
+def test_a_damaged_snapshot_is_never_used_the_call_is_cold_and_another_one_is_made(
+    frail: Frozen, name: str, damage: Callable[[Path], None]
+) -> None:
+    broken = frail.wait_ready("Small")["id"]
+    frail.to_zero("Small")
+    damage(next(frail.directory(broken).rglob(name)))
+
+    answer = frail.call_from_zero("Small.number", {"word": "two"})
+    assert (answer.json(), answer.headers[HEADER_START]) == (2, "COLD")
+    quarantined = frail.snapshots("Small", state="QUARANTINED")
+    assert broken in [s["id"] for s in quarantined]
+    assert all(s["reason"] for s in quarantined)
+    assert frail.wait_ready("Small")["id"] != broken
+    assert frail.restored("Small.number", {"word": "one"}) == 1
+
+
+def test_a_snapshot_whose_library_changed_is_not_used_and_a_metric_says_so(frail: Frozen, library: Path) -> None:
+    old = frail.wait_ready("Mapper")["id"]
+    assert frail.restored("Mapper.read") == "one"
+    before = frail.metric("pilotlight_snapshot_misses_total", field="file")
+    frail.to_zero("Mapper")
+    library.write_bytes(b"two" * 4096)
+
+    answer = frail.call_from_zero("Mapper.read")
+    assert (answer.json(), answer.headers[HEADER_START]) == ("two", "COLD")
+    assert frail.metric("pilotlight_snapshot_misses_total", field="file") > before
+    assert "library.so" in (frail.platform.local.logs / "snapshotter.log").read_text()
+    wait_for(lambda: any(s["id"] != old for s in frail.snapshots("Mapper")), "a snapshot with the new library")
+    assert frail.restored("Mapper.read") == "two"
+
+
+# -- kill -9 -------------------------------------------------------------------------------------------------------------
+def test_the_agent_killed_while_a_snapshot_is_made_leaves_nothing_and_the_next_one_is_made(frail: Frozen) -> None:
+    platform, directory = frail.platform, catalogue(frail.platform)
+    before = at_zero(frail)
+    platform.cli("snapshot", "delete", "frail/Large", "--yes")
+    with ThreadPoolExecutor(1) as pool:
+        deploying = pool.submit(platform.cli, "deploy", APP, check=False)
+        wait_for(lambda: any(path.rglob("pages-*") for path in staged(directory)), "a dump to begin")
+        pid = platform.kill("snapshotter")
+        platform.wait_restarted("snapshotter", pid)
+        deploying.result()
+    assert wait_for(lambda: succeeded(platform, "frail/Large.size"), "the function to answer").json() == BLOCK
+    platform.cli("deploy", APP)
+    frail.wait_ready("Large")
+    assert frail.restored("Large.size") == BLOCK
+    wait_for(lambda: at_zero(frail) == before, f"nothing to be left: {before}")
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.03, 0.06, 0.1])
+def test_the_agent_killed_while_a_call_is_restored_leaves_nothing_and_the_next_call_works(frail: Frozen, after_s: float) -> None:
+    platform = frail.platform
+    frail.wait_ready("Large")
+    before = at_zero(frail)
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(platform.post, "frail/Large.size")
+        time.sleep(after_s)
+        pid = platform.kill("snapshotter")
+        platform.wait_restarted("snapshotter", pid)
+        answer = calling.result()
+    assert answer.status_code in (200, 503), answer.text
+    assert answer.elapsed.total_seconds() < 20
+    assert wait_for(lambda: succeeded(platform, "frail/Large.size"), "the function to answer").json() == BLOCK
+    assert frail.restored("Large.size") == BLOCK
+    wait_for(lambda: at_zero(frail) == before, f"nothing to be left: {before}")
+
+
+def staged(directory: Path) -> list[Path]:
+    """Directories of snapshots that are being made."""
+    return [path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("sn-")]
+
+
+def succeeded(platform: PlatformUnderTest, function: str) -> httpx.Response | None:
+    answer = platform.post(function)
+    return answer if answer.status_code == 200 else None
+
+
+def test_restores_and_stops_over_and_over_leave_nothing(frail: Frozen) -> None:
+    frail.restored("Small.number", {"word": "one"})
+    before = at_zero(frail)
+    for _ in range(5):
+        frail.restored("Small.number", {"word": "two"})
+    assert at_zero(frail) == before
+
+
+# -- a full disk ---------------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def small_disk() -> Iterator[Path]:
+    """A home whose snapshots have a disk of their own, with room for one of 20 MB and not for one of 100."""
+    root = Path(tempfile.mkdtemp(prefix="pl"))
+    root.chmod(0o755)
+    disk = root / "h" / "node" / "snapshots"
+    disk.mkdir(parents=True)
+    for directory in (root / "h", disk.parent):
+        directory.chmod(0o700)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES},mode=0700", "snapshots", disk], check=True)
+    try:
+        yield root
+    finally:
+        subprocess.run(["umount", disk], check=True)
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def test_with_no_room_for_its_images_deploy_says_so_and_the_function_works_by_fork(frail: Frozen) -> None:
+    with (
+        small_disk() as root,
+        platform_up(
+            platform={"home": str(root / "h"), "run": str(root / "r")}, snapshotter={"snapshot_max_bytes": 10 * SMALL_DISK_BYTES}
+        ) as platform,
+    ):
+        said = platform.cli("deploy", APP).stdout
+        full = Frozen(platform, "frail")
+        assert "the disk is full" in said
+        assert full.snapshots("Large", state=None) == []
+        assert staged(catalogue(platform)) == []
+        assert len(full.snapshots("Small")) == 1
+        assert full.restored("Small.number", {"word": "one"}) == 1
+        assert full.call_from_zero("Large.size").headers[HEADER_START] == "COLD"
+        with platform.client() as client:
+            for instance in client.instances(app="frail"):
+                if instance["labels"]["function"] == "Large":
+                    client.stop_instance(str(instance["id"]))
+        wait_for(lambda: not platform.instances("frail", "Large"), "no instance")
+        answer = full.call("Large.size")
+        assert (answer.json(), answer.headers[HEADER_START]) == (BLOCK, "FORK")
