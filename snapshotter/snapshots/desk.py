@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from snapshotter.errands import Errands
 from snapshotter.errors import SnapshotUnknown, Unsupported
 from snapshotter.metrics import Metrics
 from snapshotter.snapshots.checkpoints import Checkpoints
+from snapshotter.snapshots.manifest import SnapshotManifest
+from snapshotter.snapshots.remote import Remote, RemoteError
 from snapshotter.snapshots.shelf import Shelf
 from snapshotter.snapshots.stock import Stock
 from snapshotter.snapshots.stored import SnapshotCorrupt
 from snapshotter.types import LaunchSpec, SnapshotInfo, SnapshotState
 
 _log = logging.getLogger(__name__)
+_FORGET_S = 60.0
+"""For a store with thousands of records; the agent does not end before it."""
 
 
 class Snapshots:
     """Owner: the event loop. Without a `stock` there are none, and `shelf.why_not` says why."""
 
-    def __init__(self, *, stock: Stock | None, checkpoints: Checkpoints | None, shelf: Shelf, metrics: Metrics) -> None:
+    def __init__(self, *, stock: Stock | None, checkpoints: Checkpoints | None, shelf: Shelf, errands: Errands, metrics: Metrics) -> None:
         self._stock = stock
         self._checkpoints = checkpoints
         self._shelf = shelf
+        self._errands = errands
         self._metrics = metrics
 
     def __repr__(self) -> str:
@@ -51,13 +58,19 @@ class Snapshots:
         return found[-1]
 
     async def delete(self, *, snapshot_id: str | None, revision: str | None, function: str | None) -> int:
-        """See `AgentClient.delete_snapshots`."""
+        """See `AgentClient.delete_snapshots`. Copies go, too, but nobody waits for the object store."""
         if self._stock is None:
             return 0
+        catalogue, remote = self._stock.catalogue, self._stock.remote
+        copies = [s.manifest for s in catalogue if s.id == snapshot_id]
         with self._shelf.telling("deleted"):
             if snapshot_id is not None:
-                return int(await self._stock.catalogue.delete(snapshot_id))
-            return await self._stock.catalogue.delete_of(revision=revision, function=function)
+                count = int(await catalogue.delete(snapshot_id))
+            else:
+                count = await catalogue.delete_of(revision=revision, function=function)
+        if remote is not None:
+            self._errands.run(self._forget(remote, copies, revision=revision, function=function), "forget copies")
+        return count
 
     def describe(self) -> Mapping[str, Any]:
         """For `capabilities`."""
@@ -89,6 +102,18 @@ class Snapshots:
                 await self._stock.catalogue.verify(snapshot, None)
             except (SnapshotCorrupt, SnapshotUnknown) as e:
                 _log.warning("snapshot.unusable snapshot=%s error=%s", snapshot.id, e)
+
+    @staticmethod
+    async def _forget(remote: Remote, copies: list[SnapshotManifest], *, revision: str | None, function: str | None) -> None:
+        """What would otherwise be fetched by the next start."""
+        try:
+            async with asyncio.timeout(_FORGET_S):
+                for manifest in copies:
+                    await remote.forget(manifest)
+                if revision is not None or function is not None:
+                    await remote.forget_of(revision=revision, function=function)
+        except (RemoteError, TimeoutError) as e:
+            _log.warning("snapshot.copies_stay revision=%s function=%s error=%s", revision, function, e)
 
     def _by_state(self) -> Counter[SnapshotState]:
         return Counter(info.state for info in self.infos({}))

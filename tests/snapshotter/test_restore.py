@@ -237,6 +237,19 @@ async def test_another_node_fetches_the_copy_and_restores_it(home: AgentHome, tm
         assert [s.id for s in await client.snapshots()] == [made.id]
 
 
+@pytest.mark.parametrize("by", ["id", "function"])
+async def test_a_deleted_snapshot_has_no_copy_left(home: AgentHome, tmp_path: Path, by: str) -> None:
+    store = tmp_path / "store"
+    async with home.agent(snapshots=True, snapshot_store=str(store)), home.client() as client:
+        made = await client.checkpoint(home.launch())
+        other = await client.checkpoint(home.launch("f-2@v1-abc"))
+        wanted = {"snapshot_id": made.id} if by == "id" else {"function": "f-1"}
+        assert await client.delete_snapshots(**wanted) == 1
+        await until(lambda: [p.stem for p in store.glob("snapshots/*/*.json")] == [other.id])
+        assert await client.delete_snapshots(snapshot_id=other.id) == 1
+        await until(lambda: not [p for p in store.rglob("*") if p.is_file()])
+
+
 async def test_a_snapshot_survives_the_agent(home: AgentHome) -> None:
     async with home.agent(snapshots=True), home.client() as client:
         made = await client.checkpoint(home.launch())
