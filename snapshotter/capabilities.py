@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from snapshotter import network
 from snapshotter.cgroups import Cgroups
 from snapshotter.criu.self_test import self_test
 from snapshotter.interpreters import installed_interpreters
@@ -44,10 +45,10 @@ async def probe(*, home: Path, environ: Mapping[str, str], cgroups: Cgroups, uid
     `home` is the directory whose disk is looked at, `cgroups` where instances get their limits, `uid_base` the first uid of a tenant.
     """
     kernel = asyncio.gather(*(_in_child(label, name, str(uid_base)) for label, name in _KERNEL))
-    results, restore, gpus, interpreters = await asyncio.gather(
-        kernel, _restore(environ, criu_cache(home)), _gpus(environ), installed_interpreters(environ)
+    results, restore, networks, gpus, interpreters = await asyncio.gather(
+        kernel, _restore(environ, criu_cache(home)), _networks(), _gpus(environ), installed_interpreters(environ)
     )
-    features = [_root(), *results, await _cgroup_memory(cgroups), restore, _gpu_feature(gpus), _apt()]
+    features = [_root(), *results, await _cgroup_memory(cgroups), restore, networks, _gpu_feature(gpus), _apt()]
     node = {
         **_machine(),
         "gpus": gpus,
@@ -105,6 +106,12 @@ async def _restore(environ: Mapping[str, str], cache: Path) -> Feature:
     """Snapshots on disk: a live dump and restore, or the remembered answer of one."""
     found = await self_test(cache=cache, environ=environ)
     return Feature(name="RESTORE", on=found.on, why=found.why)
+
+
+async def _networks() -> Feature:
+    """For servers that listen on TCP and are restored: the addresses in each copy are the same."""
+    on, why = await network.probe()
+    return Feature(name="worker networks", on=on, why=why)
 
 
 async def _gpus(environ: Mapping[str, str]) -> list[dict[str, Any]]:
