@@ -53,9 +53,11 @@ class Ends:
         self._events.publish(AgentEvent(kind="instance_stopping", subject=name, reason="stopped", message=message))
 
     def instance_gone(self, slot: Slot, running: Running) -> None:
-        """Settle the instance, tell the watchers, clean up. One that never was ready is the business of its start alone."""
+        """Settle the instance, tell the watchers, clean up. One that never was ready is the business of its start; of an earlier agent's
+        start nothing is left but the slot."""
         instance = self._instances.get(running.id)
         if instance is None or instance.running is not running:
+            self._look_at(slot)
             return
         word = instance.end()
         self._instances.remove(instance)

@@ -9,7 +9,6 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +72,16 @@ class Frozen:
             raise AssertionError(f"{address} came up by {answer.headers[HEADER_START]}\n{self.platform.log_tails(40)}")
         return answer.json()
 
+    def kill_agent(self) -> int:
+        """kill -9 the node agent; its pid, for `wait_agent`."""
+        return self.platform.kill("snapshotter")
+
+    def wait_agent(self, killed: int) -> None:
+        """Until another one answers."""
+        self.platform.wait_restarted("snapshotter", killed)
+        url, headers = f"{self.platform.url}/v1/templates", self.platform.headers
+        wait_for(lambda: httpx.get(url, headers=headers, timeout=60).status_code == 200, "the node agent to answer")
+
     def has_template(self, function: str) -> bool:
         """Whether one is resident."""
         return any(t["labels"]["function"] == function for t in self.platform.templates())
@@ -104,31 +113,27 @@ class Frozen:
         return sum(float(value) for have, value in found if all(f'{k}="{v}"' in have for k, v in labels.items()))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Traces:
-    """What a platform's node agent keeps on the machine for what it runs: it is gone when nothing runs any more."""
+def traces(platform: PlatformUnderTest) -> dict[str, list[str]]:
+    """What the node agent keeps on the machine for what it runs; nothing when nothing runs. Slots that wait for a launch are no traces."""
+    run, directory = platform.local.paths.run, catalogue(platform)
+    cgroups = Cgroups.find(run)
+    groups = sorted(cgroups.names())
+    found = {
+        "slots": [slot.name for slot in (run / "slots").iterdir() if (slot / "launch.json").exists()],
+        "cgroups": groups,
+        "processes": [pid for name in groups for file in cgroups.group(name).procs for pid in pids_in(Path(file))],
+        "mounts": [line for line in Path("/proc/mounts").read_text().splitlines() if str(run) in line],
+        "staged": [path.name for path in directory.iterdir() if path.is_dir() and not path.name.startswith(("sn-", "quarantine"))],
+    }
+    return {what: names for what, names in found.items() if names}
 
-    slots: int
-    groups: int
-    mounts: int
-    processes: int
-    staged: int
 
-    @classmethod
-    def of(cls, platform: PlatformUnderTest) -> Traces:
-        """As of now."""
-        run = platform.local.paths.run
-        cgroups = Cgroups.find(run)
-        names = cgroups.names()
-        pids = {pid for name in names for file in cgroups.group(name).procs for pid in Path(file).read_text().split()}
-        directory = catalogue(platform)
-        return cls(
-            slots=sum(1 for _ in (run / "slots").iterdir()),
-            groups=len(names),
-            mounts=Path("/proc/mounts").read_text().count(str(run)),
-            processes=len(pids),
-            staged=sum(1 for path in directory.iterdir() if path.is_dir() and not path.name.startswith("sn-")),
-        )
+def pids_in(procs: Path) -> list[str]:
+    """Processes of a cgroup; none when it goes away meanwhile."""
+    try:
+        return procs.read_text().split()
+    except OSError:
+        return []
 
 
 def catalogue(platform: PlatformUnderTest) -> Path:

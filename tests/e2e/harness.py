@@ -179,13 +179,13 @@ def _run(platform: local.LocalPlatform, root: Path) -> Iterator[PlatformUnderTes
             orphans.terminate(found.pid, grace_s=STOP_S)
 
 
-def wait_for(look: Callable[[], T | None], what: str, *, timeout_s: float = PATIENCE_S) -> T:
+def wait_for(look: Callable[[], T | None], what: str, *, timeout_s: float = PATIENCE_S, poll_s: float = 0.02) -> T:
     """Look until something true is seen, and return it."""
     deadline = time.monotonic() + timeout_s
     while not (seen := look()):
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {timeout_s:g} s for {what}; last seen: {seen!r}")
-        time.sleep(0.02)
+        time.sleep(poll_s)
     return seen
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from pilotlight.protocol import HEADER_START
 from tests.conftest import RequireOrSkip
-from tests.e2e.frozen import Frozen, Traces, catalogue, environ, why_no_criu
+from tests.e2e.frozen import Frozen, catalogue, environ, traces, why_no_criu
 from tests.e2e.harness import APPS, PlatformUnderTest, platform_up, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(180)]
@@ -47,19 +47,22 @@ def frail(require_or_skip: RequireOrSkip, library: Path) -> Iterator[Frozen]:
         yield Frozen(platform, "frail")
 
 
-def at_zero(frail: Frozen) -> Traces:
-    """What is left when nothing of the app is in memory, once it stays the same."""
-    for function in ("Small", "Large", "Mapper"):
-        frail.to_zero(function)
-    seen: list[Traces] = []
+def check_nothing_is_left(frail: Frozen) -> None:
+    """Stop the app, look for what is left on the machine, and deploy it again: its next call finds nothing in memory."""
+    seen: dict[str, list[str]] = {}
 
-    def settled() -> bool:
-        seen.append(Traces.of(frail.platform))
-        time.sleep(0.3)
-        return len(seen) > 1 and seen[-1] == seen[-2]
+    def clean() -> bool:
+        nonlocal seen
+        seen = traces(frail.platform)
+        return not seen
 
-    wait_for(settled, "the node to be quiet")
-    return seen[-1]
+    with frail.platform.client() as client:
+        client.stop_app("frail")
+    try:
+        wait_for(clean, "nothing to be left")
+    except AssertionError as e:
+        raise AssertionError(f"{seen}\n{frail.platform.log_tails(40)}") from e
+    frail.platform.cli("deploy", APP, "--no-wait")
 
 
 # -- what is on the disk -------------------------------------------------------------------------------------------------
@@ -112,44 +115,53 @@ def test_a_snapshot_whose_library_changed_is_not_used_and_a_metric_says_so(frail
 
 
 # -- kill -9 -------------------------------------------------------------------------------------------------------------
-def test_the_agent_killed_while_a_snapshot_is_made_leaves_nothing_and_the_next_one_is_made(frail: Frozen) -> None:
+@pytest.mark.parametrize("begun", [".tmp-snapshot-*", ".tmp-snapshot-*/images/pages-*.img", "sn-*"], ids=["staged", "dumping", "proving"])
+def test_the_agent_killed_while_a_snapshot_is_made_leaves_nothing_and_the_next_one_is_made(frail: Frozen, begun: str) -> None:
     platform, directory = frail.platform, catalogue(frail.platform)
-    before = at_zero(frail)
     platform.cli("snapshot", "delete", "frail/Large", "--yes")
+    before = set(directory.glob(begun))
     with ThreadPoolExecutor(1) as pool:
         deploying = pool.submit(platform.cli, "deploy", APP, check=False)
-        wait_for(lambda: any(path.rglob("pages-*") for path in staged(directory)), "a dump to begin")
-        pid = platform.kill("snapshotter")
-        platform.wait_restarted("snapshotter", pid)
+        wait_for(lambda: set(directory.glob(begun)) - before, f"{begun} to appear", poll_s=0.001)
+        pid = frail.kill_agent()
+        frail.wait_agent(pid)
         deploying.result()
     assert wait_for(lambda: succeeded(platform, "frail/Large.size"), "the function to answer").json() == BLOCK
     platform.cli("deploy", APP)
     frail.wait_ready("Large")
     assert frail.restored("Large.size") == BLOCK
-    wait_for(lambda: at_zero(frail) == before, f"nothing to be left: {before}")
+    check_nothing_is_left(frail)
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.03, 0.06, 0.1])
 def test_the_agent_killed_while_a_call_is_restored_leaves_nothing_and_the_next_call_works(frail: Frozen, after_s: float) -> None:
     platform = frail.platform
     frail.wait_ready("Large")
-    before = at_zero(frail)
+    check_nothing_is_left(frail)
     with ThreadPoolExecutor(1) as pool:
         calling = pool.submit(platform.post, "frail/Large.size")
         time.sleep(after_s)
-        pid = platform.kill("snapshotter")
-        platform.wait_restarted("snapshotter", pid)
+        pid = frail.kill_agent()
+        frail.wait_agent(pid)
         answer = calling.result()
     assert answer.status_code in (200, 503), answer.text
+    assert answer.headers.get(HEADER_START) in (None, "RESTORE", "COLD")
     assert answer.elapsed.total_seconds() < 20
     assert wait_for(lambda: succeeded(platform, "frail/Large.size"), "the function to answer").json() == BLOCK
     assert frail.restored("Large.size") == BLOCK
-    wait_for(lambda: at_zero(frail) == before, f"nothing to be left: {before}")
+    check_nothing_is_left(frail)
 
 
-def staged(directory: Path) -> list[Path]:
-    """Directories of snapshots that are being made."""
-    return [path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("sn-")]
+def test_instances_that_were_restored_go_on_while_the_agent_is_killed_and_later_starts_are_restores_too(frail: Frozen) -> None:
+    frail.restored("Small.number", {"word": "one"})
+    ids = {i["id"] for i in frail.platform.instances("frail", "Small")}
+    pid = frail.kill_agent()
+    assert frail.call("Small.number", {"word": "two"}).headers[HEADER_START] == "WARM"
+    frail.wait_agent(pid)
+    assert wait_for(lambda: {i["id"] for i in frail.platform.instances("frail", "Small")}, "the agent to know them") == ids
+    assert frail.call("Small.number", {"word": "two"}).headers[HEADER_START] == "WARM"
+    assert frail.restored("Small.number", {"word": "two"}) == 2
+    check_nothing_is_left(frail)
 
 
 def succeeded(platform: PlatformUnderTest, function: str) -> httpx.Response | None:
@@ -158,11 +170,9 @@ def succeeded(platform: PlatformUnderTest, function: str) -> httpx.Response | No
 
 
 def test_restores_and_stops_over_and_over_leave_nothing(frail: Frozen) -> None:
-    frail.restored("Small.number", {"word": "one"})
-    before = at_zero(frail)
     for _ in range(5):
         frail.restored("Small.number", {"word": "two"})
-    assert at_zero(frail) == before
+    check_nothing_is_left(frail)
 
 
 # -- a full disk ---------------------------------------------------------------------------------------------------------
@@ -194,7 +204,7 @@ def test_with_no_room_for_its_images_deploy_says_so_and_the_function_works_by_fo
         full = Frozen(platform, "frail")
         assert "the disk is full" in said
         assert full.snapshots("Large", state=None) == []
-        assert staged(catalogue(platform)) == []
+        assert "staged" not in traces(platform)
         assert len(full.snapshots("Small")) == 1
         assert full.restored("Small.number", {"word": "one"}) == 1
         assert full.call_from_zero("Large.size").headers[HEADER_START] == "COLD"
