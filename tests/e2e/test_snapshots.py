@@ -131,13 +131,8 @@ def test_a_connection_that_enter_left_open_is_named_and_the_function_works_by_fo
     assert "restore" not in said
     assert "descriptor" in said
     assert f"TCP to 127.0.0.1:{listening}" in said
-    line = (
-        Path(APP)
-        .read_text()
-        .splitlines()
-        .index('        self.peer = socket.create_connection(("127.0.0.1", int(os.environ["PEER_PORT"])))')
-    )
-    assert f"frozen.py:{line}" in said
+    line = next(n for n, text in enumerate(Path(APP).read_text().splitlines(), 1) if "self.peer = socket" in text)
+    assert said.count(f"frozen.py:{line}") == 1
     assert frozen.snapshots("Dialer", state=None) == []
     assert frozen.call("Dialer.ask").json() == "fine"
 

@@ -50,8 +50,9 @@ class Proof:
             each = "each instance is restored from its snapshot" if self.restore_ms is not None else "each start is COLD"
             yield f"it cannot be forked, because of threads or processes that it began: {', '.join(self.threads)}; {each}"
         for reason in snapshot.get("refused", ()):
-            where = f" ({reason['where']})" if reason.get("where") else ""
-            yield f"no snapshot: {reason.get('message') or reason.get('what') or reason.get('kind')}{where}"
+            said = str(reason.get("message") or reason.get("what") or reason.get("kind"))
+            where = f" ({reason['where']})" if reason.get("where") and reason["where"] not in said else ""
+            yield f"no snapshot: {said}{where}"
         if "off" in snapshot:
             why = str(snapshot["off"])  # the agent's own words begin with the revision's key, which says nothing here
             yield f"no snapshot: {why.partition(': ')[2] if why.startswith('no snapshot of ') else why}"
