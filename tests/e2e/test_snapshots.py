@@ -222,6 +222,10 @@ def test_threads_and_a_subprocess_come_back_with_their_function(frozen: Frozen) 
     assert after > before > 0
 
 
+def test_a_pool_of_processes_comes_back_with_its_function(frozen: Frozen) -> None:
+    assert frozen.restored("Team.absolute", {"n": 7}) == 7
+
+
 def test_a_web_application_with_an_example_comes_back_built(frozen: Frozen) -> None:
     def get(path: str) -> httpx.Response:
         return httpx.get(f"{frozen.platform.url}/fn/frozen/site{path}", headers=frozen.platform.headers, timeout=60)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,7 @@ class Control:
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
         self._socket = socket.socket(fileno=descriptor)
+        self._shared = False
 
     def __repr__(self) -> str:
         return f"<Control fd={self._socket.fileno()}>"
@@ -46,6 +48,20 @@ class Control:
     def fileno(self) -> int:
         """The descriptor, for poll."""
         return self._socket.fileno()
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """A process forked in this context keeps its copy."""
+        self._shared = True
+        try:
+            yield
+        finally:
+            self._shared = False
+
+    def leave_fork(self) -> None:
+        """In the child of a fork: one that user code made has no business with the shim, and would tie a snapshot of the tree to it."""
+        if not self._shared:
+            self._socket.close()
 
     def close(self) -> None:
         """Nothing more is sent or received here."""

@@ -67,6 +67,7 @@ def run(launch: Launch, *, boot_ms: float) -> None:
     os.environ[WORKER_VARIABLE] = "1"
     os.environ[WEIGHTS_VARIABLE] = json.dumps(dict(launch.weights))
     control = Control(launch.control_fd)
+    os.register_at_fork(after_in_child=control.leave_fork)
     phases = Phases(control)
     phases.ms["boot"] = round(boot_ms, 3)
     user = UserCode(launch.code, by_value=launch.spec.pickled is not None)

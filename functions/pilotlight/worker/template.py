@@ -112,7 +112,8 @@ class Template:
     def _fork(self, order: Order, started: float) -> None:
         output.finish()
         try:
-            pid = os.fork()
+            with self._control.shared():
+                pid = os.fork()
         except OSError as e:
             self._refuse(order, e)
             return

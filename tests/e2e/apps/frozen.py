@@ -156,6 +156,19 @@ class Crew:
         return [before, self.ticks]
 
 
+@small()
+class Team:
+    """A pool of forked processes."""
+
+    @pilotlight.enter()
+    def load(self) -> None:
+        self.pool = multiprocessing.get_context("fork").Pool(2)
+
+    @pilotlight.method(example=[2])
+    def absolute(self, n: int) -> int:
+        return int(self.pool.apply(abs, (-n,)))
+
+
 @small(max_instances=4)
 @pilotlight.concurrent(max_inputs=1)
 class Listener:
