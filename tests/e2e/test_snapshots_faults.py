@@ -115,7 +115,7 @@ def test_a_snapshot_whose_library_changed_is_not_used_and_a_metric_says_so(frail
 
 
 # -- kill -9 -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("begun", [".tmp-snapshot-*", ".tmp-snapshot-*/images/pages-*.img", "sn-*"], ids=["staged", "dumping", "proving"])
+@pytest.mark.parametrize("begun", [".tmp-snapshot-*/images/pages-*.img", "sn-*"], ids=["dumping", "proving"])
 def test_the_agent_killed_while_a_snapshot_is_made_leaves_nothing_and_the_next_one_is_made(frail: Frozen, begun: str) -> None:
     platform, directory = frail.platform, catalogue(frail.platform)
     platform.cli("snapshot", "delete", "frail/Large", "--yes")
@@ -133,7 +133,7 @@ def test_the_agent_killed_while_a_snapshot_is_made_leaves_nothing_and_the_next_o
     check_nothing_is_left(frail)
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.03, 0.06, 0.1])
+@pytest.mark.parametrize("after_s", [0.03, 0.08])
 def test_the_agent_killed_while_a_call_is_restored_leaves_nothing_and_the_next_call_works(frail: Frozen, after_s: float) -> None:
     platform = frail.platform
     frail.wait_ready("Large")
