@@ -154,6 +154,7 @@ def unpack(fd: int, roots: dict[str, str] = ROOTS) -> int:
     """
     later: list[tuple[str, tarfile.TarInfo]] = []
     with os.fdopen(os.dup(fd), "rb") as raw:
+        raw.seek(0)
         if not raw.read(1):
             return 0
         raw.seek(0)

@@ -188,7 +188,7 @@ class Workshop:
         place.ms["furnish"] = (time.perf_counter() - began) * 1000
         return place
 
-    async def restore(self, image: Image, *, lazy: bool = False) -> Place:
+    async def restore(self, image: Image, *, lazy: bool = False, deadline_s: float = PATIENCE_S) -> Place:
         """Into a fresh slot, up to its snapshot point."""
         place = await self.furnish(image)
         with self.opened(image.directory, place) as (images, work):
@@ -202,7 +202,7 @@ class Workshop:
                 stdio_keys=image.quiesced.stdio,
                 lazy=lazy,
                 tcp=image.in_place,
-                deadline_s=PATIENCE_S,
+                deadline_s=deadline_s,
             )
         place.ms["criu"] = restored.wall_ms
         place.ms["criu_inside"] = restored.restore_ms

@@ -1,0 +1,151 @@
+"""CRIU is killed, or finds an image that is not whole; and fifty restores, after which nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from snapshotter import processes
+from snapshotter.criu.errors import CriuError
+from snapshotter.criu.runs import Criu
+from snapshotter.criu.self_test import SelfTest
+from snapshotter.slots import SlotLost
+from tests.fakes.agent_home import MIB, AgentHome
+from tests.fakes.slot_workshop import Place, Workshop, workshop
+
+pytestmark = pytest.mark.root
+CYCLES = 50
+
+
+@pytest.fixture
+async def shop(short_tmp: Path, criu: Criu, criu_proof: SelfTest) -> AsyncIterator[Workshop]:
+    async with workshop(AgentHome(short_tmp), criu, criu_proof.kdat) as shop:
+        yield shop
+
+
+async def kill_criu(place: Place) -> None:
+    """As soon as there is one in the slot. A yield, not a nap: it lives for milliseconds."""
+    while True:
+        for pid in processes.tree(place.slot.shim_pid):
+            try:
+                name = Path(f"/proc/{pid}/comm").read_text().strip()
+            except OSError:
+                continue
+            if name == "criu":
+                os.kill(pid, signal.SIGKILL)
+                return
+        await asyncio.sleep(0)
+
+
+async def settled(place: Place, count: int) -> None:
+    """Until so many processes are below the shim, the dead included."""
+    while len(processes.tree(place.slot.shim_pid)) != count + 1:
+        await asyncio.sleep(0.005)
+
+
+async def test_criu_killed_while_it_dumps_leaves_the_template_and_nothing_else(shop: Workshop) -> None:
+    template = await shop.boot(boot=[f"allocate:{64 * MIB}", "remember:warm"])
+    sibling = await shop.start(template)
+    killing = asyncio.create_task(kill_criu(template))
+    with pytest.raises(CriuError):
+        await shop.dump(template)
+    await killing
+
+    await settled(template, 2)
+    assert await shop.ask(template, sibling, "/memory") == ["warm"]
+    place = await shop.restore(await shop.dump(template, name="c-2"))
+    assert await shop.ask(place, await shop.start(place, in_place=True), "/memory") == ["warm"]
+
+
+async def test_criu_killed_while_it_restores_leaves_a_slot_that_can_be_ended(shop: Workshop) -> None:
+    image = await shop.dump(await shop.boot(boot=[f"allocate:{64 * MIB}", "remember:warm"]))
+    restoring = asyncio.create_task(shop.restore(image))
+    while len(shop.places) < 2 or shop.places[-1].slot.worker != "furnished":
+        await asyncio.sleep(0)
+    place = shop.places[-1]
+    await kill_criu(place)
+    with pytest.raises((CriuError, SlotLost)):
+        await restoring
+    shim = place.slot.shim_pid
+    below = processes.tree(shim)
+    await shop.clear(place)
+
+    assert [pid for pid in below if Path(f"/proc/{pid}").exists()] == []
+    assert (await shop.restore(image)).slot.worker == "resident"
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "foreign"])
+async def test_an_image_without_its_pages_is_refused(shop: Workshop, damage: str) -> None:
+    image = await shop.dump(await shop.boot())
+    pages = next(image.directory.glob("pages-*.img"))
+    if damage == "missing":
+        pages.unlink()
+    else:
+        pages.write_bytes(b"" if damage == "empty" else b"x" * 100)
+    with pytest.raises(CriuError):
+        await shop.restore(image, deadline_s=1)  # with too few pages this CRIU reads for ever
+    place = shop.places[-1]
+    shim = place.slot.shim_pid
+    await shop.clear(place)
+    assert not Path(f"/proc/{shim}").exists()
+
+
+def footprint(shop: Workshop) -> dict[str, object]:
+    """What a slot could leave behind."""
+    run = shop.home.paths.run
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "slots": len(list((run / "s").iterdir())),
+        "groups": sorted(shop.cgroups.names()),
+        "mounts": len(Path("/proc/self/mounts").read_text().splitlines()),
+        "processes": sum(str(run) in _arguments(pid) for pid in Path("/proc").iterdir() if pid.name.isdecimal()),
+        "sockets": sum(str(run) in line for line in Path("/proc/net/unix").read_text().splitlines()),
+    }
+
+
+def _arguments(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def shared_kib() -> int:
+    """Pages of all tmpfs and memfds of the machine."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(lines["Shmem"].split()[0])
+
+
+async def test_after_fifty_restores_nothing_is_left(shop: Workshop) -> None:
+    template = await shop.boot(boot=["write:/tmp/ballast=" + "x" * 500_000, "unlinked:/dev/shm/gone"])
+    image = await shop.dump(template)
+    before, zombies, pages = None, None, 0
+    for cycle in range(CYCLES):
+        place = await shop.restore(image)
+        running = await shop.start(place, in_place=True)
+        assert await shop.ask(place, running, "/opened") == ["/dev/shm/gone"]
+        await shop.stop(running, place.slot)
+        await shop.clear(place)
+        if cycle == 0:
+            before, zombies, pages = footprint(shop), _zombies(), shared_kib()
+    assert footprint(shop) == before
+    assert _zombies() <= (zombies or set())
+    assert shared_kib() - pages < CYCLES * 500 // 2  # each slot held 500 KiB of files
+
+
+def _zombies() -> set[str]:
+    """Pids of the dead that nobody reaped, below this test and its slots."""
+    me, found = str(os.getpid()), set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if state == "Z" and parent == me:
+            found.add(stat.parent.name)
+    return found
