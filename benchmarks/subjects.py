@@ -47,7 +47,7 @@ MODEL_SOURCE = '''"""A stack of layers, mapped or copied."""
 import pilotlight
 
 weights = pilotlight.Weights({directory!r}, name="layers")
-app = pilotlight.App({app!r})
+app = pilotlight.App("{app}")
 
 
 @app.cls(weights=weights, cpu=1, memory="{memory_mib}MiB", max_instances=8, scaledown_window=60, timeout=120)
