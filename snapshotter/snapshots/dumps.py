@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from snapshotter import processes, slots
+from snapshotter import processes, slots, tree
 from snapshotter.boots import Boots
 from snapshotter.criu import operations
 from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason
@@ -199,6 +199,7 @@ class Dumps:
             point=_plain({**point.to_json(), LAUNCH: launch.to_json()}),
             network=subject.network,
             heap_bytes=heap.causes(smaps),
+            weights_bytes=heap.mapped_bytes(smaps, f"{tree.ROOT}/weights/"),
             cold_ms=housing.took_ms,
             labels=launch.labels,
         )

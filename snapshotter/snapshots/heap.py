@@ -7,7 +7,7 @@ out of their mapping, libraries' own data. Source: proc_pid_smaps(5).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from snapshotter.snapshots.manifest import SnapshotManifest
 
@@ -15,8 +15,6 @@ LARGE = "large regions"
 """Anonymous mappings of 1 MiB and more that allocators take for one thing each: tensors, arenas, buffers."""
 ALLOCATOR, STACKS, LIBRARIES, SHARED = "malloc heap", "stacks and small regions", "changed pages of files", "shared memory"
 _LARGE_BYTES = 1024 * 1024
-_WEIGHTS_SHARE = 0.8
-"""Anonymous memory of at least this share of the weights is them: dtype conversions halve or double what is copied, but rarely all."""
 _HEADER = re.compile(r"[0-9a-f]+-[0-9a-f]+ (?P<mode>[rwxsp-]{4}) [0-9a-f]+ \S+ \d+ *(?P<path>.*)")
 _MB = 1_000_000
 
@@ -63,26 +61,34 @@ def _cause(mode: str, path: str, kept: int) -> str:
     return LARGE if kept >= _LARGE_BYTES else STACKS
 
 
-def explain(manifest: SnapshotManifest, weights_bytes: int) -> list[str]:
-    """For people, largest first: how many megabytes the image carries and why. `weights_bytes`: of the launch's weights, on disk."""
+def mapped_bytes(smaps: str, prefix: str) -> int:
+    """Bytes of the mappings of files below `prefix`; several processes that map the same file count it once."""
+    regions: dict[str, dict[str, int]] = {}
+    header = None
+    for line in smaps.splitlines():
+        if match := _HEADER.fullmatch(line):
+            header = (match["path"], line.split()[2]) if match["path"].startswith(prefix) else None
+        elif header is not None and line.startswith("Size:"):
+            path, offset = header
+            regions.setdefault(path, {})[offset] = int(line.split()[1]) * 1024
+    return sum(sum(by_offset.values()) for by_offset in regions.values())
+
+
+def explain(manifest: SnapshotManifest, *, has_weights: bool) -> list[str]:
+    """For people, largest first: how many megabytes the image carries and why. `has_weights`: whether the launch mounts any."""
     heap = {cause: count for cause, count in manifest.heap_bytes.items() if count >= _MB}
     if not heap:
         return []
     parts = ", ".join(f"{_mb(count)} {cause}" for cause, count in sorted(heap.items(), key=lambda item: -item[1]))
     lines = [f"the image carries {_mb(sum(heap.values()))} of memory: {parts}"]
-    if weights_bytes > 0:
-        lines.append(_about_weights(manifest.heap_bytes, weights_bytes))
-    return lines
-
-
-def _about_weights(heap: Mapping[str, int], weights_bytes: int) -> str:
-    copied = heap.get(LARGE, 0) + heap.get(ALLOCATOR, 0) + heap.get(SHARED, 0)
-    if copied >= _WEIGHTS_SHARE * weights_bytes:
-        return (
-            f"that is enough to hold a copy of the weights ({_mb(weights_bytes)}): tensors that are mapped from their files, and neither "
-            "converted nor cloned, stay out of it, and restoring then takes as long for any size"
+    if manifest.weights_bytes >= _MB:
+        lines.append(f"{_mb(manifest.weights_bytes)} of weights are not in it: they are mapped from their files")
+    elif has_weights:
+        lines.append(
+            "no weights are mapped from their files: what was loaded of them was copied and is in it; tensors that stay mapped, neither "
+            "converted nor cloned, would stay out of it, and restoring would take as long for any size"
         )
-    return f"the weights ({_mb(weights_bytes)}) stay out of it, or most of them: they are mapped from their files"
+    return lines
 
 
 def _mb(count: int) -> str:

@@ -96,7 +96,7 @@ class SnapshotManifest:
         point: the snapshot point: pid, threads, phases_ms, joins, listens, obstacles.
         network: it needs a network namespace of its own.
         heap_bytes: memory that the image carries, by cause (`heap.causes`).
-        weights_bytes: of the launch's weights, which are not in it.
+        weights_bytes: of weights that are mapped from their files, and so not in it.
         proof: None until it was restored once.
         phases_ms: what making it took.
         cold_ms: from nothing to the snapshot point.

@@ -76,7 +76,7 @@ def info_of(
         identity=manifest.identity.to_json(),
         labels=manifest.labels,
         heap_bytes=sum(manifest.heap_bytes.values()),
-        heap_why="; ".join(explain(manifest, manifest.weights_bytes)),
+        heap_why="; ".join(explain(manifest, has_weights=bool(manifest.point.get("launch", {}).get("weights")))),
     )
 
 

@@ -156,15 +156,32 @@ def test_memory_is_counted_by_cause() -> None:
     }
 
 
-def test_weights_that_were_copied_are_named() -> None:
+WEIGHTS = """\
+7f0000000000-7f0010000000 r--p 00000000 00:2c 17 /run/pilotlight/slot/weights/layers/model.safetensors
+Size:             262144 kB
+Anonymous:             0 kB
+7f0020000000-7f0020100000 r--p 10000000 00:2c 17 /run/pilotlight/slot/weights/layers/model.safetensors
+Size:               1024 kB
+7f0030000000-7f0030100000 r--p 00000000 00:2c 18 /usr/lib/libc.so.6
+Size:               1024 kB
+"""
+
+
+def test_weights_that_are_mapped_are_counted_once_however_many_processes_map_them() -> None:
+    prefix = "/run/pilotlight/slot/weights/"
+    assert heap.mapped_bytes(WEIGHTS + SMAPS, prefix) == heap.mapped_bytes(WEIGHTS + WEIGHTS, prefix) == 263168 * 1024
+    assert heap.mapped_bytes(SMAPS, prefix) == 0
+
+
+def test_weights_of_which_nothing_is_mapped_were_copied_and_are_named() -> None:
     manifest = draft(heap_bytes=heap.causes(SMAPS))
-    first, second = heap.explain(manifest, 268_000_000)
+    first, second = heap.explain(manifest, has_weights=True)
     assert first.startswith("the image carries 296 MB of memory: 269 MB large regions, 20 MB malloc heap")
-    assert "a copy of the weights (268 MB)" in second
+    assert second.startswith("no weights are mapped from their files")
 
 
 def test_weights_by_reference_are_named_and_nothing_is_said_of_little() -> None:
-    manifest = draft(heap_bytes=heap.causes(SMAPS))
-    assert "stay out of it" in heap.explain(manifest, 4_000_000_000)[1]
-    assert len(heap.explain(manifest, 0)) == 1
-    assert heap.explain(draft(), 5_000_000_000) == []
+    manifest = draft(heap_bytes=heap.causes(SMAPS), weights_bytes=4_000_000_000)
+    assert heap.explain(manifest, has_weights=True)[1] == "4,000 MB of weights are not in it: they are mapped from their files"
+    assert len(heap.explain(draft(heap_bytes=heap.causes(SMAPS)), has_weights=False)) == 1
+    assert heap.explain(draft(), has_weights=True) == []
