@@ -42,7 +42,7 @@ class Counts:
 
 
 QUICK = Counts(fork=7, cold=2, warm=50, ray=2, restore=7, dropped=0, models_mib=(), at_once=())
-FULL = Counts(fork=40, cold=7, warm=500, ray=7, restore=20, dropped=5, models_mib=(256, 1024, 4096), at_once=(1, 4, 8))
+FULL = Counts(fork=40, cold=7, warm=500, ray=7, restore=15, dropped=4, models_mib=(256, 1024, 4096), at_once=(1, 4, 8))
 
 
 def main() -> None:
