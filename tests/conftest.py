@@ -34,6 +34,12 @@ def _require_or_skip(reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
+def pytest_configure() -> None:
+    """A run in the background of a script inherits an ignored SIGINT, and so would every process that a test interrupts."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Apply the markers that speak of the machine."""
     if item.get_closest_marker("root") and os.geteuid() != 0:

@@ -37,6 +37,16 @@ def as_json(platform: PlatformUnderTest, *words: str) -> Any:
     return json.loads(platform.cli(*words, "--json").stdout)
 
 
+@contextlib.contextmanager
+def not_outliving(process: subprocess.Popen[str]) -> Iterator[None]:
+    """A test that fails ends its process: `with Popen` would wait for it, without end."""
+    try:
+        yield
+    except BaseException:
+        process.kill()
+        raise
+
+
 def test_deploy_proves_the_function_and_says_where_it_is(hello: PlatformUnderTest) -> None:
     out = hello.cli("deploy", HELLO).stdout
     assert "(unchanged)" in out
@@ -115,7 +125,10 @@ def test_serve_deploys_again_on_a_change_and_removes_the_app_at_the_end(hello: P
     text = "import pilotlight\napp = pilotlight.App('live')\n\n@app.function()\ndef answer() -> int:\n    return {}\n"
     file.write_text(text.format(1))
     argv = [sys.executable, "-m", "pilotlight", "serve", str(file)]
-    with subprocess.Popen(argv, env=hello.environ(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as serving:
+    with (
+        subprocess.Popen(argv, env=hello.environ(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as serving,
+        not_outliving(serving),
+    ):
         assert serving.stderr is not None
         for version in (1, 2):
             assert any("serving live-serve" in line for line in serving.stderr)
@@ -221,7 +234,7 @@ def test_up_in_the_terminal_writes_the_first_key_refuses_a_second_and_ends_with_
     config.write_text(yaml.safe_dump({**sections, "platform": {"home": str(short_tmp / "h"), "run": str(short_tmp / "r")}}))
     environ = {**os.environ, "PILOTLIGHT_CONFIG": str(profile), "NO_COLOR": "1"}
     argv = [sys.executable, "-m", "pilotlight", "up", "--config", str(config), "--listen", f"127.0.0.1:{free_port()}"]
-    with subprocess.Popen([*argv, "--json"], env=environ, stdout=subprocess.PIPE, text=True) as up:
+    with subprocess.Popen([*argv, "--json"], env=environ, stdout=subprocess.PIPE, text=True) as up, not_outliving(up):
         assert up.stdout is not None
         body = json.loads(up.stdout.readline())
         assert body["key_file"] == str(profile)

@@ -240,7 +240,10 @@ def telling_peers(there: list[str], port: int) -> Iterator[None]:
     with subprocess.Popen([*there, sys.executable, "-c", TELL, str(port)], stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         server.stdout.readline()
-        yield
+        try:
+            yield
+        finally:
+            server.kill()  # it waits for a peer, that may never have come
 
 
 @pytest.mark.root
