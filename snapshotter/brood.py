@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -75,10 +76,10 @@ class Brood:
             if parked is not None:
                 self._assign(process, parked, [listener, *ends])
                 return
-            go_read, process.go = os.pipe2(os.O_CLOEXEC)
+            theirs = _give_go(process)
             groups = process.cgroup.open_tasks() if self._joins(process) and not in_place else []
             op = "serve" if in_place else "fork"
-            resident.peer.push({"op": op, "instance": instance, "env": message["env"]}, [listener, *ends, go_read, *groups])
+            resident.peer.push({"op": op, "instance": instance, "env": {}}, [listener, *ends, theirs, *groups])
         except (OSError, wire.MessageTooLong):
             self._finish(process, None)
             return
@@ -137,10 +138,7 @@ class Brood:
         if process.doomed:
             _signal(pidfd)
         if process.go >= 0:
-            with contextlib.suppress(BrokenPipeError):
-                os.write(process.go, b"\n")
-            os.close(process.go)
-            process.go = -1
+            _let_wake(process)
 
     def _joins(self, process: Process) -> bool:
         """Whether the fork enters its groups by itself (the worker said that it can, the groups are of the kind)."""
@@ -202,6 +200,27 @@ class Brood:
                 os.close(fd)
         process.pidfd = process.go = -1
         self._tell({"event": "exited", "instance": process.id, "status": status, "lost": process.leave_desk()})
+
+
+def _give_go(process: Process) -> int:
+    """Where the process will read `go`, once it is in its cgroups: the other end is its own. Raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)  # nobody may read for a while; a message of ours fits into the buffer
+    process.go = ours.detach()
+    return theirs.detach()
+
+
+def _let_wake(process: Process) -> None:
+    """Send what it wakes with: past the Template, in whose memory the environment would leave traces for all later forks."""
+    try:
+        os.write(process.go, wire.encode({"env": dict(process.env)}))
+    except ConnectionError:
+        pass  # it is gone already
+    except (OSError, wire.MessageTooLong):
+        _signal(process.pidfd)  # without its environment it must not run
+    finally:
+        os.close(process.go)
+        process.go = -1
 
 
 def _signal(pidfd: int) -> None:

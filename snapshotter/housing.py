@@ -49,7 +49,8 @@ class Housing:
         transient: made for a snapshot's sake alone: whoever made it clears it, and a new agent does when it finds it.
         snapshot: what it was restored from, None when it was booted.
         whole: it was restored as a process tree, and is not forked.
-        is_pristine: no secret has passed through its worker: orders to fork carry them, and leave traces in its memory.
+        is_pristine: no secret has passed through its worker. A fork gets them past it; the worker itself, as an instance, has them, and
+            of one that an earlier agent left it is not known.
         lease_ids: weights held for it.
         spots, parked_bytes, timer: forks that wait for an assignment, their PSS as last measured, and when they are next looked at;
             `parking.Parking` owns them.

@@ -97,7 +97,7 @@ class Starts:
             raise StartFailed(f"instance {name}: the node cannot make its socket, cgroup or log: {e}", {"log_tail": []}) from e
         env, cgroup, note = {**launch.env, **request.secret_env}, instance.group.ways_in(), instance.note()
         parked = spot.name if spot else None
-        housing.is_pristine = housing.is_pristine and not request.secret_env
+        housing.is_pristine = housing.is_pristine and not (way.in_place and request.secret_env)
         try:
             running = housing.slot.start(name, env=env, cgroup=cgroup, note=note, in_place=way.in_place, listener=listener, parked=parked)
         except wire.MessageTooLong as e:

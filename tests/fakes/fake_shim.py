@@ -1,7 +1,7 @@
 """A small shim for tests of the worker: boots the real worker as a subprocess and speaks the slot's contract with it.
 
 It does no isolation. What it shares with the real shim is the contract of docs/architecture.md: launch file, control channel, orders with
-descriptors, one byte on `go`.
+descriptors, the environment on `go`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FakeParked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeInstance:
-    """An instance that was ordered: its socket's path, the reading ends of its output, the writing end of `go`."""
+    """An instance that was ordered: its socket's path, the reading ends of its output, our end of `go`."""
 
     id: str
     path: str
@@ -180,24 +180,30 @@ class FakeShim:
         to: socket.socket | None = None,
         ways_in: Sequence[int] = (),
     ) -> FakeInstance:
-        """Send `fork` or `serve` with the four descriptors, and the byte on `go` unless told not to; `assign` has the first three."""
+        """Send `fork` or `serve` with the four descriptors, and `go` unless told not to; `assign` has the first three, and `env`."""
         path = str(self.root / f"{instance}.sock")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen(128)
             stdout, stdout_theirs = os.pipe()
             stderr, stderr_theirs = os.pipe()
-            go_theirs, go_ours = os.pipe()
-            body = json.dumps({"op": op, "instance": instance, "env": dict(env or {})}).encode()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            go_theirs, go_ours = theirs.detach(), ours.detach()
+            body = json.dumps({"op": op, "instance": instance, "env": dict(env or {}) if op == "assign" else {}}).encode()
             descriptors = [listener.fileno(), stdout_theirs, stderr_theirs, go_theirs, *ways_in]
             socket.send_fds(to or self._control, [body], descriptors[:3] if op == "assign" else descriptors)
             for descriptor in (stdout_theirs, stderr_theirs, go_theirs):
                 os.close(descriptor)
         self._open += [stdout, stderr, go_ours]
+        ordered = FakeInstance(id=instance, path=path, stdout=stdout, stderr=stderr, go=go_ours)
         if go:
-            with contextlib.suppress(BrokenPipeError):  # refused already
-                os.write(go_ours, b"g")
-        return FakeInstance(id=instance, path=path, stdout=stdout, stderr=stderr, go=go_ours)
+            self.let_wake(ordered, env)
+        return ordered
+
+    def let_wake(self, instance: FakeInstance, env: Mapping[str, str] | None = None) -> None:
+        """Send `go` with the environment; an order that was refused is no error."""
+        with contextlib.suppress(ConnectionError):
+            os.write(instance.go, json.dumps({"env": dict(env or {})}).encode())
 
     def start(self, instance: str = "i-1", env: Mapping[str, str] | None = None, *, op: str = "fork") -> FakeInstance:
         """Bring an instance up and wait until it is ready."""

@@ -163,11 +163,10 @@ def wake(control: socket.socket, launch: dict[str, Any], order: dict[str, Any], 
     control.settimeout(None)
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
-    if order["op"] != "assign":
-        os.read(go, 1)
+    env = order["env"] if order["op"] == "assign" else json.loads(os.read(go, 128 * 1024))["env"]
     for fd in (stdout, stderr, go):
         os.close(fd)
-    os.environ.update(order["env"])
+    os.environ.update(env)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         for step in launch["entry"].get("wake", []):

@@ -80,13 +80,17 @@ async def test_a_revision_with_a_snapshot_comes_back_from_it(home: AgentHome, cl
     assert await ask(info, "/env/TOKEN") == "s3cret"
 
 
-async def test_a_secret_that_an_instance_was_given_is_in_no_image(home: AgentHome, client: AgentClient) -> None:
+async def test_a_secret_that_an_instance_was_given_is_in_no_image(home: AgentHome) -> None:
     launch, secret = home.launch(boot=["remember:known"]), "planted-f7a1c9"
-    for _ in range(2):
-        await begin(client, launch, secret_env={"TOKEN": secret})
+    async with home.agent(snapshots=True, snapshot_builds_per_hour=0), home.client() as client:
+        infos = [await begin(client, launch, secret_env={"TOKEN": secret, "LONG": secret * 5000}) for _ in range(3)]
+        assert [await ask(info, "/env/TOKEN") for info in infos] == [secret] * 3
+        assert [len(await ask(info, "/env/LONG")) for info in infos] == [5000 * len(secret)] * 3
+        (template,) = await client.templates()
 
-    made = await client.checkpoint(launch)
+        made = await client.checkpoint(launch)  # of a fork of the Template that they came from
 
+        assert [t.pid for t in await client.templates()] == [template.pid]
     files = [p.read_bytes() for p in (home.paths.home / "node/snapshots" / made.id).rglob("*") if p.is_file()]
     assert any(b"known" in content for content in files)
     assert not any(secret.encode() in content for content in files)

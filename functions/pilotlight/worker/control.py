@@ -23,7 +23,7 @@ class Order:
     Attributes:
         op: `fork`, `serve`, `park`, `checkpoint`, `checkpoint_in_place`, `prove` or, to a parked fork, `assign`.
         instance: the instance to become; for `park` the parked fork's own name.
-        env: the instance's environment, secrets included; empty for `park`.
+        env: the instance's environment, secrets included. Only `assign` brings it along; to `fork` and `serve` it comes on `go`.
         descriptors: listener, stdout, stderr, go, and ways into cgroups; `assign`: the first three; `park`: channel, go, ways;
             `checkpoint`: listener, channel, go, ways; `checkpoint_in_place`: listener, channel; `prove`: none.
     """

@@ -132,6 +132,38 @@ def test_a_fork_that_is_given_up_before_go_leaves_quietly() -> None:
         assert "wake i-1 " not in diary(shim)
 
 
+def memory_of(pid: int) -> bytes:
+    """All that a process can write to: heap, stack, anonymous memory, its copies of files' pages."""
+    found = b""
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in maps:
+            place, access, *_ = line.split()
+            if access.startswith("rw"):
+                first, end = (int(address, 16) for address in place.split("-"))
+                memory.seek(first)
+                found += memory.read(end - first)
+    return found
+
+
+def test_nothing_of_an_environment_stays_in_the_template() -> None:
+    secret = "planted-4b8e"
+    code = "import os\ndef f(name): return os.environ[name]\nKNOWN = 'kept' + str(len('12'))"
+    with FakeShim({"app.py": code}, function_spec()) as shim:
+        for n in range(3):
+            instance = shim.start(f"i-{n}", {"TOKEN": secret, "LONG": secret * 6000})
+            assert call(instance, arguments=["LONG"]) == secret * 6000
+
+        memory = memory_of(shim.pid)
+
+    assert b"kept2" in memory
+    assert secret.encode() not in memory
+
+
+def test_an_environment_almost_as_long_as_a_message_arrives() -> None:
+    with FakeShim({"app.py": "import os\ndef f(): return len(os.environ['LONG'])"}, function_spec()) as shim:
+        assert call(shim.start("i-1", {"LONG": "x" * 120_000}, op="serve")) == 120_000
+
+
 def test_a_killed_child_is_reported_with_its_wait_status() -> None:
     with FakeShim({"app.py": "def f(): return 1"}, function_spec()) as shim:
         shim.start("i-1")
@@ -399,7 +431,7 @@ def test_a_fork_enters_its_groups_by_itself_and_before_go() -> None:
         instance = shim.order("fork", "i-1", go=False, ways_in=[way_in, way_in])
         os.close(way_in)
         assert read_until(readable, b"never") == b"00"  # and everybody has closed it
-        os.write(instance.go, b"g")
+        shim.let_wake(instance)
         os.close(readable)
         shim.wait_event("ready")
         assert call(instance) == 1
