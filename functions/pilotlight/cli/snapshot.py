@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -139,12 +140,15 @@ def template_drop(session: Session, function: Function) -> None:
 
 
 def drop_templates(client: Client, app: str, function: str | None = None) -> int:
-    """Drop the Templates of an app, or of one function; how many there were."""
+    """Drop the Templates of an app, or of one function; how many were dropped. One that ends by itself meanwhile is gone too."""
     wanted = {"app": app} | ({"function": function} if function else {})
     found = [t for t in client.templates() if wanted.items() <= dict(t["labels"]).items()]
+    dropped = 0
     for template in found:
-        client.drop_template(str(template["revision"]))
-    return len(found)
+        with contextlib.suppress(NotFound):
+            client.drop_template(str(template["revision"]))
+            dropped += 1
+    return dropped
 
 
 def find_snapshot(client: Client, prefix: str) -> str:

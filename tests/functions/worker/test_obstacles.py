@@ -20,33 +20,41 @@ import pytest
 
 from pilotlight.worker.obstacles import GHOST_BYTES, Findings, Scene
 from pilotlight.worker.places import SocketPlaces, UserCode
+from pilotlight.worker.processes import descendants, name_of
 from tests.fakes.fake_shim import function_spec
 from tests.fakes.freezing_shim import FreezingShim
 
 HERE = Path(__file__).parent
 
 
+Look = Callable[..., Findings]
+
+
 @pytest.fixture
-def look(tmp_path: Path) -> Iterator[Callable[[], Findings]]:
-    """Look at this process, and leave aside what the test run itself has open; this file is the user's code."""
+def look(tmp_path: Path) -> Iterator[Look]:
+    """Look at this process, and leave aside what the test run itself has open, and runs; this file is the user's code."""
     writable = tmp_path / "work"
     writable.mkdir()
     places = SocketPlaces(UserCode(str(HERE), by_value=False))
     places.watch()
     scene = Scene(writable=(str(writable),), places=places)
     before = {fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.lexists(f"/proc/self/fd/{fd}")}  # not the listing's own
-    already = scene.look(leave_aside=before).obstacles  # processes that other tests' fixtures run
+    strangers = descendants(os.getpid())  # servers that other tests' fixtures run
+    already = scene.look(leave_aside=before)
 
-    def look_now() -> Findings:
-        found = scene.look(leave_aside=before)
-        found.obstacles = [one for one in found.obstacles if one not in already]
+    def look_now(*, pairs: bool = True) -> Findings:
+        theirs = {f" of process {name_of(pid)}" for stranger in strangers for pid in (stranger, *descendants(stranger))}
+        found = scene.look(leave_aside=before, pairs=pairs)
+        found.obstacles = [one for one in found.obstacles if not any(owner in one.message for owner in theirs)]
+        found.listens = [one for one in found.listens if one not in already.listens]
+        found.connections_inside -= already.connections_inside if pairs else 0
         return found
 
     yield look_now
     places.unwatch()
 
 
-def test_a_connection_whose_other_end_is_elsewhere(look: Callable[[], Findings]) -> None:
+def test_a_connection_whose_other_end_is_elsewhere(look: Look) -> None:
     with outside_server() as port, socket.socket() as client:
         client.connect(("127.0.0.1", port))
         (one,) = look().obstacles
@@ -80,7 +88,7 @@ def outside_server(family: int = socket.AF_INET, path: str = "") -> Iterator[int
     os.close(let_go)
 
 
-def test_a_unix_connection_to_elsewhere(look: Callable[[], Findings], short_tmp: Path) -> None:
+def test_a_unix_connection_to_elsewhere(look: Look, short_tmp: Path) -> None:
     path = str(short_tmp / "s")
     with outside_server(socket.AF_UNIX, path), socket.socket(socket.AF_UNIX) as client:
         client.connect(path)
@@ -88,7 +96,7 @@ def test_a_unix_connection_to_elsewhere(look: Callable[[], Findings], short_tmp:
         assert (one.kind, one.what) == ("connection", f"Unix to {path}")
 
 
-def test_a_udp_socket_that_is_connected_or_bound(look: Callable[[], Findings]) -> None:
+def test_a_udp_socket_that_is_connected_or_bound(look: Look) -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as connected, socket.socket(type=socket.SOCK_DGRAM) as bound:
         connected.connect(("127.0.0.1", 9))
         bound.bind(("127.0.0.1", 0))
@@ -96,7 +104,7 @@ def test_a_udp_socket_that_is_connected_or_bound(look: Callable[[], Findings]) -
         assert {(o.kind, o.what) for o in look().obstacles} == {("connection", "UDP to 127.0.0.1:9"), ("socket", f"UDP on {address}")}
 
 
-def test_an_ipv6_connection(look: Callable[[], Findings]) -> None:
+def test_an_ipv6_connection(look: Look) -> None:
     with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as client:
         try:
             client.connect(("::1", 9))
@@ -105,12 +113,12 @@ def test_an_ipv6_connection(look: Callable[[], Findings]) -> None:
         assert [o.what for o in look().obstacles] == ["UDP to [::1]:9"]
 
 
-def test_sockets_without_a_peer_pass(look: Callable[[], Findings]) -> None:
+def test_sockets_without_a_peer_pass(look: Look) -> None:
     with socket.socket(), socket.socket(type=socket.SOCK_DGRAM), socket.socket(socket.AF_UNIX), socket.socket(socket.AF_INET6):
         assert look() == Findings()
 
 
-def test_a_socket_of_another_family_is_named(look: Callable[[], Findings]) -> None:
+def test_a_socket_of_another_family_is_named(look: Look) -> None:
     try:
         other = socket.socket(socket.AF_ALG, socket.SOCK_SEQPACKET)
     except OSError:
@@ -119,12 +127,12 @@ def test_a_socket_of_another_family_is_named(look: Callable[[], Findings]) -> No
         assert [(o.kind, o.what) for o in look().obstacles] == [("socket", "AF_ALG socket")]
 
 
-def test_a_listener_is_no_obstacle_and_is_named(look: Callable[[], Findings]) -> None:
+def test_a_listener_is_no_obstacle_and_is_named(look: Look) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert look() == Findings(listens=[f"127.0.0.1:{server.getsockname()[1]}"])
 
 
-def test_connections_with_both_ends_inside_pass(look: Callable[[], Findings]) -> None:
+def test_connections_with_both_ends_inside_pass(look: Look) -> None:
     one, other = socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client, one, other:
         accepted, _ = server.accept()
@@ -133,7 +141,7 @@ def test_connections_with_both_ends_inside_pass(look: Callable[[], Findings]) ->
             assert (found.obstacles, found.connections_inside) == ([], 2)
 
 
-def test_a_socketpair_with_a_child_passes(look: Callable[[], Findings]) -> None:
+def test_a_socketpair_with_a_child_passes(look: Look) -> None:
     ours, theirs = socket.socketpair()
     with ours, subprocess.Popen(["/bin/cat"], stdin=theirs.fileno()) as child:
         theirs.close()
@@ -142,7 +150,7 @@ def test_a_socketpair_with_a_child_passes(look: Callable[[], Findings]) -> None:
         assert child.wait(10) == 0
 
 
-def test_a_child_process_connection_is_found_in_it(look: Callable[[], Findings]) -> None:
+def test_a_child_process_connection_is_found_in_it(look: Look) -> None:
     with (
         outside_server() as port,
         socket.create_connection(("127.0.0.1", port)) as client,
@@ -156,7 +164,7 @@ def test_a_child_process_connection_is_found_in_it(look: Callable[[], Findings])
         child.stdin.close()
 
 
-def test_what_snapshots_can_take_passes(look: Callable[[], Findings], tmp_path: Path) -> None:
+def test_what_snapshots_can_take_passes(look: Look, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(select.epoll())
         for descriptor in (os.eventfd(0), os.memfd_create("m"), os.pidfd_open(os.getpid()), inotify(), *os.pipe()):
@@ -184,14 +192,14 @@ def inotify() -> int:
     return int(ctypes.CDLL(None).inotify_init1(os.O_CLOEXEC))
 
 
-def test_a_file_open_for_writing_outside_the_writable_tree(look: Callable[[], Findings], tmp_path: Path) -> None:
+def test_a_file_open_for_writing_outside_the_writable_tree(look: Look, tmp_path: Path) -> None:
     with (tmp_path / "log").open("a") as log:
         (one,) = look().obstacles
         assert (one.kind, one.fd, one.what) == ("file", log.fileno(), f"{tmp_path}/log, open for writing")
         assert f"which holds {tmp_path}/work" in one.message
 
 
-def test_a_deleted_file_only_when_it_is_too_large(look: Callable[[], Findings], tmp_path: Path) -> None:
+def test_a_deleted_file_only_when_it_is_too_large(look: Look, tmp_path: Path) -> None:
     with tempfile.TemporaryFile(dir=tmp_path / "work") as file:
         file.truncate(GHOST_BYTES)
         assert look().obstacles == []
@@ -201,7 +209,7 @@ def test_a_deleted_file_only_when_it_is_too_large(look: Callable[[], Findings], 
         assert one.what.startswith("deleted file of 65 MiB, ")
 
 
-def test_a_device(look: Callable[[], Findings]) -> None:
+def test_a_device(look: Look) -> None:
     try:
         terminal = os.open("/dev/ptmx", os.O_RDWR)
     except OSError:
@@ -214,7 +222,7 @@ def test_a_device(look: Callable[[], Findings]) -> None:
         os.close(terminal)
 
 
-def test_an_io_uring_by_descriptor_and_by_mapping(look: Callable[[], Findings]) -> None:
+def test_an_io_uring_by_descriptor_and_by_mapping(look: Look) -> None:
     parameters = ctypes.create_string_buffer(120)
     ring = ctypes.CDLL(None).syscall(425, 4, parameters)
     if ring < 0:
@@ -268,13 +276,11 @@ def test_the_worker_names_listeners_and_obstacles_of_its_tree() -> None:
         )
 
 
-def test_a_connection_to_itself_is_in_the_way_of_a_fork() -> None:
-    scene = Scene(writable=(), places=SocketPlaces(UserCode("/", by_value=False)))
-    before = {fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.lexists(f"/proc/self/fd/{fd}")}
+def test_a_connection_to_itself_is_in_the_way_of_a_fork(look: Look) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
         accepted, _ = server.accept()
         with accepted:
-            assert [o.kind for o in scene.look(leave_aside=before, pairs=False).obstacles] == ["connection"] * 2
+            assert [o.kind for o in look(pairs=False).obstacles] == ["connection"] * 2
 
 
 def test_a_socket_class_that_user_code_replaced_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
