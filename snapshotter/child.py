@@ -107,6 +107,7 @@ def execute_criu(argv: Sequence[str], fds: Sequence[int], *, uid: int, cgroup: C
         errors = os.open("criu.err", os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=FIRST_CRIU_FD + 1)
         for stream in (1, 2):
             os.dup2(errors, stream)
+        os.umask(0o077)  # an image is memory: nobody else's, wherever its directory is moved
         if uid:
             os.setresgid(uid, 0, 0)
             os.setresuid(uid, 0, 0)

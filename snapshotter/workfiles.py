@@ -2,7 +2,8 @@
 
 Plain PAX tar, holes as GNU tar 1.x writes them (`GNU.sparse.map`), so that any tar reads it. Kept: owner, mode, times to the nanosecond,
 symbolic and hard links, holes. Left out: sockets, pipes, devices. Both ways run as root over names that a tenant chose: every step is one
-openat(2) that follows no link. Runs in the shim; standard library only. Sources: pax (POSIX.1-2001), lseek(2), openat(2).
+openat(2) that follows no link. CRIU follows links, with root's rights, when it opens by name what a process held open: so no archive
+has one that leads out of these directories. Runs in the shim; standard library only. Sources: pax (POSIX.1-2001), lseek(2), openat(2).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from snapshotter import tree
+from snapshotter.links import leads_out
 
 MAX_BYTES = 64 * 1024**2
 """Data in one archive: it is written at the snapshot point and read in the hot path of every restore."""
@@ -29,6 +31,7 @@ REMAPPED = "link_remap."
 
 ROOTS = {"work": f"{tree.ROOT}/work", "tmp": f"{tree.ROOT}/tmp", "shm": "/dev/shm"}
 """First part of a name in the archive → where that is in a slot."""
+_SAME_AS_TMP = ("/tmp", "/var/tmp")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -36,8 +39,12 @@ class TooMuch(ValueError):
     """Raised when there is more than an archive may hold; the message names the biggest file and the way out."""
 
 
+class LeadsOut(TooMuch):
+    """Raised when a symbolic link leads out of the directories that travel; the message names it and the way out."""
+
+
 class BadArchive(ValueError):
-    """Raised when an archive is not one of ours: a name leads out of its directory, a kind of file that is never written, garbage."""
+    """Raised when an archive is not one of ours: a name or a link leads out of its directory, a kind that is never written, garbage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +92,16 @@ def place(name: str) -> str:
 
 
 def measure(roots: dict[str, str] = ROOTS, *, max_bytes: int = MAX_BYTES) -> None:
-    """Look whether it would fit. Raises TooMuch, OSError."""
+    """Look whether it would fit. Raises TooMuch, LeadsOut, OSError."""
     tally = _Tally()
     for name, _, status in _walk(roots):
         tally.add(name, _data_bytes(status), max_bytes)
+        if stat.S_ISLNK(status.st_mode):
+            _demand_inside(name, roots)
 
 
 def pack(roots: dict[str, str] = ROOTS, *, max_bytes: int = MAX_BYTES) -> Archive:
-    """Everything below `roots`, in memory (memfd_create(2)). Raises TooMuch, OSError."""
+    """Everything below `roots`, in memory (memfd_create(2)). Raises TooMuch, LeadsOut, OSError."""
     fd = os.memfd_create("files", os.MFD_CLOEXEC)
     try:
         end, names = write(fd, roots, max_bytes=max_bytes)
@@ -105,13 +114,15 @@ def pack(roots: dict[str, str] = ROOTS, *, max_bytes: int = MAX_BYTES) -> Archiv
 def write(
     fd: int, roots: dict[str, str] = ROOTS, *, max_bytes: int = MAX_BYTES, wanted: Callable[[str], bool] = lambda _: True
 ) -> tuple[int, frozenset[str]]:
-    """Append entries to `fd`; its size then, and their names. Raises TooMuch, OSError."""
+    """Append entries to `fd`; its size then, and their names. Raises TooMuch, LeadsOut, OSError."""
     tally, names = _Tally(), set()
     with os.fdopen(os.dup(fd), "wb") as out:
         out.seek(0, os.SEEK_END)
         for name, directory, status in _walk(roots):
             if wanted(name):
                 tally.add(name, _data_bytes(status), max_bytes)
+                if stat.S_ISLNK(status.st_mode):
+                    _demand_inside(name, roots)
                 if _write_entry(out, name, directory, status, tally):
                     names.add(name)
         return out.tell(), frozenset(names)
@@ -153,6 +164,7 @@ def unpack(fd: int, roots: dict[str, str] = ROOTS) -> int:
     Raises BadArchive, OSError.
     """
     later: list[tuple[str, tarfile.TarInfo]] = []
+    links: list[str] = []
     with os.fdopen(os.dup(fd), "rb") as raw:
         raw.seek(0)
         if not raw.read(1):
@@ -164,6 +176,10 @@ def unpack(fd: int, roots: dict[str, str] = ROOTS) -> int:
                     _extract(archive, info, roots)
                     if info.isdir():
                         later.append((info.name, info))
+                    elif info.issym() or info.islnk():
+                        links.append(info.name)
+                if out := [name for name in links if _leads_out(name, roots)]:
+                    raise BadArchive(f"a link leads out of the slot's directories: {out[0]!r}")
                 for name, info in reversed(later):
                     _stamp(name, info, roots)
                 return archive.offset
@@ -196,6 +212,21 @@ def _below(prefix: str, directory: int) -> Iterator[tuple[str, int, os.stat_resu
                 continue
     finally:
         os.close(directory)
+
+
+def _demand_inside(name: str, roots: dict[str, str]) -> None:
+    """Early and by name; what counts is the look at an archive in its new slot, where nobody can change it meanwhile."""
+    if _leads_out(name, roots):
+        raise LeadsOut(
+            f"{place(name)} is a symbolic link that leads out of the work directory, /tmp and /dev/shm: "
+            "make it in enter(snap=False), or copy what it leads to"
+        )
+
+
+def _leads_out(name: str, roots: dict[str, str]) -> bool:
+    root, _, rest = name.partition("/")
+    homes = [*roots.values(), *(_SAME_AS_TMP if roots is ROOTS else ())]
+    return leads_out(f"{roots[root]}/{rest}", homes=homes, files_below=tree.ROOT)
 
 
 def _data_bytes(status: os.stat_result) -> int:
@@ -258,7 +289,7 @@ def _pieces(fd: int, size: int) -> list[tuple[int, int]]:
     found, at = [], 0
     while at < size:
         try:
-            start = os.lseek(fd, at, os.SEEK_DATA)
+            start = min(size, os.lseek(fd, at, os.SEEK_DATA))  # it may have grown meanwhile
         except OSError:  # ENXIO: nothing but a hole is left
             break
         at = min(size, os.lseek(fd, start, os.SEEK_HOLE))

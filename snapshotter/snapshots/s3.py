@@ -15,7 +15,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from snapshotter.snapshots.stores import ObjectMissing, RemoteError, checked
+from snapshotter.snapshots.stores import ObjectMissing, RemoteError, checked, is_key
 
 T = TypeVar("T")
 _ATTEMPTS = 5
@@ -87,7 +87,9 @@ class S3Store:
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix + prefix)
         for page in pages:
             for entry in page.get("Contents", ()):
-                yield entry["Key"].removeprefix(self._prefix)
+                key = entry["Key"].removeprefix(self._prefix)
+                if is_key(key):  # what somebody else put there is none of ours
+                    yield key
 
     def _name(self, key: str) -> str:
         return self._prefix + checked(key)

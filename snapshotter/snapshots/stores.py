@@ -58,9 +58,14 @@ def open_store(where: str) -> SnapshotStore:
     return DirectoryStore(Path(where))
 
 
+def is_key(name: str) -> bool:
+    """Whether a store may be asked for it."""
+    return _KEY.fullmatch(name) is not None
+
+
 def checked(key: str) -> str:
     """Raises ValueError for a key that would leave its store."""
-    if not _KEY.fullmatch(key):
+    if not is_key(key):
         raise ValueError(f"{key!r} is no key: plain names with / between them")
     return key
 
@@ -124,7 +129,7 @@ class DirectoryStore:
     def _walk(self, prefix: str) -> list[str]:
         top = self._root / prefix.rpartition("/")[0]
         keys = [os.path.relpath(os.path.join(folder, name), self._root) for folder, _, names in os.walk(top) for name in names]
-        return sorted(key for key in keys if key.startswith(prefix) and _KEY.fullmatch(key))
+        return sorted(key for key in keys if key.startswith(prefix) and is_key(key))
 
 
 def _write(path: Path, data: bytes) -> None:

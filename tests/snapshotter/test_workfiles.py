@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from snapshotter import workfiles
-from snapshotter.workfiles import BadArchive, TooMuch
+from snapshotter.workfiles import BadArchive, LeadsOut, TooMuch
 
 KIB = 1024
 
@@ -68,7 +68,8 @@ def test_everything_is_as_it_was(there: dict[str, str], here: dict[str, str], de
     (work / "a/b/data").write_bytes(b"\0\1\2" * 1000)
     os.utime(work / "a/b/data", ns=(1_700_000_000_123_456_789, 1_700_000_000_123_456_789))
     (work / "a/b").chmod(0o2750)
-    (work / "link").symlink_to("/etc/passwd")
+    (work / "link").symlink_to("a/b/data")
+    (work / "a/up").symlink_to("../link")
     (work / os.fsdecode(b"caf\xe9")).write_text("name that is no UTF-8")
     (work / ("n" * 200)).write_text("long")
     (Path(there["shm"]) / "sem").write_bytes(b"x" * 32)
@@ -191,10 +192,31 @@ def test_a_link_is_not_followed(here: dict[str, str], destination: int, tmp_path
 def test_a_file_in_the_place_of_a_link_replaces_the_link(here: dict[str, str], destination: int, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("safe")
-    forged(destination, entry("work/way", tarfile.SYMTYPE, link=str(outside)), entry("work/way"))
+    forged(destination, entry("work/way", tarfile.SYMTYPE, link=str(outside)), entry("work/way"))  # nothing of the link is left
     workfiles.unpack(destination, here)
     assert outside.read_text() == "safe"
     assert (Path(here["work"]) / "way").read_text() == "x"
+
+
+@pytest.mark.parametrize("target", ["/etc", "/etc/passwd", "../../../../../../../../etc", "/", "/proc/self/root", "/proc/self/cwd", "loop"])
+def test_a_link_that_leads_out_never_reaches_criu(there: dict[str, str], here: dict[str, str], destination: int, target: str) -> None:
+    """It opens by name as root, and follows links."""
+    (Path(there["work"]) / "loop").symlink_to(target)
+    with pytest.raises(LeadsOut, match=r"work/loop is a symbolic link .* enter\(snap=False\)"):
+        workfiles.pack(there)
+    with pytest.raises(LeadsOut):
+        workfiles.measure(there)
+    forged(destination, entry("work/loop", tarfile.SYMTYPE, link=target))
+    with pytest.raises(BadArchive, match="leads out"):
+        workfiles.unpack(destination, here)
+
+
+def test_links_that_lead_out_together_are_refused(here: dict[str, str], destination: int) -> None:
+    up = entry("work/a/b/up", tarfile.SYMTYPE, link=here["tmp"])
+    out = entry("work/a/b/out", tarfile.SYMTYPE, link="up/../../../x")
+    forged(destination, entry("work/a", tarfile.DIRTYPE), entry("work/a/b", tarfile.DIRTYPE), up, out)
+    with pytest.raises(BadArchive, match="a/b/out"):
+        workfiles.unpack(destination, here)
 
 
 def test_a_second_name_for_a_file_outside_is_refused(here: dict[str, str], destination: int) -> None:

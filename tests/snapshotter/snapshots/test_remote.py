@@ -124,6 +124,19 @@ async def test_a_store_lists_by_prefix(store: SnapshotStore) -> None:
     assert await store.keys("a/") == ["a/2"]
 
 
+async def test_what_others_put_into_a_bucket_is_not_listed(s3_bucket: str) -> None:
+    import boto3
+
+    store = S3Store(bucket=s3_bucket, prefix="p")
+    await store.put("a/1", b"")
+    client = boto3.client("s3", region_name="us-east-1")
+    for stray in ("p/a/../2", "p/a/two words", "p/a/"):
+        client.put_object(Bucket=s3_bucket, Key=stray, Body=b"")
+    client.close()
+    assert await store.keys("a/") == ["a/1"]
+    await store.aclose()
+
+
 async def test_a_store_takes_many_at_once(store: SnapshotStore) -> None:
     await asyncio.gather(*(store.put(f"k/{i}", bytes([i])) for i in range(20)))
     assert await asyncio.gather(*(store.get(f"k/{i}", max_bytes=1) for i in range(20))) == [bytes([i]) for i in range(20)]
