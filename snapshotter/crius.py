@@ -28,12 +28,16 @@ class Crius:
     """Running CRIU processes by pid. `tell` informs the agent of `criu` and `criu_exited`. Owner: the shim's loop.
 
     `stdio`: makes pipes for what a restored tree prints, and gives the ends to write to. `ended`: called when one that talks has ended.
+    `pages_lost`: called when a page daemon has died.
     """
 
-    def __init__(self, tell: Callable[..., None], *, stdio: Callable[[], list[int]], ended: Callable[[], None]) -> None:
+    def __init__(
+        self, tell: Callable[..., None], *, stdio: Callable[[], list[int]], ended: Callable[[], None], pages_lost: Callable[[], None]
+    ) -> None:
         self._tell = tell
         self._stdio = stdio
         self._ended = ended
+        self._pages_lost = pages_lost
         self._running: dict[int, _Run] = {}
 
     def __repr__(self) -> str:
@@ -81,6 +85,8 @@ class Crius:
             return False
         if run.talks:
             self._ended()
+        elif status:
+            self._pages_lost()
         self._tell({"event": "criu_exited", "run": run.name, "status": status})
         return True
 

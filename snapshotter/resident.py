@@ -41,6 +41,7 @@ class Resident:
         self._log: LogFile | None = None
         self._pipes: list[LogPipe] = []
         self._kept = True
+        self._spoiled = False
         self.peer: Peer | None = None
         self.confinement: child.Confinement | None = None
         self.state = "empty"
@@ -102,6 +103,8 @@ class Resident:
         try:
             if self.state != "furnished":
                 raise OSError(f"nothing can be revived in a slot that is {self.state}")
+            if self._spoiled:
+                raise OSError("its memory is lost: the page daemon died")
             pid = int(message["pid"])
             if pid not in tree.children():
                 raise OSError(f"process {pid} is no child of the slot's shim")
@@ -203,6 +206,11 @@ class Resident:
         if self.pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def spoil(self) -> None:
+        """Its memory will not come any more: it ends, now or instead of its revival."""
+        self._spoiled = True
+        self.kill()
 
     def exited(self, status: int) -> None:
         """It is gone, and has been reaped."""

@@ -51,7 +51,7 @@ class Shim:
         self._lot = Lot(self._poller, self._tell)
         self._brood = Brood(self._worker, self._lot, poller=self._poller, recorder=recorder, tell=self._tell)
         self._freezer = Freezer(self._worker, self._poller, self._tell)
-        self._crius = Crius(self._tell, stdio=self._worker.pipes, ended=self._freezer.dump_ended)
+        self._crius = Crius(self._tell, stdio=self._worker.pipes, ended=self._freezer.dump_ended, pages_lost=self._on_pages_lost)
         self._execs = Execs(self._tell)
 
     def __repr__(self) -> str:
@@ -190,6 +190,12 @@ class Shim:
             self._tell(message)
         elif event == "proved" and worker.state == "proving":
             self._tell(message)
+
+    def _on_pages_lost(self) -> None:
+        """A restored process whose page daemon died reads zeros where memory was: it must not go on, nor what it forked, agent or not."""
+        self._lot.clear()
+        self._brood.kill_all()
+        self._worker.spoil()
 
     def _reap(self, wakeup: int) -> None:
         with contextlib.suppress(BlockingIOError):

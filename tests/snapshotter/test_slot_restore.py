@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from snapshotter import slots
+from snapshotter.criu import operations
+from snapshotter.criu.lazy import LazyPages
 from snapshotter.criu.runs import Criu
 from snapshotter.criu.self_test import SelfTest
 from snapshotter.slots import BootFailed, CheckpointFailed
 from tests.fakes.agent_home import MIB, AgentHome
-from tests.fakes.slot_workshop import PATIENCE_S, Place, Workshop, workshop
+from tests.fakes.slot_workshop import PATIENCE_S, Image, Place, Workshop, workshop
 
 pytestmark = pytest.mark.root
 
@@ -285,6 +287,49 @@ async def test_a_restored_instance_lives_on_without_an_agent(shop: Workshop, laz
     place.slot.close()
     assert await shop.ask(place, running, "/hoard") == 16 * MIB
     place.slot = await adopt(place)
+
+
+async def waiting_for_pages(shop: Workshop, image: Image) -> tuple[Place, operations.Restored, LazyPages]:
+    """Restored and not revived; its page daemon is held up, so that memory stays missing."""
+    place = await shop.furnish(image)
+    with shop.opened(image.directory, place) as (images, work):
+        where: dict[str, Any] = {"images": images, "work": work, "uid": place.uid, "cgroup": place.group.ways_in()}
+        restored = await operations.restore(place.slot, criu=shop.criu, lazy=True, deadline_s=PATIENCE_S, **where)
+    assert restored.lazy is not None
+    signal.pidfd_send_signal(restored.lazy.run.pidfd, signal.SIGSTOP)
+    return place, restored, restored.lazy
+
+
+@pytest.mark.parametrize("agent", ["gone", "restarted"])
+async def test_a_restored_worker_whose_page_daemon_dies_ends_whoever_listens(shop: Workshop, agent: str) -> None:
+    image = await shop.dump(await shop.boot(boot=[f"allocate:{64 * MIB}"]))
+    place, restored, daemon = await waiting_for_pages(shop, image)
+    await place.slot.revive(restored.pid, image.point, PATIENCE_S)
+    worker = place.slot.worker_pid
+    place.slot.close()
+    if agent == "restarted":
+        place.slot = await adopt(place)
+        assert place.slot.worker == "resident"
+
+    os.kill(worker, signal.SIGSTOP)  # or it would touch missing memory, and die of that
+    signal.pidfd_send_signal(daemon.run.pidfd, signal.SIGKILL)
+
+    while Path(f"/proc/{worker}").exists():
+        await asyncio.sleep(0.005)
+    if agent == "gone":
+        place.slot = await adopt(place)
+    while place.slot.worker != "dead":
+        await asyncio.sleep(0.005)
+    os.close(daemon.run.pidfd)
+
+
+async def test_a_process_whose_page_daemon_died_is_not_revived(shop: Workshop) -> None:
+    image = await shop.dump(await shop.boot(boot=[f"allocate:{64 * MIB}"]))
+    place, restored, daemon = await waiting_for_pages(shop, image)
+    await daemon.kill()
+
+    with pytest.raises(BootFailed, match="page daemon"):
+        await place.slot.revive(restored.pid, image.point, PATIENCE_S)
 
 
 async def test_without_its_agent_what_stood_still_and_what_was_half_restored_goes(shop: Workshop) -> None:
