@@ -54,6 +54,9 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     except ValueError:
         close_all(fds)
         raise
+    except RecursionError as e:  # a hundred thousand brackets: user code shares the worker's channel
+        close_all(fds)
+        raise ValueError("a message is nested too deeply") from e
     return message, list(fds)
 
 

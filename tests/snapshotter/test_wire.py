@@ -75,3 +75,13 @@ def test_what_is_not_our_json_is_an_error_and_the_end_is_none(pair: tuple[socket
             wire.receive(pair[1])
     pair[0].close()
     assert wire.receive(pair[1]) == (None, [])
+
+
+def test_brackets_without_end_are_no_message_and_their_descriptors_are_closed(pair: tuple[socket.socket, socket.socket]) -> None:
+    readable, writable = os.pipe()
+    wire.send(pair[0], b"[" * wire.MAX_DATAGRAM_BYTES, [writable])
+    os.close(writable)
+    with pytest.raises(ValueError):
+        wire.receive(pair[1])
+    assert os.read(readable, 1) == b""
+    os.close(readable)

@@ -106,7 +106,8 @@ class SmallAgent:
         return {"deleted": before - len(self.snapshots)}
 
     async def _capabilities(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
-        return {"features": [{"name": "fork", "on": True, "why": "tried"}], "node": {"name": "here"}}
+        snapshots = {"on": True, "ready": 1, "last_refusal": {"revision": "another's"}}
+        return {"features": [{"name": "fork", "on": True, "why": "tried"}], "node": {"name": "here", "snapshots": snapshots}}
 
     async def _stop(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
         self.asked.append(("stop", args))

@@ -324,7 +324,9 @@ async def test_logs_of_a_name_that_never_was_are_a_404_and_those_of_a_deleted_ap
 
 
 async def test_the_node_says_what_it_can(controller: Controller) -> None:
-    assert (await controller.http.get("/v1/node")).json()["features"][0]["name"] == "fork"
+    told = (await controller.http.get("/v1/node")).json()
+    assert told["features"][0]["name"] == "fork"
+    assert told["node"] == {"name": "here", "snapshots": {"on": True, "ready": 1}}, "of another tenant's refusals nothing"
     assert (await controller.http.get("/v1/templates")).json() == {"templates": []}
 
 

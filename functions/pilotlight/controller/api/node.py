@@ -117,4 +117,8 @@ async def drop_template(context: Ctx, caller: Deployer, request: RequestId, revi
 @router.get("/node", dependencies=[Depends(deployer)])
 async def node(context: Ctx) -> dict[str, Any]:
     """What this machine can do: `{"features": [{"name", "on", "why"}], "node": {…}}`."""
-    return dict(await context.agent.capabilities())
+    told = dict(await context.agent.capabilities())
+    if snapshots := told.get("node", {}).get("snapshots"):  # a refusal names files and lines of somebody's code, perhaps another tenant's
+        public = {key: value for key, value in snapshots.items() if key != "last_refusal"}
+        told["node"] = {**told["node"], "snapshots": public}
+    return told
