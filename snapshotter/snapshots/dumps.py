@@ -156,11 +156,10 @@ class Dumps:
 
     async def _dump(self, subject: _Subject, stage: Stage) -> SnapshotManifest:
         housing, slot, name = subject.housing, subject.housing.slot, f"c-{secrets.token_hex(8)}"
-        if self._stock.kdat is not None:
-            await asyncio.to_thread(_put_kdat, self._stock.kdat, slot.worker_pid)
         began = time.perf_counter()
         async with asyncio.timeout(_QUIESCE_S):
-            quiesced = await slot.checkpoint(name, housing.group.ways_in(), in_place=subject.in_place)
+            with _kdat_of(self._stock) as kdat:
+                quiesced = await slot.checkpoint(name, housing.group.ways_in(), in_place=subject.in_place, kdat=kdat)
         try:
             if quiesced.obstacles:
                 raise _obstructed(quiesced.obstacles)
@@ -256,12 +255,14 @@ def _opened(*directories: Path) -> Iterator[list[int]]:
         yield fds
 
 
-def _put_kdat(kdat: Path, pid: int) -> None:
-    """Where CRIU looks for what it knows of this kernel, in the slot of process `pid`: finding it out again takes 0.1 s, and rights that
-    it has not got for the asking in every slot. `/run` there is root's."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with contextlib.suppress(OSError), os.fdopen(os.open(f"/proc/{pid}/root/run/criu.kdat", flags, 0o600), "wb") as target:
-        target.write(kdat.read_bytes())
+@contextlib.contextmanager
+def _kdat_of(stock: Stock) -> Iterator[int | None]:
+    """What CRIU knows of this kernel: finding it out again takes 0.1 s, and rights that it has not got for the asking in every slot."""
+    if stock.kdat is None:
+        yield None
+        return
+    with stock.kdat.open("rb") as kdat:
+        yield kdat.fileno()
 
 
 def _look(pids: Sequence[int]) -> tuple[str, tuple[str, ...]]:
