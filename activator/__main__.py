@@ -96,6 +96,7 @@ class Activator:
 
         self.scaler = Scaler(table=self.table, fleet=self.fleet, make_throttler=make_throttler)
         self.metrics.collect_instances(self.scaler.states)
+        self.metrics.collect_journal(self.books.lag)
         self.dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of)
         self.control = ControlPlane(controller, table=self.table, strangers=self.strangers, catch_up=self.feed.catch_up)
         self.calls = SubmittedCalls(

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from activator.billing.shipping import Lag
 from activator.dispatch import Exchange
 from activator.routes import Target
 from activator.shared.state import SharedStatistics
@@ -88,10 +89,10 @@ class Metrics:
         """A start failed."""
         self._start_failures.labels(target.tenant, target.app, target.function, code).inc()
 
-    def journal_lag(self, *, records: int, seconds: float) -> None:
-        """How far the ledger is behind."""
-        self._journal_lag.set(records)
-        self._journal_lag_s.set(seconds)
+    def collect_journal(self, lag: Callable[[], Lag]) -> None:
+        """Export how far the ledger is behind, read when scraped."""
+        self._journal_lag.set_function(lambda: lag().records)
+        self._journal_lag_s.set_function(lambda: lag().seconds)
 
     def collect_instances(self, states: Callable[[], Mapping[tuple[str, str, str, str], int]]) -> None:
         """Export instances by state, read when scraped; keys are (tenant, app, function, state)."""

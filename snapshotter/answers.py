@@ -9,6 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+_PHASES = frozenset({"boot", "import", "enter", "warmup", "fork", "assign", "serve", "wake", "quiesce", "first_answer"})
+
+
+def phases_of(said: object) -> dict[str, float]:
+    """The phases that a worker may report, in ms: they name metrics, and user code shares the channel on which they come."""
+    if not isinstance(said, Mapping):
+        return {}
+    return {name: float(ms) for name, ms in said.items() if name in _PHASES and isinstance(ms, int | float)}
+
 
 class SlotLost(Exception):
     """Raised when a slot's shim is gone, or does not answer."""
@@ -67,7 +76,7 @@ class SnapshotPoint:
         """The reverse of `to_json`; what an older shim does not say is empty."""
         return cls(
             threads=tuple(body["threads"]),
-            phases_ms=body["phases_ms"],
+            phases_ms=phases_of(body["phases_ms"]),
             joins=bool(body.get("joins")),
             obstacles=tuple(body.get("obstacles", ())),
             listens=tuple(body.get("listens", ())),

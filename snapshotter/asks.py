@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from snapshotter import processes, wire
-from snapshotter.answers import BootFailed, CheckpointFailed, CriuRun, Proved, Quiesced, SlotLost
+from snapshotter.answers import BootFailed, CheckpointFailed, CriuRun, Proved, Quiesced, SlotLost, phases_of
 
 T = TypeVar("T")
 Send = Callable[[Mapping[str, Any], list[int]], None]
@@ -166,7 +166,7 @@ class Asks:
             pid=m["pid"],
             host_pid=processes.host_pid(fds[0]),
             obstacles=tuple(m["obstacles"]),
-            phases_ms=m["phases_ms"],
+            phases_ms=phases_of(m["phases_ms"]),
             stdio=m["stdio"],
             listens=tuple(m.get("listens", ())),
             connections_inside=int(m.get("connections_inside", 0)),
@@ -193,4 +193,4 @@ class Asks:
 
     def _on_proved(self, m: Mapping[str, Any], _: Sequence[int]) -> None:
         notes = tuple(m.get("notes", ()))
-        self._proofs.answer("prove", Proved(ok=m["ok"], error=m.get("error"), phases_ms=m["phases_ms"], notes=notes))
+        self._proofs.answer("prove", Proved(ok=m["ok"], error=m.get("error"), phases_ms=phases_of(m["phases_ms"]), notes=notes))

@@ -110,8 +110,7 @@ class Brood:
         if event == "failed":
             self._tell(message)
         elif event == "forked" and process.state == "asked":
-            pidfd = os.dup(fds[0]) if fds else os.pidfd_open(message["pid"])
-            self._on_forked(process, int(message["pid"]), pidfd, joined=self._joins(process))
+            self._on_forked(process, child.pid_of(fds[0]), os.dup(fds[0]), joined=self._joins(process))
         elif event == "ready" and process.state == "forked":
             process.state, process.phases_ms = "ready", message["phases_ms"]
             process.leave_desk()
@@ -132,7 +131,7 @@ class Brood:
         self._tell({"event": "forked", "instance": process.id}, pidfd)
         try:
             if not joined:
-                child.enter(process.cgroup.procs, pid)
+                child.enter_group(process.cgroup, pidfd)
         except OSError:
             process.doomed = True  # without its limits it must not run; a pid that is gone already ends the same way
         if process.doomed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -139,3 +140,23 @@ def enter(files: Sequence[str], pid: int) -> None:
             os.write(fd, str(pid).encode())
         finally:
             os.close(fd)
+
+
+def pid_of(pidfd: int) -> int:
+    """The pid behind it, in this namespace; 0 when it is gone. What a worker says of pids is not believed.
+
+    Raises OSError when it is no pidfd, or the shim's own, which enters no tenant's group.
+    """
+    with open(f"/proc/self/fdinfo/{pidfd}") as f:
+        pid = next((int(line.split()[1]) for line in f if line.startswith("Pid:")), None)
+    if pid is None or pid == os.getpid():
+        raise ProcessLookupError(errno.ESRCH, f"descriptor {pidfd} names no process of this slot but the shim")
+    return max(0, pid)
+
+
+def enter_group(cgroup: Cgroup, pidfd: int) -> None:
+    """Move the process behind `pidfd` into a group. Raises OSError, ProcessLookupError when it is gone."""
+    pid = pid_of(pidfd)
+    if not pid:
+        raise ProcessLookupError(errno.ESRCH, "the process is gone")
+    enter(cgroup.procs, pid)

@@ -101,7 +101,7 @@ class Freezer:
     def _admit(self, frozen: _Frozen) -> None:
         try:
             if not frozen.joins:
-                child.enter(frozen.cgroup.procs, _pid_of(frozen.pidfd))
+                child.enter_group(frozen.cgroup, frozen.pidfd)
             os.write(frozen.go, b"\n")
         except OSError as e:
             self._drop(frozen, str(e))
@@ -118,9 +118,16 @@ class Freezer:
         wire.close_all(fds)
         if message.get("event") != "quiesced" or frozen.pidfd < 0 or frozen.still:
             return
-        obstacles = list(message.get("obstacles", ()))
+        obstacles = message.get("obstacles", [])
+        if not isinstance(obstacles, list):
+            return
         frozen.still = not obstacles
-        body = {**message, "checkpoint": frozen.name, "pid": _pid_of(frozen.pidfd), "obstacles": obstacles, "stdio": None}
+        try:
+            pid = child.pid_of(frozen.pidfd)
+        except OSError as e:
+            self._drop(frozen, str(e))
+            return
+        body = {**message, "checkpoint": frozen.name, "pid": pid, "obstacles": obstacles, "stdio": None}
         if frozen.still and frozen.in_place:
             self._resident.freeze()
             body["stdio"] = _pipes_of(body["pid"])
@@ -224,12 +231,6 @@ def _listener() -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _pid_of(pidfd: int) -> int:
-    """The pid behind it, in this namespace; 0 when it is gone. What a worker says of pids is not believed."""
-    with open(f"/proc/self/fdinfo/{pidfd}") as f:
-        return next((max(0, int(line.split()[1])) for line in f if line.startswith("Pid:")), 0)
 
 
 def _pipes_of(pid: int) -> dict[str, str]:

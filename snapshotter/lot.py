@@ -83,7 +83,7 @@ class Lot:
             return False
         event = message["event"]
         if event == "forked" and parked.pidfd < 0:
-            self._on_forked(parked, int(message["pid"]), os.dup(fds[0]) if fds else os.pidfd_open(message["pid"]))
+            self._on_forked(parked, child.pid_of(fds[0]), os.dup(fds[0]))
         elif event == "parked" and parked.pidfd >= 0:
             parked.ready = True
             self._tell({"event": "parked", "parked": parked.name}, parked.pidfd)
@@ -110,7 +110,7 @@ class Lot:
         self._poller.watch(pidfd, lambda _: self._drop(parked))
         try:
             if not parked.joins:
-                child.enter(parked.cgroup.procs, pid)
+                child.enter_group(parked.cgroup, pidfd)
             os.write(parked.go, b"\n")
         except OSError:
             self._drop(parked)  # without its limits it must not run

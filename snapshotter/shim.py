@@ -171,10 +171,10 @@ class Shim:
     # -- the worker
 
     def _hear(self, message: _Message, fds: list[int]) -> None:
-        """From the worker. User code shares the descriptor: what is not our protocol is dropped, never trusted."""
+        """From the worker. User code shares the descriptor: what is not our protocol is dropped, and must not end the slot's PID 1."""
         try:
             self._believe(message, fds)
-        except (KeyError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError, AttributeError, OSError):
             return
         finally:
             wire.close_all(fds)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshotter import processes, wire
-from snapshotter.answers import BootFailed, CheckpointFailed, CriuRun, Proved, Quiesced, SlotLost, SnapshotPoint
+from snapshotter.answers import BootFailed, CheckpointFailed, CriuRun, Proved, Quiesced, SlotLost, SnapshotPoint, phases_of
 from snapshotter.asks import Asks
 from snapshotter.doorways import connect, listen, seen, write_json
 from snapshotter.running import Exit, Owner, Running
@@ -289,7 +289,7 @@ class Slot:
         elif event == "forked" and running is not None:
             running.pidfd, running.pid = os.dup(fds[0]), processes.host_pid(fds[0])
         elif event == "ready" and running is not None and not running.ready.done():
-            running.ready.set_result(message["phases_ms"])
+            running.ready.set_result(phases_of(message["phases_ms"]))
         elif event == "exited" and running is not None:
             self._finish(running, Exit(status=message["status"], lost=message["lost"] or running.pidfd < 0))
             self._send_quietly({"op": "forget", "instance": running.id})
@@ -339,7 +339,7 @@ class Slot:
         if fds:
             running.pidfd, running.pid = os.dup(fds[0]), processes.host_pid(fds[0])
         if message["state"] == "ready":
-            running.ready.set_result(message["phases_ms"])
+            running.ready.set_result(phases_of(message["phases_ms"]))
         if message["state"] == "gone":
             running.gone.set_result(Exit(status=message["status"]))
 

@@ -25,6 +25,8 @@ _BLOCKS = [ipaddress.IPv4Network(f"100.{second}.0.0/16") for second in range(127
 _CONF = Path("/proc/sys/net/ipv4/conf")
 _LOCK = "/run/pilotlight-network.lock"
 
+METADATA = "169.254.169.254"
+"""Where clouds hand out the machine's own credentials, which open the store of snapshots among other things: no tenant's business."""
 _RULES = f"""
 table ip {TABLE} {{
   set opened {{ type ifname; }}
@@ -33,6 +35,7 @@ table ip {TABLE} {{
     iifname "{PREFIX}*" oifname "{PREFIX}*" reject
     oifname "{PREFIX}*" ct state established,related accept
     oifname "{PREFIX}*" reject
+    iifname "{PREFIX}*" ip daddr {METADATA} reject
     iifname @opened oifname != "{PREFIX}*" ct state new,invalid,untracked ct status & dnat != dnat drop
   }}
   chain output {{ type filter hook output priority filter; policy accept; oifname "{PREFIX}*" ct state new reject; }}
