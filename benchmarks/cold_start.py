@@ -76,10 +76,12 @@ def restored(report: Report, counts: Counts, *, quick: bool) -> None:
         for subject in (HELLO, torch, EMBED):
             for pages in ("auto", "eager", "lazy"):
                 restores.measure(report, subject, pages=pages, count=counts.restore, dropped=counts.dropped if pages != "auto" else 0)
+        restores.other_rungs(report, torch, cold=counts.cold, forks=counts.restore)
         for mib in counts.models_mib:
             for by in ("reference", "value"):
+                subject = model(Path(folder), mib=mib, by=by)
+                restores.other_rungs(report, subject, cold=2, forks=5)
                 for pages in ("eager", "lazy"):
-                    subject = model(Path(folder), mib=mib, by=by)
                     restores.measure(report, subject, pages=pages, count=max(3, counts.restore // 4), dropped=counts.dropped // 2)
         restores.together(report, torch, pages="auto", sizes=counts.at_once, rounds=5)
     restores.instance_memory(report, EMBED, instances=4)

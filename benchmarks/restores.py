@@ -44,7 +44,7 @@ class Sample:
 def deployed(report: Report, subject: Subject, *, pages: str) -> Iterator[tuple[stack.Stack, str] | None]:
     """A platform with `subject` deployed and its snapshot proven; None, and a remark, where it has none."""
     with stack.running(snapshotter={"snapshot_pages": pages}) as platform:
-        app = f"bench-{subject.source.parent.name if subject.source.stem == 'app' else subject.source.stem}"
+        app = _app(subject)
         with phase(f"{subject.name}: deploy, {pages}"):
             platform.deploy(subject.source, app=app)
         snapshots = [s for s in _ask(platform, _snapshots) if s.labels.get("app") == app and s.state is SnapshotState.READY]
@@ -72,6 +72,24 @@ def measure(report: Report, subject: Subject, *, pages: str, count: int, dropped
                 report.rows.append(Row.of(f"{subject.name}/{name}, restore phase", "ms", phase_ms))
             if others := [s.start for s in samples if s.start != "RESTORE"]:
                 report.missing(f"{subject.name}/{name}", f"{len(others)} of {n} starts were {', '.join(sorted(set(others)))}")
+
+
+def other_rungs(report: Report, subject: Subject, *, cold: int, forks: int) -> None:
+    """Rows `<name>/COLD`, of a copy that keeps nothing, and `<name>/FORK` from a resident Template: what RESTORE stands between."""
+    app = _app(subject)
+    with stack.running() as platform:
+        with phase(f"{subject.name}: COLD and FORK"):
+            platform.deploy(subject.source, app=app)
+            platform.deploy(subject.source, app=f"{app}-cold", snapshot=False)
+            samples: dict[str, list[float]] = defaultdict(list)
+            for name, count in ((app, forks), (f"{app}-cold", cold)):
+                for _ in range(count):
+                    platform.wait_zero(name)
+                    answer = platform.invoke(name, subject.function, subject.arguments)
+                    samples[answer.start].append(answer.milliseconds)
+        for kind in ("COLD", "FORK"):
+            if samples[kind]:
+                report.rows.append(Row.of(f"{subject.name}/{kind}", "ms", samples[kind]))
 
 
 def together(report: Report, subject: Subject, *, pages: str, sizes: tuple[int, ...], rounds: int) -> None:
@@ -122,6 +140,10 @@ def instance_memory(report: Report, subject: Subject, *, instances: int) -> None
         report.rows.append(
             Row.of(f"{subject.name}/PSS per instance", "MiB", [u / MIB for u in used], note=f"{len(used)} forks of one Template")
         )
+
+
+def _app(subject: Subject) -> str:
+    return f"bench-{subject.source.parent.name if subject.source.stem == 'app' else subject.source.stem}"
 
 
 def _at_once(platform: stack.Stack, app: str, subject: Subject, size: int) -> list[stack.Answer]:
