@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks import stack
 from benchmarks.harness import Report, Row, percentile, phase
 from benchmarks.stack import StackFailed
-from benchmarks.subjects import Subject
+from benchmarks.subjects import HOLD_S, Subject
 from snapshotter.client import AgentClient
 from snapshotter.types import SnapshotInfo, SnapshotState
 
@@ -93,16 +93,18 @@ def other_rungs(report: Report, subject: Subject, *, cold: int, forks: int) -> N
 
 
 def together(report: Report, subject: Subject, *, pages: str, sizes: tuple[int, ...], rounds: int) -> None:
-    """Rows `<name>/N at once`: N calls at zero instances, one to each, and what they came up by."""
+    """Rows `<name>/N at once`: N calls at zero instances, each held for HOLD_S (not counted), and what they came up by."""
     with deployed(report, subject, pages=pages) as found:
         if found is None:
             return
         platform, app = found
         for size in sizes:
             with phase(f"{subject.name}: {size} at once"):
-                answers = [a for _ in range(rounds) for a in _at_once(platform, app, subject, size)]
+                answers = [a for _ in range(rounds) for a in _at_once(platform, app, size)]
             kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(_count(a.start for a in answers).items()))
-            report.rows.append(Row.of(f"{subject.name}/{size} at once", "ms", [a.milliseconds for a in answers], note=kinds))
+            report.rows.append(
+                Row.of(f"{subject.name}/{size} at once", "ms", [a.milliseconds - 1000 * HOLD_S for a in answers], note=kinds)
+            )
 
 
 def sample(platform: stack.Stack, app: str, subject: Subject, *, drop_caches: bool) -> Sample:
@@ -146,14 +148,14 @@ def _app(subject: Subject) -> str:
     return f"bench-{subject.source.parent.name if subject.source.stem == 'app' else subject.source.stem}"
 
 
-def _at_once(platform: stack.Stack, app: str, subject: Subject, size: int) -> list[stack.Answer]:
+def _at_once(platform: stack.Stack, app: str, size: int) -> list[stack.Answer]:
     to_nothing(platform, app)
     answers: list[stack.Answer] = []
     barrier = threading.Barrier(size)
 
     def call() -> None:
         barrier.wait()
-        answers.append(platform.invoke(app, subject.function, subject.arguments))
+        answers.append(platform.invoke(app, "Adder.hold", {"seconds": HOLD_S}))
 
     threads = [threading.Thread(target=call) for _ in range(size)]
     for thread in threads:

@@ -40,7 +40,16 @@ class Adder:
     @pilotlight.method(example=[2.0])
     def add(self, value: float) -> float:
         return float((self.layer * value).sum())
+
+    @pilotlight.method()
+    def hold(self, seconds: float) -> float:
+        import time
+
+        time.sleep(seconds)
+        return self.add(seconds)
 '''
+HOLD_S = 1.0
+"""Calls that arrive at once stay this long, so that each needs an instance of its own."""
 
 MODEL_SOURCE = '''"""A stack of layers, mapped or copied."""
 
