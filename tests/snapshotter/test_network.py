@@ -259,8 +259,8 @@ async def test_a_worker_reaches_what_lies_behind_the_host_and_nobody_there_reach
 @pytest.mark.root
 async def test_the_machines_own_credentials_are_out_of_reach(nursery: Nursery) -> None:
     with machine_behind_the_host() as there:
-        subprocess.run([*there, "ip", "addr", "add", f"{uplink.METADATA}/32", "dev", "eth0"], check=True)
-        subprocess.run(["ip", "route", "add", uplink.METADATA, "via", "198.51.100.2"], check=True)  # goes with the link
+        await answer(*there, "ip", "addr", "add", f"{uplink.METADATA}/32", "dev", "eth0")
+        await answer("ip", "route", "add", uplink.METADATA, "via", "198.51.100.2")  # goes with the link
         async with taken(nursery, Network.OWN) as slot:
             with telling_peers(there, 7):
                 assert (await answer(sys.executable, "-c", CONNECT, uplink.METADATA, "7")).startswith("reached")
