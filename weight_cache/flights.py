@@ -30,9 +30,10 @@ class Flights(Generic[T]):
 
     async def join(self, key: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of `work` for `key`, begun here or already under way. Its exception reaches everyone."""
-        while (flight := self._flying.get(key)) is not None and not flight.passengers and not flight.task.done():
+        while (flight := self._flying.get(key)) is not None and not flight.passengers:
             await asyncio.wait([flight.task])  # everyone left it; its successor must not meet it on the disk
-        if flight is None or not flight.passengers:  # none, or one that has ended and whose landing has not had its turn yet
+            await asyncio.sleep(0)  # one that has ended already lands only when the loop has had its turn
+        if flight is None:
             flight = self._flying[key] = _Flight(task=asyncio.create_task(work(), name=f"flight {key[:16]}"))
             flight.task.add_done_callback(lambda task: self._land(key, task))
         flight.passengers += 1
@@ -45,7 +46,6 @@ class Flights(Generic[T]):
                 await asyncio.wait([flight.task])
 
     def _land(self, key: str, task: asyncio.Task[T]) -> None:
-        if (flight := self._flying.get(key)) is not None and flight.task is task:
-            del self._flying[key]
+        del self._flying[key]
         if not task.cancelled():
             task.exception()  # passengers raise it; with none left there is nobody to tell
