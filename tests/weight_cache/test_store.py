@@ -291,7 +291,8 @@ def test_any_interleaving_keeps_what_is_held_on_the_disk(steps: list[tuple[int, 
         assert all(read(path) == files for path, files in held.values())
         on_disk = {p.name: p.stat().st_size for p in (root / "files").iterdir()}
         assert sum(on_disk.values()) == store.statistics().used_bytes <= 2_500
-        assert listing(root)["tmp"] == []
+        while listing(root)["tmp"]:  # what nobody waits for any more is still being cleaned up
+            await asyncio.sleep(0.001)
         store.close()
 
     root = Path(tempfile.mkdtemp(prefix="pl"))
