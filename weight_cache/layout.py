@@ -135,13 +135,15 @@ class StoreDirectory:
         for old in kept[_QUARANTINE_KEPT:]:
             old.unlink()
 
-    def remove(self, grave: Path) -> None:
+    def remove(self, *graves: Path) -> None:
         """Remove remains, read-only directories included."""
-        if not grave.is_dir():
-            return grave.unlink(missing_ok=True)
-        for folder, _, _ in os.walk(grave):
-            os.chmod(folder, 0o700)
-        return shutil.rmtree(grave)
+        for grave in graves:
+            if not grave.is_dir():
+                grave.unlink(missing_ok=True)
+                continue
+            for folder, _, _ in os.walk(grave):
+                os.chmod(folder, 0o700)
+            shutil.rmtree(grave)
 
     def forget_manifests(self, keep: set[str]) -> None:
         """Remove manifests of models that are gone."""

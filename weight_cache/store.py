@@ -156,8 +156,7 @@ class Store:
         manifest = parse(raw)
         graves = self._bury(self._catalogue.claim(name, manifest.blobs()))
         try:
-            for grave in graves:
-                await finish_in_thread(self._directory.remove, grave)
+            await finish_in_thread(self._directory.remove, *graves)  # in one go: a cancellation must leave none behind
             await self._bring(name, manifest)
             await finish_in_thread(self._directory.publish_model, name, raw, manifest)
         except FileNotFoundError as e:  # another model's check condemned a file that both share, between the two lines above
@@ -234,9 +233,7 @@ class Store:
         graves = [self._directory.bury_model(name) for name in broken]
         for digest in corrupt:
             self._directory.quarantine(digest)
-        for grave in graves:
-            if grave is not None:
-                await finish_in_thread(self._directory.remove, grave)
+        await finish_in_thread(self._directory.remove, *(grave for grave in graves if grave is not None))
         return corrupt
 
     def _is_intact(self, digest: str) -> bool:

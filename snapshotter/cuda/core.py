@@ -26,6 +26,8 @@ from snapshotter.cuda.states import CudaState
 # -P: the script's own folder (snapshotter/cuda) must not shadow the package `cuda`'s neighbours on sys.path.
 HELPER_COMMAND = (sys.executable, "-P", "-B", str(Path(__file__).with_name("helper.py")))
 _STDERR_BYTES = 4096
+_LAST_BREATH_S = 0.5
+"""A helper that stopped talking has this long to end by itself, before it is killed."""
 
 
 class CoreDriver:
@@ -140,9 +142,13 @@ class CoreDriver:
     async def _obituary(self, helper: Process) -> str:
         """Why it said nothing: it is dead, or about to be."""
         self._helper = None
-        with contextlib.suppress(ProcessLookupError):
-            helper.kill()
         try:
+            with contextlib.suppress(TimeoutError):  # its own end is the news; `kill` would reap it, and asyncio never learn its status
+                async with asyncio.timeout(_LAST_BREATH_S):
+                    await helper.wait()
+            if helper.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    helper.kill()
             await helper.communicate()
         finally:
             if helper.returncode is None:
