@@ -16,7 +16,7 @@ from weight_cache.errors import StoreFull
 from weight_cache.types import Lease, ModelInfo
 
 Files = Mapping[str, int]
-"""sha256 → size in bytes."""
+"""digest → size in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

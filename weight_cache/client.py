@@ -54,7 +54,7 @@ class WeightCacheClient:
         await self._call("release", {"lease_id": lease_id})
 
     async def verify(self, manifest: str) -> list[str]:
-        """Read a model's bytes again; returns the sha256 of files found corrupt (quarantined; the next lease fetches them anew)."""
+        """Read a model's bytes again; returns the digests of files found corrupt (quarantined; the next lease fetches them anew)."""
         return list((await self._call("verify", {"manifest": manifest}))["corrupt"])
 
     async def stat(self) -> StoreStatistics:

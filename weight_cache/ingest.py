@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from weight_cache.errors import ChunkCorrupt, OriginUnavailable, StoreFull
-from weight_cache.manifest import CHUNK_BYTES, ManifestFile
+from weight_cache.manifest import CHUNK_BYTES, FileHash, ManifestFile
 from weight_cache.origin import Origin
 from weight_cache.types import Chunk
 
@@ -46,13 +46,11 @@ async def ingest_file(origin: Origin, file: ManifestFile, temp: Path, *, on_byte
 
 
 async def _fetch_all(origin: Origin, file: ManifestFile, descriptor: int, on_bytes: OnBytes) -> None:
-    """Chunks in a sliding window; the hash of the whole follows in their order."""
-    whole = hashlib.sha256()
+    """Chunks in a sliding window. Their hashes are the file's: nothing else remains to be checked."""
     window: deque[asyncio.Task[bytes]] = deque()
 
     async def retire() -> None:
         block = await window[0]
-        await asyncio.to_thread(whole.update, block)
         window.popleft()
         on_bytes(len(block))
 
@@ -67,23 +65,19 @@ async def _fetch_all(origin: Origin, file: ManifestFile, descriptor: int, on_byt
         for task in window:
             task.cancel()
         await asyncio.gather(*window, return_exceptions=True)  # the descriptor is closed next: nobody may write to it any more
-    if whole.hexdigest() != file.sha256:
-        raise ChunkCorrupt(
-            f"{file.path}: its chunks are as the manifest says, but together they are not {file.sha256[:12]}: the manifest lies"
-        )
 
 
 async def _fetch(origin: Origin, file: ManifestFile, chunk: Chunk, descriptor: int) -> bytes:
     for _ in range(_ATTEMPTS):
-        block = await origin.read(file.sha256, offset_bytes=chunk.offset_bytes, length_bytes=chunk.length_bytes)
+        block = await origin.read(file.digest, offset_bytes=chunk.offset_bytes, length_bytes=chunk.length_bytes)
         if await finish_in_thread(_verify_and_write, block, chunk, descriptor):
             return block
         if len(block) < chunk.length_bytes:
             raise OriginUnavailable(
-                f"{file.path}: the origin's {file.sha256[:12]} ends before byte {chunk.offset_bytes + chunk.length_bytes}"
+                f"{file.path}: the origin's {file.digest[:12]} ends before byte {chunk.offset_bytes + chunk.length_bytes}"
             )
     raise ChunkCorrupt(
-        f"{file.path}: bytes from {chunk.offset_bytes} of {file.sha256[:12]} do not match their hash; the origin's copy is damaged"
+        f"{file.path}: bytes from {chunk.offset_bytes} of {file.digest[:12]} do not match their hash; the origin's copy is damaged"
     )
 
 
@@ -113,8 +107,8 @@ def _seal(descriptor: int) -> None:
 
 
 def hash_file(path: Path) -> str:
-    """sha256 (hex) of a whole file. Raises OSError."""
-    whole = hashlib.sha256()
+    """The digest of a file (`manifest.file_digest`). Raises OSError."""
+    whole = FileHash()
     with path.open("rb", buffering=0) as stream:
         while block := stream.read(CHUNK_BYTES):
             whole.update(block)

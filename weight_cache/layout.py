@@ -1,11 +1,11 @@
 """The store's directory: what lies where, and how each thing appears and disappears so that a kill at any moment does no harm.
 
     lock                 held (flock) by the owner, and naming it
-    files/<sha256>       whole files, verified, 0444; renamed in after fsync
+    files/<digest>       whole files, verified, 0444; renamed in after fsync
     models/<manifest>/   hard links to files under the model's own paths, 0555; renamed in when complete
     manifests/<sha256>   the manifests of the models that are here
     leases/<id>          one JSON document per lease
-    quarantine/<sha256>  corrupt files, for whoever wants to know what happened to the disk; the newest two
+    quarantine/<digest>  corrupt files, for whoever wants to know what happened to the disk; the newest two
     tmp/                 everything on its way in or out; emptied at start-up
 
 Blocking; called in threads, except for the renames.
@@ -102,7 +102,7 @@ class StoreDirectory:
         for file in manifest.files:
             path = building / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
-            os.link(self.file(file.sha256), path)
+            os.link(self.file(file.digest), path)
         for folder, _, _ in os.walk(building, topdown=False):
             _sync_directory(Path(folder))
             os.chmod(folder, 0o755 if folder == str(building) else 0o555)

@@ -2,7 +2,9 @@
 
 Canonical JSON (sorted keys, no spaces), files in the order of their paths' bytes: the same directory gives the same
 manifest everywhere. Files are cut into chunks of 16 MiB, each with its sha256, so that they can be fetched and verified in
-parallel; the sha256 of the whole file names it in the origin and in the store, where equal files of two models are one.
+parallel. A file's name in the origin and in the store is its *digest*: a hash of its size and its chunks' hashes. Who verified the
+chunks has verified the file, without reading it twice, and a manifest cannot lie about it. Equal files of two models are one.
+The digest is a keyed BLAKE2s (RFC 7693, `person`), so that no plain blob, which sha256 names, can take a file's place.
 """
 
 from __future__ import annotations
@@ -14,14 +16,15 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from weight_cache.errors import ManifestInvalid
-from weight_cache.types import Chunk
+from weight_cache.types import Chunk, Tensor
 
 CHUNK_BYTES = 16 * 1024 * 1024
 """Large enough that a request to an object store pays for itself, small enough to verify and resume in pieces."""
@@ -30,8 +33,11 @@ MAX_MANIFEST_BYTES = 64 * 1024 * 1024
 MAX_FILES = 100_000
 _MAX_PATH_BYTES = 1024
 _MAX_NAME_BYTES = 255  # NAME_MAX of every file system that matters
-_VERSION = 1
+_VERSION = 2
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
+_PERSON = b"plfile2"
+_HASHED_AHEAD = 2
+"""Chunks of one file in memory while they are hashed: reading goes on meanwhile."""
 
 Progress = Callable[[int, int], None]
 """Told (bytes done, bytes in all), from any thread."""
@@ -39,12 +45,20 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestFile:
-    """One file: its path below the model's directory, its size, the sha256 (hex) of all of it and of each chunk."""
+    """One file: its path below the model's directory, its size, the sha256 (hex) of each chunk.
+
+    `tensors`: what a safetensors file holds, in the order of its bytes; of other files nothing.
+    """
 
     path: str
     size_bytes: int
-    sha256: str
     chunk_sha256s: tuple[str, ...]
+    tensors: tuple[Tensor, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """The file's name in the origin and in the store (64 hex digits)."""
+        return file_digest(self.size_bytes, self.chunk_sha256s)
 
     def chunks(self) -> Iterator[Chunk]:
         """The file's chunks in order; an empty file has none."""
@@ -70,14 +84,50 @@ class Manifest:
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def blobs(self) -> dict[str, int]:
-        """The distinct files as sha256 → size in bytes."""
-        return {f.sha256: f.size_bytes for f in self.files}
+        """The distinct files as digest → size in bytes."""
+        return {f.digest: f.size_bytes for f in self.files}
 
     def to_bytes(self) -> bytes:
         """The canonical JSON."""
-        files = [{"path": f.path, "size_bytes": f.size_bytes, "sha256": f.sha256, "chunks": list(f.chunk_sha256s)} for f in self.files]
-        body = {"version": _VERSION, "chunk_bytes": CHUNK_BYTES, "files": files}
+        body = {"version": _VERSION, "chunk_bytes": CHUNK_BYTES, "files": [_file_body(f) for f in self.files]}
         return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def file_digest(size_bytes: int, chunk_sha256s: Sequence[str]) -> str:
+    """The digest (hex) of a file of that size with these chunks."""
+    whole = hashlib.blake2s(size_bytes.to_bytes(8, "little"), person=_PERSON)
+    whole.update(bytes.fromhex("".join(chunk_sha256s)))
+    return whole.hexdigest()
+
+
+class FileHash:
+    """The digest of a file that goes by in pieces of any size."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self._chunks: list[str] = []
+        self._chunk = hashlib.sha256()
+        self._missing = CHUNK_BYTES
+
+    def update(self, data: bytes | memoryview) -> None:
+        """The next piece."""
+        view = memoryview(data)
+        self.size_bytes += len(view)
+        while view:
+            part, view = view[: self._missing], view[self._missing :]
+            self._chunk.update(part)
+            self._missing -= len(part)
+            if not self._missing:
+                self._chunks.append(self._chunk.hexdigest())
+                self._chunk, self._missing = hashlib.sha256(), CHUNK_BYTES
+
+    def chunk_sha256s(self) -> tuple[str, ...]:
+        """Of what went by until now."""
+        return (*self._chunks, *([self._chunk.hexdigest()] if self._missing < CHUNK_BYTES else []))
+
+    def hexdigest(self) -> str:
+        """As `file_digest`."""
+        return file_digest(self.size_bytes, self.chunk_sha256s())
 
 
 def parse(raw: bytes) -> Manifest:
@@ -89,6 +139,8 @@ def parse(raw: bytes) -> Manifest:
     except (ValueError, RecursionError) as e:
         raise ManifestInvalid(f"not JSON: {e}") from e
     known = isinstance(body, dict) and set(body) == {"version", "chunk_bytes", "files"}
+    if known and body["version"] == 1:
+        raise ManifestInvalid("this manifest was written by an earlier pilotlight: deploy again")
     if not known or body["version"] != _VERSION or body["chunk_bytes"] != CHUNK_BYTES or not isinstance(body["files"], list):
         raise ManifestInvalid(f"expected version {_VERSION}, chunk_bytes {CHUNK_BYTES} and a list of files")
     manifest = Manifest(files=tuple(_file(i, f) for i, f in enumerate(body["files"])))
@@ -137,21 +189,28 @@ class _Count:
 
 
 def _hash_file(path: str, file: Path, pool: ThreadPoolExecutor, count: _Count) -> ManifestFile:
-    """Hash `file` whole and in chunks at once: the two run side by side (hashlib lets go of the interpreter's lock)."""
-    whole = hashlib.sha256()
-    digests = []
+    """Hash `file` chunk by chunk; hashlib lets go of the interpreter's lock, so files and chunks run side by side."""
+    digests: list[str] = []
+    window: deque[tuple[Future[str], int]] = deque()
+
+    def take() -> None:
+        job, length = window.popleft()
+        digests.append(job.result())
+        count.add(length)
+
     with file.open("rb", buffering=0) as stream:
         before = os.fstat(stream.fileno())
         while block := _read_chunk(stream.fileno()):
-            job = pool.submit(_sha256, block)
-            whole.update(block)
-            digests.append(job.result())
-            count.add(len(block))
+            if len(window) == _HASHED_AHEAD:
+                take()
+            window.append((pool.submit(_sha256, block), len(block)))
+        while window:
+            take()
         after = os.fstat(stream.fileno())
     size = after.st_size
     if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, size) or len(digests) != -(-size // CHUNK_BYTES):
         raise ManifestInvalid(f"{file} changed while it was read: wait until whoever writes it is done")
-    return ManifestFile(path=path, size_bytes=size, sha256=whole.hexdigest(), chunk_sha256s=tuple(digests))
+    return ManifestFile(path=path, size_bytes=size, chunk_sha256s=tuple(digests))
 
 
 def _read_chunk(descriptor: int) -> bytes:
@@ -194,18 +253,48 @@ def _check_link(link: Path, root: Path) -> None:
 
 def _file(index: int, body: Any) -> ManifestFile:
     where = f"files[{index}]"
-    if not isinstance(body, Mapping) or set(body) != {"path", "size_bytes", "sha256", "chunks"}:
-        raise ManifestInvalid(f"{where}: expected path, size_bytes, sha256 and chunks")
-    path, size, digest, chunks = body["path"], body["size_bytes"], body["sha256"], body["chunks"]
+    if not isinstance(body, Mapping) or set(body) - {"tensors"} != {"path", "size_bytes", "chunks"}:
+        raise ManifestInvalid(f"{where}: expected path, size_bytes, chunks, and for a safetensors file tensors")
+    path, size, chunks = body["path"], body["size_bytes"], body["chunks"]
     if not isinstance(path, str) or not isinstance(chunks, list):
         raise ManifestInvalid(f"{where}: path must be a text, chunks a list")
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise ManifestInvalid(f"{where}.size_bytes = {size!r}: expected a whole number of at least 0")
-    if not all(isinstance(d, str) and _HEX.match(d) for d in [digest, *chunks]):
+    if not all(isinstance(d, str) and _HEX.match(d) for d in chunks):
         raise ManifestInvalid(f"{where}: hashes are 64 hex digits of a sha256")
     if len(chunks) != -(-size // CHUNK_BYTES):
         raise ManifestInvalid(f"{where}: {size} bytes have {-(-size // CHUNK_BYTES)} chunks, not {len(chunks)}")
-    return ManifestFile(path=path, size_bytes=size, sha256=digest, chunk_sha256s=tuple(chunks))
+    tensors = _tensors(f"{where}.tensors", body["tensors"], size) if "tensors" in body else ()
+    return ManifestFile(path=path, size_bytes=size, chunk_sha256s=tuple(chunks), tensors=tensors)
+
+
+def _tensors(where: str, rows: Any, size_bytes: int) -> tuple[Tensor, ...]:
+    """Rows of [name, dtype, shape, offset, length]: in the order of their bytes, inside the file, none overlapping another."""
+    if not isinstance(rows, list) or not rows:
+        raise ManifestInvalid(f"{where}: expected a list that is not empty")
+    tensors, end = [], 0
+    for row in rows:
+        if not (
+            isinstance(row, list) and len(row) == 5 and isinstance(row[0], str) and isinstance(row[1], str) and isinstance(row[2], list)
+        ):
+            raise ManifestInvalid(f"{where}: a row is [name, dtype, shape, offset_bytes, length_bytes], not {str(row)[:100]}")
+        name, dtype, shape, offset, length = row
+        if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in [*shape, offset, length]):
+            raise ManifestInvalid(f"{where}: {name[:100]!r} has a size or an offset that is no whole number of at least 0")
+        if not end <= offset <= offset + length <= size_bytes:
+            raise ManifestInvalid(f"{where}: {name[:100]!r} lies at {offset} to {offset + length}, of {size_bytes} bytes with {end} taken")
+        tensors.append(Tensor(name=name, dtype=dtype, shape=tuple(shape), offset_bytes=offset, length_bytes=length))
+        end = offset + length
+    if len({t.name for t in tensors}) != len(tensors):
+        raise ManifestInvalid(f"{where}: two tensors share a name")
+    return tuple(tensors)
+
+
+def _file_body(file: ManifestFile) -> dict[str, Any]:
+    body: dict[str, Any] = {"path": file.path, "size_bytes": file.size_bytes, "chunks": list(file.chunk_sha256s)}
+    if file.tensors:
+        body["tensors"] = [[t.name, t.dtype, list(t.shape), t.offset_bytes, t.length_bytes] for t in file.tensors]
+    return body
 
 
 def _check_paths(paths: list[str]) -> None:

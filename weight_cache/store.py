@@ -118,7 +118,7 @@ class Store:
                 self._listeners.pop(manifest, None)
 
     async def verify(self, manifest: str) -> list[str]:
-        """Read every byte of a model that is here again; returns the sha256 of files that were corrupt (now quarantined)."""
+        """Read every byte of a model that is here again; returns the digests of files that were corrupt (now quarantined)."""
         if not self._catalogue.is_here(manifest):
             return []
         return await self._condemn_corrupt(list(self._catalogue.files_of(manifest)))
@@ -170,8 +170,8 @@ class Store:
 
     async def _bring(self, name: str, manifest: Manifest) -> None:
         """Fetch what is missing, file by file (a file's chunks come in parallel)."""
-        files = {f.sha256: f for f in manifest.files}
-        done = sum(f.size_bytes for f in files.values() if self._catalogue.has_file(f.sha256))
+        files = {f.digest: f for f in manifest.files}
+        done = sum(f.size_bytes for f in files.values() if self._catalogue.has_file(f.digest))
         total = sum(manifest.blobs().values())
 
         def on_bytes(count: int) -> None:
@@ -193,12 +193,12 @@ class Store:
         temp = self._directory.temp()
         try:
             await ingest_file(self._origin, file, temp, on_bytes=count)
-            await finish_in_thread(self._directory.publish_file, temp, file.sha256)
+            await finish_in_thread(self._directory.publish_file, temp, file.digest)
         except BaseException:
             temp.unlink(missing_ok=True)
-            self._undo(self._directory.bury_file(file.sha256))
+            self._undo(self._directory.bury_file(file.digest))
             raise
-        self._catalogue.file_arrived(file.sha256, file.size_bytes)
+        self._catalogue.file_arrived(file.digest, file.size_bytes)
 
     def _undo(self, grave: Path | None) -> None:
         """A cancellation can come after the rename; what was not entered in the catalogue must not be on the disk either."""

@@ -9,6 +9,14 @@ from pathlib import Path
 from typing import Any, Self
 
 
+class Lane(enum.StrEnum):
+    """Who waits for bytes, most urgent first: a caller, nobody yet, nobody at all."""
+
+    START = "start"
+    PREFETCH = "prefetch"
+    SCRUB = "scrub"
+
+
 class Tier(enum.StrEnum):
     """Where bytes are, farthest first."""
 
@@ -28,6 +36,23 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """One tensor of a safetensors file.
+
+    Attributes:
+        dtype: as safetensors names it: `F32`, `BF16`, `I64`, …
+        shape: in elements; () is a scalar.
+        offset_bytes, length_bytes: where its bytes lie, counted from the begin of the file.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset_bytes: int
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """Somebody's hold on a model: while it lasts, nothing of the model is evicted.
 
@@ -36,12 +61,16 @@ class Lease:
         manifest: sha256 (hex) of the manifest.
         holder: who holds it; opaque, unique per use (the node agent names a slot).
         acquired_at: wall clock, seconds since the epoch.
+        pid, pid_started: the process whose end ends the lease: its id, and its start time in clock ticks since boot (proc_pid_stat(5),
+            field 22), so that another process of that id is not taken for it. None: the lease ends when it is closed.
     """
 
     id: str
     manifest: str
     holder: str
     acquired_at: float
+    pid: int | None = None
+    pid_started: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -55,11 +84,15 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsLease:
-    """A lease as its holder sees it: `path` is the read-only model directory, stable and immutable while the lease lasts."""
+    """A lease as its holder sees it: `path` is the read-only model directory, stable and immutable while the lease lasts.
+
+    `tier`: where most of its bytes were when it was asked for.
+    """
 
     lease_id: str
     manifest: str
     path: Path
+    tier: Tier = Tier.NVME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +105,17 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """A model in the store: its bytes (shared files counted in full), its leases, its last use (seconds since the epoch)."""
+    """A model in the store: its bytes (shared files counted in full), its leases, its last use (seconds since the epoch).
+
+    `is_pinned`: kept whoever needs room.
+    """
 
     manifest: str
     size_bytes: int
     files: int
     leases: int
     last_used_at: float
+    is_pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,13 +176,17 @@ class Client(NodeResources):
         """Whether the platform has the blob of that sha256."""
         return self._transport.request("HEAD", f"/v1/blobs/{digest}", accept_status=frozenset({404})).status_code != 404
 
-    def put_blob(self, digest: str, data: bytes | Path) -> None:
-        """Upload a blob; the platform checks that its sha256 is `digest`. Uploading twice is harmless."""
+    def put_blob(self, digest: str, data: bytes | Path, *, chunked: bool = False) -> None:
+        """Upload a blob; the platform checks its digest: a sha256, or (`chunked`: a file of weights) that of its chunks' hashes.
+
+        Uploading twice is harmless.
+        """
+        params = {"chunked": "true"} if chunked else None
         if isinstance(data, Path):
             headers = {"content-length": str(data.stat().st_size)}
-            self._transport.request("PUT", f"/v1/blobs/{digest}", content=_FileBody(data), headers=headers)
+            self._transport.request("PUT", f"/v1/blobs/{digest}", content=_FileBody(data), headers=headers, params=params)
         else:
-            self._transport.request("PUT", f"/v1/blobs/{digest}", content=data)
+            self._transport.request("PUT", f"/v1/blobs/{digest}", content=data, params=params)
 
     def build_image(self, spec: ImageSpec) -> Iterator[Json]:
         """Build an environment, or find it built: `{"step", "text", …}` while it goes on, `{"image": digest}` last."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from tests.fakes.origins import MemoryOrigin
-from weight_cache.manifest import CHUNK_BYTES, Manifest, ManifestFile
+from weight_cache.manifest import CHUNK_BYTES, FileHash, Manifest, ManifestFile
 
 
 def manifest_of(files: dict[str, bytes]) -> Manifest:
@@ -15,7 +15,6 @@ def manifest_of(files: dict[str, bytes]) -> Manifest:
             ManifestFile(
                 path=path,
                 size_bytes=len(content),
-                sha256=hashlib.sha256(content).hexdigest(),
                 chunk_sha256s=tuple(hashlib.sha256(content[i : i + CHUNK_BYTES]).hexdigest() for i in range(0, len(content), CHUNK_BYTES)),
             )
             for path, content in sorted(files.items())
@@ -26,5 +25,7 @@ def manifest_of(files: dict[str, bytes]) -> Manifest:
 def put_model(origin: MemoryOrigin, files: dict[str, bytes]) -> str:
     """Upload a model; returns its manifest's name."""
     for content in files.values():
-        origin.put(content)
+        whole = FileHash()
+        whole.update(content)
+        origin.blobs[whole.hexdigest()] = content
     return origin.put(manifest_of(files).to_bytes())

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weight_cache.errors import ManifestInvalid
-from weight_cache.manifest import CHUNK_BYTES, build_manifest, parse
+from weight_cache.manifest import CHUNK_BYTES, FileHash, build_manifest, file_digest, parse
 from weight_cache.types import Chunk
 
 
@@ -42,9 +42,17 @@ def test_large_file_is_cut_into_chunks(tmp_path: Path) -> None:
         Chunk(offset_bytes=0, length_bytes=CHUNK_BYTES, sha256=hashlib.sha256(content[:CHUNK_BYTES]).hexdigest()),
         Chunk(offset_bytes=CHUNK_BYTES, length_bytes=4, sha256=hashlib.sha256(b"tail").hexdigest()),
     ]
-    assert model.sha256 == hashlib.sha256(content).hexdigest()
+    assert model.digest == digest_of(content, piece_bytes=1_000_003) == digest_of(content, piece_bytes=CHUNK_BYTES)
+    assert model.digest != file_digest(len(content) + 1, model.chunk_sha256s)
     assert seen == [(CHUNK_BYTES, CHUNK_BYTES + 4), (CHUNK_BYTES + 4, CHUNK_BYTES + 4)]
     assert manifest.size_bytes == CHUNK_BYTES + 4
+
+
+def digest_of(content: bytes, *, piece_bytes: int) -> str:
+    whole = FileHash()
+    for begin in range(0, len(content), piece_bytes):
+        whole.update(content[begin : begin + piece_bytes])
+    return whole.hexdigest()
 
 
 def test_link_inside_is_followed_and_outside_refused(tmp_path: Path) -> None:
@@ -75,8 +83,8 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
 
 
 def one_file(**changes: Any) -> bytes:
-    file = {"path": "a", "size_bytes": 1, "sha256": "0" * 64, "chunks": ["1" * 64], **changes}
-    return canonical({"version": 1, "chunk_bytes": CHUNK_BYTES, "files": [file]})
+    file = {"path": "a", "size_bytes": 1, "chunks": ["1" * 64], **changes}
+    return canonical({"version": 2, "chunk_bytes": CHUNK_BYTES, "files": [file]})
 
 
 def canonical(body: Any) -> bytes:
@@ -92,9 +100,10 @@ def test_well_formed_manifest_is_read() -> None:
     [
         (b"{", "not JSON"),
         (b"[" * 100_000, "not JSON"),
-        (canonical({"version": 2, "chunk_bytes": CHUNK_BYTES, "files": []}), "expected version 1"),
-        (canonical({"version": 1, "chunk_bytes": 1, "files": []}), "expected version 1"),
-        (canonical({"version": 1, "chunk_bytes": CHUNK_BYTES, "files": []}), "0 files"),
+        (canonical({"version": 3, "chunk_bytes": CHUNK_BYTES, "files": []}), "expected version 2"),
+        (canonical({"version": 2, "chunk_bytes": 1, "files": []}), "expected version 2"),
+        (canonical({"version": 1, "chunk_bytes": CHUNK_BYTES, "files": []}), "deploy again"),
+        (canonical({"version": 2, "chunk_bytes": CHUNK_BYTES, "files": []}), "0 files"),
         (one_file(path="/etc/passwd"), "plain relative path"),
         (one_file(path="a/../../b"), "plain relative path"),
         (one_file(path="a//b"), "plain relative path"),
@@ -103,10 +112,16 @@ def test_well_formed_manifest_is_read() -> None:
         (one_file(size_bytes=-1), "whole number"),
         (one_file(size_bytes=True), "whole number"),
         (one_file(size_bytes=CHUNK_BYTES + 1), "have 2 chunks, not 1"),
-        (one_file(sha256="../../x"), "64 hex digits"),
+        (one_file(chunks=["../../x"]), "64 hex digits"),
         (one_file(chunks=["z" * 64]), "64 hex digits"),
         (one_file() + b"\n", "not canonical"),
         (one_file(extra=1), "expected path"),
+        (one_file(tensors=[]), "not empty"),
+        (one_file(tensors=[["w", "F32", [1], 0]]), "a row is"),
+        (one_file(tensors=[["w", "U8", [2], 0, 2]]), "lies at 0 to 2, of 1 bytes"),
+        (one_file(tensors=[["w", "U8", [-1], 0, 1]]), "whole number"),
+        (one_file(tensors=[["v", "U8", [1], 0, 1], ["w", "U8", [1], 0, 1]]), "lies at 0 to 1, of 1 bytes with 1 taken"),
+        (one_file(tensors=[["v", "U8", [0], 0, 0], ["v", "U8", [1], 0, 1]]), "share a name"),
     ],
 )
 def test_broken_manifest_is_refused(raw: bytes, said: str) -> None:
@@ -116,9 +131,9 @@ def test_broken_manifest_is_refused(raw: bytes, said: str) -> None:
 
 @pytest.mark.parametrize("paths, said", [(["b", "a"], "sorted"), (["a", "a"], "sorted"), (["a", "a/b"], "a file and a directory")])
 def test_paths_that_collide_are_refused(paths: list[str], said: str) -> None:
-    files = [{"path": p, "size_bytes": 0, "sha256": "0" * 64, "chunks": []} for p in paths]
+    files = [{"path": p, "size_bytes": 0, "chunks": []} for p in paths]
     with pytest.raises(ManifestInvalid, match=said):
-        parse(canonical({"version": 1, "chunk_bytes": CHUNK_BYTES, "files": files}))
+        parse(canonical({"version": 2, "chunk_bytes": CHUNK_BYTES, "files": files}))
 
 
 @given(

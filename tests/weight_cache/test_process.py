@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import shutil
 import signal
@@ -130,8 +129,7 @@ def upload(home: Path) -> str:
     model.mkdir()
     (model / "weights").write_bytes(b"w" * 100_000)
     manifest = build_manifest(model)
-    for content in (manifest.to_bytes(), b"w" * 100_000):
-        digest = hashlib.sha256(content).hexdigest()
+    for digest, content in ((manifest.digest, manifest.to_bytes()), (manifest.files[0].digest, b"w" * 100_000)):
         blob = home / "h" / "blobs" / digest[:2] / digest
         blob.parent.mkdir(parents=True)
         blob.write_bytes(content)

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from pilotlight.controller import tables
 from pilotlight.controller.store import Store, Write
 from pilotlight.errors import InvalidInput, StorageFull, TooLarge
+from weight_cache.manifest import FileHash
 
 WRITE_BYTES = 1024 * 1024
 """Received pieces are gathered to this size before a thread hashes and writes them: a hop costs more than 64 KiB of sha256."""
@@ -51,14 +52,14 @@ class BlobFiles:
         for leftover in self._incoming().glob("*"):
             leftover.unlink(missing_ok=True)
 
-    async def receive(self, digest: str, pieces: AsyncIterator[bytes], *, announced_bytes: int | None, keep: bool) -> int:
+    async def receive(self, digest: str, pieces: AsyncIterator[bytes], *, chunked: bool, announced_bytes: int | None, keep: bool) -> int:
         """Read a blob to its end, check it, and (with `keep`) put it in place; returns its size in bytes.
 
         Raises TooLarge, InvalidInput (wrong hash) or StorageFull; then nothing is left behind.
         """
         if announced_bytes is not None and announced_bytes > self.limit_bytes:
             raise self._too_large(announced_bytes)
-        upload = await anyio.to_thread.run_sync(_Upload, self._incoming() / uuid.uuid4().hex if keep else None)
+        upload = await anyio.to_thread.run_sync(_Upload, self._incoming() / uuid.uuid4().hex if keep else None, chunked)
         try:
             gathered = bytearray()
             async for piece in pieces:
@@ -86,9 +87,9 @@ class BlobFiles:
 class _Upload:
     """One blob on its way in. Owner: the request that receives it. Without a file it only checks the hash."""
 
-    def __init__(self, temporary: Path | None) -> None:
+    def __init__(self, temporary: Path | None, chunked: bool) -> None:
         self._temporary = temporary
-        self._hash = hashlib.sha256()
+        self._hash = FileHash() if chunked else hashlib.sha256()
         with _disk_errors():
             self._descriptor = -1 if temporary is None else os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         self.size_bytes = 0
@@ -103,7 +104,7 @@ class _Upload:
 
     def publish(self, digest: str, target: Path) -> None:
         if (actual := self._hash.hexdigest()) != digest:
-            raise InvalidInput(f"the body's sha256 is {actual}, not {digest}: it was damaged on the way, or named wrongly", actual=actual)
+            raise InvalidInput(f"the body's digest is {actual}, not {digest}: it was damaged on the way, or named wrongly", actual=actual)
         if self._temporary is None:
             return
         with _disk_errors():
@@ -150,7 +151,14 @@ def sizes(sql: sa.Connection, *, tenant: str, digests: Collection[str]) -> dict[
 
 
 async def store_blob(
-    files: BlobFiles, store: Store, *, tenant: str, digest: str, pieces: AsyncIterator[bytes], announced_bytes: int | None
+    files: BlobFiles,
+    store: Store,
+    *,
+    tenant: str,
+    digest: str,
+    chunked: bool = False,
+    pieces: AsyncIterator[bytes],
+    announced_bytes: int | None,
 ) -> tuple[int, bool]:
     """Take a blob in; returns (size in bytes, whether it is new to this tenant)."""
     known = await anyio.to_thread.run_sync(lambda: owned_size(store, tenant=tenant, digest=digest))
@@ -159,7 +167,7 @@ async def store_blob(
         async for _ in pieces:
             pass  # nothing to do with it, but a connection is only usable again when its request was read
         return known, False
-    size = await files.receive(digest, pieces, announced_bytes=announced_bytes, keep=not there)
+    size = await files.receive(digest, pieces, chunked=chunked, announced_bytes=announced_bytes, keep=not there)
 
     def note() -> None:
         with store.write() as write:

@@ -41,6 +41,7 @@ class Build:
         functions: the specs; they name images and blobs by digest and secrets by name.
         images: digest → description of each environment to build, before the deploy.
         blobs: sha256 → content, or the file that holds it.
+        files: digest (`weight_cache.manifest.file_digest`) → the file of weights that has it.
         secrets: name → variables of the secrets whose values the app itself brings.
     """
 
@@ -48,6 +49,7 @@ class Build:
     functions: tuple[FunctionSpec, ...]
     images: Mapping[str, ImageSpec]
     blobs: Mapping[str, Blob]
+    files: Mapping[str, Path]
     secrets: Mapping[str, Mapping[str, str]]
 
 
@@ -57,7 +59,9 @@ def build(app: App, *, name: str | None = None, limit_bytes: int = DEFAULT_LIMIT
         raise InvalidInput(f"app {app.name!r} declares nothing: decorate a function with @app.function() or a class with @app.cls()")
     builder = _Builder(app, name or app.name, limit_bytes, say)
     functions = tuple(builder.function(d) for d in app.declarations.values())
-    return Build(app=builder.name, functions=functions, images=builder.images, blobs=builder.blobs, secrets=builder.secrets)
+    return Build(
+        app=builder.name, functions=functions, images=builder.images, blobs=builder.blobs, files=builder.files, secrets=builder.secrets
+    )
 
 
 @dataclass(slots=True)
@@ -70,6 +74,7 @@ class _Builder:
     say: Say | None
     images: dict[str, ImageSpec] = field(default_factory=dict)
     blobs: dict[str, Blob] = field(default_factory=dict)
+    files: dict[str, Path] = field(default_factory=dict)
     secrets: dict[str, Mapping[str, str]] = field(default_factory=dict)
     _bundles: dict[Path | None, Archive] = field(default_factory=dict)
     _manifests: dict[Path, str] = field(default_factory=dict)
@@ -147,7 +152,7 @@ class _Builder:
                 manifest = build_manifest(directory, progress=(lambda d, t: say(f"weights {weights.name}", d, t)) if say else None)
             except (ManifestInvalid, OSError) as e:
                 raise InvalidInput(f"weights {weights.name!r}: {e}", parameter="weights") from e
-            self.blobs.update({f.sha256: directory / f.path for f in manifest.files})
+            self.files.update({f.digest: directory / f.path for f in manifest.files})
             raw = manifest.to_bytes()
             self.blobs[hashlib.sha256(raw).hexdigest()] = raw
             self._manifests[directory] = manifest.digest

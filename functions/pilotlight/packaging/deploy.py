@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pilotlight.client import Client, Deployment
 from pilotlight.errors import PilotlightError
 from pilotlight.packaging.archive import DEFAULT_LIMIT_BYTES
-from pilotlight.packaging.build import Blob, build
+from pilotlight.packaging.build import Blob, Build, build
 from pilotlight.spec import ImageSpec
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def deploy(
     report = progress or _nothing
     report(ProgressEvent(stage=PACKAGE, text=f"packaging {app.name}"))
     built = build(app, name=name, limit_bytes=limit_bytes, say=lambda what, done, total: report(_hashing(what, done, total)))
-    _upload(client, built.blobs, report)
+    _upload(client, built, report)
     for digest, spec in built.images.items():
         _build_image(client, digest, spec, report)
     for secret, values in built.secrets.items():
@@ -64,13 +64,13 @@ def deploy(
     return client.deploy(built.app, built.functions, message=message, labels=labels)
 
 
-def _upload(client: Client, blobs: Mapping[str, Blob], report: Progress) -> None:
-    missing = {digest: blob for digest, blob in blobs.items() if not client.has_blob(digest)}
+def _upload(client: Client, built: Build, report: Progress) -> None:
+    missing = {digest: blob for digest, blob in {**built.blobs, **built.files}.items() if not client.has_blob(digest)}
     total, done = sum(_size_bytes(blob) for blob in missing.values()), 0
     for digest, blob in missing.items():
         text = blob.name if isinstance(blob, Path) else digest[:12]
         report(ProgressEvent(stage=UPLOAD, text=text, done_bytes=done, total_bytes=total))
-        client.put_blob(digest, blob)
+        client.put_blob(digest, blob, chunked=digest in built.files)
         done += _size_bytes(blob)
     if missing:
         report(ProgressEvent(stage=UPLOAD, text="uploaded", done_bytes=done, total_bytes=total))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import spec
-from weight_cache.manifest import build_manifest
+from weight_cache.manifest import FileHash, build_manifest
 
 
 async def put(client: httpx.AsyncClient, content: bytes) -> str:
@@ -18,6 +18,13 @@ async def put(client: httpx.AsyncClient, content: bytes) -> str:
     answer = await client.put(f"/v1/blobs/{digest}", content=content)
     assert answer.status_code < 300, answer.text
     return digest
+
+
+async def put_file(client: httpx.AsyncClient, content: bytes) -> None:
+    whole = FileHash()
+    whole.update(content)
+    answer = await client.put(f"/v1/blobs/{whole.hexdigest()}", content=content, params={"chunked": "true"})
+    assert answer.status_code == 200
 
 
 async def deploy(client: httpx.AsyncClient, manifest: str) -> httpx.Response:
@@ -34,7 +41,7 @@ def _manifest(tmp_path: Path) -> bytes:
 
 
 async def test_a_manifest_of_another_tenants_files_is_refused(controller: Controller, manifest: bytes) -> None:
-    await put(controller.http, b"secret weights")
+    await put_file(controller.http, b"secret weights")
     mine = await deploy(controller.http, await put(controller.http, manifest))
     stranger = controller.client(await controller.other_tenant())
     theirs = await deploy(stranger, await put(stranger, manifest))

@@ -95,7 +95,7 @@ def test_weights_become_a_manifest_and_one_blob_per_file(shop: Path) -> None:
     assert isinstance(raw, bytes)
     (file,) = parse_manifest(raw).files
     assert (weights.name, file.path) == ("model", "weights.bin")
-    assert built.blobs[file.sha256] == shop.parent / "model/weights.bin"
+    assert built.files[file.digest] == shop.parent / "model/weights.bin"
     assert hashlib.sha256(raw).hexdigest() == weights.manifest
 
 

@@ -40,12 +40,23 @@ async def put_blob(
     caller: Deployer,
     request: Request,
     digest: str,
+    *,
+    chunked: bool = False,
     content_length: Annotated[int | None, Header(ge=0, include_in_schema=False)] = None,
 ) -> models.BlobInfo:
-    """Store the body under its sha256. Sending it again is cheap."""
+    """Store the body under its sha256, or (`chunked`) as a file of weights, whose digest is made of its chunks' hashes.
+
+    Sending it again is cheap.
+    """
     blobs.check_digest(digest)
     size, created = await blobs.store_blob(
-        context.files, context.store, tenant=caller.tenant, digest=digest, pieces=request.stream(), announced_bytes=content_length
+        context.files,
+        context.store,
+        tenant=caller.tenant,
+        digest=digest,
+        chunked=chunked,
+        pieces=request.stream(),
+        announced_bytes=content_length,
     )
     context.metrics.blob_bytes.inc(size if created else 0)
     return models.BlobInfo(digest=digest, size_bytes=size, created=created)
