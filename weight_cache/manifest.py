@@ -274,9 +274,7 @@ def _tensors(where: str, rows: Any, size_bytes: int) -> tuple[Tensor, ...]:
         raise ManifestInvalid(f"{where}: expected a list that is not empty")
     tensors, end = [], 0
     for row in rows:
-        if not (
-            isinstance(row, list) and len(row) == 5 and isinstance(row[0], str) and isinstance(row[1], str) and isinstance(row[2], list)
-        ):
+        if not (isinstance(row, list) and [type(value) for value in row] == [str, str, list, int, int]):
             raise ManifestInvalid(f"{where}: a row is [name, dtype, shape, offset_bytes, length_bytes], not {str(row)[:100]}")
         name, dtype, shape, offset, length = row
         if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in [*shape, offset, length]):

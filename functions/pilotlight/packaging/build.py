@@ -60,7 +60,12 @@ def build(app: App, *, name: str | None = None, limit_bytes: int = DEFAULT_LIMIT
     builder = _Builder(app, name or app.name, limit_bytes, say)
     functions = tuple(builder.function(d) for d in app.declarations.values())
     return Build(
-        app=builder.name, functions=functions, images=builder.images, blobs=builder.blobs, files=builder.files, secrets=builder.secrets
+        app=builder.name,
+        functions=functions,
+        images=builder.images,
+        blobs=builder.blobs,
+        files=builder.files,
+        secrets=builder.secrets,
     )
 
 
