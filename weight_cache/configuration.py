@@ -15,13 +15,37 @@ class WeightCacheSettings:
     Attributes:
         metrics_listen: host:port of the Prometheus text; None = only on `<run>/metrics-weight_cache.sock`.
         max_bytes: disk that the store may use; None = half of what is free when the process starts.
+        dram_max_bytes: of models that is read ahead into the page cache for a start; None = half of the machine's memory; 0 = never.
+        reads_at_once: ranges (chunks) on their way from the origin at the same time, all models together; each takes 16 MiB of memory.
+        prefetch_share: of these, at most this part for models that nobody waits for, while somebody waits for another.
+        origin_attempts: how often a range is asked for before a start fails.
+        origin_timeout_s: silence of the origin after which an attempt has failed.
+        scrub_bytes_per_s: what is on disk is read again at this pace and compared with its hashes; 0 = never.
     """
 
     metrics_listen: str | None = "127.0.0.1:8704"
     max_bytes: int | None = None
+    dram_max_bytes: int | None = None
+    reads_at_once: int = 8
+    prefetch_share: float = 0.25
+    origin_attempts: int = 5
+    origin_timeout_s: float = 30.0
+    scrub_bytes_per_s: int = 32 * 1024 * 1024
 
     def __post_init__(self) -> None:
+        _check("reads_at_once", self.reads_at_once, 1, 256)
+        _check("prefetch_share", self.prefetch_share, 0.01, 1)
+        _check("origin_attempts", self.origin_attempts, 1, 100)
+        _check("origin_timeout_s", self.origin_timeout_s, 0.1, 3600)
+        _check("scrub_bytes_per_s", self.scrub_bytes_per_s, 0, 10**12)
+        if self.dram_max_bytes is not None:
+            _check("dram_max_bytes", self.dram_max_bytes, 0, 10**15)
         if self.max_bytes is not None and self.max_bytes < MIN_BYTES:
             raise ValueError(f"max_bytes = {self.max_bytes!r}: must be at least {MIN_BYTES}, or null for half of the free disk")
         if self.metrics_listen is not None and not self.metrics_listen.rpartition(":")[2].isdigit():
             raise ValueError(f"metrics_listen = {self.metrics_listen!r}: expected host:port, or null for none")
+
+
+def _check(key: str, value: float, lowest: float, highest: float) -> None:
+    if not lowest <= value <= highest:
+        raise ValueError(f"{key} = {value!r}: must be {lowest} to {highest}")

@@ -46,3 +46,51 @@ class ProtocolError(WeightCacheError):
     """Raised when the peer on the Unix socket breaks the wire protocol, or goes away."""
 
     code = "protocol_error"
+
+
+class SourceInvalid(WeightCacheError):
+    """Raised when what `Weights(...)` names cannot be read: wrong address, no rights, changed while it was read."""
+
+    code = "source_invalid"
+
+
+class TensorsInvalid(WeightCacheError):
+    """Raised when a safetensors file breaks its format, or is not what was asked for."""
+
+    code = "tensors_invalid"
+
+
+class PoolFull(WeightCacheError):
+    """Raised when a memory pool cannot hold what it is asked to; the message has both numbers."""
+
+    code = "pool_full"
+
+
+class DeviceFailed(WeightCacheError):
+    """Raised when a device refuses memory or bytes, or holds other bytes than were sent."""
+
+    code = "device_failed"
+
+
+class LeaseUnknown(WeightCacheError):
+    """Raised when a lease is waited for that was never opened, or ended."""
+
+    code = "lease_unknown"
+
+
+class ObjectStoreError(WeightCacheError):
+    """Raised when an object store does not answer in time, or refuses; the message names the object and the reason."""
+
+    code = "object_store_error"
+
+
+class ObjectMissing(ObjectStoreError):
+    """Raised when there is no object of that key."""
+
+    code = "object_missing"
+
+
+class ObjectChanged(ObjectStoreError):
+    """Raised when an object is not the one that was asked about before: its entity tag differs."""
+
+    code = "object_changed"

@@ -37,13 +37,22 @@ class PlatformSettings:
         home: directory of everything that must survive; None = $PILOTLIGHT_HOME or $XDG_DATA_HOME/pilotlight.
         run: directory of sockets; None = <home>/run, or a short private one under the temporary directory.
         trust: "isolated", or "shared" to let several tenants share one uid where there is no root.
+        blobs: where bundles, manifests and files of weights lie: a directory that all nodes see, or s3://bucket/prefix;
+            None = <home>/blobs.
+        s3_client: who speaks S3: "boto3", "obstore", or "auto" for the faster one that is installed.
     """
 
     home: str | None = None
     run: str | None = None
     trust: str = "isolated"
+    blobs: str | None = None
+    s3_client: str = "auto"
 
     def __post_init__(self) -> None:
+        if self.s3_client not in ("auto", "boto3", "obstore"):
+            raise ValueError(f"s3_client = {self.s3_client!r}: must be 'auto', 'boto3' or 'obstore'")
+        if self.blobs is not None and "://" in self.blobs and not self.blobs.startswith("s3://"):
+            raise ValueError(f"blobs = {self.blobs!r}: must be a directory, s3://bucket/prefix, or null for <home>/blobs")
         if self.trust not in ("isolated", "shared"):
             raise ValueError(f"trust = {self.trust!r}: must be 'isolated' or 'shared'")
 
