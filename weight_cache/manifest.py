@@ -12,19 +12,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import re
-import stat
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weight_cache.errors import ManifestInvalid
 from weight_cache.types import Chunk, Tensor
+
+if TYPE_CHECKING:
+    from weight_cache.sources import Source
 
 CHUNK_BYTES = 16 * 1024 * 1024
 """Large enough that a request to an object store pays for itself, small enough to verify and resume in pieces."""
@@ -36,11 +34,9 @@ _MAX_NAME_BYTES = 255  # NAME_MAX of every file system that matters
 _VERSION = 2
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 _PERSON = b"plfile2"
-_HASHED_AHEAD = 2
-"""Chunks of one file in memory while they are hashed: reading goes on meanwhile."""
 
 Progress = Callable[[int, int], None]
-"""Told (bytes done, bytes in all), from any thread."""
+"""Told (bytes done, bytes in all)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,111 +140,17 @@ def parse(raw: bytes) -> Manifest:
     if not known or body["version"] != _VERSION or body["chunk_bytes"] != CHUNK_BYTES or not isinstance(body["files"], list):
         raise ManifestInvalid(f"expected version {_VERSION}, chunk_bytes {CHUNK_BYTES} and a list of files")
     manifest = Manifest(files=tuple(_file(i, f) for i, f in enumerate(body["files"])))
-    _check_paths([f.path for f in manifest.files])
+    check_paths([f.path for f in manifest.files])
     if manifest.to_bytes() != raw:
         raise ManifestInvalid("not canonical: keys and files must be sorted, and nothing may stand between them")
     return manifest
 
 
-def build_manifest(directory: Path, *, progress: Progress | None = None, workers: int | None = None) -> Manifest:
-    """Read every file below `directory` once, `workers` at a time (default: one per core), and hash it.
+def build_manifest(source: Path | Source, *, progress: Progress | None = None, workers: int | None = None) -> Manifest:
+    """The manifest of a directory or of another source: see `weight_cache.hashing`, which reads and hashes it."""
+    from weight_cache.hashing import build_manifest as build  # which imports this module
 
-    Links are followed inside the directory only. Raises ManifestInvalid for an empty directory, a link that leads outside,
-    something that is no file, and a file that changes while it is read.
-    """
-    found = list(_walk(directory))
-    if not found:
-        raise ManifestInvalid(f"{directory} holds no files: name the directory that holds the model itself")
-    _check_paths([path for path, _ in found])
-    sizes = [file.stat().st_size for _, file in found]
-    count = _Count(sum(sizes), progress)
-    threads = workers or os.cpu_count() or 1
-    with ThreadPoolExecutor(threads, "hash file") as over_files, ThreadPoolExecutor(threads, "hash chunk") as over_chunks:
-        jobs = [over_files.submit(_hash_file, path, file, over_chunks, count) for path, file in found]
-        try:
-            return Manifest(files=tuple(job.result() for job in jobs))
-        finally:
-            for job in jobs:
-                job.cancel()
-
-
-class _Count:
-    """Bytes hashed so far, by any thread; the lock keeps reports in order."""
-
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self._total = total
-        self._progress = progress
-        self._done = 0
-        self._lock = threading.Lock()
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self._done += count
-            if self._progress is not None:
-                self._progress(self._done, self._total)
-
-
-def _hash_file(path: str, file: Path, pool: ThreadPoolExecutor, count: _Count) -> ManifestFile:
-    """Hash `file` chunk by chunk; hashlib lets go of the interpreter's lock, so files and chunks run side by side."""
-    digests: list[str] = []
-    window: deque[tuple[Future[str], int]] = deque()
-
-    def take() -> None:
-        job, length = window.popleft()
-        digests.append(job.result())
-        count.add(length)
-
-    with file.open("rb", buffering=0) as stream:
-        before = os.fstat(stream.fileno())
-        while block := _read_chunk(stream.fileno()):
-            if len(window) == _HASHED_AHEAD:
-                take()
-            window.append((pool.submit(_sha256, block), len(block)))
-        while window:
-            take()
-        after = os.fstat(stream.fileno())
-    size = after.st_size
-    if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, size) or len(digests) != -(-size // CHUNK_BYTES):
-        raise ManifestInvalid(f"{file} changed while it was read: wait until whoever writes it is done")
-    return ManifestFile(path=path, size_bytes=size, chunk_sha256s=tuple(digests))
-
-
-def _read_chunk(descriptor: int) -> bytes:
-    """The next chunk; only the last one is shorter (a single read(2) may be)."""
-    parts, missing = [], CHUNK_BYTES
-    while missing and (part := os.read(descriptor, missing)):
-        parts.append(part)
-        missing -= len(part)
-    return b"".join(parts)
-
-
-def _sha256(block: bytes) -> str:
-    return hashlib.sha256(block).hexdigest()
-
-
-def _walk(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Every file as (path in the manifest, path on disk), sorted by the bytes of the former."""
-    root = directory.resolve()
-    if not root.is_dir():
-        raise ManifestInvalid(f"{directory} is not a directory")
-    found = []
-    for folder, folders, files in os.walk(root):
-        for name in [*folders, *files]:
-            path = Path(folder, name)
-            if path.is_symlink():
-                _check_link(path, root)
-            elif not path.is_dir() and not stat.S_ISREG(path.lstat().st_mode):
-                raise ManifestInvalid(f"{path} is neither a file nor a directory")
-        found += [Path(folder, name) for name in files]
-    return iter(sorted(((f.relative_to(root).as_posix(), f) for f in found), key=lambda pair: os.fsencode(pair[0])))
-
-
-def _check_link(link: Path, root: Path) -> None:
-    target = link.resolve()
-    if not target.is_file():
-        raise ManifestInvalid(f"{link} links to {target}, which is not a file")
-    if not target.is_relative_to(root):
-        raise ManifestInvalid(f"{link} links out of {root}: copy the directory with links followed (cp -rL) and use that")
+    return build(source, progress=progress, workers=workers)
 
 
 def _file(index: int, body: Any) -> ManifestFile:
@@ -295,7 +197,7 @@ def _file_body(file: ManifestFile) -> dict[str, Any]:
     return body
 
 
-def _check_paths(paths: list[str]) -> None:
+def check_paths(paths: list[str]) -> None:
     """Refuse what could leave the model's directory, exist twice, or be a file and a directory at once."""
     if not 0 < len(paths) <= MAX_FILES:
         raise ManifestInvalid(f"{len(paths)} files: a model has 1 to {MAX_FILES}")

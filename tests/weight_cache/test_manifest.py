@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weight_cache.errors import ManifestInvalid
+from weight_cache.errors import ManifestInvalid, TensorsInvalid
 from weight_cache.manifest import CHUNK_BYTES, FileHash, build_manifest, file_digest, parse
 from weight_cache.types import Chunk
 
@@ -143,3 +143,50 @@ def test_paths_that_collide_are_refused(paths: list[str], said: str) -> None:
 def test_anything_else_is_refused_and_nothing_worse(raw: bytes) -> None:
     with pytest.raises(ManifestInvalid):
         parse(raw)
+
+
+def safetensors(header: bytes, data: bytes = b"") -> bytes:
+    return len(header).to_bytes(8, "little") + header + data
+
+
+def test_safetensors_file_has_an_index_in_its_manifest(tmp_path: Path) -> None:
+    rows = {"b": {"dtype": "U8", "shape": [2], "data_offsets": [4, 6]}, "a": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}}
+    content = safetensors(json.dumps(rows).encode(), b"abcdef")
+    (tmp_path / "model.safetensors").write_bytes(content)
+    (tmp_path / "config.json").write_text("{}")
+
+    manifest = build_manifest(tmp_path)
+
+    config, model = manifest.files
+    begin = len(content) - 6
+    assert config.tensors == ()
+    assert [(t.name, t.dtype, t.shape, t.offset_bytes, t.length_bytes) for t in model.tensors] == [
+        ("a", "F32", (), begin, 4),
+        ("b", "U8", (2,), begin + 4, 2),
+    ]
+    assert parse(manifest.to_bytes()) == manifest
+
+
+def test_safetensors_header_beyond_the_first_chunk_is_indexed(tmp_path: Path) -> None:
+    row = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
+    (tmp_path / "m.safetensors").write_bytes(safetensors(row + b" " * CHUNK_BYTES + b"}", b"x"))
+
+    (file,) = build_manifest(tmp_path).files
+
+    assert (file.tensors[0].name, file.tensors[0].offset_bytes) == ("a", file.size_bytes - 1)
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (b"", "no safetensors file"),
+        (b"\xff" * 64, "claims"),
+        (safetensors(b"{" * 1000), "not JSON"),
+        (safetensors(b'{"a":{"dtype":"F32","shape":[1000000],"data_offsets":[0,4000000]}}'), "a.safetensors.*cut off"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
+    ],
+)
+def test_safetensors_file_that_lies_is_refused_by_name(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "a.safetensors").write_bytes(content)
+    with pytest.raises(TensorsInvalid, match=said):
+        build_manifest(tmp_path)

@@ -1,0 +1,118 @@
+"""A directory is read as it was listed, or not at all."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from weight_cache.errors import SourceInvalid
+from weight_cache.hashing import build_manifest
+from weight_cache.manifest import CHUNK_BYTES
+from weight_cache.sources import open_source
+from weight_cache.sources.directory import DirectorySource
+from weight_cache.sources.source import SourceFile
+
+
+def test_ranges_are_read_from_the_file_that_was_listed(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/b").write_bytes(b"0123456789")
+    (tmp_path / "a").touch()
+    source = open_source(tmp_path)
+
+    empty, file = source.files()
+
+    assert [(f.path, f.size_bytes) for f in (empty, file)] == [("a", 0), ("sub/b", 10)]
+    assert source.read(file, 3, 4) == b"3456"
+    assert source.read(empty, 0, 0) == b""
+    assert source.name == str(tmp_path)
+    source.close()
+
+
+def test_file_that_changes_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(b"old")
+    source = DirectorySource(tmp_path)
+    (listed,) = source.files()
+    os.utime(file, ns=(1, 1))
+    file.write_bytes(b"new")
+    with pytest.raises(SourceInvalid, match="changed while it was read"):
+        source.read(listed, 0, 3)
+    file.unlink()
+    with pytest.raises(SourceInvalid, match="No such file"):
+        source.read(listed, 0, 3)
+
+
+def test_file_that_is_replaced_by_an_equally_long_one_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"old")
+    source = DirectorySource(tmp_path)
+    (listed,) = source.files()
+    (tmp_path / "b").write_bytes(b"new")
+    info = (tmp_path / "a").stat()
+    os.utime(tmp_path / "b", ns=(info.st_atime_ns, info.st_mtime_ns))
+    (tmp_path / "b").rename(tmp_path / "a")
+    with pytest.raises(SourceInvalid, match="changed"):
+        source.read(listed, 0, 3)
+
+
+def test_a_version_counts_as_lasting_once_it_has_settled(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    assert [f.is_lasting for f in DirectorySource(tmp_path).files()] == [False]
+
+
+def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceInvalid, match="not a directory"):
+        open_source(tmp_path / "nothing")
+    with pytest.raises(SourceInvalid, match="weights are read from"):
+        open_source("gs://bucket/model")
+    with pytest.raises(SourceInvalid, match="holds no files"):
+        open_source(tmp_path).files()
+
+
+class Counting:
+    """A source of two files that counts what is read of it, and by how many at once."""
+
+    name = "counting"
+    reads_at_once = 4
+
+    def __init__(self, *, is_ranged: bool) -> None:
+        self.content = {"a": os.urandom(2 * CHUNK_BYTES + 5), "b": b"", "c": b"c"}
+        self.is_ranged = is_ranged
+        self.ranges: list[tuple[str, int, int]] = []
+        self._lock = threading.Lock()
+
+    def files(self) -> list[SourceFile]:
+        return [SourceFile(path=p, size_bytes=len(c), version="1", is_ranged=self.is_ranged) for p, c in self.content.items()]
+
+    def read(self, file: SourceFile, offset_bytes: int, length_bytes: int) -> bytes:
+        with self._lock:
+            self.ranges.append((file.path, offset_bytes, length_bytes))
+        return self.content[file.path][offset_bytes : offset_bytes + length_bytes]
+
+    def close(self) -> None:
+        return
+
+
+@pytest.mark.parametrize("is_ranged", [True, False])
+def test_every_byte_is_read_once_and_the_manifest_is_the_directorys(tmp_path: Path, *, is_ranged: bool) -> None:
+    source = Counting(is_ranged=is_ranged)
+    for path, content in source.content.items():
+        (tmp_path / path).write_bytes(content)
+
+    assert build_manifest(source) == build_manifest(tmp_path)
+
+    wanted = [("a", 0, CHUNK_BYTES), ("a", CHUNK_BYTES, CHUNK_BYTES), ("a", 2 * CHUNK_BYTES, 5), ("c", 0, 1)]
+    assert sorted(source.ranges) == wanted
+    if not is_ranged:
+        assert [r for r in source.ranges if r[0] == "a"] == wanted[:3]
+
+
+def test_the_first_error_ends_the_reading(tmp_path: Path) -> None:
+    class Broken(Counting):
+        def read(self, file: SourceFile, offset_bytes: int, length_bytes: int) -> bytes:
+            raise SourceInvalid("gone")
+
+    with pytest.raises(SourceInvalid, match="gone"):
+        build_manifest(Broken(is_ranged=True))
