@@ -36,6 +36,12 @@ class StoreFull(WeightCacheError):
     code = "store_full"
 
 
+class StoreFailed(WeightCacheError):
+    """Raised when the disk below the store refuses: no permission, read-only, I/O error."""
+
+    code = "store_failed"
+
+
 class StoreOwned(WeightCacheError):
     """Raised when another live process already owns the store's directory."""
 
@@ -94,3 +100,9 @@ class ObjectChanged(ObjectStoreError):
     """Raised when an object is not the one that was asked about before: its entity tag differs."""
 
     code = "object_changed"
+
+
+class ObjectStoreUnavailable(ObjectStoreError):
+    """Raised when the store did not answer, or not as it should, this time (5xx, 429, silence, a cut): asking again may help."""
+
+    code = "object_store_unavailable"

@@ -1,0 +1,139 @@
+"""S3 through boto3: its client, blocking calls in threads of their own, and ranges read with it.
+
+Credentials, region and a custom endpoint come from the standard places (AWS_ENDPOINT_URL, AWS_PROFILE, instance metadata, …). Buckets
+are addressed by path, and checksums are added only where S3 demands them: every server that speaks the protocol understands both.
+botocore makes one attempt; asking again is decided in one place, `retries`, where the body of an answer counts too. Clients may be
+shared between threads. Source: boto3's guides on clients, retries and data integrity.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from urllib3.exceptions import HTTPError
+
+from weight_cache.errors import ObjectStoreUnavailable
+from weight_cache.objects import refusals
+from weight_cache.objects.interface import ObjectInfo
+from weight_cache.objects.ranges import Buffer, Range
+
+T = TypeVar("T")
+_CONNECT_TIMEOUT_S = 5.0
+_PIECE_BYTES = 1024 * 1024
+"""Read at a time; between two pieces an abandoned read stops."""
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+
+class BotoClient:
+    """One boto3 client and its threads. It is made with the first call: finding credentials may take a second.
+
+    Owner: the event loop; `_client` changes under `_making` only. `timeout_s` is the server's silence between two bytes.
+    """
+
+    def __init__(self, *, at_once: int, timeout_s: float) -> None:
+        self._at_once = at_once
+        self._timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="s3")
+        self._client: Any = None
+        self._making = asyncio.Lock()
+
+    async def ask(self, url: str, call: Callable[[Any], T]) -> T:
+        """`call(client)` in a thread, once. Raises ObjectStoreError, naming `url`. Cancelled: the thread's result is dropped."""
+        try:
+            client = await self.client()
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call, client)
+        except ClientError as e:
+            raise refusals.of_client(url, e) from e
+        except (BotoCoreError, HTTPError, OSError) as e:
+            raise refusals.of_transport(url, e) from e
+
+    async def client(self) -> Any:
+        """The client itself. Raises BotoCoreError."""
+        async with self._making:
+            if self._client is None:
+                self._client = await asyncio.get_running_loop().run_in_executor(self._threads, self._make)
+        return self._client
+
+    async def aclose(self) -> None:
+        """Close connections; threads in the middle of a call end with it, or after the timeout."""
+        if self._client is not None:
+            await asyncio.to_thread(self._client.close)
+            self._client = None
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _make(self) -> Any:
+        session = boto3.session.Session()
+        config = Config(
+            retries={"mode": "standard", "total_max_attempts": 1},
+            s3={"addressing_style": "path"},
+            connect_timeout=min(_CONNECT_TIMEOUT_S, self._timeout_s),
+            read_timeout=self._timeout_s,
+            max_pool_connections=self._at_once,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        )
+        return session.client("s3", config=config, region_name=session.region_name or "us-east-1")
+
+
+class BotoRanges:
+    """See RangeReader: a blocking GET per range."""
+
+    def __init__(self, client: BotoClient, bucket: str) -> None:
+        self._client = client
+        self._bucket = bucket
+
+    async def read(self, wanted: Range) -> tuple[Buffer, ObjectInfo]:
+        """See RangeReader."""
+        left = threading.Event()
+        try:
+            return await self._client.ask(wanted.url, lambda client: self._read(client, wanted, left))
+        finally:
+            left.set()
+
+    async def aclose(self) -> None:
+        """See RangeReader. The client is another's."""
+
+    def _read(self, client: Any, wanted: Range, left: threading.Event) -> tuple[Buffer, ObjectInfo]:
+        last = wanted.offset_bytes + wanted.length_bytes - 1
+        condition = {"IfMatch": wanted.if_match} if wanted.if_match else {}
+        try:
+            answer = client.get_object(Bucket=self._bucket, Key=wanted.name, Range=f"bytes={wanted.offset_bytes}-{last}", **condition)
+        except ClientError as e:
+            if e.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 416:
+                return b"", ObjectInfo(size_bytes=0, etag="")
+            raise
+        with answer["Body"] as body:
+            offset, found = _head(answer)
+            wanted.check_head(found, offset_bytes=offset, length_bytes=answer["ContentLength"])
+            return _body(body, answer["ContentLength"], wanted, left), found
+
+
+def _head(answer: Any) -> tuple[int, ObjectInfo]:
+    """Where the body begins, and the object it is of."""
+    etag = answer.get("ETag", "")
+    if match := _CONTENT_RANGE.fullmatch(answer.get("ContentRange", "")):
+        return int(match[1]), ObjectInfo(size_bytes=int(match[3]), etag=etag)
+    return 0, ObjectInfo(size_bytes=answer["ContentLength"], etag=etag)
+
+
+def _body(body: Any, length: int, wanted: Range, left: threading.Event) -> memoryview:
+    buffer = memoryview(bytearray(length))
+    done = 0
+    while done < length:
+        if left.is_set():
+            raise ObjectStoreUnavailable(f"{wanted.url}: nobody waits for it any more")
+        piece = body.read(min(_PIECE_BYTES, length - done))
+        if not piece:
+            break
+        buffer[done : done + len(piece)] = piece
+        done += len(piece)
+    wanted.check_body(done, length)
+    return buffer.toreadonly()

@@ -1,0 +1,246 @@
+"""Objects in an S3 bucket, or in anything that speaks its protocol.
+
+Everything small goes through boto3, ranges through a `RangeReader`: boto3's or obstore's. Large files are written in parts, and
+nothing of them is visible before the last one; a failed upload is taken back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from weight_cache.errors import ObjectMissing, ObjectStoreError
+from weight_cache.objects.boto import BotoClient, BotoRanges
+from weight_cache.objects.interface import ObjectInfo
+from weight_cache.objects.keys import checked, is_key
+from weight_cache.objects.ranges import Buffer, Range, RangeReader
+from weight_cache.objects.retries import Pause, insistent
+
+T = TypeVar("T")
+CLIENTS = ("auto", "boto3", "obstore")
+PART_BYTES = 16 * 1024 * 1024
+"""Of an upload, and of a `fetch`: large enough to hide a round trip, small enough to lose little when one fails."""
+_MOST_PARTS = 10_000
+"""Per upload, by S3's definition."""
+
+
+class S3Store:
+    """One bucket, below one prefix. See ObjectStore.
+
+    Attributes of the constructor: `client` reads ranges ("auto", "boto3", "obstore"); `at_once` bounds requests under way.
+    """
+
+    def __init__(
+        self,
+        *,
+        bucket: str,
+        prefix: str,
+        client: str = "auto",
+        attempts: int = 5,
+        timeout_s: float = 30.0,
+        at_once: int = 16,
+        part_bytes: int = PART_BYTES,
+        pause: Pause = asyncio.sleep,
+    ) -> None:
+        if client not in CLIENTS:
+            raise ValueError(f"client {client!r}: must be one of {', '.join(CLIENTS)}")
+        self._bucket = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._attempts = attempts
+        self._at_once = at_once
+        self._part_bytes = part_bytes
+        self._pause = pause
+        self._boto = BotoClient(at_once=at_once, timeout_s=timeout_s)
+        self._ranges: RangeReader = BotoRanges(self._boto, bucket)
+
+    def __repr__(self) -> str:
+        return f"<S3Store s3://{self._bucket}/{self._prefix}>"
+
+    async def put(self, key: str, data: bytes) -> None:
+        """See ObjectStore."""
+        name = self._name(key)
+        await self._ask(key, lambda client: client.put_object(Bucket=self._bucket, Key=name, Body=data))
+
+    async def put_file(self, key: str, path: Path, *, may_move: bool = False) -> None:
+        """See ObjectStore. The file stays where it is."""
+        name = self._name(key)
+        with _local(path):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size <= self._part_bytes:
+                data = await _to_its_end(os.pread, descriptor, size, 0)
+                await self.put(key, data)
+            else:
+                await self._put_parts(key, name, descriptor, size)
+        finally:
+            os.close(descriptor)
+
+    async def get(self, key: str, *, max_bytes: int) -> bytes:
+        """See ObjectStore."""
+        wanted = Range(name=self._name(key), url=self._url(key), offset_bytes=0, length_bytes=max_bytes + 1, max_object_bytes=max_bytes)
+        data, _ = await self._read(wanted)
+        return data if isinstance(data, bytes) else bytes(data)
+
+    async def read(self, key: str, *, offset_bytes: int, length_bytes: int, etag: str | None = None) -> Buffer:
+        """See ObjectStore."""
+        if not length_bytes:
+            return b""
+        name, url = self._name(key), self._url(key)
+        data, _ = await self._read(Range(name=name, url=url, offset_bytes=offset_bytes, length_bytes=length_bytes, etag=etag))
+        return data
+
+    async def fetch(self, key: str, path: Path) -> ObjectInfo:
+        """See ObjectStore. Ranges at once, all of the version that `info` saw."""
+        info = await self.info(key)
+        if info is None:
+            raise ObjectMissing(f"{self._url(key)} is missing")
+        with _local(path):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            await _each(
+                range(0, info.size_bytes, self._part_bytes), lambda at: self._fetch_part(key, info, at, descriptor, path), self._at_once
+            )
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        return info
+
+    async def info(self, key: str) -> ObjectInfo | None:
+        """See ObjectStore."""
+        name = self._name(key)
+        try:
+            head = await self._ask(key, lambda client: client.head_object(Bucket=self._bucket, Key=name))
+        except ObjectMissing:
+            return None
+        return ObjectInfo(size_bytes=int(head["ContentLength"]), etag=head.get("ETag", ""))
+
+    async def keys(self, prefix: str) -> list[str]:
+        """See ObjectStore."""
+        return sorted(await self._ask(prefix, lambda client: list(self._keys(client, prefix))))
+
+    async def delete(self, key: str) -> None:
+        """See ObjectStore."""
+        name = self._name(key)
+        with contextlib.suppress(ObjectMissing):
+            await self._ask(key, lambda client: client.delete_object(Bucket=self._bucket, Key=name))
+
+    async def aclose(self) -> None:
+        """See ObjectStore."""
+        await self._ranges.aclose()
+        await self._boto.aclose()
+
+    async def _read(self, wanted: Range) -> tuple[Buffer, ObjectInfo]:
+        return await insistent(lambda: self._ranges.read(wanted), attempts=self._attempts, pause=self._pause)
+
+    async def _fetch_part(self, key: str, info: ObjectInfo, offset: int, descriptor: int, path: Path) -> None:
+        length = min(self._part_bytes, info.size_bytes - offset)
+        data = await self.read(key, offset_bytes=offset, length_bytes=length, etag=info.etag)
+        if len(data) != length:
+            raise ObjectStoreError(f"{self._url(key)} ends before byte {offset + length}: it was replaced while it was read")
+        with _local(path):
+            await _to_its_end(_write_all, descriptor, data, offset)
+
+    async def _put_parts(self, key: str, name: str, descriptor: int, size: int) -> None:
+        bucket = self._bucket
+        upload = (await self._ask(key, lambda client: client.create_multipart_upload(Bucket=bucket, Key=name)))["UploadId"]
+        part_bytes = max(self._part_bytes, -(-size // _MOST_PARTS))
+        tags: dict[int, str] = {}
+
+        async def put_part(offset: int) -> None:
+            data = await _to_its_end(os.pread, descriptor, part_bytes, offset)
+            number = offset // part_bytes + 1
+            answer = await self._ask(
+                key, lambda client: client.upload_part(Bucket=bucket, Key=name, UploadId=upload, PartNumber=number, Body=data)
+            )
+            tags[number] = answer["ETag"]
+
+        try:
+            await _each(range(0, size, part_bytes), put_part, max(1, self._at_once // 2))
+            parts = {"Parts": [{"PartNumber": number, "ETag": tags[number]} for number in sorted(tags)]}
+            await self._complete(key, name, upload, parts, size)
+        except BaseException:
+            await asyncio.shield(self._take_back(key, name, upload))
+            raise
+
+    async def _complete(self, key: str, name: str, upload: str, parts: Any, size: int) -> None:
+        """An upload that is gone when we ask again was completed by the answer that we did not get."""
+        try:
+            await self._ask(
+                key,
+                lambda client: client.complete_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload, MultipartUpload=parts),
+            )
+        except ObjectMissing:
+            found = await self.info(key)
+            if found is None or found.size_bytes != size:
+                raise
+
+    async def _take_back(self, key: str, name: str, upload: str) -> None:
+        with contextlib.suppress(ObjectStoreError):  # the bucket's own rule for unfinished uploads removes what we cannot
+            await self._ask(key, lambda client: client.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload), attempts=1)
+
+    def _keys(self, client: Any, prefix: str) -> Iterator[str]:
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix + prefix)
+        for page in pages:
+            for entry in page.get("Contents", ()):
+                key = entry["Key"].removeprefix(self._prefix)
+                if is_key(key):  # what somebody else put there is none of ours
+                    yield key
+
+    def _name(self, key: str) -> str:
+        return self._prefix + checked(key)
+
+    def _url(self, key: str) -> str:
+        return f"s3://{self._bucket}/{self._prefix}{key}"
+
+    async def _ask(self, key: str, call: Callable[[Any], T], *, attempts: int | None = None) -> T:
+        url = self._url(key)
+        return await insistent(lambda: self._boto.ask(url, call), attempts=attempts or self._attempts, pause=self._pause)
+
+
+async def _each(items: range, work: Callable[[int], Awaitable[None]], at_once: int) -> None:
+    """`work` on every item, so many at once. The first failure ends the others, and is what is raised."""
+    left = iter(items)
+
+    async def worker() -> None:
+        for item in left:
+            await work(item)
+
+    workers = [asyncio.create_task(worker(), name="parts of an object") for _ in range(min(at_once, len(items)))]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for task in workers:
+            task.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)  # what they hold is closed next
+
+
+async def _to_its_end(work: Callable[..., T], *args: Any) -> T:
+    """In a thread that is waited for even when cancelled: it holds a descriptor that its caller is about to close."""
+    job = asyncio.ensure_future(asyncio.to_thread(work, *args))
+    try:
+        return await asyncio.shield(job)
+    except asyncio.CancelledError:
+        await asyncio.wait([job])
+        raise
+
+
+@contextlib.contextmanager
+def _local(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise ObjectStoreError(f"{path}: {e.strerror or e}") from e
+
+
+def _write_all(descriptor: int, data: Buffer, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
