@@ -19,7 +19,11 @@ from pilotlight.errors import Conflict, NotFound
 from pilotlight.profile import Profile
 from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, CallRecord
 from pilotlight.sdk.answers import RAISED_STATUS, ItemReader, call_headers, function_path, value_of
-from pilotlight.sdk.node import Json, NodeResources, lines, parts, present
+from pilotlight.sdk.node import Json, lines, parts, present
+from pilotlight.sdk.pushed import Checked as Checked
+from pilotlight.sdk.pushed import Step as Step
+from pilotlight.sdk.pushed import WeightsInfo as WeightsInfo
+from pilotlight.sdk.pushed import WeightsResources
 from pilotlight.sdk.transport import DEFAULT_BUDGET_S, AsyncTransport, Transport
 from pilotlight.spec import FunctionSpec, ImageSpec, to_json
 
@@ -84,7 +88,7 @@ class _FileBody:
                 yield piece
 
 
-class Client(NodeResources):
+class Client(WeightsResources):
     """The platform as one profile sees it. A context manager: closing it closes its connections."""
 
     def __init__(self, profile: Profile, *, retry_budget_s: float = DEFAULT_BUDGET_S) -> None:
