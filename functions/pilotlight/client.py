@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 from urllib.parse import quote
 
 from pilotlight.errors import Conflict, NotFound
@@ -20,9 +20,6 @@ from pilotlight.profile import Profile
 from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, CallRecord
 from pilotlight.sdk.answers import RAISED_STATUS, ItemReader, call_headers, function_path, value_of
 from pilotlight.sdk.node import Json, lines, parts, present
-from pilotlight.sdk.pushed import Checked as Checked
-from pilotlight.sdk.pushed import Step as Step
-from pilotlight.sdk.pushed import WeightsInfo as WeightsInfo
 from pilotlight.sdk.pushed import WeightsResources
 from pilotlight.sdk.transport import DEFAULT_BUDGET_S, AsyncTransport, Transport
 from pilotlight.spec import FunctionSpec, ImageSpec, to_json
@@ -76,11 +73,23 @@ class Answer:
         return value_of(self.status, self.headers, self.body)
 
 
+class BlobBody(Protocol):
+    """A request body of known length that can be sent again: each iteration begins at its begin."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What an iteration yields in all."""
+        ...
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+
 class _FileBody:
-    """A file as a request body that can be sent again: each attempt reads from the start."""
+    """A file as a BlobBody."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.size_bytes = path.stat().st_size
 
     def __iter__(self) -> Iterator[bytes]:
         with self._path.open("rb") as f:
@@ -180,17 +189,18 @@ class Client(WeightsResources):
         """Whether the platform has the blob of that sha256."""
         return self._transport.request("HEAD", f"/v1/blobs/{digest}", accept_status=frozenset({404})).status_code != 404
 
-    def put_blob(self, digest: str, data: bytes | Path, *, chunked: bool = False) -> None:
+    def put_blob(self, digest: str, data: bytes | Path | BlobBody, *, chunked: bool = False) -> None:
         """Upload a blob; the platform checks its digest: a sha256, or (`chunked`: a file of weights) that of its chunks' hashes.
 
-        Uploading twice is harmless.
+        Uploading twice is harmless. What is no bytes is streamed; a body that breaks off, or raises, uploads nothing.
         """
         params = {"chunked": "true"} if chunked else None
-        if isinstance(data, Path):
-            headers = {"content-length": str(data.stat().st_size)}
-            self._transport.request("PUT", f"/v1/blobs/{digest}", content=_FileBody(data), headers=headers, params=params)
-        else:
+        if isinstance(data, bytes):
             self._transport.request("PUT", f"/v1/blobs/{digest}", content=data, params=params)
+            return
+        body = _FileBody(data) if isinstance(data, Path) else data
+        headers = {"content-length": str(body.size_bytes)}
+        self._transport.request("PUT", f"/v1/blobs/{digest}", content=body, headers=headers, params=params)
 
     def build_image(self, spec: ImageSpec) -> Iterator[Json]:
         """Build an environment, or find it built: `{"step", "text", …}` while it goes on, `{"image": digest}` last."""
