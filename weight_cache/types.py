@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -72,6 +73,11 @@ class Lease:
     pid: int | None = None
     pid_started: int | None = None
 
+    @staticmethod
+    def id_of(manifest: str, holder: str) -> str:
+        """The id of `holder`'s lease on `manifest`."""
+        return "l-" + hashlib.sha256(f"{manifest}\n{holder}".encode()).hexdigest()[:24]
+
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -93,6 +99,40 @@ class WeightsLease:
     manifest: str
     path: Path
     tier: Tier = Tier.NVME
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedLease:
+    """A lease that was opened; its model may still be on its way.
+
+    Attributes:
+        ready: whether the model is here already: `path` is its directory then, and nobody needs to wait.
+        path: where the model lies once it is here; None while it is on its way.
+        tier: where its bytes were when it was opened: ORIGIN when some have to be fetched.
+        expected_s: how long until it can be read at the speed of memory, as predicted; None when its size is not known here yet.
+    """
+
+    lease_id: str
+    manifest: str
+    ready: bool
+    tier: Tier
+    path: Path | None = None
+    expected_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """How long until a model can be read at the speed of memory.
+
+    Attributes:
+        tier: where it would be served from now: ORIGIN when some of it is not on this node.
+        seconds: None when its size is not known here: its manifest was never fetched.
+        missing: bytes by the tier where they are now and have to be moved up from.
+    """
+
+    tier: Tier
+    seconds: float | None
+    missing: Mapping[Tier, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +169,10 @@ class StoreStatistics:
         fetched_bytes: taken from the origin.
         evicted_models, evicted_bytes: made to go for others.
         quarantined_files: found corrupt and set aside.
+        partial_bytes: on the disk, of files that are half here.
+        pinned_bytes: on the disk, of models that stay whoever needs room.
+        resumed_bytes: not fetched again, because an earlier try had brought them.
+        scrubbed_bytes: read again and compared, while nothing else was to do.
     """
 
     max_bytes: int
@@ -142,6 +186,10 @@ class StoreStatistics:
     evicted_models: int
     evicted_bytes: int
     quarantined_files: int
+    partial_bytes: int = 0
+    pinned_bytes: int = 0
+    resumed_bytes: int = 0
+    scrubbed_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
