@@ -84,6 +84,10 @@ class DirectoryStore:
         with _translated(path, "removed"):
             await asyncio.to_thread(_remove, path)
 
+    def local_path(self, key: str) -> Path:
+        """See ObjectStore."""
+        return self._root / checked(key)
+
     async def aclose(self) -> None:
         """See ObjectStore."""
 

@@ -57,5 +57,8 @@ class ObjectStore(Protocol):
     async def delete(self, key: str) -> None:
         """Idempotent."""
 
+    def local_path(self, key: str) -> Path | None:
+        """Where the object is, or would be, as a file of this machine; None where objects are no files. Looks at nothing."""
+
     async def aclose(self) -> None:
         """Let connections and threads go. Calls that still run fail."""

@@ -131,6 +131,10 @@ class S3Store:
         with contextlib.suppress(ObjectMissing):
             await self._ask(key, lambda client: client.delete_object(Bucket=self._bucket, Key=name))
 
+    def local_path(self, key: str) -> None:
+        """See ObjectStore."""
+        checked(key)
+
     async def aclose(self) -> None:
         """See ObjectStore."""
         await self._ranges.aclose()
