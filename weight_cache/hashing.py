@@ -35,19 +35,26 @@ class _Piece:
     tensors: tuple[Tensor, ...] = ()
 
 
-def build_manifest(source: Path | Source, *, progress: Progress | None = None, workers: int | None = None) -> Manifest:
+def build_manifest(
+    source: Path | Source,
+    *,
+    files: Sequence[SourceFile] | None = None,
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> Manifest:
     """Read every file of `source` (a directory, or what `weight_cache.sources` opened) and hash it.
 
-    `workers`: chunks read at once, default: what the source says. `progress` is told in the calling thread. Raises
-    ManifestInvalid for paths that no manifest can name, SourceInvalid (as ManifestInvalid for a directory given as a path)
-    for what cannot be read or changes meanwhile, TensorsInvalid for a safetensors file that is none.
+    `files`: what `source.files()` told, if it was asked before. `workers`: chunks read at once, default: what the source says.
+    `progress` is told in the calling thread. Raises ManifestInvalid for paths that no manifest can name, SourceInvalid (as
+    ManifestInvalid for a directory given as a path) for what cannot be read or changes meanwhile, TensorsInvalid for a
+    safetensors file that is none.
     """
     if isinstance(source, Path):
         try:
             return build_manifest(DirectorySource(source), progress=progress, workers=workers)
         except SourceInvalid as e:
             raise ManifestInvalid(str(e)) from e
-    files = source.files()
+    files = source.files() if files is None else files
     check_paths([file.path for file in files])
     manifest = Manifest(files=tuple(_hash(source, files, workers or source.reads_at_once, progress)))
     if (length := len(manifest.to_bytes())) > MAX_MANIFEST_BYTES:

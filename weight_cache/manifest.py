@@ -22,7 +22,7 @@ from weight_cache.errors import ManifestInvalid
 from weight_cache.types import Chunk, Tensor
 
 if TYPE_CHECKING:
-    from weight_cache.sources import Source
+    from weight_cache.sources import Source, SourceFile
 
 CHUNK_BYTES = 16 * 1024 * 1024
 """Large enough that a request to an object store pays for itself, small enough to verify and resume in pieces."""
@@ -146,11 +146,17 @@ def parse(raw: bytes) -> Manifest:
     return manifest
 
 
-def build_manifest(source: Path | Source, *, progress: Progress | None = None, workers: int | None = None) -> Manifest:
+def build_manifest(
+    source: Path | Source,
+    *,
+    files: Sequence[SourceFile] | None = None,
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> Manifest:
     """The manifest of a directory or of another source: see `weight_cache.hashing`, which reads and hashes it."""
     from weight_cache.hashing import build_manifest as build  # which imports this module
 
-    return build(source, progress=progress, workers=workers)
+    return build(source, files=files, progress=progress, workers=workers)
 
 
 def _file(index: int, body: Any) -> ManifestFile:

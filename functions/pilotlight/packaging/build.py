@@ -1,20 +1,22 @@
 """`build`: an App becomes records to send: blobs by digest, images to build, secrets to store, and the FunctionSpecs that name them.
 
-No network here. What is built is deterministic for functions of modules: the same source gives the same specs, so deploying twice
-creates no revision.
+No network here, except to read weights that lie elsewhere. What is built is deterministic for functions of modules: the same source
+gives the same specs, so deploying twice creates no revision.
 """
 
 from __future__ import annotations
 
-import hashlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from pilotlight.errors import InvalidInput
 from pilotlight.packaging.archive import DEFAULT_LIMIT_BYTES, Archive, pack_files, pack_tree
 from pilotlight.packaging.source import Source, notebook_files, source_of
+from pilotlight.packaging.weights import Blob, Model, Say, prepare, readable
 from pilotlight.sdk.declaration import Declaration
 from pilotlight.sdk.image import Image
 from pilotlight.sdk.pickling import dumps
@@ -24,24 +26,24 @@ from pilotlight.spec import FunctionSpec, ImageSpec, WeightsSpec
 
 if TYPE_CHECKING:
     from pilotlight.sdk.app import App
+    from weight_cache.sources import Source as Origin
 
-Blob = bytes | Path
-Say = Callable[[str, int, int], None]
-"""Told (what, bytes done, bytes in all) while weights are hashed."""
+Named = Callable[[str], str]
+"""The digest of the manifest that the platform has under a name. Raises NotFound."""
 
 _PICKLES = ".pilotlight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """Everything that a deploy sends.
+    """Everything that a deploy sends. A context manager: closing it closes the sources of weights.
 
     Attributes:
         app: name to deploy under.
         functions: the specs; they name images and blobs by digest and secrets by name.
         images: digest → description of each environment to build, before the deploy.
-        blobs: sha256 → content, or the file that holds it.
-        files: digest (`weight_cache.manifest.file_digest`) → the file of weights that has it.
+        blobs: digest → content of bundles, or of files of weights and (after them) of their manifests.
+        sources: where these files are read.
         secrets: name → variables of the secrets whose values the app itself brings.
     """
 
@@ -49,22 +51,43 @@ class Build:
     functions: tuple[FunctionSpec, ...]
     images: Mapping[str, ImageSpec]
     blobs: Mapping[str, Blob]
-    files: Mapping[str, Path]
+    sources: tuple[Origin, ...]
     secrets: Mapping[str, Mapping[str, str]]
 
+    def __enter__(self) -> Self:
+        return self
 
-def build(app: App, *, name: str | None = None, limit_bytes: int = DEFAULT_LIMIT_BYTES, say: Say | None = None) -> Build:
-    """Package `app`, to be deployed as `name` (default: its own). Raises InvalidInput, NotFound or TooLarge."""
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        for source in self.sources:
+            source.close()
+
+
+def build(
+    app: App,
+    *,
+    name: str | None = None,
+    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+    say: Say | None = None,
+    named: Named | None = None,
+) -> Build:
+    """Package `app`, to be deployed as `name` (default: its own). Raises InvalidInput, NotFound or TooLarge.
+
+    `say` hears about hashing, `named` finds what `Weights.named` names.
+    """
     if not app.declarations:
         raise InvalidInput(f"app {app.name!r} declares nothing: decorate a function with @app.function() or a class with @app.cls()")
-    builder = _Builder(app, name or app.name, limit_bytes, say)
-    functions = tuple(builder.function(d) for d in app.declarations.values())
+    builder = _Builder(app, name or app.name, limit_bytes, say, named)
+    try:
+        functions = tuple(builder.function(d) for d in app.declarations.values())
+    except BaseException:
+        builder.close()
+        raise
     return Build(
         app=builder.name,
         functions=functions,
         images=builder.images,
         blobs=builder.blobs,
-        files=builder.files,
+        sources=tuple(builder.sources.values()),
         secrets=builder.secrets,
     )
 
@@ -77,12 +100,18 @@ class _Builder:
     name: str
     limit_bytes: int
     say: Say | None
+    named: Named | None
     images: dict[str, ImageSpec] = field(default_factory=dict)
     blobs: dict[str, Blob] = field(default_factory=dict)
-    files: dict[str, Path] = field(default_factory=dict)
+    sources: dict[tuple[str, ...], Origin] = field(default_factory=dict)
     secrets: dict[str, Mapping[str, str]] = field(default_factory=dict)
     _bundles: dict[Path | None, Archive] = field(default_factory=dict)
-    _manifests: dict[Path, str] = field(default_factory=dict)
+    _models: dict[tuple[str, ...], Model] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Close the sources of weights, where nobody else will."""
+        for source in self.sources.values():
+            source.close()
 
     def function(self, declaration: Declaration) -> FunctionSpec:
         """The spec of one declaration; what it names is collected on the way."""
@@ -114,7 +143,7 @@ class _Builder:
             if source.root is None:
                 archive = pack_files(notebook_files(Path.cwd()), extra=pickles, limit_bytes=self.limit_bytes)
             else:
-                models = {w.directory() for d in self.app.declarations.values() for w in d.weights}
+                models = {w.directory() for d in self.app.declarations.values() for w in d.weights if w.is_directory}
                 archive = pack_tree(source.root, extra=pickles, exclude=models, limit_bytes=self.limit_bytes)
             self._bundles[source.root] = archive
             self.blobs[archive.digest] = archive.data
@@ -147,21 +176,26 @@ class _Builder:
         return tuple(WeightsSpec(name=w.name, manifest=self._manifest(w)) for w in declaration.weights)
 
     def _manifest(self, weights: Weights) -> str:
-        from weight_cache.errors import ManifestInvalid
-        from weight_cache.manifest import build_manifest
+        if weights.registered is not None:
+            if self.named is None:
+                raise InvalidInput(
+                    f"weights {weights.name!r} are on the platform: deploy with a client that can ask it", parameter="weights"
+                )
+            return self.named(weights.registered)
+        where = (str(weights.directory()),) if weights.is_directory else weights.sources
+        if where not in self._models:
+            self._models[where] = prepare(self._open(weights, where), name=weights.name, say=self.say)
+            self.blobs.update(self._models[where].blobs)
+        return self._models[where].digest
 
-        directory = weights.directory()
-        if directory not in self._manifests:
-            say = self.say
-            try:
-                manifest = build_manifest(directory, progress=(lambda d, t: say(f"weights {weights.name}", d, t)) if say else None)
-            except (ManifestInvalid, OSError) as e:
-                raise InvalidInput(f"weights {weights.name!r}: {e}", parameter="weights") from e
-            self.files.update({f.digest: directory / f.path for f in manifest.files})
-            raw = manifest.to_bytes()
-            self.blobs[hashlib.sha256(raw).hexdigest()] = raw
-            self._manifests[directory] = manifest.digest
-        return self._manifests[directory]
+    def _open(self, weights: Weights, where: tuple[str, ...]) -> Origin:
+        from weight_cache.sources import open_source
+
+        token, environ = weights.token(), weights.variables(os.environ)
+        with readable(weights.name):
+            opened = open_source(where[0] if len(where) == 1 else where, token=token, environ=environ)
+        self.sources[where] = opened
+        return opened
 
     def _secrets(self, declaration: Declaration) -> tuple[str, ...]:
         names: list[str] = []

@@ -17,6 +17,7 @@ from pilotlight.errors import InvalidInput, NotFound, PilotlightError, TooLarge
 from pilotlight.packaging.build import build
 from pilotlight.packaging.deploy import ProgressEvent, deploy
 from pilotlight.packaging.load import load_app
+from pilotlight.packaging.weights import SourceBody
 from pilotlight.spec import FunctionKind, FunctionSpec, from_json, to_json
 from snapshotter.imagespec import image_digest, parse_image
 from tests.fakes.fake_platform import FakePlatform
@@ -95,7 +96,9 @@ def test_weights_become_a_manifest_and_one_blob_per_file(shop: Path) -> None:
     assert isinstance(raw, bytes)
     (file,) = parse_manifest(raw).files
     assert (weights.name, file.path) == ("model", "weights.bin")
-    assert built.files[file.digest] == shop.parent / "model/weights.bin"
+    body = built.blobs[file.digest]
+    assert isinstance(body, SourceBody)
+    assert (str(body), body.size_bytes, b"".join(body)) == ("weights.bin", 1000, b"w" * 1000)
     assert hashlib.sha256(raw).hexdigest() == weights.manifest
 
 

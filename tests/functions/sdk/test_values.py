@@ -104,8 +104,8 @@ def test_weights_are_named_after_their_directory() -> None:
 def test_missing_weights_say_where_they_were_looked_for(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=str(tmp_path / "nothing")):
         _ = Weights(tmp_path / "nothing").path
-    with pytest.raises(InvalidInput, match="only local directories"):
-        Weights("s3://bucket/model")
+    with pytest.raises(InvalidInput, match="name a directory"):
+        Weights("gs://bucket/model")
     with pytest.raises(NotFound, match="no such package"):
         Weights.from_package("no_such_package_at_all")
 
