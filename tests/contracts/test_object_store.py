@@ -181,14 +181,25 @@ async def test_a_fetch_that_is_cancelled_leaves_nothing(store: ObjectStore, tmp_
     assert (tmp_path / "out").stat().st_size == 3 * PART_BYTES
 
 
-async def test_a_put_that_is_cancelled_leaves_nothing(store: ObjectStore, tmp_path: Path) -> None:
-    (tmp_path / "in").write_bytes(os.urandom(3 * PART_BYTES))
-    putting = asyncio.create_task(store.put_file("file", tmp_path / "in"))
-    await asyncio.sleep(0)
-    putting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await putting
-    assert await store.keys("") == []
+async def test_a_put_that_is_cancelled_leaves_the_whole_or_nothing(store: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(content := os.urandom(3 * PART_BYTES))
+    for turns in (1, 3, 50):
+        putting = asyncio.create_task(store.put_file("file", tmp_path / "in"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        putting.cancel()
+        await asyncio.wait([putting])
+        for key in await store.keys(""):
+            assert await store.get(key, max_bytes=len(content)) == content
+    assert not list(tmp_path.glob("store/.*"))
+
+
+def test_a_local_file_is_told_of_directories_only(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path), setting="s")
+    assert store.local_path("a/b") == tmp_path / "a/b"
+    with pytest.raises(ValueError, match="is no key"):
+        store.local_path("../b")
+    assert open_store("s3://b", setting="s").local_path("a/b") is None
 
 
 # -- the bucket --------------------------------------------------------------------------------------------------------

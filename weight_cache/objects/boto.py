@@ -35,13 +35,15 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 class BotoClient:
     """One boto3 client and its threads. It is made with the first call: finding credentials may take a second.
 
-    Owner: the event loop; `_client` changes under `_making` only. `timeout_s` is the server's silence between two bytes.
+    Owner: the event loop; `_client` changes under `_making` only. `timeout_s` is the server's silence between two bytes. `session` is
+    where the client came from: set once anything was asked.
     """
 
     def __init__(self, *, at_once: int, timeout_s: float) -> None:
         self._at_once = at_once
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="s3")
+        self.session: Any = None
         self._client: Any = None
         self._making = asyncio.Lock()
 
@@ -70,17 +72,22 @@ class BotoClient:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _make(self) -> Any:
-        session = boto3.session.Session()
+        session = self.session = boto3.session.Session()
         config = Config(
             retries={"mode": "standard", "total_max_attempts": 1},
             s3={"addressing_style": "path"},
-            connect_timeout=min(_CONNECT_TIMEOUT_S, self._timeout_s),
+            connect_timeout=connect_timeout_s(self._timeout_s),
             read_timeout=self._timeout_s,
             max_pool_connections=self._at_once,
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         )
         return session.client("s3", config=config, region_name=session.region_name or "us-east-1")
+
+
+def connect_timeout_s(timeout_s: float) -> float:
+    """How long a connection may take to be made."""
+    return min(_CONNECT_TIMEOUT_S, timeout_s)
 
 
 class BotoRanges:

@@ -65,7 +65,7 @@ class DirectoryStore:
         """See ObjectStore."""
         source = self._root / checked(key)
         with _translated(source, f"copied to {path}"):
-            return await _to_its_end(lambda stop: _fetch(source, path, stop))
+            return await _to_its_end(lambda stop: _fetch(source, path, stop), undo=path.unlink)
 
     async def info(self, key: str) -> ObjectInfo | None:
         """See ObjectStore."""
@@ -119,8 +119,8 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-async def _to_its_end(work: Callable[[threading.Event], T]) -> T:
-    """Run in a thread that is asked to stop, and waited for, when the caller is cancelled."""
+async def _to_its_end(work: Callable[[threading.Event], T], *, undo: Callable[[], None] | None = None) -> T:
+    """Run in a thread that is asked to stop, and waited for, when the caller is cancelled; `undo` what it finished all the same."""
     stop = threading.Event()
     job = asyncio.ensure_future(asyncio.to_thread(work, stop))
     try:
@@ -128,8 +128,8 @@ async def _to_its_end(work: Callable[[threading.Event], T]) -> T:
     except asyncio.CancelledError:
         stop.set()
         await asyncio.wait([job])
-        if not job.cancelled():
-            job.exception()  # seen: nobody is left to hear of it
+        if not job.cancelled() and job.exception() is None and undo is not None:
+            undo()
         raise
 
 

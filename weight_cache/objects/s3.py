@@ -26,6 +26,8 @@ PART_BYTES = 16 * 1024 * 1024
 """Of an upload, and of a `fetch`: large enough to hide a round trip, small enough to lose little when one fails."""
 _MOST_PARTS = 10_000
 """Per upload, by S3's definition."""
+_FETCH_AT_ONCE, _PUT_AT_ONCE = 8, 4
+"""Parts of one object under way, each in memory: 128 MiB and 64 MiB."""
 
 
 class S3Store:
@@ -55,7 +57,7 @@ class S3Store:
         self._part_bytes = part_bytes
         self._pause = pause
         self._boto = BotoClient(at_once=at_once, timeout_s=timeout_s)
-        self._ranges: RangeReader = BotoRanges(self._boto, bucket)
+        self._ranges = _reader(client, self._boto, bucket, timeout_s)
 
     def __repr__(self) -> str:
         return f"<S3Store s3://{self._bucket}/{self._prefix}>"
@@ -166,7 +168,7 @@ class S3Store:
             tags[number] = answer["ETag"]
 
         try:
-            await _each(range(0, size, part_bytes), put_part, max(1, self._at_once // 2))
+            await _each(range(0, size, part_bytes), put_part, _PUT_AT_ONCE)
             parts = {"Parts": [{"PartNumber": number, "ETag": tags[number]} for number in sorted(tags)]}
             await self._complete(key, name, upload, parts, size)
         except BaseException:
@@ -206,6 +208,21 @@ class S3Store:
     async def _ask(self, key: str, call: Callable[[Any], T], *, attempts: int | None = None) -> T:
         url = self._url(key)
         return await insistent(lambda: self._boto.ask(url, call), attempts=attempts or self._attempts, pause=self._pause)
+
+
+def _reader(client: str, boto: BotoClient, bucket: str, timeout_s: float) -> RangeReader:
+    """`auto` is obstore where it is installed: 256 MiB in ranges of 16 MiB, 8 at once, from nginx on the same machine (2 cores)
+    arrive at 4.0 GB/s with it and 2.3 GB/s with boto3; hashed (sha256) on arrival, 1.9 and 1.4 GB/s (medians of 5, interleaved).
+    """
+    if client in ("auto", "obstore"):
+        try:
+            from weight_cache.objects.compiled import CompiledRanges
+        except ImportError as e:
+            if client == "obstore":
+                raise ValueError(f"client 'obstore': {e.name} is not installed: pip install 'pilotlight[node]'") from e
+        else:
+            return CompiledRanges(boto, bucket, timeout_s=timeout_s)
+    return BotoRanges(boto, bucket)
 
 
 async def _each(items: range, work: Callable[[int], Awaitable[None]], at_once: int) -> None:

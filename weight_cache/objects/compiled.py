@@ -1,0 +1,125 @@
+"""S3 ranges through obstore: a compiled client with an event loop and threads of its own, which needs Python's lock only to hand over.
+
+Endpoint, region and credentials are the ones that boto3 found: one place to configure both. One attempt each, as there. obstore's
+errors are told apart by what their text says, since most of them share a class. Source: obstore's documentation, `store.S3Store`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import obstore
+from botocore.exceptions import NoCredentialsError
+from obstore.exceptions import BaseError, UnauthenticatedError
+from obstore.store import S3Store as CompiledStore
+
+from weight_cache.errors import ObjectStoreError
+from weight_cache.objects import refusals
+from weight_cache.objects.boto import BotoClient, connect_timeout_s
+from weight_cache.objects.interface import ObjectInfo
+from weight_cache.objects.ranges import Buffer, Range
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
+    from obstore.store import S3Credential
+
+_CREDENTIALS_LAST = timedelta(minutes=5)
+"""botocore renews what expires; we look again that often."""
+_WHOLE_REQUEST = timedelta(days=1)
+"""There is no limit on a range that goes on arriving; only silence ends it."""
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>([^<]*)</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+_KIND = re.compile(r"kind: (\w+)")
+_NO_RANGES = ("NotPartial", "UnexpectedRange")
+
+
+class CompiledRanges:
+    """See RangeReader. The store is made with the first read, from what boto3 found. Owner: the event loop."""
+
+    def __init__(self, boto: BotoClient, bucket: str, *, timeout_s: float) -> None:
+        self._boto = boto
+        self._bucket = bucket
+        self._timeout_s = timeout_s
+        self._store: CompiledStore | None = None
+        self._making = asyncio.Lock()
+
+    async def read(self, wanted: Range) -> tuple[Buffer, ObjectInfo]:
+        """See RangeReader."""
+        try:
+            answer = await obstore.get_async(await self._made(wanted.url), wanted.name, options=_options(wanted))
+            found = ObjectInfo(size_bytes=answer.meta["size"], etag=answer.meta["e_tag"] or "")
+            begin, end = answer.range
+            wanted.check_head(found, offset_bytes=begin, length_bytes=end - begin)
+            data = memoryview(await answer.bytes_async())
+        except (BaseError, FileNotFoundError) as e:
+            if _status(e) == 416:
+                return b"", ObjectInfo(size_bytes=0, etag="")
+            raise _translated(wanted.url, e) from e
+        wanted.check_body(len(data), end - begin)
+        return data, found
+
+    async def aclose(self) -> None:
+        """See RangeReader. Idle connections close when the store is collected."""
+        self._store = None
+
+    async def _made(self, url: str) -> CompiledStore:
+        async with self._making:
+            if self._store is None:
+                self._store = await self._boto.ask(url, self._make)
+        return self._store
+
+    def _make(self, client: Any) -> CompiledStore:
+        credentials = self._boto.session.get_credentials()
+        if credentials is None:
+            raise NoCredentialsError
+
+        def renewed() -> S3Credential:
+            now = credentials.get_frozen_credentials()
+            until = datetime.now(UTC) + _CREDENTIALS_LAST
+            return {"access_key_id": now.access_key, "secret_access_key": now.secret_key, "token": now.token, "expires_at": until}
+
+        silence = timedelta(seconds=self._timeout_s)
+        return CompiledStore(
+            self._bucket,
+            endpoint=client.meta.endpoint_url,
+            region=client.meta.region_name,
+            virtual_hosted_style_request=False,
+            credential_provider=renewed,
+            client_options={
+                "allow_http": True,
+                "connect_timeout": timedelta(seconds=connect_timeout_s(self._timeout_s)),
+                "read_timeout": silence,
+                "timeout": _WHOLE_REQUEST,
+            },
+            retry_config={"max_retries": 0, "retry_timeout": silence},
+        )
+
+
+def _options(wanted: Range) -> GetOptions:
+    options: GetOptions = {"range": (wanted.offset_bytes, wanted.offset_bytes + wanted.length_bytes)}
+    if wanted.if_match:
+        options["if_match"] = wanted.if_match
+    return options
+
+
+def _status(error: Exception) -> int | None:
+    """Of the answer that the error tells of; None where there was none."""
+    found = _STATUS.search(str(error))
+    return int(found[1]) if found else None
+
+
+def _translated(url: str, error: Exception) -> ObjectStoreError:
+    said, _, detail = str(error).partition("\n\nDebug source:")
+    if (status := _status(error)) is not None:
+        code, message = _CODE.search(said), _MESSAGE.search(said)
+        return refusals.of_status(url, status, code[1] if code else "", message[1] if message else "")
+    if any(mark in detail for mark in _NO_RANGES):
+        return ObjectStoreError(f"{url}: {said}: the store must support Range")
+    if isinstance(error, UnauthenticatedError):
+        return refusals.of_transport(url, NoCredentialsError())
+    kind = _KIND.search(detail)
+    return refusals.of_transport(url, ConnectionError(f"{said} ({kind[1]})" if kind else said))
