@@ -1,46 +1,54 @@
 """Who is in the store, who is held, and who goes when room is needed: decisions without I/O.
 
-A file belongs to every model that names it. A model is *arriving* (claimed), or *here*; leases hold models that are here. Bytes
-count once per file, from the moment they are claimed, so that what is arriving can never overrun the budget.
+A file belongs to every model that names it. A model is *arriving* (claimed), or *here*; leases hold models that are here, pins
+keep them whoever asks for room. Bytes count once per file, from the moment they are claimed, so that what is arriving can never
+overrun the budget; of a file that is half here (*partial*) and that nobody claims, the half counts.
 
-Invariants: `used_bytes <= max_bytes` after every claim; a leased or arriving model is never a victim; a file goes only when no
-model that is here or arriving names it.
+Invariants: `used_bytes <= max_bytes` after every claim; a leased, pinned or arriving model is never a victim; a file goes only
+when no model that is here or arriving names it, a partial only when no arriving model does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from weight_cache.errors import StoreFull
 from weight_cache.types import Lease, ModelInfo
+from weight_cache.victims import Candidate, Files, ReloadSeconds, Removal, choose
 
-Files = Mapping[str, int]
-"""digest → size in bytes."""
+__all__ = ["Catalogue", "Files", "Removal"]
+
+_KNOWN_MODELS = 256
+"""Models that are not here, whose files are remembered: what is missing of them can be said without asking the origin."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removal:
-    """What must leave the disk: models (their directories) first, then files."""
-
-    models: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    size_bytes: int = 0
+def guess_reload_s(size_bytes: int) -> float:
+    """Before anything was measured: a request and half a gigabyte a second."""
+    return 0.05 + size_bytes / 5e8
 
 
 @dataclass(slots=True, eq=False)
 class _Model:
     files: Files
     last_used_at: float
+    clock: float
+    uses: int = 1
     leases: set[str] = field(default_factory=set)
 
 
 class Catalogue:
     """The store's memory. Owner: the store's event loop; every method is synchronous, so no lock is needed."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, *, reload_s: ReloadSeconds = guess_reload_s) -> None:
         self.max_bytes = max_bytes
+        self._reload_s = reload_s
+        self._clock = 0.0
         self._files: dict[str, int] = {}
+        self._partials: dict[str, int] = {}
+        self._known: OrderedDict[str, Files] = OrderedDict()
+        self._pins: set[str] = set()
         self._models: dict[str, _Model] = {}
         self._claims: dict[str, Files] = {}
         self._leases: dict[str, Lease] = {}
@@ -52,10 +60,17 @@ class Catalogue:
     @property
     def used_bytes(self) -> int:
         """Bytes on disk and claimed, each file once."""
-        wanted = dict(self._files)
-        for files in self._claims.values():
-            wanted.update(files)
-        return sum(wanted.values())
+        return sum(self._needed().values())
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes on disk of files that are half here."""
+        return sum(self._partials.values())
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of the pinned models that are here, each file once."""
+        return sum({d: s for name in self._pins & self._models.keys() for d, s in self._models[name].files.items()}.values())
 
     @property
     def arriving(self) -> int:
@@ -66,9 +81,9 @@ class Catalogue:
         """Whether the model can be leased now."""
         return manifest in self._models
 
-    def is_held(self, lease_id: str) -> bool:
-        """Whether there is such a lease."""
-        return lease_id in self._leases
+    def held(self, lease_id: str) -> Lease | None:
+        """The lease of that id."""
+        return self._leases.get(lease_id)
 
     def has_file(self, digest: str) -> bool:
         """Whether the file is on disk."""
@@ -82,28 +97,95 @@ class Catalogue:
         """Every file on disk."""
         return set(self._files)
 
+    def is_leased(self, manifest: str) -> bool:
+        """Whether somebody holds the model."""
+        return manifest in self._models and bool(self._models[manifest].leases)
+
+    def is_pinned(self, manifest: str) -> bool:
+        """Whether the model is to stay, be it here or not."""
+        return manifest in self._pins
+
+    def pins(self) -> set[str]:
+        """Every pin."""
+        return set(self._pins)
+
+    def pin(self, manifest: str) -> None:
+        """Keep a model whoever asks for room. Idempotent."""
+        self._pins.add(manifest)
+
+    def unpin(self, manifest: str) -> bool:
+        """Let it go like any other; False when it was not pinned."""
+        was_pinned = manifest in self._pins
+        self._pins.discard(manifest)
+        return was_pinned
+
+    def know(self, manifest: str, files: Files) -> None:
+        """Remember what a model consists of, be it here or not (the newest of those that are not)."""
+        self._known[manifest] = files
+        self._known.move_to_end(manifest)
+        while len(self._known) > _KNOWN_MODELS:
+            self._known.popitem(last=False)
+
+    def missing(self, manifest: str) -> int | None:
+        """Bytes that a model lacks here; None when nothing is known about it."""
+        if manifest in self._models:
+            return 0
+        files = self._known.get(manifest)
+        if files is None:
+            return None
+        return sum(size - self._partials.get(digest, 0) for digest, size in files.items() if digest not in self._files)
+
     def claim(self, manifest: str, files: Files) -> Removal:
         """Make room for a model; returns what must go first. Raises StoreFull, naming the figures, and changes nothing then."""
-        needed = {**self._files, **{d: s for claim in self._claims.values() for d, s in claim.items()}, **files}
-        excess = sum(needed.values()) - self.max_bytes
-        removal = self._choose(excess, set(files))
+        size = sum(files.values())
+        if size > self.max_bytes:
+            raise StoreFull(
+                f"weights of {size} bytes are larger than the store's budget of {self.max_bytes} bytes: raise weight_cache.max_bytes"
+            )
+        excess = sum(self._needed(files).values()) - self.max_bytes
+        removal, clock = self._choose(excess, files)
         if removal.size_bytes < excess:
             raise StoreFull(
-                f"weights of {sum(files.values())} bytes do not fit: {self.used_bytes} of {self.max_bytes} bytes are used and only "
+                f"weights of {size} bytes do not fit: {self.used_bytes} of {self.max_bytes} bytes are used and only "
                 f"{removal.size_bytes} may go (the rest is in use). Raise weight_cache.max_bytes, or stop functions that hold weights"
             )
         self._forget(removal)
+        self._clock = max(self._clock, clock)
         self._claims[manifest] = dict(files)
+        self.know(manifest, self._claims[manifest])
         return removal
+
+    def drop(self, manifest: str) -> Removal | None:
+        """What must go so that a model leaves; None when it is held, pinned or arriving, or nothing of it is here."""
+        if self.is_leased(manifest) or manifest in self._pins or manifest in self._claims:
+            return None
+        model = self._models.get(manifest)
+        files = model.files if model is not None else self._known.get(manifest, {})
+        others = {d for name, m in self._models.items() if name != manifest for d in m.files} | self._claimed()
+        alone = tuple(d for d in files if d in self._files and d not in others)
+        half = tuple(d for d in files if d in self._partials and d not in self._claimed())
+        if model is None and not alone and not half:
+            return None
+        freed = sum(self._files[d] for d in alone) + sum(self._partials[d] for d in half)
+        removal = Removal(models=(manifest,) if model is not None else (), files=alone, partials=half, size_bytes=freed)
+        self._forget(removal)
+        return removal
+
+    def partial_left(self, digest: str, size_bytes: int) -> None:
+        """A file is half here: `size_bytes` of it are on the disk (0: nothing)."""
+        self._partials.pop(digest, None)
+        if size_bytes:
+            self._partials[digest] = size_bytes
 
     def file_arrived(self, digest: str, size_bytes: int) -> None:
         """A file is on disk, verified."""
         self._files[digest] = size_bytes
+        self._partials.pop(digest, None)
 
     def model_arrived(self, manifest: str, *, now: float) -> None:
         """A claimed model is on disk; leases from before it was condemned hold again."""
         held = {lease.id for lease in self._leases.values() if lease.manifest == manifest}
-        self._models[manifest] = _Model(files=self._claims.pop(manifest), last_used_at=now, leases=held)
+        self._models[manifest] = _Model(files=self._claims.pop(manifest), last_used_at=now, clock=self._clock, leases=held)
 
     def abandon(self, manifest: str) -> None:
         """A claim came to nothing; files that did arrive stay for the next try, and go first when room is needed."""
@@ -112,14 +194,17 @@ class Catalogue:
     def adopt(self, manifest: str, files: Files, *, last_used_at: float) -> None:
         """A model found on disk at start-up, its files too."""
         self._files.update(files)
-        self._models[manifest] = _Model(files=dict(files), last_used_at=last_used_at)
+        self.know(manifest, files)
+        self._models[manifest] = _Model(files=dict(files), last_used_at=last_used_at, clock=self._clock)
 
-    def lease(self, lease: Lease) -> None:
-        """Hold a model that is here (KeyError otherwise). Asking again changes nothing but the last use."""
+    def lease(self, lease: Lease, *, now: float) -> None:
+        """Hold a model that is here (KeyError otherwise). Asking again changes the last use, and the process whose end ends it."""
         model = self._models[lease.manifest]
+        model.uses += lease.id not in model.leases
         model.leases.add(lease.id)
-        model.last_used_at = max(model.last_used_at, lease.acquired_at)
-        self._leases.setdefault(lease.id, lease)
+        model.clock = self._clock
+        model.last_used_at = max(model.last_used_at, now)
+        self._leases[lease.id] = lease
 
     def release(self, lease_id: str, *, now: float) -> Lease | None:
         """Let go; None when there was no such lease."""
@@ -146,37 +231,49 @@ class Catalogue:
         """Every model that is here, least recently used first."""
         return [
             ModelInfo(
-                manifest=name, size_bytes=sum(m.files.values()), files=len(m.files), leases=len(m.leases), last_used_at=m.last_used_at
+                manifest=name,
+                size_bytes=sum(m.files.values()),
+                files=len(m.files),
+                leases=len(m.leases),
+                last_used_at=m.last_used_at,
+                is_pinned=name in self._pins,
             )
             for name, m in sorted(self._models.items(), key=lambda item: item[1].last_used_at)
         ]
 
-    def _choose(self, excess: int, wanted: set[str]) -> Removal:
-        """Victims worth at least `excess` bytes, or all that may go: files of no model first, then models by last use."""
-        users: dict[str, int] = {}
-        for files in [*(m.files for m in self._models.values()), *self._claims.values(), dict.fromkeys(wanted, 0)]:
-            for digest in files:
-                users[digest] = users.get(digest, 0) + 1
-        models: list[str] = []
-        files_gone: list[str] = []
-        freed = 0
-        for digest, size in self._files.items():
-            if freed < excess and digest not in users:
-                files_gone.append(digest)
-                freed += size
-        for name, model in sorted(self._models.items(), key=lambda item: item[1].last_used_at):
-            if freed >= excess or model.leases:
-                continue
-            models.append(name)
-            for digest in model.files:
-                users[digest] -= 1
-                if not users[digest]:
-                    files_gone.append(digest)
-                    freed += self._files[digest]
-        return Removal(models=tuple(models), files=tuple(files_gone), size_bytes=freed)
+    def _needed(self, wanted: Files | None = None) -> dict[str, int]:
+        """What must fit, each file once: on disk, half there, claimed, wanted."""
+        needed = {**self._partials, **self._files}
+        for files in self._claims.values():
+            needed.update(files)
+        return {**needed, **(wanted or {})}
+
+    def _claimed(self) -> set[str]:
+        return {digest for files in self._claims.values() for digest in files}
+
+    def _choose(self, excess: int, wanted: Files) -> tuple[Removal, float]:
+        if excess <= 0:
+            return Removal(), 0.0
+        arriving = self._claimed() | wanted.keys()
+        candidates = dict(self._candidates())
+        return choose(
+            excess,
+            files=self._files,
+            partials={d: s for d, s in self._partials.items() if d not in arriving},
+            candidates=candidates,
+            kept=[*(m.files for name, m in self._models.items() if name not in candidates), *self._claims.values(), wanted],
+            reload_s=self._reload_s,
+        )
+
+    def _candidates(self) -> Iterator[tuple[str, Candidate]]:
+        for name, m in self._models.items():
+            if not m.leases and name not in self._pins:
+                yield name, Candidate(files=m.files, uses=m.uses, clock=m.clock, last_used_at=m.last_used_at)
 
     def _forget(self, removal: Removal) -> None:
         for name in removal.models:
             del self._models[name]
         for digest in removal.files:
             del self._files[digest]
+        for digest in removal.partials:
+            del self._partials[digest]

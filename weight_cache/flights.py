@@ -4,46 +4,62 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
+
+from weight_cache.lanes import LaneOf, most_urgent
+from weight_cache.threads import settle
+from weight_cache.types import Lane
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class _Flight(Generic[T]):
-    task: asyncio.Task[T]
-    passengers: int = 0
+    task: asyncio.Task[T] = field(init=False)
+    passengers: list[LaneOf] = field(default_factory=list)
+
+    def lane(self) -> Lane:
+        """The most urgent of its passengers' lanes."""
+        return most_urgent(lane_of() for lane_of in self.passengers)
 
 
 class Flights(Generic[T]):
     """Work in progress by key. Owner: one event loop; `_flying` changes between awaits only.
 
-    The work ends with its last passenger: when everyone who waits is cancelled, it is too.
+    The work ends with its last passenger: when everyone who waits is cancelled, it is too. It is as urgent as its most urgent
+    passenger; `on_change` is told when that may have changed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
         self._flying: dict[str, _Flight[T]] = {}
+        self._on_change = on_change
 
     def __len__(self) -> int:
         return len(self._flying)
 
-    async def join(self, key: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of `work` for `key`, begun here or already under way. Its exception reaches everyone."""
+    async def join(self, key: str, work: Callable[[LaneOf], Coroutine[Any, Any, T]], *, lane_of: LaneOf = lambda: Lane.START) -> T:
+        """The result of `work` for `key`, begun here or already under way. Its exception reaches everyone.
+
+        `work` is given what tells its lane, `lane_of` tells that of this passenger.
+        """
         while (flight := self._flying.get(key)) is not None and not flight.passengers:
             await asyncio.wait([flight.task])  # everyone left it; its successor must not meet it on the disk
             await asyncio.sleep(0)  # one that has ended already lands only when the loop has had its turn
         if flight is None:
-            flight = self._flying[key] = _Flight(task=asyncio.create_task(work(), name=f"flight {key[:16]}"))
+            flight = self._flying[key] = _Flight()
+            flight.task = asyncio.create_task(work(flight.lane), name=f"flight {key[:16]}")
             flight.task.add_done_callback(lambda task: self._land(key, task))
-        flight.passengers += 1
+        flight.passengers.append(lane_of)
+        self._on_change()
         try:
             return await asyncio.shield(flight.task)
         finally:
-            flight.passengers -= 1
+            flight.passengers.remove(lane_of)
             if not flight.passengers and not flight.task.done():
                 flight.task.cancel()
-                await asyncio.wait([flight.task])
+                await settle([flight.task])
+            self._on_change()
 
     def _land(self, key: str, task: asyncio.Task[T]) -> None:
         del self._flying[key]

@@ -2,108 +2,86 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import hashlib
-import os
-from collections import deque
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
-from weight_cache.errors import ChunkCorrupt, OriginUnavailable, StoreFull
+from weight_cache.errors import ChunkCorrupt, OriginUnavailable, StoreFailed, StoreFull
+from weight_cache.lanes import LaneOf, Lanes
 from weight_cache.manifest import CHUNK_BYTES, FileHash, ManifestFile
 from weight_cache.origin import Origin
+from weight_cache.partials import Partial
+from weight_cache.threads import QuietThreads, each
 from weight_cache.types import Chunk
 
-CHUNKS_IN_FLIGHT = 4
-"""64 MiB in memory; enough to hide the origin's latency behind hashing, and hashing behind the disk."""
 _ATTEMPTS = 2
 """A chunk that arrives wrong is asked for once more: a transfer may have failed. Wrong twice means wrong at the origin."""
 
-P = ParamSpec("P")
-T = TypeVar("T")
 OnBytes = Callable[[int], None]
 
 
-async def ingest_file(origin: Origin, file: ManifestFile, temp: Path, *, on_bytes: OnBytes) -> None:
-    """Fetch `file` to the new file `temp`, verify every chunk and the whole, make it durable and read-only.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ingest:
+    """What a fetch works with: where bytes come from, whose turn it is, who hashes and writes."""
 
-    Raises ChunkCorrupt, OriginUnavailable, StoreFull; `temp` may be left behind then and belongs to the caller.
-    """
-    descriptor = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        if file.size_bytes:  # its room is reserved, so that a full disk says so before anything is fetched
-            await finish_in_thread(os.posix_fallocate, descriptor, 0, file.size_bytes)
-        await _fetch_all(origin, file, descriptor, on_bytes)
-        await finish_in_thread(_seal, descriptor)
-    except OSError as e:
-        if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFull(f"the disk below {temp.parent} has no room for {file.size_bytes} bytes: {e.strerror}") from e
-        raise
-    finally:
-        os.close(descriptor)
+    origin: Origin
+    lanes: Lanes
+    threads: QuietThreads
 
+    async def complete(self, file: ManifestFile, partial: Partial, *, lane_of: LaneOf, on_fetched: OnBytes, on_resumed: OnBytes) -> None:
+        """Fetch what `partial` lacks of `file`, verify every chunk, make it durable and read-only.
 
-async def _fetch_all(origin: Origin, file: ManifestFile, descriptor: int, on_bytes: OnBytes) -> None:
-    """Chunks in a sliding window. Their hashes are the file's: nothing else remains to be checked."""
-    window: deque[asyncio.Task[bytes]] = deque()
+        Their hashes are the file's: nothing else remains to be checked. Raises ChunkCorrupt, OriginUnavailable, StoreFull, OSError;
+        what did arrive stays in `partial`.
+        """
+        check_room(partial.path.parent, partial.missing_bytes)
 
-    async def retire() -> None:
-        block = await window[0]
-        window.popleft()
-        on_bytes(len(block))
+        def jobs() -> Iterator[Callable[[], Coroutine[None, None, None]]]:
+            for index, chunk in enumerate(file.chunks()):
+                if index in partial.verified:
+                    on_resumed(chunk.length_bytes)
+                else:
+                    yield lambda index=index, chunk=chunk: bring(index, chunk)  # type: ignore[misc]
 
-    try:
-        for chunk in file.chunks():
-            if len(window) == CHUNKS_IN_FLIGHT:
-                await retire()
-            window.append(asyncio.create_task(_fetch(origin, file, chunk, descriptor), name=f"chunk {chunk.sha256[:12]}"))
-        while window:
-            await retire()
-    finally:
-        for task in window:
-            task.cancel()
-        await asyncio.gather(*window, return_exceptions=True)  # the descriptor is closed next: nobody may write to it any more
+        async def bring(index: int, chunk: Chunk) -> None:
+            if index in partial.claimed and await self.threads.run(partial.check, index, chunk):
+                on_resumed(chunk.length_bytes)
+                return
+            async with self.lanes.turn(lane_of):
+                await self._fetch(file, index, chunk, partial)
+            on_fetched(chunk.length_bytes)
 
+        await each(jobs(), at_once=self.lanes.reads_at_once)
+        await self.threads.run(partial.seal)
 
-async def _fetch(origin: Origin, file: ManifestFile, chunk: Chunk, descriptor: int) -> bytes:
-    for _ in range(_ATTEMPTS):
-        block = await origin.read(file.digest, offset_bytes=chunk.offset_bytes, length_bytes=chunk.length_bytes)
-        if await finish_in_thread(_verify_and_write, block, chunk, descriptor):
-            return block
-        if len(block) < chunk.length_bytes:
-            raise OriginUnavailable(
-                f"{file.path}: the origin's {file.digest[:12]} ends before byte {chunk.offset_bytes + chunk.length_bytes}"
-            )
-    raise ChunkCorrupt(
-        f"{file.path}: bytes from {chunk.offset_bytes} of {file.digest[:12]} do not match their hash; the origin's copy is damaged"
-    )
+    async def _fetch(self, file: ManifestFile, index: int, chunk: Chunk, partial: Partial) -> None:
+        for _ in range(_ATTEMPTS):
+            block = await self.origin.read(file.digest, offset_bytes=chunk.offset_bytes, length_bytes=chunk.length_bytes)
+            if await self.threads.run(partial.write, index, chunk, block):
+                return
+            if len(block) < chunk.length_bytes:
+                raise OriginUnavailable(
+                    f"{file.path}: the origin's {file.digest[:12]} ends before byte {chunk.offset_bytes + chunk.length_bytes}"
+                )
+        raise ChunkCorrupt(
+            f"{file.path}: bytes from {chunk.offset_bytes} of {file.digest[:12]} do not match their hash; the origin's copy is damaged"
+        )
 
 
-async def finish_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run in a thread, to the end even when cancelled: a thread cannot be stopped, and it holds what its caller is about to close."""
-    job = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
-    try:
-        return await asyncio.shield(job)
-    except asyncio.CancelledError:
-        await asyncio.wait([job])
-        raise
+def check_room(folder: Path, size_bytes: int) -> None:
+    """A disk that is too full says so before anything is fetched. Raises StoreFull with both figures."""
+    free = shutil.disk_usage(folder).free
+    if free < size_bytes:
+        raise StoreFull(f"the disk below {folder} has no room for {size_bytes} bytes: {free} are free")
 
 
-def _verify_and_write(block: bytes, chunk: Chunk, descriptor: int) -> bool:
-    if len(block) != chunk.length_bytes or hashlib.sha256(block).hexdigest() != chunk.sha256:
-        return False
-    view, offset = memoryview(block), chunk.offset_bytes
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        view, offset = view[written:], offset + written
-    return True
-
-
-def _seal(descriptor: int) -> None:
-    os.fchmod(descriptor, 0o444)
-    os.fsync(descriptor)
+def translated(error: OSError, folder: Path, what: str) -> StoreFull | StoreFailed:
+    """What the disk said, in our words."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFull(f"the disk below {folder} has no room for {what}: {error.strerror}")
+    return StoreFailed(f"the disk below {folder} refuses {what}: {error.strerror or error}. See to its rights and its health")
 
 
 def hash_file(path: Path) -> str:

@@ -1,10 +1,13 @@
 """The store's directory: what lies where, and how each thing appears and disappears so that a kill at any moment does no harm.
 
     lock                 held (flock) by the owner, and naming it
+    partial/             files on their way in (`weight_cache.partials`); renamed to files/ when complete
     files/<digest>       whole files, verified, 0444; renamed in after fsync
     models/<manifest>/   hard links to files under the model's own paths, 0555; renamed in when complete
-    manifests/<sha256>   the manifests of the models that are here
+    manifests/<sha256>   the manifests of the models that are here, and the newest of others
     leases/<id>          one JSON document per lease
+    pins/<manifest>      empty: this model stays
+    scrubbed             name of the file that was checked last
     quarantine/<digest>  corrupt files, for whoever wants to know what happened to the disk; the newest two
     tmp/                 everything on its way in or out; emptied at start-up
 
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import secrets
@@ -24,9 +28,13 @@ from pathlib import Path
 
 from weight_cache.errors import ManifestInvalid, StoreOwned
 from weight_cache.manifest import Manifest, parse
+from weight_cache.partials import Partials
 from weight_cache.types import Lease
+from weight_cache.victims import Removal
 
 _QUARANTINE_KEPT = 2
+_MANIFESTS_KEPT = 64
+"""Of models that are not here: what a fetch lacks can be said, and a fetch begin, without asking the origin."""
 _SEALED_AT_S = 1_000_000_000
 """Modification time of every sealed file: whoever writes to one afterwards moves it, and is noticed without reading it again."""
 
@@ -36,7 +44,7 @@ class StoreDirectory:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for name in ("", "files", "models", "manifests", "leases", "quarantine", "tmp"):
+        for name in ("", "files", "partial", "models", "manifests", "leases", "pins", "quarantine", "tmp"):
             (root / name).mkdir(parents=True, exist_ok=True)
         root.chmod(0o700)
         self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -46,6 +54,7 @@ class StoreDirectory:
             owner = os.pread(self._lock, 200, 0).decode(errors="replace").strip() or "a process that has not said its name yet"
             os.close(self._lock)
             raise StoreOwned(f"{root} belongs to {owner}: one weight cache per directory. Stop that one, or set another home") from e
+        self.partials = Partials(root / "partial")
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"process {os.getpid()}".encode(), 0)
 
@@ -73,19 +82,17 @@ class StoreDirectory:
         return self.root / "models" / manifest
 
     def publish_file(self, temp: Path, digest: str) -> None:
-        """Give a verified, durable file its name."""
+        """Give a verified, durable file its name. The name itself is durable with the first model that has it."""
         os.utime(temp, (_SEALED_AT_S, _SEALED_AT_S))
         temp.rename(self.file(digest))
-        _sync_directory(self.root / "files")
+        self.partials.finish(digest)
 
-    def publish_model(self, name: str, raw: bytes, manifest: Manifest) -> None:
-        """Build the model's directory from files that are here, and give it its name; the manifest goes first."""
+    def publish_model(self, name: str, manifest: Manifest) -> None:
+        """Build the model's directory from files that are here, and give it its name; the manifest was kept before."""
         building = self.temp()
         try:
             self._link(building, manifest)
-            note = self.temp()
-            note.write_bytes(raw)
-            note.rename(self.root / "manifests" / name)
+            _sync_directory(self.root / "files")
             building.rename(self.model(name))
         except OSError:
             self.remove(building)
@@ -119,12 +126,24 @@ class StoreDirectory:
 
     def bury_file(self, digest: str) -> Path | None:
         """Take a file's name away."""
+        return self._bury(self.file(digest))
+
+    def _bury(self, path: Path) -> Path | None:
         grave = self.temp()
         try:
-            self.file(digest).rename(grave)
+            path.rename(grave)
         except FileNotFoundError:
             return None
         return grave
+
+    def bury(self, removal: Removal) -> list[Path]:
+        """Take names away at once; whoever asks for these next fetches them anew. The remains are for `remove`."""
+        graves = [self.bury_model(name) for name in removal.models]
+        graves += [self.bury_file(digest) for digest in removal.files]
+        graves += [self._bury(self.root / "partial" / digest) for digest in removal.partials]
+        for digest in removal.partials:
+            self.partials.remove(digest)
+        return [grave for grave in graves if grave is not None]
 
     def quarantine(self, digest: str) -> None:
         """Set a corrupt file aside, the newest two."""
@@ -145,11 +164,25 @@ class StoreDirectory:
                 os.chmod(folder, 0o700)
             shutil.rmtree(grave)
 
+    def keep_manifest(self, name: str, raw: bytes) -> None:
+        """Write down what a model consists of, before anything of it comes."""
+        note = self.temp()
+        try:
+            _write_durably(note, raw)
+            note.rename(self.root / "manifests" / name)
+        except OSError:
+            note.unlink(missing_ok=True)
+            raise
+
     def forget_manifests(self, keep: set[str]) -> None:
-        """Remove manifests of models that are gone."""
-        for note in (self.root / "manifests").iterdir():
-            if note.name not in keep:
-                note.unlink()
+        """Remove manifests of models that are gone, but for the newest."""
+        others = [note for note in (self.root / "manifests").iterdir() if note.name not in keep]
+        for note in sorted(others, key=lambda n: n.stat().st_mtime_ns, reverse=True)[_MANIFESTS_KEPT:]:
+            note.unlink()
+
+    def manifests(self) -> list[str]:
+        """Every manifest that is kept, oldest first."""
+        return [note.name for note in sorted((self.root / "manifests").iterdir(), key=lambda n: n.stat().st_mtime_ns)]
 
     def is_sealed(self, path: Path, size_bytes: int) -> bool:
         """Whether a file looks as it was published: size, modification time, mode. Cheap; it does not read the bytes."""
@@ -165,11 +198,20 @@ class StoreDirectory:
         os.utime(path, (_SEALED_AT_S, _SEALED_AT_S))
 
     def manifest(self, name: str) -> Manifest | None:
-        """The manifest of a model, None when it is not here or not readable."""
+        """The manifest of a model; None when it is not here, not readable, or not what its name says."""
+        raw = self.raw_manifest(name)
         try:
-            return parse((self.root / "manifests" / name).read_bytes())
-        except (OSError, ManifestInvalid):
+            return parse(raw) if raw is not None else None
+        except ManifestInvalid:
             return None
+
+    def raw_manifest(self, name: str) -> bytes | None:
+        """The bytes of a manifest; None when it is not here, or not what its name says."""
+        try:
+            raw = (self.root / "manifests" / name).read_bytes()
+        except OSError:
+            return None
+        return raw if hashlib.sha256(raw).hexdigest() == name else None
 
     def models(self) -> Iterator[tuple[str, float]]:
         """Every model directory and its last use."""
@@ -185,6 +227,32 @@ class StoreDirectory:
         """Write down a model's last use, for the eviction order after a restart."""
         with contextlib.suppress(FileNotFoundError):
             os.utime(self.model(name), (now, now))
+
+    def write_pin(self, name: str) -> None:
+        """Keep a pin; durable, because nobody asks for it again after a power cut."""
+        (self.root / "pins" / name).touch()
+        _sync_directory(self.root / "pins")
+
+    def remove_pin(self, name: str) -> None:
+        """Forget a pin."""
+        (self.root / "pins" / name).unlink(missing_ok=True)
+
+    def pins(self) -> list[str]:
+        """Every pin."""
+        return sorted(pin.name for pin in (self.root / "pins").iterdir())
+
+    def scrubbed(self) -> str:
+        """The file that was checked last; empty before the first."""
+        try:
+            return (self.root / "scrubbed").read_text()
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+    def write_scrubbed(self, digest: str) -> None:
+        """Remember the file that was checked last."""
+        note = self.temp()
+        note.write_text(digest)
+        note.rename(self.root / "scrubbed")
 
     def write_lease(self, lease: Lease) -> None:
         """Keep a lease for our own restart. Not flushed: a power cut ends its holder too."""
@@ -215,6 +283,13 @@ class StoreDirectory:
 def _boot_id() -> str:
     """Changes with every boot (random(4))."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    with path.open("xb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def _sync_directory(directory: Path) -> None:

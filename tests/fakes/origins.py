@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from pathlib import Path
 
 from weight_cache.errors import OriginUnavailable
 
@@ -52,3 +53,26 @@ class MemoryOrigin:
             return self.blobs[digest]
         except KeyError:
             raise OriginUnavailable(f"no blob {digest[:12]} here") from None
+
+
+class FolderOrigin:
+    """Blobs as files of one folder, read again at every call: for processes that are killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def size(self, digest: str) -> int:
+        """Length of blob `digest` in bytes. Raises OriginUnavailable."""
+        return self._path(digest).stat().st_size
+
+    async def read(self, digest: str, *, offset_bytes: int, length_bytes: int) -> bytes:
+        """Up to `length_bytes` from `offset_bytes`. Raises OriginUnavailable."""
+        with self._path(digest).open("rb") as stream:
+            stream.seek(offset_bytes)
+            return stream.read(length_bytes)
+
+    def _path(self, digest: str) -> Path:
+        path = self._folder / digest
+        if not path.is_file():
+            raise OriginUnavailable(f"no blob {digest[:12]} here")
+        return path

@@ -40,7 +40,7 @@ def test_last_use_is_the_release_not_the_lease() -> None:
     catalogue = Catalogue(20)
     bring(catalogue, "first", {"a": 10}, now=1)
     bring(catalogue, "second", {"b": 10}, now=2)
-    catalogue.lease(hold("first", at=3))
+    catalogue.lease(hold("first", at=3), now=3)
     catalogue.release("l-first", now=9)
     assert bring(catalogue, "third", {"c": 10}, now=10).models == ("second",)
 
@@ -48,7 +48,7 @@ def test_last_use_is_the_release_not_the_lease() -> None:
 def test_full_of_leases_says_so_and_changes_nothing() -> None:
     catalogue = Catalogue(20)
     bring(catalogue, "held", {"a": 15}, now=1)
-    catalogue.lease(hold("held", at=1))
+    catalogue.lease(hold("held", at=1), now=1)
     with pytest.raises(StoreFull, match="15 of 20 bytes are used and only 0 may go"):
         catalogue.claim("new", {"b": 10})
     assert repr(catalogue) == "<Catalogue 15/20 bytes models=1 arriving=0 leases=1>"
@@ -65,7 +65,7 @@ def test_lease_on_a_condemned_model_holds_again_when_it_is_back() -> None:
     catalogue = Catalogue(100)
     bring(catalogue, "m", {"a": 10, "b": 10}, now=1)
     bring(catalogue, "n", {"b": 10}, now=1)
-    catalogue.lease(hold("m", at=1))
+    catalogue.lease(hold("m", at=1), now=1)
     assert catalogue.condemn({"b"}) == ("m", "n")
     assert not catalogue.is_here("m")
     bring(catalogue, "m", {"a": 10, "b": 10}, now=2)
@@ -128,7 +128,7 @@ class AnyOrder(RuleBasedStateMachine):
         if name in self.models:
             self.now += 1
             self.held.add(name)
-            self.catalogue.lease(hold(name, at=self.now))
+            self.catalogue.lease(hold(name, at=self.now), now=self.now)
 
     @rule(name=st.sampled_from("ABCDE"))
     def release(self, name: str) -> None:

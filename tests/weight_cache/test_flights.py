@@ -7,13 +7,14 @@ import asyncio
 import pytest
 
 from weight_cache.flights import Flights
+from weight_cache.lanes import LaneOf
 
 
 @pytest.mark.timeout(5)
 async def test_who_joins_in_the_moment_between_the_end_of_a_flight_and_its_landing_begins_another() -> None:
     flights, ended = Flights[int](), asyncio.Event()
 
-    async def work() -> int:
+    async def work(_: LaneOf) -> int:
         try:
             await asyncio.sleep(60)
         finally:
@@ -24,7 +25,7 @@ async def test_who_joins_in_the_moment_between_the_end_of_a_flight_and_its_landi
         await ended.wait()
         return await flights.join("k", answer)
 
-    async def answer() -> int:
+    async def answer(_: LaneOf) -> int:
         return 2
 
     waiting = asyncio.create_task(second())

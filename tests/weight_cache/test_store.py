@@ -19,11 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.origins import MemoryOrigin
+from tests.fakes.origins import FolderOrigin, MemoryOrigin
 from tests.weight_cache.models import manifest_of, put_model
 from weight_cache.errors import ChunkCorrupt, ManifestInvalid, OriginUnavailable, StoreFull, StoreOwned
 from weight_cache.manifest import CHUNK_BYTES
-from weight_cache.origin import DirectoryOrigin
 from weight_cache.store import Store
 from weight_cache.types import LoadProgress
 
@@ -301,12 +300,12 @@ def test_any_interleaving_keeps_what_is_held_on_the_disk(steps: list[tuple[int, 
 
 _CHILD = """
 import asyncio, sys, time
+from tests.fakes.origins import FolderOrigin
 from pathlib import Path
-from weight_cache.origin import DirectoryOrigin
 from weight_cache.store import Store
 
 async def main():
-    store = Store.open(Path(sys.argv[1]) / "w", origin=DirectoryOrigin(Path(sys.argv[1]) / "blobs"), max_bytes=40_000_000, clock=time.time)
+    store = Store.open(Path(sys.argv[1]) / "w", origin=FolderOrigin(Path(sys.argv[1]) / "blobs"), max_bytes=40_000_000, clock=time.time)
     names = sys.argv[2:]
     print("up", flush=True)
     while True:
@@ -327,8 +326,8 @@ def test_killed_at_any_moment_the_store_is_whole_again(tmp_path: Path) -> None:
     contents = [{"w": seed.randbytes(CHUNK_BYTES + 1000), "c": b"{}", f"only{i}": b"x"} for i in range(3)]
     names = [put_model(memory, files) for files in contents]
     for digest, blob in memory.blobs.items():
-        (tmp_path / "blobs" / digest[:2]).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "blobs" / digest[:2] / digest).write_bytes(blob)
+        (tmp_path / "blobs").mkdir(exist_ok=True)
+        (tmp_path / "blobs" / digest).write_bytes(blob)
     by_name = dict(zip(names, contents, strict=True))
     for _ in range(8):
         child = subprocess.Popen([sys.executable, "-c", _CHILD, str(tmp_path), *names], stdout=subprocess.PIPE, cwd=REPOSITORY)
@@ -337,7 +336,7 @@ def test_killed_at_any_moment_the_store_is_whole_again(tmp_path: Path) -> None:
         time.sleep(seed.uniform(0, 0.25))  # anywhere in a turn of some 0.1 s
         child.send_signal(signal.SIGKILL)
         child.communicate()
-        store = Store.open(tmp_path / "w", origin=DirectoryOrigin(tmp_path / "blobs"), max_bytes=40_000_000, clock=time.time)
+        store = Store.open(tmp_path / "w", origin=FolderOrigin(tmp_path / "blobs"), max_bytes=40_000_000, clock=time.time)
         assert listing(tmp_path / "w")["tmp"] == []
         for model in store.models():
             assert read(tmp_path / "w" / "models" / model.manifest) == by_name[model.manifest]

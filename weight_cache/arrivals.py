@@ -1,0 +1,203 @@
+"""Models on their way into the store: each once, each file once, however many ask; what comes whole is published.
+
+claim room → bury what must go → fetch what is missing, file by file → link the model's directory → it is here. A fetch that
+fails, or that nobody waits for any more, gives its claim back and leaves its half files for the next try.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from weight_cache.catalogue import Catalogue
+from weight_cache.errors import ChunkCorrupt, ManifestInvalid
+from weight_cache.flights import Flights
+from weight_cache.ingest import Ingest, translated
+from weight_cache.lanes import LaneOf
+from weight_cache.layout import StoreDirectory
+from weight_cache.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestFile, parse
+from weight_cache.tally import FetchMeter, Tally
+from weight_cache.threads import each, finish_in_thread
+from weight_cache.types import LoadProgress
+
+_log = logging.getLogger(__name__)
+
+_FILES_AT_ONCE = 8
+"""Of one model: small ones wait for a disk flush each, which the disk does for several at once."""
+
+OnProgress = Callable[[LoadProgress], None]
+"""Told while a model comes in; called on the store's event loop, must not block."""
+_OnFile = Callable[[int], None]
+"""Told how many bytes of a file are here."""
+T = TypeVar("T")
+
+
+class Arrivals:
+    """Brings models here. Owner: the store's event loop; see Catalogue for why no lock is needed."""
+
+    def __init__(
+        self,
+        *,
+        directory: StoreDirectory,
+        catalogue: Catalogue,
+        ingest: Ingest,
+        tally: Tally,
+        meter: FetchMeter,
+        clock: Callable[[], float],
+    ) -> None:
+        self._directory = directory
+        self._catalogue = catalogue
+        self._ingest = ingest
+        self._tally = tally
+        self._meter = meter
+        self._clock = clock
+        self._models: Flights[None] = Flights(ingest.lanes.review)
+        self._files: Flights[None] = Flights(ingest.lanes.review)
+        self._progress: dict[str, LoadProgress] = {}
+        self._listeners: dict[str, list[OnProgress]] = {}
+        self._file_listeners: dict[str, list[_OnFile]] = {}
+
+    async def bring(self, name: str, *, lane_of: LaneOf) -> None:
+        """Return when the model is here. Raises ManifestInvalid, OriginUnavailable, ChunkCorrupt, StoreFull, StoreFailed."""
+        await self._models.join(name, lambda lane: self._bring(name, lane), lane_of=lane_of)
+
+    @contextlib.contextmanager
+    def told(self, name: str, on_progress: OnProgress | None) -> Iterator[None]:
+        """While this lasts, `on_progress` hears how far the model is; at once when it is on its way."""
+        if on_progress is None:
+            yield
+            return
+        if (progress := self._progress.get(name)) is not None:
+            on_progress(progress)
+        with _listening(self._listeners, name, on_progress):
+            yield
+
+    async def _bring(self, name: str, lane_of: LaneOf) -> None:
+        try:
+            manifest = await self._manifest(name)
+            await self._bring_files(name, manifest, lane_of)
+        except OSError as e:
+            raise translated(e, self._directory.root, f"model {name[:12]}") from e
+        finally:
+            self._progress.pop(name, None)
+
+    async def _bring_files(self, name: str, manifest: Manifest, lane_of: LaneOf) -> None:
+        removal = self._catalogue.claim(name, manifest.blobs())
+        graves = self._directory.bury(removal)  # before anything is awaited
+        self._tally.evicted(removal)
+        if removal.models:
+            _log.info("evicted models=%d bytes=%d", len(removal.models), removal.size_bytes)
+        try:
+            await finish_in_thread(self._directory.remove, *graves)  # in one go: a cancellation must leave none behind
+            await self._fetch_files(name, manifest, lane_of)
+            await finish_in_thread(self._directory.publish_model, name, manifest)
+        except FileNotFoundError as e:  # another model's check condemned a file that both share, between the two lines above
+            self._catalogue.abandon(name)
+            raise ChunkCorrupt(f"a file of model {name[:12]} was found corrupt while the model was put together; try again: {e}") from e
+        except BaseException:
+            self._catalogue.abandon(name)
+            if (grave := self._directory.bury_model(name)) is not None:  # a cancellation can come after the rename
+                self._directory.remove(grave)
+            raise
+        self._catalogue.model_arrived(name, now=self._clock())
+
+    async def _fetch_files(self, name: str, manifest: Manifest, lane_of: LaneOf) -> None:
+        """Fetch what is missing, small files side by side, and a large one's chunks too."""
+        files = {f.digest: f for f in manifest.files}
+        total = sum(manifest.blobs().values())
+        here = {d: file.size_bytes for d, file in files.items() if self._catalogue.has_file(d)}
+        done = sum(here.values())
+
+        def tell() -> None:
+            self._progress[name] = LoadProgress(done_bytes=done, total_bytes=total)
+            for listener in self._listeners.get(name, ()):
+                listener(self._progress[name])
+
+        def on_file(digest: str, size: int) -> None:
+            nonlocal done
+            done, here[digest] = done - here.get(digest, 0) + size, size
+            tell()
+
+        async def bring(digest: str, file: ManifestFile) -> None:
+            with _listening(self._file_listeners, digest, lambda size: on_file(digest, size)):
+                await self._files.join(digest, lambda lane: self._fetch(file, lane), lane_of=lane_of)
+            if here.get(digest) != file.size_bytes:
+                on_file(digest, file.size_bytes)
+
+        missing = [(digest, file) for digest, file in files.items() if digest not in here]
+        tell()
+        with self._metered():
+            await each((lambda d=d, f=f: bring(d, f) for d, f in missing), at_once=_FILES_AT_ONCE)  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def _metered(self) -> Iterator[None]:
+        self._meter.began()
+        well = False
+        try:
+            yield
+            well = True
+        finally:
+            self._meter.ended(well=well)
+
+    async def _fetch(self, file: ManifestFile, lane_of: LaneOf) -> None:
+        """One file, from where the last try left it."""
+        if self._catalogue.has_file(file.digest):
+            return  # it landed between the look and the flight
+        digest, done = file.digest, 0
+
+        def on_bytes(size: int) -> None:
+            nonlocal done
+            done += size
+            for listener in self._file_listeners.get(digest, ()):
+                listener(done)
+
+        def on_fetched(size: int) -> None:
+            self._tally.fetched_bytes += size
+            self._meter.count(size)
+            on_bytes(size)
+
+        def on_resumed(size: int) -> None:
+            self._tally.resumed_bytes += size
+            on_bytes(size)
+
+        partials = self._directory.partials
+        partial = partials.open(file)
+        try:
+            await self._ingest.complete(file, partial, lane_of=lane_of, on_fetched=on_fetched, on_resumed=on_resumed)
+            await finish_in_thread(self._directory.publish_file, partial.path, digest)
+        finally:  # a cancellation can come after the rename: what is on the disk decides
+            try:
+                await finish_in_thread(partials.leave, partial)
+            finally:
+                self._catalogue.partial_left(digest, partials.kept_bytes(digest))
+                if self._directory.file(digest).exists():
+                    self._catalogue.file_arrived(digest, file.size_bytes)
+
+    async def _manifest(self, name: str) -> Manifest:
+        """From the disk when it is known here, else from the origin, and kept."""
+        if (known := await finish_in_thread(self._directory.manifest, name)) is not None:
+            return known
+        size = await self._ingest.origin.size(name)
+        if size > MAX_MANIFEST_BYTES:
+            raise ManifestInvalid(f"blob {name[:12]} of {size} bytes is too long for a manifest ({MAX_MANIFEST_BYTES})")
+        raw = bytes(await self._ingest.origin.read(name, offset_bytes=0, length_bytes=size))
+        if hashlib.sha256(raw).hexdigest() != name:
+            raise ChunkCorrupt(f"manifest {name[:12]} does not match its hash; the origin's copy is damaged. Deploy again to upload it")
+        manifest = parse(raw)
+        await finish_in_thread(self._directory.keep_manifest, name, raw)
+        return manifest
+
+
+@contextlib.contextmanager
+def _listening(listeners: dict[str, list[T]], key: str, listener: T) -> Iterator[None]:
+    heard = listeners.setdefault(key, [])
+    heard.append(listener)
+    try:
+        yield
+    finally:
+        heard.remove(listener)
+        if not heard:
+            listeners.pop(key, None)

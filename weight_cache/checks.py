@@ -1,0 +1,59 @@
+"""What is on the disk, looked at again: what somebody wrote to, and what rotted, is set aside and never served."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from weight_cache.catalogue import Catalogue
+from weight_cache.ingest import hash_file
+from weight_cache.layout import StoreDirectory
+from weight_cache.tally import Tally
+from weight_cache.threads import QuietThreads, finish_in_thread
+
+_log = logging.getLogger(__name__)
+
+
+class Checks:
+    """Compares files with their digests. Owner: the store's event loop."""
+
+    def __init__(self, *, directory: StoreDirectory, catalogue: Catalogue, threads: QuietThreads, tally: Tally) -> None:
+        self._directory = directory
+        self._catalogue = catalogue
+        self._threads = threads
+        self._tally = tally
+
+    def suspects(self, name: str) -> list[str]:
+        """The files of a model that is here that somebody wrote to, by the look of them (they are not read)."""
+        files = self._catalogue.files_of(name)
+        return [d for d, size in files.items() if not self._directory.is_sealed(self._directory.file(d), size)]
+
+    async def read_again(self, digests: Collection[str]) -> list[str]:
+        """Read files; those that are corrupt (returned) are set aside, those that are right sealed anew."""
+        corrupt = [d for d in digests if not await self._threads.run(self._is_intact, d)]
+        await self.condemn(corrupt)
+        return corrupt
+
+    async def condemn(self, digests: Collection[str]) -> None:
+        """These files are corrupt: they are quarantined, and the models that have them are fetched anew when next asked for."""
+        corrupt = {digest for digest in digests if self._catalogue.has_file(digest)}  # else somebody was here before
+        if not corrupt:
+            return
+        _log.error("corrupt files quarantined count=%d first=%s", len(corrupt), min(corrupt))
+        self._tally.quarantined_files += len(corrupt)
+        broken = self._catalogue.condemn(corrupt)
+        graves = [self._directory.bury_model(name) for name in broken]
+        for digest in corrupt:
+            self._directory.quarantine(digest)
+        await finish_in_thread(self._directory.remove, *(grave for grave in graves if grave is not None))
+
+    def _is_intact(self, digest: str) -> bool:
+        path = self._directory.file(digest)
+        try:
+            if hash_file(path) != digest:
+                return False
+            self._directory.reseal(path)
+        except OSError as e:
+            _log.warning("file unreadable digest=%s error=%s", digest[:12], e)
+            return False
+        return True

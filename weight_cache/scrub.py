@@ -1,0 +1,144 @@
+"""The scrubber: reads what is on the disk again, in a circle, when nobody else has anything to read, and compares.
+
+Disks rot silently. What is corrupt is set aside, and the models that have it are fetched anew when they are next asked for. The
+pace is a bound: `bytes_per_s` of the disk at most, less while others read. It is kept with the loop's monotonic clock, so that a
+step of the wall clock neither stalls nor hurries it. The file that was checked last is remembered over restarts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from weight_cache.catalogue import Catalogue
+from weight_cache.checks import Checks
+from weight_cache.lanes import Lanes
+from weight_cache.layout import StoreDirectory
+from weight_cache.manifest import FileHash
+from weight_cache.tally import Tally
+from weight_cache.threads import QuietThreads, finish_in_thread
+from weight_cache.types import Lane
+
+_log = logging.getLogger(__name__)
+
+PIECE_BYTES = 4 * 1024 * 1024
+"""Read in one turn: whoever is more urgent waits for one of these at most."""
+_IDLE_S = 60.0
+"""Between two looks at a store that holds nothing."""
+
+
+class Scrubber:
+    """Checks one file after the other. Owner: the task that awaits `run`."""
+
+    def __init__(
+        self,
+        *,
+        directory: StoreDirectory,
+        catalogue: Catalogue,
+        checks: Checks,
+        lanes: Lanes,
+        threads: QuietThreads,
+        tally: Tally,
+        bytes_per_s: int,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._directory = directory
+        self._catalogue = catalogue
+        self._checks = checks
+        self._lanes = lanes
+        self._threads = threads
+        self._tally = tally
+        self._bytes_per_s = bytes_per_s
+        self._sleep = sleep
+        self._clock = clock
+        self._free_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Scrubber after={self._directory.scrubbed()[:12] or 'nothing'} {self._bytes_per_s} bytes/s>"
+
+    async def run(self) -> None:
+        """Go round until cancelled; return at once when the pace is 0."""
+        while self._bytes_per_s:
+            digest = self._next()
+            if digest is None:
+                await self._sleep(_IDLE_S)
+            else:
+                await self.check(digest)
+                await finish_in_thread(self._directory.write_scrubbed, digest)
+
+    async def check(self, digest: str) -> bool:
+        """Read one file at the pace; False (and set aside) when it is not what its name says. One that left meanwhile is right."""
+        path = self._directory.file(digest)
+        try:
+            reader = _Reader(path)
+        except FileNotFoundError:
+            return True
+        except OSError as e:
+            return await self._condemn(digest, e)
+        try:
+            while await self._piece(reader):
+                pass
+        except OSError as e:
+            return await self._condemn(digest, e)
+        finally:
+            reader.close()
+        return reader.hash.hexdigest() == digest or await self._condemn(digest, None)
+
+    async def _piece(self, reader: _Reader) -> int:
+        async with self._lanes.turn(lambda: Lane.SCRUB):
+            size = await self._threads.run(reader.read)
+        self._tally.scrubbed_bytes += size
+        now = (self._clock or asyncio.get_running_loop().time)()
+        self._free_at = max(now, self._free_at) + size / self._bytes_per_s  # what was missed is not made up for
+        await self._sleep(self._free_at - now)
+        return size
+
+    async def _condemn(self, digest: str, error: OSError | None) -> bool:
+        _log.error("scrubber found a bad file digest=%s error=%s", digest[:12], error)
+        await self._checks.condemn([digest])
+        return False
+
+    def _next(self) -> str | None:
+        files = sorted(self._catalogue.file_names())
+        last = self._directory.scrubbed()
+        return next((digest for digest in files if digest > last), files[0] if files else None)
+
+
+class _Reader:
+    """A file in pieces, from the disk itself where it can be (open(2), O_DIRECT): what memory holds is not what is checked."""
+
+    def __init__(self, path: Path) -> None:
+        self.hash = FileHash()
+        self._piece = mmap.mmap(-1, PIECE_BYTES)  # page-aligned, as O_DIRECT asks for
+        try:
+            self._descriptor = _open(path)
+        except OSError:
+            self._piece.close()
+            raise
+        self._offset = 0
+
+    def read(self) -> int:
+        """Read and hash the next piece; its length, 0 at the end. Raises OSError."""
+        size = os.preadv(self._descriptor, [self._piece], self._offset)
+        with memoryview(self._piece) as view:
+            self.hash.update(view[:size])
+        self._offset += size
+        return size
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+        self._piece.close()
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+    except OSError as e:
+        if isinstance(e, FileNotFoundError):
+            raise
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
