@@ -71,6 +71,10 @@ class Weights:
     def __repr__(self) -> str:
         return f"<Weights {self.name} from {self.source}>"
 
+    def __getstate__(self) -> dict[str, object]:
+        """What travels with a pickled function: not the secret, which only the deploy needs."""
+        return {**self.__dict__, "secret": None}
+
     @property
     def source(self) -> str:
         """What it was declared with, to be shown; without what may be a key in an address."""

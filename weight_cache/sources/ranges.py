@@ -1,0 +1,181 @@
+"""Ranges of files on web servers: one question per range, asked again when it may help, and checked against what was asked.
+
+Source: RFC 9110, sections 8.8 (validators), 13 (conditional requests), 14 (ranges).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+
+from weight_cache.errors import SourceInvalid
+from weight_cache.sources.patience import ATTEMPTS, TIMEOUT_S, Passing, patiently
+from weight_cache.sources.source import changed
+
+T = TypeVar("T")
+_CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)\Z")
+_PASSING = frozenset({408, 425, 429})
+_MAX_REDIRECTS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFile:
+    """A file as its server described it.
+
+    Attributes:
+        etag: its strong entity tag; "" where it has none.
+        modified: `Last-Modified` as it was sent; "" where it was not.
+        is_ranged: whether the server answers ranges.
+    """
+
+    url: str
+    size_bytes: int
+    etag: str = ""
+    modified: str = ""
+    is_ranged: bool = True
+
+    def conditions(self) -> dict[str, str]:
+        """Headers that make a server refuse another version."""
+        if self.etag:
+            return {"if-match": self.etag}
+        return {"if-unmodified-since": self.modified} if self.modified else {}
+
+    def check(self, headers: Mapping[str, str]) -> None:
+        """Refuse an answer about another version, by servers that know no conditions. Raises SourceInvalid."""
+        if self.etag:
+            is_same = _strong(headers) == self.etag
+        else:
+            is_same = not self.modified or headers.get("last-modified") == self.modified
+        if not is_same:
+            raise changed(shown(self.url))
+
+
+class Web:
+    """An HTTP client with patience; threads share it. `headers` go with every request, but not to other hosts after a redirect."""
+
+    def __init__(
+        self,
+        *,
+        headers: Mapping[str, str] | None = None,
+        attempts: int = ATTEMPTS,
+        timeout_s: float = TIMEOUT_S,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._attempts = attempts
+        self._pause = pause
+        self._http = httpx.Client(
+            headers={"user-agent": "pilotlight", "accept-encoding": "identity", **(headers or {})},
+            timeout=timeout_s,
+            follow_redirects=True,
+            max_redirects=_MAX_REDIRECTS,
+        )
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._http.close()
+
+    def describe(self, url: str) -> RemoteFile:
+        """Ask about a file by reading its first byte: servers that sign addresses refuse HEAD. Raises SourceInvalid."""
+        return self.patiently(lambda: self._describe(url))
+
+    def read(self, file: RemoteFile, *, offset_bytes: int, length_bytes: int) -> bytes:
+        """Exactly this range of that version. Raises SourceInvalid."""
+        if not length_bytes:
+            return b""
+        return self.patiently(lambda: self._read(file, offset_bytes, length_bytes))
+
+    def patiently(self, work: Callable[[], T]) -> T:
+        """See `patience.patiently`."""
+        return patiently(work, attempts=self._attempts, pause=self._pause)
+
+    @contextlib.contextmanager
+    def get(self, url: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
+        """An answer of status 200, 206 or 416, its body unread. Raises SourceInvalid, also while the body is read."""
+        try:
+            with self._http.stream("GET", url, headers=dict(headers)) as response:
+                _check_status(url, response)
+                yield response
+        except httpx.TransportError as e:
+            raise Passing(f"{shown(url)}: no proper answer: {e or type(e).__name__}") from e
+        except (httpx.InvalidURL, httpx.TooManyRedirects, httpx.DecodingError) as e:
+            raise SourceInvalid(f"{shown(url)}: {e}") from e
+
+    def _describe(self, url: str) -> RemoteFile:
+        with self.get(url, {"range": "bytes=0-0"}) as response:
+            headers = response.headers
+            if headers.get("content-encoding", "identity") != "identity":
+                raise SourceInvalid(f"{shown(url)}: the server encodes the file ({headers['content-encoding']}), so ranges mean nothing")
+            tags = {"url": url, "etag": _strong(headers), "modified": headers.get("last-modified", "")}
+            if response.status_code == 200:
+                length = headers.get("content-length", "")
+                if not length.isdigit():
+                    raise SourceInvalid(f"{shown(url)}: the server does not tell the file's length")
+                return RemoteFile(size_bytes=int(length), is_ranged=False, **tags)
+            return RemoteFile(size_bytes=_range_of(url, headers)[1], **tags)
+
+    def _read(self, file: RemoteFile, offset: int, length: int) -> bytes:
+        wanted = {"range": f"bytes={offset}-{offset + length - 1}", **file.conditions()}
+        with self.get(file.url, wanted) as response:
+            file.check(response.headers)
+            if response.status_code != 206:
+                raise changed(shown(file.url))
+            if _range_of(file.url, response.headers) != (offset, file.size_bytes):
+                raise changed(shown(file.url))
+            return take(response.iter_raw(), length, url=file.url)
+
+
+def take(pieces: Iterator[bytes], length: int, *, url: str) -> bytes:
+    """A body of exactly this length; no more of it is read."""
+    data = bytearray()
+    for piece in pieces:
+        data += piece
+        if len(data) > length:
+            raise SourceInvalid(f"{shown(url)}: the server sends more than was asked for")
+    if len(data) < length:
+        raise Passing(f"{shown(url)}: the answer broke off after {len(data)} of {length} bytes")
+    return bytes(data)
+
+
+def shown(url: str) -> str:
+    """The address without user, password and query: any of these may be a key."""
+    address = urlsplit(url)
+    return address._replace(netloc=address.netloc.rpartition("@")[2], query="", fragment="").geturl()
+
+
+def _strong(headers: Mapping[str, str]) -> str:
+    """The entity tag, unless it is a weak one, which says nothing about bytes."""
+    etag = headers.get("etag", "")
+    return "" if etag.startswith("W/") else etag
+
+
+def _range_of(url: str, headers: Mapping[str, str]) -> tuple[int, int]:
+    """Where the body begins, and the length of the whole."""
+    match = _CONTENT_RANGE.match(headers.get("content-range", ""))
+    if match is None:
+        raise SourceInvalid(f"{shown(url)}: the server's Content-Range says {headers.get('content-range', 'nothing')!r}")
+    return int(match[1] or 0), int(match[3])
+
+
+def _check_status(url: str, response: httpx.Response) -> None:
+    status, where = response.status_code, shown(url)
+    if url.startswith("https:") and response.url.scheme != "https":
+        raise SourceInvalid(f"{where} leads to {shown(str(response.url))}, which is not encrypted")
+    if status in (200, 206) or (status == 416 and response.headers.get("content-range") == "bytes */0"):
+        return
+    if status in (412, 416):
+        raise changed(where)
+    if status in (401, 403):
+        raise SourceInvalid(f"{where}: access refused ({status}): give a token that may read it, with secret=")
+    if status in (404, 410):
+        raise SourceInvalid(f"{where}: there is nothing at that address ({status})")
+    if status >= 500 or status in _PASSING:
+        wish = response.headers.get("retry-after", "")
+        raise Passing(f"{where}: the server is not able to answer now ({status})", retry_after_s=float(wish) if wish.isdigit() else None)
+    raise SourceInvalid(f"{where}: the server refused ({status})")

@@ -1,0 +1,176 @@
+"""Model files in an S3 bucket, or in anything that speaks its protocol.
+
+Credentials, region and a custom endpoint come from the standard chain (AWS_PROFILE, AWS_ENDPOINT_URL, instance metadata, …); where
+there are none, requests go out unsigned, which public buckets allow. Each range asks for the version that was listed (If-Match).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from weight_cache.errors import SourceInvalid
+from weight_cache.sources.patience import TIMEOUT_S, Passing, patiently
+from weight_cache.sources.source import SourceFile, changed, in_order
+
+T = TypeVar("T")
+_READS_AT_ONCE = 8
+_CONNECT_TIMEOUT_S = 5.0
+_SESSION = {
+    "AWS_ACCESS_KEY_ID": "aws_access_key_id",
+    "AWS_SECRET_ACCESS_KEY": "aws_secret_access_key",
+    "AWS_SESSION_TOKEN": "aws_session_token",
+    "AWS_DEFAULT_REGION": "region_name",
+    "AWS_REGION": "region_name",
+    "AWS_PROFILE": "profile_name",
+}
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_PASSING = frozenset({408, 429})
+_PASSING_CODES = frozenset({"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded"})
+
+
+class S3Source:
+    """The objects below one prefix, or the one object of that name.
+
+    `given`: variables that the standard chain would not find, as a secret brings them. The client is made when first needed (finding
+    credentials may take a second), under the lock; then threads share it. `files` finds out whether it is one object.
+    """
+
+    def __init__(self, *, bucket: str, prefix: str, given: Mapping[str, str], pause: Callable[[float], None] = time.sleep) -> None:
+        self._bucket = bucket
+        self._prefix = prefix.strip("/")
+        self._given = given
+        self._pause = pause
+        self._is_single = False
+        self._client: Any = None
+        self._making = threading.Lock()
+
+    @classmethod
+    def at(cls, address: str, *, environ: Mapping[str, str]) -> S3Source:
+        """The source at `s3://bucket/prefix`. What `environ` has beyond the process's environment is used first."""
+        bucket, _, prefix = address.removeprefix("s3://").partition("/")
+        if not bucket:
+            raise SourceInvalid(f"{address} names no bucket: write s3://bucket/prefix")
+        names = (*_SESSION, *_ENDPOINTS)
+        given = {name: environ[name] for name in names if name in environ and environ[name] != os.environ.get(name)}
+        return cls(bucket=bucket, prefix=prefix, given=given)
+
+    def __repr__(self) -> str:
+        return f"<S3Source {self.name}>"
+
+    @property
+    def name(self) -> str:
+        """`s3://bucket/prefix`."""
+        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+
+    @property
+    def reads_at_once(self) -> int:
+        """A single stream is slower than the store behind it."""
+        return _READS_AT_ONCE
+
+    def files(self) -> list[SourceFile]:
+        """See Source."""
+        found = self._ask(self.name, lambda client: list(self._list(client)))
+        return in_order(found or self._single(), where=self.name)
+
+    def read(self, file: SourceFile, offset_bytes: int, length_bytes: int) -> bytes:
+        """See Source."""
+        if not length_bytes:
+            return b""
+        where = f"s3://{self._bucket}/{self._key(file)}"
+        data = self._ask(where, lambda client: self._read(client, file, offset_bytes, length_bytes))
+        if len(data) != length_bytes:
+            raise changed(where)
+        return data
+
+    def close(self) -> None:
+        """See Source."""
+        if self._client is not None:
+            self._client.close()
+
+    def _list(self, client: Any) -> Iterator[SourceFile]:
+        below = f"{self._prefix}/" if self._prefix else ""
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=below):
+            for entry in page.get("Contents", ()):
+                if not entry["Key"].endswith("/") or entry["Size"]:  # consoles make empty objects that look like folders
+                    yield SourceFile(path=entry["Key"].removeprefix(below), size_bytes=entry["Size"], version=entry["ETag"])
+
+    def _single(self) -> list[SourceFile]:
+        """The object of that very name."""
+        if not self._prefix:
+            return []
+        head = self._ask(self.name, lambda client: client.head_object(Bucket=self._bucket, Key=self._prefix))
+        self._is_single = True
+        return [SourceFile(path=self._prefix.rpartition("/")[2], size_bytes=head["ContentLength"], version=head["ETag"])]
+
+    def _key(self, file: SourceFile) -> str:
+        return self._prefix if self._is_single else f"{self._prefix}/{file.path}".lstrip("/")
+
+    def _read(self, client: Any, file: SourceFile, offset: int, length: int) -> bytes:
+        wanted = f"bytes={offset}-{offset + length - 1}"
+        answer = client.get_object(Bucket=self._bucket, Key=self._key(file), Range=wanted, IfMatch=file.version)
+        with answer["Body"] as body:
+            if answer["ETag"] != file.version or answer["ContentLength"] > length:
+                raise changed(f"s3://{self._bucket}/{self._key(file)}")
+            return bytes(body.read())
+
+    def _ask(self, where: str, call: Callable[[Any], T]) -> T:
+        return patiently(lambda: self._attempt(where, call), pause=self._pause)
+
+    def _attempt(self, where: str, call: Callable[[Any], T]) -> T:
+        try:
+            from botocore.exceptions import BotoCoreError, ClientError, PartialCredentialsError, ProfileNotFound
+            from urllib3.exceptions import HTTPError
+        except ImportError as e:
+            raise SourceInvalid(f"{where}: reading from S3 needs boto3: pip install 'pilotlight[weights]'") from e
+        try:
+            with self._making:
+                self._client = self._client or _client(self._given)
+            return call(self._client)
+        except ClientError as e:
+            raise _refused(where, e.response) from e
+        except (PartialCredentialsError, ProfileNotFound) as e:
+            raise SourceInvalid(f"{where}: {e}") from e
+        except (BotoCoreError, HTTPError, OSError) as e:
+            raise Passing(f"{where}: no proper answer: {e}. Check the endpoint (AWS_ENDPOINT_URL) and the network") from e
+
+
+def _refused(where: str, response: Mapping[str, Any]) -> SourceInvalid:
+    status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    code, said = str(response.get("Error", {}).get("Code", "")), str(response.get("Error", {}).get("Message", ""))
+    if code == "NoSuchBucket":
+        return SourceInvalid(f"{where}: there is no such bucket")
+    if status == 404:
+        return SourceInvalid(f"{where}: there is nothing of that name, and nothing below it")
+    if status in (412, 416):
+        return changed(where)
+    if status in (401, 403):
+        return SourceInvalid(
+            f"{where}: access refused ({code or status}: {said}): give credentials that may list and read it, "
+            "in AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or with secret="
+        )
+    if status >= 500 or status in _PASSING or code in _PASSING_CODES:
+        return Passing(f"{where}: the store is not able to answer now ({status} {code}: {said})")
+    return SourceInvalid(f"{where}: the store refused ({status} {code}: {said})")
+
+
+def _client(given: Mapping[str, str]) -> Any:
+    import boto3
+    from botocore import UNSIGNED
+    from botocore.config import Config
+
+    session = boto3.session.Session(**{_SESSION[name]: value for name, value in given.items() if name in _SESSION})
+    config = Config(
+        retries={"mode": "standard", "total_max_attempts": 1},  # `patiently` asks again, for the bodies of answers too
+        s3={"addressing_style": "path"},
+        connect_timeout=_CONNECT_TIMEOUT_S,
+        read_timeout=TIMEOUT_S,
+        max_pool_connections=2 * _READS_AT_ONCE,
+        response_checksum_validation="when_required",  # whole objects have checksums, ranges have not
+        **({} if session.get_credentials() else {"signature_version": UNSIGNED}),
+    )
+    endpoint = next((given[name] for name in _ENDPOINTS if name in given), None)
+    return session.client("s3", config=config, region_name=session.region_name or "us-east-1", endpoint_url=endpoint)
