@@ -12,7 +12,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotlight.controller import dashboard, dataplane, problems, reference
-from pilotlight.controller.api import apps, blobs, books, internal, node, snapshots, tenancy
+from pilotlight.controller.api import apps, blobs, books, internal, node, snapshots, tenancy, weights
 from pilotlight.controller.context import Context
 from pilotlight.controller.metrics import Metrics
 from pilotlight.protocol import CONTENT_PROBLEM, HEADER_REQUEST_ID, new_call_id
@@ -56,6 +56,7 @@ def build(context: Context) -> ASGIApp:
         tenancy.router,
         node.router,
         snapshots.router,
+        weights.router,
         books.router,
         dashboard.router,
         reference.router,

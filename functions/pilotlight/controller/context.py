@@ -22,6 +22,7 @@ from pilotlight.protocol import HEADER_ENVIRONMENT, HEADER_PLATFORM_TOKEN
 from pilotlight.seal import PlatformKey
 from pilotlight.types import Scope
 from snapshotter.client import AgentClient
+from weight_cache.client import WeightCacheClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class Context:
     files: BlobFiles
     key: PlatformKey
     agent: AgentClient
+    cache: WeightCacheClient
     bell: Bell
     metrics: Metrics
     clock: Callable[[], float]

@@ -152,6 +152,24 @@ blob_owners = sa.Table(
     _time("created_at"),
 )
 
+weights = sa.Table(
+    "weights",
+    metadata,
+    _text("tenant", key=True),
+    _text("environment", key=True),
+    _text("name", key=True),
+    _text("manifest"),
+    _whole("size_bytes"),
+    _whole("files"),
+    _text("source"),
+    _text("app", null=True),
+    sa.Column("is_pinned", sa.Boolean, nullable=False),
+    _time("created_at"),
+    _time("updated_at"),
+    sa.ForeignKeyConstraint(["tenant", "environment"], ["environments.tenant", "environments.name"]),
+    sa.Index("ix_weights_manifest", "manifest"),
+)
+
 feed = sa.Table(
     "feed",
     metadata,

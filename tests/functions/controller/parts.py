@@ -140,11 +140,19 @@ class SmallAgent:
         return {"image": "ab" * 32}
 
 
-def instance(tenant: str, *, environment: str = "main", app: str = "search", function: str = "embed", name: str = "i-1") -> InstanceInfo:
+def instance(
+    tenant: str,
+    *,
+    environment: str = "main",
+    app: str = "search",
+    function: str = "embed",
+    name: str = "i-1",
+    revision: str = "f-1@v1-abcdef",
+) -> InstanceInfo:
     """A running instance of a tenant."""
     return InstanceInfo(
         id=InstanceId(name),
-        revision=RevisionKey("f-1@v1-abcdef"),
+        revision=RevisionKey(revision),
         state=InstanceState.READY,
         socket="/nowhere",
         start_kind=StartKind.FORK,
@@ -154,7 +162,7 @@ def instance(tenant: str, *, environment: str = "main", app: str = "search", fun
         pid=7,
         memory_bytes=1024**3,
         cpu=1.0,
-        labels={"tenant": tenant, "environment": environment, "app": app, "function": function, "revision": "v1-abcdef"},
+        labels={"tenant": tenant, "environment": environment, "app": app, "function": function, "revision": revision.partition("@")[2]},
     )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import anyio.to_thread
 from fastapi import APIRouter, Path, Query, Response
 
-from pilotlight.controller import garbage, references, registry, tenants
+from pilotlight.controller import garbage, holdings, references, registry, tenants, weights
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api import models
 from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, place
@@ -21,18 +21,21 @@ AppName = Annotated[str, Path(max_length=63)]
 @router.post("/{app}/deploy")
 async def deploy(context: Ctx, caller: Deployer, request: RequestId, app: AppName, body: models.DeployRequest) -> models.DeployResponse:
     """Make the app consist of exactly these functions, at once or not at all."""
-    done = await anyio.to_thread.run_sync(partial(_deploy, context, caller, request=request, app=app, body=body))
+    done, unpinned = await anyio.to_thread.run_sync(partial(_deploy, context, caller, request=request, app=app, body=body))
     await garbage.forget(context.agent, done.removed)
+    await holdings.settle(context.cache, context.store, unpinned)
     context.metrics.deploys.inc()
     answer = to_json(done)
     del answer["removed"]
     return models.DeployResponse(**answer)
 
 
-def _deploy(context: Context, caller: Principal, *, request: str, app: str, body: models.DeployRequest) -> registry.Deployment:
+def _deploy(
+    context: Context, caller: Principal, *, request: str, app: str, body: models.DeployRequest
+) -> tuple[registry.Deployment, list[str]]:
     specs = references.parse(app, body.functions)
     with context.store.read() as sql:
-        references.check_weights(sql, context.files, tenant=caller.tenant, specs=specs)
+        manifests = references.check_weights(sql, context.files, tenant=caller.tenant, specs=specs)
     with context.store.write() as write:
         tenants.demand_environment(write.sql, tenant=caller.tenant, name=caller.environment)
         references.check(
@@ -42,7 +45,9 @@ def _deploy(context: Context, caller: Principal, *, request: str, app: str, body
             specs=specs,
             bundle_max_bytes=context.config.settings.bundle_max_bytes,
         )
-        return registry.deploy(write, place(caller, app, request), specs=specs, message=body.message, labels=body.labels)
+        where = place(caller, app, request)
+        unpinned = weights.note_deployed(write, where, specs=specs, manifests=manifests)
+        return registry.deploy(write, where, specs=specs, message=body.message, labels=body.labels), unpinned
 
 
 @router.get("", response_model=models.AppList)

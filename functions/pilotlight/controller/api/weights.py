@@ -1,0 +1,218 @@
+"""Weights by name: what a name means, where its bytes are, and bringing, checking and keeping them on the node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any, TypeVar
+
+import anyio.to_thread
+import sqlalchemy as sa
+from fastapi import APIRouter, Path, Response
+from pydantic import Field
+
+from pilotlight.controller import blobs, holdings, references, weights
+from pilotlight.controller.access import Principal
+from pilotlight.controller.api.models import Body
+from pilotlight.controller.context import Admin, Context, Ctx, Deployer, RequestId
+from pilotlight.controller.holdings import Tell
+from pilotlight.controller.store import Write
+from pilotlight.controller.streams import NdjsonResponse
+from pilotlight.controller.weights import Holder
+from pilotlight.protocol import CONTENT_NDJSON
+from snapshotter.errors import SnapshotterError
+from weight_cache.types import Prediction, Tier
+
+router = APIRouter(prefix="/v1/weights", tags=["weights"])
+Name = Annotated[str, Path(max_length=63)]
+NDJSON: dict[int | str, dict[str, Any]] = {200: {"content": {CONTENT_NDJSON: {}}}}
+T = TypeVar("T")
+
+
+class WeightsRequest(Body):
+    """What a name shall mean: a manifest that was uploaded, and where it came from (for people; addresses lose their secrets)."""
+
+    manifest: str = Field(description="sha256 of the manifest")
+    source: str = ""
+
+
+class WeightsInfo(Body):
+    """What a name means. What only the node knows is null while it does not answer."""
+
+    name: str
+    manifest: str
+    size_bytes: int
+    files: int
+    source: str
+    app: str | None = Field(description="whose deploy brought it; null: it was pushed")
+    is_pinned: bool
+    created_at: float
+    updated_at: float
+    tier: Tier | None = Field(description="where its bytes are, for a start on this node")
+    expected_s: float | None = Field(description="what a start would wait for them, predicted")
+    instances: int | None = Field(description="running instances of this environment that map it")
+
+
+class WeightsList(Body):
+    """Weights of one environment."""
+
+    weights: list[WeightsInfo]
+
+
+@router.get("")
+async def list_weights(context: Ctx, caller: Deployer) -> WeightsList:
+    """Weights of the environment, and where they are."""
+    rows = await _read(context, lambda sql: weights.listing(sql, _holder(caller)))
+    return WeightsList(weights=await _shown(context, caller, rows))
+
+
+@router.get("/{name}")
+async def get_weights(context: Ctx, caller: Deployer, name: Name) -> WeightsInfo:
+    """One of them."""
+    return await _info(context, caller, name)
+
+
+@router.put("/{name}")
+async def put_weights(*, context: Ctx, caller: Deployer, request: RequestId, name: Name, body: WeightsRequest) -> WeightsInfo:
+    """Let a name mean a manifest, which with all its files was uploaded before. A name that meant another is not pinned any more."""
+    digest = blobs.check_digest(body.manifest, "manifest")
+    model = await anyio.to_thread.run_sync(_model, context, caller, digest)
+    holder = _holder(caller, request)
+    released = await _write(context, lambda write: weights.put(write, holder, name=name, model=model, source=body.source))
+    await holdings.settle(context.cache, context.store, [released] if released else [])
+    return await _info(context, caller, name)
+
+
+@router.delete("/{name}", status_code=204)
+async def delete_weights(context: Ctx, caller: Deployer, request: RequestId, name: Name) -> Response:
+    """Forget a name that no function uses. The node lets go of its bytes; the uploaded ones stay, because revisions refer to them."""
+    manifest = await _write(context, lambda write: weights.delete(write, _holder(caller, request), name=name))
+    await holdings.forget(context.cache, context.store, manifest)
+    return Response(status_code=204)
+
+
+@router.post("/{name}/verify", status_code=200, response_class=NdjsonResponse, responses=NDJSON)
+async def verify_weights(context: Ctx, caller: Deployer, request: RequestId, name: Name) -> NdjsonResponse:
+    """Read the node's copy again: lines `{"elapsed_s"}`, then `{"is_here", "corrupt": [paths]}`; they are fetched anew when needed."""
+    manifest = await _manifest(context, caller, name)
+    await holdings.demand(context.cache)
+
+    async def work(_: Tell) -> Mapping[str, Any]:
+        found = await holdings.verify(context.cache, manifest)
+        paths = await anyio.to_thread.run_sync(_paths, context, caller, manifest, found["corrupt"])
+        return {**found, "corrupt": paths}
+
+    return NdjsonResponse(holdings.following(work), request=request)
+
+
+@router.post("/{name}/prefetch", status_code=200, response_class=NdjsonResponse, responses=NDJSON)
+async def prefetch_weights(context: Ctx, caller: Deployer, request: RequestId, name: Name) -> NdjsonResponse:
+    """Bring it to the node's disk: lines `{"done_bytes", "total_bytes", "elapsed_s"}`, then `{"weights": {…}}`."""
+    manifest = await _manifest(context, caller, name)
+    await holdings.demand(context.cache)
+
+    async def work(tell: Tell) -> Mapping[str, Any]:
+        await holdings.prefetch(context.cache, manifest, tell)
+        return {"weights": (await _info(context, caller, name)).model_dump()}
+
+    return NdjsonResponse(holdings.following(work), request=request)
+
+
+@router.post("/{name}/pin", status_code=200, response_class=NdjsonResponse, responses=NDJSON)
+async def pin_weights(context: Ctx, caller: Admin, request: RequestId, name: Name) -> NdjsonResponse:
+    """Bring it to the node's disk and keep it there whoever needs room; lines as of prefetch."""
+    await _manifest(context, caller, name)
+    await holdings.demand(context.cache)
+
+    async def work(tell: Tell) -> Mapping[str, Any]:
+        await _pin(context, _holder(caller, request), name, tell)
+        return {"weights": (await _info(context, caller, name)).model_dump()}
+
+    return NdjsonResponse(holdings.following(work), request=request)
+
+
+@router.post("/{name}/unpin")
+async def unpin_weights(context: Ctx, caller: Admin, request: RequestId, name: Name) -> WeightsInfo:
+    """Let the node evict it again when it needs room."""
+    manifest = await _write(context, lambda write: weights.pin(write, _holder(caller, request), name=name, pinned=False))
+    await holdings.settle(context.cache, context.store, [manifest])
+    return await _info(context, caller, name)
+
+
+async def _pin(context: Context, holder: Holder, name: str, tell: Tell) -> None:
+    # The row first: a sweep in between must not undo what the cache does next. A pin that fails is none.
+    was_pinned = (await _read(context, lambda sql: weights.find(sql, holder, name=name)))["is_pinned"]
+    manifest = await _write(context, lambda write: weights.pin(write, holder, name=name, pinned=True))
+    pinned = False
+    try:
+        await holdings.pin(context.cache, manifest, tell)
+        pinned = True
+    finally:
+        if not pinned and not was_pinned:
+            await _write(context, lambda write: weights.pin(write, holder, name=name, pinned=False))
+        await holdings.settle(context.cache, context.store, [manifest])
+
+
+def _holder(caller: Principal, request: str = "") -> Holder:
+    return Holder(tenant=caller.tenant, environment=caller.environment, actor=caller.key, request=request)
+
+
+async def _manifest(context: Context, caller: Principal, name: str) -> str:
+    return str((await _read(context, lambda sql: weights.find(sql, _holder(caller), name=name)))["manifest"])
+
+
+async def _info(context: Context, caller: Principal, name: str) -> WeightsInfo:
+    row = await _read(context, lambda sql: weights.find(sql, _holder(caller), name=name))
+    return (await _shown(context, caller, [row]))[0]
+
+
+async def _shown(context: Context, caller: Principal, rows: list[dict[str, Any]]) -> list[WeightsInfo]:
+    held = await holdings.look(context.cache, {row["manifest"] for row in rows}) if rows else {}
+    mapped = await _instances(context, caller) if rows else {}
+    return [WeightsInfo(**row, **_node(row["manifest"], held, mapped)) for row in rows]
+
+
+def _node(manifest: str, held: Mapping[str, Prediction] | None, mapped: Mapping[str, int] | None) -> dict[str, Any]:
+    found = None if held is None else held[manifest]
+    instances = None if mapped is None else mapped.get(manifest, 0)
+    return {"tier": found and found.tier, "expected_s": found and found.seconds, "instances": instances}
+
+
+async def _instances(context: Context, caller: Principal) -> dict[str, int] | None:
+    # Asked of the agent by the caller's own labels: the cache's leases would tell of other tenants with the same model.
+    try:
+        found = await context.agent.instances({"tenant": caller.tenant, "environment": caller.environment})
+    except SnapshotterError:
+        return None
+    counted = Counter(str(instance.revision) for instance in found)
+    return await _read(context, lambda sql: weights.instances_of(sql, counted))
+
+
+def _model(context: Context, caller: Principal, digest: str) -> weights.Model:
+    with context.store.read() as sql:
+        return weights.Model.of(digest, references.check_manifest(sql, context.files, tenant=caller.tenant, digest=digest))
+
+
+def _paths(context: Context, caller: Principal, manifest: str, digests: Collection[str]) -> list[str]:
+    """The paths that files of these digests have in the model."""
+    if not digests:
+        return []
+    with context.store.read() as sql:
+        found = references.check_manifest(sql, context.files, tenant=caller.tenant, digest=manifest)
+    return [file.path for file in found.files if file.digest in set(digests)]
+
+
+async def _read(context: Context, question: Callable[[sa.Connection], T]) -> T:
+    def run() -> T:
+        with context.store.read() as sql:
+            return question(sql)
+
+    return await anyio.to_thread.run_sync(run)
+
+
+async def _write(context: Context, change: Callable[[Write], T]) -> T:
+    def run() -> T:
+        with context.store.write() as write:
+            return change(write)
+
+    return await anyio.to_thread.run_sync(run)
