@@ -15,7 +15,7 @@ from tests.fakes import s3_server as moto
 from weight_cache.errors import ObjectChanged, ObjectMissing, ObjectStoreError, ObjectStoreUnavailable
 from weight_cache.objects import ObjectStore, blob_key, blob_store, open_store
 from weight_cache.objects.s3 import S3Store
-from weight_cache.settings import Paths, PlatformSettings
+from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid
 
 PART_BYTES = 5 * 1024 * 1024
 """The least that S3 takes as a part, except for the last."""
@@ -274,6 +274,8 @@ def test_blobs_lie_where_the_platform_says(tmp_path: Path) -> None:
     assert repr(blob_store(PlatformSettings(), paths)) == f"<DirectoryStore {tmp_path}/blobs>"
     assert repr(blob_store(PlatformSettings(blobs="/mnt/all"), paths)) == "<DirectoryStore /mnt/all>"
     assert repr(blob_store(PlatformSettings(blobs="s3://b/p"), paths)) == "<S3Store s3://b/p/>"
+    with pytest.raises(SettingsInvalid, match=r"platform\.blobs"):
+        blob_store(PlatformSettings(blobs="s3://"), paths)
 
 
 def test_a_blob_is_filed_under_its_first_digits() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from tests.fakes.origins import MemoryOrigin
 from weight_cache.errors import OriginUnavailable
-from weight_cache.origin import DirectoryOrigin, Origin
+from weight_cache.objects import DirectoryStore
+from weight_cache.origin import ObjectOrigin, Origin
 
 Put = Callable[[bytes], str]
 
@@ -27,7 +28,7 @@ def origin(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Origin, Put]
         (tmp_path / digest[:2] / digest).write_bytes(content)
         return digest
 
-    return DirectoryOrigin(tmp_path), put
+    return ObjectOrigin(DirectoryStore(tmp_path)), put
 
 
 async def test_ranges_are_read(origin: tuple[Origin, Put]) -> None:

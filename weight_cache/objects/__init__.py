@@ -11,7 +11,7 @@ from pathlib import Path
 from weight_cache.objects.directory import DirectoryStore
 from weight_cache.objects.interface import ObjectInfo, ObjectStore
 from weight_cache.objects.keys import blob_key, checked, is_key
-from weight_cache.settings import Paths, PlatformSettings
+from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid
 
 __all__ = ["DirectoryStore", "ObjectInfo", "ObjectStore", "blob_key", "blob_store", "checked", "is_key", "open_store"]
 
@@ -43,6 +43,9 @@ def open_store(where: str, *, setting: str, client: str = "auto", attempts: int 
 
 
 def blob_store(settings: PlatformSettings, paths: Paths, *, attempts: int = ATTEMPTS, timeout_s: float = TIMEOUT_S) -> ObjectStore:
-    """The store of the platform's blobs: `platform.blobs`, or `<home>/blobs`. Raises ValueError."""
+    """The store of the platform's blobs: `platform.blobs`, or `<home>/blobs`. Raises SettingsInvalid."""
     where = settings.blobs or str(paths.home / "blobs")
-    return open_store(where, setting="platform.blobs", client=settings.s3_client, attempts=attempts, timeout_s=timeout_s)
+    try:
+        return open_store(where, setting="platform.blobs", client=settings.s3_client, attempts=attempts, timeout_s=timeout_s)
+    except ValueError as e:
+        raise SettingsInvalid(str(e)) from e

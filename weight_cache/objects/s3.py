@@ -53,6 +53,7 @@ class S3Store:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._attempts = attempts
+        self._timeout_s = timeout_s
         self._at_once = at_once
         self._part_bytes = part_bytes
         self._pause = pause
@@ -143,7 +144,9 @@ class S3Store:
         await self._boto.aclose()
 
     async def _read(self, wanted: Range) -> tuple[Buffer, ObjectInfo]:
-        return await insistent(lambda: self._ranges.read(wanted), attempts=self._attempts, pause=self._pause)
+        return await insistent(
+            lambda: self._ranges.read(wanted), attempts=self._attempts, longest_pause_s=self._timeout_s, pause=self._pause
+        )
 
     async def _fetch_part(self, key: str, info: ObjectInfo, offset: int, descriptor: int, path: Path) -> None:
         length = min(self._part_bytes, info.size_bytes - offset)
@@ -207,7 +210,9 @@ class S3Store:
 
     async def _ask(self, key: str, call: Callable[[Any], T], *, attempts: int | None = None) -> T:
         url = self._url(key)
-        return await insistent(lambda: self._boto.ask(url, call), attempts=attempts or self._attempts, pause=self._pause)
+        return await insistent(
+            lambda: self._boto.ask(url, call), attempts=attempts or self._attempts, longest_pause_s=self._timeout_s, pause=self._pause
+        )
 
 
 def _reader(client: str, boto: BotoClient, bucket: str, timeout_s: float) -> RangeReader:
