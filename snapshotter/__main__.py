@@ -28,6 +28,7 @@ from snapshotter.images import Images, runtime_requirements
 from snapshotter.node import is_root, opened, own_runtime
 from snapshotter.settings import SnapshotterSettings
 from weight_cache.client import WeightCacheClient
+from weight_cache.objects import ObjectStore, blob_store
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
 
 
@@ -37,15 +38,17 @@ def main() -> int:
     arguments = _arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s snapshotter %(levelname)s %(message)s")
     try:
-        paths = Paths.of(load(PlatformSettings, "platform", arguments.config), os.environ).make()
+        platform = load(PlatformSettings, "platform", arguments.config)
+        paths = Paths.of(platform, os.environ).make()
         settings = load(SnapshotterSettings, "snapshotter", arguments.config)
-    except SettingsInvalid as e:
+        blobs = blob_store(platform, paths)
+    except (SettingsInvalid, ValueError) as e:
         print(e, file=sys.stderr)
         return 2
     pid_file = paths.run / "snapshotter.pid"
     pid_file.write_text(f"{os.getpid()}\n")
     try:
-        asyncio.run(_serve(paths, settings, arguments))
+        asyncio.run(_serve(paths, settings, blobs, arguments, s3_client=platform.s3_client))
     except (SnapshotterError, OSError) as e:
         print(f"snapshotter: {e}", file=sys.stderr)
         return 1
@@ -54,7 +57,7 @@ def main() -> int:
     return 0
 
 
-async def _serve(paths: Paths, settings: SnapshotterSettings, arguments: argparse.Namespace) -> None:
+async def _serve(paths: Paths, settings: SnapshotterSettings, blobs: ObjectStore, arguments: argparse.Namespace, *, s3_client: str) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -66,16 +69,17 @@ async def _serve(paths: Paths, settings: SnapshotterSettings, arguments: argpars
     gpus = cuda_node()
     found = await find_driver(node=gpus, environ=os.environ)
     parts = Parts(
-        bundles=Bundles(paths.home),
-        images=Images(paths.home, environ=os.environ, requirements=runtime_requirements(), cgroups=Cgroups.find(paths.run)),
+        bundles=Bundles(paths.home, blobs=blobs),
+        images=Images(paths.home, blobs=blobs, environ=os.environ, requirements=runtime_requirements(), cgroups=Cgroups.find(paths.run)),
         weights=weights,
         runtime={**own_runtime(), **({"pilotlight": arguments.pilotlight} if arguments.pilotlight else {})},
         probe=probe,
         namespaces=is_root() and not arguments.plain,
         gpus=tuple({"name": gpu.name, "driver": gpus.version} for gpu in gpus.gpus),
         devices=NoDevices() if found.driver is None else CudaDevices(found.driver, ThisMachine()),
+        s3_client=s3_client,
     )
-    async with contextlib.aclosing(weights), _closing(found.driver), opened(paths, settings, parts):
+    async with contextlib.aclosing(blobs), contextlib.aclosing(weights), _closing(found.driver), opened(paths, settings, parts):
         if arguments.ready_fd is not None:
             with open(arguments.ready_fd, "wb") as ready:  # noqa: ASYNC230 - one byte to a pipe that somebody waits on
                 ready.write(b"\n")

@@ -35,6 +35,7 @@ from snapshotter.snapshots.shelf import Shelf
 from snapshotter.snapshots.stock import Stock
 from snapshotter.starts import Starts
 from snapshotter.templates import Templates
+from snapshotter.weights import Weights
 from weight_cache.settings import Paths
 
 _PROOF_S = 30.0
@@ -53,6 +54,7 @@ class Parts:
         gpus: rows of `capabilities()`.
         devices: saves and brings back what processes hold on them.
         build_delay_s: between a COLD start and the snapshot that is made because of it.
+        s3_client: who speaks S3 where copies of snapshots go there; see PlatformSettings.
     """
 
     bundles: BundleStore
@@ -65,6 +67,7 @@ class Parts:
     gpus: tuple[Mapping[str, Any], ...] = ()
     devices: Devices = field(default_factory=NoDevices)
     build_delay_s: float = DELAY_S
+    s3_client: str = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +147,7 @@ def assemble(paths: Paths, settings: SnapshotterSettings, parts: Parts, *, cgrou
         ends=base.ends,
         instances=base.instances,
         templates=base.templates,
-        rungs=Rungs(boots=boots, templates=base.templates, shelf=shelf, builder=builder, ends=base.ends),
+        rungs=Rungs(boots=boots, templates=base.templates, shelf=shelf, builder=builder, ends=base.ends, weights=Weights(parts.weights)),
         starts=Starts(ends=base.ends, parking=base.parking, cgroups=cgroups, logs=base.logs),
         logs=base.logs,
         metrics=base.metrics,

@@ -1,7 +1,7 @@
 """Source archives, unpacked once per node.
 
-An archive is a `.tar.gz` in the blob store, named by its sha256; unpacked it is a read-only directory of the same name,
-which slots bind. It was packed by a client, so nothing in it is believed: the hash is checked before a byte is parsed,
+An archive is a `.tar.gz` in the blob store (a directory, or S3), named by its sha256; unpacked it is a read-only directory of the same
+name, which slots bind. It was packed by a client, so nothing in it is believed: the hash is checked before a byte is parsed,
 and entries may neither leave the directory, nor pass through a link, nor be anything but files, directories and links.
 """
 
@@ -17,8 +17,10 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import IO, Self
 
+from snapshotter.archives import Archive, local_archive, missing
 from snapshotter.errors import BundleUnavailable
 from snapshotter.staging import discard, freeze, staged, sweep
+from weight_cache.objects import DirectoryStore, ObjectStore
 
 MAX_UNPACKED_BYTES = 4 * 1024**3
 """Bound of one archive's content: the controller takes 100 MiB packed, and source compresses some 5 to 10 times."""
@@ -36,8 +38,9 @@ class Bundles:
     Owner: one event loop. `_flights` changes only between awaits, so a digest is unpacked by one task however many ask.
     """
 
-    def __init__(self, home: Path, *, max_bytes: int = MAX_UNPACKED_BYTES) -> None:
-        self._blobs = home / "blobs"
+    def __init__(self, home: Path, *, blobs: ObjectStore | None = None, max_bytes: int = MAX_UNPACKED_BYTES) -> None:
+        """`blobs` None: the directory `<home>/blobs`."""
+        self._blobs = DirectoryStore(home / "blobs") if blobs is None else blobs
         self._code = home / "node" / "code"
         self._max_bytes = max_bytes
         self._flights: dict[str, asyncio.Task[Path]] = {}
@@ -56,7 +59,7 @@ class Bundles:
             return target
         flight = self._flights.get(digest)
         if flight is None:
-            flight = asyncio.create_task(asyncio.to_thread(self._unpack, digest, target), name=f"unpack {digest[:12]}")
+            flight = asyncio.create_task(self._bring(digest, target), name=f"unpack {digest[:12]}")
             self._flights[digest] = flight
             flight.add_done_callback(lambda _: self._flights.pop(digest, None))
         return await asyncio.shield(flight)
@@ -69,33 +72,37 @@ class Bundles:
             discard(self._code / digest)
         return gone
 
-    def _unpack(self, digest: str, target: Path) -> Path:
+    async def _bring(self, digest: str, target: Path) -> Path:
         if not self._swept:
             self._swept = True
-            sweep(self._code)
+            await asyncio.to_thread(sweep, self._code)
         try:
-            with staged(target) as temp:
-                unpack_blob(self._blobs, digest, temp, max_bytes=self._max_bytes)
-                freeze(temp)
+            async with local_archive(self._blobs, digest, beside=self._code) as archive:
+                await asyncio.to_thread(self._unpack, archive, digest, target)
         except OSError as e:
             raise BundleUnavailable(f"bundle {digest[:12]} cannot be unpacked to {target}: {e.strerror or e}") from e
         return target
 
+    def _unpack(self, archive: Archive, digest: str, target: Path) -> None:
+        with staged(target) as temp:
+            unpack(archive, digest, temp, max_bytes=self._max_bytes)
+            freeze(temp)
 
-def unpack_blob(blobs: Path, digest: str, into: Path, *, max_bytes: int = MAX_UNPACKED_BYTES) -> None:
-    """Unpack blob `digest` (a `.tar.gz`) into the existing directory `into`. Raises BundleUnavailable, OSError."""
-    path = blobs / _checked(digest)[:2] / digest
+
+def unpack(archive: Archive, digest: str, into: Path, *, max_bytes: int = MAX_UNPACKED_BYTES) -> None:
+    """Unpack a `.tar.gz` whose sha256 must be `digest` into the existing directory `into`. Raises BundleUnavailable, OSError."""
     try:
-        archive = path.open("rb")
+        packed = archive.path.open("rb")
     except FileNotFoundError as e:
-        raise BundleUnavailable(f"bundle {digest[:12]} is not in the blob store ({path}): deploy again to upload it") from e
-    with archive:
-        found = _sha256(archive)
+        raise missing(digest, archive.origin) from e
+    with packed:
+        found = _sha256(packed)
         if found != digest:
-            raise BundleUnavailable(f"{path} is corrupt: its sha256 is {found[:12]}…, not {digest[:12]}…: delete it and deploy again")
-        archive.seek(0)
+            message = f"{archive.origin} is corrupt: its sha256 is {found[:12]}…, not {digest[:12]}…: delete it and deploy again"
+            raise BundleUnavailable(message)
+        packed.seek(0)
         try:
-            with gzip.open(archive) as plain, tarfile.open(fileobj=plain, mode="r|", tarinfo=_BoundedInfo) as tar:
+            with gzip.open(packed) as plain, tarfile.open(fileobj=plain, mode="r|", tarinfo=_BoundedInfo) as tar:
                 _Extraction(into, max_bytes).run(tar)
         except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as e:
             raise BundleUnavailable(f"bundle {digest[:12]} is not a .tar.gz archive: {e}") from e

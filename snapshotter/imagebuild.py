@@ -15,11 +15,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from snapshotter.archives import is_there, local_archive
 from snapshotter.buildbox import BuildBox, run_on_machine
-from snapshotter.bundles import unpack_blob
+from snapshotter.bundles import unpack
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
 from snapshotter.imagespec import ImagePlan, Step
 from snapshotter.staging import remove_tree
+from weight_cache.objects import ObjectStore
 
 LOG_TAIL_LINES = 40
 """Lines of the log that an error carries: pip's last words fit, a whole compiler's output does not."""
@@ -34,7 +36,9 @@ Report = Callable[[Mapping[str, Any]], Awaitable[None]]
 class ImageBuild:
     """One run of the steps. Owner: the task that calls `run`; nothing else touches it."""
 
-    def __init__(self, plan: ImagePlan, box: BuildBox, *, blobs: Path, log: Path, variables: Mapping[str, str], report: Report) -> None:
+    def __init__(
+        self, plan: ImagePlan, box: BuildBox, *, blobs: ObjectStore, log: Path, variables: Mapping[str, str], report: Report
+    ) -> None:
         self._plan = plan
         self._box = box
         self._blobs = blobs
@@ -51,7 +55,7 @@ class ImageBuild:
         """Do everything; returns the image's environment variables. Raises ImageBuildFailed, Unsupported."""
         self._log.write_bytes(b"")
         for step in self._plan.steps:
-            if step.op == "copy" and not (self._blobs / step.blob[:2] / step.blob).is_file():
+            if step.op == "copy" and not await self._is_there(step):
                 raise self._failed(f"{step.title}: {step.blob[:12]} is not in the blob store: deploy again to upload it")
         await asyncio.to_thread(self._box.prepare)
         config = self._box.image / "tmp" / "pip.conf"
@@ -85,6 +89,12 @@ class ImageBuild:
                 self._image_env |= step.values or {}
                 self._variables |= step.values or {}
 
+    async def _is_there(self, step: Step) -> bool:
+        try:
+            return await is_there(self._blobs, step.blob)
+        except BundleUnavailable as e:
+            raise self._failed(f"{step.title}: {e}") from e
+
     async def _copy(self, step: Step) -> None:
         """Unpack where only we have been, and let the commands' own uid put it in place: links made by earlier steps bind it, not us."""
         name = f"copy-{self._index}"
@@ -92,7 +102,8 @@ class ImageBuild:
         parcel = self._box.image / name
         parcel.mkdir(mode=0o755)
         try:
-            await asyncio.to_thread(unpack_blob, self._blobs, step.blob, parcel)
+            async with local_archive(self._blobs, step.blob, beside=self._box.image) as archive:
+                await asyncio.to_thread(unpack, archive, step.blob, parcel)
             await asyncio.to_thread(self._box.give, name)
             parcel.rename(self._box.image / "tmp" / name)
         except (BundleUnavailable, OSError) as e:

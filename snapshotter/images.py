@@ -27,6 +27,7 @@ from snapshotter.imagespec import ImagePlan, image_digest, parse_image
 from snapshotter.interpreters import Interpreter, find_interpreter, own_interpreter
 from snapshotter.pipconfig import build_variables, user_config
 from snapshotter.staging import discard, freeze, staged_in_thread, sweep
+from weight_cache.objects import DirectoryStore, ObjectStore
 
 RUNTIME_PACKAGES = ("cloudpickle", "uvicorn", "httptools", "uvloop", "wsproto")
 """What a worker imports (the extra `worker` in pyproject.toml): goes into every image, at the platform's own versions."""
@@ -80,11 +81,13 @@ class Images:
         *,
         environ: Mapping[str, str],
         requirements: Sequence[str],
+        blobs: ObjectStore | None = None,
         build_timeout_s: float = BUILD_TIMEOUT_S,
         bounds: BuildBounds | None = None,
         cgroups: Cgroups = NO_CGROUPS,
     ) -> None:
-        self._blobs = home / "blobs"
+        """`blobs`: where copy steps find their archives; None: the directory `<home>/blobs`."""
+        self._blobs = DirectoryStore(home / "blobs") if blobs is None else blobs
         self._root = home / "node" / "images"
         self._environ = environ
         self._requirements = tuple(requirements)

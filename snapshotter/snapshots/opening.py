@@ -19,7 +19,7 @@ from snapshotter.snapshots.manifest import SnapshotsOff, signing_key
 from snapshotter.snapshots.remote import Remote
 from snapshotter.snapshots.stock import Stock
 from snapshotter.snapshots.stored import CatalogueOwned
-from snapshotter.snapshots.stores import open_store
+from weight_cache.objects import ObjectStore, open_store
 from weight_cache.settings import Paths
 
 _log = logging.getLogger(__name__)
@@ -42,10 +42,12 @@ class Given(Protocol):
     def criu_cache(self) -> Path | None: ...
     @property
     def gpus(self) -> tuple[Mapping[str, Any], ...]: ...
+    @property
+    def s3_client(self) -> str: ...
 
 
 async def open_stock(paths: Paths, settings: SnapshotterSettings, given: Given) -> Stock:
-    """Everything that snapshots need. Raises StockOff."""
+    """Everything that snapshots need. Raises StockOff, ValueError (a store for copies that cannot be)."""
     if not settings.snapshots:
         raise StockOff("platform.yaml says snapshotter.snapshots: false")
     if not given.namespaces:
@@ -61,8 +63,13 @@ async def open_stock(paths: Paths, settings: SnapshotterSettings, given: Given) 
         catalogue = await asyncio.to_thread(_catalogue, directory, key, settings.snapshot_max_bytes)
     except (SnapshotsOff, CatalogueOwned, CriuError, OSError) as e:
         raise StockOff(str(e)) from e
-    remote = Remote(open_store(settings.snapshot_store), catalogue) if settings.snapshot_store is not None else None
+    copies = _copies(settings.snapshot_store, given.s3_client)
+    remote = None if copies is None else Remote(copies, catalogue)
     return Stock(catalogue=catalogue, criu=criu, kdat=test.kdat, images=given.images, node=node, remote=remote)
+
+
+def _copies(where: str | None, s3_client: str) -> ObjectStore | None:
+    return None if where is None else open_store(where, setting="snapshot_store", client=s3_client)
 
 
 def _catalogue(directory: Path, key: bytes, max_bytes: int | None) -> Catalogue:

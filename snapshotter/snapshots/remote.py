@@ -21,11 +21,12 @@ from typing import Any, TypeVar
 from snapshotter.errors import SnapshotUnknown
 from snapshotter.snapshots.catalogue import Catalogue, Snapshot, SnapshotCorrupt, Stage
 from snapshotter.snapshots.chunks import CHUNK_BYTES, Chunk, offsets, pack, unpack
+from snapshotter.snapshots.copies import Copies, CopyMissing, RemoteError
 from snapshotter.snapshots.identity import Identity
 from snapshotter.snapshots.manifest import MAX_MANIFEST_BYTES, SnapshotInvalid, SnapshotManifest, checked_manifest, opened, sealed
 from snapshotter.snapshots.mapped import Binds
-from snapshotter.snapshots.stores import ObjectMissing, RemoteError, SnapshotStore
 from snapshotter.snapshots.verify import compare
+from weight_cache.objects import ObjectStore
 
 __all__ = ["Pushed", "Remote", "RemoteError"]
 T = TypeVar("T")
@@ -58,8 +59,8 @@ class _Record:
 class Remote:
     """Owner: the event loop. Two nodes may push the same snapshot; when one forgets what another fetches, the latter fails cleanly."""
 
-    def __init__(self, store: SnapshotStore, catalogue: Catalogue, *, at_once: int = 4, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self._store = store
+    def __init__(self, store: ObjectStore, catalogue: Catalogue, *, at_once: int = 4, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._store = Copies(store)
         self._catalogue = catalogue
         self._at_once = at_once
         self._chunk_bytes = chunk_bytes
@@ -166,7 +167,7 @@ class Remote:
         """Raises RemoteError when it is not ours; None when it went in the meantime."""
         try:
             data = await self._store.get(key, max_bytes=_MAX_RECORD_BYTES)
-        except ObjectMissing:
+        except CopyMissing:
             return None
         record = _parsed(key, data, self._catalogue.key)
         if (field := record.manifest.identity.first_difference(identity)) is not None:
@@ -226,7 +227,7 @@ class Remote:
         """A record unchecked, to learn which pieces it names: of another platform's snapshots nothing is removed either."""
         try:
             body = json.loads(await self._store.get(key, max_bytes=_MAX_RECORD_BYTES))
-        except (ObjectMissing, ValueError):
+        except (CopyMissing, ValueError):
             return {}
         return body if isinstance(body, dict) else {}
 

@@ -1,31 +1,37 @@
 """Content-addressed blobs: bundles, manifests, files of weights. This is the origin that nodes read from.
 
-A blob is a file `<home>/blobs/<aa>/<sha256>`, complete or absent: written beside, checked, synced, renamed. Its row says
-who may name it: knowing a digest is not owning the bytes, so every tenant uploads once (a known blob is only hashed again).
+A blob is the object `<aa>/<digest>` of the platform's blob store (a directory, or S3), complete or absent: received into a local file,
+checked, and only then put there. Its row says who may name it: knowing a digest is not owning the bytes, so every tenant uploads once
+(a known blob is only hashed again).
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import hashlib
-import os
+import asyncio
 import re
 import uuid
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import anyio
+import anyio.from_thread
 import anyio.to_thread
 import sqlalchemy as sa
 
 from pilotlight.controller import tables
 from pilotlight.controller.store import Store, Write
-from pilotlight.errors import InvalidInput, StorageFull, TooLarge
-from weight_cache.manifest import FileHash
+from pilotlight.controller.uploads import Upload, store_errors
+from pilotlight.errors import InvalidInput, NotFound, TooLarge
+from weight_cache.errors import ObjectMissing
+from weight_cache.objects import ObjectStore, blob_key, blob_store
+from weight_cache.settings import Paths, PlatformSettings
 
 WRITE_BYTES = 1024 * 1024
 """Received pieces are gathered to this size before a thread hashes and writes them: a hop costs more than 64 KiB of sha256."""
+READ_BYTES = 4 * 1024 * 1024
+"""Read from the store at a time for a download, one such piece ahead: a request to S3 takes some 30 ms, however little it asks for."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -38,28 +44,71 @@ def check_digest(digest: str, where: str = "digest") -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobFiles:
-    """The directory of blobs. `limit_bytes` bounds one blob."""
+    """The bytes of blobs.
 
-    root: Path
+    Attributes:
+        objects: where they lie.
+        incoming: directory of uploads that are not complete; of the store's own file system where that is a directory.
+        limit_bytes: bounds one blob.
+    """
+
+    objects: ObjectStore
+    incoming: Path
     limit_bytes: int
 
-    def path(self, digest: str) -> Path:
-        """Where the blob is, or would be."""
-        return self.root / digest[:2] / digest
+    @classmethod
+    def of(cls, platform: PlatformSettings, paths: Paths, *, limit_bytes: int) -> BlobFiles:
+        """Where the settings say. Raises ValueError."""
+        objects = blob_store(platform, paths)
+        incoming = objects.local_path("incoming") or paths.home / "blobs" / "incoming"
+        return cls(objects=objects, incoming=incoming, limit_bytes=limit_bytes)
 
     def sweep(self) -> None:
         """Remove what uploads left behind that a crash cut off. Call before serving."""
         for leftover in self._incoming().glob("*"):
             leftover.unlink(missing_ok=True)
 
+    async def size(self, digest: str) -> int | None:
+        """Of what lies in the store, in bytes; None when nothing does. Raises Unavailable."""
+        with store_errors():
+            info = await self.objects.info(blob_key(digest))
+        return None if info is None else info.size_bytes
+
+    def load(self, digest: str, *, max_bytes: int) -> bytes:
+        """A whole blob, for work in a thread of the application (anyio's). Raises InvalidInput (not there), Unavailable."""
+        with store_errors():
+            try:
+                return anyio.from_thread.run(partial(self.objects.get, blob_key(digest), max_bytes=max_bytes))
+            except ObjectMissing as e:
+                raise InvalidInput(f"blob {digest} is not in the blob store: deploy again to upload it", missing={"blob": digest}) from e
+
+    async def pieces(self, digest: str, *, begin: int, end: int) -> AsyncGenerator[bytes | memoryview, None]:
+        """Bytes `begin` to before `end`, each piece read while the one before is sent. Raises ObjectStoreError."""
+        key = blob_key(digest)
+        ahead: asyncio.Task[bytes | memoryview] | None = None
+        try:
+            while begin < end:
+                read = self.objects.read(key, offset_bytes=begin, length_bytes=min(READ_BYTES, end - begin))
+                following = asyncio.create_task(read, name=f"read blob {digest[:12]}")
+                ahead, ready = following, ahead
+                begin = min(begin + READ_BYTES, end)
+                if ready is not None:
+                    yield await ready
+            if ahead is not None:
+                yield await ahead
+        finally:
+            if ahead is not None and not ahead.cancel() and not ahead.cancelled():
+                ahead.exception()  # seen: what came after a failed piece may have failed as well
+
     async def receive(self, digest: str, pieces: AsyncIterator[bytes], *, chunked: bool, announced_bytes: int | None, keep: bool) -> int:
         """Read a blob to its end, check it, and (with `keep`) put it in place; returns its size in bytes.
 
-        Raises TooLarge, InvalidInput (wrong hash) or StorageFull; then nothing is left behind.
+        Raises TooLarge, InvalidInput (wrong hash), StorageFull or Unavailable; then nothing is left behind.
         """
         if announced_bytes is not None and announced_bytes > self.limit_bytes:
             raise self._too_large(announced_bytes)
-        upload = await anyio.to_thread.run_sync(_Upload, self._incoming() / uuid.uuid4().hex if keep else None, chunked)
+        temporary = self._incoming() / uuid.uuid4().hex if keep else None
+        upload = await anyio.to_thread.run_sync(Upload, temporary, chunked)
         try:
             gathered = bytearray()
             async for piece in pieces:
@@ -69,70 +118,85 @@ class BlobFiles:
                 if len(gathered) >= WRITE_BYTES:
                     await anyio.to_thread.run_sync(upload.add, bytes(gathered))
                     gathered.clear()
-            await anyio.to_thread.run_sync(upload.add, bytes(gathered))
-            await anyio.to_thread.run_sync(upload.publish, digest, self.path(digest))
+            await anyio.to_thread.run_sync(upload.finish, bytes(gathered), digest)
+            if temporary is not None:
+                with store_errors():
+                    await self.objects.put_file(blob_key(digest), temporary, may_move=True)
             return upload.size_bytes
         finally:
-            upload.discard()
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(upload.discard)
 
     def _incoming(self) -> Path:
-        directory = self.root / "incoming"
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return directory
+        self.incoming.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return self.incoming
 
     def _too_large(self, size: int) -> TooLarge:
         return TooLarge(f"a blob of {size} bytes or more: at most {self.limit_bytes}", limit_bytes=self.limit_bytes)
 
 
-class _Upload:
-    """One blob on its way in. Owner: the request that receives it. Without a file it only checks the hash."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What is known of one blob.
 
-    def __init__(self, temporary: Path | None, chunked: bool) -> None:
-        self._temporary = temporary
-        self._hash = FileHash() if chunked else hashlib.sha256()
-        with _disk_errors():
-            self._descriptor = -1 if temporary is None else os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        self.size_bytes = 0
+    Attributes:
+        size_bytes: as recorded; None: nobody has sent it yet.
+        is_owned: the tenant may name it.
+        is_here: it lies in the store, as long as recorded.
+    """
 
-    def add(self, data: bytes) -> None:
-        self._hash.update(data)
-        self.size_bytes += len(data)
-        view = memoryview(data)
-        with _disk_errors():
-            while self._descriptor >= 0 and view:
-                view = view[os.write(self._descriptor, view) :]
-
-    def publish(self, digest: str, target: Path) -> None:
-        if (actual := self._hash.hexdigest()) != digest:
-            raise InvalidInput(f"the body's digest is {actual}, not {digest}: it was damaged on the way, or named wrongly", actual=actual)
-        if self._temporary is None:
-            return
-        with _disk_errors():
-            os.fsync(self._descriptor)
-            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._temporary.rename(target)
-            directory = os.open(target.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)  # the name must survive a power cut as surely as the bytes
-            finally:
-                os.close(directory)
-
-    def discard(self) -> None:
-        if self._temporary is not None:
-            os.close(self._descriptor)
-            self._temporary.unlink(missing_ok=True)
-            self._temporary = None
+    size_bytes: int | None
+    is_owned: bool
+    is_here: bool
 
 
-@contextlib.contextmanager
-def _disk_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as e:
-        if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            message = f"the blob store's disk is full ({e.strerror}). Free some space in <home>/blobs; nothing was kept."
-            raise StorageFull(message) from e
-        raise
+async def look_up(files: BlobFiles, store: Store, *, tenant: str, digest: str) -> Standing:
+    """Where `tenant` and `digest` stand. Raises Unavailable when the store does not answer."""
+    local = files.objects.local_path(blob_key(digest))
+
+    def look() -> tuple[int | None, bool, int | None]:  # in one thread: a hop costs as much as all of it
+        with store.read() as sql:
+            size, is_owned = _recorded(sql, tenant=tenant, digest=digest)
+        return size, is_owned, None if local is None or size is None else _length(local)
+
+    size, is_owned, found = await anyio.to_thread.run_sync(look)
+    if local is None and size is not None:
+        found = await files.size(digest)
+    return Standing(size_bytes=size, is_owned=is_owned, is_here=size is not None and found == size)
+
+
+async def owned(files: BlobFiles, store: Store, *, tenant: str, digest: str) -> int:
+    """Size in bytes of a blob that `tenant` may name, and that is there. Raises InvalidInput, NotFound, Unavailable."""
+    standing = await look_up(files, store, tenant=tenant, digest=check_digest(digest))
+    if standing.size_bytes is None or not standing.is_owned or not standing.is_here:
+        raise NotFound(f"there is no blob {digest}")
+    return standing.size_bytes
+
+
+async def store_blob(
+    files: BlobFiles,
+    store: Store,
+    *,
+    tenant: str,
+    digest: str,
+    chunked: bool = False,
+    pieces: AsyncIterator[bytes],
+    announced_bytes: int | None,
+) -> tuple[int, bool]:
+    """Take a blob in; returns (size in bytes, whether it is new to this tenant)."""
+    standing = await look_up(files, store, tenant=tenant, digest=digest)
+    if standing.is_owned and standing.is_here and standing.size_bytes is not None:
+        async for _ in pieces:
+            pass  # nothing to do with it, but a connection is only usable again when its request was read
+        return standing.size_bytes, False
+    size = await files.receive(digest, pieces, chunked=chunked, announced_bytes=announced_bytes, keep=not standing.is_here)
+
+    def note() -> None:
+        with store.write() as write:
+            register(write, tenant=tenant, digest=digest, size_bytes=size)
+
+    await anyio.to_thread.run_sync(note)
+    return size, True
 
 
 def register(write: Write, *, tenant: str, digest: str, size_bytes: int) -> None:
@@ -150,34 +214,16 @@ def sizes(sql: sa.Connection, *, tenant: str, digests: Collection[str]) -> dict[
     return {row.digest: row.size_bytes for row in sql.execute(query.where(owners.c.tenant == tenant, blobs.c.digest.in_(digests)))}
 
 
-async def store_blob(
-    files: BlobFiles,
-    store: Store,
-    *,
-    tenant: str,
-    digest: str,
-    chunked: bool = False,
-    pieces: AsyncIterator[bytes],
-    announced_bytes: int | None,
-) -> tuple[int, bool]:
-    """Take a blob in; returns (size in bytes, whether it is new to this tenant)."""
-    known = await anyio.to_thread.run_sync(lambda: owned_size(store, tenant=tenant, digest=digest))
-    there = await anyio.to_thread.run_sync(files.path(digest).exists)
-    if known is not None and there:
-        async for _ in pieces:
-            pass  # nothing to do with it, but a connection is only usable again when its request was read
-        return known, False
-    size = await files.receive(digest, pieces, chunked=chunked, announced_bytes=announced_bytes, keep=not there)
-
-    def note() -> None:
-        with store.write() as write:
-            register(write, tenant=tenant, digest=digest, size_bytes=size)
-
-    await anyio.to_thread.run_sync(note)
-    return size, True
+def _recorded(sql: sa.Connection, *, tenant: str, digest: str) -> tuple[int | None, bool]:
+    blobs, owners = tables.blobs, tables.blob_owners
+    mine = sa.and_(owners.c.digest == blobs.c.digest, owners.c.tenant == tenant)
+    query = sa.select(blobs.c.size_bytes, owners.c.tenant).join_from(blobs, owners, mine, isouter=True).where(blobs.c.digest == digest)
+    row = sql.execute(query).one_or_none()
+    return (None, False) if row is None else (row.size_bytes, row.tenant is not None)
 
 
-def owned_size(store: Store, *, tenant: str, digest: str) -> int | None:
-    """Size in bytes of one blob that `tenant` may name, or None."""
-    with store.read() as sql:
-        return sizes(sql, tenant=tenant, digests=[digest]).get(digest)
+def _length(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,6 +13,7 @@ from pilotlight.spec import FunctionSpec, canonical_json, from_json, to_json
 from pilotlight.types import check_name
 from weight_cache import manifest
 from weight_cache.errors import ManifestInvalid
+from weight_cache.manifest import Manifest
 
 MAX_FUNCTIONS = 1000
 MAX_NAMED_AT_ONCE = 1000
@@ -63,28 +63,37 @@ def check(sql: sa.Connection, *, tenant: str, environment: str, specs: Sequence[
                 raise InvalidInput(message, function=spec.name, missing={"secret": name})
 
 
-def check_weights(sql: sa.Connection, files: blobs.BlobFiles, *, tenant: str, specs: Sequence[FunctionSpec]) -> None:
-    """Raise InvalidInput unless the manifests that are there name files that are the tenant's. Reads megabytes: no lock is held.
+def check_weights(sql: sa.Connection, files: blobs.BlobFiles, *, tenant: str, specs: Sequence[FunctionSpec]) -> dict[str, Manifest]:
+    """The manifests that are there, by digest, once it is sure that they name files that are the tenant's. Raises InvalidInput.
 
-    Without it, who only knows the sha256 of another tenant's file would get to read it.
+    Reads megabytes, in a thread of the application: no lock is held.
     """
-    manifests = {w.manifest for spec in specs for w in spec.weights}
-    for digest, size_bytes in sorted(blobs.sizes(sql, tenant=tenant, digests=manifests).items()):
-        _check_manifest(sql, tenant=tenant, digest=digest, path=files.path(digest), size_bytes=size_bytes)
+    named = {w.manifest for spec in specs for w in spec.weights}
+    there = sorted(blobs.sizes(sql, tenant=tenant, digests=named))
+    return {digest: check_manifest(sql, files, tenant=tenant, digest=digest) for digest in there}
 
 
-def _check_manifest(sql: sa.Connection, *, tenant: str, digest: str, path: Path, size_bytes: int) -> None:
+def check_manifest(sql: sa.Connection, files: blobs.BlobFiles, *, tenant: str, digest: str) -> Manifest:
+    """A manifest that is the tenant's and names only files that are too. Raises InvalidInput; Unavailable when the store is away.
+
+    Without it, who only knows the digest of another tenant's file would get to read it.
+    """
+    size_bytes = blobs.sizes(sql, tenant=tenant, digests=[digest]).get(digest)
+    if size_bytes is None:
+        raise InvalidInput(f"weights {digest} were not uploaded", missing={"blob": digest})
     if size_bytes > manifest.MAX_MANIFEST_BYTES:
         raise InvalidInput(f"weights {digest} are no manifest: they have {size_bytes} bytes", parameter="weights")
     try:
-        named = sorted(manifest.parse(path.read_bytes()).blobs())
+        found = manifest.parse(files.load(digest, max_bytes=manifest.MAX_MANIFEST_BYTES))
     except ManifestInvalid as e:
         raise InvalidInput(f"weights {digest} are no manifest: {e}", parameter="weights") from e
-    for begin in range(0, len(named), MAX_NAMED_AT_ONCE):
-        part = named[begin : begin + MAX_NAMED_AT_ONCE]
+    wanted = sorted(found.blobs())
+    for begin in range(0, len(wanted), MAX_NAMED_AT_ONCE):
+        part = wanted[begin : begin + MAX_NAMED_AT_ONCE]
         owned = blobs.sizes(sql, tenant=tenant, digests=part)
         if missing := next((name for name in part if name not in owned), None):
             raise InvalidInput(f"weights {digest}: their file {missing} was not uploaded", missing={"blob": missing})
+    return found
 
 
 def _check(spec: FunctionSpec) -> None:

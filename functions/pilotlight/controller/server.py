@@ -16,7 +16,7 @@ import anyio.to_thread
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
-from pilotlight.controller import application, calls, feed, garbage
+from pilotlight.controller import application, calls, feed, garbage, holdings
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
 from pilotlight.controller.context import Context
@@ -28,6 +28,9 @@ from pilotlight.errors import PilotlightError
 from pilotlight.seal import PlatformKey
 from snapshotter.client import AgentClient
 from snapshotter.errors import SnapshotterError
+from weight_cache.client import WeightCacheClient
+from weight_cache.errors import WeightCacheError
+from weight_cache.settings import SettingsInvalid
 
 log = logging.getLogger(__name__)
 
@@ -38,30 +41,43 @@ EXPIRE_BATCH = 1000
 
 
 async def serve(config: ControllerConfig, *, ready_fd: int | None = None) -> None:
-    """Run until SIGTERM or SIGINT. Raises AlreadyRunning."""
+    """Run until SIGTERM or SIGINT. Raises AlreadyRunning, SettingsInvalid."""
     paths = config.paths.make()
+    files = _files(config)
     bell = Bell()
     store = Store(config.database_url, clock=time.time, on_fed=bell.ring)
     agent = AgentClient(paths.socket("snapshotter"))
+    cache = WeightCacheClient(paths.socket("weight_cache"))
     try:
         with ControllerLock(paths.home / "controller.lock", store.engine):
             await anyio.to_thread.run_sync(store.migrate)
-            context = _context(config, store=store, bell=bell, agent=agent)
+            files.sweep()
+            context = _context(config, store=store, files=files, bell=bell, agent=agent, cache=cache)
             await _run(context, paths.socket("controller"), ready_fd)
     finally:
         await agent.aclose()
+        await cache.aclose()
+        await files.objects.aclose()
         store.close()
 
 
-def _context(config: ControllerConfig, *, store: Store, bell: Bell, agent: AgentClient) -> Context:
-    files = BlobFiles(root=config.paths.home / "blobs", limit_bytes=config.settings.blob_max_bytes)
-    files.sweep()
+def _files(config: ControllerConfig) -> BlobFiles:
+    try:
+        return BlobFiles.of(config.platform, config.paths, limit_bytes=config.settings.blob_max_bytes)
+    except ValueError as e:
+        raise SettingsInvalid(str(e)) from e
+
+
+def _context(
+    config: ControllerConfig, *, store: Store, files: BlobFiles, bell: Bell, agent: AgentClient, cache: WeightCacheClient
+) -> Context:
     return Context(
         config=config,
         store=store,
         files=files,
         key=PlatformKey.load_or_create(config.paths.home / "platform.key"),
         agent=agent,
+        cache=cache,
         bell=bell,
         metrics=Metrics(),
         clock=time.time,
@@ -155,6 +171,10 @@ async def _keep_tidy(context: Context) -> None:
             await garbage.sweep(context.agent, context.store)
         except (SnapshotterError, SQLAlchemyError) as e:
             log.info("event=snapshots_not_swept error=%r", e)  # the agent is away, or not up yet
+        try:
+            await holdings.sweep(context.cache, context.store)
+        except (WeightCacheError, SQLAlchemyError) as e:
+            log.info("event=pins_not_swept error=%r", e)
         await asyncio.sleep(JANITOR_S)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from snapshotter.settings import SnapshotterSettings
@@ -43,12 +43,14 @@ class ControllerConfig:
     Attributes:
         uid_base: first uid given to a tenant, or None where the platform does not run as root and cannot change uids.
         trust: `isolated` or `shared`; see PlatformSettings.
+        platform: section `platform`: where blobs lie.
     """
 
     settings: ControllerSettings
     paths: Paths
     trust: str
     uid_base: int | None
+    platform: PlatformSettings = field(default_factory=PlatformSettings)
 
     @property
     def database_url(self) -> str:
@@ -64,5 +66,6 @@ class ControllerConfig:
             settings=load(ControllerSettings, "controller", file),
             paths=Paths.of(platform, os.environ),
             trust=platform.trust,
+            platform=platform,
             uid_base=node.uid_base if os.geteuid() == 0 else None,
         )

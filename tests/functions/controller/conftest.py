@@ -20,7 +20,10 @@ from pilotlight.controller.store import Store
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN
 from pilotlight.seal import PlatformKey
 from snapshotter.client import AgentClient
+from tests.fakes.small_cache import SmallCache
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, ManualClock, SmallAgent
+from weight_cache.client import WeightCacheClient
+from weight_cache.objects import DirectoryStore, ObjectStore
 from weight_cache.settings import Paths
 
 
@@ -60,6 +63,7 @@ class Controller:
     context: Context
     http: httpx.AsyncClient
     agent: SmallAgent
+    cache: SmallCache
     clock: ManualClock
     key: str
 
@@ -103,11 +107,19 @@ def _transport(context: Context) -> httpx.ASGITransport:
 
 
 @pytest.fixture
-async def controller(store: Store, clock: ManualClock, tmp_path: Path, short_tmp: Path) -> AsyncIterator[Controller]:
+def blobs(tmp_path: Path) -> ObjectStore:
+    """Where the controller's blobs lie."""
+    return DirectoryStore(tmp_path / "blobs")
+
+
+@pytest.fixture
+async def controller(store: Store, clock: ManualClock, blobs: ObjectStore, tmp_path: Path, short_tmp: Path) -> AsyncIterator[Controller]:
     """A controller with its first key and one uploaded bundle."""
     paths = Paths(home=tmp_path, run=short_tmp)
     agent = SmallAgent()
     server = await agent.serve(paths.socket("snapshotter"))
+    cache = SmallCache()
+    caching = await cache.serve(paths.socket("weight_cache"))
     bell = Bell()
     watched = Store(str(store.engine.url), clock=clock, on_fed=bell.ring)
     key = bootstrap.ensure_admin(watched, uid_base=20_000)
@@ -115,9 +127,10 @@ async def controller(store: Store, clock: ManualClock, tmp_path: Path, short_tmp
     context = Context(
         config=ControllerConfig(settings=ControllerSettings(), paths=paths, trust="isolated", uid_base=20_000),
         store=watched,
-        files=BlobFiles(root=tmp_path / "blobs", limit_bytes=1_000_000),
+        files=BlobFiles(objects=blobs, incoming=tmp_path / "blobs" / "incoming", limit_bytes=1_000_000),
         key=PlatformKey.load_or_create(tmp_path / "platform.key"),
         agent=AgentClient(paths.socket("snapshotter")),
+        cache=WeightCacheClient(paths.socket("weight_cache")),
         bell=bell,
         metrics=Metrics(),
         clock=clock,
@@ -125,9 +138,11 @@ async def controller(store: Store, clock: ManualClock, tmp_path: Path, short_tmp
     headers = {"authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(transport=_transport(context), base_url="http://controller", headers=headers) as http:
         assert (await http.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=BUNDLE)).status_code == 200
-        yield Controller(context=context, http=http, agent=agent, clock=clock, key=key)
+        yield Controller(context=context, http=http, agent=agent, cache=cache, clock=clock, key=key)
     await context.agent.aclose()
+    await context.cache.aclose()
     server.close()
+    caching.close()
     watched.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from pilotlight.protocol import CONTENT_PROBLEM, PROBLEM_BASE, CallRecord
 from snapshotter.errors import ImageBuildFailed
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import BUNDLE_DIGEST, instance, spec, usage
+from weight_cache.objects import blob_key
 
 
 def problem_of(answer: httpx.Response, status: int, kind: str) -> dict[str, Any]:
@@ -227,16 +229,20 @@ async def test_apps_are_listed_shown_stopped_and_deleted(controller: Controller)
 
 
 # -- blobs and images --------------------------------------------------------------------------------------------------
+def blob_file(controller: Controller, digest: str) -> Path:
+    path = controller.context.files.objects.local_path(blob_key(digest))
+    assert path is not None
+    return path
 
 
 async def test_a_blob_is_kept_under_its_hash_and_again_is_cheap(controller: Controller) -> None:
     data = b"y" * 300_000
     digest = hashlib.sha256(data).hexdigest()
     first = (await controller.http.put(f"/v1/blobs/{digest}", content=data)).json()
-    written = controller.context.files.path(digest).stat().st_mtime_ns
+    written = blob_file(controller, digest).stat().st_mtime_ns
     again = (await controller.http.put(f"/v1/blobs/{digest}", content=data)).json()
     assert (first["created"], again["created"]) == (True, False)
-    assert controller.context.files.path(digest).stat().st_mtime_ns == written
+    assert blob_file(controller, digest).stat().st_mtime_ns == written
     assert (await controller.http.head(f"/v1/blobs/{digest}")).headers["content-length"] == "300000"
 
 
@@ -244,8 +250,8 @@ async def test_bytes_that_do_not_match_their_name_are_not_kept(controller: Contr
     answer = await controller.http.put(f"/v1/blobs/{'ab' * 32}", content=b"other")
     problem_of(answer, 400, "invalid-input")
     problem_of(await controller.http.put("/v1/blobs/x", content=b"other"), 400, "invalid-input")
-    assert not list((controller.context.files.root / "incoming").iterdir())
-    assert not controller.context.files.path("ab" * 32).exists()
+    assert not list(controller.context.files.incoming.iterdir())
+    assert not blob_file(controller, "ab" * 32).exists()
 
 
 @pytest.mark.parametrize("announced", [True, False])
@@ -258,7 +264,7 @@ async def test_a_blob_over_the_limit_is_refused_and_leaves_nothing(controller: C
 
     answer = await controller.http.put(f"/v1/blobs/{hashlib.sha256(data).hexdigest()}", content=data if announced else pieces())
     assert problem_of(answer, 413, "too-large")["limit_bytes"] == controller.context.files.limit_bytes
-    assert not list((controller.context.files.root / "incoming").glob("*"))
+    assert not list(controller.context.files.incoming.glob("*"))
 
 
 async def test_knowing_a_digest_is_not_owning_it_but_sending_it_is(controller: Controller) -> None:

@@ -7,11 +7,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import re
-import subprocess
-import sys
-import threading
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -22,63 +17,41 @@ from snapshotter.snapshots.catalogue import Catalogue, LibraryChanged, NoRoom
 from snapshotter.snapshots.manifest import sealed
 from snapshotter.snapshots.mapped import Binds, record
 from snapshotter.snapshots.remote import Remote, RemoteError
-from snapshotter.snapshots.s3 import S3Store
-from snapshotter.snapshots.stores import DirectoryStore, ObjectMissing, SnapshotStore, open_store
 from snapshotter.types import SnapshotState
+from tests.fakes.s3_server import OTHER_VARIABLES, environment, fresh_bucket, s3_server
 from tests.snapshotter.snapshots.shapes import FILES, KEY, NO_BINDS, identity, publish, ready
+from weight_cache.errors import ObjectStoreError
+from weight_cache.objects import DirectoryStore, ObjectStore, open_store
 
 CHUNK_BYTES = 4096
 
 
 @pytest.fixture(scope="module")
-def s3_server(require_or_skip: Callable[[str], NoReturn]) -> Iterator[str]:
-    """moto's server in a process of its own, on a free port; its address."""
+def address(require_or_skip: Callable[[str], NoReturn]) -> Iterator[str]:
     if importlib.util.find_spec("moto") is None:
         require_or_skip("moto is not installed: pip install moto[server]")
-    argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        said = []
-        for line in server.stderr:
-            said.append(line)
-            if found := re.search(r"Running on (http://\S+)", line):
-                break
-        else:
-            pytest.fail(f"moto's server did not start: {''.join(said)}")
-        drain = threading.Thread(target=server.stderr.read)  # it logs each request, and stops when nobody reads
-        drain.start()
-        yield found[1]
-        server.terminate()
-        drain.join()
-
-
-@pytest.fixture
-def s3_bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A fresh bucket; credentials and endpoint where boto3 looks for them."""
-    import boto3
-
-    for name, value in {"ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "test", "ENDPOINT_URL": s3_server, "CONFIG_FILE": "/nowhere"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
-        monkeypatch.delenv(name, raising=False)
-    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
-    client = boto3.client("s3", region_name="us-east-1")
-    client.create_bucket(Bucket=bucket)
-    client.close()
-    return bucket
+    with s3_server() as address:
+        yield address
 
 
 @pytest.fixture(params=["directory", "s3"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SnapshotStore]:
-    where = str(tmp_path / "store") if request.param == "directory" else f"s3://{request.getfixturevalue('s3_bucket')}/some/prefix"
-    store = open_store(where)
+async def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ObjectStore]:
+    where = str(tmp_path / "store")
+    if request.param == "s3":
+        address = request.getfixturevalue("address")
+        for name, value in environment(address).items():
+            monkeypatch.setenv(name, value)
+        for name in OTHER_VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        where = f"s3://{fresh_bucket(address)}/some/prefix"
+    store = open_store(where, setting="snapshot_store")
     yield store
     await store.aclose()
 
 
 @contextlib.asynccontextmanager
 async def node(
-    directory: Path, store: SnapshotStore, *, key: bytes = KEY, max_bytes: int = 10_000_000, at_once: int = 4
+    directory: Path, store: ObjectStore, *, key: bytes = KEY, max_bytes: int = 10_000_000, at_once: int = 4
 ) -> AsyncIterator[Remote]:
     catalogue = Catalogue(directory, key=key, max_bytes=max_bytes)
     yield Remote(store, catalogue, chunk_bytes=CHUNK_BYTES, at_once=at_once)
@@ -86,90 +59,15 @@ async def node(
 
 
 @pytest.fixture
-async def here(tmp_path: Path, store: SnapshotStore) -> AsyncIterator[Remote]:
+async def here(tmp_path: Path, store: ObjectStore) -> AsyncIterator[Remote]:
     async with node(tmp_path / "here", store) as remote:
         yield remote
 
 
 @pytest.fixture
-async def there(tmp_path: Path, store: SnapshotStore) -> AsyncIterator[Remote]:
+async def there(tmp_path: Path, store: ObjectStore) -> AsyncIterator[Remote]:
     async with node(tmp_path / "there", store) as remote:
         yield remote
-
-
-# -- the stores --------------------------------------------------------------------------------------------------------
-async def test_a_store_gives_back_what_was_put(store: SnapshotStore) -> None:
-    await store.put("a/b.json", b"one")
-    await store.put("a/b.json", b"another")
-    assert await store.get("a/b.json", max_bytes=7) == b"another"
-    assert await store.size("a/b.json") == 7
-    with pytest.raises(RemoteError, match="longer than 6 bytes"):
-        await store.get("a/b.json", max_bytes=6)
-
-
-async def test_a_store_says_what_is_missing(store: SnapshotStore) -> None:
-    assert await store.size("a/nothing") is None
-    assert await store.keys("a/") == []
-    with pytest.raises(ObjectMissing, match="a/nothing"):
-        await store.get("a/nothing", max_bytes=10)
-    await store.delete("a/nothing")
-
-
-async def test_a_store_lists_by_prefix(store: SnapshotStore) -> None:
-    for key in ("a/2", "a/1", "ab/1", "b"):
-        await store.put(key, b"")
-    assert await store.keys("a/") == ["a/1", "a/2"]
-    assert await store.keys("") == ["a/1", "a/2", "ab/1", "b"]
-    await store.delete("a/1")
-    assert await store.keys("a/") == ["a/2"]
-
-
-async def test_what_others_put_into_a_bucket_is_not_listed(s3_bucket: str) -> None:
-    import boto3
-
-    store = S3Store(bucket=s3_bucket, prefix="p")
-    await store.put("a/1", b"")
-    client = boto3.client("s3", region_name="us-east-1")
-    for stray in ("p/a/../2", "p/a/two words", "p/a/"):
-        client.put_object(Bucket=s3_bucket, Key=stray, Body=b"")
-    client.close()
-    assert await store.keys("a/") == ["a/1"]
-    await store.aclose()
-
-
-async def test_a_store_takes_many_at_once(store: SnapshotStore) -> None:
-    await asyncio.gather(*(store.put(f"k/{i}", bytes([i])) for i in range(20)))
-    assert await asyncio.gather(*(store.get(f"k/{i}", max_bytes=1) for i in range(20))) == [bytes([i]) for i in range(20)]
-
-
-@pytest.mark.parametrize("key", ["../up", "/root", "a//b", "a/../b", ".hidden", ""])
-async def test_a_store_keeps_to_itself(store: SnapshotStore, key: str) -> None:
-    with pytest.raises(ValueError, match="is no key"):
-        await store.put(key, b"")
-
-
-async def test_a_store_that_does_not_answer_is_an_error(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    store = S3Store(bucket=s3_bucket, prefix="", attempts=1)
-    with pytest.raises(RemoteError, match="s3://"):
-        await store.keys("")
-    await store.aclose()
-
-
-async def test_a_bucket_that_is_not_there_is_an_error(s3_bucket: str) -> None:
-    store = S3Store(bucket=f"{s3_bucket}-not", prefix="p")
-    with pytest.raises(RemoteError, match="NoSuchBucket"):
-        await store.put("a", b"")
-    await store.aclose()
-
-
-def test_where_copies_go_is_read_from_the_setting() -> None:
-    assert repr(open_store("/srv/copies")) == "<DirectoryStore /srv/copies>"
-    assert repr(open_store("s3://b/some/where/")) == "<S3Store s3://b/some/where/>"
-    with pytest.raises(ValueError, match="needs a bucket"):
-        open_store("s3://")
-    with pytest.raises(ValueError, match="snapshot_store"):
-        open_store("gs://bucket")
 
 
 # -- copies ------------------------------------------------------------------------------------------------------------
@@ -192,7 +90,7 @@ async def test_nothing_is_there_for_another_identity(here: Remote, there: Remote
     assert await there.fetch(identity(kernel="6.99")) is None
 
 
-async def test_what_is_there_is_not_sent_again(here: Remote, store: SnapshotStore) -> None:
+async def test_what_is_there_is_not_sent_again(here: Remote, store: ObjectStore) -> None:
     snapshot = await ready(here._catalogue)
     first = await here.push(snapshot)
     chunks = await store.keys("chunks/")
@@ -210,7 +108,7 @@ class LosingStore(DirectoryStore):
 
     async def put(self, key: str, data: bytes) -> None:
         if self.puts_left == 0:
-            raise RemoteError("the network is gone")
+            raise ObjectStoreError("the network is gone")
         self.puts_left -= 1
         await super().put(key, data)
 
@@ -227,14 +125,14 @@ async def test_a_push_that_was_cut_off_goes_on_from_there_and_leaves_no_record(t
         assert await here.push_quietly(snapshot)
 
 
-async def test_a_missing_chunk_is_refused(here: Remote, there: Remote, store: SnapshotStore) -> None:
+async def test_a_missing_chunk_is_refused(here: Remote, there: Remote, store: ObjectStore) -> None:
     await here.push(await ready(here._catalogue))
     await store.delete((await store.keys("chunks/"))[0])
     await refused(there, "missing")
 
 
 @pytest.mark.parametrize("harm", ["truncated", "longer", "altered", "swapped"])
-async def test_a_damaged_chunk_is_refused(here: Remote, there: Remote, store: SnapshotStore, harm: str) -> None:
+async def test_a_damaged_chunk_is_refused(here: Remote, there: Remote, store: ObjectStore, harm: str) -> None:
     await here.push(await ready(here._catalogue))
     key, other = (await store.keys("chunks/"))[:2]
     data = await store.get(key, max_bytes=CHUNK_BYTES)
@@ -258,13 +156,13 @@ async def refused(there: Remote, reason: str) -> None:
     assert not list(there._catalogue.directory.glob(".tmp-*"))
 
 
-async def test_a_record_of_another_platform_is_refused(here: Remote, store: SnapshotStore, tmp_path: Path) -> None:
+async def test_a_record_of_another_platform_is_refused(here: Remote, store: ObjectStore, tmp_path: Path) -> None:
     await here.push(await ready(here._catalogue))
     async with node(tmp_path / "other", store, key=b"o" * 32) as other:
         await refused(other, "signature")
 
 
-async def test_an_altered_record_is_refused(here: Remote, there: Remote, store: SnapshotStore) -> None:
+async def test_an_altered_record_is_refused(here: Remote, there: Remote, store: ObjectStore) -> None:
     await here.push(await ready(here._catalogue))
     (key,) = await store.keys("snapshots/")
     data = await store.get(key, max_bytes=100_000)
@@ -272,7 +170,7 @@ async def test_an_altered_record_is_refused(here: Remote, there: Remote, store: 
     await refused(there, "cannot be believed")
 
 
-async def test_a_record_under_another_name_is_refused(here: Remote, there: Remote, store: SnapshotStore) -> None:
+async def test_a_record_under_another_name_is_refused(here: Remote, there: Remote, store: ObjectStore) -> None:
     snapshot = await ready(here._catalogue, identity=identity(kernel="5.4"))
     await here.push(snapshot)
     (key,) = await store.keys("snapshots/")
@@ -281,7 +179,7 @@ async def test_a_record_under_another_name_is_refused(here: Remote, there: Remot
     await refused(there, "another identity: kernel differs")
 
 
-async def test_a_signed_record_whose_pieces_do_not_fit_is_refused(here: Remote, there: Remote, store: SnapshotStore) -> None:
+async def test_a_signed_record_whose_pieces_do_not_fit_is_refused(here: Remote, there: Remote, store: ObjectStore) -> None:
     await here.push(await ready(here._catalogue))
     (key,) = await store.keys("snapshots/")
     body = json.loads(await store.get(key, max_bytes=100_000))
@@ -294,7 +192,7 @@ async def test_a_signed_record_whose_pieces_do_not_fit_is_refused(here: Remote, 
     await refused(there, "its pieces")
 
 
-async def test_pieces_in_another_order_are_refused(here: Remote, there: Remote, store: SnapshotStore) -> None:
+async def test_pieces_in_another_order_are_refused(here: Remote, there: Remote, store: ObjectStore) -> None:
     images = {"pages-1.img": os.urandom(CHUNK_BYTES * 2)}
     await here.push(await ready(here._catalogue, images=images))
     (key,) = await store.keys("snapshots/")
@@ -305,7 +203,7 @@ async def test_pieces_in_another_order_are_refused(here: Remote, there: Remote, 
     await refused(there, "not what was pushed")
 
 
-async def test_one_bad_record_does_not_hide_a_good_one(here: Remote, there: Remote, store: SnapshotStore) -> None:
+async def test_one_bad_record_does_not_hide_a_good_one(here: Remote, there: Remote, store: ObjectStore) -> None:
     snapshot = await ready(here._catalogue)
     await here.push(snapshot)
     await store.put(f"snapshots/{identity().digest()}/sn-0000000000000000.json", b"{}")
@@ -341,14 +239,14 @@ async def test_a_copy_whose_libraries_differ_here_is_not_transferred(here: Remot
     assert await there.fetch(identity(), binds) is not None
 
 
-async def test_a_copy_that_does_not_fit_is_not_transferred(here: Remote, store: SnapshotStore, tmp_path: Path) -> None:
+async def test_a_copy_that_does_not_fit_is_not_transferred(here: Remote, store: ObjectStore, tmp_path: Path) -> None:
     await here.push(await ready(here._catalogue))
     async with node(tmp_path / "small", store, max_bytes=1000) as small:
         with pytest.raises(NoRoom):
             await small.fetch(identity())
 
 
-async def test_a_rebuilt_snapshot_replaces_its_copy_and_shared_pieces_stay(here: Remote, there: Remote, store: SnapshotStore) -> None:
+async def test_a_rebuilt_snapshot_replaces_its_copy_and_shared_pieces_stay(here: Remote, there: Remote, store: ObjectStore) -> None:
     await here.push(await ready(here._catalogue))
     before = await store.keys("chunks/")
     new = await ready(here._catalogue, created_at=2000.0, images={**FILES, "core-1.img": b"other"})
@@ -361,7 +259,7 @@ async def test_a_rebuilt_snapshot_replaces_its_copy_and_shared_pieces_stay(here:
     assert found.id == new.id
 
 
-async def test_forgetting_removes_what_no_other_copy_names(here: Remote, there: Remote, store: SnapshotStore) -> None:
+async def test_forgetting_removes_what_no_other_copy_names(here: Remote, there: Remote, store: ObjectStore) -> None:
     one = await ready(here._catalogue)
     two = await ready(here._catalogue, identity=identity(revision="fn-2@r1"), images={**FILES, "core-1.img": b"other"})
     await here.push(one)
@@ -376,7 +274,7 @@ async def test_forgetting_removes_what_no_other_copy_names(here: Remote, there: 
     assert await store.keys("") == []
 
 
-async def test_a_damaged_snapshot_is_not_pushed(here: Remote, store: SnapshotStore) -> None:
+async def test_a_damaged_snapshot_is_not_pushed(here: Remote, store: ObjectStore) -> None:
     snapshot = await ready(here._catalogue)
     (snapshot.images / "pages-1.img").write_bytes(b"damaged")
     assert not await here.push_quietly(snapshot)

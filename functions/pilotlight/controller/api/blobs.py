@@ -1,4 +1,4 @@
-"""Uploading blobs and building images."""
+"""Blobs in and out, and building images."""
 
 from __future__ import annotations
 
@@ -8,32 +8,53 @@ from typing import Annotated, Any
 import anyio.to_thread
 from fastapi import APIRouter, Header, Request, Response
 
-from pilotlight.controller import blobs, images
+from pilotlight.controller import blobs, downloads, images
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api import models
 from pilotlight.controller.context import Context, Ctx, Deployer, RequestId
 from pilotlight.controller.streams import NdjsonResponse
-from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.errors import InvalidInput
 from pilotlight.protocol import CONTENT_NDJSON
 from pilotlight.spec import ImageSpec, from_json, to_json
 
 router = APIRouter(prefix="/v1", tags=["blobs"])
+_BYTES: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
 @router.head("/blobs/{digest}")
-def has_blob(context: Ctx, caller: Deployer, digest: str) -> Response:
+async def has_blob(context: Ctx, caller: Deployer, digest: str) -> Response:
     """200 with Content-Length when this tenant may name the blob, else 404."""
-    size = blobs.owned_size(context.store, tenant=caller.tenant, digest=blobs.check_digest(digest))
-    if size is None or not context.files.path(digest).exists():
-        raise NotFound(f"there is no blob {digest}")
-    return Response(status_code=200, headers={"content-length": str(size)})
+    size = await blobs.owned(context.files, context.store, tenant=caller.tenant, digest=digest)
+    return Response(status_code=200, headers={"content-length": str(size), "etag": f'"{digest}"', "accept-ranges": "bytes"})
+
+
+@router.get(
+    "/blobs/{digest}",
+    response_class=Response,
+    responses={
+        200: {"description": "The blob", "content": _BYTES},
+        206: {"description": "The part that `Range` asks for", "content": _BYTES},
+        304: {"description": "The caller has it: `If-None-Match` names it"},
+    },
+)
+async def get_blob(
+    context: Ctx,
+    caller: Deployer,
+    digest: str,
+    *,
+    asked_range: Annotated[str | None, Header(alias="range", description="`bytes=0-16777215`; one range")] = None,
+    if_range: Annotated[str | None, Header(description="the part only if this is the blob's ETag, else the whole")] = None,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response:
+    """A blob that this tenant may name, or a part of it; its ETag is its digest. 416 when no byte of the range exists."""
+    size = await blobs.owned(context.files, context.store, tenant=caller.tenant, digest=digest)
+    conditions = downloads.Conditions(range=asked_range, if_range=if_range, if_none_match=if_none_match)
+    return downloads.answer(context.files, digest, size, conditions)
 
 
 @router.put(
     "/blobs/{digest}",
-    openapi_extra={
-        "requestBody": {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
-    },
+    openapi_extra={"requestBody": {"required": True, "content": _BYTES}},
 )
 async def put_blob(
     context: Ctx,

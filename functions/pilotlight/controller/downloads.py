@@ -1,0 +1,110 @@
+"""Blobs on their way out: whole, or the part that a `Range` asks for (RFC 9110 §14), streamed from where they lie.
+
+A blob never changes, so its digest is a strong entity tag: a download that was cut off goes on with `If-Range`, and who has it already
+is told so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from dataclasses import dataclass
+
+from fastapi import HTTPException
+from fastapi.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from pilotlight.controller.blobs import BlobFiles
+from weight_cache.errors import ObjectStoreError
+
+log = logging.getLogger(__name__)
+
+_RANGE = re.compile(r"\s*bytes\s*=\s*(\d*)\s*-\s*(\d*)\s*\Z")
+_MAX_DIGITS = 18
+"""Of a position: more bytes than any store holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Bytes `begin` to before `end` of a blob; `is_whole`: nobody asked for less."""
+
+    begin: int
+    end: int
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """The request's header fields of these names."""
+
+    range: str | None
+    if_range: str | None
+    if_none_match: str | None
+
+
+def part_of(size: int, asked: str | None) -> Part | None:
+    """What to send of `size` bytes; None when no byte of the range exists.
+
+    What is no single range of bytes is ignored, as a server may (§14.2): then it is the whole.
+    """
+    whole = Part(begin=0, end=size, is_whole=True)
+    found = _RANGE.match(asked or "")
+    if found is None or not (found[1] or found[2]) or max(map(len, found.groups())) > _MAX_DIGITS:
+        return whole
+    if not found[1]:
+        begin, end = max(0, size - int(found[2])), size
+    else:
+        begin, end = int(found[1]), min(int(found[2]) + 1 if found[2] else size, size)
+        if found[2] and int(found[2]) < begin:
+            return whole  # not a range at all (§14.1.1)
+    return Part(begin=begin, end=end, is_whole=False) if begin < end else None
+
+
+def answer(files: BlobFiles, digest: str, size: int, asked: Conditions) -> Response:
+    """The answer to a GET of a blob of `size` bytes that is there. Raises HTTPException (416)."""
+    tag = f'"{digest}"'
+    headers = {"etag": tag, "accept-ranges": "bytes", "cache-control": "private, no-transform"}
+    if asked.if_none_match is not None and _names(asked.if_none_match, tag):
+        return Response(status_code=304, headers=headers)
+    part = part_of(size, asked.range if asked.if_range in (None, tag) else None)
+    if part is None:
+        unsatisfied = {**headers, "content-range": f"bytes */{size}"}
+        raise HTTPException(416, f"the blob has {size} bytes, and none of them is in the range {asked.range!r}", headers=unsatisfied)
+    headers["content-length"] = str(part.end - part.begin)
+    if not part.is_whole:
+        headers["content-range"] = f"bytes {part.begin}-{part.end - 1}/{size}"
+    return BlobResponse(files, digest, part, headers=headers)
+
+
+def _names(condition: str, tag: str) -> bool:
+    return condition.strip() == "*" or tag in (one.strip().removeprefix("W/") for one in condition.split(","))
+
+
+class BlobResponse(StreamingResponse):
+    """The bytes. When the store fails in the middle the connection breaks: the head, with the length, is long sent."""
+
+    def __init__(self, files: BlobFiles, digest: str, part: Part, *, headers: dict[str, str]) -> None:
+        self._pieces = files.pieces(digest, begin=part.begin, end=part.end)
+        self._digest = digest
+        super().__init__(self._pieces, status_code=200 if part.is_whole else 206, headers=headers, media_type="application/octet-stream")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until everything is sent or the caller leaves, who must not cost reads that nobody gets."""
+        sending = asyncio.create_task(self._send(send), name=f"send blob {self._digest[:12]}")
+        leaving = asyncio.create_task(self.listen_for_disconnect(receive), name="blob's caller")
+        try:
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, leaving):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    async def _send(self, send: Send) -> None:
+        async with contextlib.aclosing(self._pieces):
+            try:
+                await self.stream_response(send)
+            except ObjectStoreError as e:
+                log.warning("event=download_broken blob=%s error=%s", self._digest, e)

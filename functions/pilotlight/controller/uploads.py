@@ -1,0 +1,79 @@
+"""A blob on its way in: a local file that becomes an object, or nothing, when its bytes are all there and its hash was compared."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from pilotlight.errors import InvalidInput, StorageFull, Unavailable
+from weight_cache.errors import ObjectMissing, ObjectStoreError
+from weight_cache.manifest import FileHash
+
+STORE_RETRY_S = 5.0
+"""After which asking an object store again makes sense that did not answer: its own retries took tens of seconds."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Upload:
+    """One blob on its way in; every call blocks. Owner: the request that receives it. Without a file it only checks the hash."""
+
+    def __init__(self, temporary: Path | None, chunked: bool) -> None:
+        self._temporary = temporary
+        self._hash = FileHash() if chunked else hashlib.sha256()
+        with disk_errors():
+            self._descriptor = -1 if temporary is None else os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self.size_bytes = 0
+
+    def add(self, data: bytes) -> None:
+        """The next bytes. Raises StorageFull, OSError."""
+        self._hash.update(data)
+        self.size_bytes += len(data)
+        view = memoryview(data)
+        with disk_errors():
+            while self._descriptor >= 0 and view:
+                view = view[os.write(self._descriptor, view) :]
+
+    def finish(self, data: bytes, digest: str) -> None:
+        """The last bytes, and what all of them are called. Raises InvalidInput, StorageFull, OSError."""
+        self.add(data)
+        if (actual := self._hash.hexdigest()) != digest:
+            raise InvalidInput(f"the body's digest is {actual}, not {digest}: it was damaged on the way, or named wrongly", actual=actual)
+
+    def discard(self) -> None:
+        """Close and remove the file, if it was not taken."""
+        if self._temporary is not None:
+            os.close(self._descriptor)
+            self._temporary.unlink(missing_ok=True)
+            self._temporary = None
+
+
+@contextlib.contextmanager
+def disk_errors() -> Iterator[None]:
+    """A full disk as StorageFull; other errors of the disk as they are."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno in _FULL:
+            raise _full(e) from e
+        raise
+
+
+@contextlib.contextmanager
+def store_errors() -> Iterator[None]:
+    """What an object store refuses as StorageFull or Unavailable; what it lacks stays ObjectMissing."""
+    try:
+        yield
+    except ObjectMissing:
+        raise
+    except ObjectStoreError as e:
+        if isinstance(e.__cause__, OSError) and e.__cause__.errno in _FULL:
+            raise _full(e.__cause__) from e
+        raise Unavailable(f"the blob store does not do it: {e}", retry_after_s=STORE_RETRY_S) from e
+
+
+def _full(error: OSError) -> StorageFull:
+    return StorageFull(f"the blob store's disk is full ({error.strerror}). Free some space in <home>/blobs; nothing was kept.")
