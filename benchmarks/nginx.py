@@ -1,4 +1,7 @@
-"""nginx as the yardstick: one worker process, `proxy_pass` over kept-alive connections to the same Unix socket."""
+"""nginx as the yardstick: one worker process, `proxy_pass` over kept-alive connections to the same Unix socket.
+
+And nginx as an object store for reading (`benchmarks/origin.py`).
+"""
 
 from __future__ import annotations
 
@@ -50,16 +53,24 @@ http {{
 @contextlib.contextmanager
 def nginx(*, socket: Path, path: str) -> Iterator[str]:
     """Proxy every request to `path` on `socket`; yields the URL. Its user is ours, so that it may open the socket."""
-    program = shutil.which("nginx") or "/usr/sbin/nginx"
     with tempfile.TemporaryDirectory(prefix="plng") as name:
         port = free_port()
-        file = Path(name) / "nginx.conf"
         text = CONFIGURATION.format(home=name, socket=socket, connections=2 * CONNECTIONS, port=port, path=path)
-        file.write_text(f"user {getpass.getuser()};\n{text}" if os.geteuid() == 0 else text)
-        process = subprocess.Popen([program, "-p", name, "-c", str(file)], stderr=subprocess.DEVNULL)
-        try:
-            wait_connectable(port, process, deadline=time.monotonic() + 10)
+        with started(Path(name), text, port=port):
             yield f"http://127.0.0.1:{port}/"
-        finally:
-            process.send_signal(signal.SIGQUIT)  # finish what is in flight
-            process.wait(10)
+
+
+@contextlib.contextmanager
+def started(home: Path, configuration: str, *, port: int, niceness: int = 0) -> Iterator[None]:
+    """nginx with that configuration, as our user; it accepts on `port` when this yields. Raises DidNotStart."""
+    program = shutil.which("nginx") or "/usr/sbin/nginx"
+    file = home / "nginx.conf"
+    file.write_text(f"user {getpass.getuser()};\n{configuration}" if os.geteuid() == 0 else configuration)
+    command = ["nice", "-n", str(niceness), program, "-p", str(home), "-c", str(file)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        wait_connectable(port, process, deadline=time.monotonic() + 10)
+        yield
+    finally:
+        process.send_signal(signal.SIGQUIT)  # finish what is in flight
+        process.wait(10)

@@ -104,7 +104,7 @@ def torch_only(directory: Path) -> Subject:
 def model(directory: Path, *, mib: int, by: str) -> Subject:
     """A synthetic model of `mib` MiB (a multiple of 64), `by` "reference" or "value"; its file is made once and kept in `.bench`."""
     source = MODEL_SOURCE.format(
-        directory=str(_layers(mib)),
+        directory=str(layers(mib)),
         app=f"model-{mib}-{by}",
         copy=".clone()" if by == "value" else "",
         memory_mib=2 * mib + 1024,
@@ -121,7 +121,7 @@ def _written(directory: Path, name: str, source: str, function: str, arguments: 
     return Subject(name=name, source=file, function=function, arguments=arguments)
 
 
-def _layers(mib: int) -> Path:
+def layers(mib: int) -> Path:
     """A directory with a safetensors file of that size, written without holding it in memory. Raises ValueError."""
     count, rest = divmod(mib * MIB, _LAYER_BYTES)
     if rest or not count:

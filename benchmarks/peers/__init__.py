@@ -2,6 +2,8 @@
 
 A script takes `--port` and serves the echo (or the model) there until SIGTERM. No lock file contains torch: what a peer needs of it,
 it borrows from the project's own environment, so that nothing pulls a build with CUDA.
+
+Peers of the weight cache are no servers: `s3_*.py` and `load_*.py` take orders, see `benchmarks/orders.py`.
 """
 
 from __future__ import annotations
@@ -54,11 +56,6 @@ class Peer:
     variables: Mapping[str, str] = field(default_factory=dict)
     takes_orders: bool = False
 
-    @property
-    def lock(self) -> Path:
-        """Pinned packages."""
-        return HERE / f"{self.environment}.lock"
-
 
 ECHO_BODY = '{"text": "a happy person"}'
 RAY_ECHO = Peer(name="ray serve", environment="ray", script="ray_echo.py", path="/", body=ECHO_BODY)
@@ -104,17 +101,17 @@ class RunningPeer:
         raise DidNotStart(f"{self.process.args!r} ended with status {self.process.wait()}")
 
 
-def install(peer: Peer) -> Path:
-    """Make the peer's environment, once per lock file; returns its interpreter. Raises PeerFailed."""
-    directory = BENCH_HOME / "peers" / peer.environment
-    python, stamp = directory / "bin" / "python", directory / "installed.lock"
-    wanted = peer.lock.read_text()
+def install(environment: str) -> Path:
+    """Make an environment, once per lock file of that name; returns its interpreter. Raises PeerFailed."""
+    directory = BENCH_HOME / "peers" / environment
+    python, stamp, lock = directory / "bin" / "python", directory / "installed.lock", HERE / f"{environment}.lock"
+    wanted = lock.read_text()
     if stamp.exists() and stamp.read_text() == wanted:
         return python
-    with phase(f"installing {peer.environment}"):
+    with phase(f"installing {environment}"):
         _run(sys.executable, "-m", "venv", "--clear", str(directory))
         # No dependency is resolved: the lock is complete, and nothing can bring CUDA.
-        _run(str(python), "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-deps", "-r", str(peer.lock))
+        _run(str(python), "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-deps", "-r", str(lock))
         stamp.write_text(wanted)
     return python
 
@@ -122,7 +119,7 @@ def install(peer: Peer) -> Path:
 @contextlib.contextmanager
 def running(peer: Peer) -> Iterator[RunningPeer]:
     """Install and start `peer`; it answers when this yields. Raises PeerFailed or DidNotStart."""
-    python = install(peer)
+    python = install(peer.environment)
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="plpeer", ignore_cleanup_errors=True) as home, (Path(home) / "log").open("w+") as log:
         own = {"HOME": home, SITE_VARIABLE: sysconfig.get_paths()["purelib"], "PYTHONUNBUFFERED": "1", "RAY_USAGE_STATS_ENABLED": "0"}
