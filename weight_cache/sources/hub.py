@@ -107,7 +107,7 @@ class HubSource:
             kind = Passing if status >= 500 or status == 429 else SourceInvalid
             raise kind(f"{self.name}: the hub answers {status}: {str(e).splitlines()[0]}") from e
         except (httpx.TransportError, OSError) as e:
-            raise Passing(f"{self.name}: the hub does not answer: {e or type(e).__name__}") from e
+            raise Passing(f"{self.name}: the hub does not answer: {str(e) or type(e).__name__}") from e
         except ValueError as e:
             raise SourceInvalid(f"{self.name}: {e}") from e
 

@@ -97,15 +97,15 @@ class Web:
 
     @contextlib.contextmanager
     def get(self, url: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
-        """An answer of status 200, 206 or 416, its body unread. Raises SourceInvalid, also while the body is read."""
-        try:
-            with self._http.stream("GET", url, headers=dict(headers)) as response:
-                _check_status(url, response)
-                yield response
-        except httpx.TransportError as e:
-            raise Passing(f"{shown(url)}: no proper answer: {e or type(e).__name__}") from e
-        except (httpx.InvalidURL, httpx.TooManyRedirects, httpx.DecodingError) as e:
-            raise SourceInvalid(f"{shown(url)}: {e}") from e
+        """An answer of status 200, 206 or 416, its body unread: read it with `body`. Raises SourceInvalid."""
+        with _translated(url), self._http.stream("GET", url, headers=dict(headers)) as response:
+            _check_status(url, response)
+            yield response
+
+    def body(self, url: str, response: httpx.Response) -> Iterator[bytes]:
+        """The body of an answer, as it comes. Raises SourceInvalid."""
+        with _translated(url):
+            yield from response.iter_raw()
 
     def _describe(self, url: str) -> RemoteFile:
         with self.get(url, {"range": "bytes=0-0"}) as response:
@@ -128,7 +128,17 @@ class Web:
                 raise changed(shown(file.url))
             if _range_of(file.url, response.headers) != (offset, file.size_bytes):
                 raise changed(shown(file.url))
-            return take(response.iter_raw(), length, url=file.url)
+            return take(self.body(file.url, response), length, url=file.url)
+
+
+@contextlib.contextmanager
+def _translated(url: str) -> Iterator[None]:
+    try:
+        yield
+    except httpx.TransportError as e:
+        raise Passing(f"{shown(url)}: no proper answer: {str(e) or type(e).__name__}") from e
+    except (httpx.InvalidURL, httpx.TooManyRedirects, httpx.DecodingError) as e:
+        raise SourceInvalid(f"{shown(url)}: {e}") from e
 
 
 def take(pieces: Iterator[bytes], length: int, *, url: str) -> bytes:

@@ -105,7 +105,7 @@ class _Stream:
         self.file.check(response.headers)
         if response.headers.get("content-length") != str(self.file.size_bytes):
             raise changed(shown(self.file.url))
-        self._pieces = response.iter_raw()
+        self._pieces = self.web.body(self.file.url, response)
 
     def _take(self, length: int) -> bytes:
         parts, missing = [self._rest[:length]], length - len(self._rest[:length])

@@ -1,0 +1,190 @@
+"""Files on the web are read in ranges of one version; what a server cannot do is done without, or said."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.web_files import RESET, SHORT, Served, WebFiles
+from weight_cache.errors import SourceInvalid
+from weight_cache.hashing import build_manifest
+from weight_cache.manifest import CHUNK_BYTES
+from weight_cache.sources import open_source
+from weight_cache.sources.ranges import Web
+from weight_cache.sources.source import SourceFile
+from weight_cache.sources.web import WebSource
+
+TAG = '"v1"'
+
+
+@pytest.fixture(name="server")
+def _server() -> Iterator[WebFiles]:
+    with WebFiles() as server:
+        yield server
+
+
+class Pauses:
+    """A pause that does not last; `taken` has the seconds asked for."""
+
+    def __init__(self) -> None:
+        self.taken: list[float] = []
+
+    def __call__(self, seconds: float) -> None:
+        self.taken.append(seconds)
+
+
+@pytest.fixture(name="pauses")
+def _pauses() -> Pauses:
+    return Pauses()
+
+
+@pytest.fixture(name="web")
+def _web(pauses: Pauses) -> Web:
+    return Web(pause=pauses, timeout_s=5.0)
+
+
+def opened(server: WebFiles, web: Web, *paths: str) -> tuple[WebSource, list[SourceFile]]:
+    source = WebSource([server.url + path for path in paths], web=web)
+    try:
+        return source, source.files()
+    except SourceInvalid:
+        source.close()
+        raise
+
+
+def test_ranges_are_asked_for_of_the_version_that_was_seen(server: WebFiles, web: Web) -> None:
+    server.files["/m/model.bin"] = Served(content=b"0123456789", etag=TAG)
+    source, (file,) = opened(server, web, "/m/model.bin")
+
+    assert (file.path, file.size_bytes, file.version, file.is_lasting, file.is_ranged) == ("model.bin", 10, TAG, True, True)
+    assert source.read(file, 2, 3) == b"234"
+    assert server.seen[-1].headers["range"] == "bytes=2-4"
+    assert server.seen[-1].headers["if-match"] == TAG
+    source.close()
+
+
+@pytest.mark.parametrize("knows_conditions", [True, False])
+@pytest.mark.parametrize("is_ranged", [True, False])
+@pytest.mark.parametrize("tags", [({"etag": TAG}, {"etag": '"v2"'}), ({"modified": "Mon"}, {"modified": "Tue"})])
+def test_a_replaced_file_is_refused(
+    server: WebFiles, web: Web, tags: tuple[dict[str, str], dict[str, str]], *, is_ranged: bool, knows_conditions: bool
+) -> None:
+    server.files["/a"] = Served(content=b"old", is_ranged=is_ranged, **tags[0])  # type: ignore[arg-type]
+    source, (file,) = opened(server, web, "/a")
+    server.files["/a"] = Served(content=b"new", is_ranged=is_ranged, knows_conditions=knows_conditions, **tags[1])  # type: ignore[arg-type]
+
+    with pytest.raises(SourceInvalid, match="changed while it was read"):
+        source.read(file, 0, 3)
+    source.close()
+
+
+def test_weak_tags_and_signed_addresses_do_not_last(server: WebFiles, web: Web) -> None:
+    server.files["/weak"] = Served(content=b"x", etag='W/"v1"')
+    server.files["/signed"] = Served(content=b"x", etag=TAG)
+    source, files = opened(server, web, "/weak", "/signed?key=secret")
+
+    assert [(f.path, f.version, f.is_lasting) for f in files] == [("signed", TAG, False), ("weak", "", False)]
+    assert "secret" not in source.name
+    assert source.read(files[1], 0, 1) == b"x"
+    source.close()
+
+
+def test_a_server_without_ranges_is_read_from_begin_to_end(server: WebFiles, web: Web, tmp_path: Path) -> None:
+    content = os.urandom(CHUNK_BYTES + 10)
+    (tmp_path / "big").write_bytes(content)
+    (tmp_path / "empty").touch()
+    server.files |= {"/big": Served(content=content, is_ranged=False), "/empty": Served(content=b"", is_ranged=False)}
+    source, files = opened(server, web, "/big", "/empty")
+
+    manifest = build_manifest(source, files=files)
+
+    assert manifest == build_manifest(tmp_path)
+    assert len(server.seen) == 3
+    assert source.read(files[0], 5, 5) == content[5:10]
+    assert source.read(files[0], 10, 2) == content[10:12]
+    assert len(server.seen) == 4
+    source.close()
+
+
+def test_what_passes_is_asked_for_again(server: WebFiles, web: Web, pauses: Pauses) -> None:
+    server.files["/a"] = Served(content=b"0123456789", etag=TAG)
+    source, (file,) = opened(server, web, "/a")
+    server.faults.extend([500, RESET, SHORT, 503])
+
+    assert source.read(file, 0, 10) == b"0123456789"
+    assert len(pauses.taken) == 4
+    assert all(taken <= 0.5 * 2**i for i, taken in enumerate(pauses.taken))
+    server.faults.append(429)
+    source.read(file, 0, 1)
+    assert pauses.taken[-1] == 7.0
+    source.close()
+
+
+def test_a_stream_that_breaks_off_is_begun_again(server: WebFiles, web: Web) -> None:
+    server.files["/a"] = Served(content=b"0123456789", is_ranged=False)
+    source, (file,) = opened(server, web, "/a")
+    assert source.read(file, 0, 2) == b"01"
+    server.faults.append(SHORT)
+    assert source.read(file, 4, 6) == b"456789"
+    source.close()
+
+
+def test_a_storm_that_does_not_pass_is_told(server: WebFiles, web: Web) -> None:
+    server.files["/a"] = Served(content=b"x")
+    server.faults.extend([503] * 5)
+    with pytest.raises(SourceInvalid, match="not able to answer now"):
+        opened(server, web, "/a")
+    assert len(server.seen) == 5
+
+
+@pytest.mark.parametrize(
+    "status, said", [(401, "secret="), (403, "secret="), (404, "nothing at that address"), (410, "nothing"), (400, "refused")]
+)
+def test_a_refusal_is_told_at_once(server: WebFiles, web: Web, status: int, said: str) -> None:
+    server.faults.append(status)
+    with pytest.raises(SourceInvalid, match=said):
+        opened(server, web, "/a")
+    assert len(server.seen) == 1
+
+
+def test_what_cannot_be_read_by_length_is_refused(server: WebFiles, web: Web) -> None:
+    server.files["/long"] = Served(content=b"x", is_ranged=False, has_length=False)
+    server.files["/packed"] = Served(content=b"x", encoding="gzip")
+    with pytest.raises(SourceInvalid, match="does not tell the file's length"):
+        opened(server, Web(), "/long")
+    with pytest.raises(SourceInvalid, match="encodes"):
+        opened(server, web, "/packed")
+
+
+def test_addresses_that_name_no_file_or_the_same_are_refused() -> None:
+    with pytest.raises(SourceInvalid, match="names no file"):
+        open_source("https://host/folder/")
+    with pytest.raises(SourceInvalid, match="same last part"):
+        open_source(["https://host/a/x", "https://host/b/x?key=1"])
+    with pytest.raises(SourceInvalid, match="one per file"):
+        open_source(["s3://bucket/a"])
+    with pytest.raises(SourceInvalid, match="one per file"):
+        open_source([])
+
+
+def test_a_token_is_sent_but_not_to_another_host(server: WebFiles) -> None:
+    server.token = "t0ken"
+    with WebFiles() as other:
+        other.files["/real"] = Served(content=b"x", etag=TAG)
+        server.redirects["/a"] = f"{other.url}/real".replace("127.0.0.1", "localhost")
+        source = open_source(f"{server.url}/a", token="t0ken")
+        (file,) = source.files()
+        assert (file.path, source.read(file, 0, 1)) == ("a", b"x")
+        assert all("authorization" not in seen.headers for seen in other.seen)
+        source.close()
+
+
+def test_nobody_at_home_is_told(web: Web, pauses: Pauses) -> None:
+    source = WebSource(["http://127.0.0.1:1/a"], web=web)
+    with pytest.raises(SourceInvalid, match="no proper answer"):
+        source.files()
+    assert len(pauses.taken) == 4
+    source.close()
