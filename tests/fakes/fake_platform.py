@@ -39,6 +39,7 @@ from pilotlight.protocol import (
 )
 from pilotlight.spec import FunctionSpec, ImageSpec, from_json, to_json
 from tests.fakes.loopback import LoopbackServer, handler_for
+from tests.fakes.pushed_weights import PushedWeights
 from tests.fakes.user_code import Answer, Asked, entered, run
 from weight_cache.manifest import FileHash
 
@@ -62,6 +63,7 @@ class FakePlatform:
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
+        self.weights = PushedWeights(self.blobs)
         self.images: dict[str, ImageSpec] = {}
         self.apps: dict[tuple[str, str], DeployedApp] = {}
         self.secrets: dict[tuple[str, str], dict[str, str]] = {}
@@ -140,10 +142,21 @@ class FakePlatform:
         whole = FileHash() if asked.query.get("chunked") == "true" else hashlib.sha256()
         whole.update(asked.body)
         if whole.hexdigest() != digest:
-            raise InvalidInput(f"the body is not {digest}")
+            raise InvalidInput(f"the body is not {digest}", actual=whole.hexdigest())
         created = digest not in self.blobs
         self.blobs[digest] = asked.body
         return _json({"digest": digest, "size_bytes": len(asked.body), "created": created}, 201 if created else 200)
+
+    def get_blob(self, asked: Asked, digest: str) -> Answer:
+        return self.weights.get_blob(asked, digest)
+
+    def weights_named(self, asked: Asked, name: str, verb: str = "") -> Answer:
+        routes = {"GET": self.weights.show, "PUT": self.weights.put, "DELETE": self.weights.delete}
+        verbs = {"verify": self.weights.verify, "prefetch": self.weights.prefetch, "pin": self.weights.pin, "unpin": self.weights.unpin}
+        return (verbs[verb] if verb else routes[asked.method])(asked, name)
+
+    def list_weights(self, asked: Asked) -> Answer:
+        return self.weights.listing(asked)
 
     def build_image(self, asked: Asked) -> Answer:
         spec = from_json(ImageSpec, asked.json())
@@ -418,6 +431,10 @@ class FakePlatform:
 _ROUTES: list[tuple[str, str, Route]] = [
     ("HEAD", r"/v1/blobs/([0-9a-f]{64})", FakePlatform.has_blob),
     ("PUT", r"/v1/blobs/([0-9a-f]{64})", FakePlatform.put_blob),
+    ("GET", r"/v1/blobs/([0-9a-f]{64})", FakePlatform.get_blob),
+    ("GET", r"/v1/weights", FakePlatform.list_weights),
+    *((method, r"/v1/weights/([^/:]+)", FakePlatform.weights_named) for method in ("GET", "PUT", "DELETE")),
+    ("POST", r"/v1/weights/([^/:]+)/(verify|prefetch|pin|unpin)", FakePlatform.weights_named),
     ("POST", r"/v1/images", FakePlatform.build_image),
     ("POST", r"/v1/apps/([^/:]+)/deploy", FakePlatform.deploy),
     ("GET", r"/v1/apps", FakePlatform.list_apps),

@@ -73,7 +73,14 @@ def is_empty(directory: Path) -> bool:
     return not any(directory.iterdir())
 
 
-def pull(blobs: Blobs, digest: str, directory: Path, *, progress: Progress | None = None) -> Pulled:
+def room(directory: Path) -> int:
+    """Bytes that can still be written below `directory`."""
+    return shutil.disk_usage(directory).free
+
+
+def pull(
+    blobs: Blobs, digest: str, directory: Path, *, progress: Progress | None = None, free_bytes: Callable[[Path], int] = room
+) -> Pulled:
     """Bring the model of manifest `digest` to `directory`. Files of the same names are replaced, others stay.
 
     Raises NotFound, Conflict (another pull is at it), StorageFull, PilotlightError (damaged on the platform), OSError.
@@ -85,7 +92,7 @@ def pull(blobs: Blobs, digest: str, directory: Path, *, progress: Progress | Non
     staging.mkdir(parents=True, exist_ok=True)
     with _alone(staging):
         task = _Pull(blobs, manifest, staging, here=None if is_fresh else target, progress=progress)
-        fetched = task.run()
+        fetched = task.run(free_bytes)
         if is_fresh:
             _sync_tree(staging)
             staging.rename(target)  # over an empty directory too (rename(2))
@@ -110,10 +117,10 @@ class _Pull:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
 
-    def run(self) -> int:
+    def run(self, free_bytes: Callable[[Path], int]) -> int:
         """Bring every file to the staging directory, except those that the target has already; returns the bytes fetched."""
         files = [file for file in self._manifest.files if not self._is_here(file)]
-        self._check_room(files)
+        self._check_room(files, free_bytes(self._staging))
         small = [file for file in files if file.size_bytes <= CHUNK_BYTES]
         with ThreadPoolExecutor(CHUNKS_AT_ONCE, "pull weights") as pool:
             try:
@@ -136,10 +143,10 @@ class _Pull:
             self._count(file.size_bytes)
         return is_same
 
-    def _check_room(self, files: list[ManifestFile]) -> None:
+    def _check_room(self, files: list[ManifestFile], free: int) -> None:
         there = sum(_allocated(self._staging / file.path) for file in files)
         needed = sum(file.size_bytes for file in files) - there
-        if needed > (free := shutil.disk_usage(self._staging).free):
+        if needed > free:
             message = f"{needed} bytes are missing here and {self._staging.parent} has room for {free}"
             raise StorageFull(message, hint="Free some space, or name another disk.")
 

@@ -26,6 +26,8 @@ COMMANDS = [
     *("token create", "token list", "token revoke", "secret set", "secret list", "secret delete"),
     *("snapshot list", "snapshot show", "snapshot prove", "snapshot disable", "snapshot enable", "snapshot delete"),
     *("template list", "template drop"),
+    *("weights push", "weights pull", "weights list", "weights show", "weights verify", "weights prefetch"),
+    *("weights pin", "weights unpin", "weights delete"),
     *("environment create", "environment list", "environment delete"),
 ]
 seen: list[Options] = []
