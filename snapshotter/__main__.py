@@ -42,16 +42,16 @@ def main() -> int:
         paths = Paths.of(platform, os.environ).make()
         settings = load(SnapshotterSettings, "snapshotter", arguments.config)
         blobs = blob_store(platform, paths)
-    except (SettingsInvalid, ValueError) as e:
+    except SettingsInvalid as e:
         print(e, file=sys.stderr)
         return 2
     pid_file = paths.run / "snapshotter.pid"
     pid_file.write_text(f"{os.getpid()}\n")
     try:
         asyncio.run(_serve(paths, settings, blobs, arguments, s3_client=platform.s3_client))
-    except (SnapshotterError, OSError) as e:
+    except (SnapshotterError, SettingsInvalid, OSError) as e:
         print(f"snapshotter: {e}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(e, SettingsInvalid) else 1
     finally:
         pid_file.unlink(missing_ok=True)
     return 0

@@ -1,4 +1,4 @@
-"""Real parts that tests share: a throwaway PostgreSQL, a throwaway Redis, short temporary directories.
+"""Real parts that tests share: a throwaway PostgreSQL, a throwaway Redis, an S3 server, short temporary directories.
 
 A part that is missing skips its tests on a laptop and fails them in CI (environment variable `CI`): a contract that only the fake
 was held to is not proven.
@@ -6,6 +6,7 @@ was held to is not proven.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pwd
 import shutil
@@ -21,6 +22,8 @@ from typing import NoReturn
 import psycopg
 import pytest
 import redis
+
+from tests.fakes import s3_server
 
 SERVER_START_S = 30.0
 """Longest time that a server may take to accept connections on a busy machine."""
@@ -133,6 +136,25 @@ def redis_url(redis_server: str) -> str:
     with redis.Redis.from_url(redis_server) as client:
         client.flushall()
     return redis_server
+
+
+@pytest.fixture(scope="session")
+def s3_address() -> Iterator[str]:
+    """moto's S3 server in a process of its own; its address."""
+    if importlib.util.find_spec("moto") is None:
+        _require_or_skip("moto is not installed: pip install moto[server]")
+    with s3_server.s3_server() as address:
+        yield address
+
+
+@pytest.fixture
+def s3_bucket(s3_address: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A fresh bucket; credentials and endpoint where the clients, and processes that are started, look for them."""
+    for name, value in s3_server.environment(s3_address).items():
+        monkeypatch.setenv(name, value)
+    for name in s3_server.OTHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    return s3_server.fresh_bucket(s3_address)
 
 
 def _ping(url: str) -> None:

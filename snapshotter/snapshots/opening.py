@@ -20,7 +20,7 @@ from snapshotter.snapshots.remote import Remote
 from snapshotter.snapshots.stock import Stock
 from snapshotter.snapshots.stored import CatalogueOwned
 from weight_cache.objects import ObjectStore, open_store
-from weight_cache.settings import Paths
+from weight_cache.settings import Paths, SettingsInvalid
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Given(Protocol):
 
 
 async def open_stock(paths: Paths, settings: SnapshotterSettings, given: Given) -> Stock:
-    """Everything that snapshots need. Raises StockOff, ValueError (a store for copies that cannot be)."""
+    """Everything that snapshots need. Raises StockOff, SettingsInvalid."""
     if not settings.snapshots:
         raise StockOff("platform.yaml says snapshotter.snapshots: false")
     if not given.namespaces:
@@ -69,7 +69,10 @@ async def open_stock(paths: Paths, settings: SnapshotterSettings, given: Given) 
 
 
 def _copies(where: str | None, s3_client: str) -> ObjectStore | None:
-    return None if where is None else open_store(where, setting="snapshot_store", client=s3_client)
+    try:
+        return None if where is None else open_store(where, setting="snapshotter.snapshot_store", client=s3_client)
+    except ValueError as e:
+        raise SettingsInvalid(str(e)) from e
 
 
 def _catalogue(directory: Path, key: bytes, max_bytes: int | None) -> Catalogue:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import io
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 
 from snapshotter.bundles import Bundles
 from snapshotter.errors import BundleUnavailable
+from weight_cache.objects import ObjectStore, blob_key, open_store
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -31,11 +34,7 @@ def entry(
 
 
 def put(home: Path, *entries: tuple[tarfile.TarInfo, bytes]) -> str:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        for info, content in entries:
-            tar.addfile(info, io.BytesIO(content))
-    return put_bytes(home, packed.getvalue())
+    return put_bytes(home, packed(*entries)[1])
 
 
 def put_bytes(home: Path, content: bytes) -> str:
@@ -162,3 +161,50 @@ def test_killed_unpacking_leaves_no_half_bundle(tmp_path: Path) -> None:
     done = asyncio.run(Bundles(tmp_path).ensure(digest))
     assert [d.name for d in code.iterdir()] == [digest]
     assert sum(1 for f in done.rglob("f*")) == 3000
+
+
+# -- from a store that is no directory ---------------------------------------------------------------------------------
+@pytest.fixture
+async def bucket(s3_bucket: str) -> AsyncIterator[ObjectStore]:
+    store = open_store(f"s3://{s3_bucket}/blobs", setting="platform.blobs")
+    yield store
+    await store.aclose()
+
+
+def packed(*entries: tuple[tarfile.TarInfo, bytes]) -> tuple[str, bytes]:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w:gz") as tar:
+        for info, content in entries:
+            tar.addfile(info, io.BytesIO(content))
+    return hashlib.sha256(raw.getvalue()).hexdigest(), raw.getvalue()
+
+
+async def test_a_bundle_is_fetched_from_a_bucket_once(tmp_path: Path, bucket: ObjectStore) -> None:
+    digest, raw = packed(entry("app.py", b"x = 1"))
+    await bucket.put(blob_key(digest), raw)
+    bundles = Bundles(tmp_path, blobs=bucket)
+    codes = await asyncio.gather(*(bundles.ensure(digest) for _ in range(3)))
+    assert {(code / "app.py").read_bytes() for code in codes} == {b"x = 1"}
+    assert [p.name for p in (tmp_path / "node" / "code").iterdir()] == [digest]
+    assert not (tmp_path / "blobs").exists()
+
+
+async def test_what_a_bucket_lacks_or_has_wrong_is_said_and_leaves_nothing(tmp_path: Path, bucket: ObjectStore) -> None:
+    digest, raw = packed(entry("app.py", b"x = 1"))
+    bundles = Bundles(tmp_path, blobs=bucket)
+    with pytest.raises(BundleUnavailable, match=r"is not in the blob store \(<S3Store s3://.*deploy again"):
+        await bundles.ensure(digest)
+    await bucket.put(blob_key(digest), raw + b"!")
+    with pytest.raises(BundleUnavailable, match=f"{digest} of <S3Store s3://.* is corrupt"):
+        await bundles.ensure(digest)
+    assert list((tmp_path / "node" / "code").iterdir()) == []
+    await bucket.put(blob_key(digest), raw)
+    assert (await bundles.ensure(digest)).is_dir()
+
+
+async def test_a_bucket_that_does_not_answer_is_said(tmp_path: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    async with contextlib.aclosing(open_store(f"s3://{s3_bucket}", setting="platform.blobs", attempts=1)) as store:
+        with pytest.raises(BundleUnavailable, match="cannot be fetched: s3://"):
+            await Bundles(tmp_path, blobs=store).ensure("0" * 64)
+    assert list((tmp_path / "node" / "code").iterdir()) == []

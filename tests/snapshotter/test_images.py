@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import io
 import json
@@ -28,6 +29,7 @@ from snapshotter.images import Images, own_layout, runtime_requirements
 from snapshotter.imagespec import image_digest, parse_image
 from snapshotter.interpreters import find_interpreter, installed_interpreters, own_interpreter
 from snapshotter.pipconfig import build_variables, user_config
+from weight_cache.objects import blob_key, open_store
 
 REPOSITORY = Path(__file__).parents[2]
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -220,6 +222,20 @@ async def test_steps_run_in_order_and_the_image_serves(tmp_path: Path, images: I
     assert again.seen == []
     assert images.prune(set()) == [digest]
     assert list((tmp_path / "node" / "images").iterdir()) == []
+
+
+@pytest.mark.slow
+async def test_copy_steps_are_fetched_from_a_bucket(tmp_path: Path, environ: dict[str, str], s3_bucket: str) -> None:
+    blob = put_tar(tmp_path, {"helper.py": b"said = 'copied'"})
+    step = {"op": "copy", "blob": blob, "target": "mine"}
+    async with contextlib.aclosing(open_store(f"s3://{s3_bucket}/blobs", setting="platform.blobs")) as store:
+        images = Images(tmp_path / "home", blobs=store, environ=environ, requirements=["plserver==2.0"])
+        with pytest.raises(ImageBuildFailed, match="is not in the blob store: deploy again"):
+            await images.build(spec(step), uid=None, part=Parts())
+        await store.put_file(blob_key(blob), tmp_path / "blobs" / blob[:2] / blob)
+        digest = await images.build(spec(step), uid=None, part=Parts())
+        assert ask(images, digest, "import mine.helper as h; print(h.said)") == "copied"
+        assert sorted(p.name for p in images.layout(digest).site[0].parents[3].iterdir()) == ["env", "files", "image.json"]
 
 
 @pytest.mark.slow

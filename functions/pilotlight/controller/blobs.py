@@ -31,7 +31,7 @@ from weight_cache.settings import Paths, PlatformSettings
 WRITE_BYTES = 1024 * 1024
 """Received pieces are gathered to this size before a thread hashes and writes them: a hop costs more than 64 KiB of sha256."""
 READ_BYTES = 4 * 1024 * 1024
-"""Read from the store at a time for a download, one such piece ahead: a request to S3 takes some 30 ms, however little it asks for."""
+"""A request to S3 takes some 30 ms, however little it asks for; a download holds two of these in memory."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -50,15 +50,17 @@ class BlobFiles:
         objects: where they lie.
         incoming: directory of uploads that are not complete; of the store's own file system where that is a directory.
         limit_bytes: bounds one blob.
+        read_bytes: read from the store at a time for a download, one such piece ahead.
     """
 
     objects: ObjectStore
     incoming: Path
     limit_bytes: int
+    read_bytes: int = READ_BYTES
 
     @classmethod
     def of(cls, platform: PlatformSettings, paths: Paths, *, limit_bytes: int) -> BlobFiles:
-        """Where the settings say. Raises ValueError."""
+        """Where the settings say. Raises SettingsInvalid."""
         objects = blob_store(platform, paths)
         incoming = objects.local_path("incoming") or paths.home / "blobs" / "incoming"
         return cls(objects=objects, incoming=incoming, limit_bytes=limit_bytes)
@@ -88,10 +90,10 @@ class BlobFiles:
         ahead: asyncio.Task[bytes | memoryview] | None = None
         try:
             while begin < end:
-                read = self.objects.read(key, offset_bytes=begin, length_bytes=min(READ_BYTES, end - begin))
+                read = self.objects.read(key, offset_bytes=begin, length_bytes=min(self.read_bytes, end - begin))
                 following = asyncio.create_task(read, name=f"read blob {digest[:12]}")
                 ahead, ready = following, ahead
-                begin = min(begin + READ_BYTES, end)
+                begin = min(begin + self.read_bytes, end)
                 if ready is not None:
                     yield await ready
             if ahead is not None:

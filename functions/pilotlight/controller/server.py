@@ -30,7 +30,6 @@ from snapshotter.client import AgentClient
 from snapshotter.errors import SnapshotterError
 from weight_cache.client import WeightCacheClient
 from weight_cache.errors import WeightCacheError
-from weight_cache.settings import SettingsInvalid
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ EXPIRE_BATCH = 1000
 async def serve(config: ControllerConfig, *, ready_fd: int | None = None) -> None:
     """Run until SIGTERM or SIGINT. Raises AlreadyRunning, SettingsInvalid."""
     paths = config.paths.make()
-    files = _files(config)
+    files = BlobFiles.of(config.platform, config.paths, limit_bytes=config.settings.blob_max_bytes)
     bell = Bell()
     store = Store(config.database_url, clock=time.time, on_fed=bell.ring)
     agent = AgentClient(paths.socket("snapshotter"))
@@ -59,13 +58,6 @@ async def serve(config: ControllerConfig, *, ready_fd: int | None = None) -> Non
         await cache.aclose()
         await files.objects.aclose()
         store.close()
-
-
-def _files(config: ControllerConfig) -> BlobFiles:
-    try:
-        return BlobFiles.of(config.platform, config.paths, limit_bytes=config.settings.blob_max_bytes)
-    except ValueError as e:
-        raise SettingsInvalid(str(e)) from e
 
 
 def _context(

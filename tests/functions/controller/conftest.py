@@ -127,7 +127,7 @@ async def controller(store: Store, clock: ManualClock, blobs: ObjectStore, tmp_p
     context = Context(
         config=ControllerConfig(settings=ControllerSettings(), paths=paths, trust="isolated", uid_base=20_000),
         store=watched,
-        files=BlobFiles(objects=blobs, incoming=tmp_path / "blobs" / "incoming", limit_bytes=1_000_000),
+        files=BlobFiles(objects=blobs, incoming=tmp_path / "blobs" / "incoming", limit_bytes=1_000_000, read_bytes=70_000),
         key=PlatformKey.load_or_create(tmp_path / "platform.key"),
         agent=AgentClient(paths.socket("snapshotter")),
         cache=WeightCacheClient(paths.socket("weight_cache")),

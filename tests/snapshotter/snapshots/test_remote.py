@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -18,7 +16,6 @@ from snapshotter.snapshots.manifest import sealed
 from snapshotter.snapshots.mapped import Binds, record
 from snapshotter.snapshots.remote import Remote, RemoteError
 from snapshotter.types import SnapshotState
-from tests.fakes.s3_server import OTHER_VARIABLES, environment, fresh_bucket, s3_server
 from tests.snapshotter.snapshots.shapes import FILES, KEY, NO_BINDS, identity, publish, ready
 from weight_cache.errors import ObjectStoreError
 from weight_cache.objects import DirectoryStore, ObjectStore, open_store
@@ -26,24 +23,9 @@ from weight_cache.objects import DirectoryStore, ObjectStore, open_store
 CHUNK_BYTES = 4096
 
 
-@pytest.fixture(scope="module")
-def address(require_or_skip: Callable[[str], NoReturn]) -> Iterator[str]:
-    if importlib.util.find_spec("moto") is None:
-        require_or_skip("moto is not installed: pip install moto[server]")
-    with s3_server() as address:
-        yield address
-
-
 @pytest.fixture(params=["directory", "s3"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ObjectStore]:
-    where = str(tmp_path / "store")
-    if request.param == "s3":
-        address = request.getfixturevalue("address")
-        for name, value in environment(address).items():
-            monkeypatch.setenv(name, value)
-        for name in OTHER_VARIABLES:
-            monkeypatch.delenv(name, raising=False)
-        where = f"s3://{fresh_bucket(address)}/some/prefix"
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ObjectStore]:
+    where = str(tmp_path / "store") if request.param == "directory" else f"s3://{request.getfixturevalue('s3_bucket')}/some/prefix"
     store = open_store(where, setting="snapshot_store")
     yield store
     await store.aclose()
