@@ -121,7 +121,7 @@ class Weights:
         if self.secret is None or isinstance(self.secret, str):
             return self.secret
         values = self._values(self.secret)
-        return next(iter(values.values())) if len(values) == 1 and self.sources[0].startswith(_WEB) else None
+        return next(iter(values.values())) if len(values) == 1 and not self.sources[0].startswith("s3://") else None
 
     def variables(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """`environ` with the secret's variables on top. Raises as `token`."""
@@ -155,11 +155,9 @@ def _last_part(sources: tuple[str, ...]) -> str:
     address = urlsplit(sources[0])
     if not sources[0].startswith(_ADDRESSES):
         return Path(sources[0]).name or Path(sources[0]).resolve().name
-    path = unquote(address.path).rstrip("/")
-    if len(sources) > 1:
-        path = path.rpartition("/")[0]
-    last = path.rpartition("/")[2] or address.hostname or ""
-    return last.partition("@")[0] if address.scheme == "hf" else last
+    path = address.path.partition("@")[0] if address.scheme == "hf" else unquote(address.path)
+    folder, _, last = path.rstrip("/").rpartition("/")
+    return (folder.rpartition("/")[2] if len(sources) > 1 else last) or address.hostname or ""
 
 
 def _shown(source: str) -> str:
