@@ -96,7 +96,7 @@ class ObjectOrigin:
                 async with asyncio.timeout(timeout_s):
                     return await work()
             except TimeoutError as e:
-                raise ObjectStoreUnavailable(f"no answer within {timeout_s:.0f} s") from e
+                raise ObjectStoreUnavailable(f"no answer within {timeout_s:.3g} s") from e
 
         async def told() -> T:
             try:
