@@ -102,7 +102,9 @@ class Arrivals:
             if (grave := self._directory.bury_model(name)) is not None:  # a cancellation can come after the rename
                 self._directory.remove(grave)
             raise
-        self._catalogue.model_arrived(name, now=self._clock())
+        now = self._clock()
+        self._catalogue.model_arrived(name, now=now)
+        self._directory.touch(name, now=now)
 
     async def _fetch_files(self, name: str, manifest: Manifest, lane_of: LaneOf) -> None:
         """Fetch what is missing, small files side by side, and a large one's chunks too."""

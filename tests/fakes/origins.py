@@ -10,20 +10,29 @@ from weight_cache.errors import OriginUnavailable
 
 
 class MemoryOrigin:
-    """Blobs in a dictionary. `reads` counts ranges asked for.
+    """Blobs in a dictionary.
 
     Attributes:
         asked: set once anything was read.
         gate: an unset Event here holds reads back.
+        gates: as `gate`, for single blobs.
         damaged: blobs whose bytes arrive wrong, and how many times still.
+        lost: ranges (blob, offset) that cannot be read.
+        reads, ranges, read_bytes: how many ranges were asked for, which, and the bytes that were delivered.
+        at_once, most_at_once: reads under way now, and at most.
     """
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
         self.damaged: dict[str, int] = {}
+        self.lost: set[tuple[str, int]] = set()
         self.reads = 0
+        self.ranges: list[tuple[str, int]] = []
+        self.read_bytes = 0
+        self.at_once = self.most_at_once = 0
         self.asked = asyncio.Event()
         self.gate: asyncio.Event | None = None
+        self.gates: dict[str, asyncio.Event] = {}
 
     def put(self, content: bytes) -> str:
         """Keep a blob; returns its name."""
@@ -38,14 +47,23 @@ class MemoryOrigin:
     async def read(self, digest: str, *, offset_bytes: int, length_bytes: int) -> bytes:
         """Up to `length_bytes` from `offset_bytes`. Raises OriginUnavailable."""
         self.reads += 1
+        self.ranges.append((digest, offset_bytes))
         self.asked.set()
         content = self._blob(digest)
-        if self.gate is not None:
-            await self.gate.wait()
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            gate = self.gates.get(digest, self.gate)
+            await (gate.wait() if gate is not None else asyncio.sleep(0))
+        finally:
+            self.at_once -= 1
+        if (digest, offset_bytes) in self.lost:
+            raise OriginUnavailable(f"blob {digest[:12]} cannot be read from byte {offset_bytes}")
         part = content[offset_bytes : offset_bytes + length_bytes]
         if self.damaged.get(digest, 0) > 0:
             self.damaged[digest] -= 1
-            return bytes(b ^ 1 for b in part)
+            return bytes(b ^ 1 for b in part[:64]) + part[64:]
+        self.read_bytes += len(part)
         return part
 
     def _blob(self, digest: str) -> bytes:

@@ -25,7 +25,17 @@ def manifest_of(files: dict[str, bytes]) -> Manifest:
 def put_model(origin: MemoryOrigin, files: dict[str, bytes]) -> str:
     """Upload a model; returns its manifest's name."""
     for content in files.values():
-        whole = FileHash()
-        whole.update(content)
-        origin.blobs[whole.hexdigest()] = content
+        origin.blobs[digest_of(content)] = content
     return origin.put(manifest_of(files).to_bytes())
+
+
+def digest_of(content: bytes) -> str:
+    """The name of a file with that content."""
+    whole = FileHash()
+    whole.update(content)
+    return whole.hexdigest()
+
+
+def chunked(*letters: bytes, tail: bytes = b"tail") -> bytes:
+    """A file of one chunk per letter, and a short one."""
+    return b"".join(letter * CHUNK_BYTES for letter in letters) + tail

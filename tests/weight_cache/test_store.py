@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import random
 import shutil
@@ -20,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.origins import FolderOrigin, MemoryOrigin
-from tests.weight_cache.models import manifest_of, put_model
+from tests.weight_cache.models import chunked, digest_of, manifest_of, put_model
 from weight_cache.errors import ChunkCorrupt, ManifestInvalid, OriginUnavailable, StoreFull, StoreOwned
 from weight_cache.manifest import CHUNK_BYTES
-from weight_cache.store import Store
+from weight_cache.store import Store, lease_id
 from weight_cache.types import LoadProgress
 
 REPOSITORY = Path(__file__).parents[2]
@@ -230,6 +231,136 @@ async def test_second_owner_is_refused_and_told_who_the_first_is(tmp_path: Path,
         Store.open(tmp_path / "w", origin=origin, max_bytes=None, clock=time.time)
 
 
+async def test_lease_remembers_the_process_that_ends_it_and_takes_over_a_new_one(
+    tmp_path: Path, store: Store, origin: MemoryOrigin, clock: Diary
+) -> None:
+    name = put_model(origin, MODEL)
+    first, _ = await store.lease(name, holder="s", pid=7, pid_started=70)
+    assert (first.id, first.pid, first.pid_started) == (lease_id(name, "s"), 7, 70)
+    clock.now += 1
+    assert (await store.lease(name, holder="s"))[0] == first
+    assert (await store.lease(name, holder="s", pid=7, pid_started=70))[0] == first
+    second, _ = await store.lease(name, holder="s", pid=8, pid_started=80)
+    store.close()
+    again = Store.open(tmp_path / "w", origin=origin, max_bytes=10_000, clock=clock)
+    assert [(held.id, held.pid) for held in again.leases()] == [(first.id, 8)]
+    assert again.leases() == [second]
+    again.close()
+
+
+async def test_pinned_model_stays_over_restarts_until_it_is_unpinned(
+    tmp_path: Path, store: Store, origin: MemoryOrigin, clock: Diary
+) -> None:
+    names = [put_model(origin, {"w": bytes([i]) * 4000}) for i in range(4)]
+    await store.pin(names[0])
+    await store.pin(names[0])
+    store.close()
+    again = Store.open(tmp_path / "w", origin=origin, max_bytes=10_000, clock=clock)
+    for name in names[1:]:
+        clock.now += 1
+        await again.prefetch(name)
+    assert [(m.manifest, m.is_pinned) for m in again.models()] == [(names[0], True), (names[3], False)]
+    assert again.statistics().pinned_bytes == 4000
+    assert await again.drop(names[0]) is False
+    assert await again.unpin(names[0]) is True
+    assert await again.unpin(names[0]) is False
+    assert await again.drop(names[0]) is True
+    again.close()
+    again = Store.open(tmp_path / "w", origin=origin, max_bytes=10_000, clock=clock)
+    assert [(m.manifest, m.is_pinned) for m in again.models()] == [(names[3], False)]
+    again.close()
+
+
+async def test_pin_that_cannot_be_brought_is_no_pin(store: Store, origin: MemoryOrigin) -> None:
+    with pytest.raises(StoreFull):
+        await store.pin(put_model(origin, {"w": b"x" * 20_000}))
+    assert store.statistics().pinned_bytes == 0
+
+
+async def test_dropped_by_hand_unless_held_and_shared_files_stay(tmp_path: Path, store: Store, origin: MemoryOrigin) -> None:
+    name, other = put_model(origin, MODEL), put_model(origin, {"same": MODEL["sub/weights.bin"]})
+    lease, path = await store.lease(name, holder="s")
+    await store.prefetch(other)
+    assert {p.read_bytes() for p in store.files(name)} == set(MODEL.values())
+    assert (store.is_here(name), store.path(name), store.missing_bytes(name)) == (True, path, 0)
+    assert await store.drop(name) is False
+    await store.release(lease.id)
+    assert await store.drop(name) is True
+    assert await store.drop(name) is False
+    assert (store.is_here(name), store.files(name), store.missing_bytes(name)) == (False, [], 2)
+    assert read(store.path(other)) == {"same": MODEL["sub/weights.bin"]}
+    assert listing(tmp_path / "w")["tmp"] == []
+    assert len(listing(tmp_path / "w")["files"]) == 1
+
+
+async def test_half_of_a_model_can_be_dropped_and_goes_first_when_room_is_needed(tmp_path: Path, origin: MemoryOrigin) -> None:
+    content = chunked(b"a", b"b")
+    half, small = put_model(origin, {"w": content}), put_model(origin, MODEL)
+    store = Store.open(tmp_path / "w", origin=origin, max_bytes=len(content) + 500, clock=time.time)
+    for _ in range(2):
+        origin.lost = {(digest_of(content), 2 * CHUNK_BYTES)}
+        with pytest.raises(OriginUnavailable):
+            await store.lease(half, holder="s")
+        assert store.statistics().partial_bytes > 0
+        if store.is_here(small):
+            break
+        assert await store.drop(half) is True
+        assert (store.statistics().partial_bytes, await store.drop(half)) == (0, False)
+        await store.prefetch(small)
+    large = put_model(origin, {"v": chunked(b"c", tail=b"x")})
+    await store.prefetch(large)
+    assert store.statistics().partial_bytes == 0
+    assert sorted(m.manifest for m in store.models()) == sorted([large]) or store.is_here(small)
+    assert list((tmp_path / "w" / "partial").iterdir()) == []
+    store.close()
+
+
+async def test_two_models_larger_than_the_budget_together_take_turns_under_a_storm(tmp_path: Path, origin: MemoryOrigin) -> None:
+    """Ten rounds of callers for both: one is held while the other is refused, in the end everybody was served; nothing is left over."""
+    names = [put_model(origin, {"w": bytes([i]) * 7000, "c": b"{}"}) for i in range(2)]
+    store = Store.open(tmp_path / "w", origin=origin, max_bytes=10_000, clock=time.time)
+    served = [0, 0]
+
+    async def caller(index: int) -> None:
+        while True:
+            try:
+                lease, path = await store.lease(names[index], holder=f"s{id(asyncio.current_task())}")
+            except StoreFull:
+                await asyncio.sleep(0.001)
+                continue
+            assert read(path)["w"] == bytes([index]) * 7000
+            served[index] += 1
+            await store.release(lease.id)
+            return
+
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(caller(i % 2) for i in range(20)))
+    assert served == [10, 10]
+    assert store.statistics().used_bytes <= 10_000
+    assert listing(tmp_path / "w")["tmp"] == []
+    assert store.leases() == []
+    store.close()
+
+
+async def test_home_of_an_earlier_version_opens_and_its_models_are_fetched_again(
+    tmp_path: Path, origin: MemoryOrigin, clock: Diary
+) -> None:
+    root = tmp_path / "w"
+    store = Store.open(root, origin=origin, max_bytes=10_000, clock=clock)
+    name = put_model(origin, MODEL)
+    await store.lease(name, holder="s")
+    store.close()
+    old = b'{"chunk_bytes":16777216,"files":[],"version":1}'
+    for folder in ("partial", "pins"):
+        (root / folder).rmdir()
+    (root / "manifests" / name).rename(root / "manifests" / hashlib.sha256(old).hexdigest())
+    (root / "manifests" / hashlib.sha256(old).hexdigest()).write_bytes(old)
+    store = Store.open(root, origin=origin, max_bytes=10_000, clock=clock)
+    assert (store.models(), store.leases(), store.missing_bytes(name)) == ([], [], None)
+    assert read((await store.lease(name, holder="s"))[1]) == MODEL
+    store.close()
+
+
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
     disk = Path(tempfile.mkdtemp(prefix="pl"))
@@ -302,7 +433,7 @@ _CHILD = """
 import asyncio, sys, time
 from tests.fakes.origins import FolderOrigin
 from pathlib import Path
-from weight_cache.store import Store
+from weight_cache.store import Store, lease_id
 
 async def main():
     store = Store.open(Path(sys.argv[1]) / "w", origin=FolderOrigin(Path(sys.argv[1]) / "blobs"), max_bytes=40_000_000, clock=time.time)
