@@ -2,8 +2,9 @@
 
 A backup is a tar archive: `manifest.json` (format, time, sha256 of every file), the databases (copied through SQLite's online backup
 interface, so that a running platform can be saved), the platform's key (without which the sealed secrets cannot be read), the blobs
-and the activators' journals. What can be made again (the node's unpacked code and images, the weight cache, logs) is left out.
-The file holds the key: it is written 0600 and must be kept like a password.
+and the activators' journals. What can be made again (the node's unpacked code and images, the weight cache, logs) is left out, and so
+are blobs that lie elsewhere (`platform.blobs`): the manifest then says where. The file holds the key: it is written 0600 and must be
+kept like a password.
 """
 
 from __future__ import annotations
@@ -17,46 +18,65 @@ import shutil
 import sqlite3
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pilotlight.errors import Conflict, InvalidInput, NotFound
+from weight_cache.settings import PlatformSettings
 
 FORMAT = 1
 KEPT = ("activator", "blobs", "controller.db", "platform.key")
 """What a backup carries, relative to the home."""
+_INCOMPLETE = "blobs/incoming/"
+"""Uploads under way: they grow while we read, and go when the platform starts."""
 _MANIFEST = "manifest.json"
 _PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What was saved or loaded."""
+    """What was saved or loaded.
+
+    Attributes:
+        blobs_at: where the platform's blobs lie that are not part of the backup; None: they are.
+    """
 
     files: int
     size_bytes: int
     created_at: float
+    blobs_at: str | None = None
 
 
-def save(home: Path, target: Path, *, now: float) -> Summary:
-    """Write a backup of `home` to `target`, whole or not at all. Raises NotFound when there is nothing to save."""
+def blobs_elsewhere(settings: PlatformSettings, home: Path) -> str | None:
+    """Where the platform's blobs lie, when that is not in its home."""
+    where = settings.blobs
+    if where is None or ("://" not in where and Path(where).resolve() == (home / "blobs").resolve()):
+        return None
+    return where
+
+
+def save(home: Path, target: Path, *, now: float, blobs_at: str | None = None) -> Summary:
+    """Write a backup of `home` to `target`, whole or not at all; without blobs when they lie at `blobs_at`.
+
+    Raises NotFound when there is nothing to save.
+    """
     if not (home / "controller.db").exists():
         raise NotFound(f"{home} holds no platform's state", hint="Name its --home, or start one with `pilotlight up`.")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".pilotlight-backup-", dir=target.parent) as name:
         staging = Path(name)
-        files = dict(_files(home, staging))
+        files = dict(_files(home, staging, [name for name in KEPT if name != "blobs" or blobs_at is None]))
         hashes = {relative: file_sha256(path) for relative, path in files.items()}
         fresh = staging / "backup.tar"
         with tarfile.open(fresh, "w", format=tarfile.PAX_FORMAT) as tar:
-            _add_manifest(tar, hashes, now)
+            _add_manifest(tar, hashes, now, blobs_at)
             for relative, path in sorted(files.items()):
                 tar.add(path, arcname=relative, recursive=False, filter=_private)
         fresh.chmod(0o600)
         fresh.replace(target)
-        return Summary(files=len(files), size_bytes=target.stat().st_size, created_at=now)
+        return Summary(files=len(files), size_bytes=target.stat().st_size, created_at=now, blobs_at=blobs_at)
 
 
 def load(source: Path, home: Path, *, replace: bool, now: float) -> Summary:
@@ -95,11 +115,13 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _files(home: Path, staging: Path) -> Iterator[tuple[str, Path]]:
-    for name in KEPT:
+def _files(home: Path, staging: Path, kept: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    for name in kept:
         top = home / name
         for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
             relative = path.relative_to(home).as_posix()
+            if relative.startswith(_INCOMPLETE):
+                continue
             if path.suffix == ".db":
                 yield relative, _copy_database(path, staging / f"{len(relative)}-{relative.replace('/', '_')}")
             elif path.is_file() and not path.name.endswith(("-wal", "-shm", ".lock", ".sock")):
@@ -122,8 +144,8 @@ def _copy_growing(path: Path, staging: Path) -> Path:
     return copy
 
 
-def _add_manifest(tar: tarfile.TarFile, hashes: Mapping[str, str], now: float) -> None:
-    body = json.dumps({"format": FORMAT, "created_at": now, "sha256": dict(hashes)}, sort_keys=True).encode()
+def _add_manifest(tar: tarfile.TarFile, hashes: Mapping[str, str], now: float, blobs_at: str | None) -> None:
+    body = json.dumps({"format": FORMAT, "created_at": now, "blobs_at": blobs_at, "sha256": dict(hashes)}, sort_keys=True).encode()
     info = tarfile.TarInfo(_MANIFEST)
     info.size, info.mode, info.mtime = len(body), 0o600, int(now)
     tar.addfile(info, io.BytesIO(body))
@@ -148,8 +170,13 @@ def _unpack(source: Path, staging: Path) -> Summary:
         raise InvalidInput(f"{source} is not a whole backup: {e}", hint="Use a file that `pilotlight state backup` wrote.") from e
     if missing := sorted(name for name in manifest["sha256"] if not (staging / name).exists()):
         raise InvalidInput(f"{source} lacks {missing[0]}", hint="The file was cut short: use another copy.")
-    count = len(manifest["sha256"])
-    return Summary(files=count, size_bytes=source.stat().st_size, created_at=float(manifest["created_at"]))
+    count, elsewhere = len(manifest["sha256"]), manifest.get("blobs_at")
+    return Summary(
+        files=count,
+        size_bytes=source.stat().st_size,
+        created_at=float(manifest["created_at"]),
+        blobs_at=None if elsewhere is None else str(elsewhere),
+    )
 
 
 def _manifest(tar: tarfile.TarFile, source: Path) -> Mapping[str, Any]:

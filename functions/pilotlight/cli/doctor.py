@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import importlib.util
 import os
+import secrets
 import shutil
 import socket
 import sys
@@ -26,9 +27,13 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from pilotlight.cli.local import LocalPlatform
+    from weight_cache.objects import ObjectStore
 
 OK, NOTE, BROKEN = "ok", "note", "broken"
 _LEAST_DISK_BYTES = 2 * 1024**3
+_STORE_TIMEOUT_S = 5.0
+_PROBE_S = 30.0
+"""Three requests to the blob store, each tried twice."""
 _PARTS = {
     "SDK and CLI": ("cloudpickle", "httpx", "pathspec", "yaml", "rich", "typer"),
     "platform (extra `server`)": ("fastapi", "uvicorn", "sqlalchemy", "alembic", "cryptography", "jsonschema_rs", "prometheus_client"),
@@ -91,6 +96,7 @@ def settings(session: Session) -> Iterator[Finding]:
     shown = str(platform.config) if platform.config.exists() else "no file: every setting has its default"
     yield Finding(what="configuration", state=OK, detail=shown)
     yield _disk(platform)
+    yield blobs(platform)
     yield _sockets(platform)
     yield _address(platform)
     try:
@@ -102,6 +108,48 @@ def settings(session: Session) -> Iterator[Finding]:
     way_out = "`pilotlight up` writes one to ~/.pilotlight.toml; or set PILOTLIGHT_API_KEY."
     detail = f"{profile.url} {has_key}, environment {profile.environment}"
     yield Finding(what="profile", state=OK if profile.api_key else NOTE, detail=detail, way_out=way_out)
+
+
+def blobs(platform: LocalPlatform) -> Finding:
+    """Whether the place of blobs takes, gives back and forgets an object."""
+    from weight_cache.errors import ObjectStoreError
+    from weight_cache.objects import blob_store
+    from weight_cache.settings import PlatformSettings, SettingsInvalid, load
+
+    file = platform.config if platform.config.exists() else None
+    try:
+        asked = load(PlatformSettings, "platform", file)
+        store = blob_store(asked, platform.paths, attempts=2, timeout_s=_STORE_TIMEOUT_S)
+    except SettingsInvalid as e:
+        return Finding(what="blobs", state=BROKEN, detail=str(e), way_out="Correct platform.blobs in platform.yaml.")
+    where = asked.blobs or str(platform.paths.home / "blobs")
+    if (directory := store.local_path("probe")) is not None and not directory.parent.exists():
+        return Finding(what="blobs", state=OK, detail=f"{where}, made with the first upload")
+    try:
+        asyncio.run(_probe(store))
+    except (ObjectStoreError, TimeoutError) as e:
+        way_out = (
+            "Check platform.blobs, the credentials (AWS_… where the platform runs) and their rights to put, get and delete."
+        )
+        return Finding(what="blobs", state=BROKEN, detail=f"{where}: {e or 'no answer'!s}", way_out=way_out)
+    return Finding(what="blobs", state=OK, detail=f"{where} takes, gives back and deletes objects")
+
+
+async def _probe(store: ObjectStore) -> None:
+    """Raises ObjectStoreError, TimeoutError."""
+    from weight_cache.errors import ObjectStoreError
+
+    key, data = f"probe-{secrets.token_hex(8)}", secrets.token_bytes(64)
+    try:
+        async with asyncio.timeout(_PROBE_S):
+            try:
+                await store.put(key, data)
+                if await store.get(key, max_bytes=len(data)) != data:
+                    raise ObjectStoreError(f"{key} came back with other bytes than were put")
+            finally:
+                await store.delete(key)
+    finally:
+        await store.aclose()
 
 
 def node(session: Session) -> Iterator[Finding]:

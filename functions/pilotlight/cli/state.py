@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from pilotlight.cli.commands import Yes, command
 from pilotlight.cli.output import moment, size
 from pilotlight.cli.session import Session
 from pilotlight.errors import Conflict, InvalidInput
+
+if TYPE_CHECKING:
+    from pilotlight.cli.local import LocalPlatform
 
 
 def register(root: typer.Typer) -> None:
@@ -29,8 +32,12 @@ def backup(session: Session, file: Annotated[Path, typer.Argument(help="File to 
 
     platform = session.platform()
     _refuse_external(platform.config)
-    done = archive.save(platform.paths.home, file, now=time.time())
-    session.show({"file": str(file), **dataclasses.asdict(done)}, lambda: f"{done.files} files, {size(done.size_bytes)}, written to {file}")
+    elsewhere = _blobs_elsewhere(platform)
+    done = archive.save(platform.paths.home, file, now=time.time(), blobs_at=elsewhere)
+    written = f"{done.files} files, {size(done.size_bytes)}, written to {file}"
+    if elsewhere:
+        written += f"\nWithout blobs: they lie at {elsewhere}, and must be kept there or copied with that store's own tools."
+    session.show({"file": str(file), **dataclasses.asdict(done)}, lambda: written)
 
 
 def load(session: Session, file: Annotated[Path, typer.Argument(help="File that `state backup` wrote.")], yes: Yes = False) -> None:
@@ -44,8 +51,19 @@ def load(session: Session, file: Annotated[Path, typer.Argument(help="File that 
     _refuse_external(platform.config)
     home = platform.paths.home
     done = archive.load(file, home, replace=yes, now=time.time())
-    made = moment(done.created_at)
-    session.show({"home": str(home), **dataclasses.asdict(done)}, lambda: f"{done.files} files, saved {made}, are in {home}")
+    loaded = f"{done.files} files, saved {moment(done.created_at)}, are in {home}"
+    here = _blobs_elsewhere(platform)
+    if done.blobs_at != here:
+        loaded += f"\nIts blobs lie at {done.blobs_at or home / 'blobs'}; this platform looks for them at {here or home / 'blobs'}: "
+        loaded += "copy them there, or correct platform.blobs."
+    session.show({"home": str(home), **dataclasses.asdict(done)}, lambda: loaded)
+
+
+def _blobs_elsewhere(platform: LocalPlatform) -> str | None:
+    from pilotlight.cli.backup import blobs_elsewhere
+    from weight_cache.settings import PlatformSettings, load
+
+    return blobs_elsewhere(load(PlatformSettings, "platform", platform.config), platform.paths.home)
 
 
 def _refuse_external(config: Path) -> None:

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.cli.backup import load, save
+from pilotlight.cli import state
+from pilotlight.cli.backup import blobs_elsewhere, load, save
+from pilotlight.cli.session import Options, Session
 from pilotlight.errors import Conflict, InvalidInput, NotFound
+from weight_cache.settings import PlatformSettings
 
 
 @pytest.fixture
@@ -106,3 +109,38 @@ def test_what_is_no_backup_or_cut_short_is_refused(home: Path, tmp_path: Path) -
         load(tmp_path / "none", tmp_path / "h", replace=False, now=9.0)
     with pytest.raises(NotFound, match="no platform's state"):
         save(tmp_path / "empty", tmp_path / "c.tar", now=5.0)
+
+
+def test_blobs_that_lie_elsewhere_are_left_out_and_named(home: Path, tmp_path: Path) -> None:
+    done = save(home, tmp_path / "b.tar", now=5.0, blobs_at="s3://bucket/blobs")
+    assert (done.files, done.blobs_at) == (3, "s3://bucket/blobs")
+    loaded = load(tmp_path / "b.tar", tmp_path / "other", replace=False, now=9.0)
+    assert loaded.blobs_at == "s3://bucket/blobs"
+    assert not (tmp_path / "other" / "blobs").exists()
+
+
+def test_uploads_under_way_are_no_part_of_a_backup(home: Path, tmp_path: Path) -> None:
+    (home / "blobs/incoming").mkdir()
+    (home / "blobs/incoming/half").write_text("ha")
+    assert save(home, tmp_path / "b.tar", now=5.0).files == 4
+
+
+def test_only_another_place_than_the_homes_own_is_elsewhere(home: Path) -> None:
+    assert blobs_elsewhere(PlatformSettings(), home) is None
+    assert blobs_elsewhere(PlatformSettings(blobs=str(home / "x/../blobs")), home) is None
+    assert blobs_elsewhere(PlatformSettings(blobs="/srv/blobs"), home) == "/srv/blobs"
+    assert blobs_elsewhere(PlatformSettings(blobs="s3://b"), home) == "s3://b"
+
+
+def test_the_commands_say_where_blobs_are_that_a_backup_lacks(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def session(name: str, where: str) -> Session:
+        config = tmp_path / f"{name}.yaml"
+        config.write_text(f"platform: {{home: {tmp_path / name}, blobs: {where}}}")
+        return Session(options=Options(config=config), environ={"HOME": str(tmp_path), "NO_COLOR": "1"}, cwd=tmp_path)
+
+    state.backup(session("home", "s3://bucket/blobs"), tmp_path / "b.tar")
+    assert "Without blobs: they lie at s3://bucket/blobs" in capsys.readouterr().out
+    state.load(session("same", "s3://bucket/blobs"), tmp_path / "b.tar")
+    assert "blobs" not in capsys.readouterr().out
+    state.load(session("other", "null"), tmp_path / "b.tar")
+    assert f"this platform looks for them at {tmp_path}/other/blobs" in capsys.readouterr().out.replace("\n", " ")

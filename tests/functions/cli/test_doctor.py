@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 from pathlib import Path
 from typing import Any
 
-from pilotlight.cli.doctor import BROKEN, NOTE, OK, features, machine, node, settings, snapshots
+import pytest
+
+from pilotlight.cli.doctor import BROKEN, NOTE, OK, Finding, blobs, features, machine, node, settings, snapshots
 from pilotlight.cli.session import Options, Session
+from weight_cache.objects import ObjectStore, open_store
 
 
 def session_in(directory: Path, text: str) -> Session:
@@ -40,6 +45,35 @@ def test_an_address_in_use_is_broken_with_a_way_out(short_tmp: Path) -> None:
     assert "--listen" in found["address"].way_out
     assert found["home"].state != BROKEN
     assert found["profile"].state == NOTE
+
+
+def test_blobs_in_a_directory_are_tried_without_a_trace(short_tmp: Path) -> None:
+    platform = session_in(short_tmp, "").platform()
+    assert "made with the first upload" in blobs(platform).detail
+    (short_tmp / "h/blobs").mkdir(parents=True)
+    assert blobs(platform).state == OK
+    assert list((short_tmp / "h/blobs").iterdir()) == []
+
+
+def test_blobs_in_a_bucket_are_tried_without_a_trace(short_tmp: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    platform = session_in(short_tmp, f"platform: {{blobs: 's3://{s3_bucket}/p'}}").platform()
+    assert blobs(platform) == Finding(what="blobs", state=OK, detail=f"s3://{s3_bucket}/p takes, gives back and deletes objects")
+    store = open_store(f"s3://{s3_bucket}", setting="blobs")
+    assert asyncio.run(_keys(store)) == []
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    away = blobs(platform)
+    assert away.state == BROKEN
+    assert "credentials" in away.way_out
+
+
+async def _keys(store: ObjectStore) -> list[str]:
+    async with contextlib.aclosing(store):
+        return await store.keys("")
+
+
+def test_a_place_for_blobs_that_cannot_be_is_broken(short_tmp: Path) -> None:
+    finding = blobs(session_in(short_tmp, "platform: {blobs: 's3://'}").platform())
+    assert (finding.state, "platform.blobs" in finding.detail) == (BROKEN, True)
 
 
 def test_features_that_are_off_are_notes_with_their_reason() -> None:
