@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,8 +50,9 @@ def test_slow_origins_keep_their_models() -> None:
 
 
 def test_old_fame_fades_as_the_clock_moves_on() -> None:
-    famous, clock = model({"a": 10}, uses=50), 0.0
-    for turn in range(1000):
+    famous, clock, turns = model({"a": 10}, uses=50), 0.0, 0
+    removal = Removal()
+    while removal.models != ("famous",) and turns < 1000:
         removal, moved = choose(
             5,
             files={"a": 10, "b": 10},
@@ -59,27 +61,25 @@ def test_old_fame_fades_as_the_clock_moves_on() -> None:
             kept=[],
             reload_s=by_bytes,
         )
-        clock = max(clock, moved)
-        if removal.models == ("famous",):
-            break
-    assert 10 < turn < 999
+        clock, turns = max(clock, moved), turns + 1
+    assert 10 < turns < 999
 
 
 def test_of_equals_the_least_recently_used_goes() -> None:
     assert pick(5, {"young": model({"a": 10}, at=9), "old": model({"b": 10}, at=1)}).models == ("old",)
 
 
-def test_half_files_go_first_then_files_of_nobody_then_models() -> None:
-    known = {"models": {"m": model({"a": 10})}, "files": {"a": 10, "loose": 10}, "partials": {"half": 10}}
-    for excess, expected in (
+@pytest.mark.parametrize(
+    "excess, expected",
+    [
         (1, Removal(partials=("half",), size_bytes=10)),
         (11, Removal(partials=("half",), files=("loose",), size_bytes=20)),
         (21, Removal(partials=("half",), files=("loose", "a"), models=("m",), size_bytes=30)),
-    ):
-        removal, _ = choose(
-            excess, files=known["files"], partials=known["partials"], candidates=known["models"], kept=[], reload_s=by_bytes
-        )  # type: ignore[arg-type]
-        assert removal == expected
+    ],
+)
+def test_half_files_go_first_then_files_of_nobody_then_models(excess: int, expected: Removal) -> None:
+    files, candidates = {"a": 10, "loose": 10}, {"m": model({"a": 10})}
+    assert choose(excess, files=files, partials={"half": 10}, candidates=candidates, kept=[], reload_s=by_bytes)[0] == expected
 
 
 def test_two_models_of_the_same_files_both_go_when_they_must() -> None:
