@@ -1,4 +1,5 @@
 """Tensors in safetensors files: read, mapped where they lie, or delivered to a device. Whatever names a dtype or a device lives here.
 
-Nothing below this package imports torch before the first tensor is asked for; `header` needs the standard library only.
+`header`, `files`, `pieces` and `reading` need the standard library only; `pool` imports torch when memory is first taken; the others
+import it.
 """

@@ -7,8 +7,11 @@ description (huggingface/safetensors, README "Format"); a file that breaks one i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +49,11 @@ BITS_OF = {
     "F6_E3M2": 6,
 }
 """Bits of one element, by dtype."""
-_METADATA = "__metadata__"
+METADATA = "__metadata__"
+_FIRST_READ_BYTES = 64 * 1024  # most headers are shorter
 _MAX_DIMENSIONS = 64  # torch has no more
 _MAX_ELEMENTS = 2**63 - 1
+_KEYS = {"dtype", "shape", "data_offsets"}
 _MAX_MARKS = 8 * MAX_TENSORS  # braces, brackets and commas: a tensor takes about seven. Bounds the memory that parsing may take
 
 
@@ -69,54 +74,110 @@ def parse_header(head: bytes, *, file_bytes: int) -> tuple[Tensor, ...]:
 
     `head` is the file's begin, at least `header_bytes` of it. Raises TensorsInvalid naming the tensor and what is wrong with it.
     """
-    end = header_bytes(head, file_bytes=file_bytes)
-    if len(head) < end:
-        raise TensorsInvalid(f"the header has {end} bytes, only {len(head)} of them are here")
-    rows = _rows(bytes(head[LENGTH_BYTES:end]))
-    tensors = [_tensor(name, body, base_bytes=end) for name, body in rows.items() if name != _METADATA]
-    tensors.sort(key=lambda t: (t.offset_bytes, t.length_bytes, t.name))
-    _check_side_by_side(tensors, begin_bytes=end, file_bytes=file_bytes)
-    return tuple(tensors)
+    return Header(head, file_bytes=file_bytes).tensors()
 
 
 def read_tensors(path: Path) -> tuple[Tensor, ...]:
     """The tensors of the file at `path`. Raises TensorsInvalid naming the file; OSError where it cannot be read."""
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(0)
-        try:
-            head = file.read(LENGTH_BYTES)
-            return parse_header(head + file.read(header_bytes(head, file_bytes=size) - LENGTH_BYTES), file_bytes=size)
-        except TensorsInvalid as e:
-            raise TensorsInvalid(f"{path}: {e}") from e
+    header = read_header(path)
+    with _named(path):
+        return header.tensors()
+
+
+def read_header(path: Path) -> Header:
+    """The header of the file at `path`. Raises as `read_tensors`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(descriptor).st_size
+        head = os.pread(descriptor, _FIRST_READ_BYTES, 0)
+        with _named(path):
+            end = header_bytes(head, file_bytes=size)
+            while len(head) < end and (more := os.pread(descriptor, end - len(head), len(head))):
+                head += more
+            return Header(head, file_bytes=size)
+    finally:
+        os.close(descriptor)
+
+
+class Header:
+    """One file's header. Looking up one tensor checks that one; `tensors` checks all of them, and how they lie to each other.
+
+    So the first tensor of a large model is there in a fraction of the time, and whoever goes through all of them trusts nothing.
+    Raises TensorsInvalid. Immutable but for what it remembers.
+    """
+
+    def __init__(self, head: bytes, *, file_bytes: int) -> None:
+        self.begin_bytes = header_bytes(head, file_bytes=file_bytes)
+        self.file_bytes = file_bytes
+        if len(head) < self.begin_bytes:
+            raise TensorsInvalid(f"the header has {self.begin_bytes} bytes, only {len(head)} of them are here")
+        self._raw = bytes(head[LENGTH_BYTES : self.begin_bytes])
+        self._rows = _rows(self._raw)
+        self._tensors: tuple[Tensor, ...] | None = None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows and name != METADATA
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self:
+            raise KeyError(name)
+        tensor = _tensor(name, self._rows[name], base_bytes=self.begin_bytes)
+        if tensor.offset_bytes + tensor.length_bytes > self.file_bytes:
+            end = tensor.offset_bytes + tensor.length_bytes
+            raise TensorsInvalid(f"tensor {_say(name)} ends at byte {end}, the file at {self.file_bytes}: it is cut off")
+        return tensor
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All, in the order of their bytes."""
+        if self._tensors is None:
+            _check_keys(self._raw)
+            tensors = [_tensor(name, body, base_bytes=self.begin_bytes) for name, body in self._rows.items() if name != METADATA]
+            tensors.sort(key=lambda t: (t.offset_bytes, t.length_bytes, t.name))
+            _check_side_by_side(tensors, begin_bytes=self.begin_bytes, file_bytes=self.file_bytes)
+            self._tensors = tuple(tensors)
+        return self._tensors
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except TensorsInvalid as e:
+        raise TensorsInvalid(f"{path}: {e}") from e
 
 
 def _rows(raw: bytes) -> dict[str, Any]:
-    """The JSON object, by tensor."""
+    """The JSON object, by tensor; of a key that is there twice the last value, see `_check_keys`."""
     if not raw.startswith(b"{"):
         raise TensorsInvalid("the header does not begin with '{': no safetensors file")
-    if sum(raw.count(mark) for mark in (b"{", b"[", b",")) > _MAX_MARKS:
+    if len(raw) > _MAX_MARKS and sum(raw.count(mark) for mark in (b"{", b"[", b",")) > _MAX_MARKS:
         raise TensorsInvalid(f"the header has more parts than {MAX_TENSORS} tensors need")
     try:
-        rows = json.loads(raw.decode(), object_pairs_hook=_once, parse_constant=_no_number)
+        rows = dict(json.loads(raw.decode()))
     except (ValueError, RecursionError) as e:  # ValueError: not UTF-8, not JSON, or a number of thousands of digits
         raise TensorsInvalid(f"the header is not JSON: {e}") from e
     if len(rows) > MAX_TENSORS:
         raise TensorsInvalid(f"{len(rows)} tensors: at most {MAX_TENSORS} are read")
-    metadata = rows.get(_METADATA, {})
+    metadata = rows.get(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise TensorsInvalid(f"{_METADATA} holds something else than texts")
-    return dict(rows)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys are each there once: of two tensors with one name nobody could say which is meant."""
-    rows: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in rows:
-            raise TensorsInvalid(f"{_say(name)} is there twice")
-        rows[name] = value
+        raise TensorsInvalid(f"{METADATA} holds something else than texts")
     return rows
+
+
+def _check_keys(raw: bytes) -> None:
+    """Every key once: of two tensors with one name, or two shapes, nobody could say which is meant. And no constants JSON does not have."""
+    try:
+        json.loads(raw.decode(), object_pairs_hook=_once, parse_constant=_no_number)
+    except ValueError as e:
+        raise TensorsInvalid(f"the header is not JSON: {e}") from e
+
+
+def _once(pairs: list[tuple[str, Any]]) -> None:
+    names = set()
+    for name, _ in pairs:
+        if name in names:
+            raise TensorsInvalid(f"{_say(name)} is there twice")
+        names.add(name)
 
 
 def _no_number(word: str) -> Any:
@@ -124,41 +185,41 @@ def _no_number(word: str) -> Any:
 
 
 def _tensor(name: str, body: Any, *, base_bytes: int) -> Tensor:
-    where = _say(name)
-    if not _is_text(name):
-        raise TensorsInvalid(f"tensor {where}: the name is not UTF-8")
-    if not isinstance(body, dict) or set(body) != {"dtype", "shape", "data_offsets"}:
-        raise TensorsInvalid(f"tensor {where}: expected dtype, shape and data_offsets, nothing else")
+    if not isinstance(body, dict) or body.keys() != _KEYS:
+        raise _refused(name, "expected dtype, shape and data_offsets, nothing else")
+    if not name.isascii() and not _is_text(name):
+        raise _refused(name, "the name is not UTF-8")
     dtype, shape, offsets = body["dtype"], body["shape"], body["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS_OF:
-        raise TensorsInvalid(f"tensor {where}: dtype {_say(dtype)} is none of {', '.join(BITS_OF)}")
+        raise _refused(name, f"dtype {_say(dtype)} is none of {', '.join(BITS_OF)}")
     if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS:
-        raise TensorsInvalid(f"tensor {where}: a shape is a list of at most {_MAX_DIMENSIONS} whole numbers from 0")
+        raise _refused(name, f"a shape is a list of at most {_MAX_DIMENSIONS} whole numbers from 0")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise TensorsInvalid(f"tensor {where}: data_offsets are two whole numbers from 0, the lower one first")
-    _check_length(where, dtype, shape, offsets[1] - offsets[0])
-    return Tensor(name=name, dtype=dtype, shape=tuple(shape), offset_bytes=base_bytes + offsets[0], length_bytes=offsets[1] - offsets[0])
-
-
-def _check_length(where: str, dtype: str, shape: list[int], length_bytes: int) -> None:
-    """As many bytes as the elements take, and no more elements than a tensor can count, even where one dimension is 0."""
-    if math.prod(max(n, 1) for n in shape) > _MAX_ELEMENTS:
-        raise TensorsInvalid(f"tensor {where}: shape {_say(shape)} has more elements than anybody can count")
+        raise _refused(name, "data_offsets are two whole numbers from 0, the lower one first")
+    begin, end = offsets
+    if math.prod(max(n, 1) for n in shape) > _MAX_ELEMENTS:  # counted as if no dimension were 0: other readers multiply in 64 bits
+        raise _refused(name, f"shape {_say(shape)} has more elements than anybody can count")
     bits = math.prod(shape) * BITS_OF[dtype]
-    if bits != length_bytes * 8:
-        raise TensorsInvalid(f"tensor {where}: {dtype} {_say(shape)} takes {bits / 8:.12g} bytes, its data_offsets span {length_bytes}")
+    if bits != (end - begin) * 8:
+        raise _refused(name, f"{dtype} {_say(shape)} takes {bits / 8:.12g} bytes, its data_offsets span {end - begin}")
+    return Tensor(name=name, dtype=dtype, shape=tuple(shape), offset_bytes=base_bytes + begin, length_bytes=end - begin)
+
+
+def _refused(name: str, why: str) -> TensorsInvalid:
+    return TensorsInvalid(f"tensor {_say(name)}: {why}")
 
 
 def _check_side_by_side(tensors: list[Tensor], *, begin_bytes: int, file_bytes: int) -> None:
-    end, before = begin_bytes, "the header"
+    end, before = begin_bytes, None
     for tensor in tensors:
         if tensor.offset_bytes != end:
             how = "overlaps" if tensor.offset_bytes < end else "leaves a gap after"
-            raise TensorsInvalid(f"tensor {_say(tensor.name)} {how} {before}: it begins at byte {tensor.offset_bytes}, not at {end}")
-        end, before = end + tensor.length_bytes, f"tensor {_say(tensor.name)}"
+            what = "the header" if before is None else f"tensor {_say(before.name)}"
+            raise TensorsInvalid(f"tensor {_say(tensor.name)} {how} {what}: it begins at byte {tensor.offset_bytes}, not at {end}")
+        end, before = end + tensor.length_bytes, tensor
     if end != file_bytes:
-        what = "it is cut off" if end > file_bytes else "the rest belongs to nobody"
-        raise TensorsInvalid(f"the tensors end at byte {end}, the file at {file_bytes}: {what}")
+        why = "it is cut off" if end > file_bytes else "the rest belongs to nobody"
+        raise TensorsInvalid(f"the tensors end at byte {end}, the file at {file_bytes}: {why}")
 
 
 def _are_sizes(values: Any) -> bool:

@@ -1,0 +1,175 @@
+"""NVMe → pool → device: pieces of a file are read into memory by several threads while those read before are on their way to the device.
+
+Each thread owns two stages of the pool: while one's bytes are on their way, the other one is read into. So what is in flight is bounded by
+the pool, whatever the model's size, and neither disk nor device waits for the other.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from weight_cache.tensors.devices import Device, Wait, as_bytes, flat
+from weight_cache.tensors.dtypes import layout
+from weight_cache.tensors.pieces import PIECE_BYTES, Piece, cut, runs
+from weight_cache.tensors.pool import ALIGNMENT_BYTES, Pool
+from weight_cache.tensors.reading import Pieces, each, open_file, read_exactly, threads_of_this_machine
+from weight_cache.types import Tensor
+
+STAGES_PER_THREAD = 2
+_READER_BYTES = STAGES_PER_THREAD * PIECE_BYTES
+
+
+def pool_bytes(tensors: Sequence[Tensor], *, threads: int | None = None) -> int:
+    """What `deliver` makes good use of; the least that it needs is one thread's."""
+    pieces = sum(1 for _ in cut(tensors))
+    return min(threads or threads_of_this_machine(), max(1, pieces)) * _READER_BYTES
+
+
+def deliver(
+    path: Path,
+    placed: Sequence[tuple[Tensor, Device]],
+    *,
+    pool: Pool,
+    threads: int | None = None,
+    cancelled: threading.Event | None = None,
+) -> dict[str, torch.Tensor]:
+    """These tensors of the file at `path`, each on its device, by name; their bytes as they are in the file.
+
+    `pool` gives at most `pool_bytes` for the time of the call. Raises TensorsInvalid (cut off, no dtype), DeviceFailed, PoolFull,
+    Cancelled, OSError; then nothing is left on any device.
+    """
+    targets = {tensor.name: device.allocate(*layout(tensor)) for tensor, device in placed}
+    flats = {tensor.name: flat(targets[tensor.name]) for tensor, _ in placed if tensor.length_bytes}
+    devices = {tensor.name: device for tensor, device in placed}
+    wanted = [tensor for tensor, _ in placed if tensor.length_bytes]
+    if not wanted:
+        return targets
+    with contextlib.ExitStack() as stack:
+        descriptor = _opened(path, wanted, stack)
+        for device in {id(device): device for device in devices.values()}.values():
+            stack.callback(device.settle)  # whatever happens: before the memory that is sent from, or written to, goes away
+        fit = (pool.size_bytes - pool.used_bytes) // _READER_BYTES
+        count = max(1, min(pool_bytes(wanted, threads=threads) // _READER_BYTES, fit))
+        readers = [_Reader(descriptor, path.name, pool, flats, devices) for _ in range(count)]
+        each(Pieces(cut(wanted), cancelled), readers)
+    return targets
+
+
+def read_into(
+    path: Path, tensors: Sequence[Tensor], *, pool: Pool, threads: int | None = None, cancelled: threading.Event | None = None
+) -> dict[str, torch.Tensor]:
+    """These tensors of the file at `path`, read into `pool`, where they stay: nothing is copied once more. They keep their room in it.
+
+    Raises as `deliver` does.
+    """
+    layouts = {tensor.name: layout(tensor) for tensor in tensors}
+    rooms = _Rooms(tensors, pool)
+    with contextlib.ExitStack() as stack:
+        descriptor = _opened(path, [t for t in tensors if t.length_bytes], stack)
+
+        def read(pieces: Pieces) -> None:
+            while (piece := pieces.take()) is not None:
+                read_exactly(descriptor, as_bytes(rooms.at(piece.offset_bytes, piece.length_bytes)), piece.offset_bytes, name=path.name)
+
+        each(Pieces(cut(tensors), cancelled), [read] * (threads or threads_of_this_machine()))
+    return {tensor.name: _shaped(rooms, tensor, *layouts[tensor.name]) for tensor in tensors}
+
+
+def room_bytes(tensors: Sequence[Tensor]) -> int:
+    """What `read_into` needs of a pool."""
+    return sum(-(-(_end(run) - _begin(run)) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for run in runs(tensors))
+
+
+class _Reader:
+    """One thread's work, and its two stages. Owned by that thread once it runs."""
+
+    def __init__(self, descriptor: int, name: str, pool: Pool, flats: Mapping[str, torch.Tensor], devices: Mapping[str, Device]) -> None:
+        self._descriptor = descriptor
+        self._name = name
+        self._flats = flats
+        self._devices = devices
+        self._stages = [_Stage(pool.take(PIECE_BYTES)) for _ in range(STAGES_PER_THREAD)]
+
+    def __call__(self, pieces: Pieces) -> None:
+        try:
+            while (piece := pieces.take()) is not None:
+                stage = self._stages[0]
+                stage.wait()
+                read_exactly(self._descriptor, stage.view[: piece.length_bytes], piece.offset_bytes, name=self._name)
+                self._send(stage, piece)
+                self._stages.reverse()
+        finally:
+            for stage in self._stages:  # their memory goes back to the pool: nobody may be reading it
+                stage.wait()
+
+    def _send(self, stage: _Stage, piece: Piece) -> None:
+        used: dict[int, Device] = {}
+        try:
+            for part in piece.parts:
+                name, end = part.tensor.name, part.from_bytes + part.length_bytes
+                device = self._devices[name]
+                used[id(device)] = device
+                device.send(stage.memory[part.at_bytes : part.at_bytes + part.length_bytes], self._flats[name][part.from_bytes : end])
+        finally:
+            stage.waits = [device.mark() for device in used.values()]
+
+
+class _Stage:
+    """A piece's room in the pool, and what must have happened before it is used again."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self.view = as_bytes(memory)
+        self.waits: list[Wait] = []
+
+    def wait(self) -> None:
+        """Until its bytes have left."""
+        waits, self.waits = self.waits, []
+        for wait in waits:
+            wait()
+
+
+class _Rooms:
+    """Where in the pool each run of tensors lies. Made before anybody reads, and not changed then."""
+
+    def __init__(self, tensors: Sequence[Tensor], pool: Pool) -> None:
+        found = list(runs(tensors))
+        self._begins = [_begin(run) for run in found]
+        self._memory = [pool.take(_end(run) - _begin(run)) for run in found]
+
+    def at(self, offset_bytes: int, length_bytes: int) -> torch.Tensor:
+        """The room of the file's bytes from `offset_bytes`."""
+        index = bisect.bisect_right(self._begins, offset_bytes) - 1
+        begin = offset_bytes - self._begins[index]
+        return self._memory[index][begin : begin + length_bytes]
+
+
+def _shaped(rooms: _Rooms, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    if not tensor.length_bytes:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    raw = rooms.at(tensor.offset_bytes, tensor.length_bytes)
+    if raw.storage_offset() % dtype.itemsize:  # a file that was not aligned: this tensor gets memory of its own
+        raw = raw.clone()
+    return raw.view(dtype).view(shape)
+
+
+def _opened(path: Path, tensors: Sequence[Tensor], stack: contextlib.ExitStack) -> int:
+    descriptor = open_file(path, least_bytes=_end(tensors))
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _begin(run: Sequence[Tensor]) -> int:
+    """Of its room: as its first byte lies in the file, so that what is aligned there is aligned here."""
+    return run[0].offset_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+
+
+def _end(tensors: Sequence[Tensor]) -> int:
+    return max((t.offset_bytes + t.length_bytes for t in tensors), default=0)
