@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from weight_cache.errors import SourceInvalid
@@ -39,10 +40,19 @@ class S3Source:
     credentials may take a second), under the lock; then threads share it. `files` finds out whether it is one object.
     """
 
-    def __init__(self, *, bucket: str, prefix: str, given: Mapping[str, str], pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        *,
+        bucket: str,
+        prefix: str,
+        given: Mapping[str, str],
+        timeout_s: float = TIMEOUT_S,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._bucket = bucket
         self._prefix = prefix.strip("/")
         self._given = given
+        self._timeout_s = timeout_s
         self._pause = pause
         self._is_single = False
         self._client: Any = None
@@ -73,18 +83,18 @@ class S3Source:
 
     def files(self) -> list[SourceFile]:
         """See Source."""
-        found = self._ask(self.name, lambda client: list(self._list(client)))
-        return in_order(found or self._single(), where=self.name)
+        found = self._ask(self.name, lambda client: list(self._list(client))) or self._single()
+        if not all(file.version for file in found):  # a server whose listings have no entity tags
+            with ThreadPoolExecutor(_READS_AT_ONCE, "ask S3") as pool:
+                found = list(pool.map(self._described, found))
+        return in_order(found, where=self.name)
 
     def read(self, file: SourceFile, offset_bytes: int, length_bytes: int) -> bytes:
         """See Source."""
         if not length_bytes:
             return b""
         where = f"s3://{self._bucket}/{self._key(file)}"
-        data = self._ask(where, lambda client: self._read(client, file, offset_bytes, length_bytes))
-        if len(data) != length_bytes:
-            raise changed(where)
-        return data
+        return self._ask(where, lambda client: self._read(client, where, file, offset_bytes, length_bytes))
 
     def close(self) -> None:
         """See Source."""
@@ -96,26 +106,35 @@ class S3Source:
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=below):
             for entry in page.get("Contents", ()):
                 if not entry["Key"].endswith("/") or entry["Size"]:  # consoles make empty objects that look like folders
-                    yield SourceFile(path=entry["Key"].removeprefix(below), size_bytes=entry["Size"], version=entry["ETag"])
+                    yield _file(entry["Key"].removeprefix(below), entry["Size"], entry)
 
     def _single(self) -> list[SourceFile]:
         """The object of that very name."""
         if not self._prefix:
             return []
-        head = self._ask(self.name, lambda client: client.head_object(Bucket=self._bucket, Key=self._prefix))
         self._is_single = True
-        return [SourceFile(path=self._prefix.rpartition("/")[2], size_bytes=head["ContentLength"], version=head["ETag"])]
+        return [self._described(SourceFile(path=self._prefix.rpartition("/")[2], size_bytes=0, version=""))]
+
+    def _described(self, file: SourceFile) -> SourceFile:
+        head = self._ask(self.name, lambda client: client.head_object(Bucket=self._bucket, Key=self._key(file)))
+        return _file(file.path, head["ContentLength"], head)
 
     def _key(self, file: SourceFile) -> str:
         return self._prefix if self._is_single else f"{self._prefix}/{file.path}".lstrip("/")
 
-    def _read(self, client: Any, file: SourceFile, offset: int, length: int) -> bytes:
+    def _read(self, client: Any, where: str, file: SourceFile, offset: int, length: int) -> bytes:
         wanted = f"bytes={offset}-{offset + length - 1}"
-        answer = client.get_object(Bucket=self._bucket, Key=self._key(file), Range=wanted, IfMatch=file.version)
+        condition = {"IfMatch": file.version} if file.version else {}
+        answer = client.get_object(Bucket=self._bucket, Key=self._key(file), Range=wanted, **condition)
         with answer["Body"] as body:
-            if answer["ETag"] != file.version or answer["ContentLength"] > length:
-                raise changed(f"s3://{self._bucket}/{self._key(file)}")
-            return bytes(body.read())
+            if file.version and answer.get("ETag") != file.version:
+                raise changed(where)
+            if answer["ContentLength"] > length or (offset and "ContentRange" not in answer):
+                raise SourceInvalid(f"{where}: the store does not answer ranges")
+            data = bytes(body.read())
+        if len(data) < length:
+            raise Passing(f"{where}: the answer has {len(data)} of {length} bytes")
+        return data
 
     def _ask(self, where: str, call: Callable[[Any], T]) -> T:
         return patiently(lambda: self._attempt(where, call), pause=self._pause)
@@ -128,7 +147,7 @@ class S3Source:
             raise SourceInvalid(f"{where}: reading from S3 needs boto3: pip install 'pilotlight[weights]'") from e
         try:
             with self._making:
-                self._client = self._client or _client(self._given)
+                self._client = self._client or _client(self._given, self._timeout_s)
             return call(self._client)
         except ClientError as e:
             raise _refused(where, e.response) from e
@@ -136,6 +155,12 @@ class S3Source:
             raise SourceInvalid(f"{where}: {e}") from e
         except (BotoCoreError, HTTPError, OSError) as e:
             raise Passing(f"{where}: no proper answer: {e}. Check the endpoint (AWS_ENDPOINT_URL) and the network") from e
+
+
+def _file(path: str, size_bytes: int, entry: Mapping[str, Any]) -> SourceFile:
+    """The file that a listing or a head describes; without an entity tag nothing says which version it is."""
+    etag = str(entry.get("ETag", ""))
+    return SourceFile(path=path, size_bytes=size_bytes, version=etag, is_lasting=bool(etag))
 
 
 def _refused(where: str, response: Mapping[str, Any]) -> SourceInvalid:
@@ -157,7 +182,7 @@ def _refused(where: str, response: Mapping[str, Any]) -> SourceInvalid:
     return SourceInvalid(f"{where}: the store refused ({status} {code}: {said})")
 
 
-def _client(given: Mapping[str, str]) -> Any:
+def _client(given: Mapping[str, str], timeout_s: float) -> Any:
     import boto3
     from botocore import UNSIGNED
     from botocore.config import Config
@@ -166,8 +191,8 @@ def _client(given: Mapping[str, str]) -> Any:
     config = Config(
         retries={"mode": "standard", "total_max_attempts": 1},  # `patiently` asks again, for the bodies of answers too
         s3={"addressing_style": "path"},
-        connect_timeout=_CONNECT_TIMEOUT_S,
-        read_timeout=TIMEOUT_S,
+        connect_timeout=min(_CONNECT_TIMEOUT_S, timeout_s),
+        read_timeout=timeout_s,
         max_pool_connections=2 * _READS_AT_ONCE,
         response_checksum_validation="when_required",  # whole objects have checksums, ranges have not
         **({} if session.get_credentials() else {"signature_version": UNSIGNED}),
