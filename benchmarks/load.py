@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness import percentile
 
 CONNECTIONS = 32
+LONGEST_S = 600
+"""A load without an end of its own is ended by whoever began it, or by this."""
 SCRIPT = Path(__file__).with_name("wrk.lua")
 
 
@@ -50,6 +53,44 @@ def wrk(url: str, *, body: str, headers: Mapping[str, str], seconds: float, conn
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One answered request: when it was sent (wall clock, seconds since the epoch), and how long its answer took."""
+
+    sent_at: float
+    milliseconds: float
+
+
+@contextlib.contextmanager
+def steady(url: str, *, body: str, headers: Mapping[str, str], per_s: int) -> Iterator[Callable[[], list[Request]]]:
+    """`per_s` requests a second beside what the block does, on one connection per ten of them.
+
+    Calling what is yielded ends the load and returns its requests; it raises LoadFailed. The generator goes before others where it may:
+    it stands for callers elsewhere, and its own waiting for a CPU is nobody's latency.
+    """
+    connections = max(1, per_s // 10)
+    with tempfile.TemporaryDirectory(prefix="plh2") as name:
+        data, log = Path(name) / "body", Path(name) / "log"
+        data.write_text(body)
+        command = ["nice", "-n", "-10" if os.geteuid() == 0 else "0", "h2load", "--h1", "-t1", f"-c{connections}", "-m1"]
+        command += [f"--rps={per_s / connections:g}", "-D", str(LONGEST_S), "-d", str(data), "--log-file", str(log)]
+        command += [part for key, value in headers.items() for part in ("-H", f"{key}: {value}")]
+        process = subprocess.Popen([*command, url], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+        def requests() -> list[Request]:
+            if process.poll() is not None:
+                raise LoadFailed(f"h2load {url} ended by itself with status {process.returncode}")
+            process.terminate()
+            process.wait()
+            return _requests(log, where=url)
+
+        try:
+            yield requests
+        finally:
+            process.terminate()
+            process.wait()
+
+
 def h2load(
     url: str, *, body: str, headers: Mapping[str, str], seconds: float, unix: Path | None = None, connections: int = CONNECTIONS
 ) -> Load:
@@ -70,16 +111,19 @@ def h2load(
 
 
 def _from_log(log: Path, *, where: str) -> Load:
-    """h2load writes `start_us<TAB>status<TAB>duration_us` per request."""
+    requests = _requests(log, where=where)
+    ended_s = max(r.sent_at + r.milliseconds / 1000 for r in requests)
+    return Load(
+        rps=len(requests) / (ended_s - min(r.sent_at for r in requests)),
+        p50_ms=percentile([r.milliseconds for r in requests], 50),
+        p99_ms=percentile([r.milliseconds for r in requests], 99),
+        requests=len(requests),
+    )
+
+
+def _requests(log: Path, *, where: str) -> list[Request]:
+    """h2load writes `sent_us<TAB>status<TAB>duration_us` per request. Raises LoadFailed when one of them failed."""
     entries = [line.split("\t") for line in log.read_text().splitlines() if line.count("\t") >= 2]
     if not entries or any(status[:1] != "2" for _, status, *_ in entries):
         raise LoadFailed(f"h2load {where}: {sum(e[1][:1] != '2' for e in entries)} of {len(entries)} requests failed")
-    durations_ms = [int(entry[2]) / 1000 for entry in entries]
-    first_us = min(int(entry[0]) for entry in entries)
-    last_us = max(int(entry[0]) + int(entry[2]) for entry in entries)
-    return Load(
-        rps=len(entries) / ((last_us - first_us) / 1e6),
-        p50_ms=percentile(durations_ms, 50),
-        p99_ms=percentile(durations_ms, 99),
-        requests=len(entries),
-    )
+    return [Request(sent_at=int(sent) / 1e6, milliseconds=int(duration) / 1000) for sent, _, duration, *_ in entries]

@@ -11,7 +11,7 @@ import os
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,18 +67,18 @@ class Origin:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
-    def sent_bytes(self) -> int:
-        """Bytes of bodies answered until now."""
+    def sent_bytes(self, *keys: str) -> int:
+        """Bytes of bodies answered until now, of these objects or of all."""
         # The only worker writes a line before it turns to the next request: whatever was answered before this one is in the file.
         with contextlib.suppress(urllib.error.HTTPError):
             urllib.request.urlopen(f"{self.url}/{BUCKET}/barrier", timeout=10).close()
-        return sum_sent(self.log.read_text())
+        return sum_sent(self.log.read_text(), {f"/{BUCKET}/{key}" for key in keys})
 
 
-def sum_sent(log: str) -> int:
-    """Bytes of the successful GETs in a log of `METHOD status bytes uri` lines."""
+def sum_sent(log: str, paths: Collection[str] = ()) -> int:
+    """Bytes of the successful GETs in a log of `METHOD status bytes path` lines, of these paths or (none given) of all."""
     lines = (line.split(" ", 3) for line in log.splitlines())
-    return sum(int(sent) for method, status, sent, _ in lines if method == "GET" and status in ("200", "206"))
+    return sum(int(sent) for method, status, sent, path in lines if (method, status[:2]) == ("GET", "20") and (not paths or path in paths))
 
 
 @contextlib.contextmanager

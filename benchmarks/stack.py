@@ -12,9 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -111,6 +112,15 @@ class Stack:
         with self.client as client:
             return [Path(row["socket"]) for row in client.instances(app=app) if row.get("socket")]
 
+    def restart(self, *, platform: Mapping[str, Any], variables: Mapping[str, str], between: Callable[[], None]) -> None:
+        """Stop it, do `between`, start it with other settings of section `platform` and other variables. Raises StackFailed."""
+        self.command("down")
+        between()
+        settings = yaml.safe_load(self.config.read_text())
+        settings["platform"] |= platform
+        self.config.write_text(yaml.safe_dump(settings))
+        _command(self.config, self.directory, "up", "--detach", variables=variables)
+
     def processes(self) -> dict[str, int]:
         """Pids by name."""
         return {name: pid for name, pid in self.command("status")["processes"].items() if pid}
@@ -188,15 +198,15 @@ def variant(source: str, *, app: str | None = None, **options: Any) -> str:
     return source
 
 
-def _environment(directory: Path) -> dict[str, str]:
+def _environment(directory: Path, variables: Mapping[str, str]) -> dict[str, str]:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("PILOTLIGHT_")}
     path = os.pathsep.join([str(ROOT), str(ROOT / "functions")])
-    return {**inherited, "PYTHONPATH": path, profile_variable(): str(directory / "profile.toml"), "NO_COLOR": "1"}
+    return {**inherited, **variables, "PYTHONPATH": path, profile_variable(): str(directory / "profile.toml"), "NO_COLOR": "1"}
 
 
-def _command(config: Path, directory: Path, *arguments: str) -> Any:
+def _command(config: Path, directory: Path, *arguments: str, variables: Mapping[str, str] = MappingProxyType({})) -> Any:
     command = [sys.executable, "-m", "pilotlight", "--config", str(config), "--json", *arguments]
-    run = subprocess.run(command, cwd=directory, env=_environment(directory), capture_output=True, text=True, check=False)
+    run = subprocess.run(command, cwd=directory, env=_environment(directory, variables), capture_output=True, text=True, check=False)
     if run.returncode != 0:
         raise StackFailed(f"pilotlight {' '.join(arguments)}: {run.stderr.strip()[-2000:] or run.stdout.strip()[-2000:]}")
     return json.loads(run.stdout) if run.stdout.strip() else None
