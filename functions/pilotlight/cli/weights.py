@@ -14,11 +14,13 @@ import typer
 from pilotlight.cli.commands import Yes, command
 from pilotlight.cli.output import milliseconds, moment, size, table
 from pilotlight.cli.session import Session
-from pilotlight.errors import PilotlightError
+from pilotlight.errors import InvalidInput, NotFound, PilotlightError
+from pilotlight.types import check_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from pilotlight.client import Client
     from pilotlight.packaging.pull import Pulled
     from pilotlight.packaging.weights import Pushed
     from pilotlight.sdk.pushed import Checked, Step, WeightsInfo
@@ -72,7 +74,9 @@ def push(
     sources = [word if "://" in word else str(session.cwd / Path(word).expanduser()) for word in source]
     declared = Weights(sources if len(sources) > 1 else sources[0], name=name)
     where: Path | list[str] = declared.directory() if declared.is_directory else sources
+    _check_name(declared.name)
     with session.client() as client:
+        _demand_environment(client)
         with Deployer(session, client).progress() as progress:
             pushed = send(
                 client, where if len(sources) > 1 or isinstance(where, Path) else sources[0], name=declared.name, progress=progress
@@ -175,6 +179,20 @@ def row_of(info: WeightsInfo) -> dict[str, Any]:
 def file_rows(manifest: Manifest) -> list[dict[str, Any]]:
     """A model's files; `tensors` is how many a safetensors file has."""
     return [{"path": f.path, "size_bytes": f.size_bytes, "digest": f.digest, "tensors": len(f.tensors) or None} for f in manifest.files]
+
+
+def _check_name(name: str) -> None:
+    try:
+        check_name("weights", name)
+    except ValueError as e:
+        raise InvalidInput(str(e), hint="Pass another one with --name.") from e
+
+
+def _demand_environment(client: Client) -> None:
+    # Said before the upload, which may take hours, not after it.
+    wanted = client.profile.environment
+    if wanted not in {row["name"] for row in client.environments()}:
+        raise NotFound(f"environment {wanted!r} does not exist", hint=f"Create it with: pilotlight environment create {wanted}")
 
 
 def _follow(session: Session, text: str, steps: Iterable[Step]) -> WeightsInfo:

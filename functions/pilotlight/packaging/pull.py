@@ -170,10 +170,15 @@ class _Pull:
 
     def _all(self, jobs: Sequence[Future[None]]) -> None:
         """Wait for all; after the first failure none begins, and none is still writing when it is raised."""
-        wait(jobs, return_when=FIRST_EXCEPTION)
-        if any(job.done() and job.exception() for job in jobs):
+        try:
+            done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
+            if any(job.exception() for job in done):
+                self._stopped.set()
+        except BaseException:  # Ctrl-C comes to the thread that waits
             self._stopped.set()
-        wait(jobs)
+            raise
+        finally:
+            wait(jobs)
         for job in jobs:
             job.result()
 

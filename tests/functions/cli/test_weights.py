@@ -69,6 +69,13 @@ def test_a_source_that_cannot_be_read_is_refused_in_two_lines(shell: Shell, sour
     assert shell.platform.weights.rows == {}
 
 
+@pytest.mark.parametrize("words, said", [(("--name", "no good"), "--name"), (("-e", "nowhere"), "environment create nowhere")])
+def test_what_would_fail_after_the_upload_is_said_before_it(shell: Shell, words: tuple[str, str], said: str) -> None:
+    done = shell.run("push", "minilm", *words)
+    assert (done.exit_code, said in done.output) == (1, True)
+    assert shell.platform.blobs == {}
+
+
 def test_the_list_shows_sizes_and_places(shell: Shell) -> None:
     assert "weights push" in shell.run("list").stdout
     shell.run("push", "minilm")

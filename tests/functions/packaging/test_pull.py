@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -196,3 +198,20 @@ def test_a_disk_without_room_is_refused_with_both_numbers_before_anything_comes(
     with pytest.raises(StorageFull, match=r"bytes are missing here and .* has room for 1000"):
         pull(model.shelf, model.digest, tmp_path / "copy", free_bytes=lambda _: 1000)
     assert [asked for asked in model.shelf.asked if asked[0] != model.digest] == []
+
+
+def test_ctrl_c_ends_it_with_nothing_still_writing_and_the_next_pull_goes_on(model: Model, tmp_path: Path) -> None:
+    pressed = False
+
+    def interrupt(done: int, _total: int) -> None:
+        nonlocal pressed
+        if done > CHUNK_BYTES and not pressed:
+            pressed = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        pull(model.shelf, model.digest, tmp_path / "copy", progress=interrupt)
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("pull weights")] == []
+    done = pull(model.shelf, model.digest, tmp_path / "copy")
+    assert done.fetched_bytes < done.size_bytes
+    assert tree(tmp_path / "copy") == tree(model.directory)
