@@ -29,8 +29,9 @@ def register(root: typer.Typer) -> None:
 def backup(session: Session, file: Annotated[Path, typer.Argument(help="File to write; it holds keys, keep it like a password.")]) -> None:
     """Save apps, keys, secrets, ledger, blobs and journals, while the platform runs or not."""
     from pilotlight.cli import backup as archive
+    from pilotlight.cli import local
 
-    platform = session.platform()
+    platform = local.in_force(session.platform())
     _refuse_external(platform.config)
     elsewhere = _blobs_elsewhere(platform)
     done = archive.save(platform.paths.home, file, now=time.time(), blobs_at=elsewhere)
