@@ -1,13 +1,13 @@
 """The scrubber: reads what is on the disk again, in a circle, when nobody else has anything to read, and compares.
 
 Disks rot silently. What is corrupt is set aside, and the models that have it are fetched anew when they are next asked for. The
-pace is a bound: `bytes_per_s` of the disk at most, less while others read. It is kept with the loop's monotonic clock, so that a
+pace is a bound: `bytes_per_s` of the disk at most, less while others read. It is kept with a monotonic clock, so that a
 step of the wall clock neither stalls nor hurries it. The file that was checked last is remembered over restarts.
 """
 
 from __future__ import annotations
 
-import asyncio
+import fcntl
 import logging
 import mmap
 import os
@@ -24,6 +24,8 @@ from weight_cache.threads import QuietThreads, finish_in_thread
 from weight_cache.types import Lane
 
 _log = logging.getLogger(__name__)
+
+Sleep = Callable[[float], Awaitable[None]]
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Read in one turn: whoever is more urgent waits for one of these at most."""
@@ -44,8 +46,8 @@ class Scrubber:
         threads: QuietThreads,
         tally: Tally,
         bytes_per_s: int,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        clock: Callable[[], float] | None = None,
+        sleep: Sleep,
+        clock: Callable[[], float],
     ) -> None:
         self._directory = directory
         self._catalogue = catalogue
@@ -93,7 +95,7 @@ class Scrubber:
         async with self._lanes.turn(lambda: Lane.SCRUB):
             size = await self._threads.run(reader.read)
         self._tally.scrubbed_bytes += size
-        now = (self._clock or asyncio.get_running_loop().time)()
+        now = self._clock()
         self._free_at = max(now, self._free_at) + size / self._bytes_per_s  # what was missed is not made up for
         await self._sleep(self._free_at - now)
         return size
@@ -104,9 +106,9 @@ class Scrubber:
         return False
 
     def _next(self) -> str | None:
-        files = sorted(self._catalogue.file_names())
+        files = self._catalogue.file_names()
         last = self._directory.scrubbed()
-        return next((digest for digest in files if digest > last), files[0] if files else None)
+        return min((digest for digest in files if digest > last), default=min(files, default=None))
 
 
 class _Reader:
@@ -120,10 +122,15 @@ class _Reader:
         except OSError:
             self._piece.close()
             raise
+        self._size = os.fstat(self._descriptor).st_size
         self._offset = 0
 
     def read(self) -> int:
         """Read and hash the next piece; its length, 0 at the end. Raises OSError."""
+        if self._offset >= self._size:
+            return 0
+        if self._offset % mmap.PAGESIZE:  # the last read was short in the middle: O_DIRECT does not go on from there
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, fcntl.fcntl(self._descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
         size = os.preadv(self._descriptor, [self._piece], self._offset)
         with memoryview(self._piece) as view:
             self.hash.update(view[:size])

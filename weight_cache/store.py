@@ -8,6 +8,7 @@ the next try fetches the rest.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import shutil
@@ -22,7 +23,7 @@ from weight_cache.ingest import Ingest
 from weight_cache.lanes import LaneOf, Lanes
 from weight_cache.layout import StoreDirectory
 from weight_cache.origin import Origin
-from weight_cache.scrub import Scrubber
+from weight_cache.scrub import Scrubber, Sleep
 from weight_cache.tally import FetchMeter, Observe, Tally
 from weight_cache.threads import QuietThreads, finish_in_thread
 from weight_cache.types import Lane, Lease, ModelInfo, StoreStatistics
@@ -172,8 +173,8 @@ class Store:
             return []
         return await self._checks.read_again(list(self._catalogue.files_of(manifest)))
 
-    def scrubber(self, bytes_per_s: int) -> Scrubber:
-        """What reads everything again, at that pace, for as long as its `run` is awaited."""
+    def scrubber(self, bytes_per_s: int, *, sleep: Sleep = asyncio.sleep, clock: Callable[[], float] = time.monotonic) -> Scrubber:
+        """What reads everything again, at that pace, for as long as its `run` is awaited; `sleep` and `clock` keep the pace."""
         return Scrubber(
             directory=self._directory,
             catalogue=self._catalogue,
@@ -182,6 +183,8 @@ class Store:
             threads=self._threads,
             tally=self._tally,
             bytes_per_s=bytes_per_s,
+            sleep=sleep,
+            clock=clock,
         )
 
     def is_here(self, manifest: str) -> bool:
