@@ -1,7 +1,8 @@
 """A slot with something in it: how a launch becomes a worker at its snapshot point, and how nothing of it is left behind.
 
-Moving in: a slot from the nursery, the bundle, the image's layout, the weights' leases, a cgroup, the launch file; then a worker is booted
-there, or restored (`snapshots.restores`). End: the shim and everything in it, the cgroup, the leases, the directory.
+Moving in: a slot from the nursery, leases of its weights, the bundle, the image's layout, a cgroup; then, when the weights are here, the
+launch file, and a worker is booted there, or restored (`snapshots.restores`). End: the shim and everything in it, the cgroup, the leases,
+the directory.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from snapshotter.errors import StartFailed, Unsupported
 from snapshotter.launch import BundleStore, ImageStore, Sources, WeightSource
 from snapshotter.logs import Logs
 from snapshotter.nursery import Nursery
+from snapshotter.patience import Patience
 from snapshotter.running import Owner
 from snapshotter.slots import BootFailed, Slot
 from snapshotter.types import LaunchSpec, RevisionKey, StartKind
+from snapshotter.weights import Opening, Served, Weights
 
 _log = logging.getLogger(__name__)
 _RECORD = "housing.json"
@@ -44,7 +47,7 @@ class Housing:
 
     Attributes:
         boot_ms: phases until the snapshot point, `slot` first.
-        took_ms: all of them, by the clock on the wall.
+        took_ms: all of them, by the clock on the wall, without the time for which its weights were waited for.
         is_booting: before the snapshot point whoever boots it clears it, too.
         transient: made for a snapshot's sake alone: whoever made it clears it, and a new agent does when it finds it.
         snapshot: what it was restored from, None when it was booted.
@@ -52,6 +55,7 @@ class Housing:
         is_pristine: no secret has passed through its worker. A fork gets them past it; the worker itself, as an instance, has them, and
             of one that an earlier agent left it is not known.
         lease_ids: weights held for it.
+        weights: what is held, by name, once it is here.
         spots, parked_bytes, timer: forks that wait for an assignment, their PSS as last measured, and when they are next looked at;
             `parking.Parking` owns them.
     """
@@ -60,6 +64,7 @@ class Housing:
     launch: LaunchSpec
     group: Group
     lease_ids: tuple[str, ...] = ()
+    weights: Mapping[str, Served] = field(default_factory=dict)
     boot_ms: Mapping[str, float] = field(default_factory=dict)
     took_ms: float = 0.0
     is_booting: bool = False
@@ -105,12 +110,11 @@ class Housing:
 
 @dataclass(frozen=True, kw_only=True)
 class Tenancy:
-    """A slot that somebody moves into: the housing, how to launch in it, for which uid (None: the agent's own), and its weights by name."""
+    """A slot that somebody moves into: the housing, how to launch in it, and for which uid (None: the agent's own)."""
 
     housing: Housing
     plan: launch.Plan
     uid: int | None
-    weights: Mapping[str, Path]
 
 
 class Housekeeper:
@@ -134,7 +138,7 @@ class Housekeeper:
         self._nursery = nursery
         self._bundles = bundles
         self._images = images
-        self._weights = weights
+        self._weights = Weights(weights)
         self._cgroups = cgroups
         self._logs = logs
         self._runtime = runtime
@@ -165,42 +169,55 @@ class Housekeeper:
     ) -> AsyncIterator[Tenancy]:
         """A slot with all that a worker of `spec` needs; at the end of the context there is one. When it fails nothing is left.
 
-        Raises StartFailed for a BootFailed in it, BundleUnavailable, Unsupported.
+        Raises StartFailed for a BootFailed in it, BundleUnavailable, Unsupported, errors of the weight cache.
         """
         began = time.perf_counter()
         phase.name = "slot"
-        layout, code = self._images.layout(spec.image), await self._bundles.ensure(spec.bundle)
+        layout = self._images.layout(spec.image)
         slot = await (self._nursery.take(network=True) if network else self._nursery.take())
         slot.owner, phase.subject = owner, slot.id
         housing = Housing(slot=slot, launch=spec, group=self._cgroups.group(slot.id), is_booting=True, transient=transient)
         self.housings[slot.id] = housing
+        opening = self._weights.open(spec.weights, holder=slot.id, pid=slot.shim_pid or None)
+        housing.lease_ids = opening.lease_ids
         try:
-            weights = await self._lease_weights(housing)
-            uid = self._uid(spec)
+            await asyncio.sleep(0)  # the cache has its questions, and works while we do
+            uid, code = self._uid(spec), await self._bundles.ensure(spec.bundle)
             housing.group = self._cgroups.make(slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu)
-            sources = Sources(layout=layout, code=code, weights=weights, runtime=self._runtime)
             self._logs.register(slot.id, labels=spec.labels, revision=spec.revision, now=time.time())
-            tenancy = Tenancy(housing=housing, plan=self._write_launch(housing, sources, uid), uid=uid, weights=weights)
-            housing.boot_ms = {**phase.before_ms, "slot": (time.perf_counter() - began) * 1000}
+            waited_ms = await self._have_weights(housing, opening, phase)
+            places = {name: served.path for name, served in housing.weights.items()}
+            sources = Sources(layout=layout, code=code, weights=places, runtime=self._runtime)
+            tenancy = Tenancy(housing=housing, plan=self._write_launch(housing, sources, uid), uid=uid)
+            housing.boot_ms = {**phase.before_ms, "slot": _since_ms(began) - waited_ms, **({"weights": waited_ms} if places else {})}
             yield tenancy
-            housing.took_ms = (time.perf_counter() - began) * 1000
+            housing.took_ms = _since_ms(began) - waited_ms
             slots.write_json(slot.directory / _RECORD, housing.record())
             housing.is_booting = transient
         except BootFailed as e:
+            await opening.abandon()
             failure = await self.explain(housing, e)
             await self.clear(housing)
             raise failure from e
         except BaseException:
-            await asyncio.shield(asyncio.create_task(self.clear(housing), name=f"clear {slot.id}"))
+            await asyncio.shield(asyncio.create_task(self._abandon(housing, opening), name=f"clear {slot.id}"))
             raise
 
-    async def _lease_weights(self, housing: Housing) -> dict[str, Path]:
-        held = {}
-        for mount in housing.launch.weights:
-            lease = await self._weights.lease(mount.manifest, holder=housing.slot.id)
-            housing.lease_ids += (lease.lease_id,)
-            held[mount.name] = Path(lease.path)
-        return held
+    async def _abandon(self, housing: Housing, opening: Opening) -> None:
+        await opening.abandon()
+        await self.clear(housing)
+
+    async def _have_weights(self, housing: Housing, opening: Opening, phase: Phase) -> float:
+        """Milliseconds for which there was nothing to do but to wait for them; they are no part of the rung."""
+        began, before = time.perf_counter(), phase.name
+        if opening.is_settled:
+            housing.weights = await opening.ready()
+            return 0.0
+        phase.name = "weights"
+        async with phase.patience.standing_still():
+            housing.weights = await opening.ready()
+        phase.name = before
+        return _since_ms(began)
 
     async def resume(self, housing: Housing) -> None:
         """Wait for the snapshot point of an adopted slot that was booting. Raises StartFailed; the slot is cleared then."""
@@ -218,8 +235,7 @@ class Housekeeper:
         await housing.slot.end()
         self.housings.pop(housing.slot.id, None)
         await housing.group.remove()
-        for lease_id in housing.lease_ids:
-            await self._weights.release(lease_id)
+        await self._weights.close(housing.lease_ids)
 
     async def explain(self, housing: Housing, failure: BootFailed) -> StartFailed:
         """A boot's failure with everything that helps: the user's error, or the exit's reason, and the last lines."""
@@ -269,9 +285,15 @@ class Phase:
     Attributes:
         kind: the rung that is tried.
         before_ms: phases that came before the slot.
+        patience: what bounds it.
     """
 
     name: str = "slot"
     subject: str = ""
     kind: StartKind = StartKind.COLD
     before_ms: dict[str, float] = field(default_factory=dict)
+    patience: Patience = field(default_factory=Patience)
+
+
+def _since_ms(began: float) -> float:
+    return (time.perf_counter() - began) * 1000

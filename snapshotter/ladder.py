@@ -25,6 +25,7 @@ from snapshotter.slots import SlotLost
 from snapshotter.starts import Request, Starts, TemplateLost, Way
 from snapshotter.templates import Templates
 from snapshotter.types import InstanceId, InstanceInfo, InstanceState, LaunchSpec, RevisionKey, StartKind, TemplateInfo
+from weight_cache.errors import WeightCacheError
 
 _log = logging.getLogger(__name__)
 NOTICE_S = 0.05
@@ -161,7 +162,7 @@ class Ladder:
             self._metrics.start_failed(phase.kind, StartTimeout.code)
             detail = {"phase": phase.name, "log_tail": await self._last_lines(request, phase)}
             raise StartTimeout(f"instance {request.instance_id} was not ready within {timeout_s:g} s (phase {phase.name})", detail) from e
-        except SnapshotterError as e:
+        except (SnapshotterError, WeightCacheError) as e:
             self._metrics.start_failed(phase.kind, e.code)
             raise
         finally:

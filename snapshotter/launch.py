@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from snapshotter import tree
 from snapshotter.child import CONTROL_FD
 from snapshotter.types import LaunchSpec
+from weight_cache.types import OpenedLease, Prediction, WeightsLease
 
 THREADS_OFF = {
     "OMP_NUM_THREADS": "1",
@@ -56,21 +57,16 @@ class BundleStore(Protocol):
     async def ensure(self, digest: str) -> Path: ...
 
 
-class Lease(Protocol):
-    """Weights held on this node (`weight_cache.client.WeightsLease`)."""
-
-    @property
-    def path(self) -> str | Path: ...
-    @property
-    def lease_id(self) -> str: ...
-
-
 class WeightSource(Protocol):
     """What the agent needs of `weight_cache.client.WeightCacheClient`."""
 
-    async def lease(self, manifest: str, *, holder: str) -> Lease: ...
+    async def open(self, manifest: str, *, holder: str, pid: int | None = None) -> OpenedLease: ...
 
-    async def release(self, lease_id: str) -> None: ...
+    async def wait(self, lease_id: str) -> WeightsLease: ...
+
+    async def close(self, lease_id: str) -> bool: ...
+
+    async def predict(self, manifest: str) -> Prediction: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,13 @@ from collections.abc import Callable
 from snapshotter.boots import Boots
 from snapshotter.ends import Ends
 from snapshotter.housing import Housing, Phase
+from snapshotter.patience import Turn
 from snapshotter.snapshots.builder import Builder
 from snapshotter.snapshots.shelf import Shelf
 from snapshotter.starts import Way
 from snapshotter.templates import Templates
 from snapshotter.types import InstanceInfo, LaunchSpec, StartKind
+from snapshotter.weights import Weights
 
 _log = logging.getLogger(__name__)
 _FLOOR_S = 2.0
@@ -62,13 +64,22 @@ class Rungs:
     """Owner: the event loop. `_gate`: more restores at once than processors only make each of them slower."""
 
     def __init__(
-        self, *, boots: Boots, templates: Templates, shelf: Shelf, builder: Builder, ends: Ends, clock: Callable[[], float] = time.time
+        self,
+        *,
+        boots: Boots,
+        templates: Templates,
+        shelf: Shelf,
+        builder: Builder,
+        ends: Ends,
+        weights: Weights,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._boots = boots
         self._templates = templates
         self._shelf = shelf
         self._builder = builder
         self._ends = ends
+        self._weights = weights
         self._clock = clock
         self._gate = asyncio.Semaphore(max(2, len(os.sched_getaffinity(0))))
 
@@ -109,22 +120,32 @@ class Rungs:
             self._builder.want(launch)
 
     def took(self, launch: LaunchSpec, info: InstanceInfo, seconds: float) -> None:
-        """How long a whole start took; of RESTORE what it does itself: waiting for a slot, or for other restores, is no part of it."""
-        own = {k: v for k, v in info.phases_ms.items() if k not in ("slot", "prefetch")}
-        self._shelf.took(launch, info.start_kind, sum(own.values()) if info.start_kind is StartKind.RESTORE else seconds * 1000)
+        """How long a whole start took, without waiting for its weights; of RESTORE what it does itself: waiting for a slot, or for other
+        restores, is no part of it.
+        """
+        own = {k: v for k, v in info.phases_ms.items() if k not in ("slot", "weights", "prefetch")}
+        whole_ms = max(0.0, seconds * 1000 - info.phases_ms.get("weights", 0.0))
+        self._shelf.took(launch, info.start_kind, sum(own.values()) if info.start_kind is StartKind.RESTORE else whole_ms)
 
     async def _restored(self, launch: LaunchSpec, phase: Phase, clock: Clock, closed: set[StartKind]) -> Housing | None:
         """A worker from a snapshot. None: a Template has come up meanwhile, or the rung is closed now."""
-        snapshot = await self._shelf.find(launch, phase)
+        expecting = asyncio.create_task(self._weights.expect_s(launch), name=f"weights of {launch.revision}")
+        try:
+            snapshot = await self._shelf.find(launch, phase)
+            weights_s = 0.0 if snapshot is None else await expecting
+        finally:
+            expecting.cancel()
         if snapshot is not None:
             phase.kind = StartKind.RESTORE
-            async with self._gate:
+            async with Turn(self._gate) as turn:
                 if self._templates.get(launch.revision) is not None:
                     return None
                 predicted_ms, cold_ms = self._shelf.restore_ms(launch, snapshot), self._shelf.cold_ms(launch)
-                deadline_s = restore_deadline_s(restore_ms=predicted_ms, cold_ms=cold_ms, left_s=clock.left_s())
+                left_s = max(0.0, clock.left_s() - weights_s)  # either rung waits for them
+                deadline_s = restore_deadline_s(restore_ms=predicted_ms, cold_ms=cold_ms, left_s=left_s)
                 if deadline_s is not None:
-                    housing = await self._shelf.restore(launch, snapshot, phase, self._ends, deadline_s=deadline_s)
+                    with phase.patience.under(turn=turn):
+                        housing = await self._shelf.restore(launch, snapshot, phase, self._ends, deadline_s=deadline_s)
                     if housing is not None:
                         return housing
                 elif predicted_ms >= cold_ms:

@@ -21,6 +21,7 @@ from snapshotter.parking import Parking
 from snapshotter.running import Running
 from snapshotter.slots import SlotLost
 from snapshotter.types import InstanceId, InstanceState, LaunchSpec, StartKind
+from snapshotter.weights import served_from
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +75,8 @@ class Starts:
             raise await self._explain(instance, running)
         before = housing.boot_ms if way.kind in (StartKind.COLD, StartKind.RESTORE) else {}
         instance.was_ready = True
-        instance.become(InstanceState.READY, pid=running.pid, phases_ms={**before, **running.ready.result()})
+        served = served_from(way.kind, housing.launch, housing.weights)
+        instance.become(InstanceState.READY, pid=running.pid, phases_ms={**before, **running.ready.result()}, weights=served)
         slot.note(instance.info.id, instance.note())
         if not way.in_place:
             self._parking.used(housing)

@@ -113,11 +113,12 @@ class InstanceInfo:
     Attributes:
         socket: host path of the Unix socket on which its worker serves HTTP/1.1.
         start_kind: how it came up.
-        phases_ms: duration of each phase of its start, in order (`slot, boot, import, enter, warmup, fork, wake, …`).
+        phases_ms: duration of each phase of its start, in order (`slot, weights, boot, import, enter, warmup, fork, wake, …`).
         lessee: id of the activator that owns its slots and its bill; None when nobody does.
         started_at: wall clock, seconds since the epoch.
         pid: host pid; 0 once it is gone.
         exit_reason: None while it lives; else `stopped`, `exited`, `killed`, `out_of_memory`, `template_lost`, …
+        weights: mount's name → tier that its start had them from: `origin, nvme, dram, hbm` (`weight_cache.types.Tier`).
     """
 
     id: InstanceId
@@ -133,6 +134,7 @@ class InstanceInfo:
     cpu: float
     labels: Mapping[str, str]
     exit_reason: str | None = None
+    weights: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""

@@ -4,50 +4,118 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import sys
 import time
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from weight_cache import bandwidth
+from weight_cache.bandwidth import Bandwidths
 from weight_cache.configuration import WeightCacheSettings
 from weight_cache.errors import StoreOwned
-from weight_cache.metrics import StoreCollector, serve_metrics
-from weight_cache.origin import DirectoryOrigin
+from weight_cache.lanes import Lanes
+from weight_cache.leases import Leases
+from weight_cache.metrics import Forecasts, StoreCollector, TierCollector, serve_metrics
+from weight_cache.objects import blob_store
+from weight_cache.origin import ObjectOrigin, Origin
+from weight_cache.readahead import ReadAhead
 from weight_cache.server import serve_store
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
 from weight_cache.store import Store
+from weight_cache.types import Tier
 
 _log = logging.getLogger("weight_cache")
 
 
-async def run(paths: Paths, settings: WeightCacheSettings, *, ready_fd: int | None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises StoreOwned, OSError (an address in use)."""
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
+_KEEP_SPEEDS_S = 60.0
+"""Between two times that speeds are written down: what a kill can cost of what was learned."""
+
+
+async def run(paths: Paths, platform: PlatformSettings, settings: WeightCacheSettings, *, ready_fd: int | None) -> None:
+    """Serve until SIGTERM or SIGINT. Raises StoreOwned, SettingsInvalid, OSError (an address in use)."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    store = Store.open(paths.home / "weights", origin=DirectoryOrigin(paths.home / "blobs"), max_bytes=settings.max_bytes, clock=time.time)
-    registry = CollectorRegistry()
-    registry.register(StoreCollector(store.statistics))
-    servers = await serve_metrics(registry, socket_path=paths.run / "metrics-weight_cache.sock", listen=settings.metrics_listen)
-    servers.append(await serve_store(store, paths.socket("weight_cache")))
-    _log.info("serving store=%r", store)
-    if ready_fd is not None:
-        os.write(ready_fd, b"\n")
-        os.close(ready_fd)
-    await stop.wait()
-    _log.info("stopping")
-    for server in reversed(servers):  # the store's socket first: no new work, then the figures go
-        server.close()
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)  # half-fetched files are removed before the directory is let go
-    store.close()
+    root, registry = paths.home / "weights", CollectorRegistry()
+    async with opened_origin(paths, platform, settings) as origin:
+        bandwidths = bandwidth.read(root / "bandwidth.json", origin=repr(origin))
+        store = open_store(root, origin, bandwidths, settings)
+        ahead = ReadAhead(max_bytes=settings.dram_bytes(), observe=bandwidths.observe)
+        leases = Leases(store, bandwidths=bandwidths, ahead=ahead, on_fetched=Forecasts(registry).fetched)
+        await leases.adopt()
+        registry.register(StoreCollector(store.statistics))
+        registry.register(TierCollector(leases=leases, bandwidths=bandwidths, ahead=ahead))
+        servers = await serve_metrics(registry, socket_path=paths.run / "metrics-weight_cache.sock", listen=settings.metrics_listen)
+        servers.append(await serve_store(store, leases, paths.socket("weight_cache")))
+        behind = [
+            _behind(store.scrubber(settings.scrub_bytes_per_s).run(), "scrub"),
+            _behind(_keep_speeds(root, bandwidths), "keep speeds"),
+        ]
+        _log.info("serving store=%r origin=%r speeds=%r", store, origin, bandwidths)
+        if ready_fd is not None:
+            os.write(ready_fd, b"\n")
+            os.close(ready_fd)
+        await stop.wait()
+        _log.info("stopping behind=%d", sum(not task.done() for task in behind))
+        for server in reversed(servers):  # the store's socket first: no new work, then the figures go
+            server.close()
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)  # nothing is half written when the directory is let go
+        await leases.aclose()
+        await ahead.aclose()
+        bandwidth.keep(root / "bandwidth.json", bandwidths)
+        store.close()
+
+
+def open_store(root: Path, origin: Origin, bandwidths: Bandwidths, settings: WeightCacheSettings) -> Store:
+    """The store, with the speeds that it is told by and tells. Raises StoreOwned. Blocking."""
+    return Store.open(
+        root,
+        origin=origin,
+        max_bytes=settings.max_bytes,
+        clock=time.time,
+        lanes=Lanes(settings.reads_at_once, settings.prefetch_share),
+        observe=lambda size_bytes, seconds: bandwidths.observe(Tier.ORIGIN, size_bytes, seconds),
+        reload_s=bandwidths.reload_s,
+    )
+
+
+@contextlib.asynccontextmanager
+async def opened_origin(paths: Paths, platform: PlatformSettings, settings: WeightCacheSettings) -> AsyncIterator[Origin]:
+    """Where the platform's blobs are, for as long as the context lasts. Raises SettingsInvalid."""
+    blobs = blob_store(platform, paths, attempts=1, timeout_s=settings.origin_timeout_s)  # the origin asks again
+    async with contextlib.aclosing(ObjectOrigin(blobs, attempts=settings.origin_attempts, timeout_s=settings.origin_timeout_s)) as origin:
+        yield origin
+
+
+def _behind(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """Something that goes on beside serving; when it fails, serving goes on without it."""
+    task = asyncio.create_task(work, name=name)
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("ended task=%s error=%r", name, error)
+
+    task.add_done_callback(ended)
+    return task
+
+
+async def _keep_speeds(root: Path, bandwidths: Bandwidths) -> None:
+    while True:
+        await asyncio.sleep(_KEEP_SPEEDS_S)
+        try:
+            bandwidth.keep(root / "bandwidth.json", bandwidths)
+        except OSError as e:
+            _log.warning("speeds.not_kept error=%s", e)
 
 
 def main() -> int:
@@ -60,8 +128,9 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         settings = load(WeightCacheSettings, "weight_cache", arguments.config)
-        paths = Paths.of(load(PlatformSettings, "platform", arguments.config), os.environ).make()
-        asyncio.run(run(paths, settings, ready_fd=arguments.ready_fd))
+        platform = load(PlatformSettings, "platform", arguments.config)
+        paths = Paths.of(platform, os.environ).make()
+        asyncio.run(run(paths, platform, settings, ready_fd=arguments.ready_fd))
     except (SettingsInvalid, StoreOwned) as e:
         _log.error("%s", e)
         return 2

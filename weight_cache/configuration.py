@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 MIN_BYTES = 64 * 1024 * 1024
@@ -31,6 +32,12 @@ class WeightCacheSettings:
     origin_attempts: int = 5
     origin_timeout_s: float = 30.0
     scrub_bytes_per_s: int = 32 * 1024 * 1024
+
+    def dram_bytes(self) -> int:
+        """`dram_max_bytes`, or half of the machine's memory."""
+        if self.dram_max_bytes is not None:
+            return self.dram_max_bytes
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
     def __post_init__(self) -> None:
         _check("reads_at_once", self.reads_at_once, 1, 256)

@@ -262,7 +262,9 @@ class Leases:
             _log.info(
                 "lease.fetched id=%s manifest=%s predicted_s=%.2f took_s=%.2f", opening.id, opening.manifest[:12], predicted_s, actual_s
             )
-        if self._open.get(opening.id) is opening:
+        if opening.found.done():
+            self._warm(opening)
+        else:
             opening.found.add_done_callback(lambda _: self._warm(opening))
 
     def _warm(self, opening: _Opening) -> None:

@@ -1,4 +1,4 @@
-"""The store on its Unix socket: operations of `weight_cache/client.py`."""
+"""The cache on its Unix socket: operations of `weight_cache/client.py`."""
 
 from __future__ import annotations
 
@@ -9,36 +9,62 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from weight_cache.errors import WeightCacheError
+from weight_cache.leases import Leases, OnProgress
 from weight_cache.protocol import Operation, Part, serve
-from weight_cache.store import OnProgress, Store
+from weight_cache.store import Store
 from weight_cache.types import LoadProgress
 
 T = TypeVar("T")
 
 
-async def serve_store(store: Store, socket_path: Path) -> asyncio.Server:
+async def serve_store(store: Store, leases: Leases, socket_path: Path) -> asyncio.Server:
     """Answer on `socket_path` until the returned server is closed."""
-    return await serve(socket_path, operations(store), _describe)
+    return await serve(socket_path, {**lease_operations(leases), **store_operations(store)}, _describe)
 
 
-def operations(store: Store) -> dict[str, Operation]:
-    """What can be asked of a store, by name."""
+def lease_operations(leases: Leases) -> dict[str, Operation]:
+    """What holders ask, by name."""
 
-    async def lease(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
-        manifest, holder = _text(args, "manifest"), _text(args, "holder")
-        held, path = await _reporting(part, lambda tell: store.lease(manifest, holder=holder, on_progress=tell))
-        return {"lease_id": held.id, "manifest": held.manifest, "path": str(path)}
+    async def open_lease(args: Mapping[str, Any], _: Part) -> Mapping[str, Any]:
+        opened = await leases.open(_text(args, "manifest"), holder=_text(args, "holder"), pid=_pid(args))
+        path = None if opened.path is None else str(opened.path)
+        return {**dataclasses.asdict(opened), "path": path}
+
+    async def wait(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        lease_id = _text(args, "lease_id")
+        held = await _reporting(part, lambda tell: leases.wait(lease_id, on_progress=tell))
+        return {**dataclasses.asdict(held), "path": str(held.path)}
+
+    async def close(args: Mapping[str, Any], _: Part) -> Mapping[str, Any]:
+        return {"closed": await leases.close(_text(args, "lease_id"))}
+
+    async def predict(args: Mapping[str, Any], _: Part) -> Mapping[str, Any]:
+        return dataclasses.asdict(await leases.predict(_text(args, "manifest")))
+
+    return {"open": open_lease, "wait": wait, "close": close, "predict": predict}
+
+
+def store_operations(store: Store) -> dict[str, Operation]:
+    """What can be asked of the store itself, by name."""
 
     async def prefetch(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
         manifest = _text(args, "manifest")
         await _reporting(part, lambda tell: store.prefetch(manifest, on_progress=tell))
         return {}
 
-    async def release(args: Mapping[str, Any], _: Part) -> Mapping[str, Any]:
-        return {"released": await store.release(_text(args, "lease_id"))}
-
     async def verify(args: Mapping[str, Any], _: Part) -> Mapping[str, Any]:
         return {"corrupt": await store.verify(_text(args, "manifest"))}
+
+    async def pin(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        manifest = _text(args, "manifest")
+        await _reporting(part, lambda tell: store.pin(manifest, on_progress=tell))
+        return {}
+
+    async def unpin(args: Mapping[str, Any], _: Part) -> Mapping[str, Any]:
+        return {"unpinned": await store.unpin(_text(args, "manifest"))}
+
+    async def drop(args: Mapping[str, Any], _: Part) -> Mapping[str, Any]:
+        return {"dropped": await store.drop(_text(args, "manifest"))}
 
     async def stat(_args: Mapping[str, Any], _: Part) -> Mapping[str, Any]:
         return store.statistics().to_json()
@@ -46,7 +72,7 @@ def operations(store: Store) -> dict[str, Operation]:
     async def list_all(_args: Mapping[str, Any], _: Part) -> Mapping[str, Any]:
         return {"models": [dataclasses.asdict(m) for m in store.models()], "leases": [held.to_json() for held in store.leases()]}
 
-    return {"lease": lease, "prefetch": prefetch, "release": release, "verify": verify, "stat": stat, "list": list_all}
+    return {"prefetch": prefetch, "verify": verify, "pin": pin, "unpin": unpin, "drop": drop, "stat": stat, "list": list_all}
 
 
 async def _reporting(part: Part, work: Callable[[OnProgress], Coroutine[Any, Any, T]]) -> T:
@@ -82,4 +108,13 @@ def _text(args: Mapping[str, Any], key: str) -> str:
     value = args.get(key)
     if not isinstance(value, str) or not value:
         raise WeightCacheError(f"{key} = {value!r}: expected a text")
+    return value
+
+
+def _pid(args: Mapping[str, Any]) -> int | None:
+    value = args.get("pid")
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise WeightCacheError(f"pid = {value!r}: expected the id of a process, or null")
     return value

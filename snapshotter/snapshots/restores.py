@@ -1,7 +1,7 @@
 """One snapshot into a fresh slot: what comes out is exactly like a worker that was booted to its snapshot point.
 
     slot (taken, leases, layout) → furnish → criu → devices → revive
-                 └ prefetch: image and weights are read ahead while CRIU starts ┘
+                 └ prefetch: the image is read ahead while CRIU starts ┘   (weights: by the weight cache, while they are held)
 
 Whatever fails, the slot is cleared wholly. Nothing here decides whether a snapshot may be used (`shelf`) or counts its failures.
 """
@@ -89,7 +89,7 @@ class Restores:
         housing, manifest, slot = tenancy.housing, snapshot.manifest, tenancy.housing.slot
         record, devices = DeviceRecord.from_json(manifest.point[DEVICES]), self._devices if housing.launch.gpu is not None else NoDevices()
         devices.check_restore(record)
-        ahead = ReadAhead([snapshot.images, *tenancy.weights.values()])
+        ahead = ReadAhead([snapshot.images])
         try:
             with self._opened(snapshot, slot.directory) as (images, work, files, kdat):
                 await slot.furnish({**tenancy.plan.order, "op": "furnish"}, kdat, files)

@@ -109,11 +109,15 @@ class Shelf:
     async def restore(
         self, launch: LaunchSpec, snapshot: Snapshot, phase: Phase, owner: Owner, *, deadline_s: float, lazy: bool | None = None
     ) -> Housing | None:
-        """A worker at its snapshot point; None when it could not be brought back in time, which is held against the snapshot."""
+        """A worker at its snapshot point; None when it could not be brought back in time, which is held against the snapshot.
+
+        Waiting for its weights takes none of that time.
+        """
         assert self._restores is not None
         try:
-            async with asyncio.timeout(deadline_s):
-                return await self._restores.restore(launch, snapshot, phase, owner, deadline_s=deadline_s, lazy=lazy)
+            async with asyncio.timeout(deadline_s) as limit:
+                with phase.patience.under(limit):
+                    return await self._restores.restore(launch, snapshot, phase, owner, deadline_s=deadline_s, lazy=lazy)
         except TimeoutError:
             await self.failed(snapshot.id, "timeout", f"it was not back within {deadline_s:g} s")
         except RestoreFailed as e:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import hashlib
@@ -14,7 +15,6 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,37 +27,57 @@ from snapshotter.images import Images
 from snapshotter.node import opened, own_runtime
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.types import InstanceId, LaunchSpec, RevisionKey
+from weight_cache.errors import WeightCacheError
 from weight_cache.settings import Paths
+from weight_cache.types import Lease, OpenedLease, Prediction, Tier, WeightsLease
 
 WORKER = Path(__file__).with_name("slot_worker.py")
 REPOSITORY = WORKER.parent.parent.parent
 MIB = 1024**2
 
 
-@dataclass(frozen=True, kw_only=True)
-class FakeLease:
-    """Weights that are simply there."""
-
-    path: Path
-    lease_id: str
-
-
 class FakeWeights:
-    """Every manifest is the same empty directory; remembers who holds what."""
+    """Every manifest is the same empty directory; remembers who holds what.
+
+    Attributes:
+        tier: where models are. Those at the origin arrive when `arrival` is set.
+        failures: what `open` and `wait` raise, one after the other, before they work.
+        held: lease → holder; pids: lease → process.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self.tier = Tier.NVME
+        self.arrival = asyncio.Event()
+        self.failures: dict[str, list[WeightCacheError]] = {"open": [], "wait": []}
         self.held: dict[str, str] = {}
+        self.pids: dict[str, int | None] = {}
+        self.expected_s: float | None = None
 
-    async def lease(self, manifest: str, *, holder: str) -> FakeLease:
+    async def open(self, manifest: str, *, holder: str, pid: int | None = None) -> OpenedLease:
         """A lease at once."""
-        lease_id = f"l-{len(self.held)}-{manifest[:8]}"
-        self.held[lease_id] = holder
-        return FakeLease(path=self._directory, lease_id=lease_id)
+        if self.failures["open"]:
+            raise self.failures["open"].pop(0)
+        lease_id = Lease.id_of(manifest, holder)
+        self.held[lease_id], self.pids[lease_id] = holder, pid
+        ready = self.tier is not Tier.ORIGIN or self.arrival.is_set()
+        path = self._directory if ready else None
+        return OpenedLease(lease_id=lease_id, manifest=manifest, ready=ready, tier=self.tier, path=path, expected_s=self.expected_s)
 
-    async def release(self, lease_id: str) -> None:
+    async def wait(self, lease_id: str) -> WeightsLease:
+        """When they have arrived."""
+        await self.arrival.wait()
+        if self.failures["wait"]:
+            raise self.failures["wait"].pop(0)
+        return WeightsLease(lease_id=lease_id, manifest="", path=self._directory, tier=self.tier)
+
+    async def close(self, lease_id: str) -> bool:
         """Given back."""
-        self.held.pop(lease_id, None)
+        return self.held.pop(lease_id, None) is not None
+
+    async def predict(self, manifest: str) -> Prediction:
+        """As long as the test says."""
+        return Prediction(tier=self.tier, seconds=self.expected_s, missing={})
 
 
 class AgentHome:

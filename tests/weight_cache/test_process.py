@@ -8,22 +8,16 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fakes.origins import MemoryOrigin
-from tests.weight_cache.models import put_model
 from weight_cache.client import WeightCacheClient
 from weight_cache.configuration import WeightCacheSettings
-from weight_cache.errors import ChunkCorrupt, OriginUnavailable, ProtocolError, StoreFull
 from weight_cache.manifest import build_manifest
-from weight_cache.protocol import RemoteFailure, RpcClient
-from weight_cache.server import serve_store
 from weight_cache.settings import SettingsInvalid, load
-from weight_cache.store import Store
-from weight_cache.types import LoadProgress, WeightsLease
+from weight_cache.types import Tier
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -35,70 +29,6 @@ def home() -> Iterator[Path]:
     (folder / "platform.yaml").write_text(f"platform: {{home: {folder}/h, run: {folder}/r}}\nweight_cache: {{metrics_listen: null}}\n")
     yield folder
     shutil.rmtree(folder)
-
-
-@pytest.fixture
-def origin() -> MemoryOrigin:
-    return MemoryOrigin()
-
-
-@pytest.fixture
-async def client(home: Path, origin: MemoryOrigin) -> AsyncIterator[WeightCacheClient]:
-    store = Store.open(home / "w", origin=origin, max_bytes=100_000, clock=lambda: 5.0)
-    server = await serve_store(store, home / "s")
-    asked = WeightCacheClient(home / "s")
-    yield asked
-    await asked.aclose()
-    server.close()
-    store.close()
-
-
-async def test_lease_travels_with_its_progress(client: WeightCacheClient, origin: MemoryOrigin) -> None:
-    name = put_model(origin, {"a": b"x" * 1000})
-    seen: list[LoadProgress] = []
-    lease = await client.lease_with_progress(name, holder="slot-1", on_progress=seen.append)
-    assert (lease.path / "a").stat().st_size == 1000
-    assert all(p.total_bytes == 1000 for p in seen)
-    assert await client.lease(name, holder="slot-1") == lease
-    assert [(held.id, held.holder) for held in await client.leases()] == [(lease.lease_id, "slot-1")]
-    assert [(m.manifest, m.leases) for m in await client.models()] == [(name, 1)]
-    await client.release(lease.lease_id)
-    await client.release(lease.lease_id)
-    assert (await client.stat()).leases == 0
-    assert await client.verify(name) == []
-    assert repr(client).endswith("connected>")
-
-
-async def test_errors_keep_their_class(client: WeightCacheClient, origin: MemoryOrigin) -> None:
-    with pytest.raises(OriginUnavailable, match="no blob"):
-        await client.lease("0" * 64, holder="s")
-    with pytest.raises(StoreFull):
-        await client.prefetch(put_model(origin, {"a": b"x" * 200_000}))
-    name = put_model(origin, {"a": b"x"})
-    origin.damaged[name] = 1
-    with pytest.raises(ChunkCorrupt):
-        await client.lease(name, holder="s")
-
-
-async def test_wrong_arguments_are_named(client: WeightCacheClient, home: Path) -> None:
-    rpc = await RpcClient.open(home / "s")
-    with pytest.raises(RemoteFailure, match="manifest = 7"):
-        await rpc.call("lease", {"manifest": 7})
-    await rpc.aclose()
-
-
-async def test_caller_that_leaves_ends_the_fetching(client: WeightCacheClient, origin: MemoryOrigin) -> None:
-    origin.gate = asyncio.Event()
-    ask = asyncio.create_task(client.lease(put_model(origin, {"a": b"x"}), holder="s"))
-    await origin.asked.wait()
-    ask.cancel()
-    await asyncio.wait([ask])
-    assert (await client.stat()).arriving == 0
-
-
-async def test_nobody_there_is_said_so(home: Path) -> None:
-    with pytest.raises(ProtocolError, match="nobody answers"):
-        await WeightCacheClient(home / "none").stat()
 
 
 @pytest.mark.parametrize("text, said", [("max_bytes: 5", "max_bytes = 5: must be at least"), ("metrics_listen: x", "expected host:port")])
@@ -151,8 +81,12 @@ async def test_killed_process_comes_back_with_its_leases(home: Path) -> None:
     child = await start(home)
     client = WeightCacheClient(home / "r" / "weight_cache.sock")
     try:
-        lease: WeightsLease = await client.lease(name, holder="slot-1")
-        assert "pilotlight_weights_leases 1.0" in await scrape(home / "r" / "metrics-weight_cache.sock")
+        opened = await client.open(name, holder="slot-1", pid=os.getpid())
+        assert (opened.ready, opened.tier) == (False, Tier.ORIGIN)
+        lease = await client.wait(opened.lease_id)
+        figures = await scrape(home / "r" / "metrics-weight_cache.sock")
+        assert "pilotlight_weights_leases 1.0" in figures
+        assert 'pilotlight_weights_leases_served_total{tier="origin"} 1.0' in figures
         rival = await start(home)
         _, said = await rival.communicate()
         assert rival.returncode == 2
@@ -162,10 +96,12 @@ async def test_killed_process_comes_back_with_its_leases(home: Path) -> None:
         assert (lease.path / "weights").stat().st_size == 100_000
         child = await start(home)
         assert [held.id for held in await client.leases()] == [lease.lease_id]
-        assert await client.lease(name, holder="slot-1") == lease
+        again = await client.open(name, holder="slot-1", pid=os.getpid())
+        assert (again.ready, again.path, again.lease_id, again.tier) == (True, lease.path, lease.lease_id, Tier.DRAM)
         await client.aclose()
         child.send_signal(signal.SIGTERM)
         assert await child.wait() == 0
+        assert b"origin" in (home / "h" / "weights" / "bandwidth.json").read_bytes()
     finally:
         await client.aclose()
         if child.returncode is None:

@@ -1,0 +1,103 @@
+"""What bounds a rung stands still while it waits for what is no part of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from snapshotter.patience import Patience, Turn
+
+
+async def test_deadline_stands_still() -> None:
+    patience, arrival = Patience(), asyncio.Event()
+    async with asyncio.timeout(0.02) as limit:
+        with patience.under(limit):
+            async with patience.standing_still():
+                assert limit.when() is None
+                asyncio.get_running_loop().call_later(0.04, arrival.set)
+                await arrival.wait()
+    assert not limit.expired()
+
+
+async def test_deadline_goes_on_where_it_was() -> None:
+    patience = Patience()
+
+    async def rung() -> None:
+        async with asyncio.timeout(0.02) as limit:
+            with patience.under(limit):
+                async with patience.standing_still():
+                    await asyncio.sleep(0)
+                await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await rung()
+
+
+async def test_deadline_that_has_passed_is_left_alone() -> None:
+    patience = Patience()
+
+    async def rung() -> None:
+        async with asyncio.timeout(0) as limit:
+            with patience.under(limit):
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    async with patience.standing_still():
+                        pass
+
+    with pytest.raises(TimeoutError):
+        await rung()
+
+
+async def test_turn_is_given_to_others_meanwhile() -> None:
+    gate, patience, arrival, diary = asyncio.Semaphore(1), Patience(), asyncio.Event(), list[str]()
+
+    async def waits_for_weights() -> None:
+        async with Turn(gate) as turn:
+            with patience.under(turn=turn):
+                async with patience.standing_still():
+                    diary.append("waits")
+                    await arrival.wait()
+                diary.append("goes on")
+
+    async def needs_none() -> None:
+        async with Turn(gate):
+            diary.append("other")
+            arrival.set()
+            await asyncio.sleep(0)
+            diary.append("other done")
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(waits_for_weights())
+        group.create_task(needs_none())
+    assert diary == ["waits", "other", "other done", "goes on"]
+    assert gate._value == 1
+
+
+async def test_turn_that_is_cancelled_while_given_up_is_not_given_back_twice() -> None:
+    gate, patience = asyncio.Semaphore(1), Patience()
+
+    async def waits() -> None:
+        async with Turn(gate) as turn:
+            with patience.under(turn=turn):
+                async with patience.standing_still():
+                    await asyncio.Event().wait()
+
+    for _ in range(2):
+        task = asyncio.create_task(waits())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+    async with Turn(gate):
+        assert gate.locked()
+    assert not gate.locked()
+
+
+async def test_bounds_end_with_their_context() -> None:
+    patience = Patience()
+    async with asyncio.timeout(10) as limit:
+        with patience.under(limit):
+            pass
+        async with patience.standing_still():
+            assert limit.when() is not None
