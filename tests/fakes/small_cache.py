@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weight_cache.errors import WeightCacheError
+from weight_cache.errors import OriginUnavailable, WeightCacheError
 from weight_cache.protocol import Part, serve
 
 SIZE_BYTES = 100
@@ -16,13 +16,17 @@ SIZE_BYTES = 100
 
 @dataclass
 class SmallCache:
-    """Owner: the test's loop. `failure` is raised by the next fetch; while `gate` is not set, fetches wait in the middle."""
+    """Owner: the test's loop.
+
+    Fetches raise `failure`, or find nothing of what is `absent`; while `gate` is not set they wait in the middle.
+    """
 
     here: set[str] = field(default_factory=set)
     in_memory: set[str] = field(default_factory=set)
     pinned: set[str] = field(default_factory=set)
     held: set[str] = field(default_factory=set)
     corrupt: list[str] = field(default_factory=list)
+    absent: set[str] = field(default_factory=set)
     failure: WeightCacheError | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,9 +67,7 @@ class SmallCache:
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
-        if self.failure is not None:
-            raise self.failure
-        self.here.add(manifest)
+        self._fetch(manifest)
         return {}
 
     async def _verify(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
@@ -73,12 +75,16 @@ class SmallCache:
         return {"corrupt": self.corrupt if manifest in self.here else []}
 
     async def _pin(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
-        self.pinned.add(self._note("pin", args))
+        manifest = self._note("pin", args)
+        self._fetch(manifest)
+        self.pinned.add(manifest)
         return {}
 
     async def _unpin(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
-        self.pinned.discard(self._note("unpin", args))
-        return {}
+        manifest = self._note("unpin", args)
+        was_pinned = manifest in self.pinned
+        self.pinned.discard(manifest)
+        return {"unpinned": was_pinned}
 
     async def _drop(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
         manifest = self._note("drop", args)
@@ -86,6 +92,13 @@ class SmallCache:
             return {"dropped": False}
         self.here.remove(manifest)
         return {"dropped": True}
+
+    def _fetch(self, manifest: str) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if manifest in self.absent:
+            raise OriginUnavailable(f"the origin has no {manifest}")
+        self.here.add(manifest)
 
     def _note(self, op: str, args: Mapping[str, Any]) -> str:
         self.asked.append((op, args["manifest"]))
