@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from weight_cache.objects.s3 import S3Store
 
 CONTENT = bytes(range(256)) * 1024
 ATTEMPTS = 3
+TIMEOUT_S = 0.5
+"""Where the server is silent; where it answers, a busy machine may take its time."""
 
 
 @pytest.fixture
@@ -41,13 +44,27 @@ def pauses() -> Pauses:
     return Pauses()
 
 
-@pytest.fixture(params=["boto3", "obstore"])
-async def store(request: pytest.FixtureRequest, server: FaultyObjects, pauses: Pauses) -> AsyncIterator[S3Store]:
+@contextlib.asynccontextmanager
+async def store_of(server: FaultyObjects, client: str, pauses: Pauses, *, timeout_s: float) -> AsyncIterator[S3Store]:
     store = S3Store(
-        bucket=server.bucket, prefix="p", client=request.param, attempts=ATTEMPTS, timeout_s=0.3, part_bytes=100_000, pause=pauses
+        bucket=server.bucket, prefix="p", client=client, attempts=ATTEMPTS, timeout_s=timeout_s, part_bytes=100_000, pause=pauses
     )
+    await read(store)  # finding credentials is no part of what is timed
+    server.seen.clear()
     yield store
     await store.aclose()
+
+
+@pytest.fixture(params=["boto3", "obstore"])
+async def store(request: pytest.FixtureRequest, server: FaultyObjects, pauses: Pauses) -> AsyncIterator[S3Store]:
+    async with store_of(server, request.param, pauses, timeout_s=20) as store:
+        yield store
+
+
+@pytest.fixture(params=["boto3", "obstore"])
+async def impatient(request: pytest.FixtureRequest, server: FaultyObjects, pauses: Pauses) -> AsyncIterator[S3Store]:
+    async with store_of(server, request.param, pauses, timeout_s=TIMEOUT_S) as store:
+        yield store
 
 
 async def read(store: S3Store, *, etag: str | None = None) -> bytes:
@@ -61,8 +78,6 @@ async def read(store: S3Store, *, etag: str | None = None) -> bytes:
         Fault(kind="status", status=500),
         Fault(kind="status", status=503, times=ATTEMPTS - 1),
         Fault(kind="status", status=429),
-        Fault(kind="silent"),
-        Fault(kind="stalled"),
         Fault(kind="cut"),
         Fault(kind="reset"),
     ],
@@ -75,9 +90,16 @@ async def test_what_passes_is_asked_for_again(store: S3Store, server: FaultyObje
     assert server.count("GET") == failures + 1
 
 
-async def test_a_slow_answer_is_waited_for(store: S3Store, server: FaultyObjects) -> None:
-    server.fail(Fault(kind="slow", pause_s=0.05))  # 0.4 s in all, which is more than the timeout, but never silent for as long
-    assert await read(store) == CONTENT[100:1100]
+@pytest.mark.parametrize("kind", ["silent", "stalled"])
+async def test_silence_is_asked_again(impatient: S3Store, server: FaultyObjects, kind: Kind) -> None:
+    server.fail(Fault(kind=kind))
+    assert await read(impatient) == CONTENT[100:1100]
+    assert server.count("GET") == 2
+
+
+async def test_a_slow_answer_is_waited_for(impatient: S3Store, server: FaultyObjects) -> None:
+    server.fail(Fault(kind="slow", pause_s=TIMEOUT_S / 5))  # longer than the timeout in all, but never silent for as long
+    assert await read(impatient) == CONTENT[100:1100]
     assert server.count("GET") == 1
 
 
@@ -88,7 +110,7 @@ async def test_a_storm_ends_the_patience(store: S3Store, server: FaultyObjects, 
         await read(store)
     assert server.count("GET") == ATTEMPTS
     assert len(pauses) <= ATTEMPTS - 1
-    assert all(0 <= pause <= 0.3 for pause in pauses)
+    assert all(0 <= pause <= 1 for pause in pauses)
 
 
 async def test_writes_are_insisted_on_too(store: S3Store, server: FaultyObjects) -> None:
@@ -225,7 +247,7 @@ async def test_a_cancelled_read_is_over_at_once_and_the_store_goes_on(store: S3S
     began = asyncio.get_running_loop().time()
     with pytest.raises(asyncio.CancelledError):
         await reading
-    assert asyncio.get_running_loop().time() - began < 0.2
+    assert asyncio.get_running_loop().time() - began < 10
     assert await read(store) == CONTENT[100:1100]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,8 @@ from weight_cache.origin import ObjectOrigin, Origin
 
 Put = Callable[[bytes], str]
 ATTEMPTS = 3
-TIMEOUT_S = 0.2
+TIMEOUT_S = 0.5
+"""Where the server is silent; where it answers, a busy machine may take its time."""
 
 
 def put_file(root: Path, content: bytes) -> str:
@@ -102,7 +104,7 @@ class HungStore(DirectoryStore):
 async def test_a_store_without_an_end_of_its_own_is_given_up_too(tmp_path: Path) -> None:
     store = HungStore(tmp_path)
     origin = ObjectOrigin(store, attempts=2, timeout_s=0.01)
-    with pytest.raises(OriginUnavailable, match="in 2 attempts: no answer within 0.01 s"):
+    with pytest.raises(OriginUnavailable, match=r"in 2 attempts: no answer within 0\.01 s"):
         await origin.read("0" * 64, offset_bytes=0, length_bytes=1)
     assert store.asked == 2
 
@@ -115,18 +117,34 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyObjects]:
             monkeypatch.setenv(name, value)
         for name in OTHER_VARIABLES:
             monkeypatch.delenv(name, raising=False)
+        running.objects["warm"] = b"up"
         yield running
+
+
+async def no_pause(seconds: float) -> None:
+    assert seconds >= 0
+
+
+@contextlib.asynccontextmanager
+async def origin_of(server: FaultyObjects, *, timeout_s: float) -> AsyncIterator[ObjectOrigin]:
+    store = S3Store(bucket=server.bucket, prefix="", attempts=1, timeout_s=timeout_s)
+    await store.read("warm", offset_bytes=0, length_bytes=1)  # finding credentials is no part of what is timed
+    server.seen.clear()
+    origin = ObjectOrigin(store, attempts=ATTEMPTS, timeout_s=timeout_s, pause=no_pause)
+    yield origin
+    await origin.aclose()
 
 
 @pytest.fixture
 async def remote(server: FaultyObjects) -> AsyncIterator[ObjectOrigin]:
-    async def no_pause(seconds: float) -> None:
-        assert 0 <= seconds <= TIMEOUT_S
+    async with origin_of(server, timeout_s=20) as origin:
+        yield origin
 
-    store = S3Store(bucket=server.bucket, prefix="", attempts=1, timeout_s=TIMEOUT_S)
-    origin = ObjectOrigin(store, attempts=ATTEMPTS, timeout_s=TIMEOUT_S, pause=no_pause)
-    yield origin
-    await origin.aclose()
+
+@pytest.fixture
+async def impatient(server: FaultyObjects) -> AsyncIterator[ObjectOrigin]:
+    async with origin_of(server, timeout_s=TIMEOUT_S) as origin:
+        yield origin
 
 
 def put_object(server: FaultyObjects, content: bytes) -> str:
@@ -135,7 +153,7 @@ def put_object(server: FaultyObjects, content: bytes) -> str:
     return digest
 
 
-@pytest.mark.parametrize("kind", ["status", "silent", "stalled", "cut", "reset", "short"])
+@pytest.mark.parametrize("kind", ["status", "cut", "reset", "short"])
 async def test_what_passes_is_asked_for_again(remote: ObjectOrigin, server: FaultyObjects, kind: Kind) -> None:
     blob = put_object(server, b"0123456789")
     await remote.size(blob)
@@ -163,12 +181,20 @@ async def test_a_refusal_is_final(remote: ObjectOrigin, server: FaultyObjects, s
 
 
 @pytest.mark.parametrize("kind", ["silent", "stalled"])
-async def test_a_hung_origin_is_given_up(remote: ObjectOrigin, server: FaultyObjects, kind: Kind) -> None:
+async def test_silence_is_asked_again(impatient: ObjectOrigin, server: FaultyObjects, kind: Kind) -> None:
+    blob = put_object(server, b"0123456789")
+    server.fail(Fault(kind=kind))
+    assert await impatient.read(blob, offset_bytes=2, length_bytes=8) == b"23456789"
+    assert server.count("GET") == 2
+
+
+@pytest.mark.parametrize("kind", ["silent", "stalled"])
+async def test_a_hung_origin_is_given_up(impatient: ObjectOrigin, server: FaultyObjects, kind: Kind) -> None:
     blob = put_object(server, b"0123456789")
     server.fail(Fault(kind=kind, times=1000))
     began = asyncio.get_running_loop().time()
     with pytest.raises(OriginUnavailable, match="did not come in 3 attempts"):
-        await remote.read(blob, offset_bytes=0, length_bytes=10)
+        await impatient.read(blob, offset_bytes=0, length_bytes=10)
     assert asyncio.get_running_loop().time() - began < 2 * ATTEMPTS * TIMEOUT_S
 
 

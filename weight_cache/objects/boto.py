@@ -23,6 +23,7 @@ from urllib3.exceptions import HTTPError
 from weight_cache.errors import ObjectStoreUnavailable
 from weight_cache.objects import refusals
 from weight_cache.objects.interface import ObjectInfo
+from weight_cache.objects.once import Once
 from weight_cache.objects.ranges import Buffer, Range
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 class BotoClient:
     """One boto3 client and its threads. It is made with the first call: finding credentials may take a second.
 
-    Owner: the event loop; `_client` changes under `_making` only. `timeout_s` is the server's silence between two bytes. `session` is
+    Owner: the event loop; `_made` changes between awaits only. `timeout_s` is the server's silence between two bytes. `session` is
     where the client came from: set once anything was asked.
     """
 
@@ -44,8 +45,7 @@ class BotoClient:
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="s3")
         self.session: Any = None
-        self._client: Any = None
-        self._making = asyncio.Lock()
+        self._made = Once(self._in_thread)
 
     async def ask(self, url: str, call: Callable[[Any], T]) -> T:
         """`call(client)` in a thread, once. Raises ObjectStoreError, naming `url`. Cancelled: the thread's result is dropped."""
@@ -59,17 +59,16 @@ class BotoClient:
 
     async def client(self) -> Any:
         """The client itself. Raises BotoCoreError."""
-        async with self._making:
-            if self._client is None:
-                self._client = await asyncio.get_running_loop().run_in_executor(self._threads, self._make)
-        return self._client
+        return await self._made.get()
 
     async def aclose(self) -> None:
         """Close connections; threads in the middle of a call end with it, or after the timeout."""
-        if self._client is not None:
-            await asyncio.to_thread(self._client.close)
-            self._client = None
+        if self._made.value is not None:
+            await asyncio.to_thread(self._made.value.close)
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_thread(self) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._make)
 
     def _make(self) -> Any:
         session = self.session = boto3.session.Session()

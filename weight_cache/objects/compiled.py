@@ -6,7 +6,6 @@ errors are told apart by what their text says, since most of them share a class.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from weight_cache.errors import ObjectStoreError
 from weight_cache.objects import refusals
 from weight_cache.objects.boto import BotoClient, connect_timeout_s
 from weight_cache.objects.interface import ObjectInfo
+from weight_cache.objects.once import Once
 from weight_cache.objects.ranges import Buffer, Range
 
 if TYPE_CHECKING:
@@ -44,13 +44,12 @@ class CompiledRanges:
         self._boto = boto
         self._bucket = bucket
         self._timeout_s = timeout_s
-        self._store: CompiledStore | None = None
-        self._making = asyncio.Lock()
+        self._made = Once(self._from_boto)
 
     async def read(self, wanted: Range) -> tuple[Buffer, ObjectInfo]:
         """See RangeReader."""
         try:
-            answer = await obstore.get_async(await self._made(wanted.url), wanted.name, options=_options(wanted))
+            answer = await obstore.get_async(await self._made.get(), wanted.name, options=_options(wanted))
             found = ObjectInfo(size_bytes=answer.meta["size"], etag=answer.meta["e_tag"] or "")
             begin, end = answer.range
             wanted.check_head(found, offset_bytes=begin, length_bytes=end - begin)
@@ -64,13 +63,9 @@ class CompiledRanges:
 
     async def aclose(self) -> None:
         """See RangeReader. Idle connections close when the store is collected."""
-        self._store = None
 
-    async def _made(self, url: str) -> CompiledStore:
-        async with self._making:
-            if self._store is None:
-                self._store = await self._boto.ask(url, self._make)
-        return self._store
+    async def _from_boto(self) -> CompiledStore:
+        return await self._boto.ask(f"s3://{self._bucket}", self._make)
 
     def _make(self, client: Any) -> CompiledStore:
         credentials = self._boto.session.get_credentials()
