@@ -132,6 +132,7 @@ async def test_writes_are_insisted_on_too(store: S3Store, server: FaultyObjects)
         (403, ObjectStoreError, "access refused .AccessDenied.*the rights to get"),
         (401, ObjectStoreError, "access refused .InvalidToken"),
         (400, ObjectStoreError, "the store refused .400"),
+        (301, ObjectStoreError, "301|AWS_DEFAULT_REGION"),
     ],
 )
 async def test_a_refusal_is_final(store: S3Store, server: FaultyObjects, status: int, expected: type[ObjectStoreError], words: str) -> None:

@@ -258,6 +258,14 @@ async def test_without_credentials_the_way_to_give_some_is_said(bucket: str, mon
     await store.aclose()
 
 
+async def test_a_bundle_of_certificates_is_taken_along(bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    store = S3Store(bucket=bucket, prefix="", client="obstore", attempts=1)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "none.pem"))
+    with pytest.raises(ObjectStoreError, match=r"none\.pem"):
+        await store.get("k", max_bytes=1)
+    await store.aclose()
+
+
 # -- names -------------------------------------------------------------------------------------------------------------
 def test_which_store_is_meant_is_read_from_the_setting() -> None:
     assert repr(open_store("/srv/copies", setting="s")) == "<DirectoryStore /srv/copies>"

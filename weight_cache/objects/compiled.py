@@ -6,8 +6,10 @@ errors are told apart by what their text says, since most of them share a class.
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import obstore
@@ -24,7 +26,7 @@ from weight_cache.objects.ranges import Buffer, Range
 
 if TYPE_CHECKING:
     from obstore import GetOptions
-    from obstore.store import S3Credential
+    from obstore.store import ClientConfig, S3Credential
 
 _CREDENTIALS_LAST = timedelta(minutes=5)
 """botocore renews what expires; we look again that often."""
@@ -34,6 +36,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _KIND = re.compile(r"kind: (\w+)")
+_ELSEWHERE = "BareRedirect"
 _NO_RANGES = ("NotPartial", "UnexpectedRange")
 
 
@@ -77,21 +80,27 @@ class CompiledRanges:
             until = datetime.now(UTC) + _CREDENTIALS_LAST
             return {"access_key_id": now.access_key, "secret_access_key": now.secret_key, "token": now.token, "expires_at": until}
 
-        silence = timedelta(seconds=self._timeout_s)
         return CompiledStore(
             self._bucket,
             endpoint=client.meta.endpoint_url,
             region=client.meta.region_name,
             virtual_hosted_style_request=False,
             credential_provider=renewed,
-            client_options={
-                "allow_http": True,
-                "connect_timeout": timedelta(seconds=connect_timeout_s(self._timeout_s)),
-                "read_timeout": silence,
-                "timeout": _WHOLE_REQUEST,
-            },
-            retry_config={"max_retries": 0, "retry_timeout": silence},
+            client_options=_client_options(self._timeout_s),
+            retry_config={"max_retries": 0, "retry_timeout": _WHOLE_REQUEST},
         )
+
+
+def _client_options(timeout_s: float) -> ClientConfig:
+    options: ClientConfig = {
+        "allow_http": True,
+        "connect_timeout": timedelta(seconds=connect_timeout_s(timeout_s)),
+        "read_timeout": timedelta(seconds=timeout_s),
+        "timeout": _WHOLE_REQUEST,
+    }
+    if bundle := os.environ.get("AWS_CA_BUNDLE"):  # boto3 looks there by itself
+        options["root_certificate"] = Path(bundle).read_bytes()
+    return options
 
 
 def _options(wanted: Range) -> GetOptions:
@@ -112,6 +121,8 @@ def _translated(url: str, error: Exception) -> ObjectStoreError:
     if (status := _status(error)) is not None:
         code, message = _CODE.search(said), _MESSAGE.search(said)
         return refusals.of_status(url, status, code[1] if code else "", message[1] if message else "")
+    if _ELSEWHERE in detail:
+        return ObjectStoreError(f"{url}: {said}. Set AWS_DEFAULT_REGION to the bucket's region")
     if any(mark in detail for mark in _NO_RANGES):
         return ObjectStoreError(f"{url}: {said}: the store must support Range")
     if isinstance(error, UnauthenticatedError):
