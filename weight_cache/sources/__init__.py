@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from weight_cache.errors import SourceInvalid
+from weight_cache.sources.chosen import ChosenSource
 from weight_cache.sources.directory import DirectorySource
 from weight_cache.sources.source import Source, SourceFile
 
@@ -24,14 +25,25 @@ def is_remote(where: str | Path) -> bool:
     return "://" in str(where)
 
 
-def open_source(where: str | Path | Sequence[str], *, token: str | None = None, environ: Mapping[str, str] | None = None) -> Source:
+def open_source(
+    where: str | Path | Sequence[str],
+    *,
+    include: Sequence[str] = (),
+    token: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Source:
     """Open what a user named; nothing is read before `files()`. Raises SourceInvalid.
 
     `where`: a directory, `s3://bucket/prefix`, one or several `http(s)://` addresses, or `hf://org/name@revision`.
-    `token`: of the hub, or sent to web servers as `Authorization: Bearer`. `environ`: where to look for credentials
-    (`AWS_…`, `HF_TOKEN`) before the standard places; default: the process's own environment.
+    `include`: patterns of the files that are wanted (`ChosenSource`), all if there are none. `token`: of the hub, or sent to web
+    servers as `Authorization: Bearer`. `environ`: where to look for credentials (`AWS_…`, `HF_TOKEN`) before the standard places;
+    default: the process's own environment.
     """
-    variables = os.environ if environ is None else environ
+    source = _open(where, token, os.environ if environ is None else environ)
+    return ChosenSource(source, include) if include else source
+
+
+def _open(where: str | Path | Sequence[str], token: str | None, environ: Mapping[str, str]) -> Source:
     if not isinstance(where, str | Path):
         return _web(list(where), token)
     text = str(where)
@@ -40,11 +52,11 @@ def open_source(where: str | Path | Sequence[str], *, token: str | None = None, 
     if text.startswith("s3://"):
         from weight_cache.sources.s3 import S3Source
 
-        return S3Source.at(text, environ=variables)
+        return S3Source.at(text, environ=environ)
     if text.startswith("hf://"):
         from weight_cache.sources.hub import HubSource
 
-        return HubSource.at(text, token=token, environ=variables)
+        return HubSource.at(text, token=token, environ=environ)
     if is_remote(text):
         raise SourceInvalid(f"{text}: weights are read from {_KINDS}")
     return DirectorySource(Path(where).expanduser())

@@ -87,7 +87,7 @@ def build(
         functions=functions,
         images=builder.images,
         blobs=builder.blobs,
-        sources=tuple(builder.sources.values()),
+        sources=tuple(builder.sources),
         secrets=builder.secrets,
     )
 
@@ -103,14 +103,14 @@ class _Builder:
     named: Named | None
     images: dict[str, ImageSpec] = field(default_factory=dict)
     blobs: dict[str, Blob] = field(default_factory=dict)
-    sources: dict[tuple[str, ...], Origin] = field(default_factory=dict)
+    sources: list[Origin] = field(default_factory=list)
     secrets: dict[str, Mapping[str, str]] = field(default_factory=dict)
     _bundles: dict[Path | None, Archive] = field(default_factory=dict)
-    _models: dict[tuple[str, ...], Model] = field(default_factory=dict)
+    _models: dict[tuple[tuple[str, ...], tuple[str, ...]], Model] = field(default_factory=dict)
 
     def close(self) -> None:
         """Close the sources of weights, where nobody else will."""
-        for source in self.sources.values():
+        for source in self.sources:
             source.close()
 
     def function(self, declaration: Declaration) -> FunctionSpec:
@@ -183,18 +183,19 @@ class _Builder:
                 )
             return self.named(weights.registered)
         where = (str(weights.directory()),) if weights.is_directory else weights.sources
-        if where not in self._models:
-            self._models[where] = prepare(self._open(weights, where), name=weights.name, say=self.say)
-            self.blobs.update(self._models[where].blobs)
-        return self._models[where].digest
+        key = (where, weights.include)
+        if key not in self._models:
+            self._models[key] = prepare(self._open(weights, where), name=weights.name, say=self.say)
+            self.blobs.update(self._models[key].blobs)
+        return self._models[key].digest
 
     def _open(self, weights: Weights, where: tuple[str, ...]) -> Origin:
         from weight_cache.sources import open_source
 
         token, environ = weights.token(), weights.variables(os.environ)
         with readable(weights.name):
-            opened = open_source(where[0] if len(where) == 1 else where, token=token, environ=environ)
-        self.sources[where] = opened
+            opened = open_source(where[0] if len(where) == 1 else where, include=weights.include, token=token, environ=environ)
+        self.sources.append(opened)
         return opened
 
     def _secrets(self, declaration: Declaration) -> tuple[str, ...]:

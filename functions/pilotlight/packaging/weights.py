@@ -118,19 +118,20 @@ def push(
     source: str | Path | Sequence[str],
     *,
     name: str,
+    include: Sequence[str] = (),
     token: str | None = None,
     progress: Progress | None = None,
 ) -> Pushed:
     """Send the model at `source` (as `Weights(source)`; a directory relative to the working directory) to the platform.
 
-    `name` is what progress calls it; recording it under that name is the caller's. `token`: of the model hub or the web server.
-    Raises InvalidInput for a source that cannot be read or is no model, and what the client raises.
+    `name` is what progress calls it; recording it under that name is the caller's. `include`: as `Weights(include=)`. `token`: of the
+    model hub or the web server. Raises InvalidInput for a source that cannot be read or is no model, and what the client raises.
     """
     from weight_cache.sources import open_source
 
     report = progress or unheard
     with readable(name):
-        opened = open_source(source, token=token)
+        opened = open_source(source, include=include, token=token)
     try:
         model = prepare(opened, name=name, say=lambda *said: report(hashing(*said)))
         uploaded = upload(client, model.blobs, report=report)

@@ -29,13 +29,21 @@ class Weights:
     app is deployed, with the credentials there, or those of `secret`: a token of the hub or the web server, or a Secret whose
     variables are the ones that such a client looks for (`HF_TOKEN`, `AWS_ACCESS_KEY_ID`, …).
 
+    `include` names the files that are wanted, as in `["*.safetensors", "*.json"]` (`*` also stands for `/`); without it, all are.
+
     `path` is the directory here, and the mounted one in a worker. `name` names the mount; it defaults to the last part of the source.
     """
 
     def __init__(
-        self, source: str | os.PathLike[str] | Sequence[str], *, name: str | None = None, secret: str | Secret | None = None
+        self,
+        source: str | os.PathLike[str] | Sequence[str],
+        *,
+        name: str | None = None,
+        include: Sequence[str] = (),
+        secret: str | Secret | None = None,
     ) -> None:
         self.sources = _sources(source)
+        self.include = (include,) if isinstance(include, str) else tuple(include)
         self.secret = secret
         self.registered: str | None = None
         self._beside = _caller_directory()

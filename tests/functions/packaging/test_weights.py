@@ -210,6 +210,17 @@ def test_an_app_with_weights_on_the_web_is_deployed(platform: FakePlatform, clie
     assert len(server.seen) == reads + 1  # to see that nothing changed
 
 
+def test_an_app_may_want_some_files_of_a_directory_and_all_of_it(tmp_path: Path, model: Path) -> None:
+    some = app_with(
+        tmp_path, f"[pilotlight.Weights({str(model)!r}, name='s', include='small'), pilotlight.Weights({str(model)!r}, name='a')]"
+    )
+
+    with build(load_app(str(some))) as built:
+        manifests = [built.blobs[w.manifest] for w in built.functions[0].weights]
+
+    assert [[f.path for f in parse(m).files] for m in manifests if isinstance(m, bytes)] == [["small"], ["big", "empty", "same", "small"]]
+
+
 def test_weights_by_name_are_looked_up_on_the_platform(tmp_path: Path) -> None:
     app = load_app(str(app_with(tmp_path, "pilotlight.Weights.named('minilm', mount='model')")))
 

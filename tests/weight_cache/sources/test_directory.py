@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weight_cache.errors import SourceInvalid
+from weight_cache.errors import ManifestInvalid, SourceInvalid
 from weight_cache.hashing import build_manifest
 from weight_cache.manifest import CHUNK_BYTES
 from weight_cache.sources import open_source
@@ -116,3 +116,40 @@ def test_the_first_error_ends_the_reading(tmp_path: Path) -> None:
 
     with pytest.raises(SourceInvalid, match="gone"):
         build_manifest(Broken(is_ranged=True))
+
+
+def test_only_the_files_that_are_wanted_are_read(tmp_path: Path) -> None:
+    (tmp_path / "onnx").mkdir()
+    for path in ("model.safetensors", "config.json", "onnx/model.onnx", "onnx/config.json"):
+        (tmp_path / path).write_text(path)
+    source = open_source(tmp_path, include=["model.*", "*.json"])
+
+    files = source.files()
+
+    assert [f.path for f in files] == ["config.json", "model.safetensors", "onnx/config.json"]
+    assert source.read(files[0], 0, 6) == b"config"
+    assert (source.name, source.reads_at_once > 0) == (str(tmp_path), True)
+    source.close()
+    with pytest.raises(SourceInvalid, match=r"no file '\*\.bin'; it has config\.json, model"):
+        open_source(tmp_path, include=["*.bin"]).files()
+
+
+@pytest.mark.parametrize(
+    "paths, said",
+    [
+        (["../escape"], "plain relative path"),
+        (["/etc/passwd"], "plain relative path"),
+        (["a//b"], "plain relative path"),
+        (["a", "a/b"], "a file and a directory"),
+        (["a", "a"], "each once"),
+    ],
+)
+def test_a_source_whose_paths_escape_or_collide_is_refused_before_it_is_read(paths: list[str], said: str) -> None:
+    class Wrong(Counting):
+        def files(self) -> list[SourceFile]:
+            return [SourceFile(path=path, size_bytes=1, version="1") for path in paths]
+
+    source = Wrong(is_ranged=True)
+    with pytest.raises(ManifestInvalid, match=said):
+        build_manifest(source)
+    assert source.ranges == []
