@@ -27,7 +27,7 @@ def _servers() -> Iterator[tuple[WebFiles, WebFiles]]:
             if path.endswith(".onnx"):
                 entry["lfs"] = {"oid": "a" * 64, "size": len(content), "pointerSize": 100}
             tree.append(entry)
-            files.files[f"/large/{path}"] = Served(content=content)
+            files.files[f"/large/{path}"] = Served(content=content, is_ranged=path.endswith(".onnx"))
             hub.redirects[f"/org/name/resolve/{COMMIT}/{path}"] = f"{files.url}/large/{path}".replace("127.0.0.1", "localhost")
         hub.files["/api/models/org/name/revision/v1"] = said({"id": "org/name", "sha": COMMIT, "siblings": []})
         hub.files["/api/models/org/name"] = said({"id": "org/name", "sha": COMMIT, "siblings": []})
