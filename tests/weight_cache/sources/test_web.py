@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.faulty_objects import Fault, Kind, faulty_objects
 from tests.fakes.web_files import RESET, SHORT, Served, WebFiles
 from weight_cache.errors import SourceInvalid
 from weight_cache.hashing import build_manifest
@@ -121,6 +122,19 @@ def test_what_passes_is_asked_for_again(server: WebFiles, web: Web, pauses: Paus
     source.read(file, 0, 1)
     assert pauses.taken[-1] == 7.0
     source.close()
+
+
+@pytest.mark.parametrize("kind", ["silent", "stalled", "slow", "cut", "short"])
+def test_a_server_that_is_silent_slow_or_stops_is_asked_again(pauses: Pauses, kind: Kind) -> None:
+    content = os.urandom(100_000)
+    with faulty_objects() as server:
+        server.objects["a"] = content
+        source = WebSource([server.url("a")], web=Web(pause=pauses, timeout_s=0.1))
+        (file,) = source.files()
+        server.fail(Fault(kind=kind))
+        assert source.read(file, 10, 90_000) == content[10:90_010]
+        source.close()
+    assert len(pauses.taken) == (0 if kind == "slow" else 1)
 
 
 def test_a_stream_that_breaks_off_is_begun_again(server: WebFiles, web: Web) -> None:
