@@ -32,7 +32,7 @@ class Call:
     """One invocation, from the moment its request was read. `now` values are monotonic seconds, `*_ns` monotonic nanoseconds."""
 
     __slots__ = ("accept", "attempt", "body", "content_type", "deadline_s", "extra_headers", "id", "key_id", "method", "path",
-                 "received_ns",                  "reserved_ns", "start_kind", "start_ms", "started_at", "target")  # fmt: skip
+                 "received_ns",                  "reserved_ns", "start_kind", "start_ms", "started_at", "target", "weights")  # fmt: skip
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class Call:
         self.reserved_ns = 0
         self.start_kind = StartKind.WARM
         self.start_ms = 0.0
+        self.weights = ""
 
     def __repr__(self) -> str:
         return f"<Call {self.id} {self.target!r} attempt {self.attempt}>"
@@ -147,6 +148,7 @@ class Dispatcher:
             if reservation.start_kind is not StartKind.WARM:
                 call.start_kind = reservation.start_kind
                 call.start_ms += reservation.start_ms
+                call.weights = reservation.weights
             try:
                 exchange = await self._forward(call, reservation)
             except UpstreamGone as e:

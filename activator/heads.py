@@ -25,9 +25,14 @@ def call_head(exchange: Exchange) -> bytes:
 def closed_head(exchange: Exchange, cost: str) -> bytes:
     """What a call carries that is over when its answer begins: its cost and its times too."""
     call = exchange.call
-    return b"%bpilotlight-cost: %b\r\nserver-timing: queue;dur=%.2f, start;dur=%.2f, exec;dur=%.2f\r\n" % (
-        call_head(exchange), cost.encode(), call.queued_ms, call.start_ms, exchange.exec_ms,
+    return b"%bpilotlight-cost: %b\r\nserver-timing: queue;dur=%.2f, start;dur=%.2f, exec;dur=%.2f%b\r\n" % (
+        call_head(exchange), cost.encode(), call.queued_ms, call.start_ms, exchange.exec_ms, weights_timing(call),
     )  # fmt: skip
+
+
+def weights_timing(call: Call) -> bytes:
+    """Where the start that a call waited for had its weights from, as one more entry of Server-Timing; nothing when it waited for none."""
+    return b', weights;desc="%b"' % call.weights.encode() if call.weights else b""
 
 
 def warm_head(call: Call, answer: Answer, *, cost: str, exec_ms: float) -> bytes:

@@ -18,6 +18,7 @@ from websockets.frames import EXTERNAL_CLOSE_CODES
 
 from activator.billing.account import Ticket
 from activator.dispatch import Call
+from activator.heads import weights_timing
 from activator.metrics import Metrics
 from activator.request import Headers, Receive, Request, Scope, Send
 from activator.reservation import Reservation
@@ -53,7 +54,7 @@ class Passthrough:
         call = Call(id=request.id, target=target, method="", key_id=caller.key_id, body=b"")
         reservation = await self._throttler_of(target).reserve(call.remaining_s(target.spec.clocks.queue_s))
         call.reserved_ns = time.monotonic_ns()
-        call.start_kind, call.start_ms = reservation.start_kind, reservation.start_ms
+        call.start_kind, call.start_ms, call.weights = reservation.start_kind, reservation.start_ms, reservation.weights
         relay = _Relay(request, call, reservation)
         try:
             async with asyncio.timeout(target.spec.clocks.execution_s):
@@ -324,6 +325,6 @@ def _answer_headers(request: Request, call: Call, headers: Headers) -> Headers:
         (b"x-request-id", request.id.encode()),
         (b"pilotlight-revision", call.target.revision.encode()),
         (b"pilotlight-start", call.start_kind.encode()),
-        (b"server-timing", b"queue;dur=%.2f, start;dur=%.2f" % (call.queued_ms, call.start_ms)),
+        (b"server-timing", b"queue;dur=%.2f, start;dur=%.2f%b" % (call.queued_ms, call.start_ms, weights_timing(call))),
     ]
     return own + [(k, v) for k, v in headers if k not in _HOP_BY_HOP and k not in (b"date", b"server", b"x-request-id")]

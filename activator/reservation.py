@@ -8,6 +8,7 @@ from typing import Protocol
 from activator.billing.account import Ticket
 from activator.instances import Instance
 from snapshotter.types import StartKind
+from weight_cache.types import Tier
 
 
 class Releases(Protocol):
@@ -51,6 +52,14 @@ class Reservation:
         self.instance = instance
         self.start_kind = start_kind
         self.start_ms = start_ms
+
+    @property
+    def weights(self) -> str:
+        """The tier from which the start that this call waited for had its weights, the farthest of several; "" for a WARM call."""
+        if self.start_kind is StartKind.WARM:
+            return ""
+        tiers = set(self.instance.info.weights.values())
+        return next((tier.value for tier in Tier if tier.value in tiers), "")
 
     def open(self, call: Billable) -> Ticket:
         """Write the attempt into the journal and start its meter, before it is dispatched. Raises JournalFull."""

@@ -41,6 +41,7 @@ class Measured:
 
     vectors: list[list[float]]
     start: str
+    weights: str
     timing_ms: Mapping[str, float]
     cost: str
     waited_ms: float
@@ -155,7 +156,12 @@ def call(http: httpx.Client) -> Measured:
         raise PilotlightError(f"the call was answered {answer.status_code}: {answer.text}")
     known = facts(answer.headers)
     return Measured(
-        vectors=answer.json(), start=str(known["start"]), timing_ms=known["timing_ms"], cost=str(known["cost"]), waited_ms=waited_ms
+        vectors=answer.json(),
+        start=str(known["start"]),
+        weights=known["weights"] or "the instance",
+        timing_ms=known["timing_ms"],
+        cost=str(known["cost"]),
+        waited_ms=waited_ms,
     )
 
 
@@ -182,11 +188,12 @@ def timings(calls: list[Measured]) -> Table:
     """How each call came to its answer, and what it cost."""
     table = Table(title="The same call, from zero and warm", box=None, title_justify="left", pad_edge=False)
     table.add_column("start")
+    table.add_column("weights from")
     for heading in ("queue", "start-up", "execution", "answer after", "cost USD"):
         table.add_column(heading, justify="right")
     for measured in calls:
         spans = [milliseconds(measured.timing_ms.get(name, 0.0)) for name in ("queue", "start", "exec")]
-        table.add_row(measured.start, *spans, milliseconds(measured.waited_ms), money(measured.cost))
+        table.add_row(measured.start, measured.weights, *spans, milliseconds(measured.waited_ms), money(measured.cost))
     return table
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from activator.request import Request
 from activator.starts import STUCK_GRACE_S
-from pilotlight.spec import Clocks, MethodSpec, Scaling
+from pilotlight.spec import Clocks, MethodSpec, Scaling, WeightsSpec
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import KEY, Edge
 from tests.fakes.fake_worker import Behaviour, WorkerAnswer, WorkerRequest
@@ -48,6 +48,16 @@ async def test_a_cold_call_starts_an_instance_and_a_second_one_finds_it_warm(edg
     assert warm.headers["pilotlight-revision"] == "v1-abcdef"
     assert {part.split(";")[0] for part in warm.headers["server-timing"].split(", ")} == {"queue", "start", "exec"}
     assert len(edge.fleet.started) == 1
+
+
+async def test_call_that_waited_for_a_start_says_where_its_weights_were(edge: Edge) -> None:
+    edge.add(route_of(spec_of(weights=(WeightsSpec(name="tokens", manifest="1" * 64), WeightsSpec(name="minilm", manifest="2" * 64)))))
+
+    cold = await edge.call(json={"x": 1})
+    warm = await edge.call(json={"x": 2})
+
+    assert cold.headers["server-timing"].endswith(', weights;desc="nvme"')  # the farthest of both
+    assert "weights" not in warm.headers["server-timing"]
 
 
 async def test_each_call_is_in_the_ledger_with_the_cost_that_its_answer_named(edge: Edge) -> None:

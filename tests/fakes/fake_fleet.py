@@ -148,6 +148,7 @@ def info_of(target: Target, instance_id: str, socket: str, kind: StartKind) -> I
         pid=1,
         memory_bytes=target.launch.memory_bytes,
         cpu=target.launch.cpu,
+        weights={mount.name: tier for mount, tier in zip(target.launch.weights, ("dram", "nvme"), strict=False)},
         labels={"tenant": target.tenant, "environment": target.environment, "app": target.app, "function": target.function},
     )
 

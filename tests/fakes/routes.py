@@ -9,7 +9,7 @@ from pilotlight.pricing import Rates
 from pilotlight.protocol import FeedChange, FunctionRoute
 from pilotlight.seal import PlatformKey
 from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, Scaling, to_json
-from snapshotter.types import LaunchSpec, RevisionKey
+from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
 
 TEST_KEY = PlatformKey(b"MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=")
 TENANT = "t-000000000001"
@@ -43,6 +43,7 @@ def route_of(
         revision=RevisionKey(f"f-{app}-{spec.name}@{revision}"), trust_domain=tenant, uid=None, bundle=spec.bundle, image=None, entry={},
         memory_bytes=spec.resources.memory_bytes, cpu=spec.resources.cpu, startup_timeout_s=spec.clocks.startup_s, forkable=spec.snapshot,
         labels={"tenant": tenant, "environment": environment, "app": app, "function": spec.name, "revision": revision},
+        weights=tuple(WeightsMount(name=w.name, manifest=w.manifest) for w in spec.weights),
     )  # fmt: skip
     return FunctionRoute(
         id=f"f-{app}-{spec.name}", tenant=tenant, environment=environment, app=app, function=spec.name, traffic=((revision, 100),),

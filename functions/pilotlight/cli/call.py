@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pilotlight.cli.commands import command
-from pilotlight.cli.output import json_or_text, milliseconds, money, pairs, server_timing
+from pilotlight.cli.output import json_or_text, milliseconds, money, pairs, server_timing, server_timing_texts
 from pilotlight.cli.session import Session
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import (
@@ -113,12 +113,13 @@ def body_value(content_type: str, body: bytes) -> Any:
 
 
 def facts(headers: Mapping[str, str]) -> dict[str, Any]:
-    """What the response's headers say: start kind, revision, cost, times in ms, request id."""
+    """What the response's headers say: start kind, revision, cost, times in ms, the tier that weights came from, request id."""
     return {
         "start": headers.get(HEADER_START),
         "revision": headers.get(HEADER_REVISION),
         "cost": headers.get(HEADER_COST),
         "timing_ms": server_timing(headers.get(HEADER_SERVER_TIMING, "")),
+        "weights": server_timing_texts(headers.get(HEADER_SERVER_TIMING, "")).get("weights"),
         "request_id": headers.get("x-request-id"),
     }
 
@@ -127,7 +128,8 @@ def summary(known: Mapping[str, Any]) -> str:
     """`COLD · queue 0.1 ms · start 5.40 s · exec 9.0 ms · cost 0.0000134 · v1-3f2a1c · req-…`."""
     times = [f"{name} {milliseconds(value)}" for name, value in known["timing_ms"].items()]
     cost = [f"cost {money(known['cost'])}"] if known["cost"] else []
-    return " · ".join(str(p) for p in (known["start"], *times, *cost, known["revision"], known["request_id"]) if p)
+    weights = [f"weights from {known['weights']}"] if known["weights"] else []
+    return " · ".join(str(p) for p in (known["start"], *times, *weights, *cost, known["revision"], known["request_id"]) if p)
 
 
 def _get(session: Session, client: Client, call_id: str | None, *, wait: bool, raw: bool) -> None:

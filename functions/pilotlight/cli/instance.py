@@ -26,6 +26,7 @@ _COLUMNS = {
     "revision": "revision",
     "state": "state",
     "start_kind": "start",
+    "weights": "weights",
     "in_flight": "in flight",
     "memory_bytes": "memory",
     "started_at": "started",
@@ -129,9 +130,10 @@ def find_instance(client: Client, prefix: str) -> str:
 
 
 def labelled(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with its labels (app, function, …) as columns."""
+    """A row with its labels (app, function, …) as columns, and its weights (`minilm dram`) as a text."""
     out = {**(row.get("labels") or {}), **row}
-    return {**out, "revision": str(out.get("revision", "")).rpartition("@")[2]}
+    weights = ", ".join(f"{name} {tier}" for name, tier in (row.get("weights") or {}).items())
+    return {**out, "revision": str(out.get("revision", "")).rpartition("@")[2], "weights": weights}
 
 
 def _any_instance(session: Session, client: Client, app: str, function: str) -> str:

@@ -127,6 +127,17 @@ def server_timing(header: str) -> dict[str, float]:
     return out
 
 
+def server_timing_texts(header: str) -> dict[str, str]:
+    """`start;dur=5, weights;desc="dram"` as name → description; parts without one are left out."""
+    out = {}
+    for part in header.split(","):
+        name, *parameters = (p.strip() for p in part.split(";"))
+        for key, _, value in (parameter.partition("=") for parameter in parameters):
+            if key.strip() == "desc" and name:
+                out[name] = value.strip().strip('"')
+    return out
+
+
 def pairs(words: Iterable[str], *, option: str) -> dict[str, Any]:
     """`key=value` words; a value that is JSON is read as JSON, anything else is text. Raises InvalidInput."""
     out: dict[str, Any] = {}

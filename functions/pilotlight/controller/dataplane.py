@@ -18,7 +18,10 @@ _RESPONSE_HEADERS = {
     "X-Request-Id": "the call's id",
     "Pilotlight-Revision": "which revision answered",
     "Pilotlight-Start": "how its instance came up: WARM, WAKE, FORK, RESTORE or COLD",
-    "Server-Timing": "queue, start and exec in ms; of an answer that streams, exec is in its last event",
+    "Server-Timing": (
+        "queue, start and exec in ms; `weights;desc=` says from which tier (origin, nvme, dram, hbm) the start that it waited for had its "
+        "weights; of an answer that streams, exec is in its last event"
+    ),
     "Pilotlight-Cost": "a decimal; of an answer that streams, in its last event",
 }
 _ARGUMENTS: dict[str, Any] = {

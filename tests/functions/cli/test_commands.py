@@ -122,11 +122,11 @@ def test_call_arguments_are_json_or_pairs_and_not_both() -> None:
 def test_answers_are_summed_up_from_their_headers() -> None:
     headers = {
         "pilotlight-start": "FORK",
-        "server-timing": "queue;dur=0.1, start;dur=12",
+        "server-timing": 'queue;dur=0.1, start;dur=12, weights;desc="dram"',
         "pilotlight-cost": "0.0000100",
         "x-request-id": "req-1",
     }
-    assert summary(facts(headers)) == "FORK · queue 0.1 ms · start 12 ms · cost 0.00001 · req-1"
+    assert summary(facts(headers)) == "FORK · queue 0.1 ms · start 12 ms · weights from dram · cost 0.00001 · req-1"
     assert body_value("application/x-ndjson", b'1\n{"a": 2}\n') == [1, {"a": 2}]
     assert body_value("text/plain", b"hi") == "hi"
 

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from pilotlight.cli.output import cell, duration_s, instant, milliseconds, money, pairs, server_timing, size, table
+from pilotlight.cli.output import cell, duration_s, instant, milliseconds, money, pairs, server_timing, server_timing_texts, size, table
 from pilotlight.errors import InvalidInput
 
 
@@ -54,6 +54,11 @@ def test_cells_follow_the_units_in_their_keys() -> None:
 def test_server_timing_is_read_and_foreign_parts_are_left_out() -> None:
     assert server_timing("queue;dur=1.5, start;dur=0, cache;desc=x, exec;dur=oops") == {"queue": 1.5, "start": 0.0}
     assert server_timing("") == {}
+
+
+def test_server_timing_has_descriptions_too() -> None:
+    assert server_timing_texts('queue;dur=1.5, weights;desc="dram", cache;desc=x;dur=1') == {"weights": "dram", "cache": "x"}
+    assert server_timing_texts("") == {}
 
 
 def test_pairs_take_json_where_it_is_json() -> None:
