@@ -86,7 +86,7 @@ def _process(config: Path, log: Path, *, environment: Mapping[str, str]) -> Iter
     command = [sys.executable, "-m", "weight_cache", "--config", str(config), "--ready-fd", str(telling)]
     with log.open("wb") as stderr:
         variables = {**os.environ, **environment, "PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen(command, env=variables, stderr=stderr, pass_fds=[telling], cwd=config.parent)
+        process = subprocess.Popen(command, env=variables, stderr=stderr, pass_fds=[telling], cwd=config.parent, start_new_session=True)
     os.close(telling)
     try:
         with os.fdopen(ready, "rb") as pipe:

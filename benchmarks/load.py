@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import priority
 from benchmarks.harness import percentile
 
 CONNECTIONS = 32
@@ -72,10 +73,10 @@ def steady(url: str, *, body: str, headers: Mapping[str, str], per_s: int) -> It
     with tempfile.TemporaryDirectory(prefix="plh2") as name:
         data, log = Path(name) / "body", Path(name) / "log"
         data.write_text(body)
-        command = ["nice", "-n", "-10" if os.geteuid() == 0 else "0", "h2load", "--h1", "-t1", f"-c{connections}", "-m1"]
+        command = ["h2load", "--h1", "-t1", f"-c{connections}", "-m1"]
         command += [f"--rps={per_s / connections:g}", "-D", str(LONGEST_S), "-d", str(data), "--log-file", str(log)]
         command += [part for key, value in headers.items() for part in ("-H", f"{key}: {value}")]
-        process = subprocess.Popen([*command, url], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = priority.started([*command, url], niceness=priority.BEFORE_OTHERS, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
         def requests() -> list[Request]:
             if process.poll() is not None:

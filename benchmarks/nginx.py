@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks import priority
 from benchmarks.load import CONNECTIONS
 from benchmarks.network import free_port, wait_connectable
 
@@ -66,8 +67,7 @@ def started(home: Path, configuration: str, *, port: int, niceness: int = 0) -> 
     program = shutil.which("nginx") or "/usr/sbin/nginx"
     file = home / "nginx.conf"
     file.write_text(f"user {getpass.getuser()};\n{configuration}" if os.geteuid() == 0 else configuration)
-    command = ["nice", "-n", str(niceness), program, "-p", str(home), "-c", str(file)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    process = priority.started([program, "-p", str(home), "-c", str(file)], niceness=niceness, stderr=subprocess.DEVNULL)
     try:
         wait_connectable(port, process, deadline=time.monotonic() + 10)
         yield

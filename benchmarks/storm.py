@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import origin, peers, stack
+from benchmarks import origin, peers, priority, stack
 from benchmarks.cache import remove
 from benchmarks.checkpoints import Shape, checkpoint
 from benchmarks.harness import BENCH_HOME, ROOT, Report, Row, percentile, phase
@@ -33,7 +33,6 @@ from weight_cache.client import WeightCacheClient
 from weight_cache.manifest import build_manifest
 from weight_cache.objects import blob_key
 
-ORIGIN_NICENESS = 10
 HOT_PER_S = 200
 HOT_APP, HOT_FUNCTION, HOT_SOURCE = "bench-echo", "echo", ROOT / "benchmarks" / "functions" / "echo.py"
 STORM_APP = "bench-storm"
@@ -96,7 +95,7 @@ def measure(report: Report, *, models: int, rounds: int, shape: Shape, one: Shap
             wanted = deploy(platform, folder, STORM_APP, [checkpoint(shape, seed=n + 1).directory for n in range(models)], instances=1)
             single = deploy(platform, folder, "bench-starts", [checkpoint(one).directory], instances=STARTS)
             platform.deploy(HOT_SOURCE)
-        server = held.enter_context(origin.serving(platform.directory / "home" / "blobs", niceness=ORIGIN_NICENESS))
+        server = held.enter_context(origin.serving(platform.directory / "home" / "blobs", niceness=priority.AFTER_OTHERS))
         with phase("storm: blobs move to the object store"):
             platform.restart(
                 platform={"blobs": f"s3://{origin.BUCKET}"},
