@@ -71,7 +71,7 @@ class Scrubber:
                 await self._sleep(_IDLE_S)
             else:
                 await self.check(digest)
-                await finish_in_thread(self._directory.write_scrubbed, digest)
+                await self._remember(digest)
 
     async def check(self, digest: str) -> bool:
         """Read one file at the pace; False (and set aside) when it is not what its name says. One that left meanwhile is right."""
@@ -104,6 +104,12 @@ class Scrubber:
         _log.error("scrubber found a bad file digest=%s error=%s", digest[:12], error)
         await self._checks.condemn([digest])
         return False
+
+    async def _remember(self, digest: str) -> None:
+        try:
+            await finish_in_thread(self._directory.write_scrubbed, digest)
+        except OSError as e:  # a full disk: checking goes on, a restart begins earlier
+            _log.warning("scrubber's position not kept digest=%s error=%s", digest[:12], e)
 
     def _next(self) -> str | None:
         files = self._catalogue.file_names()

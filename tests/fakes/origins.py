@@ -7,6 +7,9 @@ import hashlib
 from pathlib import Path
 
 from weight_cache.errors import OriginUnavailable
+from weight_cache.manifest import CHUNK_BYTES, Manifest, ManifestFile
+
+_ZERO_CHUNK = hashlib.sha256(bytes(CHUNK_BYTES)).hexdigest()
 
 
 class MemoryOrigin:
@@ -94,3 +97,39 @@ class FolderOrigin:
         if not path.is_file():
             raise OriginUnavailable(f"no blob {digest[:12]} here")
         return path
+
+
+class ZeroOrigin:
+    """Files of zeros of any size, made when they are read.
+
+    `at_once`, `most_at_once`: reads under way now, and at most.
+    """
+
+    def __init__(self) -> None:
+        self._manifests: dict[str, bytes] = {}
+        self._sizes: dict[str, int] = {}
+        self.at_once = self.most_at_once = 0
+
+    def put_model(self, size_bytes: int) -> tuple[str, int]:
+        """A model of one file `zeros`; its manifest's name, and its size."""
+        full, rest = divmod(size_bytes, CHUNK_BYTES)
+        hashes = [_ZERO_CHUNK] * full + ([hashlib.sha256(bytes(rest)).hexdigest()] if rest else [])
+        file = ManifestFile(path="zeros", size_bytes=size_bytes, chunk_sha256s=tuple(hashes))
+        manifest = Manifest(files=(file,))
+        self._manifests[manifest.digest] = manifest.to_bytes()
+        self._sizes[file.digest] = size_bytes
+        return manifest.digest, size_bytes
+
+    async def size(self, digest: str) -> int:
+        """Length of blob `digest` in bytes."""
+        return len(self._manifests[digest]) if digest in self._manifests else self._sizes[digest]
+
+    async def read(self, digest: str, *, offset_bytes: int, length_bytes: int) -> bytes:
+        """Up to `length_bytes` from `offset_bytes`."""
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await asyncio.sleep(0)
+        self.at_once -= 1
+        if digest in self._manifests:
+            return self._manifests[digest][offset_bytes : offset_bytes + length_bytes]
+        return bytes(max(0, min(length_bytes, self._sizes[digest] - offset_bytes)))
