@@ -3,6 +3,7 @@
 Orders: {"file", "first", "tiny": {"file", …}}; answers as `benchmarks/loader.py`, and likewise each in a fork of its own.
 """
 
+import gc
 import json
 import os
 import sys
@@ -59,6 +60,8 @@ def in_fork(order: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Take orders until there are no more."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
+    gc.collect()
+    gc.freeze()  # as benchmarks/loader.py
     for line in sys.stdin:
         order = json.loads(line)
         print("answer " + json.dumps({} if "ready" in order else in_fork(order)), flush=True)
