@@ -37,22 +37,13 @@ class Embedder:
 
     @pilotlight.enter()
     def load(self) -> None:
-        """Before the snapshot: import, build the model's skeleton, put the mapped tensors in."""
+        """Before the snapshot: import, build the model over the mapped file."""
         import torch
-        from safetensors import safe_open
-        from transformers import AutoConfig, AutoModel, AutoTokenizer
+        from transformers import AutoModel, AutoTokenizer
 
         torch.set_num_threads(1)  # one thread at the snapshot point, so that it can be forked
-        auto: Any = AutoModel
         self.tokenizer: Any = AutoTokenizer.from_pretrained(minilm.path)
-        with torch.device("meta"):  # no memory yet
-            model: Any = auto.from_config(AutoConfig.from_pretrained(minilm.path), attn_implementation="sdpa")
-        with safe_open(minilm.path / "model.safetensors", framework="pt") as tensors:
-            names = set(tensors.keys())
-            state = {name: tensors.get_tensor(name) for name in model.state_dict() if name in names}
-        model.load_state_dict(state, strict=False, assign=True)  # assign: the parameters *are* the mapped file
-        _fill_in(model)
-        self.model = model.eval()
+        self.model: Any = pilotlight.weights.from_pretrained(AutoModel, minilm.path)
 
     @pilotlight.method(example=["a happy person"], check=close)
     def embed(self, text: str) -> list[float]:
@@ -75,17 +66,3 @@ class Embedder:
             mean = (hidden * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1e-9)
             unit: list[list[float]] = torch.nn.functional.normalize(mean, dim=1).tolist()
         return unit
-
-
-def _fill_in(model: Any) -> None:
-    """Give real memory to what the file does not hold: position indices, and a pooler that mean pooling does not use."""
-    import torch
-
-    for module in model.modules():
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            if buffer.is_meta:
-                values = torch.arange(buffer.numel()).reshape(buffer.shape) if name == "position_ids" else torch.zeros(buffer.shape)
-                module.register_buffer(name, values.to(buffer.dtype), persistent=False)
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            if parameter.is_meta:
-                setattr(module, name, torch.nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype), requires_grad=False))

@@ -18,6 +18,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pilotlight import weights
     from pilotlight.client import AsyncClient, Client, Deployment
     from pilotlight.errors import (
         ClientClosedRequest,
@@ -67,6 +68,7 @@ _WHERE = {
     "pilotlight.sdk.secret": ("Secret",),
     "pilotlight.sdk.weights": ("Weights",),
 }
+_MODULES = ("weights",)
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 _NOT_HERE = {
     "Volume": "model files belong in pilotlight.Weights, other data in an object store",
@@ -125,6 +127,7 @@ __all__ = [
     "exit",
     "is_local",
     "method",
+    "weights",
 ]
 
 
@@ -134,6 +137,8 @@ def is_local() -> bool:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"pilotlight.{name}")
     module = _MODULE_OF.get(name)
     if module is not None:
         value = getattr(importlib.import_module(module), name)

@@ -53,11 +53,13 @@ def deliver(
         return targets
     with contextlib.ExitStack() as stack:
         descriptor = _opened(path, wanted, stack)
+        readers: list[_Reader] = []
+        stack.callback(readers.clear)  # their stages go back to the pool, even while a traceback is looked at
         for device in {id(device): device for device in devices.values()}.values():
             stack.callback(device.settle)  # whatever happens: before the memory that is sent from, or written to, goes away
         fit = (pool.size_bytes - pool.used_bytes) // _READER_BYTES
         count = max(1, min(pool_bytes(wanted, threads=threads) // _READER_BYTES, fit))
-        readers = [_Reader(descriptor, path.name, pool, flats, devices) for _ in range(count)]
+        readers += [_Reader(descriptor, path.name, pool, flats, devices) for _ in range(count)]
         each(Pieces(cut(wanted), cancelled), readers)
     return targets
 
@@ -71,7 +73,8 @@ def read_into(
     """
     layouts = {tensor.name: layout(tensor) for tensor in tensors}
     rooms = _Rooms(tensors, pool)
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, contextlib.ExitStack() as undo:
+        undo.callback(rooms.clear)
         descriptor = _opened(path, [t for t in tensors if t.length_bytes], stack)
 
         def read(pieces: Pieces) -> None:
@@ -79,6 +82,7 @@ def read_into(
                 read_exactly(descriptor, as_bytes(rooms.at(piece.offset_bytes, piece.length_bytes)), piece.offset_bytes, name=path.name)
 
         each(Pieces(cut(tensors), cancelled), [read] * (threads or threads_of_this_machine()))
+        undo.pop_all()
     return {tensor.name: _shaped(rooms, tensor, *layouts[tensor.name]) for tensor in tensors}
 
 
@@ -143,6 +147,10 @@ class _Rooms:
         found = list(runs(tensors))
         self._begins = [_begin(run) for run in found]
         self._memory = [pool.take(_end(run) - _begin(run)) for run in found]
+
+    def clear(self) -> None:
+        """Give everything back."""
+        self._memory.clear()
 
     def at(self, offset_bytes: int, length_bytes: int) -> torch.Tensor:
         """The room of the file's bytes from `offset_bytes`."""

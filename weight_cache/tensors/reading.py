@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,6 +69,8 @@ def each(pieces: Pieces, workers: Sequence[Callable[[Pieces], None]]) -> None:
             failures = [failure for job in jobs if (failure := job.exception()) is not None]
         finally:
             pieces.stop()
+    for failure in failures:
+        traceback.clear_frames(failure.__traceback__)  # their frames hold memory of the pool
     if failures:
         raise failures[0]
 

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Sequence
 
-from pilotlight.worker import hooks, output
+from pilotlight.worker import hooks, memory, output
 from pilotlight.worker.control import Control
 from pilotlight.worker.obstacles import Scene
 
@@ -43,6 +43,7 @@ def stand_still(control: Control, descriptors: Sequence[int], *, scene: Scene, i
         hooks.drop_caches()
         found = scene.look(leave_aside={listener_fd, channel_fd, control.fileno()}, pairs=in_place)
         if not found.obstacles:
+            memory.let_go_of_pools()
             control.close()
         channel.send({"event": "quiesced", **found.to_json(), "phases_ms": {"quiesce": round((time.monotonic() - begun) * 1000, 3)}})
         channel.close()

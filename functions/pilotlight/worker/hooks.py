@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from pilotlight.worker import memory
 from pilotlight.worker.faults import HOOK_NOTE
 from pilotlight.worker.places import definition
 from pilotlight.worker.proof import Known
@@ -83,7 +84,8 @@ async def run_after_wake(hooks: Sequence[Hook], *, each_s: float) -> None:
 
 
 def drop_caches() -> None:
-    """Give back what the start left behind, stop tqdm's monitor, and freeze the heap so that forks share its pages."""
+    """Give back what the start left behind, stop threads that only help, and freeze the heap so that forks share its pages."""
+    memory.stop_reading_ahead()
     tqdm = sys.modules.get("tqdm")
     bar = getattr(tqdm, "tqdm", None)
     if bar is not None:

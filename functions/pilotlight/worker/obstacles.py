@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pilotlight.worker import sockets
+from pilotlight.worker import memory, sockets
 from pilotlight.worker.places import SocketPlaces
 from pilotlight.worker.processes import descendants, everybody, name_of, open_links
 from pilotlight.worker.sockets import Socket
@@ -37,7 +37,7 @@ class Obstacle:
     """One thing.
 
     Attributes:
-        kind: `connection`, `socket`, `io_uring`, `descriptor`, `file`, `device` or `process`.
+        kind: `connection`, `socket`, `io_uring`, `descriptor`, `file`, `device`, `memory` or `process`.
         fd: the descriptor; None for a mapping or a process.
         what: as short as `TCP to 10.0.0.2:443`.
         where: the user's `file:line`, where it is known.
@@ -106,6 +106,7 @@ class Scene:
             for fd, link in links[pid]:
                 found.obstacles += self._of_link(pid, fd, link, owner)
             found.obstacles += _of_maps(pid, owner)
+        found.obstacles += _of_pools()
         found.obstacles += _of_orphans(me, processes)
         return found
 
@@ -216,6 +217,14 @@ def _of_maps(pid: int, owner: str) -> Iterator[Obstacle]:
             yield Obstacle(kind="io_uring", fd=None, what="io_uring, mapped", where=None, message=message)
         elif path.startswith("/dev/") and path not in _HARMLESS and not path.startswith(_SHARED_MEMORY):
             yield _device(path, None, owner)
+
+
+def _of_pools() -> Iterator[Obstacle]:
+    for size_bytes, used_bytes in memory.pools_in_use():
+        what = f"memory pool of {size_bytes // 1024**2} MiB"
+        advice = "A snapshot would carry all of it: load them with mode='mapped' or to a GPU, or in @enter(snap=False)"
+        message = f"enter() left {used_bytes // 1024**2} MiB of tensors in a {what}. {advice}"
+        yield Obstacle(kind="memory", fd=None, what=what, where=None, message=message)
 
 
 def _of_orphans(me: int, tree: Collection[int]) -> Iterator[Obstacle]:
