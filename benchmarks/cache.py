@@ -20,7 +20,7 @@ import yaml
 
 from benchmarks.harness import BENCH_HOME, ROOT
 from benchmarks.network import DidNotStart
-from benchmarks.origin import BUCKET, Origin
+from benchmarks.origin import BUCKET
 from weight_cache.client import WeightCacheClient
 
 STOP_TIMEOUT_S = 30.0
@@ -64,8 +64,11 @@ class Cache:
 
 
 @contextlib.contextmanager
-def running(origin: Origin, *, s3_client: str = "auto", **settings: Any) -> Iterator[Cache]:
-    """Start it with a store that is empty; it serves when this yields, and is gone with its files afterwards. Raises DidNotStart."""
+def running(environment: Mapping[str, str], *, s3_client: str = "auto", **settings: Any) -> Iterator[Cache]:
+    """Start it with a store that is empty, its origin what `environment` says of S3; it is gone with its files afterwards.
+
+    Raises DidNotStart.
+    """
     BENCH_HOME.mkdir(exist_ok=True)
     home = Path(tempfile.mkdtemp(prefix="cache-", dir=BENCH_HOME))
     run = Path(tempfile.mkdtemp(prefix="plwc"))
@@ -73,7 +76,7 @@ def running(origin: Origin, *, s3_client: str = "auto", **settings: Any) -> Iter
     platform = {"home": str(home), "run": str(run), "blobs": f"s3://{BUCKET}", "s3_client": s3_client}
     config.write_text(yaml.safe_dump({"platform": platform, "weight_cache": {"metrics_listen": None, **settings}}))
     try:
-        with _process(config, home / "log", environment=origin.environment) as process:
+        with _process(config, home / "log", environment=environment) as process:
             yield Cache(home=home, socket=run / "weight_cache.sock", pid=process.pid)
     finally:
         remove(home)

@@ -64,7 +64,7 @@ def measure(report: Report, shape: Shape, *, rounds: int, with_peers: bool, clie
         server = held.enter_context(origin.serving(folder / "blobs"))
         arms: dict[str, Callable[[], Took]] = {DISK: lambda: disk(folder / "zeros", made.size_bytes)}
         for client in clients:
-            running = held.enter_context(cache.running(server, s3_client=client))
+            running = held.enter_context(cache.running(server.environment, s3_client=client))
             arms[_ours(client)] = lambda running=running: ours(running, manifest.digest)  # type: ignore[misc]
         if with_peers:
             arms |= hire(report, held, server, folder / "download", key=blob_key(manifest.files[0].digest))

@@ -57,15 +57,8 @@ class Origin:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What an S3 client needs to read here; the keys are made up, nobody checks them."""
-        return {
-            "AWS_ENDPOINT_URL": self.url,
-            "AWS_ACCESS_KEY_ID": "benchmark",
-            "AWS_SECRET_ACCESS_KEY": "benchmark",
-            "AWS_REGION": "us-east-1",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
+        """What an S3 client needs to read here."""
+        return environment(self.url)
 
     def sent_bytes(self, *keys: str) -> int:
         """Bytes of bodies answered until now, of these objects or of all."""
@@ -73,6 +66,18 @@ class Origin:
         with contextlib.suppress(urllib.error.HTTPError):
             urllib.request.urlopen(f"{self.url}/{BUCKET}/barrier", timeout=10).close()
         return sum_sent(self.log.read_text(), {f"/{BUCKET}/{key}" for key in keys})
+
+
+def environment(url: str) -> dict[str, str]:
+    """What an S3 client needs to find an endpoint; the keys are made up, nobody checks them."""
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "benchmark",
+        "AWS_SECRET_ACCESS_KEY": "benchmark",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
 
 
 def sum_sent(log: str, paths: Collection[str] = ()) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks import ingest, loading, storm
+from benchmarks import correctness, ingest, loading, storm
 from benchmarks.checkpoints import FOUR_GB, ONE_GB, SMALL, Shape
 from benchmarks.harness import Report, options
 
@@ -43,6 +43,7 @@ def main() -> None:
     given = options(__doc__ or "")
     extent = QUICK if given.quick else FULL
     report = Report("weights: object store to disk, disk to tensors, and many at once")
+    correctness.check(report, storm.THIRTY_MB)
     for shape, rounds in extent.ingest:
         ingest.measure(report, shape, rounds=rounds, with_peers=given.peers, clients=extent.clients)
     for shape, rounds in extent.load:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks import ingest, loading, page_cache
 from benchmarks.burst import Slot, lateness_s
+from benchmarks.checkpoints import ONE_GB, TINY, checkpoint
 from benchmarks.harness import Report, Row, interleave, options, paired_ratio, percentile
 from benchmarks.load import LoadFailed, _from_log
+from benchmarks.orders import OrderFailed, hired
+from benchmarks.origin import sum_sent
 from benchmarks.stack import variant
+from weight_cache.tensors.header import read_tensors
 
 ROOT = Path(__file__).parent.parent
 
@@ -99,3 +105,97 @@ def test_an_example_can_be_measured_under_another_name_and_other_options() -> No
 def test_a_source_without_an_app_cannot_be_measured_under_another_name() -> None:
     with pytest.raises(ValueError, match="0 apps"):
         variant("x = 1\n", app="other")
+
+
+def test_a_checkpoint_is_a_safetensors_file_of_its_shape(tmp_path: Path) -> None:
+    made = checkpoint(TINY, home=tmp_path)
+
+    tensors = read_tensors(made.file)
+
+    assert [(t.name, t.shape) for t in tensors] == list(TINY.tensors())
+    assert tensors[0].name == made.first
+    assert [p.name for p in made.directory.iterdir()] == ["model.safetensors"]
+
+
+def test_checkpoints_of_another_seed_have_other_bytes(tmp_path: Path) -> None:
+    assert checkpoint(TINY, home=tmp_path).file.read_bytes() != checkpoint(TINY, seed=1, home=tmp_path).file.read_bytes()
+
+
+def test_the_origin_counts_bytes_of_answered_gets_of_the_paths_asked_for() -> None:
+    log = "GET 206 100 /bench/aa/a\nHEAD 200 0 /bench/aa/a\nGET 200 7 /bench/bb/b\nGET 404 153 /bench/barrier\n"
+
+    assert sum_sent(log) == 107
+    assert sum_sent(log, {"/bench/aa/a"}) == 100
+
+
+def test_a_file_that_was_dropped_is_not_in_memory_until_it_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(4 * 1024**2))
+
+    page_cache.drop([file])
+    dropped = page_cache.resident_share(file)
+    page_cache.warm([file])
+
+    assert dropped == 0
+    assert page_cache.resident_share(file) == 1
+
+
+def test_a_file_that_somebody_has_mapped_cannot_be_dropped_unnoticed(tmp_path: Path) -> None:
+    import mmap
+
+    file = tmp_path / "file"
+    file.write_bytes(bytes(1024**2))
+    with file.open("rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as mapping:
+        sum(mapping[:: mmap.PAGESIZE])
+
+        with pytest.raises(page_cache.StillCached, match="100% stayed"):
+            page_cache.drop([file])
+
+
+SCRIPT = """
+import json, sys
+for line in sys.stdin:
+    order = json.loads(line)
+    print("noise")
+    print("answer " + json.dumps({"error": "cannot"} if order.get("fail") else order), flush=True)
+"""
+
+
+def test_a_script_does_what_it_is_told_and_says_what_it_cannot() -> None:
+    with hired(sys.executable, "-c", SCRIPT) as worker:
+        assert worker.ask(n=1) == {"n": 1}
+        with pytest.raises(OrderFailed, match="cannot"):
+            worker.ask(fail=True)
+        assert worker.ask(n=2) == {"n": 2}
+
+
+def test_ingest_is_compared_with_the_fastest_peer_durable_and_not() -> None:
+    report = Report("title")
+    took = {
+        ingest.OURS: [ingest.Took(transfer_s=1.0, durable_s=1.0)],
+        ingest.DISK: [ingest.Took(transfer_s=0.1, durable_s=0.2)],
+        "slow": [ingest.Took(transfer_s=4.0, durable_s=5.0)],
+        "fast until fsync": [ingest.Took(transfer_s=0.5, durable_s=2.0)],
+    }
+
+    ingest.write(report, ONE_GB, 10**9, took)
+
+    assert report.ratios == {"ingest_vs_best_peer": 2.0, "ingest_vs_best_peer_without_fsync": 0.5}
+    assert {row.name: row.p50 for row in report.rows}["ingest 1GB: fast until fsync, no fsync"] == 2.0
+
+
+def test_loading_has_its_ratios_per_state_and_size(tmp_path: Path) -> None:
+    report = Report("title")
+    took = {
+        "load_file": [{"first_s": 0.1, "loaded_s": 0.1, "total_s": 0.2}],
+        "mapped": [{"first_s": 0.001, "loaded_s": 0.001, "total_s": 0.1}],
+        "pool": [{"first_s": 0.1, "loaded_s": 0.1, "total_s": 0.1, "pool_s": 1.0}],
+        "preadv_1": [{"loaded_s": 0.2}],
+        "preadv_cores": [{"loaded_s": 0.09}],
+    }
+
+    loading.write(report, checkpoint(TINY, home=tmp_path), "cold", took)
+
+    assert report.ratios == pytest.approx(
+        {"first_tensor_load_file_over_mapped_tiny": 100, "total_mapped_over_load_file_tiny": 0.5, "pool_vs_preadv_cold_tiny": 0.9}
+    )
