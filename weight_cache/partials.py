@@ -23,8 +23,8 @@ from pathlib import Path
 from weight_cache.manifest import CHUNK_BYTES, ManifestFile
 from weight_cache.types import Chunk
 
-FLUSHED_EVERY_CHUNKS = 8
-"""128 MiB: what is fetched again at most after a kill, against one flush each time."""
+FLUSHED_EVERY_CHUNKS = 16
+"""256 MiB: what is fetched again at most after a kill, against a commit of the file system's journal each time."""
 _DONE = ".done"
 _SYNC_FILE_RANGE_WRITE = 2  # <linux/fs.h>
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -40,7 +40,7 @@ class Partial:
         claimed: those that an earlier process says it wrote; `check` them before they are believed.
     """
 
-    def __init__(self, path: Path, file: ManifestFile, *, verified: set[int], claimed: set[int]) -> None:
+    def __init__(self, path: Path, file: ManifestFile, *, verified: set[int], claimed: set[int], flushed_every: int) -> None:
         self.path = path
         self.verified = verified
         self.claimed = claimed - verified
@@ -49,6 +49,7 @@ class Partial:
         self._count = len(file.chunk_sha256s)
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
+        self._flushed_every = flushed_every
         self._unflushed = 0
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._descriptor, self._size)
@@ -84,7 +85,7 @@ class Partial:
         with self._lock:
             self.verified.add(index)
             self._unflushed += 1
-            is_due = self._unflushed >= FLUSHED_EVERY_CHUNKS
+            is_due = self._unflushed >= self._flushed_every
         if is_due:
             self.flush()
         return True
@@ -117,8 +118,9 @@ class Partial:
 class Partials:
     """The directory of partial files. Owner: the store's event loop; one `Partial` per digest at a time (single flight)."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, flushed_every: int = FLUSHED_EVERY_CHUNKS) -> None:
         self._folder = folder
+        self._flushed_every = flushed_every
         self._known: dict[str, tuple[int, set[int]]] = {}  # digest → modification time and chunks, as this process left them
 
     def stock(self, complete: set[str]) -> dict[str, int]:
@@ -140,7 +142,8 @@ class Partials:
             self.remove(digest)  # bits of a file that is gone
         elif path.stat().st_mtime_ns != left_at:
             known = set()  # not ours, or somebody wrote to it
-        return Partial(path, file, verified=known, claimed={i for i in self._bits(digest) if i < len(file.chunk_sha256s)})
+        claimed = {i for i in self._bits(digest) if i < len(file.chunk_sha256s)}
+        return Partial(path, file, verified=known, claimed=claimed, flushed_every=self._flushed_every)
 
     def leave(self, partial: Partial) -> None:
         """Close a partial, complete (and renamed) or not; what is verified stays for the next try."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.weight_cache.models import chunked, manifest_of
 from weight_cache.manifest import CHUNK_BYTES, ManifestFile
-from weight_cache.partials import FLUSHED_EVERY_CHUNKS, Partial, Partials
+from weight_cache.partials import Partial, Partials
 
 CONTENT = chunked(b"a", b"b")
 FILE = manifest_of({"w": CONTENT}).files[0]
@@ -83,15 +83,13 @@ def test_claims_not_looked_at_yet_are_still_claimed_after_the_next_failure(tmp_p
     third.close()
 
 
-def test_bits_are_on_the_disk_after_every_few_chunks(tmp_path: Path, partials: Partials) -> None:
-    content = chunked(*[b"z"] * (FLUSHED_EVERY_CHUNKS + 1))
-    file = manifest_of({"w": content}).files[0]
-    partial = partials.open(file)
-    write(partial, *range(FLUSHED_EVERY_CHUNKS - 1), file=file, content=content)
-    assert names(tmp_path) == [file.digest]
-    write(partial, FLUSHED_EVERY_CHUNKS - 1, FLUSHED_EVERY_CHUNKS, file=file, content=content)
+def test_bits_are_on_the_disk_after_every_few_chunks(tmp_path: Path) -> None:
+    partial = Partials(tmp_path, flushed_every=2).open(FILE)
+    write(partial, 0)
+    assert names(tmp_path) == [FILE.digest]
+    write(partial, 1, 2)
     partial.close()  # as a kill would: nothing more is written
-    assert Partials(tmp_path).stock(set()) == {file.digest: FLUSHED_EVERY_CHUNKS * CHUNK_BYTES}
+    assert Partials(tmp_path).stock(set()) == {FILE.digest: 2 * CHUNK_BYTES}
 
 
 def test_files_of_one_chunk_have_no_bits_and_no_half(tmp_path: Path, partials: Partials) -> None:
