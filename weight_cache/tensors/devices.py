@@ -101,6 +101,8 @@ class CudaDevice:
     def __init__(self, device: torch.device) -> None:
         if not torch.cuda.is_available():
             raise DeviceFailed(f"{device}: torch {torch.__version__} sees no CUDA device here")
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise DeviceFailed(f"{device}: this process sees {torch.cuda.device_count()} CUDA devices, counted from 0")
         with self._translated("cannot be used"):
             self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
             self._stream = torch.cuda.Stream(device=self._device)  # type: ignore[no-untyped-call]
@@ -158,9 +160,12 @@ class CudaPin:
         """See Pin. False also where a limit (RLIMIT_MEMLOCK) forbids it: copies then are correct, and slower."""
         try:
             with torch.cuda.device(self._device):
-                return int(_runtime().cudaHostRegister(address, length_bytes, self._PORTABLE)) == 0
+                if int(_runtime().cudaHostRegister(address, length_bytes, self._PORTABLE)) == 0:
+                    return True
+                torch.zeros(1, device=self._device)  # takes the refusal along (cudaGetLastError), for which later work would be blamed
         except RuntimeError:
             return False
+        return False
 
     def unregister(self, address: int) -> None:
         """See Pin."""
