@@ -244,7 +244,8 @@ class Throttler:
         if began is None and self._allowance is not None:
             self._allowance.hold(self.target.key)
         if began is not None:
-            self.start_times.took(info.start_kind, start_s, info.phases_ms.keys())
+            own_s = max(0.0, start_s - info.phases_ms.get("weights", 0.0) / 1000)  # bytes come to a node once, whatever rung waits for them
+            self.start_times.took(info.start_kind, own_s, info.phases_ms.keys())
             self._observer.instance_ready(self.target, info, start_s)
         self._hand_out(now, instance, start_s * 1000)
         if self.is_retired:

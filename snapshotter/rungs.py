@@ -125,7 +125,10 @@ class Rungs:
         """
         own = {k: v for k, v in info.phases_ms.items() if k not in ("slot", "weights", "prefetch")}
         whole_ms = max(0.0, seconds * 1000 - info.phases_ms.get("weights", 0.0))
-        self._shelf.took(launch, info.start_kind, sum(own.values()) if info.start_kind is StartKind.RESTORE else whole_ms)
+        took_ms = sum(own.values()) if info.start_kind is StartKind.RESTORE else whole_ms
+        text = "rung.took revision=%s rung=%s ms=%.0f after weights_ms=%.0f"
+        _log.info(text, launch.revision, info.start_kind, took_ms, info.phases_ms.get("weights", 0.0))
+        self._shelf.took(launch, info.start_kind, took_ms)
 
     async def _restored(self, launch: LaunchSpec, phase: Phase, clock: Clock, closed: set[StartKind]) -> Housing | None:
         """A worker from a snapshot. None: a Template has come up meanwhile, or the rung is closed now."""
@@ -141,6 +144,8 @@ class Rungs:
                 if self._templates.get(launch.revision) is not None:
                     return None
                 predicted_ms, cold_ms = self._shelf.restore_ms(launch, snapshot), self._shelf.cold_ms(launch)
+                text = "rungs.expected revision=%s restore_ms=%.0f cold_ms=%.0f after weights_ms=%.0f"
+                _log.info(text, launch.revision, predicted_ms, cold_ms, weights_s * 1000)
                 left_s = max(0.0, clock.left_s() - weights_s)  # either rung waits for them
                 deadline_s = restore_deadline_s(restore_ms=predicted_ms, cold_ms=cold_ms, left_s=left_s)
                 if deadline_s is not None:

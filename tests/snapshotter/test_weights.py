@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from snapshotter.answers import BootFailed
 from snapshotter.types import LaunchSpec, RevisionKey, StartKind, WeightsMount
 from snapshotter.weights import Served, Weights, served_from
 from tests.fakes.agent_home import FakeWeights
+from tests.weight_cache.models import put_model
+from tests.weight_cache.served import node_with_client
 from weight_cache.errors import LeaseUnknown, OriginUnavailable, ProtocolError
 from weight_cache.types import Lease, Tier
 
@@ -63,6 +66,27 @@ async def test_cache_that_restarts_is_asked_again(cache: FakeWeights, caplog: py
     cache.arrival.set()
     assert len(await opening.ready()) == 1
     assert "weights.again slot=s-1 name=a error=nobody answers" in caplog.text
+
+
+async def test_real_cache_that_restarts_while_bytes_are_on_their_way_delivers_all_the_same() -> None:
+    async with node_with_client() as (node, cache, client):
+        here, coming = put_model(node.origin, {"a": b"x"}), put_model(node.origin, {"b": b"y"})
+        await client.prefetch(here)
+        mounts = (WeightsMount(name="here", manifest=here), WeightsMount(name="coming", manifest=coming))
+        node.origin.gate, node.origin.asked = asyncio.Event(), asyncio.Event()
+        opening = Weights(client).open(mounts, holder="s-1", pid=os.getpid())
+        await node.origin.asked.wait()
+        await cache.aclose()
+        node.origin.gate.set()
+        another = await node.start()
+        served = await opening.ready()
+        assert (served["here"].path / "a").read_bytes() == b"x"
+        assert (served["coming"].path / "b").read_bytes() == b"y"
+        assert {lease.id for lease in another.store.leases()} == set(opening.lease_ids)
+        await Weights(client).close(opening.lease_ids)
+        assert another.store.leases() == []
+        await client.aclose()
+        await another.aclose()
 
 
 async def test_what_cannot_be_had_is_said_at_once(cache: FakeWeights) -> None:

@@ -31,8 +31,13 @@ class Cache:
     server: asyncio.Server
 
     async def aclose(self) -> None:
-        """As at SIGTERM."""
+        """As at SIGTERM: connections are cut."""
         self.server.close()
+        connections = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__qualname__", "").endswith("on_connection")]
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+        await asyncio.sleep(0)  # their sockets close in the loop's next turn
         await self.leases.aclose()
         await self.ahead.aclose()
         self.store.close()
