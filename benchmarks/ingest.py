@@ -54,8 +54,11 @@ TOOLS = (
 )
 
 
-def measure(report: Report, shape: Shape, *, rounds: int, with_peers: bool, clients: tuple[str, ...] = ("auto",)) -> None:
-    """Rows and ratios for one checkpoint. `clients`: who speaks S3 in the weight cache; the first one's figures make the ratios."""
+def measure(report: Report, shape: Shape, *, rounds: int, with_peers: bool, clients: tuple[str, ...] = ("auto",), suffix: str = "") -> None:
+    """Rows and ratios (their keys with `suffix`) for one checkpoint.
+
+    `clients`: who speaks S3 in the weight cache; the first one's figures make the ratios.
+    """
     made = checkpoint(shape)
     page_cache.warm([made.file])  # the origin's memory is not what is measured
     with contextlib.ExitStack() as held:
@@ -70,7 +73,7 @@ def measure(report: Report, shape: Shape, *, rounds: int, with_peers: bool, clie
             arms |= hire(report, held, server, folder / "download", key=blob_key(manifest.files[0].digest))
         with phase(f"ingest {shape.name}"):
             took = interleave({name: arm for name, arm in arms.items() if works(report, name, arm)}, rounds=rounds)
-    write(report, shape, made.size_bytes, took)
+    write(report, shape, made.size_bytes, took, suffix=suffix)
 
 
 def works(report: Report, name: str, arm: Callable[[], Took]) -> bool:
@@ -133,7 +136,7 @@ def disk(file: Path, size_bytes: int) -> Took:
     return Took(transfer_s=written - began, durable_s=durable - began)
 
 
-def write(report: Report, shape: Shape, size_bytes: int, took: Mapping[str, list[Took]]) -> None:
+def write(report: Report, shape: Shape, size_bytes: int, took: Mapping[str, list[Took]], *, suffix: str) -> None:
     """Rows in GB/s, and ours over the best peer: durable both, and ours against the peer that leaves its bytes in the page cache."""
     durable = {name: [size_bytes / GB / t.durable_s for t in times] for name, times in took.items()}
     lazy = {name: [size_bytes / GB / t.transfer_s for t in times] for name, times in took.items()}
@@ -148,10 +151,5 @@ def write(report: Report, shape: Shape, size_bytes: int, took: Mapping[str, list
     for key, rates in (("ingest_vs_best_peer", durable), ("ingest_vs_best_peer_without_fsync", lazy)):
         if theirs and OURS in took:
             best = max(theirs, key=lambda name: percentile(rates[name], 50))
-            report.ratio(_key(key, shape), paired_ratio(durable[OURS], rates[best]))
-            report.remarks.append(f"{_key(key, shape)}: the best peer is {best}")
-
-
-def _key(key: str, shape: Shape) -> str:
-    """Ratios are those of the 1 GB checkpoint; other sizes carry their name."""
-    return key if shape.name == "1GB" else f"{key}_{shape.name.lower()}"
+            report.ratio(key + suffix, paired_ratio(durable[OURS], rates[best]))
+            report.remarks.append(f"{key}{suffix}: the best peer is {best}")

@@ -41,8 +41,8 @@ FULL = tuple(name for name in NAMES if name != "runai")
 Times = Mapping[str, float]
 
 
-def measure(report: Report, shape: Shape, *, rounds: int, with_peers: bool, arms: Sequence[str]) -> None:
-    """Rows and ratios for one checkpoint, warm and cold."""
+def measure(report: Report, shape: Shape, *, rounds: int, with_peers: bool, arms: Sequence[str], suffix: str = "") -> None:
+    """Rows and ratios (their keys with `suffix`) for one checkpoint, warm and cold."""
     made, tiny = pickled(checkpoint(shape)), pickled(checkpoint(TINY))
     with contextlib.ExitStack() as held:
         project = held.enter_context(orders.hired(sys.executable, "-m", "benchmarks.loader", environment=_environment()))
@@ -53,7 +53,7 @@ def measure(report: Report, shape: Shape, *, rounds: int, with_peers: bool, arms
             timed = {arm: _arm(worker, arm, made, tiny, prepare) for arm, worker in workers.items()}
             with phase(f"load {shape.name}, {state}"):
                 took = interleave({arm: run for arm, run in timed.items() if works(report, NAMES[arm], run)}, rounds=rounds)
-            write(report, made, state, took)
+            write(report, made, state, took, suffix=suffix)
 
 
 def works(report: Report, name: str, arm: Callable[[], Any]) -> bool:
@@ -97,7 +97,7 @@ def _order(made: Checkpoint) -> dict[str, Any]:
     return {key: str(value) for key, value in asdict(made).items()}
 
 
-def write(report: Report, made: Checkpoint, state: str, took: Mapping[str, Sequence[Times]]) -> None:
+def write(report: Report, made: Checkpoint, state: str, took: Mapping[str, Sequence[Times]], *, suffix: str) -> None:
     """Rows, and the ratios that can be made of the arms that ran."""
     size_gb = made.size_bytes / GB
     for arm, times in took.items():
@@ -108,12 +108,11 @@ def write(report: Report, made: Checkpoint, state: str, took: Mapping[str, Seque
             report.rows.append(Row.of(f"{row}, total", "ms", [1000 * t["total_s"] for t in times], note=_pool_note(times)))
         if arm not in ("safe_open", "mapped", "load_file", "torch_load"):  # those only map
             report.rows.append(Row.of(f"{row}, read", "GB/s", [size_gb / t["loaded_s"] for t in times]))
-    size = "" if made.name == "1GB" else f"_{made.name.lower()}"
     warm, cold = ("_warm", "") if state == "warm" else ("", "_cold")
 
     def ratio(key: str, field: str, above: str, below: str) -> None:
         if above in took and below in took:
-            report.ratio(f"{key}{size}", paired_ratio([t[field] for t in took[above]], [t[field] for t in took[below]]))
+            report.ratio(f"{key}{suffix}", paired_ratio([t[field] for t in took[above]], [t[field] for t in took[below]]))
 
     ratio(f"first_tensor_load_file_over_mapped{warm}", "first_s", "load_file", "mapped")
     ratio(f"total_mapped_over_load_file{warm}", "total_s", "mapped", "load_file")

@@ -36,11 +36,11 @@ from weight_cache.objects import blob_key
 HOT_PER_S = 200
 HOT_APP, HOT_FUNCTION, HOT_SOURCE = "bench-echo", "echo", ROOT / "benchmarks" / "functions" / "echo.py"
 STORM_APP = "bench-storm"
-HOLD_S = 4.0
+HOLD_S = 3.0
 """Calls that arrive at once stay this long, so that each needs an instance of its own."""
 STARTS = 8
 DROP_TIMEOUT_S = 60.0
-CALM_S = 5.0
+CALM_S = 4.0
 SETTLE_S = 1.0
 THIRTY_MB = Shape(name="30MB", layers=4, hidden=512, intermediate=1408, kv=256, vocabulary=16384)
 

@@ -27,7 +27,7 @@ class Extent:
     storm_rounds: int
 
 
-QUICK = Extent(ingest=[(ONE_GB, 3)], clients=("auto",), load=[(ONE_GB, 5)], arms=loading.QUICK, storm_models=8, storm_rounds=1)
+QUICK = Extent(ingest=[(SMALL, 3)], clients=("auto",), load=[(ONE_GB, 3)], arms=loading.QUICK, storm_models=8, storm_rounds=1)
 FULL = Extent(
     ingest=[(ONE_GB, 15), (FOUR_GB, 5)],
     clients=("auto", "boto3"),
@@ -45,11 +45,16 @@ def main() -> None:
     report = Report("weights: object store to disk, disk to tensors, and many at once")
     correctness.check(report, storm.THIRTY_MB)
     for shape, rounds in extent.ingest:
-        ingest.measure(report, shape, rounds=rounds, with_peers=given.peers, clients=extent.clients)
+        ingest.measure(report, shape, rounds=rounds, with_peers=given.peers, clients=extent.clients, suffix=_suffix(shape, extent.ingest))
     for shape, rounds in extent.load:
-        loading.measure(report, shape, rounds=rounds, with_peers=given.peers, arms=extent.arms)
+        loading.measure(report, shape, rounds=rounds, with_peers=given.peers, arms=extent.arms, suffix=_suffix(shape, extent.load))
     storm.measure(report, models=extent.storm_models, rounds=extent.storm_rounds, shape=storm.THIRTY_MB, one=SMALL)
     report.finish(given)
+
+
+def _suffix(shape: Shape, shapes: Sequence[tuple[Shape, int]]) -> str:
+    """Ratios of the first size have the plain keys."""
+    return "" if shape is shapes[0][0] else f"_{shape.name.lower()}"
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ def test_ingest_is_compared_with_the_fastest_peer_durable_and_not() -> None:
         "fast until fsync": [ingest.Took(transfer_s=0.5, durable_s=2.0)],
     }
 
-    ingest.write(report, ONE_GB, 10**9, took)
+    ingest.write(report, ONE_GB, 10**9, took, suffix="")
 
     assert report.ratios == {"ingest_vs_best_peer": 2.0, "ingest_vs_best_peer_without_fsync": 0.5}
     assert {row.name: row.p50 for row in report.rows}["ingest 1GB: fast until fsync, no fsync"] == 2.0
@@ -194,8 +194,8 @@ def test_loading_has_its_ratios_per_state_and_size(tmp_path: Path) -> None:
         "preadv_cores": [{"loaded_s": 0.09}],
     }
 
-    loading.write(report, checkpoint(TINY, home=tmp_path), "cold", took)
+    loading.write(report, checkpoint(TINY, home=tmp_path), "cold", took, suffix="_4gb")
 
     assert report.ratios == pytest.approx(
-        {"first_tensor_load_file_over_mapped_tiny": 100, "total_mapped_over_load_file_tiny": 0.5, "pool_vs_preadv_cold_tiny": 0.9}
+        {"first_tensor_load_file_over_mapped_4gb": 100, "total_mapped_over_load_file_4gb": 0.5, "pool_vs_preadv_cold_4gb": 0.9}
     )
