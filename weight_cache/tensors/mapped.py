@@ -67,7 +67,11 @@ class MappedTensors(Mapping[str, torch.Tensor]):
             raise KeyError(name)
         if len(self._files) > 1:
             return self._all()[name]
-        return self._files[0], self._files[0].header[name]
+        (file,) = self._files
+        try:
+            return file, file.header[name]
+        except TensorsInvalid as e:
+            raise TensorsInvalid(f"{file.path}: {e}") from e
 
     def _make(self, file: TensorFile, tensor: Tensor) -> torch.Tensor:
         dtype, shape = layout(tensor)

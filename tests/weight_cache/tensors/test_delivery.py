@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -159,6 +161,29 @@ def test_the_first_failure_stops_the_other_threads() -> None:
         each(pieces, [works, fails])
     assert len(taken) < 1_000_000
     assert pieces.take() is None
+
+
+def test_an_interrupt_of_the_caller_stops_the_threads() -> None:
+    class TimeIsUp(BaseException):
+        pass
+
+    def strike(*_: object) -> None:
+        raise TimeIsUp
+
+    def works(left: Pieces) -> None:
+        while left.take() is not None:
+            pass
+
+    endless = Pieces((Piece(offset_bytes=n, length_bytes=1, parts=()) for n in itertools.count()), None)
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with pytest.raises(TimeIsUp):
+            each(endless, [works, works])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert reading_threads() == []
 
 
 def test_only_some_tensors_are_read_when_only_some_are_wanted(tmp_path: Path, pool: Pool) -> None:
