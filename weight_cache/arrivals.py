@@ -180,7 +180,7 @@ class Arrivals:
 
     async def _manifest(self, name: str) -> Manifest:
         """From the disk when it is known here, else from the origin, and kept."""
-        if (known := await finish_in_thread(self._directory.manifest, name)) is not None:
+        if (known := await finish_in_thread(self._directory.notes.manifest, name)) is not None:
             return known
         size = await self._ingest.origin.size(name)
         if size > MAX_MANIFEST_BYTES:
@@ -189,7 +189,7 @@ class Arrivals:
         if hashlib.sha256(raw).hexdigest() != name:
             raise ChunkCorrupt(f"manifest {name[:12]} does not match its hash; the origin's copy is damaged. Deploy again to upload it")
         manifest = parse(raw)
-        await finish_in_thread(self._directory.keep_manifest, name, raw)
+        await finish_in_thread(self._directory.notes.keep_manifest, name, raw)
         return manifest
 
 

@@ -18,23 +18,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from weight_cache.errors import ManifestInvalid, StoreOwned
-from weight_cache.manifest import Manifest, parse
+from weight_cache.errors import StoreOwned
+from weight_cache.manifest import Manifest
+from weight_cache.notes import FOLDERS, Notes, sync_directory
 from weight_cache.partials import Partials
-from weight_cache.types import Lease
 from weight_cache.victims import Removal
 
 _QUARANTINE_KEPT = 2
-_MANIFESTS_KEPT = 64
-"""Of models that are not here: what a fetch lacks can be said, and a fetch begin, without asking the origin."""
 _SEALED_AT_S = 1_000_000_000
 """Modification time of every sealed file: whoever writes to one afterwards moves it, and is noticed without reading it again."""
 
@@ -44,7 +40,7 @@ class StoreDirectory:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for name in ("", "files", "partial", "models", "manifests", "leases", "pins", "quarantine", "tmp"):
+        for name in ("", "files", "partial", "models", "quarantine", "tmp", *FOLDERS):
             (root / name).mkdir(parents=True, exist_ok=True)
         root.chmod(0o700)
         self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -55,6 +51,7 @@ class StoreDirectory:
             os.close(self._lock)
             raise StoreOwned(f"{root} belongs to {owner}: one weight cache per directory. Stop that one, or set another home") from e
         self.partials = Partials(root / "partial")
+        self.notes = Notes(root, self.temp)
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"process {os.getpid()}".encode(), 0)
 
@@ -92,13 +89,13 @@ class StoreDirectory:
         building = self.temp()
         try:
             self._link(building, manifest)
-            _sync_directory(self.root / "files")
+            sync_directory(self.root / "files")
             building.rename(self.model(name))
         except OSError:
             self.remove(building)
             raise
         self.settle(name)
-        _sync_directory(self.root / "models")
+        sync_directory(self.root / "models")
 
     def settle(self, name: str) -> None:
         """Close a model's own directory for writing: only now, because without root a closed one could not be moved in."""
@@ -111,7 +108,7 @@ class StoreDirectory:
             path.parent.mkdir(parents=True, exist_ok=True)
             os.link(self.file(file.digest), path)
         for folder, _, _ in os.walk(building, topdown=False):
-            _sync_directory(Path(folder))
+            sync_directory(Path(folder))
             os.chmod(folder, 0o755 if folder == str(building) else 0o555)
 
     def bury_model(self, name: str) -> Path | None:
@@ -164,26 +161,6 @@ class StoreDirectory:
                 os.chmod(folder, 0o700)
             shutil.rmtree(grave)
 
-    def keep_manifest(self, name: str, raw: bytes) -> None:
-        """Write down what a model consists of, before anything of it comes."""
-        note = self.temp()
-        try:
-            _write_durably(note, raw)
-            note.rename(self.root / "manifests" / name)
-        except OSError:
-            note.unlink(missing_ok=True)
-            raise
-
-    def forget_manifests(self, keep: set[str]) -> None:
-        """Remove manifests of models that are gone, but for the newest."""
-        others = [note for note in (self.root / "manifests").iterdir() if note.name not in keep]
-        for note in sorted(others, key=lambda n: n.stat().st_mtime_ns, reverse=True)[_MANIFESTS_KEPT:]:
-            note.unlink()
-
-    def manifests(self) -> list[str]:
-        """Every manifest that is kept, oldest first."""
-        return [note.name for note in sorted((self.root / "manifests").iterdir(), key=lambda n: n.stat().st_mtime_ns)]
-
     def is_sealed(self, path: Path, size_bytes: int) -> bool:
         """Whether a file looks as it was published: size, modification time, mode. Cheap; it does not read the bytes."""
         try:
@@ -196,22 +173,6 @@ class StoreDirectory:
         """A file was read again and is what it should be: say so."""
         path.chmod(0o444)
         os.utime(path, (_SEALED_AT_S, _SEALED_AT_S))
-
-    def manifest(self, name: str) -> Manifest | None:
-        """The manifest of a model; None when it is not here, not readable, or not what its name says."""
-        raw = self.raw_manifest(name)
-        try:
-            return parse(raw) if raw is not None else None
-        except ManifestInvalid:
-            return None
-
-    def raw_manifest(self, name: str) -> bytes | None:
-        """The bytes of a manifest; None when it is not here, or not what its name says."""
-        try:
-            raw = (self.root / "manifests" / name).read_bytes()
-        except OSError:
-            return None
-        return raw if hashlib.sha256(raw).hexdigest() == name else None
 
     def models(self) -> Iterator[tuple[str, float]]:
         """Every model directory and its last use."""
@@ -227,74 +188,3 @@ class StoreDirectory:
         """Write down a model's last use, for the eviction order after a restart."""
         with contextlib.suppress(FileNotFoundError):
             os.utime(self.model(name), (now, now))
-
-    def write_pin(self, name: str) -> None:
-        """Keep a pin; durable, because nobody asks for it again after a power cut."""
-        (self.root / "pins" / name).touch()
-        _sync_directory(self.root / "pins")
-
-    def remove_pin(self, name: str) -> None:
-        """Forget a pin."""
-        (self.root / "pins" / name).unlink(missing_ok=True)
-
-    def pins(self) -> list[str]:
-        """Every pin."""
-        return sorted(pin.name for pin in (self.root / "pins").iterdir())
-
-    def scrubbed(self) -> str:
-        """The file that was checked last; empty before the first."""
-        try:
-            return (self.root / "scrubbed").read_text()
-        except (OSError, UnicodeDecodeError):
-            return ""
-
-    def write_scrubbed(self, digest: str) -> None:
-        """Remember the file that was checked last."""
-        note = self.temp()
-        note.write_text(digest)
-        note.rename(self.root / "scrubbed")
-
-    def write_lease(self, lease: Lease) -> None:
-        """Keep a lease for our own restart. Not flushed: a power cut ends its holder too."""
-        note = self.temp()
-        note.write_text(json.dumps({**lease.to_json(), "boot": _boot_id()}))
-        note.rename(self.root / "leases" / lease.id)
-
-    def remove_lease(self, lease_id: str) -> None:
-        """Forget a lease."""
-        (self.root / "leases" / lease_id).unlink(missing_ok=True)
-
-    def leases(self) -> Iterator[Lease]:
-        """Leases of this boot; those of an earlier one, whose holders are gone, and broken ones are removed."""
-        for note in sorted((self.root / "leases").iterdir()):
-            try:
-                body = json.loads(note.read_text())
-                boot = body.pop("boot")
-                lease = Lease.from_json(body)
-            except (OSError, ValueError, KeyError, TypeError):
-                note.unlink(missing_ok=True)
-                continue
-            if boot == _boot_id():
-                yield lease
-            else:
-                note.unlink(missing_ok=True)
-
-
-def _boot_id() -> str:
-    """Changes with every boot (random(4))."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _write_durably(path: Path, content: bytes) -> None:
-    with path.open("xb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -61,7 +61,7 @@ class Scrubber:
         self._free_at = 0.0
 
     def __repr__(self) -> str:
-        return f"<Scrubber after={self._directory.scrubbed()[:12] or 'nothing'} {self._bytes_per_s} bytes/s>"
+        return f"<Scrubber after={self._directory.notes.scrubbed()[:12] or 'nothing'} {self._bytes_per_s} bytes/s>"
 
     async def run(self) -> None:
         """Go round until cancelled; return at once when the pace is 0."""
@@ -107,13 +107,13 @@ class Scrubber:
 
     async def _remember(self, digest: str) -> None:
         try:
-            await finish_in_thread(self._directory.write_scrubbed, digest)
+            await finish_in_thread(self._directory.notes.write_scrubbed, digest)
         except OSError as e:  # a full disk: checking goes on, a restart begins earlier
             _log.warning("scrubber's position not kept digest=%s error=%s", digest[:12], e)
 
     def _next(self) -> str | None:
         files = self._catalogue.file_names()
-        last = self._directory.scrubbed()
+        last = self._directory.notes.scrubbed()
         return min((digest for digest in files if digest > last), default=min(files, default=None))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -19,6 +19,7 @@ from pathlib import Path
 from weight_cache.arrivals import Arrivals, OnProgress
 from weight_cache.catalogue import Catalogue, guess_reload_s
 from weight_cache.checks import Checks
+from weight_cache.errors import ManifestInvalid
 from weight_cache.ingest import Ingest
 from weight_cache.lanes import LaneOf, Lanes
 from weight_cache.layout import StoreDirectory
@@ -31,7 +32,7 @@ from weight_cache.victims import ReloadSeconds
 
 __all__ = ["OnProgress", "Store", "lease_id"]
 
-_log = logging.getLogger(__name__)
+_NAME = re.compile(r"[0-9a-f]{64}\Z")
 
 
 class Store:
@@ -51,6 +52,7 @@ class Store:
         self._catalogue = catalogue
         self._clock = clock
         self._lanes = lanes
+        self._noting = asyncio.Lock()
         self._tally = Tally()
         self._threads = QuietThreads()
         self._checks = Checks(directory=directory, catalogue=catalogue, threads=self._threads, tally=self._tally)
@@ -125,7 +127,7 @@ class Store:
         if held is not None and pid in (None, held.pid):
             lease = held
         else:
-            self._directory.write_lease(lease)  # before it counts: a lease that was answered is on disk
+            self._directory.notes.write_lease(lease)  # before it counts: a lease that was answered is on disk
         self._catalogue.lease(lease, now=now)
         self._directory.touch(manifest, now=now)
         self._tally.hits += hit
@@ -138,7 +140,7 @@ class Store:
         lease = self._catalogue.release(lease_id, now=now)
         if lease is None:
             return False
-        self._directory.remove_lease(lease_id)
+        self._directory.notes.remove_lease(lease_id)
         self._directory.touch(lease.manifest, now=now)
         return True
 
@@ -150,12 +152,14 @@ class Store:
         """Bring a model here, as `prefetch`, and keep it whoever needs room, over restarts too, until `unpin`. Idempotent."""
         await self._bring(manifest, lambda: Lane.PREFETCH, on_progress)
         self._catalogue.pin(manifest)  # in the same breath: from here on it stays
-        await finish_in_thread(self._directory.write_pin, manifest)
+        await self._note_pin(manifest)
 
     async def unpin(self, manifest: str) -> bool:
         """Let a model go like any other when room is needed; False when it was not pinned."""
-        await finish_in_thread(self._directory.remove_pin, manifest)
-        return self._catalogue.unpin(manifest)
+        was_pinned = self._catalogue.unpin(manifest)
+        if was_pinned:
+            await self._note_pin(manifest)
+        return was_pinned
 
     async def drop(self, manifest: str) -> bool:
         """Take a model away by hand, and what is half here of it; False when it is held, pinned, arriving, or not here."""
@@ -222,8 +226,16 @@ class Store:
         self._threads.close()
         self._directory.close()
 
+    async def _note_pin(self, manifest: str) -> None:
+        """Write down what is true now; one at a time, so that the last word stays."""
+        async with self._noting:
+            notes = self._directory.notes
+            await finish_in_thread(notes.write_pin if self._catalogue.is_pinned(manifest) else notes.remove_pin, manifest)
+
     async def _bring(self, manifest: str, lane_of: LaneOf, on_progress: OnProgress | None) -> None:
         """Return when the model is here and looks as it was published, until something is awaited."""
+        if not _NAME.match(manifest):
+            raise ManifestInvalid(f"{manifest[:80]!r} names no manifest: expected the 64 hex digits of its sha256")
         with self._arrivals.told(manifest, on_progress):
             while True:
                 if not self._catalogue.is_here(manifest):
@@ -241,21 +253,21 @@ def lease_id(manifest: str, holder: str) -> str:
 
 def _take_stock(directory: StoreDirectory, catalogue: Catalogue, files: dict[str, int]) -> None:
     """Enter the models whose files are all here, bury the others, and remember leases and pins."""
-    for name in directory.manifests():
-        if (manifest := directory.manifest(name)) is not None:
+    for name in directory.notes.manifests():
+        if (manifest := directory.notes.manifest(name)) is not None:
             catalogue.know(name, manifest.blobs())
     for name, used_at in directory.models():
-        manifest = directory.manifest(name)
+        manifest = directory.notes.manifest(name)
         if manifest is not None and manifest.blobs().items() <= files.items():
             catalogue.adopt(name, manifest.blobs(), last_used_at=used_at)
             directory.settle(name)
         elif (grave := directory.bury_model(name)) is not None:
             directory.remove(grave)
-    directory.forget_manifests({m.manifest for m in catalogue.models()})
-    for pin in directory.pins():
+    directory.notes.forget_manifests({m.manifest for m in catalogue.models()})
+    for pin in directory.notes.pins():
         catalogue.pin(pin)
-    for lease in directory.leases():
+    for lease in directory.notes.leases():
         if catalogue.is_here(lease.manifest):
             catalogue.lease(lease, now=lease.acquired_at)
         else:
-            directory.remove_lease(lease.id)
+            directory.notes.remove_lease(lease.id)

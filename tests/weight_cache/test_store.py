@@ -271,6 +271,26 @@ async def test_pinned_model_stays_over_restarts_until_it_is_unpinned(
     again.close()
 
 
+@pytest.mark.parametrize("name", ["../lock", "", "x" * 64, "0" * 63, "A" * 64])
+async def test_what_is_no_name_of_a_manifest_touches_nothing(tmp_path: Path, store: Store, origin: MemoryOrigin, name: str) -> None:
+    for ask in (store.lease(name, holder="s"), store.prefetch(name), store.pin(name)):
+        with pytest.raises(ManifestInvalid, match="64 hex digits"):
+            await ask
+    assert await store.unpin(name) is False
+    assert await store.drop(name) is False
+    assert await store.verify(name) == []
+    assert store.missing_bytes(name) is None
+    assert (tmp_path / "w" / "lock").exists()
+    assert origin.reads == 0
+
+
+async def test_last_word_about_a_pin_is_written_down(tmp_path: Path, store: Store, origin: MemoryOrigin) -> None:
+    name = put_model(origin, MODEL)
+    await store.prefetch(name)
+    await asyncio.gather(*(store.pin(name) if turn % 2 else store.unpin(name) for turn in range(9)))
+    assert [p.name for p in (tmp_path / "w" / "pins").iterdir()] == [m.manifest for m in store.models() if m.is_pinned]
+
+
 async def test_pin_that_cannot_be_brought_is_no_pin(store: Store, origin: MemoryOrigin) -> None:
     with pytest.raises(StoreFull):
         await store.pin(put_model(origin, {"w": b"x" * 20_000}))
