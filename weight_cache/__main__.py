@@ -38,6 +38,10 @@ _KEEP_SPEEDS_S = 60.0
 """Between two times that speeds are written down: what a kill can cost of what was learned."""
 
 
+_SWITCH_S = 0.0005
+"""A thread that hashes or reads hands the interpreter over within this time (5 ms by default): a start waits for the loop's answer."""
+
+
 async def run(paths: Paths, platform: PlatformSettings, settings: WeightCacheSettings, *, ready_fd: int | None) -> None:
     """Serve until SIGTERM or SIGINT. Raises StoreOwned, SettingsInvalid, OSError (an address in use)."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -120,6 +124,7 @@ async def _keep_speeds(root: Path, bandwidths: Bandwidths) -> None:
 
 def main() -> int:
     """Parse the command line and run; returns the exit status."""
+    sys.setswitchinterval(_SWITCH_S)
     os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
     parser = argparse.ArgumentParser(prog="python -m weight_cache", description="One node's weight cache.")
     parser.add_argument("--config", type=Path, help="platform.yaml; every key has a default")

@@ -64,8 +64,11 @@ class ReadAhead:
         """Room that models take which are held now."""
         return sum(reading.size_bytes for reading in self._readings.values())
 
-    def begin(self, manifest: str, files: Sequence[Path]) -> None:
-        """Somebody holds the model of these files: read them ahead, unless that was begun for somebody else. Returns at once."""
+    def begin(self, manifest: str, files: Sequence[Path], *, is_resident: bool = False) -> None:
+        """Somebody holds the model of these files: read them ahead, unless that was begun for somebody else. Returns at once.
+
+        is_resident: they are in memory; they take room, and nothing is read.
+        """
         reading = self._readings.get(manifest)
         if reading is not None:
             reading.holders += 1
@@ -75,7 +78,7 @@ class ReadAhead:
         if room < size_bytes:
             text = "read ahead cut manifest=%s size=%d room=%d of=%d (weight_cache.dram_max_bytes)"
             _log.info(text, manifest[:12], size_bytes, room, self._max_bytes)
-        if reading.size_bytes:
+        if reading.size_bytes and not is_resident:
             reading.task = asyncio.create_task(self._run(manifest, files, reading), name=f"read ahead {manifest[:12]}")
 
     def end(self, manifest: str) -> None:

@@ -81,6 +81,16 @@ async def test_machine_short_of_memory_is_left_alone(tmp_path: Path) -> None:
     await ahead.aclose()
 
 
+async def test_what_is_in_memory_takes_room_and_is_not_read(tmp_path: Path) -> None:
+    speeds, path = Speeds(), cold_file(tmp_path / "m", MIB)
+    ahead = ReadAhead(max_bytes=10 * MIB, observe=speeds.observe)
+    ahead.begin("m", [path], is_resident=True)
+    await until_read(ahead)
+    assert (ahead.held_bytes, speeds.seen) == (MIB, [])
+    ahead.end("m")
+    await ahead.aclose()
+
+
 async def test_zero_means_never(tmp_path: Path) -> None:
     speeds, path = Speeds(), cold_file(tmp_path / "m", MIB)
     ahead = ReadAhead(max_bytes=0, observe=speeds.observe)
