@@ -53,6 +53,8 @@ METADATA = "__metadata__"
 _FIRST_READ_BYTES = 64 * 1024  # most headers are shorter
 _MAX_DIMENSIONS = 64  # torch has no more
 _MAX_ELEMENTS = 2**63 - 1
+_NONE = object()
+"""No such tensor: JSON has values for everything else."""
 _KEYS = {"dtype", "shape", "data_offsets"}
 _MAX_MARKS = 8 * MAX_TENSORS  # braces, brackets and commas: a tensor takes about seven. Bounds the memory that parsing may take
 
@@ -100,10 +102,10 @@ def read_header(path: Path) -> Header:
 
 
 class Header:
-    """One file's header. Looking up one tensor checks that one; `tensors` checks all of them, and how they lie to each other.
+    """One file's header. Looking up one tensor reads and checks that one; `tensors` checks all of them, and how they lie to each other.
 
-    So the first tensor of a large model is there in a fraction of the time, and whoever goes through all of them trusts nothing.
-    Raises TensorsInvalid. Immutable but for what it remembers.
+    So the first tensor of a large model is there in a fraction of the time that its whole header takes, and whoever goes through all of
+    them trusts nothing. Raises TensorsInvalid. Immutable but for what it remembers.
     """
 
     def __init__(self, head: bytes, *, file_bytes: int) -> None:
@@ -112,16 +114,19 @@ class Header:
         if len(head) < self.begin_bytes:
             raise TensorsInvalid(f"the header has {self.begin_bytes} bytes, only {len(head)} of them are here")
         self._raw = bytes(head[LENGTH_BYTES : self.begin_bytes])
-        self._rows = _rows(self._raw)
+        if not self._raw.startswith(b"{"):
+            raise TensorsInvalid("the header does not begin with '{': no safetensors file")
+        self._rows: dict[str, Any] | None = None
         self._tensors: tuple[Tensor, ...] | None = None
 
     def __contains__(self, name: object) -> bool:
-        return name in self._rows and name != METADATA
+        return isinstance(name, str) and self._row(name) is not _NONE
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self:
+        row = self._row(name)
+        if row is _NONE:
             raise KeyError(name)
-        tensor = _tensor(name, self._rows[name], base_bytes=self.begin_bytes)
+        tensor = _tensor(name, row, base_bytes=self.begin_bytes)
         if tensor.offset_bytes + tensor.length_bytes > self.file_bytes:
             end = tensor.offset_bytes + tensor.length_bytes
             raise TensorsInvalid(f"tensor {_say(name)} ends at byte {end}, the file at {self.file_bytes}: it is cut off")
@@ -130,12 +135,41 @@ class Header:
     def tensors(self) -> tuple[Tensor, ...]:
         """All, in the order of their bytes."""
         if self._tensors is None:
+            rows = self._all_rows()
             _check_keys(self._raw)
-            tensors = [_tensor(name, body, base_bytes=self.begin_bytes) for name, body in self._rows.items() if name != METADATA]
+            tensors = [_tensor(name, body, base_bytes=self.begin_bytes) for name, body in rows.items() if name != METADATA]
             tensors.sort(key=lambda t: (t.offset_bytes, t.length_bytes, t.name))
             _check_side_by_side(tensors, begin_bytes=self.begin_bytes, file_bytes=self.file_bytes)
             self._tensors = tuple(tensors)
         return self._tensors
+
+    def _row(self, name: str) -> Any:
+        if name == METADATA:
+            return _NONE
+        if self._rows is None and (row := _found(self._raw, name)) is not _NONE:
+            return row
+        return self._all_rows().get(name, _NONE)
+
+    def _all_rows(self) -> dict[str, Any]:
+        if self._rows is None:
+            self._rows = _rows(self._raw)
+        return self._rows
+
+
+def _found(raw: bytes, name: str) -> Any:
+    """What stands behind `name` in JSON as everybody writes headers, without spaces; _NONE where it takes reading all of it to know.
+
+    A quote inside a text has a backslash before it, so what begins with one behind a brace or a comma is a key.
+    """
+    key = json.dumps(name, ensure_ascii=False).encode(errors="surrogatepass") + b":{"
+    at = raw.find(key)
+    if at < 1 or raw[at - 1] not in b"{,":
+        return _NONE
+    begin = at + len(key) - 1
+    try:
+        return json.loads(raw[begin : raw.index(b"}", begin) + 1])
+    except (ValueError, RecursionError):
+        return _NONE
 
 
 @contextlib.contextmanager
@@ -148,8 +182,6 @@ def _named(path: Path) -> Iterator[None]:
 
 def _rows(raw: bytes) -> dict[str, Any]:
     """The JSON object, by tensor; of a key that is there twice the last value, see `_check_keys`."""
-    if not raw.startswith(b"{"):
-        raise TensorsInvalid("the header does not begin with '{': no safetensors file")
     if len(raw) > _MAX_MARKS and sum(raw.count(mark) for mark in (b"{", b"[", b",")) > _MAX_MARKS:
         raise TensorsInvalid(f"the header has more parts than {MAX_TENSORS} tensors need")
     try:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weight_cache.errors import TensorsInvalid
-from weight_cache.tensors.header import BITS_OF, MAX_HEADER_BYTES, header_bytes, parse_header, read_tensors
+from weight_cache.tensors.header import BITS_OF, MAX_HEADER_BYTES, Header, header_bytes, parse_header, read_tensors
 from weight_cache.types import Tensor
 
 
@@ -168,6 +168,39 @@ def test_a_message_stays_short_however_long_the_name_is() -> None:
     assert len(str(caught.value)) < 1000
 
 
+def test_one_tensor_is_found_without_reading_the_others_and_is_checked_all_the_same() -> None:
+    rows = {"a": row(), "b": row("BF16", (2, 2), (8, 16)), "far": row("U8", (9,), (16, 25)), "bad": row("F33")}
+    raw = json.dumps(rows, separators=(",", ":")).encode()
+    file = framed(raw, data_bytes=16)
+    header = Header(file, file_bytes=len(file))
+    assert header["b"] == Tensor(name="b", dtype="BF16", shape=(2, 2), offset_bytes=8 + len(raw) + 8, length_bytes=8)
+    assert ("a" in header, "c" in header, "__metadata__" in header, 7 in header) == (True, False, False, False)
+    with pytest.raises(TensorsInvalid, match="'far' ends at byte"):
+        header["far"]
+    with pytest.raises(TensorsInvalid, match="dtype 'F33'"):
+        header["bad"]
+    with pytest.raises(KeyError):
+        header["c"]
+    with pytest.raises(TensorsInvalid, match="dtype 'F33'"):
+        header.tensors()
+
+
+def test_a_row_that_is_a_bomb_is_refused_when_it_is_asked_for() -> None:
+    raw = b'{"a":{"shape":' + b"[" * 200_000 + b"}"
+    file = framed(raw)
+    with pytest.raises(TensorsInvalid, match="not JSON"):
+        Header(file, file_bytes=len(file))["a"]
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+@pytest.mark.parametrize("name", ["plain", 'a"b', "a\\", "ü", "\n", "", 'x,"plain', "tensor}"])
+def test_names_of_any_kind_are_found_and_none_is_taken_for_another(name: str, separators: tuple[str, str]) -> None:
+    rows = {"__metadata__": {"plain": '"plain":{', "b": "{"}, 'z"plain': row("U8", (3,), (0, 3)), name: row("U8", (5,), (3, 8))}
+    raw = json.dumps(rows, separators=separators).encode()
+    file = framed(raw, data_bytes=8)
+    assert Header(file, file_bytes=len(file))[name].shape == (5,)
+
+
 _SHAPES = st.lists(st.integers(0, 5), max_size=4)
 _TENSORS = st.dictionaries(
     st.text(st.characters(codec="utf-8"), max_size=8).filter(lambda n: n != "__metadata__"),
@@ -185,6 +218,10 @@ def test_whatever_is_laid_side_by_side_is_read_back(tensors: dict[str, tuple[str
             length *= n
         header[name] = row(dtype, shape, (end, end + length))
         end += length
+    file = framed(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode(), data_bytes=end)
+    alone = Header(file, file_bytes=len(file))
+    assert [alone[t.name] for t in alone.tensors()] == list(Header(file, file_bytes=len(file)).tensors())
+    assert all(Header(file, file_bytes=len(file))[t.name] == t for t in alone.tensors())
     read = {t.name: (t.dtype, list(t.shape), t.length_bytes) for t in parsed(header, data_bytes=end)}
     assert read == {name: (r["dtype"], r["shape"], r["data_offsets"][1] - r["data_offsets"][0]) for name, r in header.items()}
 
