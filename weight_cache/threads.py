@@ -1,4 +1,8 @@
-"""Work in threads that steps back for everybody else, and is never left alone with what its caller is about to close."""
+"""Work in threads that steps back for everybody else, and is never left alone with what its caller is about to close.
+
+Niceness counts among the threads of one scheduling group. Where the kernel groups by session (sched(7), "The autogroup feature"), it
+orders only what goes on inside this process; the process lowers its whole group when it starts.
+"""
 
 from __future__ import annotations
 

@@ -72,6 +72,39 @@ def test_lease_on_a_condemned_model_holds_again_when_it_is_back() -> None:
     assert [m.leases for m in catalogue.models()] == [1]
 
 
+def test_pinned_model_is_no_victim() -> None:
+    catalogue = Catalogue(30)
+    bring(catalogue, "pinned", {"a": 10}, now=1)
+    bring(catalogue, "other", {"b": 10}, now=2)
+    catalogue.pin("pinned")
+    assert bring(catalogue, "new", {"c": 15}, now=3).models == ("other",)
+    assert [(m.manifest, m.is_pinned) for m in catalogue.models()] == [("pinned", True), ("new", False)]
+    assert catalogue.pinned_bytes == 10
+    assert catalogue.unpin("pinned")
+    assert not catalogue.unpin("pinned")
+
+
+def test_half_files_count_with_what_is_there_and_claimed_ones_in_full() -> None:
+    catalogue = Catalogue(100)
+    catalogue.partial_left("a", 30)
+    assert (catalogue.used_bytes, catalogue.partial_bytes) == (30, 30)
+    catalogue.claim("m", {"a": 90})
+    assert catalogue.used_bytes == 90
+    assert catalogue.missing("m") == 60
+    with pytest.raises(StoreFull, match="only 0 may go"):
+        catalogue.claim("n", {"b": 20})
+    catalogue.abandon("m")
+    assert catalogue.claim("n", {"b": 80}) == Removal(partials=("a",), size_bytes=30)
+    assert catalogue.missing("m") == 90
+
+
+def test_files_of_the_most_recent_models_are_remembered() -> None:
+    catalogue = Catalogue(10_000)
+    for i in range(300):
+        catalogue.know(f"m{i}", {f"f{i}": 1})
+    assert (catalogue.missing("m0"), catalogue.missing("m299")) == (None, 1)
+
+
 class AnyOrder(RuleBasedStateMachine):
     """A model of the disk beside the catalogue: what it says must go is taken away, and must not be missed."""
 
@@ -84,6 +117,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.claims: dict[str, Files] = {}
         self.models: dict[str, Files] = {}
         self.held: set[str] = set()
+        self.pinned: set[str] = set()
+        self.half: dict[str, int] = {}
         self.now = 0.0
 
     @rule(name=st.sampled_from("ABCDE"), files=st.sets(st.sampled_from(sorted(SIZES)), min_size=1, max_size=4))
@@ -95,9 +130,17 @@ class AnyOrder(RuleBasedStateMachine):
             removal = self.catalogue.claim(name, sized)
         except StoreFull:
             return
-        assert not set(removal.models) & self.held
-        assert set(removal.models) <= set(self.models)
+        assert not set(removal.models) & (self.held | self.pinned)
+        assert not set(removal.partials) & {f for claim in [*self.claims.values(), sized] for f in claim}
+        self.remove(removal)
         self.claims[name] = sized
+
+    def remove(self, removal: Removal) -> None:
+        """As the store does: names go at once."""
+        assert set(removal.models) <= set(self.models)
+        assert removal.size_bytes == sum(SIZES[f] for f in removal.files) + sum(self.half[f] for f in removal.partials)
+        for gone in removal.partials:
+            del self.half[gone]
         for gone in removal.models:
             del self.models[gone]
         assert set(removal.files) <= self.disk
@@ -109,7 +152,40 @@ class AnyOrder(RuleBasedStateMachine):
         if missing:
             digest = data.draw(st.sampled_from(missing))
             self.disk.add(digest)
+            self.half.pop(digest, None)
             self.catalogue.file_arrived(digest, SIZES[digest])
+
+    @rule(data=st.data())
+    def fetch_fails_half_way(self, data: st.DataObject) -> None:
+        missing = sorted({f for files in self.claims.values() for f in files} - self.disk)
+        if missing:
+            digest = data.draw(st.sampled_from(missing))
+            self.half[digest] = SIZES[digest] // 2
+            self.catalogue.partial_left(digest, self.half[digest])
+
+    @rule(name=st.sampled_from("ABCDE"))
+    def pin_or_unpin(self, name: str) -> None:
+        if name in self.pinned:
+            assert self.catalogue.unpin(name)
+            self.pinned.discard(name)
+        elif name in self.models:
+            self.catalogue.pin(name)
+            self.pinned.add(name)
+
+    @rule(name=st.sampled_from("ABCDE"))
+    def drop(self, name: str) -> None:
+        removal = self.catalogue.drop(name)
+        if removal is not None:
+            assert name not in self.held | self.pinned | set(self.claims)
+            self.remove(removal)
+
+    @rule(digest=st.sampled_from(sorted(SIZES)))
+    def condemn(self, digest: str) -> None:
+        """A file that is corrupt: its models are gone; leases wait for them (which this model of the store does not follow)."""
+        if digest in self.disk and not any(digest in self.models[name] for name in self.held):
+            for name in self.catalogue.condemn({digest}):
+                del self.models[name]
+            self.disk.discard(digest)
 
     @rule()
     def complete_models_arrive(self) -> None:
@@ -138,7 +214,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def budget_holds(self) -> None:
-        assert sum(SIZES[f] for f in self.disk) <= self.catalogue.used_bytes <= BUDGET
+        assert sum(SIZES[f] for f in self.disk) + sum(self.half.values()) <= self.catalogue.used_bytes <= BUDGET
+        assert self.catalogue.partial_bytes == sum(self.half.values())
 
     @invariant()
     def files_of_every_model_are_on_the_disk(self) -> None:

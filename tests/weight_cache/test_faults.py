@@ -17,7 +17,7 @@ import pytest
 from tests.fakes.faulty_objects import Fault, FaultyObjects, faulty_objects
 from tests.fakes.origins import MemoryOrigin, ZeroOrigin
 from tests.weight_cache.models import chunked, digest_of, put_model
-from weight_cache.errors import ChunkCorrupt, OriginUnavailable, StoreFull
+from weight_cache.errors import ChunkCorrupt, ManifestInvalid, OriginUnavailable, StoreFull
 from weight_cache.manifest import CHUNK_BYTES
 from weight_cache.objects import blob_key, open_store
 from weight_cache.origin import ObjectOrigin
@@ -244,4 +244,72 @@ async def test_model_of_terabytes_is_refused_by_its_number(tmp_path: Path) -> No
     with pytest.raises(StoreFull, match=f"weights of {size} bytes are larger than the store's budget of {1024**4} bytes"):
         await store.lease(name, holder="s")
     assert origin.most_at_once == 1
+    store.close()
+
+
+@pytest.mark.parametrize("how", ["truncated", "grown", "gone", "bit flipped", "writable"])
+async def test_file_that_changed_on_the_disk_is_never_served(tmp_path: Path, how: str) -> None:
+    origin = MemoryOrigin()
+    name = put_model(origin, {"w": CONTENT, "c": b"{}"})
+    store = Store.open(tmp_path / "w", origin=origin, max_bytes=10**9, clock=time.time)
+    lease, _ = await store.lease(name, holder="s")
+    victim = tmp_path / "w" / "files" / WEIGHTS
+    sealed = victim.stat()
+    victim.chmod(0o644)
+    if how == "gone":
+        victim.unlink()
+    elif how in ("truncated", "grown"):
+        os.truncate(victim, len(CONTENT) + (1 if how == "grown" else -1))
+        victim.chmod(0o444)
+        os.utime(victim, ns=(sealed.st_atime_ns, sealed.st_mtime_ns))
+    elif how == "bit flipped":
+        with victim.open("r+b") as stream:
+            stream.seek(CHUNK_BYTES)
+            stream.write(b"c")
+        victim.chmod(0o444)
+    reads = origin.reads
+    again, path = await store.lease(name, holder="s")
+    assert (path / "w").read_bytes() == CONTENT
+    assert again == lease
+    assert origin.reads - reads == (0 if how == "writable" else 3)  # its chunks, and nothing else
+    assert store.statistics().quarantined_files == (how != "writable")
+    store.close()
+
+
+def lying(how: str) -> tuple[MemoryOrigin, str]:
+    """A model whose manifest says what is not true."""
+    origin = MemoryOrigin()
+    name = put_model(origin, {"w": b"x" * 1000})
+    raw = origin.blobs[name]
+    lies = {
+        "escapes": raw.replace(b'"path":"w"', b'"path":"../../w"'),
+        "absolute": raw.replace(b'"path":"w"', b'"path":"/etc/w"'),
+        "smaller": raw.replace(b'"size_bytes":1000', b'"size_bytes":10'),
+        "larger": raw.replace(b'"size_bytes":1000', b'"size_bytes":9000'),
+        "chunks missing": raw.replace(b'"size_bytes":1000', b'"size_bytes":99000000'),
+        "negative": raw.replace(b'"size_bytes":1000', b'"size_bytes":-1'),
+        "another version": raw.replace(b'"version":2', b'"version":1'),
+        "not canonical": raw.replace(b'"version":2', b'"version": 2'),
+    }
+    return origin, origin.put(lies[how])
+
+
+@pytest.mark.parametrize("how", ["escapes", "absolute", "chunks missing", "negative", "another version", "not canonical"])
+async def test_manifest_that_breaks_a_bound_is_refused(tmp_path: Path, how: str) -> None:
+    origin, name = lying(how)
+    store = Store.open(tmp_path / "w", origin=origin, max_bytes=10**9, clock=time.time)
+    with pytest.raises(ManifestInvalid):
+        await store.lease(name, holder="s")
+    assert origin.reads == 1
+    assert [p for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock"] == []
+    store.close()
+
+
+@pytest.mark.parametrize("how", ["smaller", "larger"])
+async def test_manifest_that_lies_about_a_size_names_a_file_that_nobody_has(tmp_path: Path, how: str) -> None:
+    origin, name = lying(how)
+    store = Store.open(tmp_path / "w", origin=origin, max_bytes=10**9, clock=time.time)
+    with pytest.raises(OriginUnavailable):
+        await store.lease(name, holder="s")
+    assert list((tmp_path / "w" / "files").iterdir()) == []
     store.close()

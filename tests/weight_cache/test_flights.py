@@ -8,6 +8,7 @@ import pytest
 
 from weight_cache.flights import Flights
 from weight_cache.lanes import LaneOf
+from weight_cache.types import Lane
 
 
 @pytest.mark.timeout(5)
@@ -36,4 +37,55 @@ async def test_who_joins_in_the_moment_between_the_end_of_a_flight_and_its_landi
     assert await waiting == 2
     with pytest.raises(asyncio.CancelledError):
         await first
+    assert len(flights) == 0
+
+
+async def test_a_flight_is_as_urgent_as_its_most_urgent_passenger() -> None:
+    changes: list[None] = []
+    flights, go = Flights[Lane](lambda: changes.append(None)), asyncio.Event()
+    lanes: list[Lane] = []
+
+    async def work(lane_of: LaneOf) -> Lane:
+        lanes.append(lane_of())
+        await go.wait()
+        return lane_of()
+
+    async def join(lane: Lane) -> Lane:
+        return await flights.join("k", work, lane_of=lambda: lane)
+
+    first = asyncio.create_task(join(Lane.PREFETCH))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (lanes, len(changes)) == ([Lane.PREFETCH], 1)
+    hasty = asyncio.create_task(join(Lane.START))
+    await asyncio.sleep(0)
+    assert len(changes) == 2
+    hasty.cancel()
+    await asyncio.wait([hasty])
+    assert len(changes) == 3
+    go.set()
+    assert await first is Lane.PREFETCH
+
+
+async def test_nobody_left_ends_the_work_however_often_the_last_is_cancelled() -> None:
+    flights, begun, cleaned = Flights[None](), asyncio.Event(), asyncio.Event()
+
+    async def work(_: LaneOf) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+            cleaned.set()
+
+    asks = [asyncio.create_task(flights.join("k", work)) for _ in range(2)]
+    await begun.wait()
+    asks[0].cancel()
+    await asyncio.wait([asks[0]])
+    assert len(flights) == 1
+    for _ in range(3):
+        asks[1].cancel()
+        await asyncio.sleep(0)
+    await asyncio.wait([asks[1]])
+    assert cleaned.is_set()
     assert len(flights) == 0
