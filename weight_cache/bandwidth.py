@@ -25,6 +25,10 @@ _GUESSES: Mapping[Tier, float] = {Tier.ORIGIN: 500e6, Tier.NVME: 2e9, Tier.DRAM:
 """Bytes per second upwards from a tier until something was seen: an object store over 10 Gbit/s with hashing and fsync, a cloud's NVMe
 disk, PCIe 4 with pageable memory. Wrong by a factor of a few on any machine, and forgotten after the first model."""
 
+_REQUEST_S = 0.05
+"""To ask for a manifest and a file, to sync and publish them, and a start that stands still meanwhile. Without it a second would cost
+the same bytes whatever the model's size, and of two models that are used alike eviction could not prefer the larger."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
@@ -86,8 +90,8 @@ class Bandwidths:
         return sum((size + (ahead if tier is Tier.ORIGIN else 0)) / self.bytes_per_s(tier) for tier, size in missing.items() if size > 0)
 
     def reload_s(self, size_bytes: int) -> float:
-        """What evicting these bytes would cost whoever needs them next."""
-        return self.predict({Tier.ORIGIN: size_bytes})
+        """What evicting these bytes would cost whoever needs them next: their transfer, and what even the smallest model costs."""
+        return _REQUEST_S + self.predict({Tier.ORIGIN: size_bytes})
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""

@@ -50,7 +50,12 @@ def test_what_comes_from_the_origin_waits_for_what_is_before_it() -> None:
     assert speeds.predict({Tier.ORIGIN: GIB}, queued_bytes=GIB) == pytest.approx(2 * alone)
     assert speeds.predict({Tier.NVME: GIB}, queued_bytes=GIB) == speeds.predict({Tier.NVME: GIB})
     assert speeds.predict({Tier.ORIGIN: 0}, queued_bytes=GIB) == 0
-    assert speeds.reload_s(GIB) == alone
+
+
+def test_byte_of_a_small_model_is_dearer_to_bring_back_than_one_of_a_large_model() -> None:
+    speeds = Bandwidths(origin="here")
+    assert speeds.reload_s(GIB) > speeds.predict({Tier.ORIGIN: GIB})
+    assert speeds.reload_s(10**6) / 10**6 > 2 * speeds.reload_s(10**9) / 10**9
 
 
 def test_another_origin_has_its_own_speed(tmp_path: Path) -> None:

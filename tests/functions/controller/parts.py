@@ -162,6 +162,7 @@ def instance(
         pid=7,
         memory_bytes=1024**3,
         cpu=1.0,
+        weights={"minilm": "dram"},
         labels={"tenant": tenant, "environment": environment, "app": app, "function": function, "revision": revision.partition("@")[2]},
     )
 

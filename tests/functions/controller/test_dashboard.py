@@ -98,7 +98,7 @@ async def test_it_shows_what_happened_today_and_loads_nothing_from_elsewhere(con
     page = await controller.client(None).get("/dashboard", headers=await sign_in(controller, controller.key))
     assert page.status_code == 200
     assert done.json()["functions"][0]["revision"] in page.text
-    for said in ("search/<b>embed</b>", "503 ms", "993 ms", "25.00", "FORK: 1<", "i-1"):
+    for said in ("search/<b>embed</b>", "503 ms", "993 ms", "25.00", "FORK: 1<", "i-1", "minilm dram"):
         assert said in page.text, said
     assert "src=" not in page.text
     assert "http://" not in page.text + page.headers["content-security-policy"]
