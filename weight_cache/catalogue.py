@@ -197,6 +197,15 @@ class Catalogue:
         self.know(manifest, files)
         self._models[manifest] = _Model(files=dict(files), last_used_at=last_used_at, clock=self._clock)
 
+    def rank_adopted(self) -> None:
+        """Once, after start-up: the order of last uses is all that is known of what was adopted, so that is the order in which it goes."""
+        models = sorted(self._models.values(), key=lambda model: model.last_used_at)
+        worths = [self._reload_s(size) / size for size in (sum(m.files.values()) for m in models) if size]
+        step = max(worths, default=0.0)  # more than sizes can make up for
+        for model in models:
+            self._clock += step
+            model.clock = self._clock
+
     def lease(self, lease: Lease, *, now: float) -> None:
         """Hold a model that is here (KeyError otherwise). Asking again changes the last use, and the process whose end ends it."""
         model = self._models[lease.manifest]

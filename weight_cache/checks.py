@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from pathlib import Path
 
 from weight_cache.catalogue import Catalogue
 from weight_cache.ingest import hash_file
@@ -45,7 +46,11 @@ class Checks:
         graves = [self._directory.bury_model(name) for name in broken]
         for digest in corrupt:
             self._directory.quarantine(digest)
-        await finish_in_thread(self._directory.remove, *(grave for grave in graves if grave is not None))
+        await finish_in_thread(self._clear, [grave for grave in graves if grave is not None])
+
+    def _clear(self, graves: list[Path]) -> None:
+        self._directory.remove(*graves)
+        self._directory.trim_quarantine()
 
     def _is_intact(self, digest: str) -> bool:
         path = self._directory.file(digest)

@@ -8,7 +8,7 @@
     leases/<id>          one JSON document per lease
     pins/<manifest>      empty: this model stays
     scrubbed             name of the file that was checked last
-    quarantine/<digest>  corrupt files, for whoever wants to know what happened to the disk; the newest two
+    quarantine/<digest>  corrupt files, for whoever wants to know what happened to the disk; at most two, and 2 GiB
     tmp/                 everything on its way in or out; emptied at start-up
 
 Blocking; called in threads, except for the renames.
@@ -31,6 +31,7 @@ from weight_cache.partials import Partials
 from weight_cache.victims import Removal
 
 _QUARANTINE_KEPT = 2
+_QUARANTINE_BYTES = 2 * 1024**3
 _SEALED_AT_S = 1_000_000_000
 """Modification time of every sealed file: whoever writes to one afterwards moves it, and is noticed without reading it again."""
 
@@ -143,13 +144,18 @@ class StoreDirectory:
         return [grave for grave in graves if grave is not None]
 
     def quarantine(self, digest: str) -> None:
-        """Set a corrupt file aside, the newest two."""
+        """Set a corrupt file aside: from now on nobody finds it."""
         with contextlib.suppress(FileNotFoundError):
             self.file(digest).rename(self.root / "quarantine" / digest)
             os.utime(self.root / "quarantine" / digest)
-        kept = sorted((self.root / "quarantine").iterdir(), key=lambda p: p.stat().st_mtime_ns, reverse=True)
-        for old in kept[_QUARANTINE_KEPT:]:
-            old.unlink()
+
+    def trim_quarantine(self) -> None:
+        """Keep the newest corrupt files, few and of few bytes: they are outside the budget."""
+        kept, room = 0, _QUARANTINE_BYTES
+        for path in sorted((self.root / "quarantine").iterdir(), key=lambda p: p.stat().st_mtime_ns, reverse=True):
+            kept, room = kept + 1, room - path.stat().st_size
+            if kept > _QUARANTINE_KEPT or room < 0:
+                self.remove(path)
 
     def remove(self, *graves: Path) -> None:
         """Remove remains, read-only directories included."""

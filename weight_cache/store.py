@@ -263,6 +263,7 @@ def _take_stock(directory: StoreDirectory, catalogue: Catalogue, files: dict[str
             directory.settle(name)
         elif (grave := directory.bury_model(name)) is not None:
             directory.remove(grave)
+    catalogue.rank_adopted()
     directory.notes.forget_manifests({m.manifest for m in catalogue.models()})
     for pin in directory.notes.pins():
         catalogue.pin(pin)

@@ -2,7 +2,8 @@
 
 A model is worth `clock + uses * seconds to fetch it again / bytes that its going frees`. The least worth goes first, and the clock
 moves on to its worth: what is used now starts from there, so that old fame fades. What serves nobody goes before any model: half
-files, then files of no model. A file that another model needs stays; whose going frees nothing goes last.
+files, then files of no model. A file that another model needs stays; whose going frees nothing goes last. Uses are counted since the
+process started; what it found on the disk goes in the order of last use.
 """
 
 from __future__ import annotations

@@ -72,6 +72,16 @@ def test_lease_on_a_condemned_model_holds_again_when_it_is_back() -> None:
     assert [m.leases for m in catalogue.models()] == [1]
 
 
+def test_what_was_found_at_start_up_goes_in_the_order_of_last_use_whatever_its_size() -> None:
+    catalogue = Catalogue(1_500, reload_s=lambda size: 1 + size / 100)
+    catalogue.adopt("small and old", {"a": 1}, last_used_at=1)
+    catalogue.adopt("large and young", {"b": 1_000}, last_used_at=3)
+    catalogue.adopt("middle", {"c": 100}, last_used_at=2)
+    catalogue.adopt("empty", {"e": 0}, last_used_at=0)
+    catalogue.rank_adopted()
+    assert bring(catalogue, "new", {"d": 450}, now=4).models == ("small and old", "middle")
+
+
 def test_pinned_model_is_no_victim() -> None:
     catalogue = Catalogue(30)
     bring(catalogue, "pinned", {"a": 10}, now=1)
