@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ _MAX_DIMENSIONS = 64  # torch has no more
 _MAX_ELEMENTS = 2**63 - 1
 _NONE = object()
 """No such tensor: JSON has values for everything else."""
+_PLAIN = re.compile(r"[\w.:/-]+\Z", re.ASCII)
+_BACKSLASH = ord("\\")
 _KEYS = {"dtype", "shape", "data_offsets"}
 _MAX_MARKS = 8 * MAX_TENSORS  # braces, brackets and commas: a tensor takes about seven. Bounds the memory that parsing may take
 
@@ -157,19 +160,22 @@ class Header:
 
 
 def _found(raw: bytes, name: str) -> Any:
-    """What stands behind `name` in JSON as everybody writes headers, without spaces; _NONE where it takes reading all of it to know.
+    """What stands behind a plain `name`, in JSON as it is usually written; _NONE where it takes reading all of it to know.
 
-    A quote inside a text has a backslash before it, so what begins with one behind a brace or a comma is a key.
+    A quote inside a text has a backslash before it: what begins with another one, and ends with a colon, is a key.
     """
-    key = json.dumps(name, ensure_ascii=False).encode(errors="surrogatepass") + b":{"
-    at = raw.find(key)
-    if at < 1 or raw[at - 1] not in b"{,":
+    if not _PLAIN.match(name):
         return _NONE
-    begin = at + len(key) - 1
-    try:
-        return json.loads(raw[begin : raw.index(b"}", begin) + 1])
-    except (ValueError, RecursionError):
-        return _NONE
+    for colon in ("", " "):
+        key = f'"{name}":{colon}{{'.encode()
+        at = raw.find(key)
+        if at > 0 and raw[at - 1] != _BACKSLASH:
+            begin = at + len(key) - 1
+            try:
+                return json.loads(raw[begin : raw.index(b"}", begin) + 1].decode())
+            except (ValueError, RecursionError):
+                return _NONE
+    return _NONE
 
 
 @contextlib.contextmanager

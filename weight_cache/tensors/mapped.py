@@ -61,12 +61,10 @@ class MappedTensors(Mapping[str, torch.Tensor]):
         return self._where
 
     def _find(self, name: str) -> tuple[TensorFile, Tensor]:
-        if self._where is not None:
-            return self._where[name]
-        if name not in self:
-            raise KeyError(name)
-        if len(self._files) > 1:
+        if self._where is not None or len(self._files) > 1:
             return self._all()[name]
+        if self._names is not None and name not in self._names:
+            raise KeyError(name)
         (file,) = self._files
         try:
             return file, file.header[name]
