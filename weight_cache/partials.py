@@ -140,8 +140,9 @@ class Partials:
         left_at, known = self._known.pop(digest, (0, set()))
         if not path.exists():
             self.remove(digest)  # bits of a file that is gone
-        elif path.stat().st_mtime_ns != left_at:
-            known = set()  # not ours, or somebody wrote to it
+        else:
+            known = known if path.stat().st_mtime_ns == left_at else set()  # else not ours, or somebody wrote to it
+            path.chmod(0o600)  # sealed already, when its last owner died before it had its name
         claimed = {i for i in self._bits(digest) if i < len(file.chunk_sha256s)}
         return Partial(path, file, verified=known, claimed=claimed, flushed_every=self._flushed_every)
 

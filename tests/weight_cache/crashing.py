@@ -1,4 +1,4 @@
-"""A process whose children die (SIGKILL) one step later each time: `python -m tests.weight_cache.crashing STORY FOLDER`.
+"""A process whose children die (SIGKILL) one step later each time: `python -m tests.weight_cache.crashing STORY FOLDER UID`.
 
 A step is whatever changes names, modes or times below the store, or opens a file there (sys.addaudithook tells of each before it
 happens). After every death the store is opened again, checked, and the story told to its end. Prints how many steps there were.
@@ -139,8 +139,13 @@ def main(story: str, folder: Path) -> int:
         store = Store.open(root, origin=library.origin, max_bytes=budget, clock=time.time)
         check(store, root, library, budget)
         store.close()
+        for model in (root / "models").glob("**"):
+            model.chmod(0o700)
         shutil.rmtree(root)
 
 
 if __name__ == "__main__":
+    if (uid := int(sys.argv[3])) != os.getuid():
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
     print(main(sys.argv[1], Path(sys.argv[2])))
