@@ -85,18 +85,24 @@ async def run_after_wake(hooks: Sequence[Hook], *, each_s: float) -> None:
 
 def drop_caches() -> None:
     """Give back what the start left behind, stop threads that only help, and freeze the heap so that forks share its pages."""
-    memory.stop_reading_ahead()
-    tqdm = sys.modules.get("tqdm")
-    bar = getattr(tqdm, "tqdm", None)
-    if bar is not None:
-        bar.monitor_interval = 0
-        if getattr(bar, "monitor", None) is not None:
-            bar.monitor.exit()
-            bar.monitor = None
+    stop_helpers()
     linecache.clearcache()
     gc.collect()
     _trim()
     gc.freeze()
+
+
+def stop_helpers() -> None:
+    """End the threads that libraries start beside the work: a process that has them cannot be forked, and nobody misses them."""
+    memory.stop_reading_ahead()
+    bars = [getattr(sys.modules.get("tqdm"), "tqdm", None)]
+    for bar in bars:  # every kind of bar has a monitor of its own: transformers' and the hub's are subclasses
+        if bar is not None:
+            bar.monitor_interval = 0
+            if getattr(bar, "monitor", None) is not None:
+                bar.monitor.exit()
+                bar.monitor = None
+            bars += bar.__subclasses__()
 
 
 def _trim() -> None:

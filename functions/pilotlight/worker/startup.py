@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from pilotlight.worker import checkpoint, faults, hooks, memory, output, proof, wake
+from pilotlight.worker import checkpoint, faults, hooks, output, proof, wake
 from pilotlight.worker.control import MAX_DATAGRAM_BYTES, Control, Order
 from pilotlight.worker.launch import Launch
 from pilotlight.worker.loader import load
@@ -107,7 +107,7 @@ def _warm_up(target: Target, server: Server) -> tuple[Touched, dict[str, proof.K
         known.update(hooks.warm_up(target))
         server.rehearse()
 
-    memory.stop_reading_ahead()
+    hooks.stop_helpers()
     if surplus_threads():
         rehearse()
     else:

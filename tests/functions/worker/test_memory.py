@@ -89,3 +89,13 @@ def test_a_worker_that_maps_its_weights_can_be_forked_and_dumped(file: Path) -> 
         assert (point["threads"], point["obstacles"]) == ([], [])
         frozen = shim.freeze()
         assert frozen.said["obstacles"] == []
+
+
+def test_progress_bars_of_any_kind_leave_no_thread(file: Path) -> None:
+    code = service(
+        "from tqdm.auto import tqdm",
+        "class Bar(tqdm): pass",
+        f"self.tensors = dict(Bar(pilotlight.weights.load({str(file)!r}).items()))",
+    )
+    with Shim(code, spec()) as shim:
+        assert shim.wait_event("snapshot_point")["threads"] == []
