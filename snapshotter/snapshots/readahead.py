@@ -1,6 +1,8 @@
 """Files that will be read in a moment are asked for now, while something else goes on: posix_fadvise(2), POSIX_FADV_WILLNEED.
 
-Of what is in the page cache already it costs a walk over the cache: 1 ms for 160 MB.
+One call reads at most what one request to the device, or the read-ahead window, holds, whatever its length says (`force_page_cache_ra` in
+mm/readahead.c; measured: 8 MiB of 64 on one disk, 128 KiB on others), so it is asked for in small steps. Pieces that look as if they were
+in the page cache already (preadv2(2), RWF_NOWAIT, of a few bytes) are left out: that is 0.3 ms for 300 MB.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-_PIECE_BYTES = 64 * 1024**2
-"""Per call: it blocks while the device's queue is full, and between pieces the thread can be stopped."""
+_PIECE_BYTES = 16 * 1024**2
+"""What is looked at, and left out or asked for, as one; between steps the thread can be stopped."""
+_STEP_BYTES = 256 * 1024
+_PROBES = 4
 
 
 class ReadAhead:
@@ -50,10 +54,27 @@ class ReadAhead:
         try:
             size = os.fstat(fd).st_size
             for offset in range(0, size, _PIECE_BYTES):
-                if self._stopped:
-                    return
-                os.posix_fadvise(fd, offset, min(_PIECE_BYTES, size - offset), os.POSIX_FADV_WILLNEED)
+                length = min(_PIECE_BYTES, size - offset)
+                if not _looks_resident(fd, offset, length):
+                    self._ask_piece(fd, offset, length)
         except OSError:
             return  # a directory, a pipe: nothing to read ahead
         finally:
             os.close(fd)
+
+    def _ask_piece(self, fd: int, offset: int, length: int) -> None:
+        for step in range(offset, offset + length, _STEP_BYTES):
+            if self._stopped:
+                return
+            os.posix_fadvise(fd, step, min(_STEP_BYTES, offset + length - step), os.POSIX_FADV_WILLNEED)
+
+
+def _looks_resident(fd: int, offset: int, length: int) -> bool:
+    """Whether a few bytes of the range, its last among them, can be had without waiting for the disk."""
+    probe = [bytearray(1)]
+    try:
+        for number in range(1, _PROBES + 1):
+            os.preadv(fd, probe, offset + length * number // _PROBES - 1, os.RWF_NOWAIT)
+    except OSError:
+        return False  # EAGAIN; or a file system that cannot say: then asking is all there is
+    return True
