@@ -9,6 +9,9 @@ import threading
 
 import pytest
 import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from weight_cache.errors import PoolFull
 from weight_cache.tensors.pool import ALIGNMENT_BYTES, HUGE_BYTES, Pool, available_bytes, let_go_of_pools, pools_in_use
@@ -181,3 +184,49 @@ def test_threads_take_what_does_not_overlap() -> None:
         assert all(b - a >= 5000 for a, b in itertools.pairwise(places))
         taken.clear()
         assert pool.used_bytes == 0
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Any order of taking, giving back and letting go: what is taken keeps its bytes, and no room is lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = Pool(2 * MEBIBYTE)
+        self.held: list[tuple[torch.Tensor, int]] = []
+        self.count = 0
+
+    @rule(length_bytes=st.one_of(st.integers(1, 20_000), st.integers(500_000, 2_200_000)))
+    def take(self, length_bytes: int) -> None:
+        try:
+            tensor = self.pool.take(length_bytes)
+        except PoolFull:
+            assert self.held or length_bytes > self.pool.size_bytes
+            return
+        assert tensor.numel() == length_bytes
+        self.count = (self.count + 1) % 251
+        tensor.fill_(self.count)
+        self.held.append((tensor, self.count))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+
+    @rule()
+    def let_go(self) -> None:
+        assert self.pool.let_go() == (not self.held)
+
+    @invariant()
+    def nobody_wrote_over_anybody(self) -> None:
+        assert self.pool.used_bytes == sum(tensor.numel() for tensor, _ in self.held)
+        assert all(int(tensor.min()) == int(tensor.max()) == value for tensor, value in self.held)
+
+    def teardown(self) -> None:
+        self.held.clear()
+        assert self.pool.take(self.pool.size_bytes).numel() == self.pool.size_bytes
+        self.pool.close()
+        assert not self.pool.is_mapped
+
+
+TestPoolMachine = PoolMachine.TestCase
+TestPoolMachine.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
