@@ -28,6 +28,7 @@ from pilotlight import weights
 PIECE_BYTES = 16 * 1024**2
 MANY, SMALL_PIECE_BYTES = 16, 2 * 1024**2
 """A queue as deep as runai-model-streamer keeps by default."""
+GPU, POOL_BYTES = "cuda:0", 512 * 1024**2
 ROOM_BYTES = 16 * 1024**2
 """Beside the tensors, for what lies between them when each begins at a page."""
 
@@ -94,6 +95,41 @@ def preadv(order: Order, *, threads: int, faulted: bool = True, piece_bytes: int
     return {"loaded_s": elapsed}
 
 
+def devices(_: Order) -> Times:
+    """How many GPUs there are; asked in a fork, because CUDA cannot be used in a fork of a process that has used it."""
+    return {"cuda": float(torch.cuda.device_count() if torch.cuda.is_available() else 0)}
+
+
+def cuda_ours(order: Order) -> Times:
+    """Ours to the GPU, through a pinned pool that was made before."""
+    with weights.pool(POOL_BYTES, device=GPU) as pool:
+        began = time.perf_counter()
+        tensors = weights.load(Path(order["file"]), device=GPU, pool=pool)
+        torch.cuda.synchronize()
+        elapsed = time.perf_counter() - began
+    return {"loaded_s": elapsed, "tensors": float(len(tensors)), "pinned": float(pool.is_pinned)}
+
+
+def cuda_load_file(order: Order) -> Times:
+    """safetensors' own to the GPU."""
+    began = time.perf_counter()
+    tensors = safetensors.torch.load_file(order["file"], device=GPU)
+    torch.cuda.synchronize()
+    return {"loaded_s": time.perf_counter() - began, "tensors": float(len(tensors))}
+
+
+def cuda_memcpy(order: Order) -> Times:
+    """The limit: as many bytes from pinned memory, in one copy."""
+    size = os.stat(order["file"]).st_size
+    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(size, dtype=torch.uint8, device=GPU)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    there.copy_(host, non_blocking=True)
+    torch.cuda.synchronize()
+    return {"loaded_s": time.perf_counter() - began}
+
+
 def _fault(buffer: mmap.mmap, size: int) -> None:
     for offset in range(0, size, mmap.PAGESIZE):
         buffer[offset] = 0
@@ -128,6 +164,10 @@ ARMS: Mapping[str, Callable[[Order], Times]] = {
     "preadv_cores": lambda order: preadv(order, threads=CORES),
     "preadv_many": lambda order: preadv(order, threads=MANY, piece_bytes=SMALL_PIECE_BYTES),
     "preadv_fresh": lambda order: preadv(order, threads=CORES, faulted=False),
+    "devices": devices,
+    "cuda_ours": cuda_ours,
+    "cuda_load_file": cuda_load_file,
+    "cuda_memcpy": cuda_memcpy,
 }
 
 

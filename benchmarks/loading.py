@@ -33,10 +33,14 @@ NAMES = {
     "preadv_cores": "limit: preadv, a thread per core, faulted memory",
     "preadv_many": "limit: preadv, 16 threads, 2 MiB each, faulted memory",
     "preadv_fresh": "preadv, a thread per core, fresh memory",
+    "cuda_ours": "pilotlight to the GPU",
+    "cuda_load_file": "safetensors load_file to the GPU",
+    "cuda_memcpy": "limit: cudaMemcpy from pinned memory",
 }
 LIMITS = ("preadv_1", "preadv_cores", "preadv_many")
 QUICK = ("load_file", "safe_open", "torch_load", "mapped", "pool", "preadv_cores", "preadv_many")
-FULL = tuple(name for name in NAMES if name != "runai")
+ON_GPU = ("cuda_ours", "cuda_load_file", "cuda_memcpy")
+FULL = tuple(name for name in NAMES if name not in ("runai", *ON_GPU))
 
 Times = Mapping[str, float]
 
@@ -54,6 +58,13 @@ def measure(report: Report, shape: Shape, *, rounds: int, with_peers: bool, arms
             with phase(f"load {shape.name}, {state}"):
                 took = interleave({arm: run for arm, run in timed.items() if works(report, NAMES[arm], run)}, rounds=rounds)
             write(report, made, state, took, suffix=suffix)
+        if project.ask(arm="devices", **_order(made), tiny=_order(tiny))["cuda"]:
+            timed = {arm: _arm(project, arm, made, tiny, page_cache.warm) for arm in ON_GPU}
+            with phase(f"load {shape.name} to the GPU"):
+                took = interleave({arm: run for arm, run in timed.items() if works(report, NAMES[arm], run)}, rounds=rounds)
+            write_gpu(report, made, took, suffix=suffix)
+        else:
+            report.missing(f"load {shape.name} to a GPU", "there is none here")
 
 
 def works(report: Report, name: str, arm: Callable[[], Any]) -> bool:
@@ -120,6 +131,17 @@ def write(report: Report, made: Checkpoint, state: str, took: Mapping[str, Seque
         best = min(limits, key=lambda arm: percentile([t["loaded_s"] for t in took[arm]], 50))
         # seconds of the limit over seconds of the pool: the part of the limit's bandwidth that the pool reaches
         ratio(f"pool_vs_preadv{cold}", "loaded_s", best, "pool")
+
+
+def write_gpu(report: Report, made: Checkpoint, took: Mapping[str, Sequence[Times]], *, suffix: str) -> None:
+    """Rows in GB/s from the page cache to the device, and ours over the limit."""
+    for arm, times in took.items():
+        note = "" if times[0].get("pinned", 1.0) else "the driver did not take the pool: not pinned"
+        rates = [made.size_bytes / GB / t["loaded_s"] for t in times]
+        report.rows.append(Row.of(f"load {made.name} warm: {NAMES[arm]}", "GB/s", rates, note=note))
+    if {"cuda_ours", "cuda_memcpy"} <= set(took):
+        ours, limit = ([t["loaded_s"] for t in took[arm]] for arm in ("cuda_ours", "cuda_memcpy"))
+        report.ratio(f"gpu_vs_pinned_memcpy{suffix}", paired_ratio(limit, ours))
 
 
 def _pool_note(times: Sequence[Times]) -> str:
