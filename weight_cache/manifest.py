@@ -33,6 +33,7 @@ _MAX_PATH_BYTES = 1024
 _MAX_NAME_BYTES = 255  # NAME_MAX of every file system that matters
 _VERSION = 2
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
+_NOT_PLAIN = re.compile(rb"(?:\A|/)\.{0,2}(?:/|\Z)|\0")  # a name that is empty, . or .., or ends early for the kernel
 _PERSON = b"plfile2"
 
 Progress = Callable[[int, int], None]
@@ -193,6 +194,10 @@ def _tensors(where: str, rows: Any, size_bytes: int) -> tuple[Tensor, ...]:
         end = offset + length
     if len({t.name for t in tensors}) != len(tensors):
         raise ManifestInvalid(f"{where}: two tensors share a name")
+    try:
+        "".join([*(t.name for t in tensors), *(t.dtype for t in tensors)]).encode()
+    except UnicodeEncodeError as e:  # half a surrogate pair, which JSON can spell
+        raise ManifestInvalid(f"{where}: {e.object[e.start]!r} is no text") from e
     return tuple(tensors)
 
 
@@ -209,13 +214,14 @@ def check_paths(paths: list[str]) -> None:
         raise ManifestInvalid(f"{len(paths)} files: a model has 1 to {MAX_FILES}")
     for path in paths:
         try:
-            names = path.encode().split(b"/")
+            raw = path.encode()
         except UnicodeEncodeError as e:
             raise ManifestInvalid(f"path {path!r} is not UTF-8: rename the file") from e
-        if any(n in (b"", b".", b"..") or b"\0" in n or len(n) > _MAX_NAME_BYTES for n in names) or len(path.encode()) > _MAX_PATH_BYTES:
+        if len(raw) > _MAX_PATH_BYTES or _NOT_PLAIN.search(raw) or max(map(len, raw.split(b"/"))) > _MAX_NAME_BYTES:
             raise ManifestInvalid(f"path {path!r} is not a plain relative path of at most {_MAX_PATH_BYTES} bytes")
     if any(b.encode() <= a.encode() for a, b in itertools.pairwise(paths)):
         raise ManifestInvalid("files must be sorted by path, each once")
-    folders = {p[:i] for p in paths for i, letter in enumerate(p) if letter == "/"}
-    if both := folders & set(paths):
-        raise ManifestInvalid(f"path {min(both)!r} is a file and a directory at once")
+    by_folder = sorted(path.replace("/", "\0") for path in paths)  # so that nothing comes between a directory and what is in it
+    if both := [a for a, b in itertools.pairwise(by_folder) if b.startswith(f"{a}\0")]:
+        path = min(both).replace("\0", "/")
+        raise ManifestInvalid(f"path {path!r} is a file and a directory at once")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weight_cache.errors import ManifestInvalid, TensorsInvalid
-from weight_cache.manifest import CHUNK_BYTES, FileHash, build_manifest, file_digest, parse
+from weight_cache.manifest import CHUNK_BYTES, FileHash, build_manifest, check_paths, file_digest, parse
 from weight_cache.types import Chunk
 
 
@@ -107,6 +108,12 @@ def test_well_formed_manifest_is_read() -> None:
         (one_file(path="/etc/passwd"), "plain relative path"),
         (one_file(path="a/../../b"), "plain relative path"),
         (one_file(path="a//b"), "plain relative path"),
+        (one_file(path=".."), "plain relative path"),
+        (one_file(path="./a"), "plain relative path"),
+        (one_file(path="a/."), "plain relative path"),
+        (one_file(path="a/"), "plain relative path"),
+        (one_file(path=""), "plain relative path"),
+        (one_file(path="a/" * 600), "plain relative path"),
         (one_file(path="a\0b"), "plain relative path"),
         (one_file(path="x" * 256), "plain relative path"),
         (one_file(size_bytes=-1), "whole number"),
@@ -122,6 +129,7 @@ def test_well_formed_manifest_is_read() -> None:
         (one_file(tensors=[["w", "U8", [-1], 0, 1]]), "whole number"),
         (one_file(tensors=[["v", "U8", [1], 0, 1], ["w", "U8", [1], 0, 1]]), "lies at 0 to 1, of 1 bytes with 1 taken"),
         (one_file(tensors=[["v", "U8", [0], 0, 0], ["v", "U8", [1], 0, 1]]), "share a name"),
+        (one_file().replace(b"}]", b',"tensors":[["\\ud800","U8",[1],0,1]]}]'), "is no text"),
     ],
 )
 def test_broken_manifest_is_refused(raw: bytes, said: str) -> None:
@@ -129,11 +137,24 @@ def test_broken_manifest_is_refused(raw: bytes, said: str) -> None:
         parse(raw)
 
 
-@pytest.mark.parametrize("paths, said", [(["b", "a"], "sorted"), (["a", "a"], "sorted"), (["a", "a/b"], "a file and a directory")])
+@pytest.mark.parametrize(
+    "paths, said", [(["b", "a"], "sorted"), (["a", "a"], "sorted"), (["a", "a-b", "a/b"], "'a' is a file and a directory")]
+)
 def test_paths_that_collide_are_refused(paths: list[str], said: str) -> None:
     files = [{"path": p, "size_bytes": 0, "chunks": []} for p in paths]
     with pytest.raises(ManifestInvalid, match=said):
         parse(canonical({"version": 2, "chunk_bytes": CHUNK_BYTES, "files": files}))
+
+
+def test_many_deep_paths_take_no_more_memory_than_they_are_long() -> None:
+    paths = [f"{i:04d}" + "/a" * 500 for i in range(1000)]
+    tracemalloc.start()
+    try:
+        check_paths(paths)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10_000_000
 
 
 @given(

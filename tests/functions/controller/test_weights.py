@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from pilotlight.controller import holdings
+from pilotlight.controller import application, holdings
 from pilotlight.controller.launch import function_id
 from pilotlight.controller.weights import public
 from tests.functions.controller.conftest import Controller
-from tests.functions.controller.parts import instance, spec
+from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, instance, spec
 from weight_cache.errors import OriginUnavailable, StoreFull
 from weight_cache.hashing import build_manifest
 from weight_cache.manifest import FileHash
+from weight_cache.objects import DirectoryStore
 
 CONTENT = b"some weights"
 
@@ -348,3 +351,38 @@ async def test_the_document_names_every_path(controller: Controller) -> None:
     named = "/v1/weights/{name}"
     expected = {("get", "/v1/weights"), *((m, named) for m in ("get", "put", "delete"))}
     assert verbs == expected | {("post", f"{named}/{verb}") for verb in ("verify", "prefetch", "pin", "unpin")}
+
+
+class TellingStore(DirectoryStore):
+    """Tells before an object is read."""
+
+    def __init__(self, root: Path, tell: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(root)
+        self._tell = tell
+
+    async def get(self, key: str, *, max_bytes: int) -> bytes:
+        """See ObjectStore."""
+        await self._tell()
+        return await super().get(key, max_bytes=max_bytes)
+
+
+async def test_a_manifest_that_comes_while_a_deploy_is_checked_is_not_believed(
+    controller: Controller, manifest: str, tmp_path: Path
+) -> None:
+    stranger = controller.client(await controller.other_tenant())
+    assert (await stranger.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=BUNDLE)).status_code == 200
+    own = await upload(stranger, tmp_path / "own", b"their own")
+    await push(stranger, own, name="theirs")  # a name that a deploy leaves as it is
+    raw = manifest_of(tmp_path / "known", CONTENT)
+
+    async def send() -> None:
+        assert (await stranger.put(f"/v1/blobs/{manifest}", content=raw)).status_code == 200
+
+    telling = replace(controller.context.files, objects=TellingStore(tmp_path / "blobs", send))
+    transport = httpx.ASGITransport(application.build(replace(controller.context, files=telling)), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://controller", headers=stranger.headers) as late:
+        weights = [{"name": "own", "manifest": own}, {"name": "theirs", "manifest": manifest}]
+        refused = await late.post("/v1/apps/search/deploy", json={"functions": [spec(weights=weights)]})
+
+    assert refused.status_code == 400, refused.text
+    assert refused.json()["missing"] == {"blob": manifest}

@@ -43,6 +43,7 @@ def _deploy(
             tenant=caller.tenant,
             environment=caller.environment,
             specs=specs,
+            manifests=manifests,
             bundle_max_bytes=context.config.settings.bundle_max_bytes,
         )
         where = place(caller, app, request)
