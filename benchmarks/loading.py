@@ -116,7 +116,7 @@ def write(report: Report, made: Checkpoint, state: str, took: Mapping[str, Seque
         if "first_s" in times[0]:
             report.rows.append(Row.of(f"{row}, first tensor", "ms", [1000 * t["first_s"] for t in times]))
         if "total_s" in times[0]:
-            report.rows.append(Row.of(f"{row}, total", "ms", [1000 * t["total_s"] for t in times], note=_pool_note(times)))
+            report.rows.append(Row.of(f"{row}, total", "ms", [1000 * t["total_s"] for t in times], note=_note(arm, times)))
         if arm not in ("safe_open", "mapped", "load_file", "torch_load"):  # those only map
             report.rows.append(Row.of(f"{row}, read", "GB/s", [size_gb / t["loaded_s"] for t in times]))
     warm, cold = ("_warm", "") if state == "warm" else ("", "_cold")
@@ -144,7 +144,9 @@ def write_gpu(report: Report, made: Checkpoint, took: Mapping[str, Sequence[Time
         report.ratio(f"gpu_vs_pinned_memcpy{suffix}", paired_ratio(limit, ours))
 
 
-def _pool_note(times: Sequence[Times]) -> str:
+def _note(arm: str, times: Sequence[Times]) -> str:
+    if arm == "runai":
+        return "reads past the page cache (O_DIRECT): the next start reads the disk again"
     if "pool_s" not in times[0]:
         return ""
     return f"after {1000 * percentile([t['pool_s'] for t in times], 50):.0f} ms to make the pool, once per process"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -28,17 +29,28 @@ class StillCached(Exception):
     """Raised when a file would not leave the page cache: what follows would not be a cold read."""
 
 
-def drop(paths: Iterable[Path]) -> None:
-    """Take these files out of the page cache. Raises StillCached, naming the file and what stayed."""
+def drop(paths: Iterable[Path], *, within_s: float = 10.0) -> None:
+    """Take these files out of the page cache. Raises StillCached, naming the file and what stayed.
+
+    Pages that are being read, or belong to a process that is just ending, can only be asked again: for `within_s`.
+    """
+    deadline = time.monotonic() + within_s
     for path in paths:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)  # dirty pages cannot be dropped
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
-        if (share := resident_share(path)) > STAYED_SHARE:
-            raise StillCached(f"{path}: {share:.0%} stayed in the page cache; another process has it mapped")
+        while (share := _drop(path)) > STAYED_SHARE:
+            if time.monotonic() > deadline:
+                raise StillCached(f"{path}: {share:.0%} stayed in the page cache; another process has it mapped")
+            time.sleep(0.05)
+
+
+def _drop(path: Path) -> float:
+    """Try it; returns the share that stayed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)  # dirty pages cannot be dropped
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+    return resident_share(path)
 
 
 def warm(paths: Iterable[Path]) -> None:
