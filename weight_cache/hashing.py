@@ -22,6 +22,8 @@ from weight_cache.tensors.header import header_bytes, parse_header
 from weight_cache.types import Tensor
 
 _SAFETENSORS = ".safetensors"
+_MAX_CHUNKS = MAX_MANIFEST_BYTES // len('"",' + "0" * 64)
+"""More hashes do not fit into a manifest: said before work is planned for as many as a server makes up."""
 _POINTER = b"version https://git-lfs.github.com/spec/"
 """How a file begins that Git LFS left in place of the real one. Source: git-lfs, docs/spec.md."""
 
@@ -56,6 +58,11 @@ def build_manifest(
             raise ManifestInvalid(str(e)) from e
     files = source.files() if files is None else files
     check_paths([file.path for file in files])
+    if sum(-(-file.size_bytes // CHUNK_BYTES) for file in files) > _MAX_CHUNKS:
+        total = sum(file.size_bytes for file in files)
+        raise ManifestInvalid(
+            f"{source.name}: {total} bytes, more than a manifest can name ({_MAX_CHUNKS * CHUNK_BYTES}): deploy it in parts"
+        )
     manifest = Manifest(files=tuple(_hash(source, files, workers or source.reads_at_once, progress)))
     if (length := len(manifest.to_bytes())) > MAX_MANIFEST_BYTES:
         raise ManifestInvalid(f"{source.name}: its manifest has {length} bytes, at most {MAX_MANIFEST_BYTES}: deploy it in parts")

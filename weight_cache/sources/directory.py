@@ -24,7 +24,7 @@ class DirectorySource:
 
     def __init__(self, root: Path) -> None:
         self._asked = root
-        self._root = root.resolve()
+        self._root = Path(os.path.realpath(root))  # which bears links that go round in circles
         if not self._root.is_dir():
             raise SourceInvalid(f"{root} is not a directory")
 
@@ -91,7 +91,7 @@ class DirectorySource:
             raise SourceInvalid(f"{path} is neither a file nor a directory")
 
     def _check_link(self, link: Path) -> None:
-        target = link.resolve()
+        target = Path(os.path.realpath(link))
         if not target.is_file():
             raise SourceInvalid(f"{link} links to {target}, which is not a file")
         if not target.is_relative_to(self._root):

@@ -12,7 +12,7 @@ from typing import Any
 
 from weight_cache.errors import SourceInvalid
 from weight_cache.sources.patience import Passing
-from weight_cache.sources.ranges import RemoteFile, Web
+from weight_cache.sources.ranges import RemoteFile, Web, bearer
 from weight_cache.sources.source import SourceFile, in_order
 
 _ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?/?\Z")
@@ -56,8 +56,9 @@ class HubSource:
     def files(self) -> list[SourceFile]:
         """See Source."""
         hub, token = self._hub()
-        api = hub.HfApi(endpoint=self._endpoint, token=token)
-        web = self._web = self._web or Web(headers={"authorization": f"Bearer {token}"} if token else None)
+        headers = bearer(token)
+        api = hub.HfApi(endpoint=self._endpoint, token=token and token.strip())
+        web = self._web = self._web or Web(headers=headers)
         self._commit = str(web.patiently(lambda: self._ask(hub, lambda: api.model_info(self._repository, revision=self._revision).sha)))
 
         def tree() -> list[Any]:

@@ -20,7 +20,10 @@ from weight_cache.sources.patience import ATTEMPTS, TIMEOUT_S, Passing, patientl
 from weight_cache.sources.source import changed
 
 T = TypeVar("T")
-_CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)\Z")
+_LENGTH = r"\d{1,18}"
+_CONTENT_RANGE = re.compile(rf"bytes (?:({_LENGTH})-({_LENGTH})|\*)/({_LENGTH})\Z", re.ASCII)
+_CONTENT_LENGTH = re.compile(_LENGTH, re.ASCII)
+_TOKEN = re.compile(r"[!-~]+")
 _PASSING = frozenset({408, 425, 429})
 _MAX_REDIRECTS = 10
 
@@ -115,7 +118,7 @@ class Web:
             tags = {"url": url, "etag": _strong(headers), "modified": headers.get("last-modified", "")}
             if response.status_code == 200:
                 length = headers.get("content-length", "")
-                if not length.isdigit():
+                if not _CONTENT_LENGTH.fullmatch(length):
                     raise SourceInvalid(f"{shown(url)}: the server does not tell the file's length")
                 return RemoteFile(size_bytes=int(length), is_ranged=False, **tags)
             return RemoteFile(size_bytes=_range_of(url, headers)[1], **tags)
@@ -152,9 +155,21 @@ def take(pieces: Iterator[bytes], length: int, *, url: str) -> bytes:
     return bytes(data)
 
 
+def bearer(token: str | None) -> dict[str, str]:
+    """The header that carries a token; what comes from a file may end with a line's end. Raises SourceInvalid."""
+    if not token:
+        return {}
+    if not _TOKEN.fullmatch(word := token.strip()):
+        raise SourceInvalid("the token has spaces, line ends or letters that no token has: look at where it comes from")
+    return {"authorization": f"Bearer {word}"}
+
+
 def shown(url: str) -> str:
-    """The address without user, password and query: any of these may be a key."""
-    address = urlsplit(url)
+    """The address without user, password and query: any of these may be a key. Raises SourceInvalid for what is none."""
+    try:
+        address = urlsplit(url)
+    except ValueError as e:
+        raise SourceInvalid(f"an address of weights is none: {e}") from e
     return address._replace(netloc=address.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
@@ -186,5 +201,5 @@ def _check_status(url: str, response: httpx.Response) -> None:
         raise SourceInvalid(f"{where}: there is nothing at that address ({status})")
     if status >= 500 or status in _PASSING:
         wish = response.headers.get("retry-after", "")
-        raise Passing(f"{where}: the server is not able to answer now ({status})", retry_after_s=float(wish) if wish.isdigit() else None)
+        raise Passing(f"{where}: the server is not able to answer now ({status})", retry_after_s=float(wish) if wish.isdecimal() else None)
     raise SourceInvalid(f"{where}: the server refused ({status})")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from weight_cache.errors import SourceInvalid
-from weight_cache.sources.ranges import RemoteFile, Web, shown, take
+from weight_cache.sources.ranges import RemoteFile, Web, bearer, shown, take
 from weight_cache.sources.source import SourceFile, changed, in_order
 
 _READS_AT_ONCE = 8
@@ -27,7 +27,7 @@ class WebSource:
         self._urls = {_name(url): url for url in urls}
         if len(self._urls) != len(urls):
             raise SourceInvalid(f"two of {', '.join(shown(url) for url in urls)} have the same last part, which names the file")
-        self._web = web or Web(headers={"authorization": f"Bearer {token}"} if token else None)
+        self._web = web or Web(headers=bearer(token))
         self._files: dict[str, RemoteFile] = {}
         self._streams: dict[str, _Stream] = {}
 
@@ -133,7 +133,8 @@ def _listed(path: str, file: RemoteFile) -> SourceFile:
 
 
 def _name(url: str) -> str:
-    name = unquote(urlsplit(url).path.rpartition("/")[2])
+    address = shown(url)
+    name = unquote(urlsplit(address).path.rpartition("/")[2])
     if not name or "/" in name:
-        raise SourceInvalid(f"{shown(url)} names no file: give the address of each file, not of their folder")
+        raise SourceInvalid(f"{address} names no file: give the address of each file, not of their folder")
     return name

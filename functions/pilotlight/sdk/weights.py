@@ -151,11 +151,20 @@ def _sources(source: str | os.PathLike[str] | Sequence[str]) -> tuple[str, ...]:
         text = os.fspath(source)
         if "://" in text and not text.startswith(_ADDRESSES):
             raise InvalidInput(f"Weights({text!r}): name a directory, s3://…, hf://… or http(s)://…", parameter="source")
-        return (text,)
+        return (_address(text),) if text.startswith(_ADDRESSES) else (text,)
     sources = tuple(source)
     if not sources or not all(isinstance(s, str) and s.startswith(_WEB) for s in sources):
         raise InvalidInput(f"Weights({list(sources)!r}): a list names files by http(s):// address, one each", parameter="source")
-    return sources
+    return tuple(map(_address, sources))
+
+
+def _address(text: str) -> str:
+    """`text`, which has the parts of an address. Raises InvalidInput without showing it: it may hold a key."""
+    try:
+        urlsplit(text)
+    except ValueError as e:
+        raise InvalidInput(f"Weights(…): an address that is none: {e}", parameter="source") from e
+    return text
 
 
 def _last_part(sources: tuple[str, ...]) -> str:

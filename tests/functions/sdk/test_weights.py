@@ -66,3 +66,10 @@ def test_a_secret_is_a_token_or_variables() -> None:
     assert Weights("s3://bucket").variables({"A": "1"}) == {"A": "1"}
     with pytest.raises(InvalidInput, match="from_dotenv"):
         Weights("hf://org/name", secret=Secret.from_name("hub")).token()
+
+
+@pytest.mark.parametrize("source", ["http://user:sekret@[::1/a", ["http://user:sekret@[::1/a"]])
+def test_what_is_no_address_is_refused_and_not_shown(source: str | list[str]) -> None:
+    with pytest.raises(InvalidInput, match="an address that is none") as refused:
+        Weights(source)
+    assert "sekret" not in str(refused.value)

@@ -153,3 +153,13 @@ def test_a_source_whose_paths_escape_or_collide_is_refused_before_it_is_read(pat
     with pytest.raises(ManifestInvalid, match=said):
         build_manifest(source)
     assert source.ranges == []
+
+
+def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    source = open_source(tmp_path)
+    with pytest.raises(SourceInvalid, match="not a file"):
+        source.files()
+    with pytest.raises(SourceInvalid, match="not a directory"):
+        open_source(tmp_path / "a")

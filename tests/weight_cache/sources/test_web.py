@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.faulty_objects import Fault, Kind, faulty_objects
 from tests.fakes.web_files import RESET, SHORT, Served, WebFiles
-from weight_cache.errors import SourceInvalid
+from weight_cache.errors import ManifestInvalid, SourceInvalid
 from weight_cache.hashing import build_manifest
 from weight_cache.manifest import CHUNK_BYTES
 from weight_cache.sources import open_source
@@ -202,3 +203,48 @@ def test_nobody_at_home_is_told(web: Web, pauses: Pauses) -> None:
         source.files()
     assert len(pauses.taken) == 4
     source.close()
+
+
+@pytest.mark.parametrize("token", ["sekret\nvalue", "sekret value", "sekr\u00e9t"])
+def test_a_token_that_is_none_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(SourceInvalid, match="no token has") as refused:
+        open_source("https://example.org/model.bin", token=token)
+    assert "sek" not in str(refused.value)
+
+
+def test_a_token_from_a_file_may_end_with_a_line(server: WebFiles) -> None:
+    server.files["/a"] = Served(content=b"x", etag=TAG)
+    server.token = "t0ken"
+    source = open_source(server.url + "/a", token="t0ken\n")
+    (file,) = source.files()
+    assert source.read(file, 0, 1) == b"x"
+    source.close()
+
+
+@pytest.mark.parametrize("address", ["http://user:sekret@[::1/a", "https://user:sekret@/"])
+def test_what_is_no_address_is_refused_and_not_shown(address: str) -> None:
+    with pytest.raises(SourceInvalid) as refused:
+        open_source(address)
+    assert "sekret" not in str(refused.value)
+
+
+@dataclass(frozen=True)
+class Boundless:
+    """A source that tells of a file longer than any, and must not be read."""
+
+    name: str = "http://example.org"
+    reads_at_once: int = 1
+
+    def files(self) -> list[SourceFile]:
+        return [SourceFile(path="a", size_bytes=10**18, version="1")]
+
+    def read(self, file: SourceFile, offset_bytes: int, length_bytes: int) -> bytes:
+        raise AssertionError("read")
+
+    def close(self) -> None:
+        pass
+
+
+def test_no_work_is_planned_for_lengths_that_a_server_makes_up() -> None:
+    with pytest.raises(ManifestInvalid, match="more than a manifest can name"):
+        build_manifest(Boundless())
