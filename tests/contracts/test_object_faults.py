@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -257,3 +260,59 @@ async def test_long_listings_come_in_pages(store: S3Store, server: FaultyObjects
     server.objects = {f"p/k{i}": b"" for i in range(10)}
     assert await store.keys("k") == [f"k{i}" for i in range(10)]
     assert server.count("GET") == 4
+
+
+class Counted(ThreadPoolExecutor):
+    """One thread. `jobs` were given to it; `begun` is set when they are `expected`."""
+
+    def __init__(self, expected: int) -> None:
+        super().__init__(1)
+        self._expected = expected
+        self.jobs = 0
+        self.begun = asyncio.Event()
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """See Executor."""
+        self.jobs += 1
+        if self.jobs == self._expected:
+            self.begun.set()
+        return super().submit(*args, **kwargs)
+
+
+async def test_a_fetch_that_is_left_writes_to_no_file_that_is_opened_after_it(store: S3Store, tmp_path: Path) -> None:
+    free = threading.Event()
+    threads = Counted(expected=2)
+    asyncio.get_running_loop().set_default_executor(threads)
+    busy = asyncio.get_running_loop().run_in_executor(None, free.wait)
+    fetching = asyncio.create_task(store.fetch("k", tmp_path / "fetched"))
+    await threads.begun.wait()  # a part came, and waits for a thread to write it
+
+    fetching.cancel()
+    asyncio.get_running_loop().call_later(0.05, free.set)
+    with pytest.raises(asyncio.CancelledError):
+        await fetching
+    with (tmp_path / "another").open("wb") as another:
+        free.set()
+        await busy
+        await asyncio.to_thread(os.fsync, another.fileno())
+
+    assert (tmp_path / "another").read_bytes() == b""
+    assert not (tmp_path / "fetched").exists()
+
+
+async def test_uploads_at_once_read_no_more_than_is_being_sent(server: FaultyObjects, tmp_path: Path) -> None:
+    threads = Counted(expected=2)
+    asyncio.get_running_loop().set_default_executor(threads)
+    (tmp_path / "file").write_bytes(CONTENT)
+    server.fail(Fault(kind="silent", times=2, method="PUT"))
+    store = S3Store(bucket=server.bucket, prefix="p", client="boto3", attempts=1, timeout_s=TIMEOUT_S, at_once=2)
+
+    uploads = [asyncio.create_task(store.put_file(f"new-{n}", tmp_path / "file")) for n in range(6)]
+    done, _ = await asyncio.wait(uploads, return_when=asyncio.FIRST_COMPLETED)
+    jobs = threads.jobs
+    ended = await asyncio.gather(*uploads, return_exceptions=True)
+    await store.aclose()
+
+    assert len(done) <= 2
+    assert jobs <= 4  # those that were silent, and who came after them
+    assert [type(each) for each in ended] == [ObjectStoreUnavailable] * 2 + [type(None)] * 4

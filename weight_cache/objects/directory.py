@@ -19,6 +19,7 @@ from typing import TypeVar
 from weight_cache.errors import ObjectChanged, ObjectMissing, ObjectStoreError
 from weight_cache.objects.interface import ObjectInfo
 from weight_cache.objects.keys import checked, is_key
+from weight_cache.threads import settle
 
 T = TypeVar("T")
 _PIECE_BYTES = 16 * 1024 * 1024
@@ -127,7 +128,8 @@ async def _to_its_end(work: Callable[[threading.Event], T], *, undo: Callable[[]
         return await asyncio.shield(job)
     except asyncio.CancelledError:
         stop.set()
-        await asyncio.wait([job])
+        with contextlib.suppress(asyncio.CancelledError):  # however often the caller is cancelled
+            await settle([job])
         if not job.cancelled() and job.exception() is None and undo is not None:
             undo()
         raise

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from weight_cache.objects.interface import ObjectInfo
 from weight_cache.objects.keys import checked, is_key
 from weight_cache.objects.ranges import Buffer, Range, RangeReader
 from weight_cache.objects.retries import Pause, insistent
+from weight_cache.threads import each, finish_in_thread
 
 T = TypeVar("T")
 CLIENTS = ("auto", "boto3", "obstore")
@@ -27,7 +29,7 @@ PART_BYTES = 16 * 1024 * 1024
 _MOST_PARTS = 10_000
 """Per upload, by S3's definition."""
 _FETCH_AT_ONCE, _PUT_AT_ONCE = 8, 4
-"""Parts of one object under way, each in memory: 128 MiB and 64 MiB."""
+"""Parts of one object under way, each in memory: 128 MiB and 64 MiB. What all uploads hold together is bounded by `at_once`."""
 
 
 class S3Store:
@@ -54,7 +56,7 @@ class S3Store:
         self._prefix = f"{prefix}/" if prefix else ""
         self._attempts = attempts
         self._timeout_s = timeout_s
-        self._at_once = at_once
+        self._sending = asyncio.Semaphore(at_once)
         self._part_bytes = part_bytes
         self._pause = pause
         self._boto = BotoClient(at_once=at_once, timeout_s=timeout_s)
@@ -76,8 +78,8 @@ class S3Store:
         try:
             size = os.fstat(descriptor).st_size
             if size <= self._part_bytes:
-                data = await _to_its_end(os.pread, descriptor, size, 0)
-                await self.put(key, data)
+                async with self._sending:
+                    await self.put(key, await finish_in_thread(os.pread, descriptor, size, 0))
             else:
                 await self._put_parts(key, name, descriptor, size)
         finally:
@@ -105,9 +107,9 @@ class S3Store:
         with _local(path):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            await _each(
-                range(0, info.size_bytes, self._part_bytes), lambda at: self._fetch_part(key, info, at, descriptor, path), self._at_once
-            )
+            offsets = range(0, info.size_bytes, self._part_bytes)
+            parts = (partial(self._fetch_part, key, info, at, descriptor, path) for at in offsets)
+            await each(parts, at_once=_FETCH_AT_ONCE)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -154,7 +156,7 @@ class S3Store:
         if len(data) != length:
             raise ObjectStoreError(f"{self._url(key)} ends before byte {offset + length}: it was replaced while it was read")
         with _local(path):
-            await _to_its_end(_write_all, descriptor, data, offset)
+            await finish_in_thread(_write_all, descriptor, data, offset)
 
     async def _put_parts(self, key: str, name: str, descriptor: int, size: int) -> None:
         bucket = self._bucket
@@ -163,15 +165,16 @@ class S3Store:
         tags: dict[int, str] = {}
 
         async def put_part(offset: int) -> None:
-            data = await _to_its_end(os.pread, descriptor, part_bytes, offset)
             number = offset // part_bytes + 1
-            answer = await self._ask(
-                key, lambda client: client.upload_part(Bucket=bucket, Key=name, UploadId=upload, PartNumber=number, Body=data)
-            )
+            async with self._sending:
+                data = await finish_in_thread(os.pread, descriptor, part_bytes, offset)
+                answer = await self._ask(
+                    key, lambda client: client.upload_part(Bucket=bucket, Key=name, UploadId=upload, PartNumber=number, Body=data)
+                )
             tags[number] = answer["ETag"]
 
         try:
-            await _each(range(0, size, part_bytes), put_part, _PUT_AT_ONCE)
+            await each((partial(put_part, at) for at in range(0, size, part_bytes)), at_once=_PUT_AT_ONCE)
             parts = {"Parts": [{"PartNumber": number, "ETag": tags[number]} for number in sorted(tags)]}
             await self._complete(key, name, upload, parts, size)
         except BaseException:
@@ -228,33 +231,6 @@ def _reader(client: str, boto: BotoClient, bucket: str, timeout_s: float) -> Ran
         else:
             return CompiledRanges(boto, bucket, timeout_s=timeout_s)
     return BotoRanges(boto, bucket)
-
-
-async def _each(items: range, work: Callable[[int], Awaitable[None]], at_once: int) -> None:
-    """`work` on every item, so many at once. The first failure ends the others, and is what is raised."""
-    left = iter(items)
-
-    async def worker() -> None:
-        for item in left:
-            await work(item)
-
-    workers = [asyncio.create_task(worker(), name="parts of an object") for _ in range(min(at_once, len(items)))]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for task in workers:
-            task.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)  # what they hold is closed next
-
-
-async def _to_its_end(work: Callable[..., T], *args: Any) -> T:
-    """In a thread that is waited for even when cancelled: it holds a descriptor that its caller is about to close."""
-    job = asyncio.ensure_future(asyncio.to_thread(work, *args))
-    try:
-        return await asyncio.shield(job)
-    except asyncio.CancelledError:
-        await asyncio.wait([job])
-        raise
 
 
 @contextlib.contextmanager
