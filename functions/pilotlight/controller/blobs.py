@@ -1,8 +1,8 @@
 """Content-addressed blobs: bundles, manifests, files of weights. This is the origin that nodes read from.
 
 A blob is the object `<aa>/<digest>` of the platform's blob store (a directory, or S3), complete or absent: received into a local file,
-checked, and only then put there. Its row says who may name it: knowing a digest is not owning the bytes, so every tenant uploads once
-(a known blob is only hashed again).
+checked, and only then put there. Its row says who may name it: knowing a digest is not owning the bytes, so every tenant uploads once.
+Until its bytes have come nothing is done that takes longer, or less long, because another tenant has a blob of that digest.
 """
 
 from __future__ import annotations
@@ -102,14 +102,17 @@ class BlobFiles:
             if ahead is not None and not ahead.cancel() and not ahead.cancelled():
                 ahead.exception()  # seen: what came after a failed piece may have failed as well
 
-    async def receive(self, digest: str, pieces: AsyncIterator[bytes], *, chunked: bool, announced_bytes: int | None, keep: bool) -> int:
-        """Read a blob to its end, check it, and (with `keep`) put it in place; returns its size in bytes.
+    async def receive(
+        self, digest: str, pieces: AsyncIterator[bytes], *, chunked: bool, announced_bytes: int | None, recorded_bytes: int | None
+    ) -> int:
+        """Read a blob to its end, check it, and put it in place, unless it is there already; returns its size in bytes.
 
-        Raises TooLarge, InvalidInput (wrong hash), StorageFull or Unavailable; then nothing is left behind.
+        `recorded_bytes`: of a blob that somebody sent before; None: of what may lie there nobody knows that it is whole. Raises
+        TooLarge, InvalidInput (wrong hash), StorageFull or Unavailable; then nothing is left behind.
         """
         if announced_bytes is not None and announced_bytes > self.limit_bytes:
             raise self._too_large(announced_bytes)
-        temporary = self._incoming() / uuid.uuid4().hex if keep else None
+        temporary = self._incoming() / uuid.uuid4().hex
         upload = await anyio.to_thread.run_sync(Upload, temporary, chunked)
         try:
             gathered = bytearray()
@@ -121,7 +124,7 @@ class BlobFiles:
                     await anyio.to_thread.run_sync(upload.add, bytes(gathered))
                     gathered.clear()
             await anyio.to_thread.run_sync(upload.finish, bytes(gathered), digest)
-            if temporary is not None:
+            if recorded_bytes is None or await self.size(digest) != recorded_bytes:
                 with store_errors():
                     await self.objects.put_file(blob_key(digest), temporary, may_move=True)
             return upload.size_bytes
@@ -144,7 +147,7 @@ class Standing:
     Attributes:
         size_bytes: as recorded; None: nobody has sent it yet.
         is_owned: the tenant may name it.
-        is_here: it lies in the store, as long as recorded.
+        is_here: it lies in the store, as long as recorded; not looked at for a tenant that may not name it.
     """
 
     size_bytes: int | None
@@ -159,10 +162,10 @@ async def look_up(files: BlobFiles, store: Store, *, tenant: str, digest: str) -
     def look() -> tuple[int | None, bool, int | None]:  # in one thread: a hop costs as much as all of it
         with store.read() as sql:
             size, is_owned = _recorded(sql, tenant=tenant, digest=digest)
-        return size, is_owned, None if local is None or size is None else _length(local)
+        return size, is_owned, _length(local) if is_owned and local is not None else None
 
     size, is_owned, found = await anyio.to_thread.run_sync(look)
-    if local is None and size is not None:
+    if is_owned and local is None:
         found = await files.size(digest)
     return Standing(size_bytes=size, is_owned=is_owned, is_here=size is not None and found == size)
 
@@ -170,7 +173,7 @@ async def look_up(files: BlobFiles, store: Store, *, tenant: str, digest: str) -
 async def owned(files: BlobFiles, store: Store, *, tenant: str, digest: str) -> int:
     """Size in bytes of a blob that `tenant` may name, and that is there. Raises InvalidInput, NotFound, Unavailable."""
     standing = await look_up(files, store, tenant=tenant, digest=check_digest(digest))
-    if standing.size_bytes is None or not standing.is_owned or not standing.is_here:
+    if standing.size_bytes is None or not standing.is_here:
         raise NotFound(f"there is no blob {digest}")
     return standing.size_bytes
 
@@ -187,11 +190,12 @@ async def store_blob(
 ) -> tuple[int, bool]:
     """Take a blob in; returns (size in bytes, whether it is new to this tenant)."""
     standing = await look_up(files, store, tenant=tenant, digest=digest)
-    if standing.is_owned and standing.is_here and standing.size_bytes is not None:
+    if standing.is_here and standing.size_bytes is not None:
         async for _ in pieces:
             pass  # nothing to do with it, but a connection is only usable again when its request was read
         return standing.size_bytes, False
-    size = await files.receive(digest, pieces, chunked=chunked, announced_bytes=announced_bytes, keep=not standing.is_here)
+    known = standing.size_bytes
+    size = await files.receive(digest, pieces, chunked=chunked, announced_bytes=announced_bytes, recorded_bytes=known)
 
     def note() -> None:
         with store.write() as write:

@@ -19,13 +19,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Upload:
-    """One blob on its way in; every call blocks. Owner: the request that receives it. Without a file it only checks the hash."""
+    """One blob on its way in; every call blocks. Owner: the request that receives it."""
 
-    def __init__(self, temporary: Path | None, chunked: bool) -> None:
+    def __init__(self, temporary: Path, chunked: bool) -> None:
         self._temporary = temporary
         self._hash = FileHash() if chunked else hashlib.sha256()
         with disk_errors():
-            self._descriptor = -1 if temporary is None else os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            self._descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self.size_bytes = 0
 
     def add(self, data: bytes) -> None:
@@ -34,7 +34,7 @@ class Upload:
         self.size_bytes += len(data)
         view = memoryview(data)
         with disk_errors():
-            while self._descriptor >= 0 and view:
+            while view:
                 view = view[os.write(self._descriptor, view) :]
 
     def finish(self, data: bytes, digest: str) -> None:
@@ -45,10 +45,8 @@ class Upload:
 
     def discard(self) -> None:
         """Close and remove the file, if it was not taken."""
-        if self._temporary is not None:
-            os.close(self._descriptor)
-            self._temporary.unlink(missing_ok=True)
-            self._temporary = None
+        os.close(self._descriptor)
+        self._temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, spec
 from weight_cache.errors import ObjectStoreError
 from weight_cache.manifest import FileHash, build_manifest
-from weight_cache.objects import DirectoryStore, ObjectStore, blob_key, open_store
+from weight_cache.objects import DirectoryStore, ObjectInfo, ObjectStore, blob_key, open_store
 
 DATA = random.Random(1).randbytes(300_000)
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -170,6 +170,38 @@ async def test_only_a_tenants_own_deployers_get_a_blob(http: httpx.AsyncClient, 
     assert (await get(stranger)).content == DATA
     assert (await http.get("/v1/blobs/..%2f..%2fplatform.key")).status_code == 404
     assert (await http.get("/v1/blobs/x")).status_code == 400
+
+
+class Watched(DirectoryStore):
+    """As if it were far away; `asked` are the keys that it was asked about."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.asked: list[str] = []
+
+    def local_path(self, key: str) -> None:  # type: ignore[override]
+        """Nowhere near."""
+
+    async def info(self, key: str) -> ObjectInfo | None:
+        self.asked.append(key)
+        return await super().info(key)
+
+
+@pytest.mark.parametrize("blobs", ["directory"], indirect=True)
+async def test_another_tenants_blob_takes_no_other_way_than_none(http: httpx.AsyncClient, controller: Controller, tmp_path: Path) -> None:
+    stranger = await controller.other_tenant()
+    watched = Watched(tmp_path / "blobs")
+    seen = Controller(
+        **{**vars(controller), "context": replace(controller.context, files=replace(controller.context.files, objects=watched))}
+    )
+    async with seen.client(stranger) as client:
+        for digest in (DIGEST, "0" * 64):
+            assert (await client.head(f"/v1/blobs/{digest}")).status_code == 404
+            assert (await client.put(f"/v1/blobs/{digest}", content=b"wrong")).status_code == 400
+        assert watched.asked == []
+        version = await watched.info(blob_key(DIGEST))
+        assert (await client.put(f"/v1/blobs/{DIGEST}", content=DATA)).json()["created"]
+        assert await watched.info(blob_key(DIGEST)) == version, "it is not written again, while others read it"
 
 
 @given(st.binary(max_size=20), st.integers(0, 25), st.integers(0, 25))
