@@ -21,6 +21,10 @@ def mapped(path: Path) -> MappedTensors:
     return MappedTensors(read_files(path))
 
 
+def reading_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "read tensors ahead"]
+
+
 def is_mapped(tensor: torch.Tensor, path: Path) -> bool:
     """Whether its memory is the file's."""
     address = tensor.data_ptr()
@@ -137,9 +141,8 @@ def test_the_rest_of_a_file_that_is_not_in_memory_is_read_ahead(tmp_path: Path) 
         if is_in_memory(descriptor, file.stat().st_size):
             pytest.skip("this file system is memory")
         tensor = mapped(file)["t4"]
-        for thread in threading.enumerate():
-            if isinstance(thread, ReadAhead):
-                thread.join()
+        for thread in reading_threads():
+            thread.join()
         assert is_in_memory(descriptor, file.stat().st_size)
         assert same(tensor, state["t4"])
     finally:
@@ -153,5 +156,22 @@ def test_reading_ahead_stops_when_told_and_leaves_no_thread(tmp_path: Path) -> N
     reading = ReadAhead(storage.data_ptr(), [(0, storage.nbytes())] * 1000, keep=storage)
     reading.start()
     stop_reading_ahead()
-    assert not reading.is_alive()
-    assert not any(isinstance(thread, ReadAhead) for thread in threading.enumerate())
+    assert repr(reading) == "<ReadAhead ended>"
+    assert reading_threads() == []
+
+
+def test_reading_ahead_holds_the_mapping_no_longer_than_it_reads(tmp_path: Path) -> None:
+    file, _ = large(tmp_path)
+    storage = mapped(file)["t1"].untyped_storage()
+    reading = ReadAhead(storage.data_ptr(), [(0, storage.nbytes())], keep=storage)
+    del storage
+    reading.start()
+    reading.wait()
+    assert str(file) not in Path("/proc/self/maps").read_text()
+
+
+def test_a_range_that_is_not_there_ends_it_quietly() -> None:
+    reading = ReadAhead(0, [(0, 1 << 30)], keep=None)
+    reading.start()
+    reading.wait()
+    assert not reading.is_running
