@@ -1,8 +1,9 @@
 """Weights back from the platform: from a manifest to a directory, every chunk verified.
 
-Files come into a staging directory beside the target, in chunks, several at once. A chunk that is there and has its hash is not fetched
-again, so a pull that was cut off goes on where it was, whatever cut it off. When all are whole and on disk the staging directory
-becomes the target by one rename; into a directory that holds other things each file is renamed by itself.
+Files come into a staging directory, in chunks, several at once. A chunk that is there and has its hash is not fetched again, so a pull
+that was cut off goes on where it was, whatever cut it off. A target that does not exist is made by one rename, of the staging directory
+beside it, when all are whole and on disk. A target that exists may be a disk of its own, or a link: the staging directory is in it, and
+each file is renamed by itself.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +32,8 @@ CHUNKS_AT_ONCE = 8
 ATTEMPTS = 3
 """How often a chunk whose bytes are wrong is asked for: a damaged answer is rare, a damaged blob stays damaged."""
 
+_DAMAGED = "The platform's copy is damaged: have whoever runs it remove that blob from its store, then push the weights again."
+_STAGING = re.compile(r"\.(.*\.)?[0-9a-f]{12}\.part")
 Progress = Callable[[int, int], None]
 """Told (bytes that are here and verified, bytes in all), one call at a time, from any thread."""
 
@@ -57,7 +61,7 @@ def fetch_manifest(blobs: Blobs, digest: str) -> Manifest:
     """The manifest of that digest. Raises NotFound, or PilotlightError when its bytes are not what it names."""
     raw = blobs.read_blob(digest)
     if hashlib.sha256(raw).hexdigest() != digest:
-        raise PilotlightError(f"manifest {digest[:12]} came with other bytes than its hash names: push the weights again")
+        raise PilotlightError(f"manifest {digest[:12]} came with other bytes than its hash names", hint=_DAMAGED)
     try:
         return parse(raw)
     except ManifestInvalid as e:
@@ -65,12 +69,15 @@ def fetch_manifest(blobs: Blobs, digest: str) -> Manifest:
 
 
 def is_empty(directory: Path) -> bool:
-    """Whether nothing is there: no such path, or a directory without entries. Raises InvalidInput for something else."""
+    """Whether nothing is there: no such path, or a directory without entries, but for a pull that was cut off.
+
+    Raises InvalidInput for something else.
+    """
     if not directory.exists():
         return True
     if not directory.is_dir():
         raise InvalidInput(f"{directory} is not a directory", hint="Name a directory; it is made when it is not there.")
-    return not any(directory.iterdir())
+    return all(_STAGING.fullmatch(path.name) for path in directory.iterdir())
 
 
 def room(directory: Path) -> int:
@@ -87,30 +94,37 @@ def pull(
     """
     target = directory.absolute()
     manifest = fetch_manifest(blobs, digest)
-    is_fresh = is_empty(target)
-    staging = target.with_name(f".{target.name}.{digest[:12]}.part")
+    is_fresh = not os.path.lexists(target)
+    part = f"{digest[:12]}.part"
+    staging = target.with_name(f".{target.name}.{part}") if is_fresh else target / f".{part}"
+    if not is_fresh:
+        is_empty(target)  # is it a directory?
     staging.mkdir(parents=True, exist_ok=True)
     with _alone(staging):
         task = _Pull(blobs, manifest, staging, here=None if is_fresh else target, progress=progress)
         fetched = task.run(free_bytes)
         if is_fresh:
             _sync_tree(staging)
-            staging.rename(target)  # over an empty directory too (rename(2))
+            staging.rename(target)
         else:
-            _merge(manifest, staging, target)
+            _merge(task.missing, staging, target)
             shutil.rmtree(staging)
         _sync(target.parent)
     return Pulled(directory=target, manifest=digest, size_bytes=manifest.size_bytes, files=len(manifest.files), fetched_bytes=fetched)
 
 
 class _Pull:
-    """One pull's work. Its chunks are fetched by several threads; the lock keeps the count and the reports in order."""
+    """One pull's work. Its chunks are fetched by several threads; the lock keeps the count and the reports in order.
+
+    `missing`: the files that the target did not have; after `run` they are in the staging directory.
+    """
 
     def __init__(self, blobs: Blobs, manifest: Manifest, staging: Path, *, here: Path | None, progress: Progress | None) -> None:
         self._blobs = blobs
         self._manifest = manifest
         self._staging = staging
         self._here = here
+        self.missing: list[ManifestFile] = []
         self._progress = progress
         self._done = 0
         self._fetched = 0
@@ -119,7 +133,7 @@ class _Pull:
 
     def run(self, free_bytes: Callable[[Path], int]) -> int:
         """Bring every file to the staging directory, except those that the target has already; returns the bytes fetched."""
-        files = [file for file in self._manifest.files if not self._is_here(file)]
+        files = self.missing = [file for file in self._manifest.files if not self._is_here(file)]
         self._check_room(files, free_bytes(self._staging))
         small = [file for file in files if file.size_bytes <= CHUNK_BYTES]
         with ThreadPoolExecutor(CHUNKS_AT_ONCE, "pull weights") as pool:
@@ -198,7 +212,7 @@ class _Pull:
                 return data
         raise PilotlightError(
             f"{file.path}: bytes {chunk.offset_bytes} to {chunk.offset_bytes + chunk.length_bytes} came {ATTEMPTS} times with a wrong hash",
-            hint="The platform's copy is damaged: push the weights again.",
+            hint=_DAMAGED,
         )
 
     def _count(self, size_bytes: int, *, fetched: bool = False) -> None:
@@ -209,16 +223,18 @@ class _Pull:
                 self._progress(self._done, self._manifest.size_bytes)
 
 
-def _merge(manifest: Manifest, staging: Path, target: Path) -> None:
-    """Put the files that came into a directory that holds other things, each whole or not at all."""
-    for file in manifest.files:
-        if (came := staging / file.path).exists():
-            place = target / file.path
-            if place.is_dir() and not place.is_symlink():
-                raise Conflict(f"{place} is a directory, and the model has a file of that name", hint="Name another directory.")
-            place.parent.mkdir(parents=True, exist_ok=True)
-            came.rename(place)
-    _sync_tree(target)
+def _merge(files: Sequence[ManifestFile], staging: Path, target: Path) -> None:
+    """Put the files that came into a directory that may hold other things, each whole or not at all."""
+    folders = {target}
+    for file in files:
+        place = target / file.path
+        if place.is_dir() and not place.is_symlink():
+            raise Conflict(f"{place} is a directory, and the model has a file of that name", hint="Name another directory.")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        (staging / file.path).rename(place)
+        folders |= {folder for folder in place.parents if folder.is_relative_to(target)}
+    for folder in folders:
+        _sync(folder)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pilotlight.errors import Conflict, InvalidInput, NotFound, PilotlightError, StorageFull, Unavailable
-from pilotlight.packaging.pull import pull
+from pilotlight.packaging.pull import is_empty, pull
 from weight_cache.hashing import build_manifest
 from weight_cache.manifest import CHUNK_BYTES
 
@@ -215,3 +215,40 @@ def test_ctrl_c_ends_it_with_nothing_still_writing_and_the_next_pull_goes_on(mod
     done = pull(model.shelf, model.digest, tmp_path / "copy")
     assert done.fetched_bytes < done.size_bytes
     assert tree(tmp_path / "copy") == tree(model.directory)
+
+
+def test_a_link_to_a_directory_is_a_place_to_pull_to(model: Model, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "copy").symlink_to("disk")
+    pull(model.shelf, model.digest, tmp_path / "copy")
+
+    assert tree(tmp_path / "disk") == tree(model.directory)
+    assert leftovers(tmp_path) == leftovers(tmp_path / "disk") == []
+
+
+def test_a_directory_that_is_there_may_be_a_disk_of_its_own_so_all_work_is_in_it(model: Model, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    places: list[Path] = []
+
+    def room(staging: Path) -> int:
+        places.append(staging.parent)
+        return 10**12
+
+    pull(model.shelf, model.digest, tmp_path / "disk", free_bytes=room)
+    assert places == [tmp_path / "disk"]
+
+
+def test_what_a_cut_off_pull_left_does_not_replace_a_file_that_is_whole_by_now(model: Model, tmp_path: Path) -> None:
+    target = tmp_path / "copy"
+    target.mkdir()
+    model.shelf.spoil = lambda digest, _offset, data: data[:-1] if digest == model.digest_of("big.bin") else data
+    with pytest.raises(PilotlightError):
+        pull(model.shelf, model.digest, target)
+    (left,) = leftovers(target)
+    assert is_empty(target)
+    (target / "big.bin").write_bytes((model.directory / "big.bin").read_bytes())
+    with (target / left / "big.bin").open("r+b") as half:
+        half.write(b"half of it")
+    pull(model.shelf, model.digest, target)
+
+    assert tree(target) == tree(model.directory)
