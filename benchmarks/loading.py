@@ -38,7 +38,7 @@ NAMES = {
     "cuda_memcpy": "limit: cudaMemcpy from pinned memory",
 }
 LIMITS = ("preadv_1", "preadv_cores", "preadv_many")
-QUICK = ("load_file", "safe_open", "torch_load", "mapped", "pool", "preadv_cores", "preadv_many")
+QUICK = ("load_file", "safe_open", "mapped", "pool", "preadv_cores", "preadv_many")
 ON_GPU = ("cuda_ours", "cuda_load_file", "cuda_memcpy")
 FULL = tuple(name for name in NAMES if name not in ("runai", *ON_GPU))
 

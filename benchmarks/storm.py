@@ -40,8 +40,8 @@ HOLD_S = 3.0
 """Calls that arrive at once stay this long, so that each needs an instance of its own."""
 STARTS = 8
 DROP_TIMEOUT_S = 60.0
-CALM_S = 4.0
-SETTLE_S = 1.0
+CALM_S = 3.0
+SETTLE_S = 0.5
 THIRTY_MB = Shape(name="30MB", layers=4, hidden=512, intermediate=1408, kv=256, vocabulary=16384)
 
 SOURCE_HEAD = '''"""Functions that want weights and little else."""
