@@ -19,6 +19,7 @@ from weight_cache.ingest import Ingest, translated
 from weight_cache.lanes import LaneOf
 from weight_cache.layout import StoreDirectory
 from weight_cache.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestFile, parse
+from weight_cache.objects import blob_key
 from weight_cache.tally import FetchMeter, Tally
 from weight_cache.threads import each, finish_in_thread
 from weight_cache.types import LoadProgress
@@ -94,9 +95,10 @@ class Arrivals:
             await finish_in_thread(self._directory.remove, *graves)  # in one go: a cancellation must leave none behind
             await self._fetch_files(name, manifest, lane_of)
             await finish_in_thread(self._directory.publish_model, name, manifest)
-        except FileNotFoundError as e:  # another model's check condemned a file that both share, between the two lines above
+            self._check_none_condemned(name, manifest)
+        except FileNotFoundError as e:
             self._catalogue.abandon(name)
-            raise ChunkCorrupt(f"a file of model {name[:12]} was found corrupt while the model was put together; try again: {e}") from e
+            raise _condemned(name) from e
         except BaseException:
             self._catalogue.abandon(name)
             if (grave := self._directory.bury_model(name)) is not None:  # a cancellation can come after the rename
@@ -105,6 +107,11 @@ class Arrivals:
         now = self._clock()
         self._catalogue.model_arrived(name, now=now)
         self._directory.touch(name, now=now)
+
+    def _check_none_condemned(self, name: str, manifest: Manifest) -> None:
+        """Another model's check may condemn a file that both share after this one linked it; before, linking finds it gone."""
+        if not all(self._catalogue.has_file(digest) for digest in manifest.blobs()):
+            raise _condemned(name)
 
     async def _fetch_files(self, name: str, manifest: Manifest, lane_of: LaneOf) -> None:
         """Fetch what is missing, small files side by side, and a large one's chunks too."""
@@ -187,10 +194,16 @@ class Arrivals:
             raise ManifestInvalid(f"blob {name[:12]} of {size} bytes is too long for a manifest ({MAX_MANIFEST_BYTES})")
         raw = bytes(await self._ingest.origin.read(name, offset_bytes=0, length_bytes=size))
         if hashlib.sha256(raw).hexdigest() != name:
-            raise ChunkCorrupt(f"manifest {name[:12]} does not match its hash; the origin's copy is damaged. Deploy again to upload it")
-        manifest = parse(raw)
+            raise ChunkCorrupt(
+                f"manifest {name[:12]} does not match its hash: the origin's copy is damaged. Remove {blob_key(name)} there, deploy again"
+            )
+        manifest = await finish_in_thread(parse, raw)  # some seconds for the longest: others are served meanwhile
         await finish_in_thread(self._directory.notes.keep_manifest, name, raw)
         return manifest
+
+
+def _condemned(name: str) -> ChunkCorrupt:
+    return ChunkCorrupt(f"a file of model {name[:12]} was found corrupt while the model was put together: try again, it is fetched anew")
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from weight_cache.errors import ChunkCorrupt, OriginUnavailable, StoreFailed, StoreFull
 from weight_cache.lanes import LaneOf, Lanes
 from weight_cache.manifest import CHUNK_BYTES, FileHash, ManifestFile
+from weight_cache.objects import blob_key
 from weight_cache.origin import Origin
 from weight_cache.partials import Partial
 from weight_cache.threads import QuietThreads, each
@@ -66,7 +67,8 @@ class Ingest:
                     f"{file.path}: the origin's {file.digest[:12]} ends before byte {chunk.offset_bytes + chunk.length_bytes}"
                 )
         raise ChunkCorrupt(
-            f"{file.path}: bytes from {chunk.offset_bytes} of {file.digest[:12]} do not match their hash; the origin's copy is damaged"
+            f"{file.path}: bytes from {chunk.offset_bytes} of {file.digest[:12]} do not match their hash: the origin's copy is damaged. "
+            f"Remove {blob_key(file.digest)} there, and deploy or push again"
         )
 
 

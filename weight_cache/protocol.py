@@ -192,6 +192,10 @@ def _is_stranger(writer: asyncio.StreamWriter) -> bool:
     return uid not in (0, os.geteuid())
 
 
+class _PeerLeft(Exception):
+    """Raised where a frame has nobody to go to."""
+
+
 class _Connection:
     """One peer: its running calls, and their cancellation when it leaves."""
 
@@ -239,11 +243,11 @@ class _Connection:
                 await self._fail(call_id, "unknown_operation", f"no operation {frame['op']!r}; there are: {known}")
                 return
             await self._send({"id": call_id, "ok": await operation(frame.get("args") or {}, part)})
-        except OSError:
-            pass  # the peer is gone; its answer has nowhere to go
+        except _PeerLeft:
+            pass  # its answer has nowhere to go
         except Exception as e:
             described = self._describe(e)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(_PeerLeft):
                 await self._fail(call_id, *(described or ("internal", f"{type(e).__name__}: {e}", {})))
             if described is None:
                 raise
@@ -254,5 +258,9 @@ class _Connection:
         await self._send({"id": call_id, "error": {"code": code, "message": message, "detail": dict(detail or {})}})
 
     async def _send(self, frame: Mapping[str, Any]) -> None:
-        self._writer.write(encode(frame))
-        await self._writer.drain()
+        line = encode(frame)
+        try:
+            self._writer.write(line)
+            await self._writer.drain()
+        except OSError as e:  # none of the operation's own, which the peer must hear of
+            raise _PeerLeft from e

@@ -9,18 +9,19 @@ the next try fetches the rest.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from weight_cache.arrivals import Arrivals, OnProgress
 from weight_cache.catalogue import Catalogue, guess_reload_s
 from weight_cache.checks import Checks
 from weight_cache.errors import ManifestInvalid
-from weight_cache.ingest import Ingest
+from weight_cache.ingest import Ingest, translated
 from weight_cache.lanes import LaneOf, Lanes
 from weight_cache.layout import StoreDirectory
 from weight_cache.origin import Origin
@@ -53,6 +54,7 @@ class Store:
         self._clock = clock
         self._lanes = lanes
         self._noting = asyncio.Lock()
+        self._verifying = asyncio.Lock()
         self._tally = Tally()
         self._threads = QuietThreads()
         self._checks = Checks(directory=directory, catalogue=catalogue, threads=self._threads, tally=self._tally)
@@ -127,7 +129,8 @@ class Store:
         if held is not None and pid in (None, held.pid):
             lease = held
         else:
-            self._directory.notes.write_lease(lease)  # before it counts: a lease that was answered is on disk
+            with self._noted(f"lease {lease.id}"):
+                self._directory.notes.write_lease(lease)  # before it counts: a lease that was answered is on disk
         self._catalogue.lease(lease, now=now)
         self._directory.touch(manifest, now=now)
         self._tally.hits += hit
@@ -140,7 +143,8 @@ class Store:
         lease = self._catalogue.release(lease_id, now=now)
         if lease is None:
             return False
-        self._directory.notes.remove_lease(lease_id)
+        with self._noted(f"the end of lease {lease_id}"):
+            self._directory.notes.remove_lease(lease_id)
         self._directory.touch(lease.manifest, now=now)
         return True
 
@@ -168,14 +172,20 @@ class Store:
             return False
         graves = self._directory.bury(removal)
         self._tally.evicted(removal)
-        await finish_in_thread(self._directory.remove, *graves)
+        with self._noted(f"the end of model {manifest[:12]}"):
+            await finish_in_thread(self._directory.remove, *graves)
         return True
 
     async def verify(self, manifest: str) -> list[str]:
-        """Read every byte of a model that is here again; returns the digests of files that were corrupt (now quarantined)."""
-        if not self._catalogue.is_here(manifest):
-            return []
-        return await self._checks.read_again(list(self._catalogue.files_of(manifest)))
+        """Read every byte of a model that is here again; returns the digests of files that were corrupt (now quarantined).
+
+        One model at a time: a file keeps a thread for as long as it is read, and arrivals need the others.
+        """
+        async with self._verifying:
+            if not self._catalogue.is_here(manifest):
+                return []
+            with self._noted(f"model {manifest[:12]}"):
+                return await self._checks.read_again(list(self._catalogue.files_of(manifest)))
 
     def scrubber(self, bytes_per_s: int, *, sleep: Sleep = asyncio.sleep, clock: Callable[[], float] = time.monotonic) -> Scrubber:
         """What reads everything again, at that pace, for as long as its `run` is awaited; `sleep` and `clock` keep the pace."""
@@ -230,7 +240,15 @@ class Store:
         """Write down what is true now; one at a time, so that the last word stays."""
         async with self._noting:
             notes = self._directory.notes
-            await finish_in_thread(notes.write_pin if self._catalogue.is_pinned(manifest) else notes.remove_pin, manifest)
+            with self._noted(f"pin {manifest[:12]}"):
+                await finish_in_thread(notes.write_pin if self._catalogue.is_pinned(manifest) else notes.remove_pin, manifest)
+
+    @contextlib.contextmanager
+    def _noted(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as e:
+            raise translated(e, self._directory.root, what) from e
 
     async def _bring(self, manifest: str, lane_of: LaneOf, on_progress: OnProgress | None) -> None:
         """Return when the model is here and looks as it was published, until something is awaited."""
@@ -241,7 +259,8 @@ class Store:
                 if not self._catalogue.is_here(manifest):
                     await self._arrivals.bring(manifest, lane_of=lane_of)
                 elif suspects := self._checks.suspects(manifest):
-                    await self._checks.read_again(suspects)
+                    with self._noted(f"model {manifest[:12]}"):
+                        await self._checks.read_again(suspects)
                 else:
                     return
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -259,3 +260,22 @@ async def test_disk_that_refuses_is_named(home: Home, origin: MemoryOrigin) -> N
     with pytest.raises(StoreFailed, match=r"refuses model .* rights"):
         await home.store.lease(name, holder="s", lane=Lane.PREFETCH)
     assert home.store.statistics().arriving == 0
+
+
+async def test_a_file_condemned_after_another_model_linked_it_is_not_in_that_model(home: Home, origin: MemoryOrigin) -> None:
+    await home.store.prefetch(put_model(origin, {"a": b"shared"}))
+    shared = digest_of(b"shared")
+    name = put_model(origin, {**{f"{n:04d}": b"shared" for n in range(2000)}, "own": b"own"})
+    file = home.root / "files" / shared
+    file.chmod(0o644)
+    file.write_bytes(b"SHARED")
+    arriving = asyncio.create_task(home.store.lease(name, holder="s"))
+    while not list((home.root / "tmp").glob("*/1998")):
+        await asyncio.sleep(0)
+    await home.store.scrubber(10**9).check(shared)
+
+    async with asyncio.timeout(10):
+        with contextlib.suppress(ChunkCorrupt):
+            await arriving
+        _, path = await home.store.lease(name, holder="s")
+    assert {found.read_bytes() for found in path.iterdir()} == {b"shared", b"own"}

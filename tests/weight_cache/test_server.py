@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.weight_cache.served import Node, node_with_client
-from weight_cache.protocol import RemoteFailure, RpcClient
+from tests.weight_cache.models import put_model
+from tests.weight_cache.served import Cache, Node, node_with_client
+from weight_cache.client import WeightCacheClient
+from weight_cache.errors import StoreFailed
+from weight_cache.protocol import Part, RemoteFailure, RpcClient, serve
 
 
 @pytest.fixture
-async def node() -> AsyncIterator[Node]:
-    async with node_with_client() as (node, _, _):
-        yield node
+async def served() -> AsyncIterator[tuple[Node, Cache, WeightCacheClient]]:
+    async with node_with_client() as served:
+        yield served
+
+
+@pytest.fixture
+def node(served: tuple[Node, Cache, WeightCacheClient]) -> Node:
+    return served[0]
+
+
+@pytest.fixture
+def client(served: tuple[Node, Cache, WeightCacheClient]) -> WeightCacheClient:
+    return served[2]
 
 
 @pytest.mark.parametrize(
@@ -42,3 +58,29 @@ async def test_wrong_arguments_are_named(node: Node, op: str, args: dict[str, An
 async def test_socket_is_for_its_owner(node: Node) -> None:
     assert node.socket.stat().st_mode & 0o777 == 0o600
     assert node.socket.stat().st_uid == os.geteuid()
+
+
+async def test_what_the_disk_refuses_is_answered(short_tmp: Path) -> None:
+    async def refuse(_args: Mapping[str, Any], _part: Part) -> Mapping[str, Any]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    defects: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: defects.append(context))
+    server = await serve(short_tmp / "s", {"refuse": refuse}, lambda _: None)
+    rpc = await RpcClient.open(short_tmp / "s")
+    async with asyncio.timeout(5):
+        with pytest.raises(RemoteFailure, match="No space left"):
+            await rpc.call("refuse", {})
+    await rpc.aclose()
+    server.close()
+
+
+async def test_a_disk_that_refuses_notes_is_named(node: Node, client: WeightCacheClient) -> None:
+    name = put_model(node.origin, {"a": b"abc"})
+    for folder in ("leases", "pins"):
+        (node.home / "w" / folder).rmdir()
+    opened = await client.open(name, holder="s")
+    with pytest.raises(StoreFailed, match=r"the disk below .* refuses lease"):
+        await client.wait(opened.lease_id)
+    with pytest.raises(StoreFailed, match=r"the disk below .* refuses pin"):
+        await client.pin(name)

@@ -496,3 +496,21 @@ def test_killed_at_any_moment_the_store_is_whole_again(tmp_path: Path) -> None:
         assert {lease.holder for lease in store.leases()} <= {"child"}
         assert all(lease.manifest in {m.manifest for m in store.models()} for lease in store.leases())
         store.close()
+
+
+async def test_models_that_are_verified_leave_threads_to_those_that_arrive(store: Store, origin: MemoryOrigin, tmp_path: Path) -> None:
+    names = []
+    for n in range((os.cpu_count() or 1) + 3):
+        names.append(put_model(origin, {"w": f"{n}".encode()}))
+        await store.prefetch(names[-1])
+        slow = store.files(names[-1])[0]
+        slow.unlink()
+        os.mkfifo(slow)  # whoever reads it waits for somebody who writes
+    checks = [asyncio.create_task(store.verify(name)) for name in names]
+    await asyncio.sleep(0)
+
+    async with asyncio.timeout(5):
+        await store.lease(put_model(origin, {"w": b"new"}), holder="s")
+    for path in [file for name in names for file in store.files(name)]:
+        await asyncio.to_thread(path.write_bytes, b"x")
+    assert [len(corrupt) for corrupt in await asyncio.gather(*checks)] == [1] * len(names)
