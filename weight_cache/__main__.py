@@ -16,7 +16,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from weight_cache import bandwidth
+from weight_cache import bandwidth, manners
 from weight_cache.bandwidth import Bandwidths
 from weight_cache.configuration import WeightCacheSettings
 from weight_cache.errors import StoreOwned
@@ -36,10 +36,6 @@ _log = logging.getLogger("weight_cache")
 
 _KEEP_SPEEDS_S = 60.0
 """Between two times that speeds are written down: what a kill can cost of what was learned."""
-
-
-_SWITCH_S = 0.0005
-"""A thread that hashes or reads hands the interpreter over within this time (5 ms by default): a start waits for the loop's answer."""
 
 
 async def run(paths: Paths, platform: PlatformSettings, settings: WeightCacheSettings, *, ready_fd: int | None) -> None:
@@ -124,7 +120,7 @@ async def _keep_speeds(root: Path, bandwidths: Bandwidths) -> None:
 
 def main() -> int:
     """Parse the command line and run; returns the exit status."""
-    sys.setswitchinterval(_SWITCH_S)
+    manners.settle()
     os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
     parser = argparse.ArgumentParser(prog="python -m weight_cache", description="One node's weight cache.")
     parser.add_argument("--config", type=Path, help="platform.yaml; every key has a default")
