@@ -45,6 +45,7 @@ async def adopt(*, nursery: Nursery, housekeeper: Housekeeper, boots: Boots, end
         elif slot.worker == "resident":
             boots.enlist(housing)
         else:
+            housing.take_part()
             ends.clear_if_empty(housing)
         _log.info("slot.adopted slot=%s worker=%s instances=%d", slot.id, slot.worker, len(slot.running))
 
@@ -70,8 +71,7 @@ async def sweep_groups(cgroups: Cgroups, run: Path, slots: Iterable[Slot], insta
     earlier = _earlier(record)
     here = Group(directories=dict(cgroups.bases), version=cgroups.version).to_json()
     record.write_text(json.dumps([here, *(e for e in earlier if e != here)][:8]))
-    groups = [i.group for i in instances if i.group is not None]
-    alive = {slot.id for slot in slots} | {directory.name for group in groups for directory in group.directories.values()}
+    alive = {slot.id for slot in slots} | {i.group.name for i in instances if i.group is not None}
     for body in [here, *earlier]:
         base = Group.from_json(body)
         subtree = Cgroups(bases=base.directories, version=base.version)

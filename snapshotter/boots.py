@@ -92,6 +92,7 @@ class Boots:
         if housing.slot.worker != "resident":
             self._ends.clear_if_empty(housing)
             return
+        housing.take_part()
         point = housing.slot.point.result()
         template = Template(
             housing=housing,
@@ -167,7 +168,7 @@ class Boots:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), BEHIND_S)
                 return
-            if self._wants_refill(launch) and (housing := await self._restored(launch, Phase())) is not None:
+            if self._wants_refill(launch) and (housing := await self._restored(launch, Phase(gives_way=True))) is not None:
                 self._enlist_unless_there(housing)
         finally:
             self._refills.discard(launch.revision)

@@ -1,4 +1,7 @@
-"""Limits per slot and instance through cgroup v1 or v2, in a subtree of our own below the group that we were started in.
+"""Limits per slot and instance through cgroup v1 or v2, in groups of our own below the group that we were started in.
+
+They lie side by side, with a prefix of ours, not below one common group: that would be one competitor for the CPU, with one weight, however
+many work in it, and whoever gives way in it (`priority`) would give way to nobody outside.
 
 Nothing here needs a daemon; where the hierarchy cannot be written the machine goes without, `why_not` says why, and the
 shim falls back to RLIMIT_DATA. Sources: kernel documentation, admin-guide/cgroup-v1 and cgroup-v2.
@@ -16,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from snapshotter import priority
+
 _CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 MAX_PIDS = 4096
 """Processes and threads of one instance: some hundred are normal for numeric libraries, a fork bomb is not."""
@@ -29,10 +34,22 @@ class Group:
     Attributes:
         directories: controller → directory; under v2 all the same one. Empty where there are no cgroups.
         version: 1 or 2.
+        cpu: its part of a busy machine, in CPUs.
     """
 
     directories: Mapping[str, Path]
     version: int
+    cpu: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """What it was made as; "" where there are no cgroups."""
+        return next((d.name.partition(".")[2] for d in self._unique()), "")
+
+    @property
+    def weighs(self) -> bool:
+        """Whether there is a group for the CPU."""
+        return "cpu" in self.directories
 
     @property
     def procs(self) -> list[str]:
@@ -72,6 +89,12 @@ class Group:
             return _number(accounting / "cpuacct.usage")
         return None
 
+    def weigh(self, part: float) -> None:
+        """Have that part of one's share of the CPU; 0: have it while nobody else wants it. Nothing happens where there is no cpu group."""
+        with contextlib.suppress(OSError):
+            if self.weighs:
+                priority.weigh(self.directories["cpu"], version=self.version, cpu=self.cpu, part=part)
+
     def kill(self) -> None:
         """SIGKILL whoever is left, descendants in sessions of their own included."""
         for directory in self._unique():
@@ -89,12 +112,13 @@ class Group:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values: what a restarted agent needs, wherever it is started itself."""
-        return {"version": self.version, "directories": {c: str(d) for c, d in self.directories.items()}}
+        return {"version": self.version, "cpu": self.cpu, "directories": {c: str(d) for c, d in self.directories.items()}}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         """The reverse of `to_json`."""
-        return cls(version=body["version"], directories={c: Path(d) for c, d in body["directories"].items()})
+        directories = {c: Path(d) for c, d in body["directories"].items()}
+        return cls(version=body["version"], directories=directories, cpu=body.get("cpu", 1.0))
 
     def _unique(self) -> list[Path]:
         return list(dict.fromkeys(self.directories.values()))
@@ -102,10 +126,10 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Cgroups:
-    """The subtree. Make one with `find`.
+    """All groups of one node. Make one with `find`.
 
     Attributes:
-        bases: controller → our directory in its hierarchy.
+        bases: controller → our directory in its hierarchy; the groups lie beside it, `<its name>.<theirs>`.
         version: 1 or 2; 0 without.
         why_not: why there is no limit on memory, None when there is.
     """
@@ -116,7 +140,7 @@ class Cgroups:
 
     @classmethod
     def find(cls, run: Path, *, proc: Path = Path("/proc/self")) -> Cgroups:
-        """Look at what is mounted, make our subtree (named after `run`), and say what works."""
+        """Look at what is mounted, make our directories (named after `run`), and say what works."""
         name = f"pilotlight-{hashlib.sha256(str(run).encode()).hexdigest()[:12]}"
         places = _places(proc)
         if not places:
@@ -133,8 +157,6 @@ class Cgroups:
                     _delegate(parent, controller)
                 base = parent / name
                 base.mkdir(exist_ok=True)
-                if version == 2:
-                    _delegate(base, controller)
                 bases[controller] = base
             except OSError as e:
                 problems.append(f"{controller}: {e.strerror} ({parent})")
@@ -152,29 +174,30 @@ class Cgroups:
 
     def make(self, name: str, *, memory_bytes: int, cpu: float, pids: int = MAX_PIDS) -> Group:
         """A group with its limits set. Raises OSError."""
-        group = self.group(name)
+        group = self.group(name, cpu=cpu)
         for directory in set(group.directories.values()):
             directory.mkdir(exist_ok=True)
-        limits = {"memory": "memory.max", "pids": "pids.max", "cpu": "cpu.weight"}
-        values = {"memory": memory_bytes, "pids": pids, "cpu": max(1, min(10000, int(cpu * 100)))}
-        if self.version == 1:
-            limits.update(memory="memory.limit_in_bytes", cpu="cpu.shares")
-            values["cpu"] = max(2, int(cpu * 1024))
+        limits = {"memory": "memory.max" if self.version == 2 else "memory.limit_in_bytes", "pids": "pids.max"}
+        values = {"memory": memory_bytes, "pids": pids}
         for controller, file in limits.items():
             if controller in group.directories:
                 (group.directories[controller] / file).write_text(str(values[controller]))
+        if group.weighs:
+            (group.directories["cpu"] / priority.FILE[self.version]).write_text(priority.weight(self.version, cpu))
         return group
 
-    def group(self, name: str) -> Group:
+    def group(self, name: str, *, cpu: float = 1.0) -> Group:
         """The group of that name, whether it exists or not."""
-        return Group(directories={c: base / name for c, base in self.bases.items()}, version=self.version)
+        directories = {c: base.with_name(f"{base.name}.{name}") for c, base in self.bases.items()}
+        return Group(directories=directories, version=self.version, cpu=cpu)
 
     def names(self) -> set[str]:
         """Groups that exist."""
-        return {d.name for base in self.bases.values() if base.is_dir() for d in base.iterdir() if d.is_dir()}
+        found = {(base, d.name) for base in self.bases.values() if base.is_dir() for d in base.parent.iterdir() if d.is_dir()}
+        return {name.removeprefix(f"{base.name}.") for base, name in found if name.startswith(f"{base.name}.")}
 
     def remove_empty(self) -> None:
-        """Remove the subtree itself, as far as it is empty."""
+        """Remove our own directories; groups that exist stay."""
         for base in dict.fromkeys(self.bases.values()):
             _remove(base)
 

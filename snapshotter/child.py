@@ -9,7 +9,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from snapshotter import isolation
+from snapshotter import isolation, priority
 
 CONTROL_FD = 3
 """Where a worker finds its end of the control pair."""
@@ -37,10 +37,15 @@ class Confinement:
 
 @dataclass(frozen=True, kw_only=True)
 class Cgroup:
-    """Ways into a group (`cgroups.Group`): `procs` for anybody, `tasks` for a single-threaded process by itself."""
+    """Ways into a group (`cgroups.Group`): `procs` for anybody, `tasks` for a single-threaded process by itself.
+
+    Attributes:
+        is_nice: a process that is executed there gives way by its niceness (`priority.be_nice`), for want of a cpu group.
+    """
 
     procs: Sequence[str] = ()
     tasks: Sequence[str] = ()
+    is_nice: bool = False
 
     def open_tasks(self) -> list[int]:
         """Descriptors for a fork that enters by itself. Raises OSError."""
@@ -66,6 +71,8 @@ def execute(
         return pid
     try:
         os.setsid()
+        if cgroup.is_nice:
+            priority.be_nice()
         enter(cgroup.tasks or cgroup.procs, 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)

@@ -11,19 +11,21 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snapshotter import exits, launch, slots
+from snapshotter import exits, launch, priority, slots
 from snapshotter.cgroups import Cgroups, Group
 from snapshotter.errors import StartFailed, Unsupported
 from snapshotter.launch import BundleStore, ImageStore, Sources, WeightSource
 from snapshotter.logs import Logs
 from snapshotter.nursery import Nursery
 from snapshotter.patience import Patience
+from snapshotter.places import Places
 from snapshotter.running import Owner
 from snapshotter.slots import BootFailed, Slot
 from snapshotter.types import LaunchSpec, RevisionKey, StartKind
@@ -31,6 +33,7 @@ from snapshotter.weights import Opening, Served, Weights
 
 _log = logging.getLogger(__name__)
 _RECORD = "housing.json"
+_AT_ONCE_MS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,7 @@ class Housing:
 
     Attributes:
         boot_ms: phases until the snapshot point, `slot` first.
-        took_ms: all of them, by the clock on the wall, without the time for which its weights were waited for.
+        took_ms: all of them, by the clock on the wall, without the time for which its weights, or other boots, were waited for.
         is_booting: before the snapshot point whoever boots it clears it, too.
         transient: made for a snapshot's sake alone: whoever made it clears it, and a new agent does when it finds it.
         snapshot: what it was restored from, None when it was booted.
@@ -56,6 +59,7 @@ class Housing:
             of one that an earlier agent left it is not known.
         lease_ids: weights held for it.
         weights: what is held, by name, once it is here.
+        gives_way, hurry: on the CPU, to calls; and when it gives way less.
         spots, parked_bytes, timer: forks that wait for an assignment, their PSS as last measured, and when they are next looked at;
             `parking.Parking` owns them.
     """
@@ -72,9 +76,40 @@ class Housing:
     snapshot: str | None = None
     whole: bool = False
     is_pristine: bool = True
+    gives_way: bool = False
+    hurry: asyncio.TimerHandle | None = None
     spots: list[Spot] = field(default_factory=list)
     parked_bytes: int = 0
     timer: asyncio.TimerHandle | None = None
+
+    def give_way(self, steps: Sequence[tuple[float, float]]) -> None:
+        """On the CPU, to calls, until `take_part`: for so many seconds with that part of its share, and so on (`priority.BOOT`).
+
+        Needs a cpu group; without one only what is booted so gives way.
+        """
+        self.stop_hurrying()
+        (seconds, part), *rest = steps
+        self.gives_way = True
+        self.group.weigh(part)
+        loop = asyncio.get_running_loop()
+        self.hurry = loop.call_later(seconds, self.give_way, rest) if rest else loop.call_later(seconds, self.take_part)
+
+    def take_part(self) -> None:
+        """What gave way has its share from now on."""
+        self.stop_hurrying()
+        if not self.gives_way:
+            return
+        self.gives_way = False
+        if self.group.weighs:
+            self.group.weigh(1)
+        elif self.slot.worker_pid and not (self.slot.worker == "dead" or self.slot.is_lost or self.slot.is_ending):
+            priority.be_even(self.slot.worker_pid)
+
+    def stop_hurrying(self) -> None:
+        """It stays as it is."""
+        if self.hurry is not None:
+            self.hurry.cancel()
+            self.hurry = None
 
     def record(self) -> dict[str, Any]:
         """What a restarted agent reads."""
@@ -105,6 +140,7 @@ class Housing:
             snapshot=body.get("snapshot"),
             whole=body.get("whole", False),
             is_pristine=False,
+            gives_way=True,
         )
 
 
@@ -134,7 +170,9 @@ class Housekeeper:
         cgroups: Cgroups,
         logs: Logs,
         runtime: Mapping[str, Path],
+        places: Places | None = None,
     ) -> None:
+        """`places`: for boots at once; twice as many as processors where it is not said."""
         self._nursery = nursery
         self._bundles = bundles
         self._images = images
@@ -142,6 +180,7 @@ class Housekeeper:
         self._cgroups = cgroups
         self._logs = logs
         self._runtime = runtime
+        self._places = places or Places.for_processors()
         self.housings: dict[str, Housing] = {}
 
     async def boot(self, spec: LaunchSpec, phase: Phase, owner: Owner, *, network: bool = False, transient: bool = False) -> Housing:
@@ -150,11 +189,14 @@ class Housekeeper:
         network: with a network namespace of its own; transient: see `Housing`.
         """
         async with self.moving_in(spec, phase, owner, network=network, transient=transient) as tenancy:
-            housing = tenancy.housing
-            housing.slot.boot(tenancy.plan.order, housing.group.ways_in())
-            phase.name = "boot"
-            point = await housing.slot.point
-            housing.boot_ms = {**housing.boot_ms, **point.phases_ms}
+            housing, phase.name = tenancy.housing, "queue"
+            async with self._places.one() as queued_ms:
+                phase.name = "boot"
+                housing.give_way(priority.BACKGROUND if transient else priority.BOOT)
+                is_nice = not housing.group.weighs and os.geteuid() == 0
+                housing.slot.boot(tenancy.plan.order, {**housing.group.ways_in(), "is_nice": is_nice})
+                point = await housing.slot.point
+            housing.boot_ms = {**housing.boot_ms, **({"queue": queued_ms} if queued_ms > _AT_ONCE_MS else {}), **point.phases_ms}
         return housing
 
     def is_listening(self, revision: RevisionKey) -> bool:
@@ -184,6 +226,8 @@ class Housekeeper:
             await asyncio.sleep(0)  # the cache has its questions, and works while we do
             uid, code = self._uid(spec), await self._bundles.ensure(spec.bundle)
             housing.group = self._cgroups.make(slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu)
+            if phase.gives_way or transient:
+                housing.give_way(priority.BACKGROUND)
             self._logs.register(slot.id, labels=spec.labels, revision=spec.revision, now=time.time())
             waited_ms = await self._have_weights(housing, opening, phase)
             places = {name: served.path for name, served in housing.weights.items()}
@@ -191,7 +235,7 @@ class Housekeeper:
             tenancy = Tenancy(housing=housing, plan=self._write_launch(housing, sources, uid), uid=uid)
             housing.boot_ms = {**phase.before_ms, "slot": _since_ms(began) - waited_ms, **({"weights": waited_ms} if places else {})}
             yield tenancy
-            housing.took_ms = _since_ms(began) - waited_ms
+            housing.took_ms = _since_ms(began) - waited_ms - housing.boot_ms.get("queue", 0.0)
             slots.write_json(slot.directory / _RECORD, housing.record())
             housing.is_booting = transient
         except BootFailed as e:
@@ -221,6 +265,7 @@ class Housekeeper:
 
     async def resume(self, housing: Housing) -> None:
         """Wait for the snapshot point of an adopted slot that was booting. Raises StartFailed; the slot is cleared then."""
+        housing.give_way(priority.BOOT)
         try:
             point = await housing.slot.point
         except BootFailed as e:
@@ -232,6 +277,7 @@ class Housekeeper:
 
     async def clear(self, housing: Housing) -> None:
         """End the slot; give back all it held."""
+        housing.stop_hurrying()
         await housing.slot.end()
         self.housings.pop(housing.slot.id, None)
         await housing.group.remove()
@@ -286,6 +332,7 @@ class Phase:
         kind: the rung that is tried.
         before_ms: phases that came before the slot.
         patience: what bounds it.
+        gives_way: it has the CPU only while no call wants it.
     """
 
     name: str = "slot"
@@ -293,6 +340,7 @@ class Phase:
     kind: StartKind = StartKind.COLD
     before_ms: dict[str, float] = field(default_factory=dict)
     patience: Patience = field(default_factory=Patience)
+    gives_way: bool = False
 
 
 def _since_ms(began: float) -> float:

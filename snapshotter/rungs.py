@@ -120,11 +120,11 @@ class Rungs:
             self._builder.want(launch)
 
     def took(self, launch: LaunchSpec, info: InstanceInfo, seconds: float) -> None:
-        """How long a whole start took, without waiting for its weights; of RESTORE what it does itself: waiting for a slot, or for other
-        restores, is no part of it.
+        """How long a whole start took, without waiting for its weights or for other boots; of RESTORE what it does itself: waiting for a
+        slot, or for other restores, is no part of it.
         """
         own = {k: v for k, v in info.phases_ms.items() if k not in ("slot", "weights", "prefetch")}
-        whole_ms = max(0.0, seconds * 1000 - info.phases_ms.get("weights", 0.0))
+        whole_ms = max(0.0, seconds * 1000 - info.phases_ms.get("weights", 0.0) - info.phases_ms.get("queue", 0.0))
         took_ms = sum(own.values()) if info.start_kind is StartKind.RESTORE else whole_ms
         text = "rung.took revision=%s rung=%s ms=%.0f after weights_ms=%.0f"
         _log.info(text, launch.revision, info.start_kind, took_ms, info.phases_ms.get("weights", 0.0))

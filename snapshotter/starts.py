@@ -73,6 +73,8 @@ class Starts:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if running.gone.done():
             raise await self._explain(instance, running)
+        if way.in_place:
+            housing.take_part()
         before = housing.boot_ms if way.kind in (StartKind.COLD, StartKind.RESTORE) else {}
         instance.was_ready = True
         served = served_from(way.kind, housing.launch, housing.weights)

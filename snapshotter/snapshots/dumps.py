@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from snapshotter import processes, slots, tree
+from snapshotter import priority, processes, slots, tree
 from snapshotter.boots import Boots
 from snapshotter.criu import operations
 from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason
@@ -151,6 +151,7 @@ class Dumps:
         if template is None or not self._templates.remove(template):
             return None
         template.housing.transient = template.housing.is_booting = True
+        template.housing.give_way(priority.BACKGROUND)
         self._ends.template_gone(template, "snapshotted", {})
         return template.housing
 

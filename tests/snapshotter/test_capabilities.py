@@ -46,7 +46,7 @@ async def test_tools_that_are_there_are_asked(tmp_path: Path) -> None:
 
 
 async def test_memory_group_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
-    lost = Cgroups(bases={"memory": tmp_path / "gone"}, version=2)
+    lost = Cgroups(bases={"memory": tmp_path / "gone" / "ours"}, version=2)
     body = await probe(home=tmp_path, environ={"PATH": ""}, cgroups=lost)
     assert not feature(body, "cgroup memory")["on"]
     assert "No such file" in feature(body, "cgroup memory")["why"]

@@ -32,7 +32,7 @@ def test_v1_limits_go_below_our_own_group(tmp_path: Path) -> None:
     group = cgroups.make("i-1", memory_bytes=1000, cpu=0.5)
 
     assert (cgroups.version, cgroups.limits_memory, cgroups.limits_pids, cgroups.why_not) == (1, True, True, None)
-    assert group.directories["memory"].parent.parent == tmp_path / "memory/own"
+    assert group.directories["memory"].parent == tmp_path / "memory/own"
     assert (group.directories["memory"] / "memory.limit_in_bytes").read_text() == "1000"
     assert (group.directories["cpu"] / "cpu.shares").read_text() == "512"
     assert len(group.procs) == 3

@@ -283,7 +283,7 @@ async def test_a_build_has_a_cgroup_of_its_own_with_bounds(tmp_path: Path, envir
 
     async def look(body: Mapping[str, Any]) -> None:
         if name in body["text"]:
-            bounds.add((cgroups.bases["pids"] / name / "pids.max").read_text())
+            bounds.add((cgroups.group(name).directories["pids"] / "pids.max").read_text())
 
     await images.build(description, uid=TENANT_UID, part=look)
 
