@@ -63,6 +63,8 @@ class Parking:
         """One more waits in `slot`."""
         template = self.templates.of_slot(slot.id)
         if template is not None:
+            for spot in template.housing.spots:
+                spot.group.weigh(1)
             self.errands.run(self._measure(template), f"measure parked {slot.id}")
 
     def gone(self, slot: Slot, name: str) -> None:
@@ -100,6 +102,7 @@ class Parking:
     def _park(self, housing: Housing) -> None:
         name, launch = f"p-{secrets.token_hex(8)}", housing.launch
         spot = Spot(name=name, group=self.cgroups.make(name, memory_bytes=launch.memory_bytes, cpu=launch.cpu))
+        spot.group.weigh(0)  # until it waits: nobody waits for it
         housing.spots.append(spot)
         housing.slot.park(name, spot.group.ways_in())
 

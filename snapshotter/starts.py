@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from snapshotter import exits, slots, wire
+from snapshotter import exits, priority, slots, wire
 from snapshotter.cgroups import Cgroups, Group
 from snapshotter.ends import Ends
 from snapshotter.errors import SnapshotterError, StartFailed
@@ -73,8 +73,8 @@ class Starts:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if running.gone.done():
             raise await self._explain(instance, running)
-        if way.in_place:
-            housing.take_part()
+        if way.kind is StartKind.COLD:
+            self._take_part(instance, housing)
         before = housing.boot_ms if way.kind in (StartKind.COLD, StartKind.RESTORE) else {}
         instance.was_ready = True
         served = served_from(way.kind, housing.launch, housing.weights)
@@ -94,7 +94,7 @@ class Starts:
         launch, housing, name = request.launch, way.housing, instance.info.id
         spot = None if way.in_place else self._parking.take(housing)
         try:
-            instance.group = housing.group if way.in_place else spot.group if spot else self._make_group(request)
+            instance.group = housing.group if way.in_place else spot.group if spot else self._make_group(request, way)
             self._logs.register(name, labels=launch.labels, revision=launch.revision, now=self._clock())
             listener = slots.listen(Path(instance.info.socket)).detach()
         except OSError as e:
@@ -109,8 +109,19 @@ class Starts:
         instance.housing, instance.running = housing, running
         return running
 
-    def _make_group(self, request: Request) -> Group:
-        return self._cgroups.make(request.instance_id, memory_bytes=request.launch.memory_bytes, cpu=request.launch.cpu)
+    def _make_group(self, request: Request, way: Way) -> Group:
+        group = self._cgroups.make(request.instance_id, memory_bytes=request.launch.memory_bytes, cpu=request.launch.cpu)
+        if way.kind is StartKind.COLD:
+            group.weigh(0)
+            asyncio.get_running_loop().call_later(priority.FORK_S, group.weigh, 1)
+        return group
+
+    @staticmethod
+    def _take_part(instance: Instance, housing: Housing) -> None:
+        """What gave way on the CPU until now (`priority`)."""
+        housing.take_part()
+        if instance.group is not None and instance.group != housing.group:
+            instance.group.weigh(1)
 
     async def _explain(self, instance: Instance, running: Running) -> StartFailed | TemplateLost:
         how, word = running.gone.result(), instance.info.exit_reason or "exited"
