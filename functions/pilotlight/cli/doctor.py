@@ -128,9 +128,7 @@ def blobs(platform: LocalPlatform) -> Finding:
     try:
         asyncio.run(_probe(store))
     except (ObjectStoreError, TimeoutError) as e:
-        way_out = (
-            "Check platform.blobs, the credentials (AWS_… where the platform runs) and their rights to put, get and delete."
-        )
+        way_out = "Check platform.blobs, the credentials (AWS_… where the platform runs) and their rights to put, get and delete."
         return Finding(what="blobs", state=BROKEN, detail=f"{where}: {e or 'no answer'!s}", way_out=way_out)
     return Finding(what="blobs", state=OK, detail=f"{where} takes, gives back and deletes objects")
 
