@@ -62,6 +62,9 @@ def push(
         list[str], typer.Argument(metavar="SOURCE…", help="A directory, s3://bucket/prefix, hf://org/name@revision, or http(s):// files.")
     ],
     name: Annotated[str | None, typer.Option(help="Name on the platform. Default: the last part of the source.")] = None,
+    include: Annotated[
+        list[str] | None, typer.Option(help="Only files that match, as '*.safetensors'; may be given several times. Default: all.")
+    ] = None,
 ) -> None:
     """Send a model and give it a name; apps use it with Weights.named(NAME). Only what the platform lacks is sent.
 
@@ -72,14 +75,18 @@ def push(
     from pilotlight.sdk.weights import Weights
 
     sources = [word if "://" in word else str(session.cwd / Path(word).expanduser()) for word in source]
-    declared = Weights(sources if len(sources) > 1 else sources[0], name=name)
+    declared = Weights(sources if len(sources) > 1 else sources[0], name=name, include=tuple(include or ()))
     where: Path | list[str] = declared.directory() if declared.is_directory else sources
     _check_name(declared.name)
     with session.client() as client:
         _demand_environment(client)
         with Deployer(session, client).progress() as progress:
             pushed = send(
-                client, where if len(sources) > 1 or isinstance(where, Path) else sources[0], name=declared.name, progress=progress
+                client,
+                where if len(sources) > 1 or isinstance(where, Path) else sources[0],
+                name=declared.name,
+                include=declared.include,
+                progress=progress,
             )
         shown = str(where) if isinstance(where, Path) else declared.source
         info = client.put_weights(declared.name, manifest=pushed.manifest, source=shown)

@@ -62,6 +62,13 @@ def test_the_working_directory_itself_can_be_pushed(shell: Shell, monkeypatch: p
     assert (pushed["name"], pushed["files"], pushed["source"]) == ("minilm", 2, str(shell.model))
 
 
+def test_only_the_files_that_are_wanted_are_pushed(shell: Shell) -> None:
+    (shell.model / "notes.md").write_text("not for the platform")
+    assert shell.json("push", "minilm", "--include", "*.md")["files"] == 1
+    done = shell.run("push", "minilm", "--include", "*.nothing")
+    assert (done.exit_code, "*.nothing" in done.stderr) == (1, True)
+
+
 @pytest.mark.parametrize("source", ["nothing-here", "gs://bucket/x"])
 def test_a_source_that_cannot_be_read_is_refused_in_two_lines(shell: Shell, source: str) -> None:
     done = shell.run("push", source)
