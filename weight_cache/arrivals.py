@@ -199,6 +199,7 @@ class Arrivals:
             )
         manifest = await finish_in_thread(parse, raw)  # some seconds for the longest: others are served meanwhile
         await finish_in_thread(self._directory.notes.keep_manifest, name, raw)
+        await finish_in_thread(self._directory.notes.forget_manifests, self._catalogue.names())
         return manifest
 
 

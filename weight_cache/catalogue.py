@@ -21,7 +21,8 @@ from weight_cache.victims import Candidate, Files, ReloadSeconds, Removal, choos
 __all__ = ["Catalogue", "Files", "Removal"]
 
 _KNOWN_MODELS = 256
-"""Models that are not here, whose files are remembered: what is missing of them can be said without asking the origin."""
+_KNOWN_FILES = 200_000
+"""Models, and files of them, that are remembered when they are not here: what they lack can be said without asking the origin."""
 
 
 def guess_reload_s(size_bytes: int) -> float:
@@ -77,6 +78,10 @@ class Catalogue:
         """How many models are on their way."""
         return len(self._claims)
 
+    def names(self) -> set[str]:
+        """Every model that is here or arriving."""
+        return self._models.keys() | self._claims.keys()
+
     def is_here(self, manifest: str) -> bool:
         """Whether the model can be leased now."""
         return manifest in self._models
@@ -123,7 +128,7 @@ class Catalogue:
         """Remember what a model consists of, be it here or not (the newest of those that are not)."""
         self._known[manifest] = files
         self._known.move_to_end(manifest)
-        while len(self._known) > _KNOWN_MODELS:
+        while len(self._known) > _KNOWN_MODELS or (len(self._known) > 1 and sum(map(len, self._known.values())) > _KNOWN_FILES):
             self._known.popitem(last=False)
 
     def missing(self, manifest: str) -> int | None:

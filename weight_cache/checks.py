@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Collection
 from pathlib import Path
@@ -59,6 +60,13 @@ class Checks:
                 return False
             self._directory.reseal(path)
         except OSError as e:
+            if is_ours(e):
+                raise
             _log.warning("file unreadable digest=%s error=%s", digest[:12], e)
             return False
         return True
+
+
+def is_ours(error: OSError) -> bool:
+    """Whether this process, or the machine, has too little of something: no word about the file."""
+    return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from weight_cache.errors import LeaseUnknown
+from weight_cache.errors import LeaseUnknown, StoreFailed
 
 
 def started_ticks(pid: int) -> int | None:
@@ -40,12 +40,17 @@ class Holder:
 
     @classmethod
     def find(cls, pid: int, *, started: int | None = None) -> Holder:
-        """The process of that pid, and of that start time if one is given. Raises LeaseUnknown when it is gone: it holds nothing."""
+        """The process of that pid, and of that start time if one is given.
+
+        Raises LeaseUnknown when it is gone (it holds nothing), StoreFailed when it cannot be watched.
+        """
         gone = LeaseUnknown(f"process {pid} is gone, and what it held with it: open the lease for a process that lives")
         try:
             pidfd = os.pidfd_open(pid)
-        except OSError as e:
+        except ProcessLookupError as e:
             raise gone from e
+        except OSError as e:
+            raise StoreFailed(f"process {pid} cannot be watched: {e.strerror}. Let the weight cache open more files (LimitNOFILE)") from e
         now = started_ticks(pid)
         if now is None or started not in (None, now):
             os.close(pidfd)

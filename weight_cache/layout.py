@@ -151,10 +151,14 @@ class StoreDirectory:
 
     def trim_quarantine(self) -> None:
         """Keep the newest corrupt files, few and of few bytes: they are outside the budget."""
-        kept, room = 0, _QUARANTINE_BYTES
-        for path in sorted((self.root / "quarantine").iterdir(), key=lambda p: p.stat().st_mtime_ns, reverse=True):
-            kept, room = kept + 1, room - path.stat().st_size
-            if kept > _QUARANTINE_KEPT or room < 0:
+        found, room = [], _QUARANTINE_BYTES
+        for path in (self.root / "quarantine").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another thread trims, too
+                status = path.stat()
+                found.append((status.st_mtime_ns, status.st_size, path))
+        for kept, (_, size, path) in enumerate(sorted(found, reverse=True)):
+            room -= size
+            if kept >= _QUARANTINE_KEPT or room < 0:
                 self.remove(path)
 
     def remove(self, *graves: Path) -> None:

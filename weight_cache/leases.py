@@ -22,7 +22,7 @@ from typing import Protocol
 
 from weight_cache import residency
 from weight_cache.bandwidth import Bandwidths
-from weight_cache.errors import LeaseUnknown
+from weight_cache.errors import LeaseUnknown, StoreFailed
 from weight_cache.holders import Holder
 from weight_cache.readahead import ReadAhead
 from weight_cache.residency import Residency
@@ -128,6 +128,9 @@ class Leases:
                 _log.info("lease.ended id=%s holder=%s reason=%s", lease.id, lease.holder, e)
                 await self._store.release(lease.id)
                 continue
+            except StoreFailed as e:  # better held too long than taken from somebody who maps it
+                _log.warning("lease.not_watched id=%s holder=%s error=%s", lease.id, lease.holder, e)
+                holder = None
             found = asyncio.create_task(self.predict(lease.manifest), name=f"look at {lease.manifest[:12]}")
             opening = _Opening(id=lease.id, manifest=lease.manifest, name=lease.holder, holder=holder, found=found)
             opening.model = asyncio.get_running_loop().create_future()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def settle() -> None:
     sys.setswitchinterval(SWITCH_S)
     step_back()
     keep_buffers()
+    open_many_files()
 
 
 def step_back() -> bool:
@@ -47,3 +49,10 @@ def keep_buffers() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
         mallopt(_M_TRIM_THRESHOLD, 4 * _KEPT_BYTES)
+
+
+def open_many_files() -> None:
+    """Take the hard limit of open files: a lease is one (the pidfd of its holder), and the soft limit is often 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

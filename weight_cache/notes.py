@@ -6,6 +6,7 @@ with it (leases) is not. Blocking, and quick.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,6 +19,8 @@ from weight_cache.types import Lease
 
 _MANIFESTS_KEPT = 64
 """Of models that are not here: what a fetch lacks can be said, and a fetch begin, without asking the origin."""
+_MANIFESTS_BYTES = 128 * 1024**2
+"""Of these, but for the newest: they are outside the budget."""
 FOLDERS = ("manifests", "leases", "pins")
 
 
@@ -39,10 +42,17 @@ class Notes:
             raise
 
     def forget_manifests(self, keep: set[str]) -> None:
-        """Remove manifests of models that are gone, but for the newest."""
-        others = [note for note in (self._root / "manifests").iterdir() if note.name not in keep]
-        for note in sorted(others, key=lambda n: n.stat().st_mtime_ns, reverse=True)[_MANIFESTS_KEPT:]:
-            note.unlink()
+        """Remove manifests of models that are gone, but for the newest. Several threads may."""
+        others = []
+        for note in (self._root / "manifests").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if note.name not in keep:
+                    others.append((note.stat().st_mtime_ns, note.stat().st_size, note))
+        room = _MANIFESTS_BYTES
+        for kept, (_, size, note) in enumerate(sorted(others, reverse=True)):
+            room -= size
+            if kept >= _MANIFESTS_KEPT or (kept and room < 0):
+                note.unlink(missing_ok=True)
 
     def manifests(self) -> list[str]:
         """Every manifest that is kept, oldest first."""

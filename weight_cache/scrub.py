@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from weight_cache.catalogue import Catalogue
-from weight_cache.checks import Checks
+from weight_cache.checks import Checks, is_ours
 from weight_cache.lanes import Lanes
 from weight_cache.layout import StoreDirectory
 from weight_cache.manifest import FileHash
@@ -101,6 +101,9 @@ class Scrubber:
         return size
 
     async def _condemn(self, digest: str, error: OSError | None) -> bool:
+        if error is not None and is_ours(error):
+            _log.warning("scrubber could not read digest=%s error=%s", digest[:12], error)
+            return True
         _log.error("scrubber found a bad file digest=%s error=%s", digest[:12], error)
         await self._checks.condemn([digest])
         return False

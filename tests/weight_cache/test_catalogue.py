@@ -236,3 +236,11 @@ class AnyOrder(RuleBasedStateMachine):
 
 AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestAnyOrder = AnyOrder.TestCase
+
+
+def test_of_models_that_are_not_here_few_files_are_remembered() -> None:
+    catalogue = Catalogue(10)
+    for name in ("old", "young"):
+        catalogue.know(name, {f"{name} {n}": 1 for n in range(150_000)})
+    assert catalogue.missing("old") is None
+    assert catalogue.missing("young") == 150_000

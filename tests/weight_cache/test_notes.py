@@ -65,3 +65,12 @@ def test_pins_and_position(notes: Notes) -> None:
     notes.remove_pin("m")
     notes.remove_pin("m")
     assert notes.pins() == []
+
+
+def test_long_manifests_of_models_that_are_gone_are_few(tmp_path: Path, notes: Notes) -> None:
+    for i in range(4):
+        notes.keep_manifest(f"{i}", b"x")
+        os.truncate(tmp_path / "manifests" / f"{i}", 60 * 1024**2)
+        os.utime(tmp_path / "manifests" / f"{i}", (i, i))
+    notes.forget_manifests({"0"})
+    assert notes.manifests() == ["0", "2", "3"]

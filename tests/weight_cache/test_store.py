@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,8 @@ from hypothesis import strategies as st
 
 from tests.fakes.origins import FolderOrigin, MemoryOrigin
 from tests.weight_cache.models import chunked, digest_of, manifest_of, put_model
-from weight_cache.errors import ChunkCorrupt, ManifestInvalid, OriginUnavailable, StoreFull, StoreOwned
+from weight_cache.errors import ChunkCorrupt, ManifestInvalid, OriginUnavailable, StoreFailed, StoreFull, StoreOwned
+from weight_cache.holders import Holder
 from weight_cache.manifest import CHUNK_BYTES
 from weight_cache.store import Store, lease_id
 from weight_cache.types import LoadProgress
@@ -514,3 +516,20 @@ async def test_models_that_are_verified_leave_threads_to_those_that_arrive(store
     for path in [file for name in names for file in store.files(name)]:
         await asyncio.to_thread(path.write_bytes, b"x")
     assert [len(corrupt) for corrupt in await asyncio.gather(*checks)] == [1] * len(names)
+
+
+async def test_a_process_without_descriptors_condemns_no_file(store: Store, origin: MemoryOrigin) -> None:
+    name = put_model(origin, MODEL)
+    await store.lease(name, holder="s")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(StoreFailed, match="Too many open files"):
+            await store.verify(name)
+        assert await store.scrubber(10**9).check(digest_of(b"{}"))
+        with pytest.raises(StoreFailed, match="LimitNOFILE"):
+            Holder.find(os.getpid())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert await store.verify(name) == []
+    assert store.statistics().quarantined_files == 0
