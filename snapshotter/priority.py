@@ -17,8 +17,8 @@ from typing import Final
 
 BOOT: Final = ((2.0, 0.0), (8.0, 0.125))
 """For how long a boot has which part of its share: where calls take all CPUs it gets on all the same, though late."""
-BACKGROUND: Final = ((20.0, 0.0), (100.0, 0.125))
-"""The same for what nobody waits for: it holds memory, and has deadlines."""
+BACKGROUND: Final = ((5.0, 0.0), (60.0, 0.25))
+"""The same for what no call waits for: it holds memory, and has deadlines."""
 FORK_S: Final = 1.0
 """For how long at most the last step of a COLD start gives way, the fork that was waited for."""
 NICENESS: Final = 19

@@ -41,12 +41,14 @@ class ProcessSpec:
         argv: the command; `--ready-fd N` is appended.
         ready_timeout_s: from spawn to the newline.
         grace_s: from SIGTERM to SIGKILL.
+        niceness: of its whole session against others (sched(7), "The autogroup feature"); below 0 it goes before them, where we are root.
     """
 
     name: str
     argv: tuple[str, ...]
     ready_timeout_s: float = 60.0
     grace_s: float = 30.0
+    niceness: int = 0
 
 
 class Child:
@@ -134,6 +136,9 @@ class Child:
         finally:
             os.close(output)
             os.close(write_end)
+        if self.spec.niceness:
+            with contextlib.suppress(OSError):  # not root, a kernel without autogroup, or it ended at once, which `start` will tell
+                Path(f"/proc/{self._process.pid}/autogroup").write_text(str(self.spec.niceness))
         self._pid_file.write_text(f"{self._process.pid}\n")
         self._watch(self._process)
         return read_end

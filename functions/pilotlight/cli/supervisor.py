@@ -30,6 +30,8 @@ PROCESSES = {
     "activator": "activator",
 }
 """Name of each process and the module that runs it, in the order of their start."""
+NICENESS = {"activator": -10, "snapshotter": -5}
+"""Every call passes the activator, and every start the agent: neither may stand in line behind all workers that are busy."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0
 """Restart delay: doubles from the first to the longest."""
 _STEADY_S = 10.0
@@ -65,10 +67,13 @@ def restart_delay_s(failures: int) -> float:
 
 def platform_processes(config: Path, *, activators: int = 1) -> tuple[ProcessSpec, ...]:
     """The four processes, run by this interpreter, with `config`; beyond the first, activators are `activator-1`, `activator-2`, …"""
-    specs = [ProcessSpec(name=name, argv=(sys.executable, "-m", module, "--config", str(config))) for name, module in PROCESSES.items()]
+    specs = [
+        ProcessSpec(name=name, argv=(sys.executable, "-m", module, "--config", str(config)), niceness=NICENESS.get(name, 0))
+        for name, module in PROCESSES.items()
+    ]
     for index in range(1, activators):
         argv = (*specs[list(PROCESSES).index("activator")].argv, "--index", str(index))
-        specs.append(ProcessSpec(name=f"activator-{index}", argv=argv))
+        specs.append(ProcessSpec(name=f"activator-{index}", argv=argv, niceness=NICENESS["activator"]))
     return tuple(specs)
 
 

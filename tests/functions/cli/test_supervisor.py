@@ -67,6 +67,18 @@ def test_exit_statuses_are_named(status: int, text: str) -> None:
     assert describe_status(status) == text
 
 
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0 or not Path("/proc/self/autogroup").exists(), reason="needs root and a kernel with autogroup")
+async def test_a_process_that_goes_before_others_has_the_niceness_of_its_session_said(place: Place) -> None:
+    child = place.child(ProcessSpec(name="gate", argv=place.spec("gate").argv, niceness=-10))
+    await child.start()
+    try:
+        assert Path(f"/proc/{child.pid}/autogroup").read_text().endswith("nice -10\n")
+        assert os.getpriority(os.PRIO_PROCESS, child.pid) == os.getpriority(os.PRIO_PROCESS, 0)
+    finally:
+        await child.stop(grace_s=5)
+
+
 async def test_starts_in_order_and_stops_in_the_opposite_one(place: Place) -> None:
     supervisor = place.supervisor(place.spec("cache"), place.spec("agent"), place.spec("gate"))
     await supervisor.start()
