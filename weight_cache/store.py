@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import re
 import shutil
 import time
@@ -31,7 +30,7 @@ from weight_cache.threads import QuietThreads, finish_in_thread
 from weight_cache.types import Lane, Lease, ModelInfo, StoreStatistics
 from weight_cache.victims import ReloadSeconds
 
-__all__ = ["OnProgress", "Store", "lease_id"]
+__all__ = ["OnProgress", "Store"]
 
 _NAME = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -124,7 +123,7 @@ class Store:
         hit = self._catalogue.is_here(manifest)
         await self._bring(manifest, lambda: lane, on_progress)
         now = self._clock()
-        lease = Lease(id=lease_id(manifest, holder), manifest=manifest, holder=holder, acquired_at=now, pid=pid, pid_started=pid_started)
+        lease = Lease(id=Lease.id_of(manifest, holder), manifest=manifest, holder=holder, acquired_at=now, pid=pid, pid_started=pid_started)
         held = self._catalogue.held(lease.id)
         if held is not None and pid in (None, held.pid):
             lease = held
@@ -263,11 +262,6 @@ class Store:
                         await self._checks.read_again(suspects)
                 else:
                     return
-
-
-def lease_id(manifest: str, holder: str) -> str:
-    """The id of the lease that `holder` has, or would have, on that model."""
-    return "l-" + hashlib.sha256(f"{manifest}\n{holder}".encode()).hexdigest()[:24]
 
 
 def _take_stock(directory: StoreDirectory, catalogue: Catalogue, files: dict[str, int]) -> None:

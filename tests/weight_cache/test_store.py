@@ -26,8 +26,8 @@ from tests.weight_cache.models import chunked, digest_of, manifest_of, put_model
 from weight_cache.errors import ChunkCorrupt, ManifestInvalid, OriginUnavailable, StoreFailed, StoreFull, StoreOwned
 from weight_cache.holders import Holder
 from weight_cache.manifest import CHUNK_BYTES
-from weight_cache.store import Store, lease_id
-from weight_cache.types import LoadProgress
+from weight_cache.store import Store
+from weight_cache.types import Lease, LoadProgress
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = {"config.json": b"{}", "sub/weights.bin": b"w" * 1000}
@@ -238,7 +238,7 @@ async def test_lease_remembers_the_process_that_ends_it_and_takes_over_a_new_one
 ) -> None:
     name = put_model(origin, MODEL)
     first, _ = await store.lease(name, holder="s", pid=7, pid_started=70)
-    assert (first.id, first.pid, first.pid_started) == (lease_id(name, "s"), 7, 70)
+    assert (first.id, first.pid, first.pid_started) == (Lease.id_of(name, "s"), 7, 70)
     clock.now += 1
     assert (await store.lease(name, holder="s"))[0] == first
     assert (await store.lease(name, holder="s", pid=7, pid_started=70))[0] == first
@@ -455,7 +455,7 @@ _CHILD = """
 import asyncio, sys, time
 from tests.fakes.origins import FolderOrigin
 from pathlib import Path
-from weight_cache.store import Store, lease_id
+from weight_cache.store import Store
 
 async def main():
     store = Store.open(Path(sys.argv[1]) / "w", origin=FolderOrigin(Path(sys.argv[1]) / "blobs"), max_bytes=40_000_000, clock=time.time)

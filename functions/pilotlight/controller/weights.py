@@ -8,10 +8,10 @@ name that comes to mean another one is not pinned any more. What the rows say ab
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
-from urllib.parse import urlsplit, urlunsplit
 
 import sqlalchemy as sa
 
@@ -27,6 +27,8 @@ from weight_cache.manifest import Manifest
 MAX_SOURCE_LENGTH = 2000
 _SHOWN = ("name", "manifest", "size_bytes", "files", "source", "app", "is_pinned", "created_at", "updated_at")
 _TABLE = tables.weights
+_USER = re.compile(r"(?<!\bhf)://[^/]*@")  # hf://org@revision names no user
+_QUERY = re.compile(r"(://[^?#\s]*)[?#]\S*?(?=,?(?:\s|\Z))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,18 +157,8 @@ def is_named(sql: sa.Connection, *, manifest: str) -> bool:
 
 
 def public(source: str) -> str:
-    """A source without what may be secret in its addresses: user, password, query (signatures), fragment."""
-    return ", ".join(_public(part) for part in source.split(", ")) if "://" in source else source
-
-
-def _public(address: str) -> str:
-    scheme, _, _ = address.partition("://")
-    try:
-        parts = urlsplit(address)
-    except ValueError:  # nothing to read there, but it must not be shown either
-        return f"{scheme}://"
-    host = parts.netloc if scheme == "hf" else parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, parts.path, "", "")) if parts.scheme else address
+    """A source without what may be secret in its addresses: user, password, query (signatures), fragment. In doubt it hides more."""
+    return _QUERY.sub(r"\1", _USER.sub("://", source))
 
 
 def _upsert(write: Write, holder: Holder, *, name: str, model: Model, source: str, app: str | None) -> None:

@@ -338,7 +338,9 @@ async def test_an_environment_takes_its_names_with_it(controller: Controller, ma
         ("hf://org/name@main", "hf://org/name@main"),
         ("/home/me/model", "/home/me/model"),
         ("https://a/x?k=1, https://u:p@b/y", "https://a/x, https://b/y"),
-        ("https://[bad", "https://"),
+        ("https://me:hunter2@[bad", "https://[bad"),
+        ("https://me:hunt, er?2@a/x?k=1,2#f", "https://a/x"),
+        ("a copy of HTTPS://me:hunter2@a/x?k=1 of May", "a copy of HTTPS://a/x of May"),
     ],
 )
 def test_addresses_lose_what_may_be_secret(source: str, shown: str) -> None:
