@@ -20,6 +20,8 @@ from weight_cache.victims import Candidate, Files, ReloadSeconds, Removal, choos
 
 __all__ = ["Catalogue", "Files", "Removal"]
 
+_PINNED_SHARE = 0.5
+"""Of the budget: pins belong to tenants, the room to all of them."""
 _KNOWN_MODELS = 256
 _KNOWN_FILES = 200_000
 """Models, and files of them, that are remembered when they are not here: what they lack can be said without asking the origin."""
@@ -115,7 +117,18 @@ class Catalogue:
         return set(self._pins)
 
     def pin(self, manifest: str) -> None:
-        """Keep a model whoever asks for room. Idempotent."""
+        """Keep a model that is here, whoever asks for room. Idempotent. Raises StoreFull: one half of the budget stays for all others."""
+        here = {d: s for name in {*self._pins, manifest} & self._models.keys() for d, s in self._models[name].files.items()}
+        wanted, limit = sum(here.values()), int(self.max_bytes * _PINNED_SHARE)
+        if manifest not in self._pins and wanted > limit:
+            raise StoreFull(
+                f"with this model {wanted} bytes would be pinned: at most {limit}, one half of the store's budget, "
+                "so that starts find room. Unpin another, or raise weight_cache.max_bytes"
+            )
+        self._pins.add(manifest)
+
+    def adopt_pin(self, manifest: str) -> None:
+        """A pin found on disk at start-up, whatever the budget is now."""
         self._pins.add(manifest)
 
     def unpin(self, manifest: str) -> bool:

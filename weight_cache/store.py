@@ -152,7 +152,10 @@ class Store:
         await self._bring(manifest, lambda: Lane.PREFETCH, on_progress)
 
     async def pin(self, manifest: str, *, on_progress: OnProgress | None = None) -> None:
-        """Bring a model here, as `prefetch`, and keep it whoever needs room, over restarts too, until `unpin`. Idempotent."""
+        """Bring a model here, as `prefetch`, and keep it whoever needs room, over restarts too, until `unpin`. Idempotent.
+
+        Raises StoreFull, too, when more than one half of the budget would be pinned.
+        """
         await self._bring(manifest, lambda: Lane.PREFETCH, on_progress)
         self._catalogue.pin(manifest)  # in the same breath: from here on it stays
         await self._note_pin(manifest)
@@ -279,7 +282,7 @@ def _take_stock(directory: StoreDirectory, catalogue: Catalogue, files: dict[str
     catalogue.rank_adopted()
     directory.notes.forget_manifests({m.manifest for m in catalogue.models()})
     for pin in directory.notes.pins():
-        catalogue.pin(pin)
+        catalogue.adopt_pin(pin)
     for lease in directory.notes.leases():
         if catalogue.is_here(lease.manifest):
             catalogue.lease(lease, now=lease.acquired_at)

@@ -82,6 +82,18 @@ def test_what_was_found_at_start_up_goes_in_the_order_of_last_use_whatever_its_s
     assert bring(catalogue, "new", {"d": 450}, now=4).models == ("small and old", "middle")
 
 
+def test_pins_leave_half_of_the_budget_to_starts() -> None:
+    catalogue = Catalogue(40)
+    for name, size in (("a", 12), ("b", 12), ("c", 8)):
+        bring(catalogue, name, {name: size}, now=1)
+    catalogue.pin("a")
+    with pytest.raises(StoreFull, match="24 bytes would be pinned: at most 20"):
+        catalogue.pin("b")
+    catalogue.pin("a")
+    catalogue.pin("c")
+    assert (catalogue.pins(), catalogue.pinned_bytes) == ({"a", "c"}, 20)
+
+
 def test_pinned_model_is_no_victim() -> None:
     catalogue = Catalogue(30)
     bring(catalogue, "pinned", {"a": 10}, now=1)
