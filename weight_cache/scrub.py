@@ -29,8 +29,8 @@ Sleep = Callable[[float], Awaitable[None]]
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Read in one turn: whoever is more urgent waits for one of these at most."""
-_IDLE_S = 60.0
-"""Between two looks at a store that holds nothing."""
+ROUND_S = 3600.0
+"""A round takes no less: a small store is not read all day long. Also the time between two looks at one that holds nothing."""
 
 
 class Scrubber:
@@ -65,10 +65,13 @@ class Scrubber:
 
     async def run(self) -> None:
         """Go round until cancelled; return at once when the pace is 0."""
+        began = self._clock()
         while self._bytes_per_s:
             digest = self._next()
-            if digest is None:
-                await self._sleep(_IDLE_S)
+            if digest is None:  # round
+                await self._sleep(began + ROUND_S - self._clock())
+                began = self._clock()
+                await self._remember("")
             else:
                 await self.check(digest)
                 await self._remember(digest)
@@ -115,9 +118,9 @@ class Scrubber:
             _log.warning("scrubber's position not kept digest=%s error=%s", digest[:12], e)
 
     def _next(self) -> str | None:
-        files = self._catalogue.file_names()
+        """The file after the last one; None at the end of a round."""
         last = self._directory.notes.scrubbed()
-        return min((digest for digest in files if digest > last), default=min(files, default=None))
+        return min((digest for digest in self._catalogue.file_names() if digest > last), default=None)
 
 
 class _Reader:

@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.origins import MemoryOrigin
 from tests.weight_cache.models import digest_of, put_model
 from weight_cache.lanes import Lanes
-from weight_cache.scrub import PIECE_BYTES
+from weight_cache.scrub import PIECE_BYTES, ROUND_S
 from weight_cache.store import Store
 from weight_cache.types import Lane
 
@@ -112,6 +112,13 @@ async def test_pace_is_kept_whatever_was_missed(store: Store, origin: MemoryOrig
     assert again.now - pace.now == pytest.approx((store.statistics().scrubbed_bytes - first) / PIECE_BYTES)
 
 
+async def test_small_store_is_read_once_in_an_hour(store: Store, origin: MemoryOrigin) -> None:
+    await store.prefetch(put_model(origin, FILES))
+    pace = await go_round(store, pieces=8)  # two for each file, the pause, and the first piece of the next round
+    assert pace.slept[6] == pytest.approx(ROUND_S - sum(pace.slept[:6]))
+    assert store.statistics().scrubbed_bytes == sum(len(content) for content in FILES.values()) + len(min(FILES.values(), key=digest_of))
+
+
 async def test_position_is_remembered_over_restarts(tmp_path: Path, store: Store, origin: MemoryOrigin) -> None:
     await store.prefetch(put_model(origin, FILES))
     order = sorted(digest_of(content) for content in FILES.values())
@@ -124,7 +131,7 @@ async def test_position_is_remembered_over_restarts(tmp_path: Path, store: Store
     assert (tmp_path / "w" / "scrubbed").read_text() == order[1]
     await go_round(again, pieces=3)
     assert (tmp_path / "w" / "scrubbed").read_text() == order[2]
-    await go_round(again, pieces=3)
+    await go_round(again, pieces=4)  # one pause between two rounds
     assert (tmp_path / "w" / "scrubbed").read_text() == order[0]
     again.close()
 
@@ -156,4 +163,4 @@ async def test_missing_and_unreadable_files(tmp_path: Path, store: Store, origin
 async def test_pace_of_nothing_and_a_store_of_nothing(store: Store) -> None:
     await store.scrubber(0).run()
     pace = await go_round(store, pieces=2)
-    assert pace.slept == [60.0, 60.0]
+    assert pace.slept == [ROUND_S, ROUND_S]

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ class Place:
         self.journal = root / "journal"
         self.notices: asyncio.Queue[Notice] = asyncio.Queue()
 
-    def spec(self, name: str, mode: str = "serve", **settings: float) -> ProcessSpec:
+    def spec(self, name: str, mode: str = "serve", **settings: Any) -> ProcessSpec:
         return ProcessSpec(name=name, argv=(sys.executable, "-S", FAKE, mode, name, str(self.journal)), **settings)
 
     def supervisor(self, *specs: ProcessSpec) -> Supervisor:
