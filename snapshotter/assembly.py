@@ -134,9 +134,7 @@ def assemble(paths: Paths, settings: SnapshotterSettings, parts: Parts, *, cgrou
     )
     checkpoints = None
     if stock is not None and restores is not None:
-        dumps = Dumps(
-            stock=stock, boots=boots, templates=base.templates, housekeeper=base.housekeeper, ends=base.ends, devices=parts.devices
-        )
+        dumps = _dumps(base, parts, stock, boots)
         proofs = _proofs(base, settings, restores)
         checkpoints = Checkpoints(stock=stock, shelf=shelf, dumps=dumps, proofs=proofs, metrics=base.metrics)
     builder = Builder(checkpoints, errands=base.errands, per_hour=settings.snapshot_builds_per_hour, delay_s=parts.build_delay_s)
@@ -178,6 +176,10 @@ def assemble(paths: Paths, settings: SnapshotterSettings, parts: Parts, *, cgrou
         snapshots=snapshots,
         agent=agent,
     )
+
+
+def _dumps(base: _Base, parts: Parts, stock: Stock, boots: Boots) -> Dumps:
+    return Dumps(stock=stock, boots=boots, templates=base.templates, housekeeper=base.housekeeper, ends=base.ends, devices=parts.devices)
 
 
 def _base(paths: Paths, settings: SnapshotterSettings, parts: Parts, cgroups: Cgroups) -> _Base:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
-from tests.fakes import s3_server as moto
 from weight_cache.errors import ObjectChanged, ObjectMissing, ObjectStoreError, ObjectStoreUnavailable
 from weight_cache.objects import ObjectStore, blob_key, blob_store, open_store
 from weight_cache.objects.s3 import S3Store
@@ -21,30 +18,12 @@ PART_BYTES = 5 * 1024 * 1024
 """The least that S3 takes as a part, except for the last."""
 
 
-@pytest.fixture(scope="module")
-def s3_address(require_or_skip: Callable[[str], NoReturn]) -> Iterator[str]:
-    if importlib.util.find_spec("moto") is None:
-        require_or_skip("moto is not installed: pip install moto[server]")
-    with moto.s3_server() as address:
-        yield address
-
-
-@pytest.fixture
-def bucket(s3_address: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A fresh one; credentials and endpoint where the clients look for them."""
-    for name, value in moto.environment(s3_address).items():
-        monkeypatch.setenv(name, value)
-    for name in moto.OTHER_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    return moto.fresh_bucket(s3_address)
-
-
 @pytest.fixture(params=["directory", "boto3", "obstore"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ObjectStore]:
     if request.param == "directory":
         store = open_store(str(tmp_path / "store"), setting="blobs")
     else:
-        bucket = request.getfixturevalue("bucket")
+        bucket = request.getfixturevalue("s3_bucket")
         store = S3Store(bucket=bucket, prefix="some/prefix", client=request.param, part_bytes=PART_BYTES)
     yield store
     await store.aclose()
@@ -203,63 +182,63 @@ def test_a_local_file_is_told_of_directories_only(tmp_path: Path) -> None:
 
 
 # -- the bucket --------------------------------------------------------------------------------------------------------
-async def test_what_others_put_into_a_bucket_is_not_listed(bucket: str) -> None:
+async def test_what_others_put_into_a_bucket_is_not_listed(s3_bucket: str) -> None:
     import boto3
 
-    store = S3Store(bucket=bucket, prefix="p")
+    store = S3Store(bucket=s3_bucket, prefix="p")
     await store.put("a/1", b"")
     client = boto3.client("s3", region_name="us-east-1")
     for stray in ("p/a/../2", "p/a/two words", "p/a/"):
-        client.put_object(Bucket=bucket, Key=stray, Body=b"")
+        client.put_object(Bucket=s3_bucket, Key=stray, Body=b"")
     client.close()
     assert await store.keys("a/") == ["a/1"]
     await store.aclose()
 
 
-async def test_an_upload_that_fails_leaves_no_parts(bucket: str, tmp_path: Path) -> None:
+async def test_an_upload_that_fails_leaves_no_parts(s3_bucket: str, tmp_path: Path) -> None:
     import boto3
 
-    store = S3Store(bucket=bucket, prefix="", part_bytes=1024, attempts=1)  # S3 refuses such small parts in the end
+    store = S3Store(bucket=s3_bucket, prefix="", part_bytes=1024, attempts=1)  # S3 refuses such small parts in the end
     (tmp_path / "in").write_bytes(os.urandom(3000))
     with pytest.raises(ObjectStoreError, match="EntityTooSmall"):
         await store.put_file("file", tmp_path / "in")
     client = boto3.client("s3", region_name="us-east-1")
-    assert "Uploads" not in client.list_multipart_uploads(Bucket=bucket)
+    assert "Uploads" not in client.list_multipart_uploads(Bucket=s3_bucket)
     client.close()
     assert await store.keys("") == []
     await store.aclose()
 
 
 @pytest.mark.parametrize("client", ["boto3", "obstore"])
-async def test_a_store_that_does_not_answer_is_an_error(bucket: str, monkeypatch: pytest.MonkeyPatch, client: str) -> None:
+async def test_a_store_that_does_not_answer_is_an_error(s3_bucket: str, monkeypatch: pytest.MonkeyPatch, client: str) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    store = S3Store(bucket=bucket, prefix="", client=client, attempts=1)
-    with pytest.raises(ObjectStoreUnavailable, match=f"s3://{bucket}.*AWS_ENDPOINT_URL"):
+    store = S3Store(bucket=s3_bucket, prefix="", client=client, attempts=1)
+    with pytest.raises(ObjectStoreUnavailable, match=f"s3://{s3_bucket}.*AWS_ENDPOINT_URL"):
         await store.keys("")
-    with pytest.raises(ObjectStoreUnavailable, match=f"s3://{bucket}/k.*AWS_ENDPOINT_URL"):
+    with pytest.raises(ObjectStoreUnavailable, match=f"s3://{s3_bucket}/k.*AWS_ENDPOINT_URL"):
         await store.read("k", offset_bytes=0, length_bytes=1)
     await store.aclose()
 
 
-async def test_a_bucket_that_is_not_there_is_an_error(bucket: str) -> None:
-    store = S3Store(bucket=f"{bucket}-not", prefix="p")
+async def test_a_bucket_that_is_not_there_is_an_error(s3_bucket: str) -> None:
+    store = S3Store(bucket=f"{s3_bucket}-not", prefix="p")
     with pytest.raises(ObjectStoreError, match="the bucket does not exist"):
         await store.put("a", b"")
     await store.aclose()
 
 
 @pytest.mark.parametrize("client", ["boto3", "obstore"])
-async def test_without_credentials_the_way_to_give_some_is_said(bucket: str, monkeypatch: pytest.MonkeyPatch, client: str) -> None:
+async def test_without_credentials_the_way_to_give_some_is_said(s3_bucket: str, monkeypatch: pytest.MonkeyPatch, client: str) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    store = S3Store(bucket=bucket, prefix="", client=client, attempts=3)
+    store = S3Store(bucket=s3_bucket, prefix="", client=client, attempts=3)
     with pytest.raises(ObjectStoreError, match="AWS_PROFILE"):
         await store.get("k", max_bytes=1)
     await store.aclose()
 
 
-async def test_a_bundle_of_certificates_is_taken_along(bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    store = S3Store(bucket=bucket, prefix="", client="obstore", attempts=1)
+async def test_a_bundle_of_certificates_is_taken_along(s3_bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    store = S3Store(bucket=s3_bucket, prefix="", client="obstore", attempts=1)
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "none.pem"))
     with pytest.raises(ObjectStoreError, match=r"none\.pem"):
         await store.get("k", max_bytes=1)
