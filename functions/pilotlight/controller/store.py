@@ -12,6 +12,7 @@ import contextlib
 import errno
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,8 +112,22 @@ def _engine(url: str) -> sa.Engine:
 
 def _prepare_sqlite(raw: sqlite3.Connection, _record: Any) -> None:
     raw.isolation_level = None  # the driver's own implicit BEGIN would be deferred and leave DDL outside
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}"):
+    _write_ahead(raw)
+    for pragma in ("synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}"):
         raw.execute(f"PRAGMA {pragma}").close()
+
+
+def _write_ahead(raw: sqlite3.Connection) -> None:
+    """Turn the log ahead on. Of two that open a new file at once one is told "locked" without the wait of `busy_timeout`: it asks again."""
+    until = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            raw.execute("PRAGMA journal_mode=WAL").close()
+            return
+        except sqlite3.OperationalError as e:
+            if "locked" not in str(e) or time.monotonic() > until:
+                raise
+            time.sleep(0.005)
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:
