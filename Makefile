@@ -7,7 +7,7 @@ export VENV
 
 STAMP := $(VENV)/.stamp
 # Chromium is large: only when a test drives it.
-BROWSER := $(if $(shell grep -rl chromedriver tests --include='*.py' 2>/dev/null),browser)
+BROWSER := $(if $(shell grep -rl playwright tests --include='*.py' 2>/dev/null),browser)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check fix test bench demo lock wheel clean

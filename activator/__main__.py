@@ -34,13 +34,14 @@ from activator.metrics import Metrics
 from activator.passthrough import Passthrough
 from activator.routes import RouteTable, Target
 from activator.scaler import Scaler
-from activator.settings import ActivatorSettings, PriceSettings
+from activator.settings import ActivatorSettings
 from activator.shared.keeper import Keeper
 from activator.shared.redis_state import RedisState, platform_id
 from activator.shared.state import SharedStateUnreachable
 from activator.shared.strangers import SharedStrangerLimit
 from activator.siblings import Siblings, socket_of
 from activator.throttler import Throttler
+from pilotlight.pricing import PriceSettings
 from pilotlight.seal import PlatformKey
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
 

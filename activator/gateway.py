@@ -283,7 +283,7 @@ class Gateway:
 
         `?snapshot=false` leaves the snapshot out; with `Accept: application/x-ndjson` its stages are told as they come.
         """
-        if caller.scope.rank < KeyScope.DEPLOY.rank:
+        if not caller.scope.reaches(KeyScope.DEPLOY):
             raise errors.Forbidden("warming up needs an API key of scope 'deploy'")
         await request.body(limit_bytes=self._settings.max_body_bytes, timeout_s=self._settings.body_timeout_s)
         snapshot = b"snapshot=false" not in request.scope["query_string"].split(b"&")

@@ -1,12 +1,12 @@
-"""Section `activator` and section `prices` of platform.yaml, as frozen records."""
+"""Section `activator` of platform.yaml, as a frozen record."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
 
-from pilotlight.pricing import Rates
+WITHOUT_REDIS: Mapping[str, str] = {"requests": "open", "concurrent": "open", "tokens": "open", "budget": "closed"}
+"""What is done by default while Redis does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,11 @@ class ActivatorSettings:
         unauthenticated_per_s: requests without a valid key, per address, before 429; the burst is twice that.
         journal_sync_s: interval of the journal's group commit: the loss window of a power failure.
         scaledown_window_s: idle time that the platform gives away; beyond it a function pays for idling.
+        quota_store: where quotas and budgets are counted: `process`, `redis`, or `auto` (redis with several activators).
+        without_redis: what happens to each kind of bound (`requests`, `concurrent`, `tokens`, `budget`) while Redis does not answer:
+            `open` (each activator counts for itself) or `closed` (503). Kinds that are not named keep their default.
+        journal_full: `refuse` (503) what could not be written down, or `serve` it unbilled.
+        metrics_series: tenants and functions that have metrics of their own; what comes after them is summed as `other`.
     """
 
     listen: str = "127.0.0.1:8700"
@@ -44,12 +49,17 @@ class ActivatorSettings:
     unauthenticated_per_s: float = 50.0
     journal_sync_s: float = 0.05
     scaledown_window_s: float = 60.0
+    quota_store: str = "auto"
+    without_redis: Mapping[str, str] = field(default_factory=dict)
+    journal_full: str = "refuse"
+    metrics_series: int = 1000
 
     def __post_init__(self) -> None:
+        self._check_words()
         host, _, port = self.listen.rpartition(":")
         if not host or not port.isdigit():
             raise ValueError(f"listen = {self.listen!r}: write host:port")
-        for name in ("activators", "max_body_bytes", "max_header_bytes", "max_connections_per_address", "max_queued"):
+        for name in ("activators", "max_body_bytes", "max_header_bytes", "max_connections_per_address", "max_queued", "metrics_series"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
         for name in ("header_timeout_s", "body_timeout_s", "unauthenticated_per_s", "journal_sync_s"):
@@ -61,6 +71,28 @@ class ActivatorSettings:
             raise ValueError(f"listen = {self.listen!r}: several activators share one port: name it, or run one activator")
         if self.redis_url is not None and not self.redis_url.startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("redis_url = ***: write redis://, rediss:// or unix://")
+
+    def _check_words(self) -> None:
+        for name, words in (("quota_store", ("auto", "process", "redis")), ("journal_full", ("refuse", "serve"))):
+            if getattr(self, name) not in words:
+                raise ValueError(f"{name} = {getattr(self, name)!r}: must be one of {', '.join(words)}")
+        for kind, word in self.without_redis.items():
+            if kind not in WITHOUT_REDIS or word not in ("open", "closed"):
+                kinds = ", ".join(WITHOUT_REDIS)
+                raise ValueError(f"without_redis.{kind} = {word!r}: kinds are {kinds}; write 'open' or 'closed' for each")
+        if self.quota_store == "redis" and not self.redis_url:
+            raise ValueError("quota_store = 'redis': needs redis_url")
+        if self.quota_store == "process" and self.activators > 1:
+            raise ValueError("quota_store = 'process': several activators would each grant the whole quota; write auto or redis")
+
+    @property
+    def counts_in_redis(self) -> bool:
+        """Whether quotas and budgets are counted in Redis."""
+        return self.quota_store == "redis" or (self.quota_store == "auto" and self.activators > 1)
+
+    def is_open_without_redis(self, kind: str) -> bool:
+        """Whether bounds of this kind are counted by each activator for itself while Redis does not answer."""
+        return {**WITHOUT_REDIS, **self.without_redis}[kind] == "open"
 
     def metrics_address(self, index: int) -> tuple[str, int] | None:
         """Host and port of activator `index`'s metrics: the port counts up, port 0 picks a free one for each; None = off."""
@@ -78,43 +110,3 @@ class ActivatorSettings:
     def port(self) -> int:
         """The port part of `listen`."""
         return int(self.listen.rpartition(":")[2])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriceSettings:
-    """Section `prices`: decimals as text, so that nothing passes through binary floating point."""
-
-    version: str = "2026-11"
-    currency: str = "USD"
-    cpu_core_s: str = "0.0000131"
-    memory_gib_s: str = "0.00000222"
-    gpu_s: Mapping[str, str] = field(default_factory=dict)
-    request: str = "0"
-    idle_factor: str = "1"
-
-    def __post_init__(self) -> None:
-        for name in ("cpu_core_s", "memory_gib_s", "request", "idle_factor"):
-            _decimal(name, getattr(self, name))
-        for gpu, rate in self.gpu_s.items():
-            _decimal(f"gpu_s.{gpu}", rate)
-
-    def rates(self) -> Rates:
-        """As the record that prices calls."""
-        return Rates(
-            version=self.version,
-            currency=self.currency,
-            cpu_core_s=Decimal(self.cpu_core_s),
-            memory_gib_s=Decimal(self.memory_gib_s),
-            gpu_s={gpu: Decimal(rate) for gpu, rate in self.gpu_s.items()},
-            request=Decimal(self.request),
-            idle_factor=Decimal(self.idle_factor),
-        )
-
-
-def _decimal(key: str, text: str) -> None:
-    try:
-        value = Decimal(text)
-    except (InvalidOperation, TypeError) as e:
-        raise ValueError(f'{key} = {text!r}: write a decimal number in quotes, like "0.0000131"') from e
-    if not value.is_finite() or value < 0:
-        raise ValueError(f"{key} = {text!r}: must be 0 or more")

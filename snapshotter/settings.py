@@ -26,6 +26,7 @@ class SnapshotterSettings:
         log_keep_s: how long logs of instances that are gone are kept.
         log_total_bytes: disk that logs of instances that are gone may take together; the oldest go first.
         uid_base: tenants' uids start here (root only; the controller hands them out).
+        dedicated_to: the one tenant, by name, whose instances run here; None = those of all but dedicated tenants.
     """
 
     metrics_listen: str | None = "127.0.0.1:8703"
@@ -42,6 +43,7 @@ class SnapshotterSettings:
     log_keep_s: float = 7 * 86400.0
     log_total_bytes: int = 1024**3
     uid_base: int = 20000
+    dedicated_to: str | None = None
 
     def __post_init__(self) -> None:
         bounds = {"template_memory_bytes": 0, "parked_per_template": 0, "parked_idle_s": 1, "log_max_bytes": 4096, "log_keep_s": 0}

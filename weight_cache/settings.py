@@ -6,6 +6,7 @@ the line, the key, the value and what would be right: `SettingsInvalid`.
 
 from __future__ import annotations
 
+import enum
 import os
 import tempfile
 import types
@@ -22,7 +23,8 @@ T = typing.TypeVar("T")
 MAX_SOCKET_PATH = 107
 """Longest Unix socket path, one byte less than `sun_path` (unix(7))."""
 _LONGEST_SOCKET_NAME = len("/slots/s-0123456789abcdef/i-0123456789abcdef.sock")
-_SECTIONS = ("platform", "activator", "controller", "snapshotter", "weight_cache", "prices")
+_MAX_RECORD_NAME = 40
+_SECTIONS = ("platform", "activator", "controller", "snapshotter", "weight_cache", "prices", "plans")
 
 
 class SettingsInvalid(Exception):
@@ -89,18 +91,46 @@ class Paths:
 
 def load(kind: type[T], section: str, file: Path | None) -> T:
     """Read one section of `file` (None or missing file: defaults) into the record `kind`. Raises SettingsInvalid."""
+    node = _section(section, file)
+    return kind() if node is None or file is None else _parse(kind, section, node, file)
+
+
+def load_each(kind: type[T], section: str, file: Path | None, *, base: Mapping[str, T]) -> dict[str, T]:
+    """Read a section of named records, each a `kind` with a field `name`; those of `base` are there unless the file changes them.
+
+    What a record of the file does not say is as in the record of the same name in `base`, or the default. Raises SettingsInvalid.
+    """
+    found = dict(base)
+    node = _section(section, file)
+    if node is None or file is None:
+        return found
+    if not isinstance(node, yaml.MappingNode):
+        raise SettingsInvalid(f"{_at(file, node)}: section {section!r} must hold names with keys and values")
+    for key, value in node.value:
+        name = str(key.value)
+        if not name.isidentifier() or len(name) > _MAX_RECORD_NAME:
+            raise SettingsInvalid(f"{_at(file, key)}: {section}.{name}: a name has letters, digits and _, at most {_MAX_RECORD_NAME}")
+        known = base.get(name)
+        given = {f.name: getattr(known, f.name) for f in fields(kind)} if known is not None else {}  # type: ignore[arg-type]
+        found[name] = _parse(kind, f"{section}.{name}", value, file, given={**given, "name": name})
+    return found
+
+
+def _section(section: str, file: Path | None) -> yaml.Node | None:
+    """The section's node; None where it says nothing."""
     if file is None or not file.exists():
-        return kind()
+        return None
     node = _compose(file)
     if node is None:
-        return kind()
+        return None
     sections = {key.value: (key, value) for key, value in node.value}
     for name, (key, _) in sections.items():
         if name not in _SECTIONS:
             raise SettingsInvalid(f"{_at(file, key)}: unknown section {name!r}; sections are: {', '.join(_SECTIONS)}")
     if section not in sections or sections[section][1].tag == "tag:yaml.org,2002:null":
-        return kind()
-    return _parse(kind, section, sections[section][1], file)
+        return None
+    found: yaml.Node = sections[section][1]
+    return found
 
 
 def _compose(file: Path) -> yaml.MappingNode | None:
@@ -113,17 +143,17 @@ def _compose(file: Path) -> yaml.MappingNode | None:
     return node
 
 
-def _parse(kind: type[T], section: str, node: yaml.Node, file: Path) -> T:
+def _parse(kind: type[T], section: str, node: yaml.Node, file: Path, *, given: Mapping[str, Any] | None = None) -> T:
     if not isinstance(node, yaml.MappingNode):
         raise SettingsInvalid(f"{_at(file, node)}: section {section!r} must hold keys and values")
     hints = typing.get_type_hints(kind)
-    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-    values: dict[str, Any] = {}
+    known = {f.name for f in fields(kind)} - ({"name"} & (given or {}).keys())  # type: ignore[arg-type]
+    values: dict[str, Any] = dict(given or {})
     lines: dict[str, str] = {}
     for key, value_node in node.value:
         if key.value not in known:
             raise SettingsInvalid(f"{_at(file, key)}: unknown key {section}.{key.value}; known: {', '.join(sorted(known))}")
-        value = yaml.SafeLoader("").construct_object(value_node, deep=True)
+        value = _as_enum(hints[key.value], yaml.SafeLoader("").construct_object(value_node, deep=True))
         if not _fits(hints[key.value], value):
             raise SettingsInvalid(f"{_at(file, key)}: {section}.{key.value} = {value!r}: expected {_say(hints[key.value])}")
         values[key.value] = float(value) if hints[key.value] is float else value
@@ -133,6 +163,13 @@ def _parse(kind: type[T], section: str, node: yaml.Node, file: Path) -> T:
     except ValueError as e:
         where = next((at for key, at in lines.items() if str(e).startswith(key)), str(file))
         raise SettingsInvalid(f"{where}: {section}.{e}") from e
+
+
+def _as_enum(hint: Any, value: Any) -> Any:
+    """A member's value as the member; anything else as it is."""
+    if isinstance(hint, type) and issubclass(hint, enum.Enum) and value in [member.value for member in hint]:
+        return hint(value)
+    return value
 
 
 def _fits(hint: Any, value: Any) -> bool:
@@ -147,6 +184,8 @@ def _fits(hint: Any, value: Any) -> bool:
 
 
 def _say(hint: Any) -> str:
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return "one of " + ", ".join(str(member.value) for member in hint)
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return " or ".join(_say(arg) for arg in typing.get_args(hint))

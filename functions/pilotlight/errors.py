@@ -74,6 +74,31 @@ class TooManyRequests(PilotlightError):
     status = 429
 
 
+class OverQuota(TooManyRequests):
+    """Raised when a quota is used up; `detail` carries `quota` (its name), `of` (tenant, key or function) and `limit`."""
+
+    type = "over-quota"
+
+
+class Shed(TooManyRequests):
+    """Raised when a call that waited, or would have, gives its place to others; `detail` carries `priority` and `tenant`."""
+
+    type = "shed"
+
+
+class OverBudget(PilotlightError):
+    """Raised when a budget is spent; `detail` carries `budget`, `period`, `amount`, `spent` and `until` (when the next period begins)."""
+
+    type = "over-budget"
+    status = 402
+
+
+class BudgetReserved(TooManyRequests):
+    """Raised when what is left of a budget is reserved by calls that still run; `detail` as OverBudget's, and `reserved`."""
+
+    type = "budget-reserved"
+
+
 class ClientClosedRequest(PilotlightError):
     """Raised when the caller left before the answer."""
 

@@ -7,11 +7,13 @@ record, so a bill is the plain sum of its records.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from decimal import Decimal
+from dataclasses import dataclass, field, fields
+from decimal import Decimal, InvalidOperation
+from typing import Any
 
 GIB = 1024**3
 _NS_PER_S = Decimal(10**9)
+_NS_PER_MS = 10**6
 COST_QUANTUM = Decimal("1e-12")
 """Costs are kept to the picounit: a millisecond of a hundredth of a core costs some 1e-9, a thousand times more."""
 
@@ -25,8 +27,13 @@ class Rates:
         cpu_core_s, memory_gib_s: per second of one core, of one GiB.
         gpu_s: per second of one accelerator, by its name.
         request: per call.
-        idle_factor: share of the execution rate charged while an instance idles beyond the platform's own scaledown_window,
-            or is held by `min_instances`.
+        token_in, token_out: per token of a language model.
+        start_factor: share of the execution rate charged for the time that an instance needs to start; 0 = cold starts are not billed.
+        idle_factor: the same while an instance idles beyond the platform's own scaledown_window.
+        reserved_factor: the same while `min_instances` holds it idle.
+        snapshot_gib_month, weights_gib_month: storage, per GiB and 30 days.
+        minimum_ms: a call is billed for at least this much of its instance.
+        rounding_ms: and for a whole multiple of this; 0 = to the nanosecond, so that the calls of an instance add up to its busy time.
     """
 
     version: str
@@ -35,7 +42,21 @@ class Rates:
     memory_gib_s: Decimal = Decimal("0.00000222")
     gpu_s: Mapping[str, Decimal] = field(default_factory=dict)
     request: Decimal = Decimal(0)
+    token_in: Decimal = Decimal(0)
+    token_out: Decimal = Decimal(0)
+    start_factor: Decimal = Decimal(0)
     idle_factor: Decimal = Decimal(1)
+    reserved_factor: Decimal = Decimal(1)
+    snapshot_gib_month: Decimal = Decimal(0)
+    weights_gib_month: Decimal = Decimal(0)
+    minimum_ms: int = 0
+    rounding_ms: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values, decimals as text."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["gpu_s"] = {gpu: str(rate) for gpu, rate in self.gpu_s.items()}
+        return {name: str(value) if isinstance(value, Decimal) else value for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +80,93 @@ def rate_per_s(footprint: Footprint, rates: Rates) -> Decimal:
 def price(billed_ns: int, per_s: Decimal, per_request: Decimal = Decimal(0)) -> Decimal:
     """Price of `billed_ns` nanoseconds at `per_s`, plus a call's own price, to the picounit (COST_QUANTUM)."""
     return (per_s * billed_ns / _NS_PER_S + per_request).quantize(COST_QUANTUM)
+
+
+def billable_ns(billed_ns: int, rates: Rates) -> int:
+    """What a call of `billed_ns` is charged for: at least the minimum, rounded up to the step."""
+    ns = max(billed_ns, rates.minimum_ms * _NS_PER_MS)
+    step = rates.rounding_ms * _NS_PER_MS
+    return -(-ns // step) * step if step else ns
+
+
+_FACTORS = ("start_factor", "idle_factor", "reserved_factor")
+_AMOUNTS = (
+    "cpu_core_s", "memory_gib_s", "request", "token_in", "token_out", *_FACTORS, "snapshot_gib_month", "weights_gib_month",
+)  # fmt: skip
+_MAX_ROUNDING_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceSettings:
+    """Section `prices` of platform.yaml: decimals as text, so that nothing passes through binary floating point.
+
+    Attributes:
+        others: further price lists by their version, for plans that name one; each has the keys of this section but `version` and
+            `others`, and what it does not say is as here.
+    """
+
+    version: str = "2026-11"
+    currency: str = "USD"
+    cpu_core_s: str = "0.0000131"
+    memory_gib_s: str = "0.00000222"
+    gpu_s: Mapping[str, str] = field(default_factory=dict)
+    request: str = "0"
+    token_in: str = "0"
+    token_out: str = "0"
+    start_factor: str = "0"
+    idle_factor: str = "1"
+    reserved_factor: str = "1"
+    snapshot_gib_month: str = "0"
+    weights_gib_month: str = "0"
+    minimum_ms: int = 0
+    rounding_ms: int = 0
+    others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.version or len(self.version) > 64:
+            raise ValueError(f"version = {self.version!r}: write 1 to 64 characters")
+        for name in _AMOUNTS:
+            _decimal(name, getattr(self, name))
+        for gpu, rate in self.gpu_s.items():
+            _decimal(f"gpu_s.{gpu}", rate)
+        for name in ("minimum_ms", "rounding_ms"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_ROUNDING_MS:
+                raise ValueError(f"{name} = {value!r}: must be between 0 and {_MAX_ROUNDING_MS}")
+        for version in self.others:
+            self._other(version)
+
+    def _other(self, version: str) -> PriceSettings:
+        changes = self.others[version]
+        known = {f.name for f in fields(self)} - {"version", "others"}
+        if not isinstance(changes, Mapping):
+            raise ValueError(f"others.{version} = {changes!r}: write keys and values")
+        if unknown := sorted(set(changes) - known):
+            raise ValueError(f"others.{version}.{unknown[0]}: unknown key; known: {', '.join(sorted(known))}")
+        if version == self.version:
+            raise ValueError(f"others.{version}: is the version of the list above it")
+        own = {name: getattr(self, name) for name in known}
+        try:
+            return PriceSettings(**{**own, **changes, "version": version})
+        except ValueError as e:
+            raise ValueError(f"others.{version}.{e}") from e
+
+    def rates(self) -> Rates:
+        """The platform's own list, as the record that prices calls."""
+        values = {name: Decimal(getattr(self, name)) for name in _AMOUNTS}
+        gpu_s = {gpu: Decimal(rate) for gpu, rate in self.gpu_s.items()}
+        whole = {"minimum_ms": self.minimum_ms, "rounding_ms": self.rounding_ms}
+        return Rates(version=self.version, currency=self.currency, gpu_s=gpu_s, **values, **whole)  # type: ignore[arg-type]
+
+    def lists(self) -> dict[str, Rates]:
+        """Every price list by its version, the platform's own first."""
+        return {self.version: self.rates(), **{version: self._other(version).rates() for version in self.others}}
+
+
+def _decimal(key: str, text: str) -> None:
+    try:
+        value = Decimal(text)
+    except (InvalidOperation, TypeError, ValueError) as e:
+        raise ValueError(f'{key} = {text!r}: write a decimal number in quotes, like "0.0000131"') from e
+    if not value.is_finite() or value < 0:
+        raise ValueError(f"{key} = {text!r}: must be 0 or more")

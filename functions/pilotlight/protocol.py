@@ -24,6 +24,13 @@ HEADER_ENVIRONMENT = "pilotlight-environment"
 HEADER_TIMEOUT = "pilotlight-timeout"
 """Seconds (decimal) that the caller is ready to wait in all; cut to the function's own clocks."""
 HEADER_SERVER_TIMING = "server-timing"
+HEADER_PRIORITY = "pilotlight-priority"
+"""`realtime`, `standard` or `batch`: at most what the tenant's plan allows."""
+HEADER_RATE_LIMIT = "ratelimit"
+HEADER_RATE_LIMIT_POLICY = "ratelimit-policy"
+"""The quotas that apply and what is left of them (draft-ietf-httpapi-ratelimit-headers)."""
+TENANT_PATH = "/t/"
+"""`/t/<tenant name>/v1/functions/…` and `/t/<tenant name>/fn/…`: a function that another tenant shares, or that is public."""
 
 CONTENT_JSON = "application/json"
 CONTENT_PROBLEM = "application/problem+json"
@@ -58,7 +65,10 @@ HEADER_PLATFORM_TOKEN = "pilotlight-platform-token"
 FEED_PATH = "/internal/feed"
 """`GET ?after=<seq>&wait_s=<s>` → `{"seq": n, "reset": bool, "changes": [FeedChange…]}`; `reset` means: forget all, this is everything."""
 USAGE_PATH = "/internal/usage"
-"""`POST {"activator": id, "records": [UsageRecord…]}` → `{"accepted": n}`; a record already there is counted as accepted."""
+"""`POST {"activator": id, "records": [UsageRecord…]}` → `{"accepted": n, "budgets": {budget id: BudgetState as JSON}}`; a record already
+there is counted as accepted, and in `batch`. `budgets` names those that a record of this batch falls under."""
+BUDGETS_PATH = "/internal/budgets"
+"""`GET` → `{"budgets": {budget id: BudgetState as JSON}}`: what the ledger has of every budget's current period."""
 CALLS_PATH = "/internal/calls"
 """`POST {"calls": [CallRecord…]}` → `{"accepted": n}`: states and results of submitted calls; the newest `sequence` wins."""
 
@@ -69,9 +79,11 @@ class FeedChange:
 
     Attributes:
         seq: position; strictly rising.
-        kind: `function`, `key`, `tenant` or `secret`.
-        key: `<tenant>/<environment>/<app>/<function>`, a key id, a tenant id, or `<tenant>/<environment>/<secret name>`.
-        value: the document (`FunctionRoute`, `KeyRecord`, `TenantRecord` as JSON; a secret's sealed text), None = removed.
+        kind: `function`, `key`, `tenant`, `secret`, `quota` or `budget`.
+        key: `<tenant>/<environment>/<app>/<function>` (function, quota), a key id, a tenant id, `<tenant>/<environment>/<secret name>`,
+            or a budget id.
+        value: the document (`FunctionRoute`, `KeyRecord`, `TenantRecord`, `pilotlight.quotas.Quotas`, `BudgetRecord` as JSON; a secret's
+            sealed text), None = removed.
     """
 
     seq: int
@@ -82,7 +94,13 @@ class FeedChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRecord:
-    """An API key as the activator needs it; `hash` is the sha256 (hex) of the whole secret text."""
+    """An API key as the activator needs it.
+
+    Attributes:
+        hash: sha256 (hex) of the whole secret text.
+        environment, app, function: the only one that it reaches; None = all. A function only together with its app.
+        quotas: of this key alone (`pilotlight.quotas.Quotas` as JSON).
+    """
 
     id: str
     hash: str
@@ -90,15 +108,66 @@ class KeyRecord:
     scope: str
     environment: str | None = None
     expires_at: float | None = None
+    app: str | None = None
+    function: str | None = None
+    quotas: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantRecord:
-    """A tenant: its uid on nodes (None: the platform's own uid) and name."""
+    """A tenant.
+
+    Attributes:
+        uid: on nodes; None: the platform's own.
+        plan: what it may use and how it is treated (`pilotlight.quotas.Plan` as JSON, its own overrides included); {} = no limits.
+        suspended: its calls are answered 403.
+    """
 
     id: str
     name: str
     uid: int | None
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    suspended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetRecord:
+    """A budget as the activator needs it. "" in `environment`, `app` and `function` covers all of them.
+
+    Attributes:
+        period: `day` or `month`, of the calendar in UTC.
+        amount: what may be spent in one period, a decimal as text.
+        hard: calls are refused when it is spent; otherwise it only warns.
+    """
+
+    id: str
+    tenant: str
+    environment: str
+    app: str
+    function: str
+    period: str
+    amount: str
+    currency: str
+    hard: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetState:
+    """What the ledger knows of a budget.
+
+    Attributes:
+        period: `2026-11-21` or `2026-11`: the one that runs now by the controller's clock.
+        spent: sum of the records in it, a decimal as text; of all activators, idle time included.
+        batch: the part of `spent` that the records of this request make up, those that came before included; "0" in `GET`.
+    """
+
+    period: str
+    spent: str
+    batch: str = "0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +209,8 @@ class UsageRecord:
     """What one attempt used and costs; immutable, unique by `id`.
 
     Attributes:
-        id: `<call id>/<attempt>` for calls; `<instance>/<kind>/<n>` for IDLE and RESERVED spans.
-        kind: `CALL`, `IDLE` or `RESERVED`.
+        id: `<call id>/<attempt>` for calls; `<instance>/<kind>/<n>` for IDLE and RESERVED spans and for a START.
+        kind: `CALL`; `IDLE` or `RESERVED` time of an instance; the `START` of one; `STORAGE`; or `ADJUSTMENT` of another record.
         started_at: wall clock, seconds since the epoch.
         queued_ms, start_ms, exec_ms: the three spans of a call, integers.
         billed_ns: the part of the instance's time that is this record's (processor sharing for calls).
@@ -149,6 +218,8 @@ class UsageRecord:
         status: HTTP status of the call; 0 for spans.
         outcome: `ok`, `error`, `cancelled`, `lost` (its activator or instance died) or `span`.
         price_version, rate_per_s, cost: the price as it was then; decimals as text.
+        caller: id of the tenant that called another one's function; "" = the tenant itself. Who owns the function pays.
+        corrects, note: of an ADJUSTMENT: the id of the record that it corrects, and why.
     """
 
     id: str
@@ -184,6 +255,9 @@ class UsageRecord:
     currency: str = "USD"
     rate_per_s: str = "0"
     cost: str = "0"
+    caller: str = ""
+    corrects: str = ""
+    note: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""

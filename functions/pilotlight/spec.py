@@ -16,12 +16,17 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from pilotlight.errors import InvalidInput
-from pilotlight.types import check_name
+from pilotlight.types import Priority, check_name
 
 T = typing.TypeVar("T")
 
 MIB = 1024**2
 GIB = 1024**3
+PUBLIC = "*"
+"""In `access`: everybody, with or without a key."""
+MAX_SHARED = 100
+MAX_TAGS = 16
+MAX_TAG_CHARS = 128
 
 
 class FunctionKind(enum.StrEnum):
@@ -145,6 +150,9 @@ class FunctionSpec:
         env: plain environment variables.
         snapshot: False forbids Templates and snapshots.
         idempotent: the platform may retry a call whose worker died before it answered.
+        access: tenants that may call it besides its own, by name; "*" makes it public.
+        priority: of its calls, unless they say otherwise; None = the plan's.
+        tags: by which bills can be grouped, such as {"team": "search"}.
     """
 
     name: str
@@ -164,12 +172,17 @@ class FunctionSpec:
     snapshot: bool = True
     idempotent: bool = False
     description: str = ""
+    access: tuple[str, ...] = ()
+    priority: Priority | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         try:
             check_name("function", self.name)
         except ValueError as e:
             raise InvalidInput(str(e), parameter="name") from e
+        _check_access(self.access)
+        _check_tags(self.tags)
         if not self.methods:
             raise InvalidInput(f"function {self.name!r} has no methods: declare at least one callable", parameter="methods")
 
@@ -197,6 +210,25 @@ class ImageSpec:
     def digest(self) -> str:
         """sha256 (hex) of the canonical JSON: the image's name."""
         return hashlib.sha256(canonical_json(to_json(self))).hexdigest()
+
+
+def _check_access(access: tuple[str, ...]) -> None:
+    if len(access) > MAX_SHARED:
+        raise InvalidInput(f"access names {len(access)} tenants: at most {MAX_SHARED}", parameter="access")
+    for name in access:
+        try:
+            if name != PUBLIC:
+                check_name("tenant", name)
+        except ValueError as e:
+            raise InvalidInput(f"access: {e}; or {PUBLIC!r} for everybody", parameter="access") from e
+
+
+def _check_tags(tags: Mapping[str, str]) -> None:
+    if len(tags) > MAX_TAGS:
+        raise InvalidInput(f"tags: {len(tags)} of them, at most {MAX_TAGS}", parameter="tags")
+    for name, value in tags.items():
+        if not name or len(name) > MAX_TAG_CHARS or len(value) > MAX_TAG_CHARS:
+            raise InvalidInput(f"tags: {name[:80]!r}: names and values have 1 to {MAX_TAG_CHARS} characters", parameter="tags")
 
 
 def buffer_count(buffer: int | str, *, busy: int) -> int:

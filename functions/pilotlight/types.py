@@ -39,16 +39,52 @@ def check_name(kind: str, name: str) -> str:
 
 
 class Scope(enum.StrEnum):
-    """What an API key may do. ADMIN includes DEPLOY, DEPLOY includes INVOKE."""
+    """What an API key may do. ADMIN includes all; DEPLOY includes INVOKE and READ_BILLING; these two include nothing."""
 
     ADMIN = "admin"
     DEPLOY = "deploy"
     INVOKE = "invoke"
+    READ_BILLING = "read-billing"
+
+    def reaches(self, demanded: Scope) -> bool:
+        """Whether a key of this scope may do what needs `demanded`."""
+        return self is demanded or demanded in _INCLUDED[self]
+
+
+_INCLUDED: dict[Scope, frozenset[Scope]] = {
+    Scope.ADMIN: frozenset(Scope),
+    Scope.DEPLOY: frozenset({Scope.INVOKE, Scope.READ_BILLING}),
+    Scope.INVOKE: frozenset(),
+    Scope.READ_BILLING: frozenset(),
+}
+
+
+class Priority(enum.StrEnum):
+    """Whose call waits less, and whose is shed first, when there is not enough for all: REALTIME before STANDARD before BATCH."""
+
+    REALTIME = "realtime"
+    STANDARD = "standard"
+    BATCH = "batch"
 
     @property
     def rank(self) -> int:
-        """0 for INVOKE, 2 for ADMIN: a key satisfies a demand of its own rank or lower."""
-        return {"invoke": 0, "deploy": 1, "admin": 2}[self.value]
+        """0 for REALTIME, 2 for BATCH: the lower goes first."""
+        return _RANKS[self]
+
+    def at_most(self, bound: Priority) -> Priority:
+        """This one, or `bound` where that is lower: nobody gets more than the plan allows."""
+        return self if self.rank >= bound.rank else bound
+
+
+_RANKS = {priority: rank for rank, priority in enumerate(Priority)}
+
+
+class Isolation(enum.StrEnum):
+    """Whose machines a tenant's instances run on: SHARED with others, with a RESERVED part of them, or DEDICATED to the tenant."""
+
+    SHARED = "shared"
+    RESERVED = "reserved"
+    DEDICATED = "dedicated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

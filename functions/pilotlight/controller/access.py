@@ -37,7 +37,7 @@ class Principal:
 
     def demand(self, scope: Scope) -> None:
         """Raise Forbidden unless this key reaches `scope`."""
-        if self.scope.rank < scope.rank:
+        if not self.scope.reaches(scope):
             raise Forbidden(f"this needs a key of scope '{scope}', and key {self.key} has '{self.scope}'", scope=scope.value)
 
     def demand_whole_tenant(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from pilotlight.controller.store import Write
 from pilotlight.controller.tenants import demand_environment
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.protocol import KeyRecord
-from pilotlight.spec import to_json
+from pilotlight.spec import canonical_json, to_json
 from pilotlight.types import Scope
 
 MAX_LABEL = 200
@@ -56,7 +57,7 @@ def create(
         environment=environment,
         expires_at=None if expires_in_s is None else write.now + expires_in_s,
     )
-    row = {**to_json(key), "name": name, "created_by": actor, "created_at": write.now}
+    row = {**to_json(key), "quotas": canonical_json(key.quotas).decode(), "name": name, "created_by": actor, "created_at": write.now}
     write.sql.execute(sa.insert(tables.api_keys).values(**row))
     feed.append(write, feed.KEY, key.id, to_json(key))
     after = {"id": key.id, "scope": key.scope, "environment": environment, "name": name, "expires_at": key.expires_at}
@@ -81,7 +82,7 @@ def listing(sql: sa.Connection, *, tenant: str) -> list[dict[str, Any]]:
     table = tables.api_keys
     columns = [c for c in table.c if c.name not in ("hash", "tenant")]
     query = sa.select(*columns).where(table.c.tenant == tenant).order_by(table.c.created_at.desc(), table.c.id)
-    return [dict(row) for row in sql.execute(query).mappings()]
+    return [{**row, "quotas": json.loads(row["quotas"])} for row in sql.execute(query).mappings()]
 
 
 def any_exists(sql: sa.Connection) -> bool:

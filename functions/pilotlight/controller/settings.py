@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pilotlight.pricing import PriceSettings
+from pilotlight.quotas import BUILT_IN, Plan
 from snapshotter.settings import SnapshotterSettings
-from weight_cache.settings import Paths, PlatformSettings, load
+from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load, load_each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,14 +22,26 @@ class ControllerSettings:
         database_url: None = SQLite in <home>; postgresql+psycopg://… where that is outgrown.
         bundle_max_bytes: largest source archive that may be deployed.
         blob_max_bytes: largest blob that may be uploaded (files of weights are blobs).
+        default_plan: of new tenants that are not given another.
+        invoice_after_days: days after its end when a month's invoices are issued by themselves.
+        webhooks: `public` (addresses of the public internet only) or `any`.
+        plain_http_sign_in: let people sign in to the dashboard without TLS from another machine.
     """
 
     metrics_listen: str | None = "127.0.0.1:8702"
     database_url: str | None = None
     bundle_max_bytes: int = 104_857_600
     blob_max_bytes: int = 53_687_091_200
+    default_plan: str = "standard"
+    invoice_after_days: int = 3
+    webhooks: str = "public"
+    plain_http_sign_in: bool = False
 
     def __post_init__(self) -> None:
+        if self.webhooks not in ("public", "any"):
+            raise ValueError(f"webhooks = {self.webhooks!r}: must be 'public' or 'any'")
+        if not 0 <= self.invoice_after_days <= 27:
+            raise ValueError(f"invoice_after_days = {self.invoice_after_days}: must be between 0 and 27")
         for name in ("bundle_max_bytes", "blob_max_bytes"):
             if getattr(self, name) < 1024:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1024")
@@ -44,6 +59,8 @@ class ControllerConfig:
         uid_base: first uid given to a tenant, or None where the platform does not run as root and cannot change uids.
         trust: `isolated` or `shared`; see PlatformSettings.
         platform: section `platform`: where blobs lie.
+        plans: every plan by its name, the built-in ones included.
+        prices: section `prices`.
     """
 
     settings: ControllerSettings
@@ -51,6 +68,8 @@ class ControllerConfig:
     trust: str
     uid_base: int | None
     platform: PlatformSettings = field(default_factory=PlatformSettings)
+    plans: Mapping[str, Plan] = field(default_factory=lambda: BUILT_IN)
+    prices: PriceSettings = field(default_factory=PriceSettings)
 
     @property
     def database_url(self) -> str:
@@ -62,10 +81,25 @@ class ControllerConfig:
         """Read `file`. Raises SettingsInvalid."""
         platform = load(PlatformSettings, "platform", file)
         node = load(SnapshotterSettings, "snapshotter", file)
+        settings = load(ControllerSettings, "controller", file)
+        prices = load(PriceSettings, "prices", file)
+        plans = load_each(Plan, "plans", file, base=BUILT_IN)
+        _check_plans(plans, settings, prices)
         return cls(
-            settings=load(ControllerSettings, "controller", file),
+            settings=settings,
+            plans=plans,
+            prices=prices,
             paths=Paths.of(platform, os.environ),
             trust=platform.trust,
             platform=platform,
             uid_base=node.uid_base if os.geteuid() == 0 else None,
         )
+
+
+def _check_plans(plans: Mapping[str, Plan], settings: ControllerSettings, prices: PriceSettings) -> None:
+    if settings.default_plan not in plans:
+        raise SettingsInvalid(f"controller.default_plan = {settings.default_plan!r}: no such plan; there are {', '.join(plans)}")
+    for name, plan in plans.items():
+        if plan.prices is not None and plan.prices not in prices.lists():
+            known = ", ".join(prices.lists())
+            raise SettingsInvalid(f"plans.{name}.prices = {plan.prices!r}: no such price list; there are {known} (prices.others)")

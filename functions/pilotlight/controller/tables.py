@@ -32,6 +32,9 @@ tenants = sa.Table(
     sa.Column("name", sa.Text, nullable=False, unique=True),
     sa.Column("uid", sa.BigInteger, unique=True),
     _time("created_at"),
+    sa.Column("plan", sa.Text, nullable=False, server_default="enterprise"),
+    sa.Column("overrides", sa.Text, nullable=False, server_default="{}"),
+    _time("suspended_at", null=True),
 )
 
 environments = sa.Table(
@@ -118,6 +121,52 @@ api_keys = sa.Table(
     _time("created_at"),
     _time("expires_at", null=True),
     _time("revoked_at", null=True),
+    _text("app", null=True),
+    _text("function", null=True),
+    sa.Column("quotas", sa.Text, nullable=False, server_default="{}"),
+    _text("replaces", null=True),
+)
+
+function_quotas = sa.Table(
+    "function_quotas",
+    metadata,
+    *(_text(name, key=True) for name in ("tenant", "environment", "app", "function")),
+    _text("quotas"),
+    _time("updated_at"),
+    sa.ForeignKeyConstraint(["tenant", "environment"], ["environments.tenant", "environments.name"]),
+)
+
+budgets = sa.Table(
+    "budgets",
+    metadata,
+    _text("id", key=True),
+    sa.Column("tenant", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    *(_text(name) for name in ("environment", "app", "function", "period", "amount", "currency")),
+    sa.Column("hard", sa.Boolean, nullable=False),
+    _text("alerts"),
+    _text("webhook", null=True),
+    _text("sealed_secret", null=True),
+    _time("created_at"),
+    _time("updated_at"),
+    sa.UniqueConstraint("tenant", "environment", "app", "function", "period", "currency"),
+)
+
+budget_alerts = sa.Table(
+    "budget_alerts",
+    metadata,
+    _text("id", key=True),
+    sa.Column("budget", sa.Text, sa.ForeignKey("budgets.id", ondelete="CASCADE"), nullable=False),
+    _text("tenant"),
+    _text("period"),
+    _whole("percent"),
+    _text("spent"),
+    _time("at"),
+    _time("delivered_at", null=True),
+    _time("next_attempt_at", null=True),
+    _whole("attempts"),
+    _text("error", null=True),
+    sa.UniqueConstraint("budget", "period", "percent"),
+    sa.Index("ix_budget_alerts_next_attempt_at", "next_attempt_at"),
 )
 
 secrets = sa.Table(
@@ -201,9 +250,64 @@ usage = sa.Table(
     *(_time(name) for name in ("cpu", "started_at", "received_at")),
     _whole("cost_picos"),
     _whole("day"),
+    *(sa.Column(name, sa.Text, nullable=False, server_default="") for name in ("caller", "corrects", "note", "month")),
     sa.Index("ix_usage_tenant_started_at", "tenant", "started_at"),
     sa.Index("ix_usage_tenant_call", "tenant", "call"),
+    sa.Index("ix_usage_tenant_month", "tenant", "month"),
 )
+"""`month` is the month ("2026-11", UTC) whose invoice has the record: that of `started_at`, or the first one not yet issued."""
+
+
+ROLLUP_GROUPS = (
+    "environment", "app", "function", "function_id", "revision", "key", "caller", "kind", "start_kind", "price_version", "currency",
+    "month",
+)  # fmt: skip
+ROLLUP_SUMS = (
+    "records", "errors", "queued_ms", "start_ms", "exec_ms", "billed_ns", "tokens_in", "tokens_out", "bytes_in", "bytes_out", "high", "low",
+)  # fmt: skip
+"""`high` and `low`: of the cost in picounits, what is above 10**9 and the rest, summed apart. `errors`: calls answered 500 or above."""
+ROLLUP_FLOATS = ("cpu_core_s", "memory_byte_s", "gpu_s")
+
+
+def _rollup(name: str, unit: str) -> sa.Table:
+    """Sums of records by everything that bills and pages group by; `unit` is the whole hour or day since the epoch."""
+    return sa.Table(
+        name,
+        metadata,
+        _text("tenant", key=True),
+        sa.Column(unit, sa.BigInteger, primary_key=True, autoincrement=False),
+        *(_text(part, key=True) for part in ROLLUP_GROUPS),
+        *(_whole(part) for part in ROLLUP_SUMS),
+        *(_time(part) for part in ROLLUP_FLOATS),
+        sa.Index(f"ix_{name}_tenant_month", "tenant", "month"),
+    )
+
+
+usage_hours = _rollup("usage_hours", "hour")
+usage_days = _rollup("usage_days", "day")
+
+latency_hours = sa.Table(
+    "latency_hours",
+    metadata,
+    _text("tenant", key=True),
+    sa.Column("hour", sa.BigInteger, primary_key=True, autoincrement=False),
+    *(_text(name, key=True) for name in ("environment", "function_id", "start_kind", "clock")),
+    sa.Column("bucket", sa.BigInteger, primary_key=True, autoincrement=False),
+    _whole("calls"),
+)
+"""A histogram of each clock (`total`, `queue`, `start`, `exec`) in buckets that grow by a tenth: bucket b holds up to 1.1**b ms."""
+
+invoices = sa.Table(
+    "invoices",
+    metadata,
+    _text("id", key=True),
+    sa.Column("tenant", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    *(_text(name) for name in ("month", "currency", "total", "document")),
+    _time("issued_at"),
+    sa.UniqueConstraint("tenant", "month", "currency"),
+)
+
+prices = sa.Table("prices", metadata, _text("version", key=True), _text("document"), _time("first_seen_at"))
 
 calls = sa.Table(
     "calls",
@@ -234,5 +338,6 @@ audit = sa.Table(
     _text("before", null=True),
     _text("after", null=True),
     _text("request"),
+    sa.Column("address", sa.Text, nullable=False, server_default=""),
     sa.Index("ix_audit_tenant_id", "tenant", "id"),
 )

@@ -181,6 +181,10 @@ class KeyInfo(Body):
     created_at: float
     expires_at: float | None
     revoked_at: float | None
+    app: str | None = None
+    function: str | None = None
+    quotas: dict[str, Any] = {}
+    replaces: str | None = None
 
 
 class KeyCreated(KeyInfo):
@@ -256,6 +260,7 @@ class AuditEntry(Body):
     before: Any
     after: Any
     request: str
+    address: str
 
 
 class AuditLog(Body):

@@ -1,0 +1,225 @@
+"""Plans, quotas and budgets of tenants; rollups of usage, latency histograms, invoices and the price lists that were in force."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0005"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+MONTH = {
+    "sqlite": "strftime('%Y-%m', started_at, 'unixepoch')",
+    "postgresql": "to_char(to_timestamp(started_at) AT TIME ZONE 'UTC', 'YYYY-MM')",
+}
+
+
+def upgrade() -> None:
+    """Create the tables and columns. Rollups of records that are there already are made by the controller's start."""
+    op.create_table(
+        "latency_hours",
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("hour", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("environment", sa.Text(), nullable=False),
+        sa.Column("function_id", sa.Text(), nullable=False),
+        sa.Column("start_kind", sa.Text(), nullable=False),
+        sa.Column("clock", sa.Text(), nullable=False),
+        sa.Column("bucket", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("calls", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint(
+            "tenant", "hour", "environment", "function_id", "start_kind", "clock", "bucket", name=op.f("pk_latency_hours")
+        ),
+    )
+    op.create_table(
+        "prices",
+        sa.Column("version", sa.Text(), nullable=False),
+        sa.Column("document", sa.Text(), nullable=False),
+        sa.Column("first_seen_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("version", name=op.f("pk_prices")),
+    )
+    op.create_table(
+        "usage_days",
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("day", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("environment", sa.Text(), nullable=False),
+        sa.Column("app", sa.Text(), nullable=False),
+        sa.Column("function", sa.Text(), nullable=False),
+        sa.Column("function_id", sa.Text(), nullable=False),
+        sa.Column("revision", sa.Text(), nullable=False),
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("caller", sa.Text(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("start_kind", sa.Text(), nullable=False),
+        sa.Column("price_version", sa.Text(), nullable=False),
+        sa.Column("currency", sa.Text(), nullable=False),
+        sa.Column("month", sa.Text(), nullable=False),
+        sa.Column("records", sa.BigInteger(), nullable=False),
+        sa.Column("errors", sa.BigInteger(), nullable=False),
+        sa.Column("queued_ms", sa.BigInteger(), nullable=False),
+        sa.Column("start_ms", sa.BigInteger(), nullable=False),
+        sa.Column("exec_ms", sa.BigInteger(), nullable=False),
+        sa.Column("billed_ns", sa.BigInteger(), nullable=False),
+        sa.Column("tokens_in", sa.BigInteger(), nullable=False),
+        sa.Column("tokens_out", sa.BigInteger(), nullable=False),
+        sa.Column("bytes_in", sa.BigInteger(), nullable=False),
+        sa.Column("bytes_out", sa.BigInteger(), nullable=False),
+        sa.Column("high", sa.BigInteger(), nullable=False),
+        sa.Column("low", sa.BigInteger(), nullable=False),
+        sa.Column("cpu_core_s", sa.Double(), nullable=False),
+        sa.Column("memory_byte_s", sa.Double(), nullable=False),
+        sa.Column("gpu_s", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint(
+            "tenant",
+            "day",
+            "environment",
+            "app",
+            "function",
+            "function_id",
+            "revision",
+            "key",
+            "caller",
+            "kind",
+            "start_kind",
+            "price_version",
+            "currency",
+            "month",
+            name=op.f("pk_usage_days"),
+        ),
+    )
+    op.create_index("ix_usage_days_tenant_month", "usage_days", ["tenant", "month"], unique=False)
+    op.create_table(
+        "usage_hours",
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("hour", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("environment", sa.Text(), nullable=False),
+        sa.Column("app", sa.Text(), nullable=False),
+        sa.Column("function", sa.Text(), nullable=False),
+        sa.Column("function_id", sa.Text(), nullable=False),
+        sa.Column("revision", sa.Text(), nullable=False),
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("caller", sa.Text(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("start_kind", sa.Text(), nullable=False),
+        sa.Column("price_version", sa.Text(), nullable=False),
+        sa.Column("currency", sa.Text(), nullable=False),
+        sa.Column("month", sa.Text(), nullable=False),
+        sa.Column("records", sa.BigInteger(), nullable=False),
+        sa.Column("errors", sa.BigInteger(), nullable=False),
+        sa.Column("queued_ms", sa.BigInteger(), nullable=False),
+        sa.Column("start_ms", sa.BigInteger(), nullable=False),
+        sa.Column("exec_ms", sa.BigInteger(), nullable=False),
+        sa.Column("billed_ns", sa.BigInteger(), nullable=False),
+        sa.Column("tokens_in", sa.BigInteger(), nullable=False),
+        sa.Column("tokens_out", sa.BigInteger(), nullable=False),
+        sa.Column("bytes_in", sa.BigInteger(), nullable=False),
+        sa.Column("bytes_out", sa.BigInteger(), nullable=False),
+        sa.Column("high", sa.BigInteger(), nullable=False),
+        sa.Column("low", sa.BigInteger(), nullable=False),
+        sa.Column("cpu_core_s", sa.Double(), nullable=False),
+        sa.Column("memory_byte_s", sa.Double(), nullable=False),
+        sa.Column("gpu_s", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint(
+            "tenant",
+            "hour",
+            "environment",
+            "app",
+            "function",
+            "function_id",
+            "revision",
+            "key",
+            "caller",
+            "kind",
+            "start_kind",
+            "price_version",
+            "currency",
+            "month",
+            name=op.f("pk_usage_hours"),
+        ),
+    )
+    op.create_index("ix_usage_hours_tenant_month", "usage_hours", ["tenant", "month"], unique=False)
+    op.create_table(
+        "budgets",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("environment", sa.Text(), nullable=False),
+        sa.Column("app", sa.Text(), nullable=False),
+        sa.Column("function", sa.Text(), nullable=False),
+        sa.Column("period", sa.Text(), nullable=False),
+        sa.Column("amount", sa.Text(), nullable=False),
+        sa.Column("currency", sa.Text(), nullable=False),
+        sa.Column("hard", sa.Boolean(), nullable=False),
+        sa.Column("alerts", sa.Text(), nullable=False),
+        sa.Column("webhook", sa.Text(), nullable=True),
+        sa.Column("sealed_secret", sa.Text(), nullable=True),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("updated_at", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(["tenant"], ["tenants.id"], name=op.f("fk_budgets_tenant")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_budgets")),
+        sa.UniqueConstraint(
+            "tenant",
+            "environment",
+            "app",
+            "function",
+            "period",
+            "currency",
+            name=op.f("uq_budgets_tenant_environment_app_function_period_currency"),
+        ),
+    )
+    op.create_table(
+        "invoices",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("month", sa.Text(), nullable=False),
+        sa.Column("currency", sa.Text(), nullable=False),
+        sa.Column("total", sa.Text(), nullable=False),
+        sa.Column("document", sa.Text(), nullable=False),
+        sa.Column("issued_at", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(["tenant"], ["tenants.id"], name=op.f("fk_invoices_tenant")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_invoices")),
+        sa.UniqueConstraint("tenant", "month", "currency", name=op.f("uq_invoices_tenant_month_currency")),
+    )
+    op.create_table(
+        "budget_alerts",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("budget", sa.Text(), nullable=False),
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("period", sa.Text(), nullable=False),
+        sa.Column("percent", sa.BigInteger(), nullable=False),
+        sa.Column("spent", sa.Text(), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
+        sa.Column("delivered_at", sa.Double(), nullable=True),
+        sa.Column("next_attempt_at", sa.Double(), nullable=True),
+        sa.Column("attempts", sa.BigInteger(), nullable=False),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.ForeignKeyConstraint(["budget"], ["budgets.id"], name=op.f("fk_budget_alerts_budget"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_budget_alerts")),
+        sa.UniqueConstraint("budget", "period", "percent", name=op.f("uq_budget_alerts_budget_period_percent")),
+    )
+    op.create_index("ix_budget_alerts_next_attempt_at", "budget_alerts", ["next_attempt_at"], unique=False)
+    op.create_table(
+        "function_quotas",
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("environment", sa.Text(), nullable=False),
+        sa.Column("app", sa.Text(), nullable=False),
+        sa.Column("function", sa.Text(), nullable=False),
+        sa.Column("quotas", sa.Text(), nullable=False),
+        sa.Column("updated_at", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["tenant", "environment"], ["environments.tenant", "environments.name"], name=op.f("fk_function_quotas_tenant_environment")
+        ),
+        sa.PrimaryKeyConstraint("tenant", "environment", "app", "function", name=op.f("pk_function_quotas")),
+    )
+    op.add_column("api_keys", sa.Column("app", sa.Text(), nullable=True))
+    op.add_column("api_keys", sa.Column("function", sa.Text(), nullable=True))
+    op.add_column("api_keys", sa.Column("quotas", sa.Text(), server_default="{}", nullable=False))
+    op.add_column("api_keys", sa.Column("replaces", sa.Text(), nullable=True))
+    op.add_column("audit", sa.Column("address", sa.Text(), server_default="", nullable=False))
+    op.add_column("tenants", sa.Column("plan", sa.Text(), server_default="enterprise", nullable=False))
+    op.add_column("tenants", sa.Column("overrides", sa.Text(), server_default="{}", nullable=False))
+    op.add_column("tenants", sa.Column("suspended_at", sa.Double(), nullable=True))
+    op.add_column("usage", sa.Column("caller", sa.Text(), server_default="", nullable=False))
+    op.add_column("usage", sa.Column("corrects", sa.Text(), server_default="", nullable=False))
+    op.add_column("usage", sa.Column("note", sa.Text(), server_default="", nullable=False))
+    op.add_column("usage", sa.Column("month", sa.Text(), server_default="", nullable=False))
+    op.create_index("ix_usage_tenant_month", "usage", ["tenant", "month"], unique=False)
+    op.execute(f"UPDATE usage SET month = {MONTH[op.get_bind().dialect.name]}")
