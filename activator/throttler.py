@@ -21,6 +21,7 @@ from activator.admission import ProcessQueue
 from activator.autoscaler.poke import instances_now
 from activator.autoscaler.rungs import StartTimes
 from activator.billing.account import InstanceAccount
+from activator.fairness.rank import DEFAULT_RANK, Rank
 from activator.fleet import Fleet
 from activator.instances import Instance, least_loaded
 from activator.reservation import Reservation
@@ -36,10 +37,11 @@ log = logging.getLogger(__name__)
 
 
 class _Waiter:
-    __slots__ = ("future", "since")
+    __slots__ = ("future", "rank", "since")
 
-    def __init__(self, future: asyncio.Future[Reservation], since: float) -> None:
+    def __init__(self, future: asyncio.Future[Reservation], since: float, rank: Rank) -> None:
         self.future = future
+        self.rank = rank
         self.since = since
 
 
@@ -114,7 +116,7 @@ class Throttler:
         instance.in_flight += 1
         return Reservation(self, instance, StartKind.WARM, 0.0)
 
-    async def reserve(self, timeout_s: float) -> Reservation:
+    async def reserve(self, timeout_s: float, rank: Rank = DEFAULT_RANK) -> Reservation:
         """A slot within `timeout_s`, starting instances where that helps.
 
         Raises TooManyRequests (queue full), DeadlineExceeded (clock `queue`), StartFailed, Unavailable. Cancelling it leaves the queue.
@@ -122,7 +124,7 @@ class Throttler:
         reservation = self.reserve_nowait()
         if reservation is not None:
             return reservation
-        waiter = self._enqueue()
+        waiter = self._enqueue(rank)
         timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, waiter, timeout_s)
         try:
             return await waiter.future
@@ -149,7 +151,7 @@ class Throttler:
         """Look again: an instance that was busy may be free."""
         self._hand_out(self._clock())
 
-    def _enqueue(self) -> _Waiter:
+    def _enqueue(self, rank: Rank) -> _Waiter:
         limit = self.target.spec.scaling.max_queued
         if len(self._waiters) >= limit:
             raise errors.TooManyRequests(
@@ -158,7 +160,7 @@ class Throttler:
             )
         self._queue.enter()
         now = self._clock()
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), now)
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), now, rank)
         self._waiters.append(waiter)
         self._count(+1, now)
         self.poke(now)
