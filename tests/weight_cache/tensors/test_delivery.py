@@ -177,7 +177,7 @@ def test_an_interrupt_of_the_caller_stops_the_threads() -> None:
     endless = Pieces((Piece(offset_bytes=n, length_bytes=1, parts=()) for n in itertools.count()), None)
     before = signal.signal(signal.SIGALRM, strike)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 2)  # again, should it strike inside a callback that swallows everything
         with pytest.raises(TimeIsUp):
             each(endless, [works, works])
     finally:
