@@ -69,7 +69,7 @@ class Activator:
         key = PlatformKey.load_or_create(paths.home / "platform.key")
         controller = paths.socket("controller")
         self.settings = settings
-        self.metrics = Metrics()
+        self.metrics = Metrics(series=settings.metrics_series)
         self.table = RouteTable(rates, key)
         self.feed = FeedFollower(table=self.table, socket=controller, token=key.token, log_path=self.home / "routes.ndjson")
         self.fleet = NodeFleet(socket=paths.socket("snapshotter"), lessee=self.id)

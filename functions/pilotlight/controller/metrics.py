@@ -10,12 +10,18 @@
 | `pilotlight_controller_usage_records_total` | counter | - | usage records that were new |
 | `pilotlight_controller_usage_conflicts_total` | counter | - | usage ids that came with other content: a defect of the sender |
 | `pilotlight_controller_blob_bytes_total` | counter | - | bytes of blobs received |
+| `pilotlight_controller_spend_total` | counter | `tenant`, `currency` | cost of new usage records |
+| `pilotlight_controller_budget_used_ratio` | gauge | `tenant`, `budget` | spent part of a budget in its current period |
+| `pilotlight_controller_alerts_total` | counter | `outcome` | webhooks of budgets: `delivered`, `retried`, `given-up` |
+
+Tenants and budgets have series of their own up to SERIES; what comes after them is `other` (spend) or left out (budgets).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -26,6 +32,9 @@ _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=ut
 _HEAD_LIMIT_BYTES = 16 * 1024
 _PATIENCE_S = 5.0
 _PREFIX = "pilotlight_controller_"
+_PICOS = 10**12
+SERIES = 1000
+OTHER = "other"
 
 
 class Metrics:
@@ -41,6 +50,37 @@ class Metrics:
         self.usage_records = Counter(_PREFIX + "usage_records", "New usage records", registry=registry)
         self.usage_conflicts = Counter(_PREFIX + "usage_conflicts", "Usage ids that came with other content", registry=registry)
         self.blob_bytes = Counter(_PREFIX + "blob_bytes", "Bytes of blobs received", registry=registry)
+        self.alerts = Counter(_PREFIX + "alerts", "Webhooks of budgets", ["outcome"], registry=registry)
+        self._spend = Counter(_PREFIX + "spend", "Cost of new usage records", ["tenant", "currency"], registry=registry)
+        self._budgets = Gauge(
+            _PREFIX + "budget_used_ratio", "Spent part of a budget in its current period", ["tenant", "budget"], registry=registry
+        )
+        self._tenants: set[str] = set()
+        self._known_budgets: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+
+    def spent(self, tenant: str, currency: str, picos: int) -> None:
+        """New records of this tenant cost so many picounits. Corrections downwards are not counted: a counter only rises."""
+        with self._lock:
+            if tenant not in self._tenants and len(self._tenants) < SERIES:
+                self._tenants.add(tenant)
+            name = tenant if tenant in self._tenants else OTHER
+        self._spend.labels(name, currency).inc(max(0, picos) / _PICOS)
+
+    def budget_used(self, tenant: str, budget: str, share: float) -> None:
+        """This part of the budget is spent (1 = all of it)."""
+        with self._lock:
+            if (tenant, budget) not in self._known_budgets and len(self._known_budgets) >= SERIES:
+                return
+            self._known_budgets.add((tenant, budget))
+        self._budgets.labels(tenant, budget).set(share)
+
+    def budget_gone(self, tenant: str, budget: str) -> None:
+        """The budget was deleted."""
+        with self._lock:
+            if (tenant, budget) in self._known_budgets:
+                self._known_budgets.discard((tenant, budget))
+                self._budgets.remove(tenant, budget)
 
     async def expose(self, *, socket_path: Path, listen: str | None) -> list[asyncio.Server]:
         """Serve them as Prometheus text over HTTP/1.1, on a Unix socket (0600) and on `host:port` where given.
