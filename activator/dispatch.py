@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from activator.billing.account import Ticket
+from activator.fairness.rank import DEFAULT_RANK, Rank
 from activator.reservation import Releases, Reservation
 from activator.routes import Target
 from activator.throttler import Throttler
@@ -28,11 +30,26 @@ BUSY_PATIENCE_S = 2.0
 """A worker that is still busy with an abandoned call after this long is replaced."""
 
 
-class Call:
-    """One invocation, from the moment its request was read. `now` values are monotonic seconds, `*_ns` monotonic nanoseconds."""
+class Admitted(Protocol):
+    """What a call holds of its quotas."""
 
-    __slots__ = ("accept", "attempt", "body", "content_type", "deadline_s", "extra_headers", "id", "key_id", "method", "path",
-                 "received_ns",                  "reserved_ns", "start_kind", "start_ms", "started_at", "target", "weights")  # fmt: skip
+    async def again(self) -> None:
+        """Pay for one attempt more: retries count as requests. Raises OverQuota, Unavailable."""
+        ...
+
+
+class Call:
+    """One invocation, from the moment its request was read. `now` values are monotonic seconds, `*_ns` monotonic nanoseconds.
+
+    Attributes:
+        admission: what it holds of its quotas until its end; None = nothing.
+        rank: its place among those that wait.
+        caller: id of the tenant that calls another one's function; "" = the function's own, who pays in either case.
+    """
+
+    __slots__ = ("accept", "admission", "attempt", "body", "caller", "content_type", "deadline_s", "extra_headers", "id", "key_id",
+                 "method", "path", "rank", "received_ns", "reserved_ns", "start_kind", "start_ms", "started_at", "target",
+                 "weights")  # fmt: skip
 
     def __init__(
         self,
@@ -46,6 +63,9 @@ class Call:
         accept: bytes = b"",
         deadline_s: float | None = None,
         extra_headers: bytes = b"",
+        admission: Admitted | None = None,
+        rank: Rank = DEFAULT_RANK,
+        caller: str = "",
     ) -> None:
         self.id = id
         self.target = target
@@ -56,6 +76,9 @@ class Call:
         self.accept = accept
         self.deadline_s = deadline_s
         self.extra_headers = extra_headers
+        self.admission = admission
+        self.rank = rank
+        self.caller = caller
         self.attempt = 1
         self.received_ns = time.monotonic_ns()
         self.started_at = time.time()

@@ -9,6 +9,7 @@ class JournalFull(StorageFull):
     """Raised when the journal's disk did not take a line: the call is refused before dispatch, so nothing runs unbilled."""
 
     type = "journal-full"
+    status = 503
 
 
 class JournalInUse(PilotlightError):

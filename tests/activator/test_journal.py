@@ -114,7 +114,7 @@ def test_on_a_full_disk_a_call_is_refused_and_no_half_line_stays(tmp_path: Path)
     size = segment_path(tmp_path, 1).stat().st_size
     with FullDisk(size + 20), pytest.raises(JournalFull) as refused:
         books.open(call="c", attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=0, at_ns=0)
-    assert (refused.value.status, refused.value.retry_after_s) == (507, 5)
+    assert (refused.value.status, refused.value.retry_after_s) == (503, 5)
     assert segment_path(tmp_path, 1).stat().st_size == size
     assert books.meter.in_flight == 0
     books.open(call="c", attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=0, at_ns=0)
