@@ -118,10 +118,13 @@ class Client(WeightsResources):
         self._transport.close()
 
     # -- calls ---------------------------------------------------------------------------------------------------------
-    def invoke(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None) -> Answer:
-        """Call and wait. `function` may be `Class.method`; `headers` say what `body` is (default: an SDK call's pickle)."""
+    def invoke(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = "") -> Answer:
+        """Call and wait. `function` may be `Class.method`; `headers` say what `body` is (default: an SDK call's pickle).
+
+        `tenant` is the name of another tenant that shares the function; "" = one of our own.
+        """
         headers = call_headers(streams=False) if headers is None else headers
-        path = function_path(app, function, "invoke")
+        path = function_path(app, function, "invoke", tenant=tenant)
         response = self._transport.request("POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS)
         return _answer(response)
 
@@ -130,10 +133,12 @@ class Client(WeightsResources):
         headers = {"content-type": CONTENT_JSON, "accept": accept}
         return self.invoke(app, function, json.dumps(arguments).encode(), headers=headers)
 
-    def invoke_stream(self, app: str, function: str, body: bytes) -> Iterator[Any]:
+    def invoke_stream(
+        self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = ""
+    ) -> Iterator[Any]:
         """Call a generator with an SDK call's pickle; items as they come. Raises what it raises, at its place."""
-        path, headers = function_path(app, function, "invoke"), call_headers(streams=True)
-        with self._transport.stream("POST", path, content=body, headers=headers, accept_status=RAISED_STATUS) as response:
+        path, headers = function_path(app, function, "invoke", tenant=tenant), headers or call_headers(streams=True)
+        with self._transport.stream("POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS) as response:
             if response.status_code in RAISED_STATUS:
                 value_of(response.status_code, response.headers, response.read())
             reader = ItemReader()
@@ -148,10 +153,10 @@ class Client(WeightsResources):
         with self._transport.stream("POST", path, content=json.dumps(arguments).encode(), headers=headers) as response:
             yield from lines(response)
 
-    def submit(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None) -> str:
+    def submit(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = "") -> str:
         """Start a call that outlives this process, and return its id."""
         headers = call_headers(streams=False) if headers is None else headers
-        path = function_path(app, function, "submit")
+        path = function_path(app, function, "submit", tenant=tenant)
         return str(self._transport.request("POST", path, content=body, headers=dict(headers)).json()["id"])
 
     def submit_json(self, app: str, function: str, arguments: Any) -> str:
@@ -303,16 +308,18 @@ class AsyncClient:
         """Close every connection."""
         await self._transport.aclose()
 
-    async def invoke(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None) -> Answer:
+    async def invoke(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = "") -> Answer:
         """As `Client.invoke`."""
         headers = call_headers(streams=False) if headers is None else headers
-        path = function_path(app, function, "invoke")
+        path = function_path(app, function, "invoke", tenant=tenant)
         return _answer(await self._transport.request("POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS))
 
-    async def invoke_stream(self, app: str, function: str, body: bytes) -> AsyncIterator[Any]:
+    async def invoke_stream(
+        self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = ""
+    ) -> AsyncIterator[Any]:
         """As `Client.invoke_stream`."""
-        path, headers = function_path(app, function, "invoke"), call_headers(streams=True)
-        async with self._transport.stream("POST", path, content=body, headers=headers, accept_status=RAISED_STATUS) as response:
+        path, headers = function_path(app, function, "invoke", tenant=tenant), headers or call_headers(streams=True)
+        async with self._transport.stream("POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS) as response:
             if response.status_code in RAISED_STATUS:
                 value_of(response.status_code, response.headers, await response.aread())
             reader = ItemReader()
@@ -321,10 +328,10 @@ class AsyncClient:
                     yield item
             reader.close()
 
-    async def submit(self, app: str, function: str, body: bytes) -> str:
+    async def submit(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = "") -> str:
         """As `Client.submit`."""
-        path = function_path(app, function, "submit")
-        response = await self._transport.request("POST", path, content=body, headers=call_headers(streams=False))
+        path = function_path(app, function, "submit", tenant=tenant)
+        response = await self._transport.request("POST", path, content=body, headers=dict(headers or call_headers(streams=False)))
         return str(response.json()["id"])
 
     async def call(self, call_id: str, *, wait_s: float = 0.0) -> CallRecord:

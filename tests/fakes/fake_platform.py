@@ -29,10 +29,12 @@ from pilotlight.protocol import (
     CONTENT_NDJSON,
     CONTENT_PROBLEM,
     HEADER_OUTCOME,
+    HEADER_PRIORITY,
     HEADER_REQUEST_ID,
     HEADER_REVISION,
     HEADER_SERVER_TIMING,
     HEADER_START,
+    TENANT_PATH,
     CallRecord,
     new_call_id,
     problem,
@@ -44,6 +46,7 @@ from tests.fakes.user_code import Answer, Asked, entered, run
 from weight_cache.manifest import FileHash
 
 API_KEY = "pl-fake-admin-key"
+SHARING_TENANT = "acme"
 
 
 @dataclass(kw_only=True)
@@ -77,6 +80,7 @@ class FakePlatform:
         self.snapshots_off: set[tuple[str, str, str]] = set()
         self.warmup_report: dict[str, Any] = {}
         self.asked: list[str] = []
+        self.priorities: list[str] = []
         self.lock = threading.Lock()
         self._refusals: deque[Answer | None] = deque()
         self._cancelled: set[str] = set()
@@ -122,12 +126,24 @@ class FakePlatform:
                 return self._refusals.popleft()
         try:
             self._authenticate(asked)
+            path = self._own_path(asked)
             for method, pattern, route in _ROUTES:
-                if asked.method == method and (match := re.fullmatch(pattern, asked.path)):
+                if asked.method == method and (match := re.fullmatch(pattern, path)):
                     return route(self, asked, *(unquote(part) for part in match.groups()))
             raise NotFound(f"nothing is served at {asked.method} {asked.path}")
         except PilotlightError as e:
             return _problem(e)
+
+    def _own_path(self, asked: Asked) -> str:
+        """The path below another tenant's name. SHARING_TENANT has the functions that are deployed here, and no other tenant has any."""
+        if HEADER_PRIORITY in asked.headers:
+            self.priorities.append(asked.headers[HEADER_PRIORITY])
+        match = re.fullmatch(rf"{TENANT_PATH}([^/]+)(/v1/functions/.*)", asked.path)
+        if match is None:
+            return asked.path
+        if match[1] != SHARING_TENANT:
+            raise NotFound(f"there is no function {match[2]}")
+        return match[2]
 
     def _authenticate(self, asked: Asked) -> None:
         secret = asked.headers.get("authorization", "").removeprefix("Bearer ")

@@ -135,6 +135,9 @@ class _Builder:
             snapshot=declaration.snapshot,
             idempotent=declaration.idempotent,
             description=declaration.description,
+            access=declaration.access,
+            priority=declaration.priority,
+            tags=declaration.tags,
         )
 
     def _bundle(self, source: Source) -> Archive:

@@ -15,7 +15,9 @@ from pilotlight.protocol import (
     CONTENT_PICKLE_STREAM,
     CONTENT_PROBLEM,
     HEADER_OUTCOME,
+    HEADER_PRIORITY,
     HEADER_TIMEOUT,
+    TENANT_PATH,
     CallRecord,
 )
 from pilotlight.sdk.pickling import Unloadable, loads
@@ -28,17 +30,20 @@ _EXCEPTION_FOLLOWS = 0xFFFFFFFF
 _FINISHED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 
 
-def function_path(app: str, function: str, verb: str) -> str:
-    """`/v1/functions/{app}/{function}:{verb}`; `function` may be `Class.method`."""
-    return f"/v1/functions/{quote(app, safe='')}/{quote(function, safe='.')}:{verb}"
+def function_path(app: str, function: str, verb: str, *, tenant: str = "") -> str:
+    """`/v1/functions/{app}/{function}:{verb}`; `function` may be `Class.method`. Another tenant's lies below its name."""
+    owner = f"{TENANT_PATH}{quote(tenant, safe='')}" if tenant else ""
+    return f"{owner}/v1/functions/{quote(app, safe='')}/{quote(function, safe='.')}:{verb}"
 
 
-def call_headers(*, streams: bool, timeout_s: float | None = None) -> dict[str, str]:
-    """Headers of an SDK call: pickle in, pickle (or a stream of pickles) out."""
+def call_headers(*, streams: bool, timeout_s: float | None = None, priority: str = "") -> dict[str, str]:
+    """Headers of an SDK call: pickle in, pickle (or a stream of pickles) out. `priority` "" leaves it to the function."""
     accept = CONTENT_PICKLE_STREAM if streams else CONTENT_PICKLE
     headers = {"content-type": CONTENT_PICKLE, "accept": f"{accept}, {CONTENT_JSON};q=0.5"}
     if timeout_s is not None:
         headers[HEADER_TIMEOUT] = f"{timeout_s:g}"
+    if priority:
+        headers[HEADER_PRIORITY] = priority
     return headers
 
 

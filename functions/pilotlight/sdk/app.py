@@ -17,7 +17,7 @@ from pilotlight.sdk.declaration import Declaration, check_class, check_declared_
 from pilotlight.sdk.handles import Function
 from pilotlight.sdk.image import Image
 from pilotlight.sdk.marks import MARKS, describe, marks_of, method_mark, refuse_bare
-from pilotlight.sdk.options import Options, Settled, settle
+from pilotlight.sdk.options import Options, Settled, parse_tags, settle
 from pilotlight.sdk.secret import Secret
 from pilotlight.spec import FunctionKind
 from pilotlight.types import MAX_NAME_LENGTH, check_name
@@ -57,7 +57,7 @@ class LocalEntrypoint(Generic[P, R]):
 class App:
     """A deployable set of functions.
 
-    `image`, `secrets` and `env` are defaults of its functions: an own image replaces the app's, secrets and variables add to it.
+    `image`, `secrets`, `env` and `tags` are defaults of its functions: an own image replaces the app's, the others add to it.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class App:
         secrets: Sequence[Secret] = (),
         env: Mapping[str, str] | None = None,
         description: str = "",
+        tags: Mapping[str, str] | None = None,
     ) -> None:
         if not isinstance(name, str):
             raise InvalidInput(f'App({name!r}): the first argument is the name, as in App("search")', parameter="name")
@@ -79,6 +80,7 @@ class App:
         self.secrets = tuple(secrets)
         self.env = dict(env or {})
         self.description = description
+        self.tags = parse_tags(tags)
         self.declarations: dict[str, Declaration] = {}
         self.local_entrypoints: dict[str, LocalEntrypoint[..., Any]] = {}
 
@@ -165,6 +167,9 @@ class App:
             snapshot=settled.snapshot,
             idempotent=settled.idempotent,
             description=settled.description or inspect.getdoc(raw) or "",
+            access=settled.access,
+            priority=settled.priority,
+            tags={**self.tags, **settled.tags},
         )
         self.declarations[name] = declaration
         return declaration

@@ -18,9 +18,10 @@ T = TypeVar("T")
 class Cls(Generic[T]):
     """A class of the platform. Call it for an object whose methods are handles: `Embedder().embed.remote("text")`."""
 
-    def __init__(self, *, app: str, name: str, declaration: Declaration | None = None) -> None:
+    def __init__(self, *, app: str, name: str, tenant: str = "", declaration: Declaration | None = None) -> None:
         self._app = app
         self._name = name
+        self._tenant = tenant
         self._declaration = declaration
         if declaration is not None:
             self.__pilotlight__ = declaration
@@ -34,7 +35,7 @@ class Cls(Generic[T]):
         return f"<Cls {self._app}/{self._name}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _cls_by_name, (self._app, self._name)
+        return _cls_by_name, (self._app, self._name, self._tenant)
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         if self._declaration is None:
@@ -42,10 +43,10 @@ class Cls(Generic[T]):
         return (self._declaration.raw,)
 
     @classmethod
-    def from_name(cls, app: str, name: str) -> Cls[Any]:
-        """The handle of a deployed class. Nothing is asked before a method is called."""
+    def from_name(cls, app: str, name: str, *, tenant: str | None = None) -> Cls[Any]:
+        """The handle of a deployed class. Nothing is asked before a method is called. `tenant`: another one, which shares it."""
         try:
-            return _cls_by_name(check_name("app", app), check_name("function", name))
+            return _cls_by_name(check_name("app", app), check_name("function", name), check_name("tenant", tenant) if tenant else "")
         except ValueError as e:
             raise InvalidInput(str(e)) from e
 
@@ -55,7 +56,7 @@ class Cls(Generic[T]):
                 f"{self._name}(…) takes no arguments: instances are shared by all callers; pass the value to the method, or read it "
                 "from env= or secrets= in @pilotlight.enter()"
             )
-        return Obj(app=self._app, name=self._name, declaration=self._declaration)
+        return Obj(app=self._app, name=self._name, tenant=self._tenant, declaration=self._declaration)
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__") or self._declaration is None:
@@ -73,9 +74,10 @@ class Obj:
     The local object is made and entered once, whichever thread comes first; `_lock` guards that.
     """
 
-    def __init__(self, *, app: str, name: str, declaration: Declaration | None) -> None:
+    def __init__(self, *, app: str, name: str, tenant: str = "", declaration: Declaration | None) -> None:
         self._app = app
         self._name = name
+        self._tenant = tenant
         self._declaration = declaration
         self._lock = threading.Lock()
         self._instance: Any = None
@@ -84,14 +86,14 @@ class Obj:
         return f"<Obj {self._app}/{self._name}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _obj_by_name, (self._app, self._name)
+        return _obj_by_name, (self._app, self._name, self._tenant)
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("_"):
             raise AttributeError(f"{self!r} has no attribute {attribute!r}")
         declaration = self._declaration
         if declaration is None:
-            return Function(app=self._app, name=self._name, method=attribute)
+            return Function(app=self._app, name=self._name, method=attribute, tenant=self._tenant)
         if attribute not in declaration.method_names():
             return self._local_attribute(attribute)
         return Function(app=self._app, name=self._name, method=attribute, declaration=declaration, body=_LocalMethod(self, attribute))
@@ -139,9 +141,9 @@ def _run_hooks(instance: Any, kind: type) -> None:
                 asyncio.run(result)
 
 
-def _cls_by_name(app: str, name: str) -> Cls[Any]:
-    return Cls(app=app, name=name)
+def _cls_by_name(app: str, name: str, tenant: str = "") -> Cls[Any]:
+    return Cls(app=app, name=name, tenant=tenant)
 
 
-def _obj_by_name(app: str, name: str) -> Obj:
-    return Obj(app=app, name=name, declaration=None)
+def _obj_by_name(app: str, name: str, tenant: str = "") -> Obj:
+    return Obj(app=app, name=name, tenant=tenant, declaration=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pilotlight.sdk.schema import arguments_schema
 from pilotlight.sdk.secret import Secret
 from pilotlight.sdk.weights import Weights
 from pilotlight.spec import Clocks, FunctionKind, MethodSpec, Resources, Scaling
-from pilotlight.types import check_name
+from pilotlight.types import Priority, check_name
 
 _MAIN = "__main__"
 
@@ -45,6 +45,9 @@ class Declaration:
     snapshot: bool
     idempotent: bool
     description: str
+    access: tuple[str, ...] = ()
+    priority: Priority | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def module(self) -> str:

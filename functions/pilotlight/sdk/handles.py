@@ -7,13 +7,15 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.sdk import mapping, running, session
+from pilotlight.sdk.answers import call_headers
 from pilotlight.sdk.calls import FunctionCall
 from pilotlight.sdk.declaration import Declaration
 from pilotlight.sdk.dual import Dual
 from pilotlight.sdk.mapping import DEFAULT_CONCURRENCY, Input, MapOptions
+from pilotlight.sdk.options import parse_priority
 from pilotlight.sdk.pickling import dump_arguments
 from pilotlight.sdk.schema import parameter_names
-from pilotlight.types import check_name
+from pilotlight.types import Priority, check_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,10 +29,20 @@ class Function(Generic[P, R]):
     """
 
     def __init__(
-        self, *, app: str, name: str, method: str = "", declaration: Declaration | None = None, body: Callable[P, R] | None = None
+        self,
+        *,
+        app: str,
+        name: str,
+        method: str = "",
+        tenant: str = "",
+        priority: Priority | None = None,
+        declaration: Declaration | None = None,
+        body: Callable[P, R] | None = None,
     ) -> None:
         self._app = app
         self._name = name
+        self._tenant = tenant
+        self._priority = priority
         self._method = method
         self._declaration = declaration
         self._body = body
@@ -43,18 +55,30 @@ class Function(Generic[P, R]):
             self.__wrapped__ = declaration.raw
 
     def __repr__(self) -> str:
-        return f"<Function {self._app}/{self._path}>"
+        owner = f"{self._tenant}: " if self._tenant else ""
+        return f"<Function {owner}{self._app}/{self._path}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _by_name, (self._app, self._name, self._method)
+        return _by_name, (self._app, self._name, self._method, self._tenant, self._priority and self._priority.value)
 
     @classmethod
-    def from_name(cls, app: str, name: str, *, environment_name: str | None = None) -> Function[..., Any]:
-        """The handle of a deployed function, or of `Class.method`. Nothing is asked before it is called."""
+    def from_name(cls, app: str, name: str, *, tenant: str | None = None, environment_name: str | None = None) -> Function[..., Any]:
+        """The handle of a deployed function, or of `Class.method`. Nothing is asked before it is called.
+
+        `tenant` names another tenant that shares the function with ours, or with everybody.
+        """
         if environment_name is not None:
             raise InvalidInput("environment_name= is not supported here: set PILOTLIGHT_ENVIRONMENT, or use 'pilotlight -e'")
         function, _, method = name.partition(".")
-        return _by_name(_checked("app", app), _checked("function", function), method)
+        return _by_name(_checked("app", app), _checked("function", function), method, _checked("tenant", tenant) if tenant else "")
+
+    def with_options(self, *, priority: str) -> Function[P, R]:
+        """The same function, whose calls have another priority: "realtime", "standard" or "batch"; at most what the plan allows."""
+        found = parse_priority(priority)
+        body, declaration = self._body, self._declaration
+        return Function(
+            app=self._app, name=self._name, method=self._method, tenant=self._tenant, priority=found, declaration=declaration, body=body
+        )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Refused: it would not be clear where it runs."""
@@ -100,7 +124,9 @@ class Function(Generic[P, R]):
         return Dual(self._for_each, self._for_each_aio)
 
     def warmup(self) -> None:
-        """Bring one instance up."""
+        """Bring one instance up. Another tenant's function is warmed up by its owner."""
+        if self._tenant:
+            raise InvalidInput(f"{self!r} belongs to another tenant: only its owner can warm it up")
         session.client().warmup(self._target[0], self._target[1])
 
     @property
@@ -109,7 +135,11 @@ class Function(Generic[P, R]):
 
     @property
     def _target(self) -> tuple[str, str]:
-        return running.deployed_name(self._app), self._path
+        return (self._app if self._tenant else running.deployed_name(self._app)), self._path
+
+    def _ways(self, *, streams: bool) -> dict[str, Any]:
+        """How a call goes out: to whose function, and with which headers."""
+        return {"tenant": self._tenant, "headers": call_headers(streams=streams, priority=self._priority or "")}
 
     @property
     def _parameters(self) -> tuple[str, ...]:
@@ -123,13 +153,15 @@ class Function(Generic[P, R]):
             raise InvalidInput(f"{self._path} yields many items: iterate over {self._path}.remote_gen(…) instead of .{verb}(…)")
 
     def _not_there(self, error: NotFound) -> NotFound:
+        if self._tenant:
+            return NotFound(f"{error}; tenant {self._tenant!r} has no {self._app}/{self._path}, or does not share it", **error.detail)
         hint = f"; deploy it with 'pilotlight deploy', or call it inside 'with app.run():' ({self._app}/{self._path})"
         return NotFound(f"{error}{hint}", **error.detail)
 
     def _remote(self, *args: P.args, **kwargs: P.kwargs) -> R:
         self._check_single("remote")
         try:
-            answer = session.client().invoke(*self._target, self._packed(args, kwargs))
+            answer = session.client().invoke(*self._target, self._packed(args, kwargs), **self._ways(streams=False))
         except NotFound as e:
             raise self._not_there(e) from e
         result: R = answer.value()
@@ -139,26 +171,26 @@ class Function(Generic[P, R]):
         self._check_single("remote")
         client = await session.async_client()
         try:
-            answer = await client.invoke(*self._target, self._packed(args, kwargs))
+            answer = await client.invoke(*self._target, self._packed(args, kwargs), **self._ways(streams=False))
         except NotFound as e:
             raise self._not_there(e) from e
         result: R = answer.value()
         return result
 
     def _remote_gen(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Any]:
-        yield from session.client().invoke_stream(*self._target, self._packed(args, kwargs))
+        yield from session.client().invoke_stream(*self._target, self._packed(args, kwargs), **self._ways(streams=True))
 
     async def _remote_gen_aio(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Any]:
         client = await session.async_client()
-        async for item in client.invoke_stream(*self._target, self._packed(args, kwargs)):
+        async for item in client.invoke_stream(*self._target, self._packed(args, kwargs), **self._ways(streams=True)):
             yield item
 
     def _spawn(self, *args: P.args, **kwargs: P.kwargs) -> FunctionCall[R]:
-        return FunctionCall(session.client().submit(*self._target, self._packed(args, kwargs)))
+        return FunctionCall(session.client().submit(*self._target, self._packed(args, kwargs), **self._ways(streams=False)))
 
     async def _spawn_aio(self, *args: P.args, **kwargs: P.kwargs) -> FunctionCall[R]:
         client = await session.async_client()
-        return FunctionCall(await client.submit(*self._target, self._packed(args, kwargs)))
+        return FunctionCall(await client.submit(*self._target, self._packed(args, kwargs), **self._ways(streams=False)))
 
     def _map(
         self,
@@ -224,8 +256,8 @@ class Function(Generic[P, R]):
         return mapping.run_sync(self._remote_aio, inputs, options, session.background_loop())
 
 
-def _by_name(app: str, name: str, method: str) -> Function[..., Any]:
-    return Function(app=app, name=name, method=method)
+def _by_name(app: str, name: str, method: str, tenant: str = "", priority: str | None = None) -> Function[..., Any]:
+    return Function(app=app, name=name, method=method, tenant=tenant, priority=parse_priority(priority))
 
 
 def _checked(kind: str, name: str) -> str:

@@ -13,15 +13,17 @@ from pilotlight.sdk.image import Image
 from pilotlight.sdk.marks import ignored
 from pilotlight.sdk.secret import Secret
 from pilotlight.sdk.weights import Weights
-from pilotlight.spec import GIB, MIB, Clocks, Resources, Scaling
+from pilotlight.spec import GIB, MIB, PUBLIC, Clocks, Resources, Scaling
+from pilotlight.types import Priority
 
 
 class Options(TypedDict, total=False):
     """Keywords of a declaration; every one may be left out.
 
     Times are seconds. `memory` is a limit: "2GiB", "2Gi", "512MiB", or a whole number of MiB; `gpu` "H100", "H100:2", "any", or a
-    list of acceptable ones, best first. The second block holds Modal's names for the same things, the third those that are
-    accepted and ignored with a warning.
+    list of acceptable ones, best first. `access` is "private", "public", or a list of tenants that may call it, too; `priority` is that
+    of its calls, "realtime", "standard" or "batch"; bills can be grouped by `tags`.
+    The second block holds Modal's names for the same things, the third those that are accepted and ignored with a warning.
     """
 
     name: str
@@ -45,6 +47,9 @@ class Options(TypedDict, total=False):
     snapshot: bool
     idempotent: bool
     description: str
+    access: str | Sequence[str]
+    priority: str | None
+    tags: Mapping[str, str]
     example: Any
     check: Callable[[Any, Any], bool]
 
@@ -129,6 +134,9 @@ class Settled:
     snapshot: bool
     idempotent: bool
     description: str
+    access: tuple[str, ...]
+    priority: Priority | None
+    tags: Mapping[str, str]
     example: Any
     check: Callable[[Any, Any], bool] | None
 
@@ -154,6 +162,9 @@ def settle(options: Mapping[str, Any], *, concurrent: Mapping[str, Any] | None) 
         snapshot=bool(values.get("snapshot", True)),
         idempotent=bool(values.get("idempotent", False)),
         description=str(values.get("description", "")),
+        access=parse_access(values.get("access")),
+        priority=parse_priority(values.get("priority")),
+        tags=parse_tags(values.get("tags")),
         example=values.get("example"),
         check=values.get("check"),
     )
@@ -238,6 +249,42 @@ def parse_gpu(gpu: Any) -> tuple[tuple[str, ...], int]:
     if len(counts) > 1:
         raise InvalidInput(f"gpu = {gpu!r}: all alternatives must ask for the same number", parameter="gpu")
     return tuple(kinds), counts.pop()
+
+
+_ACCESS = {"private": (), "public": (PUBLIC,)}
+
+
+def parse_access(access: Any) -> tuple[str, ...]:
+    """What `FunctionSpec.access` holds, of None, "private", "public", or a list of tenants' names. Raises InvalidInput."""
+    if access is None:
+        return ()
+    if isinstance(access, str):
+        if access in _ACCESS:
+            return _ACCESS[access]
+        raise InvalidInput(f'access = {access!r}: write "private", "public", or a list of tenants as [{access!r}]', parameter="access")
+    if not isinstance(access, Sequence) or not all(isinstance(name, str) for name in access):
+        raise InvalidInput(f'access = {access!r}: write "private", "public", or a list of tenants\' names', parameter="access")
+    return tuple(dict.fromkeys(access))
+
+
+def parse_priority(priority: Any) -> Priority | None:
+    """The priority of that name, None for None. Raises InvalidInput."""
+    if priority is None:
+        return None
+    try:
+        return Priority(priority)
+    except ValueError as e:
+        raise InvalidInput(f"priority = {priority!r}: must be one of {', '.join(Priority)}", parameter="priority") from e
+
+
+def parse_tags(tags: Any) -> dict[str, str]:
+    """Tags as they are kept. Raises InvalidInput: names and values are text."""
+    if not isinstance(tags or {}, Mapping):
+        raise InvalidInput(f'tags = {tags!r}: write {{"team": "search"}}', parameter="tags")
+    for name, value in (tags or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidInput(f"tags[{name!r}] = {value!r}: names and values are text", parameter="tags")
+    return dict(tags or {})
 
 
 def _typed(values: Mapping[str, Any], key: str, kind: type) -> Any:

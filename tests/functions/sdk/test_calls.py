@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 from types import ModuleType
 
@@ -11,7 +12,7 @@ import pytest
 import pilotlight
 from pilotlight.errors import DeadlineExceeded, InvalidInput, NotFound, Unauthenticated, Unavailable
 from pilotlight.sdk import session
-from tests.fakes.fake_platform import FakePlatform
+from tests.fakes.fake_platform import SHARING_TENANT, FakePlatform
 from tests.functions.sdk.conftest import Write
 
 SOURCE = """
@@ -279,3 +280,55 @@ async def test_app_run_works_in_a_coroutine(platform: FakePlatform, module: Writ
 async def _close_loop() -> None:
     """What asyncio.run does at its end; here the test's loop may outlive the platform."""
     await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+def test_another_tenants_function_is_called_by_that_tenants_name(shop: ModuleType, platform: FakePlatform) -> None:
+    theirs = pilotlight.Function.from_name("shop", "double", tenant=SHARING_TENANT)
+
+    assert theirs.remote(4) == 8
+    assert list(theirs.map([1, 2])) == [2, 4]
+    assert platform.asked[-1] == f"POST /t/{SHARING_TENANT}/v1/functions/shop/double:invoke"
+    assert theirs.spawn(5).get() == 10
+    assert list(pilotlight.Function.from_name("shop", "count", tenant=SHARING_TENANT).remote_gen(2)) == [0, 1]
+
+
+def test_a_class_of_another_tenant_keeps_its_owner_through_a_pickle(shop: ModuleType) -> None:
+    theirs = pilotlight.Cls.from_name("shop", "Till", tenant=SHARING_TENANT)
+
+    assert theirs().price.remote(2) == 22
+    assert pickle.loads(pickle.dumps(theirs()))._tenant == SHARING_TENANT
+    assert pickle.loads(pickle.dumps(theirs().price)).remote(2) == 22
+
+
+def test_a_function_that_a_tenant_does_not_share_is_not_found_and_says_whose(shop: ModuleType) -> None:
+    theirs = pilotlight.Function.from_name("shop", "double", tenant="umbrella")
+
+    with pytest.raises(NotFound, match=r"tenant 'umbrella' has no shop/double, or does not share it"):
+        theirs.remote(1)
+
+
+def test_another_tenants_function_is_warmed_up_by_its_owner(shop: ModuleType) -> None:
+    with pytest.raises(InvalidInput, match="only its owner"):
+        pilotlight.Function.from_name("shop", "double", tenant=SHARING_TENANT).warmup()
+
+
+def test_a_tenants_name_is_checked() -> None:
+    with pytest.raises(InvalidInput, match="tenant name"):
+        pilotlight.Function.from_name("shop", "double", tenant="../v1")
+    with pytest.raises(InvalidInput, match="tenant name"):
+        pilotlight.Cls.from_name("shop", "Till", tenant="a/b")
+
+
+def test_calls_go_out_with_the_priority_that_the_handle_was_given(shop: ModuleType, platform: FakePlatform) -> None:
+    urgent = shop.double.with_options(priority="realtime")
+
+    assert urgent.remote(1) == 2
+    assert urgent.local(1) == 2
+    assert pickle.loads(pickle.dumps(urgent)).remote(1) == 2
+    assert shop.double.remote(1) == 2
+    assert platform.priorities == ["realtime", "realtime"]
+
+
+def test_an_unknown_priority_of_a_call_is_refused(shop: ModuleType) -> None:
+    with pytest.raises(InvalidInput, match="realtime, standard, batch"):
+        shop.double.with_options(priority="urgent")

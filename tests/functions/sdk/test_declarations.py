@@ -13,6 +13,8 @@ from pilotlight.errors import InvalidInput
 from pilotlight.sdk.declaration import Declaration
 from pilotlight.sdk.marks import MARKS, PilotlightWarning
 from pilotlight.spec import FunctionKind, Scaling
+from pilotlight.types import Priority
+from tests.fakes.fake_platform import FakePlatform
 from tests.functions.sdk.conftest import Write
 
 app = pilotlight.App("tests")
@@ -287,3 +289,68 @@ def test_a_local_entrypoint_is_kept_and_callable() -> None:
 
     assert main() == 2
     assert other.local_entrypoints["main"].signature.parameters["n"].annotation is int
+
+
+def test_access_priority_and_tags_are_recorded_and_an_apps_tags_are_its_functions(module: Write) -> None:
+    found = module("""
+        import pilotlight
+
+        app = pilotlight.App("search", tags={"team": "search", "stage": "live"})
+
+        @app.function(access=["acme", "umbrella", "acme"], priority="batch", tags={"stage": "trial"})
+        def shared() -> None: ...
+
+        @app.cls(access="public")
+        class Everybody:
+            @pilotlight.method()
+            def run(self) -> None: ...
+
+        @app.function(access="private")
+        def own() -> None: ...
+    """)
+    shared, everybody, own = (found.app.declarations[name] for name in ("shared", "Everybody", "own"))
+
+    assert (shared.access, everybody.access, own.access) == (("acme", "umbrella"), ("*",), ())
+    assert (shared.priority, own.priority) == (Priority.BATCH, None)
+    assert (dict(shared.tags), dict(own.tags)) == ({"team": "search", "stage": "trial"}, {"team": "search", "stage": "live"})
+
+
+def test_what_is_deployed_says_who_may_call_it_and_what_it_is_tagged_with(platform: FakePlatform, module: Write) -> None:
+    found = module("""
+        import pilotlight
+
+        app = pilotlight.App("search", tags={"team": "search"})
+
+        @app.function(access=["acme"], priority="realtime")
+        def shared() -> None: ...
+    """)
+
+    found.app.deploy()
+
+    spec = platform.function("search", "shared")
+    assert (spec.access, spec.priority, spec.tags) == (("acme",), Priority.REALTIME, {"team": "search"})
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"access": "acme"}, r"access = 'acme': write \"private\", \"public\", or a list of tenants as \['acme'\]"),
+        ({"access": {"acme": 1}}, "or a list of tenants' names"),
+        ({"access": [1]}, "or a list of tenants' names"),
+        ({"priority": "urgent"}, "must be one of realtime, standard, batch"),
+        ({"tags": {"team": 1}}, r"tags\['team'\] = 1: names and values are text"),
+        ({"tags": "search"}, "tags = 'search': write"),
+    ],
+)
+def test_wrong_access_priority_or_tags_are_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        pilotlight.App("x").function(**options)(module_level)
+
+
+def module_level() -> None:
+    """Something to declare."""
+
+
+def test_tags_of_an_app_are_checked() -> None:
+    with pytest.raises(InvalidInput, match="names and values are text"):
+        pilotlight.App("x", tags={"team": None})  # type: ignore[dict-item]
