@@ -1,10 +1,25 @@
-"""A call's place in the order: its priority, and whose it is. Pure."""
+"""A call's place in the order: its priority, whose it is, and whose bounds on waiting calls it counts towards. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pilotlight.types import Priority
+
+
+class QueueBound(NamedTuple):
+    """A `queued` quota: at most `limit` calls of `subject` wait.
+
+    Attributes:
+        of: `tenant`, `key` or `function`: whose quota it is, for the caller's error.
+        subject: the tenant's, key's or function's id, told apart from others by `of`.
+        limit: calls, 0 or more.
+    """
+
+    of: str
+    subject: str
+    limit: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,11 +30,13 @@ class Rank:
         priority: the call's, already bounded by the plan of its tenant.
         tenant: id of the tenant that calls; calls of one tenant share one turn.
         weight: the tenant's share of what several want at once, 1 or more (`Plan.weight`).
+        queued: every `queued` quota that the call counts towards; empty where none bounds it.
     """
 
     priority: Priority
     tenant: str
     weight: int
+    queued: tuple[QueueBound, ...] = ()
 
 
 DEFAULT_RANK = Rank(priority=Priority.STANDARD, tenant="", weight=1)
