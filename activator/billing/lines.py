@@ -3,7 +3,7 @@
 | t | fields | meaning |
 |---|---|---|
 | J | version, activator, life, segment, at | first line of a segment; `life` names the process that wrote it |
-| T | n, request, u | a template: the fixed fields `u` of the records that name `n`, in this segment |
+| T | n, request, minimum, step, u | a template: the fixed fields `u` of the records that name `n`, in this segment, and what prices a call |
 | O | n, c, a, k, at, q, s, v | attempt `a` of call `c` is being dispatched; virtual clock `v` of its instance |
 | V | i, at, v | the virtual clock of instance `i` was `v` |
 | C | at, v, u | closed: the complete UsageRecord `u` (always last, so that it can be cut out unparsed) |
@@ -36,7 +36,9 @@ def header(*, activator: str, life: str, segment: int, at_ns: int) -> bytes:
 
 def template(n: int, usage: UsageTemplate) -> bytes:
     """The fixed part of records, to be named by `n`."""
-    return _line({"t": "T", "n": n, "request": usage.request_price, "u": dict(usage.fixed)})
+    return _line(
+        {"t": "T", "n": n, "request": usage.request_price, "minimum": usage.minimum_ms, "step": usage.rounding_ms, "u": dict(usage.fixed)}
+    )
 
 
 def opened(*, n: int, call: str, attempt: int, start_kind: str, at_ns: int, queued_ms: int, start_ms: int, virtual_ns: int) -> bytes:

@@ -17,7 +17,7 @@ from typing import Any
 
 from activator.billing import lines
 from activator.billing.segments import Cursor, Line, load_checkpoint, read_segment, segment_numbers, segment_path
-from pilotlight.pricing import price
+from pilotlight.pricing import charged_ns, price
 from pilotlight.protocol import UsageRecord
 
 LOST = "lost"
@@ -41,6 +41,8 @@ class OpenAttempt:
 
     fixed: dict[str, Any]
     request_price: str
+    minimum_ms: int
+    rounding_ms: int
     line: dict[str, Any]
     life: str
 
@@ -134,7 +136,10 @@ class _SegmentReader:
         known = self._templates[body["n"]]
         call, attempt = body["c"], body["a"]
         self._attempts[call] = max(self._attempts[call], attempt)
-        self._found.open[f"{call}/{attempt}"] = OpenAttempt(fixed=known["u"], request_price=known["request"], line=body, life=self._life)
+        self._found.open[f"{call}/{attempt}"] = OpenAttempt(
+            fixed=known["u"], request_price=known["request"], minimum_ms=known.get("minimum", 0), rounding_ms=known.get("step", 0),
+            line=body, life=self._life,
+        )  # fmt: skip
         self._found.clocks[known["u"]["instance"]] = (body["at"], body["v"])
 
     def _closed_line(self, body: dict[str, Any], line: Line) -> None:
@@ -159,6 +164,7 @@ def _lost(id: str, attempt: OpenAttempt, found: Scan, sharers: int) -> UsageReco
     proof_ns = found.proof_ns[attempt.life]
     event_ns, virtual_ns = found.clocks[attempt.fixed["instance"]]
     billed_ns = max(0, virtual_ns - line["v"]) + max(0, proof_ns - event_ns) // sharers
+    billable = charged_ns(billed_ns, minimum_ms=attempt.minimum_ms, rounding_ms=attempt.rounding_ms)
     return UsageRecord(
         **attempt.fixed,
         id=id,
@@ -171,5 +177,5 @@ def _lost(id: str, attempt: OpenAttempt, found: Scan, sharers: int) -> UsageReco
         exec_ms=max(0, proof_ns - line["at"]) // 1_000_000,
         billed_ns=billed_ns,
         outcome=LOST,
-        cost=f"{price(billed_ns, Decimal(attempt.fixed['rate_per_s']), Decimal(attempt.request_price)):f}",
+        cost=f"{price(billable, Decimal(attempt.fixed['rate_per_s']), Decimal(attempt.request_price)):f}",
     )

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal, localcontext
+from decimal import Decimal, InvalidOperation, localcontext
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
-from pilotlight.pricing import Footprint, Rates, rate_per_s
+from pilotlight.pricing import Footprint, Rates, billable_ns, kind_factor, rate_per_s
 from pilotlight.spec import canonical_json
 
 CALL = "CALL"
-_PICO = 10**12
+PICO = 10**12
+"""Picounits of one unit: costs are kept to them (pricing.COST_QUANTUM)."""
+MAX_MAGNITUDE = 15
+"""Power of ten beyond which a number is no amount of money, but a mistake or an attack on our memory."""
 _PREC = 100
-"""Costs are kept to the picounit (pricing.COST_QUANTUM)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageSubject:
-    """Whose use is recorded: the fields of a UsageRecord that an instance, a key and a method fix."""
+    """Whose use is recorded: the fields of a UsageRecord that an instance, a key, a method and a foreign caller fix."""
 
     tenant: str
     environment: str
@@ -30,23 +32,28 @@ class UsageSubject:
     revision: str
     instance: str
     key: str = ""
+    caller: str = ""
 
 
 class UsageTemplate:
     """Formats the records of one subject. Immutable but for `segment` and `number`, where the journal notes its own copy.
 
-    `kind` other than CALL gives the records of idle spans: their rate is the idle rate, and no call is priced.
+    `kind` other than CALL gives the records of spans: their rate is that of their kind, no call is priced, and nothing is rounded up.
     """
 
-    __slots__ = ("_half", "_per_ns", "_per_request", "_prefix", "_unit", "fixed", "instance", "number", "request_price", "segment")
+    __slots__ = ("_half", "_is_stepped", "_per_ns", "_per_request", "_per_token_in", "_per_token_out", "_prefix", "_rates", "_unit",
+                 "fixed", "instance", "number", "request_price", "segment")  # fmt: skip
 
     def __init__(self, subject: UsageSubject, *, footprint: Footprint, rates: Rates, kind: str = CALL) -> None:
         """Raises KeyError when the footprint's accelerator has no price."""
-        per_s = rate_per_s(footprint, rates)
-        rate = per_s if kind == CALL else per_s * rates.idle_factor
-        request = rates.request if kind == CALL else Decimal(0)
-        self._per_ns, self._per_request, self._unit = _as_integers(rate.scaleb(-9), request)
+        is_call = kind == CALL
+        rate = rate_per_s(footprint, rates) * kind_factor(kind, rates)
+        request = rates.request if is_call else Decimal(0)
+        prices = (rate.scaleb(-9), request, rates.token_in, rates.token_out)
+        (self._per_ns, self._per_request, self._per_token_in, self._per_token_out), self._unit = _as_integers(prices)
         self._half = self._unit // 2
+        self._rates = rates
+        self._is_stepped = is_call and bool(rates.minimum_ms or rates.rounding_ms)
         self.request_price = str(request)
         self.instance = subject.instance
         self.fixed: Mapping[str, Any] = {
@@ -64,13 +71,31 @@ class UsageTemplate:
         self.segment = 0
         self.number = 0
 
-    def cost(self, billed_ns: int) -> str:
-        """Price of `billed_ns` to the picounit, half to even, as `pricing.price` has it; in integers, which is four times as fast."""
-        pico, rest = divmod(self._per_ns * billed_ns + self._per_request, self._unit)
+    @property
+    def minimum_ms(self) -> int:
+        """What a call is billed for at least."""
+        return self._rates.minimum_ms
+
+    @property
+    def rounding_ms(self) -> int:
+        """The step of what it is billed for."""
+        return self._rates.rounding_ms
+
+    def picos(self, billed_ns: int, tokens_in: int = 0, tokens_out: int = 0) -> int:
+        """Price in picounits, half to even, as `pricing.cost_of` has it; in integers, which is four times as fast."""
+        if self._is_stepped:
+            billed_ns = billable_ns(billed_ns, self._rates)
+        amount = self._per_ns * billed_ns + self._per_request
+        if tokens_in or tokens_out:
+            amount += self._per_token_in * tokens_in + self._per_token_out * tokens_out
+        pico, rest = divmod(amount, self._unit)
         if rest > self._half or (rest == self._half and pico & 1 and self._unit > 1):
             pico += 1
-        whole, part = divmod(pico, _PICO)
-        return f"{whole}.{part:012d}"
+        return pico
+
+    def cost(self, billed_ns: int) -> str:
+        """`picos` as decimal text in whole units."""
+        return cost_text(self.picos(billed_ns))
 
     def record(
         self,
@@ -101,8 +126,28 @@ class UsageTemplate:
         ).encode()
 
 
-def _as_integers(per_ns: Decimal, per_request: Decimal) -> tuple[int, int, int]:
-    """Both prices as whole multiples of one power of ten, and how many of it make a picounit. Exact."""
-    exponent = max(12, *(-int(price.as_tuple().exponent) for price in (per_ns, per_request)))
+def cost_text(picos: int) -> str:
+    """Picounits as decimal text in whole units, every digit written."""
+    if picos < 0:
+        return "-" + cost_text(-picos)
+    whole, part = divmod(picos, PICO)
+    return f"{whole}.{part:012d}"
+
+
+def as_picos(text: str) -> int:
+    """Decimal text in whole units as picounits. Raises ValueError when it is no finite decimal; digits beyond picounits are cut off."""
+    try:
+        value = Decimal(text)
+    except (InvalidOperation, TypeError) as e:
+        raise ValueError(f"{text!r} is not a decimal number") from e
+    if not value.is_finite() or value.adjusted() > MAX_MAGNITUDE:
+        raise ValueError(f"{text!r} is not an amount of money")
     with localcontext(prec=_PREC):
-        return int(per_ns.scaleb(exponent)), int(per_request.scaleb(exponent)), 10 ** (exponent - 12)
+        return int(value * PICO)
+
+
+def _as_integers(prices: tuple[Decimal, ...]) -> tuple[list[int], int]:
+    """All prices as whole multiples of one power of ten, and how many of it make a picounit. Exact."""
+    exponent = max(12, *(-int(price.as_tuple().exponent) for price in prices))
+    with localcontext(prec=_PREC):
+        return [int(price.scaleb(exponent)) for price in prices], 10 ** (exponent - 12)

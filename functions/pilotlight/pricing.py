@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from decimal import Decimal, InvalidOperation
-from typing import Any
+from decimal import Decimal, InvalidOperation, localcontext
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pilotlight.protocol import UsageRecord
 
 GIB = 1024**3
 _NS_PER_S = Decimal(10**9)
 _NS_PER_MS = 10**6
 COST_QUANTUM = Decimal("1e-12")
 """Costs are kept to the picounit: a millisecond of a hundredth of a core costs some 1e-9, a thousand times more."""
+_EXACT_DIGITS = 100
+"""More than rate (28) times nanoseconds (17) can have, so that a price is rounded once, at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +83,45 @@ def rate_per_s(footprint: Footprint, rates: Rates) -> Decimal:
 
 
 def price(billed_ns: int, per_s: Decimal, per_request: Decimal = Decimal(0)) -> Decimal:
-    """Price of `billed_ns` nanoseconds at `per_s`, plus a call's own price, to the picounit (COST_QUANTUM)."""
-    return (per_s * billed_ns / _NS_PER_S + per_request).quantize(COST_QUANTUM)
+    """Price of `billed_ns` nanoseconds at `per_s`, plus a call's own price, to the picounit (COST_QUANTUM), half to even."""
+    with localcontext(prec=_EXACT_DIGITS):
+        return (per_s * billed_ns / _NS_PER_S + per_request).quantize(COST_QUANTUM)
 
 
 def billable_ns(billed_ns: int, rates: Rates) -> int:
     """What a call of `billed_ns` is charged for: at least the minimum, rounded up to the step."""
-    ns = max(billed_ns, rates.minimum_ms * _NS_PER_MS)
-    step = rates.rounding_ms * _NS_PER_MS
+    return charged_ns(billed_ns, minimum_ms=rates.minimum_ms, rounding_ms=rates.rounding_ms)
+
+
+def charged_ns(billed_ns: int, *, minimum_ms: int, rounding_ms: int) -> int:
+    """`billable_ns` for who has the two numbers and not the list."""
+    ns = max(billed_ns, minimum_ms * _NS_PER_MS)
+    step = rounding_ms * _NS_PER_MS
     return -(-ns // step) * step if step else ns
+
+
+def kind_factor(kind: str, rates: Rates) -> Decimal:
+    """What part of the execution rate a second of this kind of record costs: 1 for a CALL."""
+    factors = {"IDLE": rates.idle_factor, "RESERVED": rates.reserved_factor, "START": rates.start_factor}
+    return factors.get(kind, Decimal(1))
+
+
+def cost_of(record: UsageRecord, rates: Rates) -> Decimal:
+    """What the record must cost by `rates`, the list of its `price_version`: computed from what it measured, not from what it says.
+
+    STORAGE is priced by the rate that the record carries (what was stored is not in it), an ADJUSTMENT is what it says.
+    Raises KeyError when the accelerator has no price.
+    """
+    if record.kind == "ADJUSTMENT":
+        return Decimal(record.cost)
+    if record.kind == "STORAGE":
+        return price(record.billed_ns, Decimal(record.rate_per_s))
+    footprint = Footprint(cpu=record.cpu, memory_bytes=record.memory_bytes, gpu=record.gpu, gpu_count=record.gpu_count)
+    per_s = rate_per_s(footprint, rates) * kind_factor(record.kind, rates)
+    if record.kind != "CALL":
+        return price(record.billed_ns, per_s)
+    tokens = record.tokens_in * rates.token_in + record.tokens_out * rates.token_out
+    return price(billable_ns(record.billed_ns, rates), per_s, rates.request + tokens)
 
 
 _FACTORS = ("start_factor", "idle_factor", "reserved_factor")
