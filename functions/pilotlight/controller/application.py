@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,7 +13,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotlight.controller import dashboard, dataplane, problems, reference
-from pilotlight.controller.api import apps, blobs, books, internal, node, snapshots, tenancy, weights
+from pilotlight.controller.api import apps, audit, blobs, books, internal, keys, node, plans, quotas, snapshots, tenancy, weights
+from pilotlight.controller.audit import coming_from
 from pilotlight.controller.context import Context
 from pilotlight.controller.metrics import Metrics
 from pilotlight.protocol import CONTENT_PROBLEM, HEADER_REQUEST_ID, new_call_id
@@ -54,6 +56,10 @@ def build(context: Context) -> ASGIApp:
         apps.router,
         blobs.router,
         tenancy.router,
+        keys.router,
+        plans.router,
+        quotas.router,
+        audit.router,
         node.router,
         snapshots.router,
         weights.router,
@@ -92,8 +98,18 @@ def _document_problems(app: FastAPI) -> FastAPI:
     return app
 
 
+def _came_from(scope: Scope, headers: Mapping[bytes, bytes]) -> str:
+    """The caller's address: of `x-forwarded-for` only what the activator appended, the rest is whatever a caller likes to say."""
+    forwarded = headers.get(b"x-forwarded-for", b"").decode("latin-1").rpartition(",")[2].strip()
+    peer = scope.get("client")
+    return forwarded or (str(peer[0]) if peer else "")
+
+
 class _Edge:
-    """Gives every request an id (the caller's own, if it is a sane one), echoes it, and counts the answer by route."""
+    """Gives every request an id (the caller's own, if it is a sane one), echoes it, and counts the answer by route.
+
+    And tells the audit log where the request came from.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -103,7 +119,8 @@ class _Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = dict(scope["headers"]).get(HEADER_REQUEST_ID.encode(), b"")
+        headers = dict(scope["headers"])  # of a repeated one the last, which is the activator's
+        given = headers.get(HEADER_REQUEST_ID.encode(), b"")
         request_id = given.decode("ascii") if _REQUEST_ID.match(given) else new_call_id()
         scope["pilotlight.request_id"] = request_id
         began = time.perf_counter()
@@ -116,4 +133,5 @@ class _Edge:
                 self._metrics.request_seconds.labels(route).observe(time.perf_counter() - began)
             await send(message)
 
-        await self._app(scope, receive, marked)
+        with coming_from(_came_from(scope, headers)):
+            await self._app(scope, receive, marked)

@@ -1,8 +1,12 @@
-"""The audit log: who changed what, from what, to what. Append-only: the database itself refuses to change or drop a row."""
+"""The audit log: who changed what, from where, from what, to what. Append-only: the database itself refuses to change or drop a row."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,6 +15,44 @@ from pilotlight.controller import tables
 from pilotlight.controller.store import Write
 from pilotlight.spec import canonical_json
 
+MAX_ADDRESS = 64
+"""Characters of an address: an IPv6 one with its zone has fewer."""
+_address: ContextVar[str] = ContextVar("address of the caller", default="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which entries are asked for; None = whatever it is.
+
+    Attributes:
+        tenant: id; None = of all tenants.
+        actor: id of a key, or `platform`.
+        action: `key.create`, or `key.*` for all that begin so.
+        subject: exactly this name.
+        since, until: seconds since the epoch, since <= at < until.
+        address: from where.
+        before_id: older than this entry, for the next page.
+    """
+
+    tenant: str | None
+    actor: str | None = None
+    action: str | None = None
+    subject: str | None = None
+    since: float | None = None
+    until: float | None = None
+    address: str | None = None
+    before_id: int | None = None
+
+
+@contextlib.contextmanager
+def coming_from(address: str) -> Iterator[None]:
+    """Every change noted inside, in threads and tasks begun there too, came from `address`."""
+    token = _address.set(address[:MAX_ADDRESS])
+    try:
+        yield
+    finally:
+        _address.reset(token)
+
 
 def record(
     write: Write, *, tenant: str, actor: str, action: str, subject: str, before: Any = None, after: Any = None, request: str = ""
@@ -18,20 +60,35 @@ def record(
     """Note a change in the transaction that makes it. `actor` is a key's id, or `platform` for the platform itself."""
     row = {"tenant": tenant, "actor": actor, "action": action, "subject": subject, "request": request, "at": write.now}
     texts = {name: None if value is None else canonical_json(value).decode() for name, value in (("before", before), ("after", after))}
-    write.sql.execute(sa.insert(tables.audit).values(**row, **texts))
+    write.sql.execute(sa.insert(tables.audit).values(**row, **texts, address=_address.get()))
 
 
-def entries(sql: sa.Connection, *, tenant: str, before_id: int | None, limit: int) -> list[dict[str, Any]]:
-    """A tenant's newest entries first, older than `before_id` when paging."""
-    audit = tables.audit
-    query = sa.select(audit).where(audit.c.tenant == tenant).order_by(audit.c.id.desc()).limit(limit)
-    if before_id is not None:
-        query = query.where(audit.c.id < before_id)
+def entries(sql: sa.Connection, wanted: Wanted, *, limit: int) -> list[dict[str, Any]]:
+    """The newest entries first, with the name of their tenant."""
+    audit, tenants = tables.audit, tables.tenants
+    query = sa.select(audit, tenants.c.name.label("tenant_name")).outerjoin(tenants, tenants.c.id == audit.c.tenant)
+    query = query.where(*_conditions(wanted)).order_by(audit.c.id.desc()).limit(limit)
     return [_entry(row) for row in sql.execute(query).mappings()]
+
+
+def _conditions(wanted: Wanted) -> Iterator[sa.ColumnElement[bool]]:
+    audit = tables.audit
+    for name in ("tenant", "actor", "subject", "address"):
+        if (value := getattr(wanted, name)) is not None:
+            yield audit.c[name] == value
+    if wanted.action is not None:
+        every = wanted.action.endswith("*")
+        yield audit.c.action.startswith(wanted.action[:-1], autoescape=True) if every else audit.c.action == wanted.action
+    if wanted.since is not None:
+        yield audit.c.at >= wanted.since
+    if wanted.until is not None:
+        yield audit.c.at < wanted.until
+    if wanted.before_id is not None:
+        yield audit.c.id < wanted.before_id
 
 
 def _entry(row: sa.RowMapping) -> dict[str, Any]:
     out = dict(row)
     for name in ("before", "after"):
         out[name] = None if out[name] is None else json.loads(out[name])
-    return out
+    return {**out, "tenant_name": out["tenant_name"] or ""}

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from pilotlight.controller import access, keys, tables, tenants
+from pilotlight.controller.plans import Terms
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.store import Store
 from pilotlight.errors import Forbidden, NotFound
+from pilotlight.quotas import BUILT_IN, Plan
 from pilotlight.types import Scope
 
 ACTOR = "platform"
 """Who the audit log names: the operator, by right of the files."""
+PLATFORM_PLAN = "enterprise"
+"""Of the first tenant: who has the platform alone is not bounded before anybody said so."""
 
 
 def first_admin_key(config: Path | None) -> str | None:
@@ -33,7 +38,7 @@ def first_admin_key(config: Path | None) -> str | None:
     store = Store(found.database_url, clock=time.time)
     try:
         store.migrate()
-        return ensure_admin(store, uid_base=found.uid_base)
+        return ensure_admin(store, uid_base=found.uid_base, plans=found.plans)
     finally:
         store.close()
 
@@ -69,12 +74,13 @@ def operator_key(
         store.close()
 
 
-def ensure_admin(store: Store, *, uid_base: int | None) -> str | None:
+def ensure_admin(store: Store, *, uid_base: int | None, plans: Mapping[str, Plan] = BUILT_IN) -> str | None:
     """The same on an open, migrated store."""
     with store.write() as write:
         if uid_base is not None:
-            tenants.give_uids(write, uid_base=uid_base)
+            tenants.give_uids(write, uid_base=uid_base, plans=plans)
         if keys.any_exists(write.sql):
             return None
-        tenant = tenants.create(write, name=access.PLATFORM_TENANT, uid_base=uid_base, actor=ACTOR)
+        terms = Terms(plan=PLATFORM_PLAN, plans=plans)
+        tenant = tenants.create(write, name=access.PLATFORM_TENANT, uid_base=uid_base, actor=ACTOR, terms=terms)
         return keys.create(write, tenant=tenant.id, scope=Scope.ADMIN, actor=ACTOR, name="first admin key").secret

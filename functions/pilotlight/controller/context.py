@@ -24,6 +24,8 @@ from pilotlight.types import Scope
 from snapshotter.client import AgentClient
 from weight_cache.client import WeightCacheClient
 
+_READING = ("GET", "HEAD", "OPTIONS")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
@@ -55,13 +57,17 @@ RequestId = Annotated[str, Depends(request_id)]
 
 
 def principal(
+    request: Request,
     context: Ctx,
     authorization: Annotated[str | None, Header(description="`Bearer pl_…`")] = None,
     environment: Annotated[str | None, Header(alias=HEADER_ENVIRONMENT, description="default: the key's own, else `main`")] = None,
 ) -> Principal:
-    """The authenticated caller. Raises Unauthenticated or Forbidden."""
+    """The authenticated caller. Raises Unauthenticated, or Forbidden: also for a suspended tenant that would change something."""
     with context.store.read() as sql:
-        return access.authenticate(sql, authorization=authorization, environment=environment, now=context.clock())
+        found = access.authenticate(sql, authorization=authorization, environment=environment, now=context.clock())
+    if found.suspended and request.method not in _READING:
+        raise Forbidden(f"tenant {found.tenant_name!r} is suspended: it can look, and change nothing; the platform's operator resumes it")
+    return found
 
 
 def _at_least(scope: Scope) -> Callable[[Principal], Awaitable[Principal]]:
@@ -72,6 +78,11 @@ def _at_least(scope: Scope) -> Callable[[Principal], Awaitable[Principal]]:
     return demand
 
 
+Known = Annotated[Principal, Depends(principal)]
+"""Whoever has a key of ours, of whatever scope."""
+biller = _at_least(Scope.READ_BILLING)
+Biller = Annotated[Principal, Depends(biller)]
+"""Who may see money, plans and quotas."""
 Invoker = Annotated[Principal, Depends(_at_least(Scope.INVOKE))]
 deployer = _at_least(Scope.DEPLOY)
 Deployer = Annotated[Principal, Depends(deployer)]

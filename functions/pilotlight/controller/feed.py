@@ -25,7 +25,7 @@ TOMBSTONE_TTL_S = 86_400.0
 PAGE_BYTES = 8 * 1024 * 1024
 """A page ends early at this size, so that a thousand large schemas do not become one huge answer."""
 
-FUNCTION, KEY, TENANT, SECRET = "function", "key", "tenant", "secret"
+FUNCTION, KEY, TENANT, SECRET, QUOTA, BUDGET = "function", "key", "tenant", "secret", "quota", "budget"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,30 +4,53 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller import access, audit, feed, tables
+from pilotlight.controller import access, audit, feed, quotas, tables
 from pilotlight.controller.store import Write
 from pilotlight.controller.tenants import demand_environment
-from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import KeyRecord
 from pilotlight.spec import canonical_json, to_json
-from pilotlight.types import Scope
+from pilotlight.types import Scope, check_name
 
 MAX_LABEL = 200
+MAX_LIFE_S = 100 * 365 * 86_400.0
+"""A longer life is none that ends; such a key is made without one."""
+_TABLE = tables.api_keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What a key may touch, and how much; None = everything.
+
+    Attributes:
+        function: only together with its app.
+        quotas: of this key alone (`pilotlight.quotas.Quotas` as JSON).
+    """
+
+    environment: str | None = None
+    app: str | None = None
+    function: str | None = None
+    quotas: Mapping[str, Any] = field(default_factory=dict)
+
+
+EVERYTHING = Reach()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewKey:
-    """A key just made. `secret` is its text, which nobody can show again."""
+    """A key just made. `secret` is its text, which nobody can show again; `replaces` the key that was rotated into it."""
 
     record: KeyRecord
     secret: str
     name: str
     created_at: float
+    replaces: str | None = None
 
 
 def create(
@@ -37,54 +60,170 @@ def create(
     scope: Scope,
     actor: str,
     environment: str | None = None,
+    reach: Reach = EVERYTHING,
     name: str = "",
     expires_in_s: float | None = None,
     request: str = "",
 ) -> NewKey:
-    """Make a key. Raises InvalidInput, or NotFound for an environment that does not exist."""
-    if len(name) > MAX_LABEL:
-        raise InvalidInput(f"a key's name has {len(name)} characters: at most {MAX_LABEL}", parameter="name")
-    if expires_in_s is not None and expires_in_s <= 0:
-        raise InvalidInput(f"expires_in_s = {expires_in_s:g}: must be above 0", parameter="expires_in_s")
+    """Make a key. Raises InvalidInput, or NotFound for an environment that does not exist. `environment` is short for a reach of one."""
+    _check(name, reach, expires_in_s)
+    environment = environment or reach.environment
     if environment is not None:
         demand_environment(write.sql, tenant=tenant, name=environment)
     text = "pl_" + secrets.token_urlsafe(32)
-    key = KeyRecord(
+    record = KeyRecord(
         id=f"k-{secrets.token_hex(6)}",
         hash=access.hash_key(text),
         tenant=tenant,
         scope=scope.value,
         environment=environment,
         expires_at=None if expires_in_s is None else write.now + expires_in_s,
+        app=reach.app,
+        function=reach.function,
+        quotas=quotas.parse(reach.quotas, of_key=True),
     )
-    row = {**to_json(key), "quotas": canonical_json(key.quotas).decode(), "name": name, "created_by": actor, "created_at": write.now}
-    write.sql.execute(sa.insert(tables.api_keys).values(**row))
-    feed.append(write, feed.KEY, key.id, to_json(key))
-    after = {"id": key.id, "scope": key.scope, "environment": environment, "name": name, "expires_at": key.expires_at}
-    audit.record(write, tenant=tenant, actor=actor, action="key.create", subject=key.id, after=after, request=request)
-    return NewKey(record=key, secret=text, name=name, created_at=write.now)
+    made = NewKey(record=record, secret=text, name=name, created_at=write.now)
+    _insert(write, made, actor=actor)
+    audit.record(write, tenant=tenant, actor=actor, action="key.create", subject=record.id, after=_told(made), request=request)
+    return made
+
+
+def change(
+    write: Write,
+    *,
+    tenant: str,
+    key_id: str,
+    actor: str,
+    bounds: Mapping[str, Any] | None = None,
+    expiry: tuple[float | None] | None = None,
+    request: str = "",
+) -> dict[str, Any]:
+    """Give a key other quotas (`bounds`; None: as they are) or another end: `expiry` holds seconds from now, or None for no end.
+
+    Returns its listing entry. Raises NotFound, InvalidInput, or Conflict for a revoked one.
+    """
+    row = find(write.sql, tenant=tenant, key_id=key_id)
+    _demand_alive(row)
+    values: dict[str, Any] = {}
+    if bounds is not None:
+        values["quotas"] = canonical_json(quotas.parse(bounds, of_key=True)).decode()
+    if expiry is not None:
+        _check("", EVERYTHING, expiry[0])
+        values["expires_at"] = None if expiry[0] is None else write.now + expiry[0]
+    if values:
+        write.sql.execute(sa.update(_TABLE).where(_TABLE.c.id == key_id).values(**values))
+    changed = find(write.sql, tenant=tenant, key_id=key_id)
+    _publish(write, changed)
+    before, after = ({name: _entry(one._mapping)[name] for name in ("quotas", "expires_at")} for one in (row, changed))
+    audit.record(write, tenant=tenant, actor=actor, action="key.change", subject=key_id, before=before, after=after, request=request)
+    return _entry(changed._mapping)
+
+
+def rotate(write: Write, *, tenant: str, key_id: str, grace_s: float, actor: str, request: str = "") -> NewKey:
+    """A new key of the same reach; the old one ends after `grace_s` seconds, 0 = now. One with an end gets the same time to live again.
+
+    Of two at once one rotates, the other is told. Raises NotFound, InvalidInput, or Conflict: revoked, expired, rotated before.
+    """
+    if not 0 <= grace_s <= MAX_LIFE_S:
+        raise InvalidInput(f"grace_s = {grace_s:g}: must be between 0 and {MAX_LIFE_S:g}", parameter="grace_s")
+    row = find(write.sql, tenant=tenant, key_id=key_id)
+    _demand_alive(row)
+    if row.expires_at is not None and row.expires_at <= write.now:
+        raise Conflict(f"API key {key_id} has expired: make a new one", key=key_id)
+    successor = write.sql.execute(sa.select(_TABLE.c.id).where(_TABLE.c.tenant == tenant, _TABLE.c.replaces == key_id)).scalar()
+    if successor is not None:
+        raise Conflict(f"API key {key_id} was rotated into {successor} already: rotate that one, or make a new one", key=successor)
+    text = "pl_" + secrets.token_urlsafe(32)
+    ends_at = None if row.expires_at is None else write.now + (row.expires_at - row.created_at)
+    values = {**_record(row), "id": f"k-{secrets.token_hex(6)}", "hash": access.hash_key(text), "expires_at": ends_at}
+    made = NewKey(record=KeyRecord(**values), secret=text, name=row.name, created_at=write.now, replaces=key_id)
+    _insert(write, made, actor=actor)
+    _end(write, row, grace_s=grace_s)
+    after = {**_told(made), "grace_s": grace_s}
+    audit.record(write, tenant=tenant, actor=actor, action="key.rotate", subject=key_id, after=after, request=request)
+    return made
 
 
 def revoke(write: Write, *, tenant: str, key_id: str, actor: str, request: str = "") -> None:
     """End a key now; ending it again changes nothing. Raises NotFound."""
-    table = tables.api_keys
-    row = write.sql.execute(sa.select(table.c.revoked_at).where(table.c.id == key_id, table.c.tenant == tenant)).first()
-    if row is None:
-        raise NotFound(f"there is no API key {key_id}")
+    row = find(write.sql, tenant=tenant, key_id=key_id)
     if row.revoked_at is None:
-        write.sql.execute(sa.update(table).where(table.c.id == key_id).values(revoked_at=write.now))
-        feed.append(write, feed.KEY, key_id, None)
+        _end(write, row, grace_s=0)
         audit.record(write, tenant=tenant, actor=actor, action="key.revoke", subject=key_id, request=request)
 
 
-def listing(sql: sa.Connection, *, tenant: str) -> list[dict[str, Any]]:
-    """A tenant's keys, newest first, without their hashes."""
-    table = tables.api_keys
-    columns = [c for c in table.c if c.name not in ("hash", "tenant")]
-    query = sa.select(*columns).where(table.c.tenant == tenant).order_by(table.c.created_at.desc(), table.c.id)
-    return [{**row, "quotas": json.loads(row["quotas"])} for row in sql.execute(query).mappings()]
+def find(sql: sa.Connection, *, tenant: str, key_id: str) -> sa.Row[Any]:
+    """A key's row. Raises NotFound: another tenant's keys do not exist either."""
+    row = sql.execute(sa.select(_TABLE).where(_TABLE.c.id == key_id, _TABLE.c.tenant == tenant)).first()
+    if row is None:
+        raise NotFound(f"there is no API key {key_id}", key=key_id)
+    return row
+
+
+def listing(sql: sa.Connection, *, tenant: str, only: str | None = None, bounded: bool = False) -> list[dict[str, Any]]:
+    """A tenant's keys, newest first, without their hashes: all, or `only` that one, or the `bounded` ones that are in force."""
+    query = sa.select(_TABLE).where(_TABLE.c.tenant == tenant).order_by(_TABLE.c.created_at.desc(), _TABLE.c.id)
+    if only is not None:
+        query = query.where(_TABLE.c.id == only)
+    if bounded:
+        query = query.where(_TABLE.c.quotas != "{}", _TABLE.c.revoked_at.is_(None))
+    return [_entry(row) for row in sql.execute(query).mappings()]
 
 
 def any_exists(sql: sa.Connection) -> bool:
     """Whether any key was ever made: False means that nobody can get in yet."""
-    return sql.execute(sa.select(tables.api_keys.c.id).limit(1)).first() is not None
+    return sql.execute(sa.select(_TABLE.c.id).limit(1)).first() is not None
+
+
+def _insert(write: Write, made: NewKey, *, actor: str) -> None:
+    row = {**to_json(made.record), "quotas": canonical_json(made.record.quotas).decode(), "name": made.name, "created_by": actor}
+    write.sql.execute(sa.insert(_TABLE).values(**row, created_at=write.now, replaces=made.replaces))
+    feed.append(write, feed.KEY, made.record.id, to_json(made.record))
+
+
+def _end(write: Write, row: sa.Row[Any], *, grace_s: float) -> None:
+    if grace_s == 0:
+        write.sql.execute(sa.update(_TABLE).where(_TABLE.c.id == row.id).values(revoked_at=write.now))
+        feed.append(write, feed.KEY, row.id, None)
+        return
+    ends_at = min(write.now + grace_s, row.expires_at or float("inf"))
+    write.sql.execute(sa.update(_TABLE).where(_TABLE.c.id == row.id).values(expires_at=ends_at))
+    _publish(write, find(write.sql, tenant=row.tenant, key_id=row.id))
+
+
+def _publish(write: Write, row: sa.Row[Any]) -> None:
+    feed.append(write, feed.KEY, row.id, to_json(KeyRecord(**_record(row))))
+
+
+def _record(row: sa.Row[Any]) -> dict[str, Any]:
+    names = ("id", "hash", "tenant", "scope", "environment", "expires_at", "app", "function")
+    return {**{name: getattr(row, name) for name in names}, "quotas": json.loads(row.quotas)}
+
+
+def _entry(row: sa.RowMapping) -> dict[str, Any]:
+    shown = {name: value for name, value in row.items() if name not in ("hash", "tenant")}
+    return {**shown, "quotas": json.loads(row["quotas"])}
+
+
+def _told(made: NewKey) -> dict[str, Any]:
+    record = {name: value for name, value in to_json(made.record).items() if name not in ("hash", "tenant")}
+    return {**record, "name": made.name}
+
+
+def _demand_alive(row: sa.Row[Any]) -> None:
+    if row.revoked_at is not None:
+        raise Conflict(f"API key {row.id} was revoked: make a new one", key=row.id)
+
+
+def _check(name: str, reach: Reach, expires_in_s: float | None) -> None:
+    if len(name) > MAX_LABEL:
+        raise InvalidInput(f"a key's name has {len(name)} characters: at most {MAX_LABEL}", parameter="name")
+    if expires_in_s is not None and not 0 < expires_in_s <= MAX_LIFE_S:
+        raise InvalidInput(f"expires_in_s = {expires_in_s:g}: must be above 0, at most {MAX_LIFE_S:g}", parameter="expires_in_s")
+    if reach.function is not None and reach.app is None:
+        raise InvalidInput(f"function = {reach.function!r}: needs the app that it belongs to", parameter="app")
+    for kind, given in (("app", reach.app), ("function", reach.function)):
+        try:
+            check_name(kind, given) if given is not None else None
+        except ValueError as e:
+            raise InvalidInput(str(e), parameter=kind) from e

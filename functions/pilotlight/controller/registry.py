@@ -165,6 +165,15 @@ def app(sql: sa.Connection, *, tenant: str, environment: str, name: str) -> dict
     return {**out, "functions": list(found.values())}
 
 
+def gpus_of(sql: sa.Connection, revisions: Sequence[str]) -> dict[str, int]:
+    """Accelerators that one instance of each revision holds; `revisions` as nodes name them, `<function id>@<revision>`."""
+    table = tables.revisions
+    names = [revision.partition("@")[::2] for revision in revisions]
+    query = sa.select(table.c.function, table.c.name, table.c.spec).where(sa.tuple_(table.c.function, table.c.name).in_(names))
+    found = {f"{row.function}@{row.name}": json.loads(row.spec)["resources"] for row in sql.execute(query)}
+    return {revision: max(1, resources["gpu_count"]) if resources["gpu"] else 0 for revision, resources in found.items()}
+
+
 def history(sql: sa.Connection, *, tenant: str, environment: str, name: str, limit: int) -> list[dict[str, Any]]:
     """An app's deployments, newest first; those of a deleted app too. Raises NotFound."""
     table = tables.deployments

@@ -16,7 +16,7 @@ import anyio.to_thread
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
-from pilotlight.controller import application, calls, feed, garbage, holdings
+from pilotlight.controller import application, calls, feed, garbage, holdings, tenants
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
 from pilotlight.controller.context import Context
@@ -50,6 +50,7 @@ async def serve(config: ControllerConfig, *, ready_fd: int | None = None) -> Non
     try:
         with ControllerLock(paths.home / "controller.lock", store.engine):
             await anyio.to_thread.run_sync(store.migrate)
+            await anyio.to_thread.run_sync(_publish_plans, store, config)
             files.sweep()
             context = _context(config, store=store, files=files, bell=bell, agent=agent, cache=cache)
             await _run(context, paths.socket("controller"), ready_fd)
@@ -58,6 +59,11 @@ async def serve(config: ControllerConfig, *, ready_fd: int | None = None) -> Non
         await cache.aclose()
         await files.objects.aclose()
         store.close()
+
+
+def _publish_plans(store: Store, config: ControllerConfig) -> None:
+    with store.write() as write:
+        tenants.publish_all(write, plans=config.plans)
 
 
 def _context(

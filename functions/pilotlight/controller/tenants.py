@@ -1,56 +1,119 @@
-"""Tenants and their environments."""
+"""Tenants, what they were promised, and their environments."""
 
 from __future__ import annotations
 
+import json
 import secrets
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller import audit, feed, tables
+from pilotlight.controller import access, audit, feed, tables
+from pilotlight.controller.plans import DEFAULT_TERMS, Terms, terms_of
 from pilotlight.controller.store import Write
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import TenantRecord
-from pilotlight.spec import to_json
+from pilotlight.quotas import BUILT_IN, Plan
+from pilotlight.spec import canonical_json, to_json
 from pilotlight.types import DEFAULT_ENVIRONMENT, check_name
+from weight_cache.settings import SettingsInvalid
 
 
-def create(write: Write, *, name: str, uid_base: int | None, actor: str, request: str = "") -> TenantRecord:
+def create(
+    write: Write,
+    *,
+    name: str,
+    uid_base: int | None,
+    actor: str,
+    request: str = "",
+    terms: Terms = DEFAULT_TERMS,
+) -> TenantRecord:
     """A tenant with its environment `main`, and with a uid of its own where `uid_base` is given. Raises InvalidInput, Conflict."""
     _named("tenant", name)
     table = tables.tenants
     if write.sql.execute(sa.select(table.c.id).where(table.c.name == name)).first():
         raise Conflict(f"a tenant named {name!r} exists")
-    uid = None
-    if uid_base is not None:
-        highest = write.sql.execute(sa.select(sa.func.max(table.c.uid))).scalar_one()
-        uid = uid_base if highest is None else max(uid_base, int(highest) + 1)
-    tenant = TenantRecord(id=f"t-{secrets.token_hex(6)}", name=name, uid=uid)
-    write.sql.execute(sa.insert(table).values(id=tenant.id, name=name, uid=uid, created_at=write.now))
-    feed.append(write, feed.TENANT, tenant.id, to_json(tenant))
-    audit.record(write, tenant=tenant.id, actor=actor, action="tenant.create", subject=name, after=to_json(tenant), request=request)
-    create_environment(write, tenant=tenant.id, name=DEFAULT_ENVIRONMENT, actor=actor, request=request)
-    return tenant
+    tenant = f"t-{secrets.token_hex(6)}"
+    uid = None if uid_base is None else _next_uid(write, uid_base)
+    overrides = canonical_json(dict(terms.overrides)).decode()
+    terms.resolve()
+    write.sql.execute(sa.insert(table).values(id=tenant, name=name, uid=uid, created_at=write.now, plan=terms.plan, overrides=overrides))
+    record = publish(write, tenant, plans=terms.plans)
+    audit.record(write, tenant=tenant, actor=actor, action="tenant.create", subject=name, after=to_json(record), request=request)
+    create_environment(write, tenant=tenant, name=DEFAULT_ENVIRONMENT, actor=actor, request=request)
+    return record
 
 
-def give_uids(write: Write, *, uid_base: int) -> list[str]:
+def give_uids(write: Write, *, uid_base: int, plans: Mapping[str, Plan] = BUILT_IN) -> list[str]:
     """Give tenants of a platform that ran without root a uid of their own, now that there is root; returns their ids.
 
     Functions deployed before name no uid in their launch, and the node refuses them until they are deployed again.
     """
     table = tables.tenants
-    without = list(write.sql.execute(sa.select(table.c.id, table.c.name).where(table.c.uid.is_(None)).order_by(table.c.created_at)))
-    for row in without:
-        highest = write.sql.execute(sa.select(sa.func.max(table.c.uid))).scalar_one()
-        uid = uid_base if highest is None else max(uid_base, int(highest) + 1)
-        write.sql.execute(sa.update(table).where(table.c.id == row.id).values(uid=uid))
-        feed.append(write, feed.TENANT, row.id, to_json(TenantRecord(id=row.id, name=row.name, uid=uid)))
-    return [str(row.id) for row in without]
+    without = list(write.sql.execute(sa.select(table.c.id).where(table.c.uid.is_(None)).order_by(table.c.created_at)).scalars())
+    for tenant in without:
+        write.sql.execute(sa.update(table).where(table.c.id == tenant).values(uid=_next_uid(write, uid_base)))
+        publish(write, tenant, plans=plans)
+    return [str(tenant) for tenant in without]
+
+
+def change(write: Write, *, name: str, terms: Terms, suspended: bool | None = None, actor: str, request: str = "") -> TenantRecord:
+    """Give a tenant these terms, and suspend it or let it go on (None: as it is). Raises NotFound, InvalidInput, Conflict."""
+    row = find(write.sql, name=name)
+    if suspended and name == access.PLATFORM_TENANT:
+        raise Conflict(f"tenant {name!r} runs the platform: nobody could resume it", tenant=name)
+    terms.resolve()
+    since = row.suspended_at if suspended is None else (row.suspended_at or write.now) if suspended else None
+    values = {"plan": terms.plan, "overrides": canonical_json(dict(terms.overrides)).decode(), "suspended_at": since}
+    before = {"plan": row.plan, "overrides": json.loads(row.overrides), "suspended": row.suspended_at is not None}
+    write.sql.execute(sa.update(tables.tenants).where(tables.tenants.c.id == row.id).values(**values))
+    after = {"plan": terms.plan, "overrides": dict(terms.overrides), "suspended": since is not None}
+    audit.record(write, tenant=row.id, actor=actor, action="tenant.change", subject=name, before=before, after=after, request=request)
+    return publish(write, row.id, plans=terms.plans)
+
+
+def publish(write: Write, tenant: str, *, plans: Mapping[str, Plan]) -> TenantRecord:
+    """Tell activators what a tenant is now: its plan, with its own overrides, and whether it is suspended."""
+    row = write.sql.execute(sa.select(tables.tenants).where(tables.tenants.c.id == tenant)).one()
+    plan = terms_of(row, plans).resolve().to_json()
+    record = TenantRecord(id=row.id, name=row.name, uid=row.uid, plan=plan, suspended=row.suspended_at is not None)
+    feed.append(write, feed.TENANT, row.id, to_json(record))
+    return record
+
+
+def publish_all(write: Write, *, plans: Mapping[str, Plan]) -> None:
+    """The same of every tenant: what platform.yaml says of plans may have changed. Raises SettingsInvalid naming the tenant."""
+    for row in write.sql.execute(sa.select(tables.tenants.c.id, tables.tenants.c.name)).all():
+        try:
+            publish(write, row.id, plans=plans)
+        except InvalidInput as e:
+            raise SettingsInvalid(f"plans: tenant {row.name!r}: {e}") from e
+
+
+def find(sql: sa.Connection, *, name: str) -> sa.Row[Any]:
+    """A tenant's row, by its name. Raises NotFound."""
+    row = sql.execute(sa.select(tables.tenants).where(tables.tenants.c.name == name)).first()
+    if row is None:
+        raise NotFound(f"there is no tenant {name!r}", tenant=name)
+    return row
+
+
+def get(sql: sa.Connection, *, tenant: str) -> sa.Row[Any]:
+    """A tenant's row, by its id."""
+    return sql.execute(sa.select(tables.tenants).where(tables.tenants.c.id == tenant)).one()
 
 
 def all_tenants(sql: sa.Connection) -> list[dict[str, Any]]:
     """Every tenant, oldest first."""
     return [dict(row) for row in sql.execute(sa.select(tables.tenants).order_by(tables.tenants.c.created_at)).mappings()]
+
+
+def unknown(sql: sa.Connection, names: Collection[str]) -> set[str]:
+    """Those of `names` that no tenant has."""
+    if not names:
+        return set()
+    return set(names) - set(sql.execute(sa.select(tables.tenants.c.name).where(tables.tenants.c.name.in_(names))).scalars())
 
 
 def count(sql: sa.Connection) -> int:
@@ -114,6 +177,10 @@ def _forget(write: Write, *, tenant: str, name: str) -> None:
     held = (secret.c.tenant == tenant) & (secret.c.environment == name)
     for secret_name in sql.execute(sa.delete(secret).where(held).returning(secret.c.name)).scalars().all():
         feed.append(write, feed.SECRET, f"{tenant}/{name}/{secret_name}", None)
+    bounded = tables.function_quotas
+    of_it = (bounded.c.tenant == tenant) & (bounded.c.environment == name)
+    for row in sql.execute(sa.delete(bounded).where(of_it).returning(bounded.c.app, bounded.c.function)).all():
+        feed.append(write, feed.QUOTA, f"{tenant}/{name}/{row.app}/{row.function}", None)
     functions = tables.functions
     ids = sa.select(functions.c.id).where(functions.c.tenant == tenant, functions.c.environment == name)
     for table in (tables.traffic, tables.revisions):
@@ -121,6 +188,11 @@ def _forget(write: Write, *, tenant: str, name: str) -> None:
     for owned in (functions, tables.deployments, tables.apps, tables.weights):
         sql.execute(sa.delete(owned).where(owned.c.tenant == tenant, owned.c.environment == name))
     sql.execute(sa.delete(tables.environments).where(tables.environments.c.tenant == tenant, tables.environments.c.name == name))
+
+
+def _next_uid(write: Write, uid_base: int) -> int:
+    highest = write.sql.execute(sa.select(sa.func.max(tables.tenants.c.uid))).scalar_one()
+    return uid_base if highest is None else max(uid_base, int(highest) + 1)
 
 
 def _named(kind: str, name: str) -> None:

@@ -30,7 +30,7 @@ def test_an_operator_who_lost_every_key_makes_another_beside_a_running_controlle
         made = bootstrap.operator_key(config, scope=Scope.ADMIN, name="found again")
         with running.read() as sql:
             principal = access.authenticate(sql, authorization=f"Bearer {made.secret}", environment=None, now=0.0)
-            entry = audit.entries(sql, tenant=principal.tenant, before_id=None, limit=1)[0]
+            entry = audit.entries(sql, audit.Wanted(tenant=principal.tenant), limit=1)[0]
     finally:
         running.close()
     assert (principal.key, principal.scope, principal.tenant_name) == (made.record.id, Scope.ADMIN, "default")

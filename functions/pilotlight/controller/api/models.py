@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
 
 from pilotlight.spec import FunctionSpec, ImageSpec
-from pilotlight.types import Scope
 
 
 class Body(BaseModel):
@@ -161,44 +160,6 @@ class SecretList(Body):
     secrets: list[SecretInfo]
 
 
-class KeyRequest(Body):
-    """A new key; `environment` None: all of them; `expires_in_s` None: never."""
-
-    scope: Scope = Scope.INVOKE
-    environment: str | None = None
-    name: str = ""
-    expires_in_s: float | None = None
-
-
-class KeyInfo(Body):
-    """A key without its text."""
-
-    id: str
-    scope: Scope
-    environment: str | None
-    name: str
-    created_by: str
-    created_at: float
-    expires_at: float | None
-    revoked_at: float | None
-    app: str | None = None
-    function: str | None = None
-    quotas: dict[str, Any] = {}
-    replaces: str | None = None
-
-
-class KeyCreated(KeyInfo):
-    """A new key; `secret` is its text, shown this once."""
-
-    secret: str
-
-
-class KeyList(Body):
-    """A tenant's keys, newest first."""
-
-    keys: list[KeyInfo]
-
-
 class NamedRequest(Body):
     """Something that has only a name."""
 
@@ -216,57 +177,6 @@ class EnvironmentList(Body):
     """A tenant's environments."""
 
     environments: list[EnvironmentInfo]
-
-
-class TenantInfo(Body):
-    """A tenant; `uid` is what its workers run as, None = the platform's own."""
-
-    id: str
-    name: str
-    uid: int | None
-
-
-class TenantList(Body):
-    """Every tenant of the platform."""
-
-    tenants: list[TenantInfo]
-
-
-class TenantCreated(TenantInfo):
-    """A new tenant with its first admin key."""
-
-    key: KeyCreated
-
-
-class Whoami(Body):
-    """The caller as the platform sees it."""
-
-    tenant: TenantInfo
-    key: str
-    scope: Scope
-    environment: str
-    bound_environment: str | None
-
-
-class AuditEntry(Body):
-    """One change: who (`actor`, a key's id), what, from what, to what."""
-
-    id: int
-    at: float
-    tenant: str
-    actor: str
-    action: str
-    subject: str
-    before: Any
-    after: Any
-    request: str
-    address: str
-
-
-class AuditLog(Body):
-    """Changes, newest first; ask with `before_id` of the last one for more."""
-
-    entries: list[AuditEntry]
 
 
 class BillLine(Body):

@@ -1,0 +1,166 @@
+"""API keys: made, looked at, bounded, rotated and ended."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Response
+from pydantic import Field
+
+from pilotlight.controller import keys
+from pilotlight.controller.access import Principal
+from pilotlight.controller.api.models import Body
+from pilotlight.controller.context import Admin, Ctx, RequestId
+from pilotlight.controller.keys import NewKey, Reach
+from pilotlight.controller.store import Write
+from pilotlight.errors import Forbidden, NotFound
+from pilotlight.spec import to_json
+from pilotlight.types import Scope
+
+router = APIRouter(prefix="/v1/keys", tags=["keys"])
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
+QuotasBody = Annotated[dict[str, Any], Field(description="`pilotlight.quotas.Quotas`: requests_per_s, burst, concurrent, …")]
+
+
+class KeyRequest(Body):
+    """A new key. None in `environment`, `app`, `function`: all of them; in `expires_in_s`: it never ends."""
+
+    scope: Scope = Scope.INVOKE
+    environment: str | None = None
+    app: str | None = None
+    function: str | None = None
+    quotas: QuotasBody = Field(default_factory=dict)
+    name: str = ""
+    expires_in_s: Seconds | None = None
+
+
+class KeyChange(Body):
+    """What shall be otherwise; what is not named stays. `quotas` are replaced as a whole; `expires_in_s` null: it never ends."""
+
+    quotas: QuotasBody | None = None
+    expires_in_s: Seconds | None = None
+
+
+class KeyRotation(Body):
+    """How long the old key goes on, in seconds: 0 = not at all."""
+
+    grace_s: Seconds = 0.0
+
+
+class KeyInfo(Body):
+    """A key without its text; `replaces`: the one that was rotated into it."""
+
+    id: str
+    scope: Scope
+    environment: str | None
+    app: str | None
+    function: str | None
+    quotas: QuotasBody
+    name: str
+    created_by: str
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    replaces: str | None
+
+
+class KeyCreated(KeyInfo):
+    """A new key; `secret` is its text, shown this once."""
+
+    secret: str
+
+
+class KeyList(Body):
+    """A tenant's keys, newest first."""
+
+    keys: list[KeyInfo]
+
+
+@router.post("", status_code=201)
+def create_key(context: Ctx, caller: Admin, request: RequestId, body: KeyRequest) -> KeyCreated:
+    """A new key; its text is in this answer and nowhere else."""
+    if not caller.covers(environment=body.environment, app=body.app, function=body.function):
+        raise Forbidden(f"key {caller.key} can only make keys for what it reaches itself: {reach_of(caller)}")
+    reach = Reach(environment=body.environment, app=body.app, function=body.function, quotas=body.quotas)
+    with context.store.write() as write:
+        made = keys.create(
+            write,
+            tenant=caller.tenant,
+            scope=body.scope,
+            actor=caller.key,
+            reach=reach,
+            name=body.name,
+            expires_in_s=body.expires_in_s,
+            request=request,
+        )
+    return created(made, caller.key)
+
+
+@router.get("")
+def list_keys(context: Ctx, caller: Admin) -> KeyList:
+    """The tenant's keys, as far as this one reaches."""
+    with context.store.read() as sql:
+        found = keys.listing(sql, tenant=caller.tenant)
+    return KeyList(keys=[KeyInfo(**entry) for entry in found if _covers(caller, entry)])
+
+
+@router.get("/{key}")
+def get_key(context: Ctx, caller: Admin, key: str) -> KeyInfo:
+    """One of them."""
+    with context.store.read() as sql:
+        found = [entry for entry in keys.listing(sql, tenant=caller.tenant, only=key) if _covers(caller, entry)]
+    if not found:
+        raise NotFound(f"there is no API key {key}", key=key)
+    return KeyInfo(**found[0])
+
+
+@router.patch("/{key}")
+def change_key(context: Ctx, caller: Admin, request: RequestId, key: str, body: KeyChange) -> KeyInfo:
+    """Bound it further or less, or end it at another time."""
+    expiry = (body.expires_in_s,) if "expires_in_s" in body.model_fields_set else None
+    with context.store.write() as write:
+        _demand(write, caller, key)
+        changed = keys.change(write, tenant=caller.tenant, key_id=key, actor=caller.key, bounds=body.quotas, expiry=expiry, request=request)
+    return KeyInfo(**changed)
+
+
+@router.post("/{key}:rotate", status_code=201)
+def rotate_key(context: Ctx, caller: Admin, request: RequestId, key: str, body: KeyRotation) -> KeyCreated:
+    """A new text for the same reach; the old one ends at once, or after `grace_s`."""
+    with context.store.write() as write:
+        _demand(write, caller, key)
+        made = keys.rotate(write, tenant=caller.tenant, key_id=key, grace_s=body.grace_s, actor=caller.key, request=request)
+    return created(made, caller.key)
+
+
+@router.delete("/{key}", status_code=204)
+def revoke_key(context: Ctx, caller: Admin, request: RequestId, key: str) -> Response:
+    """End a key now, everywhere."""
+    with context.store.write() as write:
+        _demand(write, caller, key)
+        keys.revoke(write, tenant=caller.tenant, key_id=key, actor=caller.key, request=request)
+    return Response(status_code=204)
+
+
+def created(made: NewKey, actor: str) -> KeyCreated:
+    """A key just made, as it is answered."""
+    record = {name: value for name, value in to_json(made.record).items() if name not in ("hash", "tenant")}
+    late: dict[str, Any] = {"name": made.name, "created_by": actor, "created_at": made.created_at, "revoked_at": None, "replaces": made.replaces}
+    return KeyCreated(**record, **late, secret=made.secret)
+
+
+def reach_of(caller: Principal) -> str:
+    """What a key is bound to, in words."""
+    pairs = (("environment", caller.bound_environment), ("app", caller.bound_app), ("function", caller.bound_function))
+    return ", ".join(f"{kind} {name!r}" for kind, name in pairs if name is not None)
+
+
+def _covers(caller: Principal, entry: dict[str, Any]) -> bool:
+    return caller.covers(environment=entry["environment"], app=entry["app"], function=entry["function"])
+
+
+def _demand(write: Write, caller: Principal, key: str) -> None:
+    """Raise NotFound for a key that reaches further than the caller's: it could not have been made with it."""
+    row = keys.find(write.sql, tenant=caller.tenant, key_id=key)
+    if not caller.covers(environment=row.environment, app=row.app, function=row.function):
+        raise NotFound(f"there is no API key {key}", key=key)

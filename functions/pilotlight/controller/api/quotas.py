@@ -1,0 +1,100 @@
+"""Quotas: the tenant's as its plan says, and those that it sets for its own functions and keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from pilotlight.controller import keys, quotas, tenants
+from pilotlight.controller.access import Principal
+from pilotlight.controller.api.keys import QuotasBody
+from pilotlight.controller.api.models import Body
+from pilotlight.controller.context import Admin, Biller, Ctx, RequestId
+from pilotlight.controller.plans import terms_of
+from pilotlight.controller.quotas import Function
+from pilotlight.spec import to_json
+
+router = APIRouter(prefix="/v1/quotas", tags=["quotas"])
+
+
+class FunctionQuotas(Body):
+    """Quotas of a function; {} = none of its own."""
+
+    app: str
+    function: str
+    environment: str
+    quotas: QuotasBody
+
+
+class KeyQuotas(Body):
+    """Quotas of a key."""
+
+    key: str
+    name: str
+    quotas: QuotasBody
+
+
+class AllQuotas(Body):
+    """The tenant's quotas (null = no bound), and its functions' and keys' that have some. All that apply must leave room."""
+
+    tenant: QuotasBody
+    plan: str
+    functions: list[FunctionQuotas]
+    keys: list[KeyQuotas]
+
+
+@router.get("")
+def all_quotas(context: Ctx, caller: Biller) -> AllQuotas:
+    """What bounds this tenant, its functions in this environment, and its keys, as far as the caller's key reaches."""
+    with context.store.read() as sql:
+        row = tenants.get(sql, tenant=caller.tenant)
+        functions = quotas.listing(sql, tenant=caller.tenant, environment=caller.environment)
+        bounded = [key for key in keys.listing(sql, tenant=caller.tenant, bounded=True) if _reaches(caller, key)]
+    plan = terms_of(row, context.config.plans).resolve()
+    bounds = to_json(plan.quotas())
+    shown = [f for f in functions if caller.may_see(f["app"], f["function"])]
+    return AllQuotas(
+        tenant=bounds,
+        plan=row.plan,
+        functions=[_function(caller, f["app"], f["function"], f["quotas"]) for f in shown],
+        keys=[KeyQuotas(key=key["id"], name=key["name"], quotas=key["quotas"]) for key in bounded],
+    )
+
+
+@router.get("/functions/{app}/{function}")
+def get_function_quotas(context: Ctx, caller: Biller, app: str, function: str) -> FunctionQuotas:
+    """A function's own quotas."""
+    caller.demand_function(app, function)
+    with context.store.read() as sql:
+        return _function(caller, app, function, quotas.get(sql, _whose(caller, app, function)))
+
+
+@router.put("/functions/{app}/{function}")
+def put_function_quotas(*, context: Ctx, caller: Admin, request: RequestId, app: str, function: str, body: QuotasBody) -> FunctionQuotas:
+    """Bound a function beyond what bounds its tenant; replaces what was there. It outlives deploys, and may come before the first."""
+    caller.demand_function(app, function)
+    with context.store.write() as write:
+        put = quotas.put(write, _whose(caller, app, function), body, actor=caller.key, request=request)
+    return _function(caller, app, function, put)
+
+
+@router.delete("/functions/{app}/{function}", status_code=204)
+def delete_function_quotas(context: Ctx, caller: Admin, request: RequestId, app: str, function: str) -> Response:
+    """Take a function's own quotas away."""
+    caller.demand_function(app, function)
+    with context.store.write() as write:
+        quotas.put(write, _whose(caller, app, function), {}, actor=caller.key, request=request)
+    return Response(status_code=204)
+
+
+def _whose(caller: Principal, app: str, function: str) -> Function:
+    return Function(tenant=caller.tenant, environment=caller.environment, app=app, function=function)
+
+
+def _function(caller: Principal, app: str, function: str, found: dict[str, Any]) -> FunctionQuotas:
+    return FunctionQuotas(app=app, function=function, environment=caller.environment, quotas=found)
+
+
+def _reaches(caller: Principal, key: dict[str, Any]) -> bool:
+    return caller.covers(environment=key["environment"], app=key["app"], function=key["function"])
