@@ -6,12 +6,12 @@ added as whole picounits inside the database: the high and the low half apart, b
 
 from __future__ import annotations
 
-import datetime as dt
 import functools
+import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from decimal import Decimal, InvalidOperation
 from itertools import product
 from operator import itemgetter
@@ -20,25 +20,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller import tables
+from pilotlight.controller import rollups, tables
+from pilotlight.controller.aggregation import AT, COLUMNS, DAY_S, Aggregate, Spending, aggregate, month_of_day, next_month, spending
 from pilotlight.controller.store import Write
 from pilotlight.errors import InvalidInput
-from pilotlight.pricing import COST_QUANTUM, GIB
+from pilotlight.pricing import COST_QUANTUM
 from pilotlight.protocol import UsageRecord
 
 log = logging.getLogger(__name__)
 
-DAY_S = 86_400
-_HALF = 10**9
+ADJUSTMENT = "ADJUSTMENT"
 _MAX_PICOS = 2**62
-GROUPS: dict[str, tuple[str, ...]] = {
-    "function": ("environment", "app", "function"),
-    "app": ("environment", "app"),
-    "environment": ("environment",),
-    "revision": ("environment", "app", "function", "revision"),
-    "key": ("key",),
-    "day": ("day",),
-}
 _MISSING = object()
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(UsageRecord) if f.default is not MISSING}
 _KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "str | None": (str, NoneType)}
@@ -47,68 +39,113 @@ _TYPES: dict[str, tuple[type, ...]] = {f.name: _KINDS[str(f.type)] for f in fiel
 _SOUND = frozenset(product(*_TYPES.values()))
 """Every combination of types that a record may have, in the order of its fields: one look-up checks a whole record."""
 _values = itemgetter(*_TYPES)
-_STARTED_AT, _COST = list(_TYPES).index("started_at"), list(_TYPES).index("cost")
-_COLUMNS = (*_TYPES, "received_at", "cost_picos", "day")
+_STARTED_AT, _COST, _KIND = AT["started_at"], AT["cost"], AT["kind"]
+Row = tuple[Any, ...]
+"""A record as the ledger keeps it, in the order of `COLUMNS`."""
+_tenant_and_month = itemgetter(AT["tenant"], AT["month"])
+_ISSUED = "SELECT tenant, currency, month FROM invoices WHERE tenant {} AND month >= {}"
 _is_plain = re.compile(r"[0-9]{1,6}\.[0-9]{12}").fullmatch
 """Costs as our own activators write them, whole picounits of less than a million: below 2**62."""
-_SUMMED = ("queued_ms", "start_ms", "exec_ms", "billed_ns", "tokens_in", "tokens_out", "bytes_in", "bytes_out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One line of a bill.
+class Added:
+    """What became of a batch.
 
     Attributes:
-        group: the values that it is grouped by.
-        kind: `CALL`, `IDLE` or `RESERVED`.
-        records: how many records it sums.
-        cpu_core_s, memory_gib_s: for people; the money was computed per record.
-        cost: exact.
+        new: how many records were not there yet.
+        conflicts: ids that are there already with other content; the first content stands.
+        spent: money of the new records, in picounits.
+        batch: money of all of them as they were sent, those that were there before included.
     """
 
-    group: dict[str, str]
-    kind: str
-    currency: str
-    records: int
-    sums: dict[str, int]
-    cpu_core_s: float
-    memory_gib_s: float
-    cost: Decimal
+    new: int
+    conflicts: Sequence[str] = ()
+    spent: Mapping[Spending, int] = field(default_factory=dict)
+    batch: Mapping[Spending, int] = field(default_factory=dict)
 
 
-def add(write: Write, records: Sequence[UsageRecord]) -> tuple[int, list[str]]:
-    """Insert what is not there yet; returns (new records, ids that are there already with other content).
-
-    The first content of an id stands. Raises InvalidInput for a cost that is not a decimal of whole picounits.
-    """
+def add(write: Write, records: Sequence[UsageRecord]) -> Added:
+    """Insert what is not there yet. Raises InvalidInput for a cost that is not a decimal of whole picounits."""
     return add_rows(write, [record.to_json() for record in records])
 
 
-def add_rows(write: Write, rows: Sequence[Mapping[str, Any]]) -> tuple[int, list[str]]:
-    """`add` for records that are JSON values still: the ledger's hot path, one prepared statement for the whole batch.
+def add_rows(write: Write, rows: Sequence[Mapping[str, Any]]) -> Added:
+    """`add` for records that are JSON values still: the ledger's hot path. Rollups grow in the same transaction.
 
     Raises InvalidInput naming the record and the key that is missing, unknown or of the wrong type.
     """
     if not rows:
-        return 0, []
-    values = [_row(row, i, write.now) for i, row in enumerate(rows)]
+        return Added(new=0)
+    values = _in_open_months(write.sql, [_row(row, i, write.now) for i, row in enumerate(rows)])
     try:
-        new = write.sql.exec_driver_sql(_insertion(write.sql.dialect.name), values, {"preserve_rowcount": True}).rowcount
+        new, sums = _insert(write, values)
+        rollups.add(write, sums)
     except (OverflowError, UnicodeEncodeError, sa.exc.DataError) as e:
         raise InvalidInput(f"usage: a number or a text of these records does not fit into the ledger: {e}") from e
-    return new, [] if new == len(rows) else _conflicts(write, [_checked(row, i) for i, row in enumerate(rows)])
+    spent = spending(sums.days)
+    if new == len(rows):
+        return Added(new=new, spent=spent, batch=spent)
+    conflicts = _conflicts(write, [_checked(row, i) for i, row in enumerate(rows)])
+    return Added(new=new, conflicts=conflicts, spent=spent, batch=spending(aggregate(values).days))
+
+
+def _insert(write: Write, values: Sequence[Row]) -> tuple[int, Aggregate]:
+    """One prepared statement for the whole batch. Only when it tells that some were there already is it asked which."""
+    with write.sql.begin_nested() as attempt:
+        if _insert_all(write.sql, values) == len(values):
+            return len(values), aggregate(values)
+        attempt.rollback()
+    fresh = _unknown(write.sql, values)
+    if fresh:
+        _insert_all(write.sql, fresh)
+    return len(fresh), aggregate(fresh)
+
+
+def _insert_all(sql: sa.Connection, values: Sequence[Row]) -> int:
+    return int(sql.exec_driver_sql(_insertion(sql.dialect.name), list(values), {"preserve_rowcount": True}).rowcount)
+
+
+def _unknown(sql: sa.Connection, values: Sequence[Row]) -> list[Row]:
+    """The first row of each id that the ledger does not have."""
+    first: dict[str, Row] = {}
+    for row in values:
+        first.setdefault(row[AT["id"]], row)
+    known = sa.select(tables.usage.c.id).where(tables.usage.c.id.in_(list(first)))
+    for found in sql.execute(known).scalars().all():
+        del first[found]
+    return list(first.values())
+
+
+def _in_open_months(sql: sa.Connection, values: list[Row]) -> list[Row]:
+    """An issued invoice does not change: what comes late for its month goes to the first month that is not issued."""
+    places = set(map(_tenant_and_month, values))
+    tenants, earliest = {tenant for tenant, _ in places}, min(month for _, month in places)
+    if sql.dialect.name == "postgresql":
+        found = sql.exec_driver_sql(_ISSUED.format("= ANY(%s)", "%s"), (list(tenants), earliest))
+    else:
+        found = sql.exec_driver_sql(_ISSUED.format("IN (SELECT value FROM json_each(?))", "?"), (json.dumps(list(tenants)), earliest))
+    issued = {tuple(row) for row in found}
+    return [_moved(row, issued) for row in values] if issued else values
+
+
+def _moved(row: Row, issued: set[tuple[str, ...]]) -> Row:
+    month = row[AT["month"]]
+    while (row[AT["tenant"]], row[AT["currency"]], month) in issued:
+        month = next_month(month)
+    return (*row[: AT["month"]], month)
 
 
 @functools.cache
 def _insertion(dialect: str) -> str:
     """Written out: SQLAlchemy's own handling of the parameters costs more than the database does."""
-    columns = ", ".join(f'"{name}"' for name in _COLUMNS)
-    places = ", ".join(["%s" if dialect == "postgresql" else "?"] * len(_COLUMNS))
+    columns = ", ".join(f'"{name}"' for name in COLUMNS)
+    places = ", ".join(["%s" if dialect == "postgresql" else "?"] * len(COLUMNS))
     return f"INSERT INTO {tables.usage.name} ({columns}) VALUES ({places}) ON CONFLICT (id) DO NOTHING"
 
 
-def _row(row: Mapping[str, Any], at: int, now: float) -> tuple[Any, ...]:
-    """The values of `_COLUMNS`."""
+def _row(row: Mapping[str, Any], at: int, now: float) -> Row:
+    """The values of `COLUMNS`."""
     try:
         values = _values(row)
     except KeyError:
@@ -116,9 +153,10 @@ def _row(row: Mapping[str, Any], at: int, now: float) -> tuple[Any, ...]:
     if len(row) > len(_TYPES) or tuple(map(type, values)) not in _SOUND:
         _checked(row, at)
     cost, started_at = values[_COST], values[_STARTED_AT]
-    picos = int(cost.replace(".", "")) if _is_plain(cost) else _picos(cost, at)
+    picos = int(cost.replace(".", "")) if _is_plain(cost) else _picos(cost, at, kind=values[_KIND])
     try:
-        return (*values, now, picos, int(started_at // DAY_S))
+        day = int(started_at // DAY_S)
+        return (*values, now, picos, day, month_of_day(day))
     except (ValueError, OverflowError) as e:
         raise InvalidInput(f"records[{at}].started_at = {started_at!r} is no time", parameter="started_at") from e
 
@@ -156,59 +194,12 @@ def attempts(sql: sa.Connection, *, tenant: str, call: str) -> list[UsageRecord]
     return find(sql, tables.usage.c.tenant == tenant, tables.usage.c.call == call)
 
 
-def report(sql: sa.Connection, *, tenant: str, by: str, since: float | None, until: float | None, environment: str | None) -> list[Line]:
-    """A tenant's bill: one line per group, kind and currency, in the order of the groups; since <= started_at < until."""
-    table = tables.usage
-    groups = [table.c[name] for name in GROUPS[by]]
-    picos, seconds = table.c.cost_picos, table.c.billed_ns * sa.literal(1e-9, sa.Double)
-    query = (
-        sa.select(
-            *groups,
-            table.c.kind,
-            table.c.currency,
-            sa.func.count().label("records"),
-            *(sa.func.sum(table.c[name]).label(name) for name in _SUMMED),
-            sa.func.sum(table.c.cpu * seconds).label("cpu_core_s"),
-            sa.func.sum(table.c.memory_bytes * seconds).label("memory_byte_s"),
-            sa.func.sum(picos // _HALF).label("high"),
-            sa.func.sum(picos % _HALF).label("low"),
-        )
-        .where(table.c.tenant == tenant)
-        .group_by(*groups, table.c.kind, table.c.currency)
-        .order_by(*groups, table.c.kind, table.c.currency)
-    )
-    if since is not None:
-        query = query.where(table.c.started_at >= since)
-    if until is not None:
-        query = query.where(table.c.started_at < until)
-    if environment is not None:
-        query = query.where(table.c.environment == environment)
-    return [_line(row, GROUPS[by]) for row in sql.execute(query).mappings()]
-
-
-def _line(row: sa.RowMapping, groups: Sequence[str]) -> Line:
-    cost = COST_QUANTUM * (int(row["high"]) * _HALF + int(row["low"]))
-    return Line(
-        group={name: _day(row[name]) if name == "day" else row[name] for name in groups},
-        kind=row["kind"],
-        currency=row["currency"],
-        records=row["records"],
-        sums={name: int(row[name]) for name in _SUMMED},
-        cpu_core_s=float(row["cpu_core_s"]),
-        memory_gib_s=float(row["memory_byte_s"]) / GIB,
-        cost=cost,
-    )
-
-
-def _day(day: int) -> str:
-    return dt.datetime.fromtimestamp(day * DAY_S, tz=dt.UTC).date().isoformat()
-
-
-def _picos(cost: str, at: int) -> int:
+def _picos(cost: str, at: int, *, kind: str) -> int:
     try:
         picos = Decimal(cost) / COST_QUANTUM
     except InvalidOperation as e:
         raise InvalidInput(f"records[{at}].cost = {cost!r} is not a decimal number", parameter="cost") from e
-    if not picos.is_finite() or picos != int(picos) or not 0 <= picos < _MAX_PICOS:
+    least = -_MAX_PICOS if kind == ADJUSTMENT else 0  # only a correction may give back
+    if not picos.is_finite() or picos != int(picos) or not least <= picos < _MAX_PICOS:
         raise InvalidInput(f"records[{at}].cost = {cost!r} is not a whole number of {COST_QUANTUM}", parameter="cost")
     return int(picos)

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 
-from pilotlight.controller import audit, calls, ledger
+from pilotlight.controller import audit, bills, calls
 from pilotlight.controller.api import models
 from pilotlight.controller.context import Admin, Ctx, Deployer, Invoker
-from pilotlight.controller.ledger import Line
+from pilotlight.controller.bills import Line
 from pilotlight.errors import Forbidden, InvalidInput, NotFound
 
 Grouping = Literal["function", "app", "environment", "revision", "key", "day"]
@@ -49,7 +49,7 @@ def billing_report(
     begin, end = _time("since", since), _time("until", until)
     chosen = environment or caller.bound_environment
     with context.store.read() as sql:
-        lines = ledger.report(sql, tenant=caller.tenant, by=by, since=begin, until=end, environment=chosen)
+        lines = bills.report(sql, tenant=caller.tenant, by=by, since=begin, until=end, environment=chosen)
     rows = [_row(line) for line in lines]
     if format == "csv":
         return Response(_csv(rows), media_type="text/csv; charset=utf-8", headers={"content-disposition": "attachment; filename=bill.csv"})

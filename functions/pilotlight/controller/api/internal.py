@@ -70,9 +70,9 @@ def _take_usage(context: Context, body: bytes) -> Accepted:
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise InvalidInput("usage: records must be a list of objects", parameter="records")
     with context.store.write() as write:
-        new, conflicts = ledger.add_rows(write, records)
-    context.metrics.usage_records.inc(new)
-    context.metrics.usage_conflicts.inc(len(conflicts))
+        added = ledger.add_rows(write, records)
+    context.metrics.usage_records.inc(added.new)
+    context.metrics.usage_conflicts.inc(len(added.conflicts))
     return Accepted(accepted=len(records))
 
 
