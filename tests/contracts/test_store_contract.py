@@ -389,7 +389,7 @@ def test_the_audit_log_cannot_be_changed(store: Store, place: Place) -> None:
         with pytest.raises(DBAPIError, match="append-only"), store.write() as write:
             write.sql.execute(statement)
     with store.read() as sql:
-        assert [e["action"] for e in audit.entries(sql, tenant=place.tenant, before_id=None, limit=9)] == [
+        assert [e["action"] for e in audit.entries(sql, audit.Wanted(tenant=place.tenant), limit=9)] == [
             "environment.create",
             "tenant.create",
         ]

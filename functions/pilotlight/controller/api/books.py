@@ -1,4 +1,4 @@
-"""What was called, what it cost, and who changed what."""
+"""What was called, and what it cost."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 
-from pilotlight.controller import audit, bills, calls
+from pilotlight.controller import bills, calls
 from pilotlight.controller.api import models
-from pilotlight.controller.context import Admin, Ctx, Deployer, Invoker
 from pilotlight.controller.bills import Line
+from pilotlight.controller.context import Ctx, Deployer, Invoker
 from pilotlight.errors import Forbidden, InvalidInput, NotFound
 
 Grouping = Literal["function", "app", "environment", "revision", "key", "day"]
@@ -54,16 +54,6 @@ def billing_report(
     if format == "csv":
         return Response(_csv(rows), media_type="text/csv; charset=utf-8", headers={"content-disposition": "attachment; filename=bill.csv"})
     return models.Bill(by=by, since=begin, until=end, environment=chosen, rows=rows, totals=_totals(lines))
-
-
-@router.get("/audit", response_model=models.AuditLog)
-def audit_log(
-    context: Ctx, caller: Admin, before_id: int | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 100
-) -> dict[str, Any]:
-    """Who changed what, newest first."""
-    caller.demand_whole_tenant()
-    with context.store.read() as sql:
-        return {"entries": audit.entries(sql, tenant=caller.tenant, before_id=before_id, limit=limit)}
 
 
 def _row(line: Line) -> models.BillLine:
