@@ -1,0 +1,139 @@
+"""Alerts of budgets: which thresholds were reached in which period, once each, and how far telling the webhook has come.
+
+An alert is a row, written in the transaction of the records that brought it: it is neither lost nor made twice. Its id is the webhook-id of
+every attempt to deliver it, so that a receiver can tell a second delivery from a second alert. `next_attempt_at` is when somebody may
+next try; whoever tries moves it first (`claim`), so a deliverer that dies leaves the alert to the next one after CLAIM_S.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from pilotlight.controller import tables
+from pilotlight.controller.store import Write
+
+CLAIM_S = 60.0
+"""Longer than an attempt can take (webhooks.ATTEMPT_S)."""
+GIVE_UP_AFTER_S = 3 * 86_400.0
+"""A weekend and a working day: whoever has not repaired the receiver by then reads the dashboard."""
+FIRST_DELAY_S, GROWTH, LONGEST_DELAY_S = 5.0, 4.0, 6 * 3600.0
+JITTER = 0.2
+"""Receivers that fail for many budgets at once are not asked for all of them at once again."""
+MAX_ERROR = 500
+_SECRET_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """A threshold that was reached. `spent` is a decimal as text, of the moment when it was noted.
+
+    Attributes:
+        delivered_at: when the webhook took it; None: not yet, or there is none.
+        next_attempt_at: when it is tried next; None: not any more.
+        error: what the last attempt came to, if it failed.
+    """
+
+    id: str
+    budget: str
+    tenant: str
+    period: str
+    percent: int
+    spent: str
+    at: float
+    delivered_at: float | None
+    next_attempt_at: float | None
+    attempts: int
+    error: str | None
+
+
+_COLUMNS = tuple(tables.budget_alerts.c[name] for name in Alert.__slots__)
+
+
+def new_secret() -> str:
+    """What messages are signed with: `whsec_` and 32 random bytes in base64 (standardwebhooks.com)."""
+    return "whsec_" + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
+
+
+def note(write: Write, *, budget_id: str, tenant: str, period: str, percents: Sequence[int], spent: str, is_sent: bool) -> int:
+    """Note that these thresholds are reached; returns how many were not noted before. `is_sent`: there is a webhook to tell."""
+    rows = [
+        {"id": f"al-{secrets.token_hex(12)}", "budget": budget_id, "tenant": tenant, "period": period, "percent": percent, "spent": spent,
+         "at": write.now, "next_attempt_at": write.now if is_sent else None, "attempts": 0}
+        for percent in percents
+    ]  # fmt: skip
+    new = 0
+    for row in rows:
+        insert = write.insert(tables.budget_alerts).values(**row)
+        new += write.sql.execute(insert.on_conflict_do_nothing(index_elements=["budget", "period", "percent"])).rowcount
+    if new and is_sent:
+        write.fed = True  # rings the bell after the commit: the deliverer listens to it, and followers of the feed find nothing new
+    return new
+
+
+def forget(write: Write, *, budget_id: str, period: str, percents: Iterable[int]) -> None:
+    """Forget alerts of thresholds that are not reached any more, because the amount is a higher one: they may come again."""
+    table = tables.budget_alerts
+    which = (table.c.budget == budget_id) & (table.c.period == period) & table.c.percent.in_(list(percents))
+    write.sql.execute(sa.delete(table).where(which))
+
+
+def cancel(write: Write, *, budget_id: str, error: str) -> None:
+    """Try no more to deliver what still waits."""
+    table = tables.budget_alerts
+    which = (table.c.budget == budget_id) & table.c.next_attempt_at.is_not(None)
+    write.sql.execute(sa.update(table).where(which).values(next_attempt_at=None, error=error[:MAX_ERROR]))
+
+
+def claim(write: Write, *, limit: int) -> list[Alert]:
+    """Take alerts whose time has come, for CLAIM_S; the attempt is counted before it is made."""
+    table = tables.budget_alerts
+    query = sa.select(*_COLUMNS).where(table.c.next_attempt_at <= write.now).order_by(table.c.next_attempt_at, table.c.id).limit(limit)
+    due = [Alert(**row) for row in write.sql.execute(query).mappings()]
+    for alert in due:
+        taken = {"next_attempt_at": write.now + CLAIM_S, "attempts": alert.attempts + 1}
+        write.sql.execute(sa.update(table).where(table.c.id == alert.id).values(**taken))
+    return due
+
+
+def settle(write: Write, alert: Alert, *, error: str | None, retry_in_s: float | None = None) -> None:
+    """Note what an attempt came to. `error` None: delivered. `retry_in_s` None: no further attempt."""
+    table = tables.budget_alerts
+    done = {
+        "delivered_at": write.now if error is None else None,
+        "next_attempt_at": None if error is None or retry_in_s is None else write.now + retry_in_s,
+        "error": None if error is None else error[:MAX_ERROR],
+    }
+    write.sql.execute(sa.update(table).where(table.c.id == alert.id).values(**done))
+
+
+def retry_in_s(alert: Alert, *, now: float, chance: float, asked_s: float = 0.0) -> float | None:
+    """How long to wait after the failure of the attempt that `alert` was claimed for; None: it is given up.
+
+    Args:
+        chance: uniform in [0, 1), for the jitter.
+        asked_s: what the receiver asked for (Retry-After).
+    """
+    # Bounded before it is raised to a power: an alert that is tried for three days stays far below, a broken row may not.
+    plain_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * GROWTH ** min(alert.attempts, 20))
+    delay_s = max(plain_s * (1 - JITTER + 2 * JITTER * chance), min(asked_s, LONGEST_DELAY_S))
+    return delay_s if now + delay_s <= alert.at + GIVE_UP_AFTER_S else None
+
+
+def next_at(sql: sa.Connection) -> float | None:
+    """When the next attempt is due (seconds since the epoch); None: nothing waits."""
+    at = sql.execute(sa.select(sa.func.min(tables.budget_alerts.c.next_attempt_at))).scalar_one()
+    return None if at is None else float(at)
+
+
+def listing(sql: sa.Connection, *, tenant: str, budget_id: str | None = None, limit: int = 1000) -> list[Alert]:
+    """A tenant's alerts, or those of one budget, newest first."""
+    table = tables.budget_alerts
+    query = sa.select(*_COLUMNS).where(table.c.tenant == tenant).order_by(table.c.at.desc(), table.c.percent.desc()).limit(limit)
+    if budget_id is not None:
+        query = query.where(table.c.budget == budget_id)
+    return [Alert(**row) for row in sql.execute(query).mappings()]

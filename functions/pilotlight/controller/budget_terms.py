@@ -1,0 +1,116 @@
+"""What a budget says: its reach, period, amount and alerts, checked. Pure, but for the names that it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from pilotlight.controller.periods import KINDS, MONTH
+from pilotlight.errors import InvalidInput
+from pilotlight.pricing import COST_QUANTUM
+from pilotlight.types import check_name
+
+DEFAULT_ALERTS = (50, 80, 100)
+MAX_AMOUNT = 10**9
+"""Units of a currency. More than anybody spends here, and far below where sums of picounits need more than 128 bits."""
+MAX_ALERTS = 10
+MAX_PERCENT = 1000
+"""A budget that only warns may be spent many times over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """The terms of a budget; `environment`, `app` and `function` "" cover all.
+
+    Attributes:
+        period: `day` or `month` of the calendar in UTC.
+        amount: a decimal as text, in plain digits.
+        hard: calls are refused when it is spent; otherwise it only warns.
+        alerts: percents of the amount, rising.
+        webhook: where alerts are posted; None = nowhere.
+    """
+
+    environment: str = ""
+    app: str = ""
+    function: str = ""
+    period: str = MONTH
+    amount: str
+    currency: str
+    hard: bool = True
+    alerts: tuple[int, ...] = DEFAULT_ALERTS
+    webhook: str | None = None
+
+    @property
+    def picos(self) -> int:
+        """The amount in whole picounits."""
+        return int(Decimal(self.amount) / COST_QUANTUM)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {**asdict(self), "alerts": list(self.alerts)}
+
+
+def parse(
+    *,
+    amount: str,
+    currency: str,
+    currencies: Collection[str],
+    environment: str = "",
+    app: str = "",
+    function: str = "",
+    period: str = MONTH,
+    hard: bool = True,
+    alerts: Sequence[int] = DEFAULT_ALERTS,
+    webhook: str | None = None,
+) -> Terms:
+    """Terms from what somebody sent; `webhook` is checked elsewhere. Raises InvalidInput naming key, value and bound."""
+    if period not in KINDS:
+        raise _wrong("period", period, f"must be {' or '.join(KINDS)}")
+    for kind, name in (("environment", environment), ("app", app), ("function", function)):
+        _check_name(kind, name)
+    if function and not app:
+        raise InvalidInput(f"function = {function!r}: name its app, too", parameter="function")
+    if currency not in currencies:
+        raise _wrong("currency", currency, f"no price list is in it; there are {', '.join(sorted(currencies))}")
+    return Terms(
+        environment=environment, app=app, function=function, period=period, amount=_amount(amount), currency=currency, hard=hard,
+        alerts=_alerts(alerts), webhook=webhook,
+    )  # fmt: skip
+
+
+def _check_name(kind: str, name: str) -> None:
+    try:
+        if name:
+            check_name(kind, name)
+    except ValueError as e:
+        raise InvalidInput(str(e), parameter=kind) from e
+
+
+def _amount(text: str) -> str:
+    try:
+        amount = Decimal(text)
+    except InvalidOperation as e:
+        raise _wrong("amount", text, "write a decimal number, like 250 or 0.05") from e
+    if not amount.is_finite() or not 0 < amount < MAX_AMOUNT:
+        raise _wrong("amount", text, f"must be above 0 and below {MAX_AMOUNT}")
+    # The exponent first: nothing is computed with a number of a million digits.
+    if int(amount.as_tuple().exponent) < COST_QUANTUM.as_tuple().exponent and amount % COST_QUANTUM:  # type: ignore[operator]
+        raise _wrong("amount", text, "has more than 12 decimals")
+    plain = format(amount, "f")
+    return plain.rstrip("0").rstrip(".") if "." in plain else plain
+
+
+def _alerts(percents: Sequence[int]) -> tuple[int, ...]:
+    if len(percents) > MAX_ALERTS:
+        raise InvalidInput(f"alerts has {len(percents)} thresholds: at most {MAX_ALERTS}", parameter="alerts")
+    for percent in percents:
+        if isinstance(percent, bool) or not 1 <= percent <= MAX_PERCENT:
+            raise _wrong("alerts", percent, f"must be whole percents between 1 and {MAX_PERCENT}")
+    return tuple(sorted(set(percents)))
+
+
+def _wrong(key: str, value: object, bound: str) -> InvalidInput:
+    shown = repr(value)
+    return InvalidInput(f"{key} = {shown if len(shown) <= 80 else shown[:77] + '…'}: {bound}", parameter=key)

@@ -1,0 +1,78 @@
+"""What was spent, by whom and on what: sums of the ledger's daily rollups, or of a batch of records, by the reach of budgets.
+
+A reach names a tenant, a currency, and an environment, an app and a function, each of which may be "" for all of them. A record
+falls under up to six reaches; only those that somebody asks for are summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from pilotlight.controller import tables
+from pilotlight.controller.periods import Period
+
+Key = tuple[str, str, str, str, int, str, str]
+"""What the costs of a batch of records are summed by: (tenant, environment, app, function, day, month, currency)."""
+Reach = tuple[str, str, str, str, str]
+"""(tenant, environment, app, function, currency)."""
+_HALF = 10**9
+_TENANTS_AT_ONCE = 500
+"""Databases bound the parameters of a statement: SQLite's default is 32,766 (SQLITE_MAX_VARIABLE_NUMBER), old ones' 999."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpendByReach:
+    """Picounits by reach and day. A reach that is missing has no record at all, which is not the same as records that cost 0."""
+
+    by_reach: Mapping[Reach, Mapping[int, int]] = field(default_factory=dict)
+
+    def days(self, reach: Reach) -> Mapping[int, int]:
+        """What was spent on each day that has records."""
+        return self.by_reach.get(reach, {})
+
+    def within(self, reach: Reach, period: Period) -> int:
+        """What was spent in a period."""
+        return sum(picos for day, picos in self.days(reach).items() if period.first_day <= day < period.end_day)
+
+
+def of_batch(costs: Mapping[Key, int], reaches: Collection[Reach]) -> SpendByReach:
+    """The spending of a batch of records."""
+    rows = (((tenant, environment, app, function, currency), day, picos)
+            for (tenant, environment, app, function, day, _, currency), picos in costs.items())  # fmt: skip
+    return _summed(rows, reaches)
+
+
+def read(sql: sa.Connection, reaches: Collection[Reach], *, first_day: int, end_day: int) -> SpendByReach:
+    """The spending from `first_day` until before `end_day`, from the daily rollups."""
+    return _summed(_rows(sql, sorted({reach[0] for reach in reaches}), first_day, end_day), reaches)
+
+
+def _rows(sql: sa.Connection, tenants: list[str], first_day: int, end_day: int) -> Iterator[tuple[Reach, int, int]]:
+    table = tables.usage_days
+    parts = (table.c.tenant, table.c.environment, table.c.app, table.c.function, table.c.currency)
+    sums = (sa.func.sum(table.c.high), sa.func.sum(table.c.low))
+    for at in range(0, len(tenants), _TENANTS_AT_ONCE):
+        asked = table.c.tenant.in_(tenants[at : at + _TENANTS_AT_ONCE])
+        query = sa.select(*parts, table.c.day, *sums).where(asked, table.c.day >= first_day, table.c.day < end_day)
+        for *reach, day, high, low in sql.execute(query.group_by(*parts, table.c.day)):
+            yield (reach[0], reach[1], reach[2], reach[3], reach[4]), day, int(high) * _HALF + int(low)
+
+
+def _summed(rows: Iterable[tuple[Reach, int, int]], reaches: Collection[Reach]) -> SpendByReach:
+    wanted = frozenset(reaches)
+    found: dict[Reach, dict[int, int]] = {}
+    for reach, day, picos in rows:
+        for wider in _covering(reach):
+            if wider in wanted:
+                days = found.setdefault(wider, {})
+                days[day] = days.get(day, 0) + picos
+    return SpendByReach(by_reach=found)
+
+
+def _covering(reach: Reach) -> frozenset[Reach]:
+    """Every reach that the record falls under. A set: a STORAGE record may have "" in a part itself."""
+    tenant, environment, app, function, currency = reach
+    return frozenset((tenant, some, *inside, currency) for some in (environment, "") for inside in ((app, function), (app, ""), ("", "")))
