@@ -16,7 +16,7 @@ import anyio.to_thread
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
-from pilotlight.controller import application, calls, feed, garbage, holdings, tenants
+from pilotlight.controller import application, calls, deliverer, feed, garbage, holdings, tenants
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
 from pilotlight.controller.context import Context
@@ -97,6 +97,7 @@ async def _run(context: Context, path: Path, ready_fd: int | None) -> None:
     exposed_at = context.config.paths.run / "metrics-controller.sock"
     exposed = await context.metrics.expose(socket_path=exposed_at, listen=context.config.settings.metrics_listen)
     janitor = asyncio.create_task(_keep_tidy(context), name="janitor")
+    alerts = asyncio.create_task(deliverer.deliver(context), name="deliverer")
     listener = _listen(path)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -108,9 +109,9 @@ async def _run(context: Context, path: Path, ready_fd: int | None) -> None:
     finally:
         # The socket's name goes first: who connects now is told at once that nobody is here.
         _unlisten(path)
-        janitor.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await janitor
+        for task in (janitor, alerts):
+            task.cancel()
+        await asyncio.gather(janitor, alerts, return_exceptions=True)
         for one in exposed:
             one.close()
         _unlisten(exposed_at)
