@@ -16,9 +16,11 @@ MAX_COUNT = 1_000_000
 MAX_BYTES = 1 << 50
 
 
-def _bound(key: str, value: float | None, low: float, high: float) -> None:
+def _bound(key: str, value: float | None, low: float, high: float, *, whole: bool = True) -> None:
     if value is None:
         return
+    if whole and isinstance(value, float):
+        raise ValueError(f"{key} = {value!r}: must be a whole number between {low:g} and {high:g}, or null for no bound")
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise ValueError(f"{key} = {value!r}: must be between {low:g} and {high:g}, or null for no bound")
 
@@ -46,7 +48,7 @@ class Quotas:
     tokens_per_min: int | None = None
 
     def __post_init__(self) -> None:
-        _bound("requests_per_s", self.requests_per_s, 0.001, MAX_RATE)
+        _bound("requests_per_s", self.requests_per_s, 0.001, MAX_RATE, whole=False)
         _bound("burst", self.burst, 1, MAX_RATE)
         for name in ("concurrent", "queued", "instances", "gpus"):
             _bound(name, getattr(self, name), 0, MAX_COUNT)
@@ -95,9 +97,13 @@ class Plan(Quotas):
         Quotas.__post_init__(self)
         _bound("weight", self.weight, 1, 1000)
         _bound("reserved_memory_bytes", self.reserved_memory_bytes, 0, MAX_BYTES)
-        _bound("latency_p99_ms", self.latency_p99_ms, 0.001, 86_400_000)
-        _bound("availability", self.availability, 0, 1)
-        _bound("utilisation", self.utilisation, 0, 1)
+        _bound("latency_p99_ms", self.latency_p99_ms, 0.001, 86_400_000, whole=False)
+        _bound("availability", self.availability, 0, 1, whole=False)
+        _bound("utilisation", self.utilisation, 0, 1, whole=False)
+        if self.weight is None or self.reserved_memory_bytes is None:
+            raise ValueError("weight, reserved_memory_bytes = null: must be a number")
+        if self.prices is not None and not isinstance(self.prices, str):
+            raise ValueError(f"prices = {self.prices!r}: write the version of a price list, or null for the platform's own")
         for name, kind in (("priority", Priority), ("isolation", Isolation)):
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))

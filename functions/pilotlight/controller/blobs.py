@@ -20,7 +20,7 @@ import anyio.from_thread
 import anyio.to_thread
 import sqlalchemy as sa
 
-from pilotlight.controller import tables
+from pilotlight.controller import audit, tables
 from pilotlight.controller.store import Store, Write
 from pilotlight.controller.uploads import Upload, store_errors
 from pilotlight.errors import InvalidInput, NotFound, TooLarge
@@ -187,8 +187,10 @@ async def store_blob(
     chunked: bool = False,
     pieces: AsyncIterator[bytes],
     announced_bytes: int | None,
+    actor: str,
+    request: str = "",
 ) -> tuple[int, bool]:
-    """Take a blob in; returns (size in bytes, whether it is new to this tenant)."""
+    """Take a blob in; returns (size in bytes, whether it is new to this tenant). `actor` and `request` are for the audit log."""
     standing = await look_up(files, store, tenant=tenant, digest=digest)
     if standing.is_here and standing.size_bytes is not None:
         async for _ in pieces:
@@ -200,6 +202,8 @@ async def store_blob(
     def note() -> None:
         with store.write() as write:
             register(write, tenant=tenant, digest=digest, size_bytes=size)
+            after = {"size_bytes": size}
+            audit.record(write, tenant=tenant, actor=actor, action="blob.put", subject=digest, after=after, request=request)
 
     await anyio.to_thread.run_sync(note)
     return size, True

@@ -7,9 +7,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller import blobs, images, schemas, tables
+from pilotlight.controller import blobs, images, schemas, tables, tenants
 from pilotlight.errors import InvalidInput, TooLarge
-from pilotlight.spec import FunctionSpec, canonical_json, from_json, to_json
+from pilotlight.spec import PUBLIC, FunctionSpec, canonical_json, from_json, to_json
 from pilotlight.types import check_name
 from weight_cache import manifest
 from weight_cache.errors import ManifestInvalid
@@ -71,6 +71,15 @@ def check(
                 hint = f"create it with: pilotlight secret set {name} VARIABLE -e {environment}"
                 message = f"function {spec.name!r}: there is no secret {name!r} in environment {environment!r}; {hint}"
                 raise InvalidInput(message, function=spec.name, missing={"secret": name})
+
+
+def check_access(sql: sa.Connection, specs: Sequence[FunctionSpec]) -> None:
+    """Raise InvalidInput for the first tenant in `access` that does not exist: it would be let in by whoever gets that name later."""
+    missing = tenants.unknown(sql, {name for spec in specs for name in spec.access} - {PUBLIC})
+    for spec in specs:
+        for name in spec.access:
+            if name in missing:
+                raise InvalidInput(f"function {spec.name!r}: access: there is no tenant {name!r}", function=spec.name, parameter="access")
 
 
 def check_weights(sql: sa.Connection, files: blobs.BlobFiles, *, tenant: str, specs: Sequence[FunctionSpec]) -> dict[str, Manifest]:

@@ -177,6 +177,11 @@ def _manifests(spec: str) -> set[str]:
     return {w["manifest"] for w in json.loads(spec)["weights"]}
 
 
+def note(write: Write, holder: Holder, verb: str, name: str) -> None:
+    """Note what the node was asked to do with a name, which changes no row."""
+    _audit(write, holder, f"weights.{verb}", name)
+
+
 def _find(sql: sa.Connection, holder: Holder, name: str) -> sa.Row[Any] | None:
     return sql.execute(sa.select(_TABLE).where(*_is(holder, name))).first()
 

@@ -21,6 +21,7 @@ AppName = Annotated[str, Path(max_length=63)]
 @router.post("/{app}/deploy")
 async def deploy(context: Ctx, caller: Deployer, request: RequestId, app: AppName, body: models.DeployRequest) -> models.DeployResponse:
     """Make the app consist of exactly these functions, at once or not at all."""
+    caller.demand_app(app)
     done, unpinned = await anyio.to_thread.run_sync(partial(_deploy, context, caller, request=request, app=app, body=body))
     await garbage.forget(context.agent, done.removed)
     await holdings.settle(context.cache, context.store, unpinned)
@@ -38,6 +39,7 @@ def _deploy(
         manifests = references.check_weights(sql, context.files, tenant=caller.tenant, specs=specs)
     with context.store.write() as write:
         tenants.demand_environment(write.sql, tenant=caller.tenant, name=caller.environment)
+        references.check_access(write.sql, specs)
         references.check(
             write.sql,
             tenant=caller.tenant,
@@ -53,21 +55,25 @@ def _deploy(
 
 @router.get("", response_model=models.AppList)
 def listing(context: Ctx, caller: Deployer) -> dict[str, Any]:
-    """The apps of the environment."""
+    """The apps of the environment, as far as the key reaches."""
     with context.store.read() as sql:
-        return {"apps": registry.apps(sql, tenant=caller.tenant, environment=caller.environment)}
+        found = registry.apps(sql, tenant=caller.tenant, environment=caller.environment)
+    return {"apps": [app for app in found if caller.may_see(app["name"])]}
 
 
 @router.get("/{app}", response_model=models.AppDetail)
 def detail(context: Ctx, caller: Deployer, app: AppName) -> dict[str, Any]:
     """One app with its functions."""
+    caller.narrowed(app, None)
     with context.store.read() as sql:
-        return registry.app(sql, tenant=caller.tenant, environment=caller.environment, name=app)
+        found = registry.app(sql, tenant=caller.tenant, environment=caller.environment, name=app)
+    return {**found, "functions": [function for function in found["functions"] if caller.may_see(app, function["name"])]}
 
 
 @router.get("/{app}/history", response_model=models.History)
 def history(context: Ctx, caller: Deployer, app: AppName, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> dict[str, Any]:
     """What changed in an app, newest first."""
+    caller.demand_app(app)
     with context.store.read() as sql:
         return {"history": registry.history(sql, tenant=caller.tenant, environment=caller.environment, name=app, limit=limit)}
 
@@ -75,6 +81,7 @@ def history(context: Ctx, caller: Deployer, app: AppName, limit: Annotated[int, 
 @router.post("/{app}:stop")
 def stop(context: Ctx, caller: Deployer, request: RequestId, app: AppName) -> models.Stopped:
     """Answer 503 for the app's functions until it is deployed again."""
+    caller.demand_app(app)
     with context.store.write() as write:
         return models.Stopped(app=app, version=registry.stop(write, place(caller, app, request)))
 
@@ -82,6 +89,7 @@ def stop(context: Ctx, caller: Deployer, request: RequestId, app: AppName) -> mo
 @router.delete("/{app}", status_code=204)
 async def delete(context: Ctx, caller: Deployer, request: RequestId, app: AppName) -> Response:
     """Remove the app's functions and their snapshots; its history stays."""
+    caller.demand_app(app)
 
     def remove() -> tuple[str, ...]:
         with context.store.write() as write:

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import anyio.to_thread
 from fastapi import APIRouter, Header, Request, Response
 
-from pilotlight.controller import blobs, downloads, images
+from pilotlight.controller import audit, blobs, downloads, images
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api import models
-from pilotlight.controller.context import Context, Ctx, Deployer, RequestId
+from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, request_id
 from pilotlight.controller.streams import NdjsonResponse
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import CONTENT_NDJSON
@@ -78,6 +78,8 @@ async def put_blob(
         chunked=chunked,
         pieces=request.stream(),
         announced_bytes=content_length,
+        actor=caller.key,
+        request=request_id(request),
     )
     context.metrics.blob_bytes.inc(size if created else 0)
     return models.BlobInfo(digest=digest, size_bytes=size, created=created)
@@ -96,16 +98,17 @@ async def build_image(context: Ctx, caller: Deployer, request: RequestId, body: 
     if absent := await anyio.to_thread.run_sync(missing):
         raise InvalidInput(f"the image copies blob {min(absent)}, which was not uploaded", missing={"blob": min(absent)})
     await context.agent.capabilities()  # an agent that is away is a 503 here; later it could only be a line
-    return NdjsonResponse(_build(context, caller, spec), request=request)
+    return NdjsonResponse(_build(context, caller, spec, request), request=request)
 
 
-async def _build(context: Context, caller: Principal, spec: ImageSpec) -> AsyncIterator[Mapping[str, Any]]:
+async def _build(context: Context, caller: Principal, spec: ImageSpec, request: str) -> AsyncIterator[Mapping[str, Any]]:
     async for part in context.agent.build_image(to_json(spec), uid=caller.uid):
         if "image" in part:
-            await anyio.to_thread.run_sync(_register, context, caller, spec, str(part["image"]))
+            await anyio.to_thread.run_sync(_register, context, caller, spec, str(part["image"]), request)
         yield part
 
 
-def _register(context: Context, caller: Principal, spec: ImageSpec, digest: str) -> None:
+def _register(context: Context, caller: Principal, spec: ImageSpec, digest: str, request: str) -> None:
     with context.store.write() as write:
         images.register(write, tenant=caller.tenant, spec=spec, digest=digest)
+        audit.record(write, tenant=caller.tenant, actor=caller.key, action="image.build", subject=digest, request=request)

@@ -145,7 +145,8 @@ def revoke_key(context: Ctx, caller: Admin, request: RequestId, key: str) -> Res
 def created(made: NewKey, actor: str) -> KeyCreated:
     """A key just made, as it is answered."""
     record = {name: value for name, value in to_json(made.record).items() if name not in ("hash", "tenant")}
-    late: dict[str, Any] = {"name": made.name, "created_by": actor, "created_at": made.created_at, "revoked_at": None, "replaces": made.replaces}
+    late: dict[str, Any] = {"name": made.name, "created_by": actor, "created_at": made.created_at}
+    late |= {"revoked_at": None, "replaces": made.replaces}
     return KeyCreated(**record, **late, secret=made.secret)
 
 

@@ -25,6 +25,8 @@ router = APIRouter(prefix="/v1", tags=["node"])
 
 def _labels(caller: Principal, app: str | None, function: str | None) -> dict[str, str]:
     # The tenant comes from the key, never from the question: this is what keeps tenants' things apart.
+    # A key that is bound to an app sees no more than that, either.
+    app, function = caller.narrowed(app, function)
     asked = {"app": app, "function": function}
     return {"tenant": caller.tenant, "environment": caller.environment, **{k: v for k, v in asked.items() if v}}
 

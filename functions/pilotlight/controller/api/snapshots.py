@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 async def _found(context: Context, caller: Principal, *, app: str | None = None, function: str | None = None) -> list[SnapshotInfo]:
     # The tenant comes from the key, never from the question: this is what keeps tenants' things apart.
+    app, function = caller.narrowed(app, function)
     asked = {name: value for name, value in (("app", app), ("function", function)) if value}
     return await context.agent.snapshots({"tenant": caller.tenant, "environment": caller.environment, **asked})
 
@@ -73,6 +74,7 @@ async def delete_snapshot(context: Ctx, caller: Deployer, request: RequestId, sn
 @router.delete("/functions/{app}/{function}/snapshots")
 async def delete_snapshots(context: Ctx, caller: Deployer, request: RequestId, app: str, function: str) -> models.SnapshotsDeleted:
     """Remove those of all revisions of a function."""
+    caller.demand_function(app, function)
     where = place(caller, app, request)
 
     def note(write: Write) -> str:
@@ -89,6 +91,7 @@ async def switch_snapshots(
     *, context: Ctx, caller: Deployer, request: RequestId, app: str, function: str, body: models.SnapshotsSwitch
 ) -> models.SnapshotsSwitched:
     """Allow or forbid snapshots of a function; it outlives deploys. Forbidding deletes what is on the node (`deleted`; null = later)."""
+    caller.demand_function(app, function)
     where = place(caller, app, request)
     switched = await _write(context, lambda write: registry.switch_snapshots(write, where, function=function, enabled=body.enabled))
     deleted = 0 if body.enabled else await garbage.forget(context.agent, [switched])

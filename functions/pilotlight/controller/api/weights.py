@@ -75,6 +75,7 @@ async def get_weights(context: Ctx, caller: Deployer, name: Name) -> WeightsInfo
 @router.put("/{name}")
 async def put_weights(*, context: Ctx, caller: Deployer, request: RequestId, name: Name, body: WeightsRequest) -> WeightsInfo:
     """Let a name mean a manifest, which with all its files was uploaded before. A name that meant another is not pinned any more."""
+    caller.demand_whole_environment()
     digest = blobs.check_digest(body.manifest, "manifest")
     model = await anyio.to_thread.run_sync(_model, context, caller, digest)
     holder = _holder(caller, request)
@@ -86,6 +87,7 @@ async def put_weights(*, context: Ctx, caller: Deployer, request: RequestId, nam
 @router.delete("/{name}", status_code=204)
 async def delete_weights(context: Ctx, caller: Deployer, request: RequestId, name: Name) -> Response:
     """Forget a name that no function uses. The node lets go of its bytes; the uploaded ones stay, because revisions refer to them."""
+    caller.demand_whole_environment()
     manifest = await _write(context, lambda write: weights.delete(write, _holder(caller, request), name=name))
     await holdings.forget(context.cache, context.store, manifest)
     return Response(status_code=204)
@@ -96,6 +98,7 @@ async def verify_weights(context: Ctx, caller: Deployer, request: RequestId, nam
     """Read the node's copy again: lines `{"elapsed_s"}`, then `{"is_here", "corrupt": [paths]}`; they are fetched anew when needed."""
     manifest = await _manifest(context, caller, name)
     await holdings.demand(context.cache)
+    await _write(context, lambda write: weights.note(write, _holder(caller, request), "verify", name))
 
     async def work(_: Tell) -> Mapping[str, Any]:
         found = await holdings.verify(context.cache, manifest)
@@ -110,6 +113,7 @@ async def prefetch_weights(context: Ctx, caller: Deployer, request: RequestId, n
     """Bring it to the node's disk: lines `{"done_bytes", "total_bytes", "elapsed_s"}`, then `{"weights": {…}}`."""
     manifest = await _manifest(context, caller, name)
     await holdings.demand(context.cache)
+    await _write(context, lambda write: weights.note(write, _holder(caller, request), "prefetch", name))
 
     async def work(tell: Tell) -> Mapping[str, Any]:
         await holdings.prefetch(context.cache, manifest, tell)
@@ -121,6 +125,7 @@ async def prefetch_weights(context: Ctx, caller: Deployer, request: RequestId, n
 @router.post("/{name}/pin", status_code=200, response_class=NdjsonResponse, responses=NDJSON)
 async def pin_weights(context: Ctx, caller: Admin, request: RequestId, name: Name) -> NdjsonResponse:
     """Bring it to the node's disk and keep it there whoever needs room; lines as of prefetch."""
+    caller.demand_whole_environment()
     await _manifest(context, caller, name)
     await holdings.demand(context.cache)
 
@@ -134,6 +139,7 @@ async def pin_weights(context: Ctx, caller: Admin, request: RequestId, name: Nam
 @router.post("/{name}/unpin")
 async def unpin_weights(context: Ctx, caller: Admin, request: RequestId, name: Name) -> WeightsInfo:
     """Let the node evict it again when it needs room."""
+    caller.demand_whole_environment()
     manifest = await _write(context, lambda write: weights.pin(write, _holder(caller, request), name=name, pinned=False))
     await holdings.settle(context.cache, context.store, [manifest])
     return await _info(context, caller, name)
