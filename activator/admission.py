@@ -1,14 +1,17 @@
 """Who may go on: pure bounds, checked before anything is started or billed.
 
 Unauthenticated traffic is held to a rate per address (a token bucket, Turner 1986) before a key is looked up; calls that wait are bounded
-for
-the process and, in the throttler, for each function.
+for the process, for each function, and by every `queued` quota that they count towards.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol, cast
 
+from activator.fairness.rank import QueueBound
+from activator.fairness.shedding import Crowd, Ranked
 from pilotlight import errors
 
 MAX_ADDRESSES = 10_000
@@ -77,26 +80,101 @@ def _too_many(wait_s: float) -> errors.TooManyRequests:
     return errors.TooManyRequests("too many requests without a valid API key from this address", retry_after_s=wait_s)
 
 
-class ProcessQueue:
-    """How many calls wait in this process, all functions together, and the bound. Owner: the event loop."""
+class Waiting(Ranked, Protocol):
+    """A call that waits."""
 
-    __slots__ = ("limit", "waiting")
+    @property
+    def bounds(self) -> Sequence[QueueBound]:
+        """What it counts towards besides the process."""
+        ...
+
+    @property
+    def patience_s(self) -> float:
+        """When it is worth while to come again, in seconds."""
+        ...
+
+    def shed(self, error: errors.TooManyRequests) -> None:
+        """It gives its place to another, and is answered so."""
+        ...
+
+
+class ProcessQueue:
+    """Who waits in this process, all functions together, and the bounds: the process's own and those of `queued` quotas.
+
+    Where a bound is reached, `shedding` chooses who goes away. Owner: the event loop.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.waiting = 0
+        self._all = Crowd()
+        self._bounded: dict[tuple[str, str], Crowd] = {}
 
     def __repr__(self) -> str:
         return f"<ProcessQueue {self.waiting}/{self.limit} waiting>"
 
-    def enter(self) -> None:
-        """One more waits. Raises TooManyRequests when the process holds its bound."""
-        if self.waiting >= self.limit:
-            raise errors.TooManyRequests(
-                f"this platform already holds {self.waiting} waiting calls, its bound (activator.max_queued)", retry_after_s=1
-            )
-        self.waiting += 1
+    @property
+    def waiting(self) -> int:
+        """Calls that wait."""
+        return len(self._all)
 
-    def leave(self) -> None:
-        """One fewer waits."""
-        self.waiting -= 1
+    def enter(self, call: Waiting) -> None:
+        """One more waits, in the place of another where a bound is reached. Raises OverQuota, TooManyRequests or Shed: nobody gave way."""
+        victims = [self._victim(call, bound) for bound in call.bounds if self._is_full(bound)]
+        if self.waiting >= self.limit:
+            victims.append(self._victim_of_all(call))
+        for victim in victims:
+            self._shed(victim)
+        self._all.add(call)
+        for bound in call.bounds:
+            self._bounded.setdefault(bound[:2], Crowd()).add(call)
+
+    def leave(self, call: Waiting) -> None:
+        """It waits no more; nothing when it left before."""
+        if self._all.remove(call):
+            for bound in call.bounds:
+                crowd = self._bounded[bound[:2]]
+                crowd.remove(call)
+                if not len(crowd):
+                    del self._bounded[bound[:2]]
+
+    def _is_full(self, bound: QueueBound) -> bool:
+        crowd = self._bounded.get(bound[:2])
+        return (len(crowd) if crowd is not None else 0) >= bound.limit
+
+    def _victim(self, call: Waiting, bound: QueueBound) -> Waiting:
+        crowd = self._bounded.get(bound[:2])
+        victim = crowd.victim(call.rank, bound.limit) if crowd is not None else None
+        if victim is None:
+            raise _over(bound, call)
+        return cast(Waiting, victim)
+
+    def _victim_of_all(self, call: Waiting) -> Waiting:
+        victim = self._all.victim(call.rank, self.limit)
+        if victim is None:
+            message = f"this platform already holds {self.waiting} waiting calls, its bound (activator.max_queued)"
+            raise errors.Shed(message, retry_after_s=call.patience_s, priority=str(call.rank.priority), tenant=call.rank.tenant)
+        return cast(Waiting, victim)
+
+    def _shed(self, victim: Waiting) -> None:
+        """Its answer; one that stands for two bounds goes once."""
+        if victim in self._all:
+            self.leave(victim)
+            message = f"a waiting call of priority {victim.rank.priority} gave its place to one that goes before it: come again"
+            victim.shed(
+                errors.Shed(message, retry_after_s=victim.patience_s, priority=str(victim.rank.priority), tenant=victim.rank.tenant)
+            )
+
+
+MAX_QUEUED = "max_queued"
+"""What `QueueBound.of` says of the bound that a function's own scaling sets."""
+
+
+def _over(bound: QueueBound, call: Waiting) -> errors.TooManyRequests:
+    if bound.of == MAX_QUEUED:
+        return errors.TooManyRequests(
+            f"this function already has {bound.limit} calls waiting, its bound (max_queued)", retry_after_s=call.patience_s
+        )
+    return errors.OverQuota(
+        f"the {bound.of} already has {bound.limit} calls waiting, its quota (queued)",
+        retry_after_s=call.patience_s, quota="queued", of=bound.of, limit=bound.limit,
+    )  # fmt: skip

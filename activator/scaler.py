@@ -67,7 +67,7 @@ class Scaled:
 
     def record(self, now: float) -> None:
         """Take the load since the last time into both windows."""
-        concurrency = self.throttler.take_concurrency(now, now - self.recorded_at)
+        concurrency = self.throttler.load.take(now, now - self.recorded_at)
         self.recorded_at = now
         self.stable.record(now, concurrency)
         self.panic.record(now, concurrency)
@@ -331,7 +331,7 @@ class Scaler:
         is_busy = throttler.instances or throttler.waiting or throttler.starting or throttler.target.spec.scaling.min_instances
         if throttler.is_retired:
             is_busy = throttler.instances or throttler.waiting or throttler.starting
-        elif now - throttler.last_call_at < FORGET_S:
+        elif now - throttler.load.last_call_at < FORGET_S:
             return
         if not is_busy:
             self._scaled.pop(throttler.target.key, None)

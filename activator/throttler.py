@@ -1,8 +1,8 @@
 """The buffer before a revision's instances: hands out slots, holds the calls that wait, asks for starts.
 
-The mutable state is: the instances, the calls that wait for a slot (first in, first out), and the starts under way. Every change
-happens in one of the synchronous methods, which hand free slots to waiters before they return; no `await` stands between a decision and its
-effect, so no lock is needed. What takes time, bringing instances up and ending them, is `starts.Comings`. Owner: the event loop.
+The mutable state is: the instances, the calls that wait for a slot (`waiting.Line`), and the starts under way. Every change happens in
+one of the synchronous methods, which hand free slots to waiters before they return; no `await` stands between a decision and its effect,
+so no lock is needed. What takes time, bringing instances up and ending them, is `starts.Comings`. Owner: the event loop.
 
 A call that finds no free slot waits, and pokes: how many starts to begin right now is `poke.instances_now`, which counts instances that are
 starting as capacity. No tick stands between a call and the first instance.
@@ -13,36 +13,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from activator.admission import ProcessQueue
+from activator.admission import MAX_QUEUED, ProcessQueue
 from activator.autoscaler.poke import instances_now
 from activator.autoscaler.rungs import StartTimes
 from activator.billing.account import InstanceAccount
-from activator.fairness.rank import DEFAULT_RANK, Rank
+from activator.fairness.rank import DEFAULT_RANK, QueueBound, Rank
 from activator.fleet import Fleet
 from activator.instances import Instance, least_loaded
+from activator.load import Load
 from activator.reservation import Reservation
 from activator.routes import Target
 from activator.shared.state import Allowance, Want
 from activator.starts import Comings, as_answer
 from activator.surplus import Claim, surplus
+from activator.waiting import Line, Waiter
 from pilotlight import errors
 from snapshotter import errors as agent_errors
 from snapshotter.types import InstanceInfo, StartKind
 
 log = logging.getLogger(__name__)
-
-
-class _Waiter:
-    __slots__ = ("future", "rank", "since")
-
-    def __init__(self, future: asyncio.Future[Reservation], since: float, rank: Rank) -> None:
-        self.future = future
-        self.rank = rank
-        self.since = since
 
 
 class StartObserver(Protocol):
@@ -75,26 +67,21 @@ class Throttler:
         self.target = target
         self._allowance = allowance
         self._starved_since: float | None = None
-        self._queue = queue
         self._observer = observer
         self._account = account
         self._clock = clock
         self.instances: dict[str, Instance] = {}
-        self._waiters: deque[_Waiter] = deque()
+        self.load = Load(clock)
+        self._line = Line(queue=queue, load=self.load, clock=clock)
         self._comings = Comings(target, fleet=fleet, secret_env=secret_env, allowance=allowance, owner=self, clock=clock)
         self.start_times = StartTimes()
-        self._load = 0
-        self._area = 0.0
-        self._area_at = clock()
-        self.calls = 0
-        self.last_call_at = clock()
         self.is_retired = False
 
     def __repr__(self) -> str:
         flying = sum(i.in_flight for i in self.instances.values())
         return (
             f"<Throttler {self.target.app}/{self.target.function}@{self.target.revision} "
-            f"{len(self.instances)} instances, {self._comings.starting} starting, {flying} in flight, {len(self._waiters)} waiting>"
+            f"{len(self.instances)} instances, {self._comings.starting} starting, {flying} in flight, {len(self._line)} waiting>"
         )
 
     def retarget(self, target: Target) -> None:
@@ -107,12 +94,12 @@ class Throttler:
     def reserve_nowait(self) -> Reservation | None:
         """A free slot, or None when the call must wait."""
         now = self._clock()
-        if self._waiters:
+        if self._line:
             return None
         instance = least_loaded(self.instances.values(), now)
         if instance is None:
             return None
-        self._count(+1, now)
+        self.load.add(now)
         instance.in_flight += 1
         return Reservation(self, instance, StartKind.WARM, 0.0)
 
@@ -133,50 +120,39 @@ class Throttler:
             raise
         finally:
             timer.cancel()
-            self._queue.leave()
 
     def release(self, instance: Instance) -> None:
         """A call ended: its slot goes to the one who waits longest."""
         now = self._clock()
         instance.in_flight -= 1
-        self._count(-1, now)
+        self.load.remove(now)
         if not instance.in_flight:
             instance.idle_since = now
             if instance.is_draining and not instance.is_gone:
                 self._stop(instance, "drained")
-        if self._waiters:
+        if self._line:
             self._hand_out(now)
 
     def retry_slots(self) -> None:
         """Look again: an instance that was busy may be free."""
         self._hand_out(self._clock())
 
-    def _enqueue(self, rank: Rank) -> _Waiter:
-        limit = self.target.spec.scaling.max_queued
-        if len(self._waiters) >= limit:
-            raise errors.TooManyRequests(
-                f"{self.target.app}/{self.target.function} already has {limit} calls waiting, its bound (max_queued)",
-                retry_after_s=self._expected_wait_s(),
-            )
-        self._queue.enter()
-        now = self._clock()
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), now, rank)
-        self._waiters.append(waiter)
-        self._count(+1, now)
-        self.poke(now)
-        self._look_again_when_unblocked(now)
+    def _enqueue(self, rank: Rank) -> Waiter:
+        own = QueueBound(MAX_QUEUED, self.target.key, self.target.spec.scaling.max_queued)
+        waiter = self._line.join(rank, (own, *rank.queued), patience_s=self._expected_wait_s())
+        self.poke(waiter.since)
+        self._look_again_when_unblocked(waiter.since)
         return waiter
 
     def _hand_out(self, now: float, fresh: Instance | None = None, start_ms: float = 0.0) -> None:
-        while self._waiters:
+        while self._line:
             instance = fresh if fresh is not None and fresh.has_slot(now) else least_loaded(self.instances.values(), now)
             if instance is None:
                 self._look_again_when_unblocked(now)
                 return
-            waiter = self._waiters.popleft()
-            if waiter.future.done():  # cancelled in this very moment: it finds itself gone, so it leaves the load here
-                self._count(-1, now)
-                continue
+            waiter = self._line.next()
+            if waiter is None:
+                return
             instance.in_flight += 1
             kind = StartKind.WARM if instance is not fresh else instance.start_kind
             waited_ms = (now - waiter.since) * 1000
@@ -187,42 +163,23 @@ class Throttler:
         if until is not None:
             asyncio.get_running_loop().call_later(until - now, self.retry_slots)
 
-    def _give_up(self, waiter: _Waiter) -> None:
+    def _give_up(self, waiter: Waiter) -> None:
         if waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
             waiter.future.result().release()  # the slot came in the same moment: it must not be lost
             return
-        self._leave(waiter)
+        self._line.leave(waiter)
 
-    def _leave(self, waiter: _Waiter) -> None:
-        if waiter in self._waiters:
-            self._waiters.remove(waiter)
-            self._count(-1, self._clock())
-
-    def _expire(self, waiter: _Waiter, timeout_s: float) -> None:
-        if not waiter.future.done():
-            self._leave(waiter)
-            waiter.future.set_exception(
-                errors.DeadlineExceeded(
-                    f"no instance of {self.target.app}/{self.target.function} was free within {timeout_s:g} s",
-                    clock="queue",
-                    retry_after_s=1,
-                )
-            )
-
-    def _fail_waiters(self, error: errors.PilotlightError) -> None:
-        now = self._clock()
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            self._count(-1, now)
-            if not waiter.future.done():
-                waiter.future.set_exception(error)
+    def _expire(self, waiter: Waiter, timeout_s: float) -> None:
+        name = f"{self.target.app}/{self.target.function}"
+        message = f"no instance of {name} was free within {timeout_s:g} s"
+        self._line.answer(waiter, errors.DeadlineExceeded(message, clock="queue", retry_after_s=1))
 
     # -- starts and stops ---------------------------------------------------------------------------------------------
     def poke(self, now: float) -> None:
         """Begin the starts that the waiting calls need now."""
         scaling = self.target.spec.scaling
         wanted = instances_now(
-            waiting=len(self._waiters),
+            waiting=len(self._line),
             free_slots=sum(i.capacity - i.in_flight for i in self.live()),
             starting_slots=self._comings.starting * scaling.max_inputs,
             max_inputs=scaling.max_inputs,
@@ -262,11 +219,11 @@ class Throttler:
         if isinstance(error, agent_errors.StartStopped):
             self.poke(self._clock())  # whoever stopped it had nothing against the calls that wait
             return
-        self._fail_waiters(as_answer(self.target, error))
+        self._line.fail(as_answer(self.target, error))
 
     def start_refused(self, error: errors.PilotlightError) -> None:
         """A start could not even be asked for (a secret is missing)."""
-        self._fail_waiters(error)
+        self._line.fail(error)
 
     @property
     def is_short(self) -> bool:
@@ -329,7 +286,7 @@ class Throttler:
                 members=members,
                 min_instances=self.min_instances,
                 max_instances=self.target.spec.scaling.max_instances,
-                waiting=len(self._waiters),
+                waiting=len(self._line),
             ),
             now,
         )
@@ -353,29 +310,14 @@ class Throttler:
         instance.leave()
         log.info("instance stops instance=%s reason=%s", instance.id, reason)
         self._comings.stop(instance)
-        if self._waiters:
+        if self._line:
             self.poke(self._clock())  # its place within max_instances is free
 
     # -- what the autoscaler reads ------------------------------------------------------------------------------------
-    def _count(self, change: int, now: float) -> None:
-        self._area += self._load * (now - self._area_at)
-        self._area_at = now
-        self._load += change
-        if change > 0:
-            self.calls += 1
-            self.last_call_at = now
-
-    def take_concurrency(self, now: float, elapsed_s: float) -> float:
-        """Average calls waiting or in flight since the last take: the area under the load curve over `elapsed_s`."""
-        self._area += self._load * (now - self._area_at)
-        self._area_at = now
-        area, self._area = self._area, 0.0
-        return area / elapsed_s if elapsed_s > 0 else float(self._load)
-
     @property
     def waiting(self) -> int:
         """Calls without a slot."""
-        return len(self._waiters)
+        return len(self._line)
 
     @property
     def starting(self) -> int:
@@ -393,7 +335,8 @@ class Throttler:
 
     def oldest_wait_s(self, now: float) -> float | None:
         """How long the first in the queue has waited; None when nobody does."""
-        return now - self._waiters[0].since if self._waiters else None
+        since = self._line.oldest_since()
+        return now - since if since is not None else None
 
     def expected_start_s(self) -> float | None:
         """Seconds that the next start will take, by the rung that it will use; None when nothing is known."""
@@ -408,5 +351,5 @@ class Throttler:
 
     async def aclose(self) -> None:
         """Give up: waiters are told, starts abandoned, stops finished."""
-        self._fail_waiters(errors.Unavailable("the activator is shutting down", retry_after_s=1))
+        self._line.fail(errors.Unavailable("the activator is shutting down", retry_after_s=1))
         await self._comings.aclose()

@@ -143,6 +143,9 @@ class FairQueue(Generic[T]):
         """Who waits longest."""
         return next(iter(self._arrivals)).item if self._arrivals else None
 
-    def best_priority(self) -> Priority | None:
-        """The highest priority that waits."""
-        return next((priority for priority, ring in self._rings.items() if ring.flows), None)
+    def first(self) -> T | None:
+        """One of those with the highest priority, without taking it out; not necessarily the one whose turn it is."""
+        for ring in self._rings.values():
+            for flow in ring.flows.values():
+                return next(iter(flow.places)).item
+        return None

@@ -1,10 +1,10 @@
 """Which waiting call gives its place when there are no more places: a pure choice over an index of all that wait.
 
-Places are shared by weight: a tenant's share of `limit` places is its weight over the weights of all tenants that wait. Who goes first:
-batch calls (of tenants over their share before others'), then standard calls of tenants over their share, then their realtime ones, then
-standard calls, realtime ones last. An arriving call takes the place of the newest of those that go first, if they go strictly before
-itself; otherwise it is turned away. So a tenant never sheds its own calls for equal ones, and one within its share never loses a place to
-one that is over.
+Places are shared by weight: a tenant's share of `limit` places is its weight over the weights of all tenants that wait, at least one.
+Who goes first: batch calls (of tenants over their share before others'), then standard calls of tenants over their share, then their
+realtime ones, then standard calls, realtime ones last. An arriving call takes the place of the newest of those that go first, if they go
+strictly before itself; otherwise it is turned away. So a tenant never sheds its own calls for equal ones, and one within its share never
+loses a place to one that is over.
 """
 
 from __future__ import annotations
@@ -88,24 +88,15 @@ class Crowd:
         """Who gives its place to `arriving` when `limit` places are taken; None: `arriving` goes away itself."""
         total = self._weight if arriving.tenant in self._weights else self._weight + arriving.weight
         per_weight = limit / max(1, total)
-        own = level(arriving.priority, is_over=self._sizes[arriving.tenant] + 1 > arriving.weight * per_weight)
+        own_share = max(1.0, arriving.weight * per_weight)
+        own = level(arriving.priority, is_over=self._sizes[arriving.tenant] + 1 > own_share)
         best: tuple[int, float] | None = None
         line: OrderedDict[Ranked, None] | None = None
         for tenant, lines in self._lines.items():
-            excess = self._sizes[tenant] / (self._weights[tenant] * per_weight)
-            lowest = max(lines, key=lambda priority: priority.rank)
-            for priority in lines if excess > 1 else (lowest,):
+            places = self._sizes[tenant] + (tenant == arriving.tenant)
+            excess = places / max(1.0, self._weights[tenant] * per_weight)
+            for priority in lines:
                 candidate = level(priority, is_over=excess > 1), -excess
                 if candidate[0] < own and (best is None or candidate < best):
                     best, line = candidate, lines[priority]
         return next(reversed(line)) if line else None
-
-    def victim_among(self, arriving: Rank) -> Ranked | None:
-        """The same where all places are one bound's, whose share is not asked: the newest of the lowest priority below `arriving`'s."""
-        worst: OrderedDict[Ranked, None] | None = None
-        rank = arriving.priority.rank
-        for lines in self._lines.values():
-            for priority, line in lines.items():
-                if priority.rank > rank:
-                    worst, rank = line, priority.rank
-        return next(reversed(worst)) if worst else None

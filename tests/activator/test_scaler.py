@@ -79,7 +79,7 @@ async def test_a_call_that_is_cancelled_in_the_moment_of_its_slot_is_no_load_any
     with pytest.raises(asyncio.CancelledError):
         await waiting
 
-    assert throttler.take_concurrency(rig.clock(), 0.0) == 0
+    assert throttler.load.take(rig.clock(), 0.0) == 0
 
 
 @pytest.fixture(name="rig")

@@ -1,0 +1,102 @@
+"""The calls of one revision that wait for a slot: in which order they get one, and how each is answered exactly once.
+
+A waiter is in the line, or its future is done: a slot, an error, or cancelled. Whatever takes it out of the line also takes it out of the
+process's queue, in the same synchronous step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from activator.admission import ProcessQueue
+from activator.fairness.queue import FairQueue, Place
+from activator.fairness.rank import QueueBound, Rank
+from activator.load import Load
+from activator.reservation import Reservation
+from pilotlight import errors
+
+
+class Waiter:
+    """One call that waits (`admission.Waiting`). Owner: its Line."""
+
+    __slots__ = ("bounds", "future", "line", "patience_s", "place", "rank", "since")
+
+    def __init__(self, line: Line, rank: Rank, bounds: Sequence[QueueBound], *, since: float, patience_s: float) -> None:
+        self.line = line
+        self.rank = rank
+        self.bounds = bounds
+        self.since = since
+        self.patience_s = patience_s
+        self.future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
+        self.place: Place[Waiter] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Waiter {self.rank.priority} {self.rank.tenant or '-'}>"
+
+    def shed(self, error: errors.TooManyRequests) -> None:
+        """See admission.Waiting."""
+        self.line.answer(self, error)
+
+
+class Line:
+    """See the module. Owner: the Throttler."""
+
+    def __init__(self, *, queue: ProcessQueue, load: Load, clock: Callable[[], float]) -> None:
+        self._queue = queue
+        self._load = load
+        self._clock = clock
+        self._waiters: FairQueue[Waiter] = FairQueue()
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def __repr__(self) -> str:
+        return f"<Line {self._waiters!r}>"
+
+    def join(self, rank: Rank, bounds: Sequence[QueueBound], *, patience_s: float) -> Waiter:
+        """One more waits. Raises OverQuota, TooManyRequests or Shed when there is no place for it."""
+        now = self._clock()
+        waiter = Waiter(self, rank, bounds, since=now, patience_s=patience_s)
+        self._queue.enter(waiter)
+        waiter.place = self._waiters.push(waiter, rank)
+        self._load.add(now)
+        return waiter
+
+    def next(self) -> Waiter | None:
+        """Take out whose turn it is; its load stays, for it gets a slot."""
+        while (waiter := self._waiters.pop()) is not None:
+            self._queue.leave(waiter)
+            if not waiter.future.done():
+                return waiter
+            self._load.remove(self._clock())  # cancelled in this very moment
+        return None
+
+    def leave(self, waiter: Waiter) -> bool:
+        """Give up its place; False when it has none any more."""
+        if waiter.place is None or not self._waiters.remove(waiter.place):
+            return False
+        self._queue.leave(waiter)
+        self._load.remove(self._clock())
+        return True
+
+    def answer(self, waiter: Waiter, error: errors.PilotlightError) -> None:
+        """It gets an error instead of a slot, unless it was answered before."""
+        self.leave(waiter)
+        if not waiter.future.done():
+            waiter.future.set_exception(error)
+
+    def fail(self, error: errors.PilotlightError) -> None:
+        """All get this error."""
+        for waiter in list(self._waiters):
+            self.answer(waiter, error)
+
+    def oldest_since(self) -> float | None:
+        """When the one that waits longest came; None when nobody waits."""
+        oldest = self._waiters.oldest()
+        return oldest.since if oldest is not None else None
+
+    def best_rank(self) -> Rank | None:
+        """The rank of one of those with the highest priority; None when nobody waits."""
+        first = self._waiters.first()
+        return first.rank if first is not None else None
