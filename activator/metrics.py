@@ -299,11 +299,12 @@ class _TenantCollector(Collector):
         self._tenants = tenants
 
     def collect(self) -> list[GaugeMetricFamily]:
-        """Those that have series of their own (Prometheus' own interface)."""
+        """Those that have series of their own, and `other`, so that joins keep it (Prometheus' own interface)."""
         family = GaugeMetricFamily("pilotlight_tenant", "1 for each tenant, with its name.", labels=("tenant", "name"))
         for tenant, name in self._names().items():
             if self._tenants.of(tenant) == (tenant,):
                 family.add_metric((tenant, name), 1)
+        family.add_metric((OTHER, OTHER), 1)
         return [family]
 
 

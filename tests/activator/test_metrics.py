@@ -84,7 +84,7 @@ def test_only_tenants_with_series_of_their_own_have_their_names_told() -> None:
     metrics = Metrics(series=1)
     metrics.collect_tenants(lambda: {"t-1": "acme", "t-2": "umbrella"})
 
-    assert [labels["name"] for labels, _ in samples(metrics, "pilotlight_tenant")] == ["acme"]
+    assert [labels["name"] for labels, _ in samples(metrics, "pilotlight_tenant")] == ["acme", OTHER]
 
 
 def test_allowances_beyond_the_bound_are_summed() -> None:

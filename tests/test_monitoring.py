@@ -1,0 +1,270 @@
+"""deploy/monitoring: promtool accepts and proves the rules, Grafana's files are well formed, and what they ask for is really exported."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from activator.billing.shipping import Lag
+from activator.metrics import Metrics as ActivatorMetrics
+from activator.shared.state import SharedStatistics
+from pilotlight.controller.metrics import Metrics as ControllerMetrics
+from pilotlight.errors import BudgetReserved, OverQuota, Shed
+from snapshotter.metrics import Metrics as AgentMetrics
+from snapshotter.types import SnapshotState, StartKind
+from tests.weight_cache.served import node_with_client
+from weight_cache.metrics import StoreCollector, TierCollector
+
+MONITORING = Path(__file__).parents[1] / "deploy" / "monitoring"
+RULES = MONITORING / "rules.yml"
+RULES_TEST = MONITORING / "rules_test.yml"
+DASHBOARDS = sorted((MONITORING / "grafana").glob("*.json"))
+PANELS = frozenset({"row", "stat", "timeseries", "bargauge", "table"})
+UNITS = frozenset({"short", "reqps", "cps", "percentunit", "s", "bytes", "Bps"})
+GRID_WIDTH = 24
+FROM_PROMETHEUS = frozenset({"job", "instance"})
+"""Labels that a scrape adds."""
+
+Exported = Mapping[str, frozenset[str]]
+RequireOrSkip = Callable[[str], NoReturn]
+
+
+@pytest.fixture(name="promtool")
+def _promtool(require_or_skip: RequireOrSkip) -> Callable[..., str]:
+    program = shutil.which("promtool")
+    if program is None:
+        require_or_skip("promtool is not installed (scripts/install-system-packages test)")
+
+    def run(*arguments: str | Path) -> str:
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=50, check=False, cwd=MONITORING)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(name="exported", scope="module")
+def _exported() -> Exported:
+    """Every sample that the four processes can export, with its labels. `up` is Prometheus' own."""
+    found: dict[str, set[str]] = {"up": set()}
+    for families in (_activator(), _controller(), _agent(), _weights()):
+        for family in families:
+            for sample in family.samples:
+                found.setdefault(sample.name, set()).update(sample.labels)
+    for record, expression in ((rule["record"], rule["expr"]) for rule in _rules() if "record" in rule):
+        by = re.search(r"sum by \(([^)]*)\)", expression)
+        found[record] = {label.strip() for label in by[1].split(",")} - {"le"} if by else set()
+    return {name: frozenset(labels) for name, labels in found.items()}
+
+
+def _activator() -> Iterator[Any]:
+    metrics = ActivatorMetrics()
+    target: Any = SimpleNamespace(function_id="f", tenant="t-1", app="a", function="f")
+    started: Any = SimpleNamespace(start_kind=StartKind.FORK, phases_ms={"fork": 1.0})
+    call: Any = SimpleNamespace(target=target, queued_ms=1, start_ms=1, start_kind=StartKind.FORK)
+    exchange: Any = SimpleNamespace(call=call, exec_ms=1)
+    metrics.answered(exchange, 200)
+    for error in (OverQuota("", of="key", quota="concurrent"), Shed("", priority="batch"), BudgetReserved("")):
+        metrics.turned_away(error, "t-1")
+    metrics.waited("batch", 1.0)
+    metrics.instance_ready(target, started, 1.0)
+    metrics.start_failed(target, "exited")
+    metrics.collect_journal(lambda: Lag(records=0, seconds=0.0))
+    metrics.collect_instances(lambda: {("t-1", "a", "f", "idle"): 1})
+    metrics.collect_waiting(lambda: {("t-1", "batch"): 1})
+    metrics.collect_tenants(lambda: {"t-1": "acme"})
+    metrics.collect_shared(lambda: SharedStatistics(members=1, allowance={"r": 1}, refused=0, is_reachable=True))
+    yield from metrics.registry.collect()
+
+
+def _controller() -> Iterator[Any]:
+    metrics = ControllerMetrics()
+    metrics.requests.labels("/v1/apps", "200").inc()
+    metrics.request_seconds.labels("/v1/apps").observe(1)
+    metrics.alerts.labels("given-up").inc()
+    metrics.spent("t-1", "USD", 1)
+    metrics.budget_used("t-1", "b-1", 0.5)
+    yield from metrics.registry.collect()
+
+
+def _agent() -> Iterator[Any]:
+    metrics = AgentMetrics()
+    metrics.started(StartKind.FORK, 1.0, {"fork": 1.0})
+    metrics.observe(by_state={}, templates=0, template_pss_bytes=0, parked=0)
+    metrics.observe_snapshots(by_state=dict.fromkeys(SnapshotState, 0), used_bytes=0)
+    yield from text_string_to_metric_families(metrics.text().decode())
+    # What was not counted yet has no samples, but its names and labels are there.
+    for name, labels in {
+        "pilotlight_rung_failures_total": {"rung", "reason"},
+        "pilotlight_snapshot_misses_total": {"field"},
+        "pilotlight_start_prediction_ratio_bucket": {"kind", "le"},
+    }.items():
+        assert name.removesuffix("_total").removesuffix("_bucket") in {family.name for family in metrics.registry.collect()}
+        yield SimpleNamespace(samples=[SimpleNamespace(name=name, labels=dict.fromkeys(labels, ""))])
+
+
+def _weights() -> list[Any]:
+    import asyncio
+
+    async def collect() -> list[Any]:
+        async with node_with_client() as (_, cache, _client):
+            registry = CollectorRegistry()
+            registry.register(StoreCollector(cache.store.statistics))
+            registry.register(TierCollector(leases=cache.leases, bandwidths=cache.bandwidths, ahead=cache.ahead))
+            return list(registry.collect())
+
+    return asyncio.run(collect())
+
+
+def _rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+_NAME = re.compile(r"(?<![\w:$\"/-])((?:(?:tenant|function):)?pilotlight_[a-z0-9_]+(?::[a-z0-9_]+)?|up(?=\{))(\{[^}]*\})?")
+
+
+def asked_for(expression: str) -> Iterator[tuple[str, set[str]]]:
+    """(metric, labels of its selector) of every series that a query reads."""
+    for match in _NAME.finditer(expression):
+        yield match[1], set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", match[2] or ""))
+
+
+def test_promtool_accepts_the_rules_and_the_example_configuration(promtool: Callable[..., str]) -> None:
+    promtool("check", "rules", "rules.yml")
+    promtool("check", "config", "prometheus.yml")
+
+
+def test_every_alert_fires_when_it_should_and_not_before(promtool: Callable[..., str]) -> None:
+    promtool("test", "rules", "rules_test.yml")
+
+    tested: Counter[str] = Counter()
+    fired: Counter[str] = Counter()
+    for case in yaml.safe_load(RULES_TEST.read_text())["tests"]:
+        for check in case["alert_rule_test"]:
+            (fired if check.get("exp_alerts") else tested)[check["alertname"]] += 1
+    alerts = {rule["alert"] for rule in _rules() if "alert" in rule}
+    assert set(fired) == alerts
+    assert set(tested) == alerts
+
+
+def test_every_alert_says_what_is_wrong_what_to_do_and_for_whom() -> None:
+    for rule in _rules():
+        if "alert" in rule:
+            assert rule["labels"]["severity"] in ("page", "ticket", "info"), rule["alert"]
+            assert {"summary", "description"} == set(rule["annotations"]), rule["alert"]
+
+
+def test_rules_ask_for_what_is_exported(exported: Exported) -> None:
+    for rule in _rules():
+        _check_known(rule["expr"], exported, rule.get("alert") or rule["record"])
+
+
+def test_the_example_scrapes_the_default_addresses_under_the_jobs_that_rules_name() -> None:
+    jobs = {
+        job["job_name"]: job["static_configs"][0]["targets"]
+        for job in yaml.safe_load((MONITORING / "prometheus.yml").read_text())["scrape_configs"]
+    }
+    sections = yaml.safe_load((MONITORING.parents[1] / "platform.yaml").read_text())
+
+    assert jobs == {name: [sections[name]["metrics_listen"]] for name in ("activator", "controller", "snapshotter", "weight_cache")}
+
+
+@pytest.mark.parametrize("file", DASHBOARDS, ids=lambda file: file.stem)
+def test_a_dashboard_asks_for_what_is_exported(file: Path, exported: Exported) -> None:
+    board = json.loads(file.read_text())
+    for panel in board["panels"]:
+        for target in panel.get("targets", ()):
+            _check_known(target["expr"], exported, panel["title"])
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "query":
+            _check_known(variable["query"]["query"], exported, variable["name"])
+
+
+@pytest.mark.parametrize("file", DASHBOARDS, ids=lambda file: file.stem)
+def test_promtool_understands_every_query_of_a_dashboard(file: Path, promtool: Callable[..., str], tmp_path: Path) -> None:
+    queries = [target["expr"] for panel in json.loads(file.read_text())["panels"] for target in panel.get("targets", ())]
+    plain = [re.sub(r"\$\w+", "x", query.replace("$__rate_interval", "5m")) for query in queries]
+    rules = tmp_path / "queries.yml"
+    rules.write_text(
+        yaml.safe_dump({"groups": [{"name": "g", "rules": [{"record": f"q{i}", "expr": query} for i, query in enumerate(plain)]}]})
+    )
+
+    promtool("check", "rules", rules)
+
+
+@pytest.mark.parametrize("file", DASHBOARDS, ids=lambda file: file.stem)
+def test_a_dashboard_is_one_that_grafana_imports(file: Path) -> None:
+    board = json.loads(file.read_text())
+
+    assert board["id"] is None, "an import gets its number from Grafana"
+    assert re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", board["uid"])
+    assert isinstance(board["schemaVersion"], int)
+    assert {"title", "tags", "time", "refresh", "timezone", "annotations", "links"} <= set(board)
+    variables = {variable["name"]: variable for variable in board["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource"
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(ids) == len(set(ids))
+    for panel in board["panels"]:
+        assert panel["type"] in PANELS
+        if panel["type"] != "row":
+            _check_panel(panel, set(variables))
+    _check_layout(board["panels"])
+
+
+def _check_panel(panel: Mapping[str, Any], variables: set[str]) -> None:
+    where = panel["title"]
+    assert panel["title"], "a panel without a title"
+    assert panel["description"], where
+    assert panel["fieldConfig"]["defaults"]["unit"] in UNITS, where
+    assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}, where
+    assert panel["targets"], where
+    references = [target["refId"] for target in panel["targets"]]
+    assert len(references) == len(set(references)), where
+    for target in panel["targets"]:
+        used = set(re.findall(r"\$(\w+)", target["expr"])) - {"__rate_interval"}
+        assert used <= variables, f"{where}: {used - variables}"
+        legend = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+        assert legend <= _grouped(target["expr"]), f"{where}: the legend names {legend}, the query groups by {_grouped(target['expr'])}"
+
+
+def _grouped(expression: str) -> set[str]:
+    kept = {"instance"} if " by " not in expression else set()
+    for group in re.findall(r"(?:by|group_left) \(([^)]*)\)", expression):
+        kept |= {label.strip() for label in group.split(",")}
+    return kept
+
+
+def _check_layout(panels: list[dict[str, Any]]) -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        grid = panel["gridPos"]
+        assert grid["x"] + grid["w"] <= GRID_WIDTH
+        cells = {(x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])}
+        assert not cells & taken, f"{panel['title']} lies over another panel"
+        taken |= cells
+
+
+def _check_known(expression: str, exported: Exported, where: str) -> None:
+    names = list(asked_for(expression))
+    assert names, f"{where}: no metric in {expression!r}"
+    for name, labels in names:
+        assert name in exported, f"{where}: nothing exports {name}"
+        assert labels <= exported[name] | FROM_PROMETHEUS, f"{where}: {name} has no label {sorted(labels - exported[name])}"
+
+
+def test_a_query_is_taken_apart_into_its_series() -> None:
+    query = 'sum by (tenant) (rate(pilotlight_a_total{x="1",y=~"b"}[5m])) / up{job="c"} and tenant:pilotlight_b:rate5m > 1'
+
+    assert list(asked_for(query)) == [("pilotlight_a_total", {"x", "y"}), ("up", {"job"}), ("tenant:pilotlight_b:rate5m", set())]
