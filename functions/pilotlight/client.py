@@ -6,7 +6,6 @@ documents them (OpenAPI, `GET /openapi.json`); errors are `pilotlight.errors`. h
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 from urllib.parse import quote
 
-from pilotlight.errors import Conflict, NotFound
 from pilotlight.profile import Profile
 from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, CallRecord
 from pilotlight.sdk.answers import RAISED_STATUS, ItemReader, call_headers, function_path, value_of
-from pilotlight.sdk.node import Json, lines, parts, present
-from pilotlight.sdk.pushed import WeightsResources
+from pilotlight.sdk.node import Json, lines, parts
+from pilotlight.sdk.tenancy import TenancyResources
 from pilotlight.sdk.transport import DEFAULT_BUDGET_S, AsyncTransport, Transport
 from pilotlight.spec import FunctionSpec, ImageSpec, to_json
 
@@ -97,7 +95,7 @@ class _FileBody:
                 yield piece
 
 
-class Client(WeightsResources):
+class Client(TenancyResources):
     """The platform as one profile sees it. A context manager: closing it closes its connections."""
 
     def __init__(self, profile: Profile, *, retry_budget_s: float = DEFAULT_BUDGET_S) -> None:
@@ -240,52 +238,7 @@ class Client(WeightsResources):
         """Remove the app. Its usage records stay."""
         self._transport.request("DELETE", _app_path(app))
 
-    # -- secrets, keys, environments, money ----------------------------------------------------------------------------
-    def secrets(self) -> list[Json]:
-        """The environment's secrets: names and variable names, never values."""
-        return self._list("/v1/secrets", "secrets")
-
-    def secret(self, name: str) -> Json:
-        """One secret's description, without values. Raises NotFound."""
-        for found in self.secrets():
-            if found["name"] == name:
-                return found
-        raise NotFound(f"there is no secret {name!r} in environment {self.profile.environment!r}")
-
-    def put_secret(self, name: str, values: Mapping[str, str]) -> None:
-        """Create or replace a secret: environment variables that instances see after their next start."""
-        self._transport.request("PUT", f"/v1/secrets/{quote(name, safe='')}", json={"values": dict(values)})
-
-    def delete_secret(self, name: str) -> None:
-        """Remove a secret."""
-        self._transport.request("DELETE", f"/v1/secrets/{quote(name, safe='')}")
-
-    def keys(self) -> list[Json]:
-        """API keys: ids, scopes and dates, never the secrets."""
-        return self._list("/v1/keys", "keys")
-
-    def create_key(self, *, scope: str = "invoke", name: str = "", environment: str | None = None, ttl_s: float | None = None) -> Json:
-        """A new API key; `secret` in the answer is its text, shown this one time. `ttl_s` None: it never expires."""
-        body = {"scope": scope, "name": name, **present({"environment": environment, "expires_in_s": ttl_s})}
-        return dict(self._transport.request("POST", "/v1/keys", json=body).json())
-
-    def revoke_key(self, key_id: str) -> None:
-        """Revoke an API key at once."""
-        self._transport.request("DELETE", f"/v1/keys/{quote(key_id, safe='')}")
-
-    def environments(self) -> list[Json]:
-        """This tenant's environments."""
-        return self._list("/v1/environments", "environments")
-
-    def create_environment(self, name: str) -> None:
-        """Create an environment; harmless when it is there."""
-        with contextlib.suppress(Conflict):
-            self._transport.request("POST", "/v1/environments", json={"name": name}, repeatable=True)
-
-    def delete_environment(self, name: str) -> None:
-        """Delete an environment with everything in it."""
-        self._transport.request("DELETE", f"/v1/environments/{quote(name, safe='')}")
-
+    # -- money ---------------------------------------------------------------------------------------------------------
     def billing_report(self, **filters: str | float | None) -> Json:
         """What was used and what it cost; `filters` are query parameters such as `app`, `since`, `until`, `group_by`."""
         return self._get("/v1/billing/report", **filters)
