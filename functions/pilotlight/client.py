@@ -18,6 +18,7 @@ from pilotlight.profile import Profile
 from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, CallRecord
 from pilotlight.sdk.answers import RAISED_STATUS, ItemReader, call_headers, function_path, value_of
 from pilotlight.sdk.node import Json, lines, parts
+from pilotlight.sdk.spending import BudgetResources
 from pilotlight.sdk.tenancy import TenancyResources
 from pilotlight.sdk.transport import DEFAULT_BUDGET_S, AsyncTransport, Transport
 from pilotlight.spec import FunctionSpec, ImageSpec, to_json
@@ -95,7 +96,7 @@ class _FileBody:
                 yield piece
 
 
-class Client(TenancyResources):
+class Client(TenancyResources, BudgetResources):
     """The platform as one profile sees it. A context manager: closing it closes its connections."""
 
     def __init__(self, profile: Profile, *, retry_budget_s: float = DEFAULT_BUDGET_S) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pilotlight.cli.commands import Yes, command
-from pilotlight.cli.output import money, moment, table
+from pilotlight.cli.output import moment, money, table
 from pilotlight.cli.session import Session
 from pilotlight.errors import InvalidInput
 

@@ -55,7 +55,7 @@ class BudgetResources(NodeResources):
         self._transport.request("DELETE", _path(budget))
 
     def test_budget(self, budget: str) -> Json:
-        """Post a signed example to its webhook: `{"status", "error", "url", "headers", "body", "elapsed_ms"}`. Raises Conflict without one."""
+        """Post a signed example to its webhook: `{"status", "error", "url", "headers", "body", "elapsed_ms"}`. Raises Conflict."""
         return dict(self._transport.request("POST", f"{_path(budget)}:test").json())
 
 
