@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from pilotlight.cli.commands import Yes, command
-from pilotlight.cli.output import duration_s, table
+from pilotlight.cli.output import duration_s, pairs, table
 from pilotlight.cli.session import Session
 from pilotlight.errors import InvalidInput
 from pilotlight.spec import to_json
@@ -25,7 +25,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME")]
 def register(root: typer.Typer) -> None:
     """Add the three groups."""
     groups: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
-        "token": ("API keys.", {"create": token_create, "list": token_list, "revoke": token_revoke}),
+        "token": ("API keys.", {"create": token_create, "list": token_list, "rotate": token_rotate, "revoke": token_revoke}),
         "secret": ("Secrets: environment variables that instances see.", {"set": secret_set, "list": secret_list, "delete": secret_delete}),
         "environment": (
             "Environments: the same app names, side by side.",
@@ -42,9 +42,16 @@ def register(root: typer.Typer) -> None:
 def token_create(
     session: Session,
     *,
-    scope: Annotated[Scope, typer.Option(help="What it may do; admin includes deploy, deploy includes invoke.")] = Scope.INVOKE,
+    scope: Annotated[
+        Scope, typer.Option(help="What it may do; admin includes deploy, deploy includes invoke and read-billing.")
+    ] = Scope.INVOKE,
     name: Annotated[str, typer.Option(help="A note to recognise it by.")] = "",
     only_environment: Annotated[str | None, typer.Option(help="It works in this environment only.")] = None,
+    app: Annotated[str | None, typer.Option(help="It reaches this app only.")] = None,
+    function: Annotated[str | None, typer.Option(help="It reaches this function of --app only.")] = None,
+    quota: Annotated[
+        list[str] | None, typer.Option(metavar="QUOTA=VALUE", help="Bounds its calls: requests_per_s=5, concurrent=2. Repeatable.")
+    ] = None,
     ttl: Annotated[str | None, typer.Option(help="It expires after this: 12h, 30d.")] = None,
     local: Annotated[
         bool, typer.Option("--local", help="Without a key, as the owner of this machine's platform: when the last admin key was lost.")
@@ -52,25 +59,28 @@ def token_create(
 ) -> None:
     """Create an API key. It is shown once and kept as a hash only."""
     ttl_s = duration_s(ttl) if ttl else None
+    reach: dict[str, Any] = {"environment": only_environment, "app": app, "function": function}
+    reach["quotas"] = pairs(quota or (), option="--quota")
     if local:
-        body = operator_key(session, scope=scope, name=name, environment=only_environment, ttl_s=ttl_s)
+        body = operator_key(session, scope=scope, name=name, reach=reach, ttl_s=ttl_s)
     else:
         with session.client() as client:
-            body = client.create_key(scope=scope.value, name=name, environment=only_environment, ttl_s=ttl_s)
+            body = client.create_key(scope=scope.value, name=name, ttl_s=ttl_s, **reach)
     session.show(body, lambda: str(body["secret"]))
     session.say("shown this one time; use it as PILOTLIGHT_API_KEY")
 
 
-def operator_key(session: Session, *, scope: Scope, name: str, environment: str | None, ttl_s: float | None) -> dict[str, Any]:
+def operator_key(session: Session, *, scope: Scope, name: str, reach: Mapping[str, Any], ttl_s: float | None) -> dict[str, Any]:
     """A key straight from the database of the platform on this machine, running or not; a running controller is told."""
     from pilotlight.cli import local, supervise
     from pilotlight.cli.up import process_states
     from pilotlight.controller.bootstrap import operator_key as make
+    from pilotlight.controller.keys import Reach
 
     platform = local.in_force(session.platform())
     found = local.running(platform)
     os.environ.update(supervise.environment_of(platform))
-    made = make(platform.config, scope=scope, name=name, environment=environment, expires_in_s=ttl_s)
+    made = make(platform.config, scope=scope, name=name, reach=Reach(**reach), expires_in_s=ttl_s)
     controller = process_states(Path(found.run), platform.config)["controller"] if found else None
     if controller is not None:
         os.kill(controller, signal.SIGHUP)
@@ -82,9 +92,26 @@ def token_list(session: Session) -> None:
     """API keys: ids, scopes and dates."""
     with session.client() as client:
         rows = client.keys()
-    columns = {"id": "id", "name": "name", "scope": "scope", "environment": "environment", "created_at": "created"}
-    late = {"expires_at": "expires", "revoked_at": "revoked"}
+    columns = {"id": "id", "name": "name", "scope": "scope", "environment": "environment", "app": "app", "function": "function"}
+    late = {"created_at": "created", "expires_at": "expires", "revoked_at": "revoked"}
     session.show(rows, lambda: table(rows, {**columns, **late}, empty="No keys."))
+
+
+def token_rotate(
+    session: Session,
+    key_id: Annotated[str, typer.Argument(metavar="ID")],
+    grace: Annotated[str | None, typer.Option(help="The old text works so long: 1h, 7d. Without it not at all.")] = None,
+    yes: Yes = False,
+) -> None:
+    """Give an API key a new text: same scope, reach and quotas, under a new id. It is shown once."""
+    grace_s = duration_s(grace) if grace else 0.0
+    if grace_s == 0:
+        session.confirm(f"Rotate {key_id}? Whoever uses the old text is refused from now on; --grace 1h gives time to change it.", yes=yes)
+    with session.client() as client:
+        body = client.rotate_key(key_id, grace_s=grace_s)
+    session.show(body, lambda: str(body["secret"]))
+    ends = f"{key_id} works for another {grace}" if grace_s else f"{key_id} has ended"
+    session.say(f"shown this one time; it is {body['id']}, and {ends}")
 
 
 def token_revoke(session: Session, key_id: Annotated[str, typer.Argument(metavar="ID")], yes: Yes = False) -> None:

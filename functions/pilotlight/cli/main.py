@@ -8,7 +8,24 @@ from typing import Annotated
 
 import typer
 
-from pilotlight.cli import admin, app, billing, budget, call, deploy, doctor, instance, snapshot, state, top, up, weights
+from pilotlight.cli import (
+    admin,
+    app,
+    audit,
+    billing,
+    budget,
+    call,
+    deploy,
+    doctor,
+    instance,
+    quota,
+    snapshot,
+    state,
+    tenant,
+    top,
+    up,
+    weights,
+)
 from pilotlight.cli.commands import common_callback
 from pilotlight.cli.session import Options
 
@@ -35,7 +52,7 @@ def build() -> typer.Typer:
     """The whole tree of commands."""
     root = typer.Typer(name="pilotlight", help=_HELP, no_args_is_help=True, pretty_exceptions_enable=False)
     root.callback()(common_callback(_root))
-    for part in (up, deploy, call, app, instance, snapshot, weights, admin, budget, billing, state, doctor, top):
+    for part in (up, deploy, call, app, instance, snapshot, weights, admin, tenant, quota, audit, budget, billing, state, doctor, top):
         part.register(root)
     return root
 

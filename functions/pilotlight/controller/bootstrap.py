@@ -44,7 +44,13 @@ def first_admin_key(config: Path | None) -> str | None:
 
 
 def operator_key(
-    config: Path | None, *, scope: Scope, name: str = "", environment: str | None = None, expires_in_s: float | None = None
+    config: Path | None,
+    *,
+    scope: Scope,
+    name: str = "",
+    environment: str | None = None,
+    reach: keys.Reach = keys.EVERYTHING,
+    expires_in_s: float | None = None,
 ) -> keys.NewKey:
     """Make another key of the first tenant.
 
@@ -68,7 +74,14 @@ def operator_key(
             if tenant is None:
                 raise nobody
             return keys.create(
-                write, tenant=tenant, scope=scope, actor=ACTOR, name=name, environment=environment, expires_in_s=expires_in_s
+                write,
+                tenant=tenant,
+                scope=scope,
+                actor=ACTOR,
+                name=name,
+                environment=environment,
+                reach=reach,
+                expires_in_s=expires_in_s,
             )
     finally:
         store.close()

@@ -23,6 +23,8 @@ COMMANDS = [
     *("up", "down", "status", "deploy", "run", "serve", "call", "shell", "doctor", "top"),
     *("app list", "app show", "app logs", "app history", "app stop", "app delete"),
     *("instance list", "instance logs", "instance exec", "instance stop", "billing report", "state backup", "state load"),
+    *("tenant create", "tenant list", "tenant show", "tenant set", "tenant suspend", "tenant resume", "plan list", "plan show"),
+    *("quota show", "quota set", "quota clear", "audit", "token rotate"),
     *("token create", "token list", "token revoke", "secret set", "secret list", "secret delete"),
     *("snapshot list", "snapshot show", "snapshot prove", "snapshot disable", "snapshot enable", "snapshot delete"),
     *("template list", "template drop"),
