@@ -184,8 +184,8 @@ def overview(sql: sa.Connection, *, tenant: str, now: float, budget_id: str | No
 
 
 def text(picos: int) -> str:
-    """Picounits as a decimal with all its twelve places."""
-    return format(picos * COST_QUANTUM, "f")
+    """Picounits as a decimal with all its twelve places; "0" for none."""
+    return format(picos * COST_QUANTUM, "f") if picos else "0"
 
 
 def _overview(budget: Budget, total: SpendByReach, noted: Iterable[Alert], now: float) -> Overview:
@@ -197,7 +197,8 @@ def _overview(budget: Budget, total: SpendByReach, noted: Iterable[Alert], now: 
 
 
 def _periods(budget: Budget, fresh: SpendByReach, now: float) -> set[Period]:
-    touched = {period_of(budget.terms.period, day) for day in fresh.days(budget.reach)}
+    latest = day_of(now) + 1  # an activator's clock may be ahead of ours, but not by years
+    touched = {period_of(budget.terms.period, day) for day in fresh.days(budget.reach) if day <= latest}
     return {budget.period_at(now), *(period for period in touched if period.ends_at > budget.created_at)}
 
 
