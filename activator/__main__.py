@@ -27,11 +27,14 @@ from activator.calls import SubmittedCalls
 from activator.control import ControlPlane
 from activator.dispatch import Dispatcher
 from activator.edge import EdgeLimits
+from activator.entry import Entrance
 from activator.feed import FeedFollower
 from activator.fleet import NodeFleet
 from activator.gateway import Gateway
 from activator.metrics import Metrics
 from activator.passthrough import Passthrough
+from activator.quotas.process import ProcessQuotas
+from activator.quotas.store import QuotaStore
 from activator.routes import RouteTable, Target
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
@@ -70,7 +73,10 @@ class Activator:
         controller = paths.socket("controller")
         self.settings = settings
         self.metrics = Metrics(series=settings.metrics_series)
-        self.table = RouteTable(rates, key)
+        self.table = RouteTable(prices.lists(), key)
+        self.metrics.collect_tenants(self.table.tenant_names)
+        self.quotas: QuotaStore = ProcessQuotas()
+        self.entrance = Entrance(table=self.table, store=self.quotas, settings=settings)
         self.feed = FeedFollower(table=self.table, socket=controller, token=key.token, log_path=self.home / "routes.ndjson")
         self.fleet = NodeFleet(socket=paths.socket("snapshotter"), lessee=self.id)
         self.books = Books(
@@ -101,8 +107,8 @@ class Activator:
         self.dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of)
         self.control = ControlPlane(controller, table=self.table, strangers=self.strangers, catch_up=self.feed.catch_up)
         self.calls = SubmittedCalls(
-            books=self.books, dispatcher=self.dispatcher, table=self.table, control=self.control, settings=settings, metrics=self.metrics,
-            controller=controller, token=key.token, siblings=self.siblings,
+            books=self.books, dispatcher=self.dispatcher, table=self.table, entrance=self.entrance, control=self.control, settings=settings,
+            metrics=self.metrics, controller=controller, token=key.token, siblings=self.siblings,
         )  # fmt: skip
         self.limits = EdgeLimits(
             max_per_address=settings.max_connections_per_address,
@@ -112,6 +118,7 @@ class Activator:
         self.gateway = Gateway(
             settings=settings,
             table=self.table,
+            entrance=self.entrance,
             strangers=self.strangers,
             dispatcher=self.dispatcher,
             calls=self.calls,

@@ -1,9 +1,9 @@
 """Submitted calls: durable before their 202, run when there is a slot, polled by id until their result expires.
 
 A call is in the journal from its 202 until the controller has its result, so no death of a process loses it: the next start of this
-activator
-runs what is unfinished again (at least once: a function whose instance died under a call may see it twice). Only as many calls of a
-function are dispatched at once as its instances can hold; the rest wait here, not in the throttler's queue, which is for callers who wait.
+activator runs what is unfinished again (at least once: a function whose instance died under a call may see it twice). Only as many calls
+of a function are dispatched at once as its instances can hold; the rest wait here, not in the throttler's queue, which is for callers who
+wait. A call counts as a request of its quotas when it is submitted, and among those that run at once while it runs.
 
 Owner: the event loop. `_held` is the only state; each call's task changes its own entry.
 """
@@ -25,11 +25,14 @@ from weakref import WeakValueDictionary
 import httpx
 
 from activator.billing.books import Books
+from activator.callers import ANONYMOUS, Caller
 from activator.control import ControlPlane
 from activator.dispatch import Call, Dispatcher, Exchange
+from activator.entry import Entrance
 from activator.metrics import Metrics
+from activator.quotas.admission import Admission
 from activator.request import Headers, Request
-from activator.routes import Caller, RouteTable
+from activator.routes import RouteTable
 from activator.settings import ActivatorSettings
 from activator.siblings import PASSED_ON, Siblings
 from activator.upstream import UpstreamGone
@@ -69,6 +72,7 @@ class SubmittedCalls:
         books: Books,
         dispatcher: Dispatcher,
         table: RouteTable,
+        entrance: Entrance,
         control: ControlPlane,
         settings: ActivatorSettings,
         metrics: Metrics,
@@ -80,6 +84,7 @@ class SubmittedCalls:
         self._books = books
         self._dispatcher = dispatcher
         self._table = table
+        self._entrance = entrance
         self._control = control
         self._settings = settings
         self._metrics = metrics
@@ -149,8 +154,11 @@ class SubmittedCalls:
         try:
             async with gate:
                 self._note(held, replace(held.record, state="RUNNING", sequence=held.record.sequence + 1))
-                exchange = await self._begin(call)
-                status, body = await _collect(exchange, self._settings.max_body_bytes)
+                try:
+                    exchange = await self._begin(call, held.record.expires_at)
+                    status, body = await _collect(exchange, self._settings.max_body_bytes)
+                finally:
+                    _release(call)
         except errors.PilotlightError as e:
             self._finish(held, call, _failed(held.record, e))
             return
@@ -162,13 +170,18 @@ class SubmittedCalls:
         self._metrics.answered(exchange, status)
         self._finish(held, call, _answered(held.record, exchange, status, body))
 
-    async def _begin(self, call: Call) -> Exchange:
+    async def _begin(self, call: Call, expires_at: float) -> Exchange:
+        """Where its quotas are used up the call waits as long as its result would be kept; for room, as long as any call."""
         until = time.monotonic() + call.target.spec.clocks.queue_s
         while True:
             try:
+                self._entrance.check_not_suspended(call.caller or call.target.tenant, call.target.tenant)
+                if isinstance(call.admission, Admission):
+                    await call.admission.hold()
                 return await self._dispatcher.begin(call)
-            except (errors.TooManyRequests, errors.Unavailable):
-                if time.monotonic() > until:
+            except (errors.TooManyRequests, errors.Unavailable) as e:
+                _release(call)
+                if time.time() > expires_at if isinstance(e, errors.OverQuota) else time.monotonic() > until:
                     raise
                 await asyncio.sleep(BUSY_RETRY_S)
 
@@ -220,6 +233,7 @@ class SubmittedCalls:
         for candidate in (call_id, own_call_id(caller.tenant, call_id)):
             held = self._held.get(candidate)
             if held is not None and _may_see(caller, held.record):
+                _check_reach(caller, held.record)
                 return held
         return None
 
@@ -238,13 +252,18 @@ class SubmittedCalls:
     async def _find(self, request: Request, caller: Caller, call_id: str) -> dict[str, Any] | None:
         held = self._held.get(call_id)
         if held is not None and _may_see(caller, held.record):
+            _check_reach(caller, held.record)
             return held.record.to_json()
         response = await self._control.get_json(f"/v1/calls/{quote(call_id, safe='')}", request.headers.get(b"authorization", b""))
         if response.status_code == 404:
             return None
+        if response.status_code == 403:
+            raise errors.Forbidden(_detail_of(response))
         if response.is_error:
             raise errors.Unavailable(f"the control plane answered {response.status_code}", retry_after_s=2)
         body: dict[str, Any] = response.json()
+        if "app" in body:
+            caller.check_reach(environment=body["environment"], app=body["app"], function=body["function"])
         return body
 
     def _mine(self, caller: Caller, call_id: str) -> _Held:
@@ -290,15 +309,19 @@ class SubmittedCalls:
     def _resume(self, payload: dict[str, Any], attempts: int) -> None:
         record = CallRecord.from_json(payload["record"])
         held = self._held[record.id] = _Held(record)
-        address = FunctionAddress(tenant=TenantId(record.tenant), environment=record.environment, app=record.app, function=record.function)
+        owner = TenantId(payload.get("owner") or record.tenant)
+        address = FunctionAddress(tenant=owner, environment=record.environment, app=record.app, function=record.function)
         try:
             target = self._table.target(address)
+            entry = self._entrance.entry(self._table.caller_of(payload["key"]) or ANONYMOUS, target)
         except errors.PilotlightError as e:
             self._finish(held, None, _failed(record, e))  # type: ignore[arg-type]
             return
         call = Call(
             id=record.id, target=target, method=record.method, key_id=payload["key"], body=base64.b64decode(payload["body"]),
-            content_type=payload["content_type"].encode(), accept=payload["accept"].encode(),
+            content_type=payload["content_type"].encode(), accept=payload["accept"].encode(), rank=entry.ranks[None],
+            caller="" if record.tenant == owner else record.tenant,
+            admission=Admission(entry.gate, requests=0, holds=0) if entry.gate is not None else None,
         )  # fmt: skip
         call.attempt = attempts + 1
         held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id} (resumed)")
@@ -342,6 +365,24 @@ class SubmittedCalls:
 
 def _may_see(caller: Caller, record: CallRecord) -> bool:
     return record.tenant == caller.tenant and caller.environment in (None, record.environment)
+
+
+def _check_reach(caller: Caller, record: CallRecord) -> None:
+    """Raises Forbidden, naming what the key is for, when it is for another function than this call's."""
+    caller.check_reach(environment=record.environment, app=record.app, function=record.function)
+
+
+def _release(call: Call) -> None:
+    if isinstance(call.admission, Admission):
+        call.admission.release()
+
+
+def _detail_of(response: httpx.Response) -> str:
+    """What the controller says of an error."""
+    try:
+        return str(response.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return "this API key may not see this call"
 
 
 def own_call_id(tenant: str, own_id: str) -> str:
@@ -399,6 +440,7 @@ async def _collect(exchange: Exchange, limit_bytes: int) -> tuple[int, bytes]:
 def _payload(record: CallRecord, call: Call) -> dict[str, Any]:
     return {
         "record": record.to_json(),
+        "owner": call.target.tenant,
         "key": call.key_id,
         "content_type": call.content_type.decode("latin-1"),
         "accept": call.accept.decode("latin-1"),

@@ -1,9 +1,8 @@
 """A request's life, in one sentence: route → authenticate → admit → reserve → forward → meter.
 
 `Gateway.invoke` is that sentence for a call that waits for its answer. Its neighbours are variations: `submit` hands the same call to
-`calls`,
-`warmup` starts without calling, `/fn/` streams raw HTTP (`passthrough`), and every path that is not the data plane's goes to the
-controller.
+`calls`, `warmup` starts without calling, `/fn/` streams raw HTTP (`passthrough`), and every path that is not the data plane's goes to the
+controller. Under `/t/{tenant}/` are the functions that another tenant shares, or that are public.
 """
 
 from __future__ import annotations
@@ -17,20 +16,24 @@ from typing import Any
 
 from activator import warmups
 from activator.admission import StrangerLimit
+from activator.callers import ANONYMOUS, Caller
 from activator.calls import SubmittedCalls, function_of_put
 from activator.control import ControlPlane
 from activator.dispatch import Call, Dispatcher, Exchange
+from activator.entry import Entrance, Entry
 from activator.heads import call_head, closed_head, trace_lines
 from activator.metrics import Metrics
 from activator.passthrough import Passthrough
+from activator.quotas.admission import Admission
 from activator.request import Receive, Request, Scope, Send, header_list
-from activator.routes import Caller, RouteTable, Target, Targets, choose
+from activator.routes import RouteTable
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
+from activator.targets import Targets, choose
 from activator.upstream import UpstreamGone
 from activator.warm import WarmCalls, Way, is_simple
 from pilotlight import errors
-from pilotlight.protocol import CONTENT_PICKLE, CONTENT_SSE
+from pilotlight.protocol import CONTENT_PICKLE, CONTENT_SSE, TENANT_PATH
 from pilotlight.types import DEFAULT_ENVIRONMENT, FunctionAddress, TenantId, parse_function_path
 from pilotlight.types import Scope as KeyScope
 
@@ -46,8 +49,12 @@ _SSE = CONTENT_SSE.encode()
 
 MAX_RESOLVED = 16_384
 """Answers of route and authenticate that are remembered; each is small, and a flood of paths must not fill the memory."""
+NOBODY = "-"
+"""Stands for the id of a tenant that there is not."""
+WAITED_MS = 1.0
+"""A call that was given its slot later than this has waited for it."""
 
-Handler = Callable[[Request, Caller, Target, str], Awaitable[None]]
+Handler = Callable[[Request, Entry, str], Awaitable[None]]
 
 
 class _Resolved:
@@ -62,6 +69,11 @@ class _Resolved:
         self.method = method
         self.way: Way | None = None
 
+    @property
+    def is_lasting(self) -> bool:
+        """Whether it holds for further requests: not for a key that expires, nor for a caller who is known by its address only."""
+        return self.caller.expires_at is None and not self.caller.is_anonymous
+
 
 class Gateway:
     """The ASGI application in front of everything."""
@@ -71,6 +83,7 @@ class Gateway:
         *,
         settings: ActivatorSettings,
         table: RouteTable,
+        entrance: Entrance,
         strangers: StrangerLimit,
         dispatcher: Dispatcher,
         calls: SubmittedCalls,
@@ -81,6 +94,7 @@ class Gateway:
     ) -> None:
         self._settings = settings
         self._table = table
+        self._entrance = entrance
         self._strangers = strangers
         self._dispatcher = dispatcher
         self._calls = calls
@@ -103,7 +117,7 @@ class Gateway:
             request = Request(scope, receive, send)
             await self._answer(request, self._route(request))
         elif scope["type"] == "websocket":
-            await self._passthrough.websocket(scope, receive, send, self._raw_target)
+            await self._passthrough.websocket(scope, receive, send, self._raw_entry)
 
     def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> Way | None:
         """What is known of a call that may go without a task (`activator.warm`); None when it must not, or was never resolved."""
@@ -111,11 +125,12 @@ class Gateway:
             return None
         asked = (url.decode("latin-1"), headers.get(b"authorization", b""), headers.get(b"pilotlight-environment", b""))
         resolved = self._resolved.get(asked)
-        if resolved is None or resolved.way is None or not is_simple(headers, max_body_bytes=self._settings.max_body_bytes):
+        if resolved is None or resolved.way is None or not is_simple(headers, max_body_bytes=resolved.way.entry.body_bytes):
             return None
         return resolved.way
 
     async def _go_on(self, request: Request, step: Coroutine[Any, Any, Exchange]) -> None:
+        """A warm call that went out without a task stopped being simple."""
         await self._answer(request, self._finish(request, step))
 
     async def _answer(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
@@ -126,7 +141,7 @@ class Gateway:
         try:
             await work
         except errors.PilotlightError as e:
-            self._metrics.refused(e.status)
+            self._metrics.turned_away(e, request.tenant)
             if not request.is_answered:
                 await request.respond_error(e)
         except UpstreamGone as e:
@@ -143,24 +158,27 @@ class Gateway:
 
     async def _route(self, request: Request) -> None:
         path = request.path
-        if path.startswith(FUNCTIONS):
-            resolved = self._resolve(request)
+        owner, place = _split_tenant(path)
+        if place.startswith(FUNCTIONS):
+            resolved = self._resolve(request, owner, place)
             if resolved is not None:
-                await resolved.handler(request, resolved.caller, choose(resolved.targets), resolved.method)
+                entry = self._enter(request, resolved.caller, resolved.targets)
+                await resolved.handler(request, entry, resolved.method)
                 return
-        if path.startswith(RAW):
-            caller, target, _ = self._raw_target(request)
-            await self._passthrough.http(request, caller, target)
+        if place.startswith(RAW):
+            await self._passthrough.http(request, self._raw_entry(request))
+        elif owner is not None:
+            raise errors.NotFound(f"nothing is served at {path}: functions of another tenant are under /t/<tenant>/v1/functions/ or /fn/")
         elif path.startswith(CALLS) and request.verb == "PUT":
             await self.put_call(request, path[len(CALLS) :])
         elif path.startswith(CALLS):
-            await self._calls.answer(request, self.authenticate(request), path[len(CALLS) :])
+            await self._calls.answer(request, self._reader(request), path[len(CALLS) :])
         elif path == "/healthz":
             await request.respond_json(200, {"status": "ok", "routes": self._table.version})
         else:
             await self._control.forward(request)
 
-    def _resolve(self, request: Request) -> _Resolved | None:
+    def _resolve(self, request: Request, owner: str | None, place: str) -> _Resolved | None:
         """Route and authenticate, remembering the answer until anything that it rests on changes."""
         if self._resolved_at != self._table.generation or len(self._resolved) > MAX_RESOLVED:
             self._resolved.clear()
@@ -168,26 +186,43 @@ class Gateway:
         headers = request.headers
         asked = (request.path, headers.get(b"authorization", b""), headers.get(b"pilotlight-environment", b""))
         resolved = self._resolved.get(asked)
-        if resolved is None or resolved.caller.expires_at is not None:
-            address, _, verb = request.path[len(FUNCTIONS) :].rpartition(":")
+        if resolved is None or not resolved.is_lasting:
+            address, _, verb = place[len(FUNCTIONS) :].rpartition(":")
             handler = self._verbs.get(verb)
             if handler is None or request.verb != "POST":
                 return None
-            caller = self.authenticate(request)
-            targets, method = self._targets(request, caller, address)
+            caller = self._identify(request, owner)
+            targets, method = self._targets(request, caller, address, owner)
             resolved = self._resolved[asked] = _Resolved(handler, caller, targets, method)
-            if verb == "invoke" and caller.expires_at is None and len(targets) == 1:
-                resolved.way = Way(targets[0][1], method, caller.key_id)
+            if verb == "invoke" and resolved.is_lasting and len(targets) == 1:
+                entry = self._entrance.entry(caller, targets[0][1])
+                if entry.gate is None or entry.gate.is_immediate:
+                    resolved.way = Way(entry, method)
         return resolved if request.verb == "POST" else None
 
+    def _enter(self, request: Request, caller: Caller, targets: Targets) -> Entry:
+        """The way in, of which the answer tells the quotas whatever becomes of the request. Raises Forbidden."""
+        entry = self._entrance.entry(caller, choose(targets), request.address)
+        request.gate = entry.gate
+        request.tenant = caller.tenant or entry.target.tenant
+        return entry
+
     # -- the sentence -------------------------------------------------------------------------------------------------
-    async def invoke(self, request: Request, caller: Caller, target: Target, method: str) -> None:
+    async def invoke(self, request: Request, entry: Entry, method: str) -> None:
         """`POST …:invoke`: call and wait for the answer."""
-        call = await self.admit(request, caller, target, method)
-        await self._finish(request, self._dispatcher.begin(call))
+        admission = await entry.admit()
+        try:
+            call = await self.admit(request, entry, method, admission)
+            await self._finish(request, self._dispatcher.begin(call))
+        finally:
+            if admission is not None:
+                admission.release()
 
     async def _finish(self, request: Request, step: Coroutine[Any, Any, Exchange]) -> None:
         exchange = await step
+        call = exchange.call
+        if call.queued_ms >= WAITED_MS:
+            self._metrics.waited(call.rank.priority.value, call.queued_ms / 1000)
         if exchange.answer.body is None:
             await self._relay(request, exchange)
         else:
@@ -204,22 +239,43 @@ class Gateway:
             self._strangers.check(request.address, time.monotonic())
             raise
 
-    def _targets(self, request: Request, caller: Caller, path: str) -> tuple[Targets, str]:
+    def _identify(self, request: Request, owner: str | None) -> Caller:
+        """`authenticate`, but that a public function of a tenant that is named may be called without a key."""
+        if owner is not None and b"authorization" not in request.headers:
+            return ANONYMOUS
+        return self.authenticate(request)
+
+    def _reader(self, request: Request) -> Caller:
+        """Who asks for a submitted call. Raises Forbidden for a key that may not call, and for a suspended tenant's."""
+        caller = self.authenticate(request)
+        caller.check_may_call()
+        self._entrance.check_not_suspended(caller.tenant)
+        return caller
+
+    def _targets(self, request: Request, caller: Caller, path: str, owner: str | None = None) -> tuple[Targets, str]:
         try:
             app, function, method = parse_function_path(path)
         except ValueError as e:
             raise errors.NotFound(str(e)) from e
         asked = request.headers.get(b"pilotlight-environment", b"").decode("latin-1")
         environment = asked or caller.environment or DEFAULT_ENVIRONMENT
-        if caller.environment is not None and environment != caller.environment:
-            raise errors.Forbidden(f"this API key is for environment {caller.environment!r} only")
-        address = FunctionAddress(tenant=TenantId(caller.tenant), environment=environment, app=app, function=function, method=method)
-        return self._table.targets(address), method
+        caller.check_reach(environment=environment, app=app, function=function)
+        tenant = caller.tenant if owner is None else self._table.tenant_named(owner) or NOBODY
+        address = FunctionAddress(tenant=TenantId(tenant), environment=environment, app=app, function=function, method=method)
+        try:
+            return self._table.targets_for(caller, address), method
+        except errors.NotFound as e:
+            if not caller.is_anonymous:
+                raise
+            self._strangers.guard(request.address, time.monotonic())
+            self._strangers.check(request.address, time.monotonic())
+            raise errors.Unauthenticated("no API key: send the header 'Authorization: Bearer <key>'") from e
 
-    async def admit(self, request: Request, caller: Caller, target: Target, method: str) -> Call:
+    async def admit(self, request: Request, entry: Entry, method: str, admission: Admission | None) -> Call:
         """Read the body within its bounds and check the arguments, before anything is started or billed."""
-        check = target.check(method)
-        body = await request.body(limit_bytes=self._settings.max_body_bytes, timeout_s=self._settings.body_timeout_s)
+        check = entry.target.check(method)
+        rank = entry.rank(request.headers)
+        body = await request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
         content_type = request.headers.get(b"content-type", _JSON)
         if content_type.startswith(_PICKLE):
             content_type = _PICKLE
@@ -228,14 +284,17 @@ class Gateway:
             content_type = _JSON
         return Call(
             id=request.id,
-            target=target,
+            target=entry.target,
             method=method,
-            key_id=caller.key_id,
+            key_id=entry.caller.key_id,
             body=body,
             content_type=content_type,
             accept=request.headers.get(b"accept", b""),
             deadline_s=_deadline(request),
             extra_headers=trace_lines(request.headers),
+            admission=admission,
+            rank=rank,
+            caller=entry.foreign,
         )
 
     async def _reply(self, request: Request, exchange: Exchange, body: bytes) -> None:
@@ -264,41 +323,57 @@ class Gateway:
         await request.chunk(_usage_event(exchange, cost) if is_events else b"", more=False)
 
     # -- variations ---------------------------------------------------------------------------------------------------
-    async def submit(self, request: Request, caller: Caller, target: Target, method: str) -> None:
+    async def submit(self, request: Request, entry: Entry, method: str) -> None:
         """`POST …:submit`: durable in the journal, then 202; the caller polls `GET /v1/calls/{id}`."""
-        call = await self.admit(request, caller, target, method)
-        await self._calls.submit(request, caller, call)
+        call = await self._admit_later(request, entry, method)
+        await self._calls.submit(request, entry.caller, call)
 
     async def put_call(self, request: Request, own_id: str) -> None:
         """`PUT /v1/calls/{id}?function=app/function`: submit under an id of the caller's, so that a repeat is the same call."""
-        caller = self.authenticate(request)
+        caller = self._reader(request)
         if await self._calls.put_elsewhere(request, caller, own_id):
             return
-        targets, method = self._targets(request, caller, function_of_put(request))
-        call = await self.admit(request, caller, choose(targets), method)
+        owner, place = _split_tenant("/" + function_of_put(request))
+        targets, method = self._targets(request, caller, place.removeprefix("/"), owner)
+        entry = self._enter(request, caller, targets)
+        call = await self._admit_later(request, entry, method)
         await self._calls.put(request, caller, call, own_id)
 
-    async def warmup(self, request: Request, caller: Caller, target: Target, method: str) -> None:
-        """`POST …:warmup`: make the next start fast; bills nothing to the caller. Needs scope `deploy`.
+    async def _admit_later(self, request: Request, entry: Entry, method: str) -> Call:
+        """A call that counts as a request now, and among those that run at once when it runs."""
+        if entry.caller.is_anonymous:
+            raise errors.Unauthenticated("submitting a call needs an API key: without one nobody could ask for its result")
+        return await self.admit(request, entry, method, await entry.admit(holds=0))
+
+    async def warmup(self, request: Request, entry: Entry, method: str) -> None:
+        """`POST …:warmup`: make the next start fast; bills nothing to the caller. Needs scope `deploy` of the function's own tenant.
 
         `?snapshot=false` leaves the snapshot out; with `Accept: application/x-ndjson` its stages are told as they come.
         """
-        if not caller.scope.reaches(KeyScope.DEPLOY):
-            raise errors.Forbidden("warming up needs an API key of scope 'deploy'")
-        await request.body(limit_bytes=self._settings.max_body_bytes, timeout_s=self._settings.body_timeout_s)
+        if entry.foreign or not entry.caller.scope.reaches(KeyScope.DEPLOY):
+            raise errors.Forbidden("warming up needs an API key of scope 'deploy' of the function's own tenant")
+        await request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
         snapshot = b"snapshot=false" not in request.scope["query_string"].split(b"&")
         if warmups.wants_stages(request):
-            await warmups.stream(request, partial(self._scaler.warm_up, target, snapshot=snapshot))
+            await warmups.stream(request, partial(self._scaler.warm_up, entry.target, snapshot=snapshot))
         else:
-            await request.respond_json(200, await self._scaler.warm_up(target, snapshot=snapshot))
+            await request.respond_json(200, await self._scaler.warm_up(entry.target, snapshot=snapshot))
 
-    def _raw_target(self, request: Request) -> tuple[Caller, Target, str]:
-        """`/fn/{app}/{function}/rest`: the caller, the target and the path that the function sees."""
-        app, _, rest = request.path[len(RAW) :].partition("/")
-        function, _, rest = rest.partition("/")
-        caller = self.authenticate(request)
-        targets, _ = self._targets(request, caller, f"{app}/{function}")
-        return caller, choose(targets), "/" + rest
+    def _raw_entry(self, request: Request) -> Entry:
+        """`/fn/{app}/{function}/rest`, also under `/t/{tenant}`: the caller at the function."""
+        owner, place = _split_tenant(request.path)
+        app, _, rest = place.removeprefix(RAW).partition("/")
+        caller = self._identify(request, owner)
+        targets, _ = self._targets(request, caller, f"{app}/{rest.partition('/')[0]}", owner)
+        return self._enter(request, caller, targets)
+
+
+def _split_tenant(path: str) -> tuple[str | None, str]:
+    """The tenant's name in `/t/{tenant}/rest`, and `/rest`; None and the path where no tenant is named."""
+    if not path.startswith(TENANT_PATH):
+        return None, path
+    name, slash, rest = path[len(TENANT_PATH) :].partition("/")
+    return name, slash + rest
 
 
 def _usage_event(exchange: Exchange, cost: str) -> bytes:

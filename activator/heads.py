@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from activator.dispatch import Call, Exchange
+from activator.quotas.admission import Admission
 from activator.upstream import Answer
 from snapshotter.types import StartKind
 
@@ -19,7 +20,7 @@ def call_head(exchange: Exchange) -> bytes:
     head = call.target.warm_head
     if call.start_kind is not StartKind.WARM:
         head = head.replace(b"WARM", call.start_kind.encode())
-    return b"x-request-id: %b\r\n%b%b" % (call.id.encode(), head, _passed_on(exchange.answer))
+    return b"x-request-id: %b\r\n%b%b%b" % (call.id.encode(), head, quota_lines(call), _passed_on(exchange.answer))
 
 
 def closed_head(exchange: Exchange, cost: str) -> bytes:
@@ -38,9 +39,17 @@ def weights_timing(call: Call) -> bytes:
 def warm_head(call: Call, answer: Answer, *, cost: str, exec_ms: float) -> bytes:
     """`closed_head` and the length of a call that waited for nothing."""
     return (
-        b"x-request-id: %b\r\n%b%bpilotlight-cost: %b\r\nserver-timing: queue;dur=0.00, start;dur=0.00, exec;dur=%.2f\r\n"
+        b"x-request-id: %b\r\n%b%b%bpilotlight-cost: %b\r\nserver-timing: queue;dur=0.00, start;dur=0.00, exec;dur=%.2f\r\n"
         b"content-length: %d\r\n"
-    ) % (call.id.encode(), call.target.warm_head, _passed_on(answer), cost.encode(), exec_ms, len(answer.body or b""))
+    ) % (
+        call.id.encode(), call.target.warm_head, quota_lines(call), _passed_on(answer), cost.encode(), exec_ms, len(answer.body or b""),
+    )  # fmt: skip
+
+
+def quota_lines(call: Call) -> bytes:
+    """`RateLimit` and `RateLimit-Policy` of an admitted call; nothing where no quota applies."""
+    admission = call.admission
+    return admission.head() if isinstance(admission, Admission) else b""
 
 
 def _passed_on(answer: Answer) -> bytes:

@@ -1,4 +1,4 @@
-"""Raw HTTP and WebSocket to functions that are web applications: `ANY /fn/{app}/{function}/…`.
+"""Raw HTTP and WebSocket to functions that are web applications: `ANY /fn/{app}/{function}/…`, also under `/t/{tenant}`.
 
 Bodies stream both ways with back-pressure; a connection counts as one call for as long as it lasts, so it holds a slot and is billed
 until it closes.
@@ -18,15 +18,17 @@ from websockets.frames import EXTERNAL_CLOSE_CODES
 
 from activator.billing.account import Ticket
 from activator.dispatch import Call
+from activator.entry import Entry
+from activator.fairness.rank import Rank
 from activator.heads import weights_timing
 from activator.metrics import Metrics
-from activator.request import Headers, Receive, Request, Scope, Send
+from activator.request import Headers, Receive, Request, Scope, Send, error_answer, header_list, too_large
 from activator.reservation import Reservation
-from activator.routes import Caller, Target
+from activator.targets import Target
 from activator.throttler import Throttler
 from activator.upstream import UpstreamGone, WorkerConnection
 from pilotlight import errors
-from pilotlight.protocol import HEADER_CALL, HEADER_ROOT_PATH
+from pilotlight.protocol import HEADER_CALL, HEADER_RATE_LIMIT, HEADER_RATE_LIMIT_POLICY, HEADER_ROOT_PATH, TENANT_PATH
 from pilotlight.spec import FunctionKind
 
 _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"})
@@ -34,11 +36,16 @@ _OURS = b"pilotlight-"
 """Headers between the activator and its workers begin so: a caller's are dropped, it must not speak for us."""
 _NOT_FOR_WORKERS = _HOP_BY_HOP | {b"authorization", b"content-length", b"x-request-id"}
 """A caller's API key ends here: user code never sees it."""
+_OURS_TO_SAY = frozenset({b"date", b"server", b"x-request-id", HEADER_RATE_LIMIT.encode(), HEADER_RATE_LIMIT_POLICY.encode()})
+"""Headers of an answer that its function does not choose."""
 _MAX_FRAME_BYTES = 16 * 1024 * 1024
 _CLOSE_S = 2.0
 """How long a worker may take to answer a WebSocket's close before its connection is cut."""
 
-RawTarget = Callable[[Request], tuple[Caller, Target, str]]
+_SANDBOX = b"sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads"
+"""Pages of public functions share the dashboard's origin: what they run must not act as the person who is signed in there."""
+
+RawEntry = Callable[[Request], Entry]
 
 
 class Passthrough:
@@ -48,14 +55,24 @@ class Passthrough:
         self._throttler_of = throttler_of
         self._metrics = metrics
 
-    async def http(self, request: Request, caller: Caller, target: Target) -> None:
-        """One request, streamed both ways. Raises what `Throttler.reserve` raises, NotFound, WorkerCrashed."""
+    async def http(self, request: Request, entry: Entry) -> None:
+        """One request, streamed both ways. Raises what `Throttler.reserve` raises, NotFound, OverQuota, TooLarge, WorkerCrashed."""
+        target = entry.target
         _expect_asgi(target)
-        call = Call(id=request.id, target=target, method="", key_id=caller.key_id, body=b"")
-        reservation = await self._throttler_of(target).reserve(call.remaining_s(target.spec.clocks.queue_s))
-        call.reserved_ns = time.monotonic_ns()
-        call.start_kind, call.start_ms, call.weights = reservation.start_kind, reservation.start_ms, reservation.weights
-        relay = _Relay(request, call, reservation)
+        _expect_small(request, entry.raw_body_bytes)
+        call = _call_of(request, entry)
+        admission = call.admission = await entry.admit()
+        try:
+            reservation = await self._throttler_of(target).reserve(call.remaining_s(target.spec.clocks.queue_s), rank=call.rank)
+            call.reserved_ns = time.monotonic_ns()
+            call.start_kind, call.start_ms, call.weights = reservation.start_kind, reservation.start_ms, reservation.weights
+            await self._relay(target, _Relay(request, call, reservation, entry), request)
+        finally:
+            if admission is not None:
+                admission.release()
+
+    @staticmethod
+    async def _relay(target: Target, relay: _Relay, request: Request) -> None:
         try:
             async with asyncio.timeout(target.spec.clocks.execution_s):
                 await relay.run()
@@ -72,23 +89,29 @@ class Passthrough:
         finally:
             relay.close()
 
-    async def websocket(self, scope: Scope, receive: Receive, send: Send, raw_target: RawTarget) -> None:
+    async def websocket(self, scope: Scope, receive: Receive, send: Send, raw_entry: RawEntry) -> None:
         """One WebSocket: accepted once the worker accepted it, then frames both ways until either side closes.
 
         The execution clock bounds its whole life; then both sides are closed with 1011 (RFC 6455 §7.4.1).
         """
         message = await receive()
         assert message["type"] == "websocket.connect"
+        request = Request(scope, receive, send)
         try:
-            request = Request(scope, receive, send)
-            caller, target, _ = raw_target(request)
-            _expect_asgi(target)
-            call = Call(id=request.id, target=target, method="", key_id=caller.key_id, body=b"")
-            reservation = await _reserve_unless_left(self._throttler_of(target), receive, target.spec.clocks.queue_s)
-            await self._hold(scope, receive, send, reservation, call)
+            entry = raw_entry(request)
+            _expect_asgi(entry.target)
+            call = _call_of(request, entry)
+            admission = call.admission = await entry.admit()
+            try:
+                throttler = self._throttler_of(entry.target)
+                reservation = await _reserve_unless_left(throttler, receive, entry.target.spec.clocks.queue_s, call.rank)
+                await self._hold(scope, receive, send, reservation, call)
+            finally:
+                if admission is not None:
+                    admission.release()
         except errors.PilotlightError as e:
-            self._metrics.refused(e.status)
-            await _deny(scope, send, e)
+            self._metrics.turned_away(e, request.tenant)
+            await _deny(request, send, e)
 
     async def _hold(self, scope: Scope, receive: Receive, send: Send, reservation: Reservation, call: Call) -> None:
         """The life of one WebSocket on its slot, billed as one call. Raises JournalFull and what `_relay_frames` raises."""
@@ -111,14 +134,14 @@ class Passthrough:
                 reservation.release()
 
 
-async def _reserve_unless_left(throttler: Throttler, receive: Receive, timeout_s: float) -> Reservation:
+async def _reserve_unless_left(throttler: Throttler, receive: Receive, timeout_s: float, rank: Rank) -> Reservation:
     """A slot. Raises what `Throttler.reserve` raises, and ClientClosedRequest as soon as the caller leaves.
 
     A caller that was not accepted yet has nothing to say (RFC 6455 §4.1), so whatever comes from it ends its wait.
     """
     if (free := throttler.reserve_nowait()) is not None:
         return free
-    waiting = asyncio.create_task(throttler.reserve(timeout_s), name="websocket waits for a slot")
+    waiting = asyncio.create_task(throttler.reserve(timeout_s, rank=rank), name="websocket waits for a slot")
     leaving = asyncio.create_task(_received(receive), name="websocket may leave")
     is_taken = False
     try:
@@ -175,7 +198,7 @@ async def _connect(scope: Scope, reservation: Reservation, call: Call) -> Client
             compression=None,
             open_timeout=None,  # ours is the execution clock
             close_timeout=_CLOSE_S,
-            additional_headers={HEADER_CALL: call.id, HEADER_ROOT_PATH: _root(call.target)},
+            additional_headers={HEADER_CALL: call.id, HEADER_ROOT_PATH: _root(scope, call.target)},
         )
     except InvalidHandshake as e:
         raise errors.Forbidden(f"the function refused the WebSocket: {e}") from e
@@ -186,7 +209,8 @@ async def _connect(scope: Scope, reservation: Reservation, call: Call) -> Client
 class _Relay:
     """One raw request on a reserved slot. `close` it on every path."""
 
-    def __init__(self, request: Request, call: Call, reservation: Reservation) -> None:
+    def __init__(self, request: Request, call: Call, reservation: Reservation, entry: Entry) -> None:
+        self._entry = entry
         self._request = request
         self._call = call
         self._reservation = reservation
@@ -205,9 +229,10 @@ class _Relay:
         has_body = b"content-length" in request.headers or b"transfer-encoding" in request.headers
         future = connection.request(_head(request, self._call.target, has_body=has_body), loop=loop, is_head=request.verb == "HEAD")
         if has_body:
-            await _send_body(request, connection)
+            await _send_body(request, connection, self._entry.raw_body_bytes)
         answer = await future
-        await request.start(answer.status, _answer_headers(request, self._call, answer.headers))
+        headers = _answer_headers(request, self._call, answer.headers)
+        await request.start(answer.status, _sandboxed(headers) if self._entry.caller.is_anonymous else headers)
         if answer.body is not None:
             self._sent = len(answer.body)
             await request.chunk(answer.body, more=False)
@@ -256,17 +281,30 @@ async def _from_caller(worker: ClientConnection, receive: Receive) -> None:
             return
 
 
-async def _deny(scope: Scope, send: Send, error: errors.PilotlightError) -> None:
+async def _deny(request: Request, send: Send, error: errors.PilotlightError) -> None:
     """Refuse a WebSocket with an HTTP status where the server can, with close code 1011 where it was accepted already."""
-    if "websocket.http.response" in scope.get("extensions", {}):
-        body = str(error).encode()
-        headers: Headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(body))]
+    if "websocket.http.response" in request.scope.get("extensions", {}):
+        head, body = error_answer(error, request.id)
+        headers = header_list(head) + request.quota_headers()
         with contextlib.suppress(OSError, RuntimeError):
             await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
             await send({"type": "websocket.http.response.body", "body": body})
             return
     with contextlib.suppress(OSError, RuntimeError):
         await send({"type": "websocket.close", "code": 1011, "reason": str(error)[:120]})
+
+
+def _call_of(request: Request, entry: Entry) -> Call:
+    return Call(
+        id=request.id, target=entry.target, method="", key_id=entry.caller.key_id, body=b"", rank=entry.rank(request.headers),
+        caller=entry.foreign,
+    )  # fmt: skip
+
+
+def _expect_small(request: Request, limit_bytes: int | None) -> None:
+    declared = request.headers.get(b"content-length", b"")
+    if limit_bytes is not None and declared.isdigit() and int(declared) > limit_bytes:
+        raise too_large(limit_bytes)
 
 
 def _expect_asgi(target: Target) -> None:
@@ -283,19 +321,26 @@ def _close_code(code: int | None) -> int:
     return code if code in EXTERNAL_CLOSE_CODES or 3000 <= code < 5000 else 1001
 
 
-def _root(target: Target) -> str:
-    return f"/fn/{target.app}/{target.function}"
+def _prefix(scope: Scope) -> str:
+    """`/t/{tenant}` where the caller named one."""
+    path = str(scope["path"])
+    return f"{TENANT_PATH}{path[len(TENANT_PATH) :].partition('/')[0]}" if path.startswith(TENANT_PATH) else ""
+
+
+def _root(scope: Scope, target: Target) -> str:
+    return f"{_prefix(scope)}/fn/{target.app}/{target.function}"
 
 
 def _rest(scope: Scope) -> bytes:
     """What follows `/fn/{app}/{function}` in the request's target, as the caller wrote it."""
-    raw = scope["raw_path"].partition(b"?")[0].split(b"/", 4)
+    before = 6 if _prefix(scope) else 4
+    raw = scope["raw_path"].partition(b"?")[0].split(b"/", before)
     query = scope["query_string"]
-    return b"%b%b" % (b"/" + raw[4] if len(raw) > 4 else b"/", b"?" + query if query else b"")
+    return b"%b%b" % (b"/" + raw[before] if len(raw) > before else b"/", b"?" + query if query else b"")
 
 
 def _head(request: Request, target: Target, *, has_body: bool) -> bytes:
-    root = _root(target).encode()
+    root = _root(request.scope, target).encode()
     lines = [b"%s /asgi%s HTTP/1.1" % (request.verb.encode(), _rest(request.scope))]
     lines += [b"%s: %s" % (name, value) for name, value in request.scope["headers"] if _is_for_worker(name)]
     lines += [b"pilotlight-call: " + request.id.encode(), b"pilotlight-root-path: " + root, b"x-request-id: " + request.id.encode()]
@@ -308,12 +353,18 @@ def _is_for_worker(name: bytes) -> bool:
     return name not in _NOT_FOR_WORKERS and not name.startswith(_OURS)
 
 
-async def _send_body(request: Request, connection: WorkerConnection) -> None:
+async def _send_body(request: Request, connection: WorkerConnection, limit_bytes: int | None) -> None:
+    """Pass the body on as it comes. Raises TooLarge in the middle of one that did not say how long it is, ClientClosedRequest."""
+    sent = 0
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise errors.ClientClosedRequest("the caller left while sending its body")
         if body := message["body"]:
+            sent += len(body)
+            if limit_bytes is not None and sent > limit_bytes:
+                connection.close()  # half a request went out: the worker must not take it for a whole one
+                raise too_large(limit_bytes)
             await connection.write(b"%x\r\n%s\r\n" % (len(body), body))
         if not message.get("more_body", False):
             await connection.write(b"0\r\n\r\n")
@@ -327,4 +378,11 @@ def _answer_headers(request: Request, call: Call, headers: Headers) -> Headers:
         (b"pilotlight-start", call.start_kind.encode()),
         (b"server-timing", b"queue;dur=%.2f, start;dur=%.2f%b" % (call.queued_ms, call.start_ms, weights_timing(call))),
     ]
-    return own + [(k, v) for k, v in headers if k not in _HOP_BY_HOP and k not in (b"date", b"server", b"x-request-id")]
+    passed_on = [(k, v) for k, v in headers if k not in _HOP_BY_HOP and k not in _OURS_TO_SAY]
+    return own + request.quota_headers() + passed_on
+
+
+def _sandboxed(headers: Headers) -> Headers:
+    """The same for whoever may be a person with a browser; what the function says of its own content is kept."""
+    kept = (header for header in headers if header[0] not in (b"service-worker-allowed", b"clear-site-data"))
+    return [*kept, (b"content-security-policy", _SANDBOX)]

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PROBLEM, new_call_id, problem
@@ -21,10 +21,26 @@ HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te
 """Headers that end at each hop (RFC 9110 §7.6.1)."""
 
 
-class Request:
-    """A request as the gateway sees it. `id` is always ours: records are unique by it, so a caller must not choose it."""
+_PROBLEM = CONTENT_PROBLEM.encode()
 
-    __slots__ = ("_receive", "_send", "headers", "id", "is_answered", "path", "scope")
+
+class TellsQuotas(Protocol):
+    """What knows the quotas that a request falls under."""
+
+    def head(self) -> bytes:
+        """Header lines that say what is left of them, each ending in CRLF."""
+        ...
+
+
+class Request:
+    """A request as the gateway sees it. `id` is always ours: records are unique by it, so a caller must not choose it.
+
+    Attributes:
+        gate: the quotas that it falls under, once they are known; None = none.
+        tenant: whose request it is, once that is known; "" before.
+    """
+
+    __slots__ = ("_receive", "_send", "gate", "headers", "id", "is_answered", "path", "scope", "tenant")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -34,6 +50,8 @@ class Request:
         self._send = send
         self.id = new_call_id()
         self.is_answered = False
+        self.gate: TellsQuotas | None = None
+        self.tenant = ""
 
     def __repr__(self) -> str:
         return f"<Request {self.id} {self.verb} {self.path}>"
@@ -58,7 +76,7 @@ class Request:
         """The whole body. Raises TooLarge before reading on, InvalidInput when it comes too slowly, ClientClosedRequest."""
         declared = self.headers.get(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
-            raise _too_large(limit_bytes)
+            raise too_large(limit_bytes)
         message: MutableMapping[str, Any] | None = None
         if not getattr(self.cycle, "more_body", False):
             message = await self._receive()
@@ -81,7 +99,7 @@ class Request:
             part = message["body"]
             size += len(part)
             if size > limit_bytes:
-                raise _too_large(limit_bytes)
+                raise too_large(limit_bytes)
             parts.append(part)
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -114,28 +132,34 @@ class Request:
         """Send on; waits while the caller does not read."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
+    def quota_headers(self) -> Headers:
+        """`RateLimit` and `RateLimit-Policy` of whatever is answered; none where no quota applies."""
+        return header_list(self.gate.head()) if self.gate is not None else []
+
     async def respond_json(self, status: int, body: Mapping[str, Any], headers: Headers | None = None) -> None:
         """Answer with JSON."""
         data = json.dumps(body).encode()
         own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data)), (b"x-request-id", self.id.encode())]
-        await self.respond(status, own + (headers or []), data)
+        await self.respond(status, own + self.quota_headers() + (headers or []), data)
 
     async def respond_error(self, error: errors.PilotlightError, headers: Headers | None = None) -> None:
         """Answer with a problem document, and `Retry-After` where a retry makes sense (RFC 9457, RFC 9110 §10.2.3)."""
-        data = json.dumps(problem_of(error, self.id)).encode()
-        own: Headers = [
-            (b"content-type", CONTENT_PROBLEM.encode()),
-            (b"content-length", b"%d" % len(data)),
-            (b"x-request-id", self.id.encode()),
-        ]
-        retry_after_s = error.retry_after_s
-        if retry_after_s is None and error.status in (429, 503):
-            retry_after_s = 1.0
-        if retry_after_s is not None:
-            own.append((b"retry-after", b"%d" % max(1, math.ceil(retry_after_s))))
-        if error.status == 401:
-            own.append((b"www-authenticate", b'Bearer realm="pilotlight"'))
-        await self.respond(error.status, own + (headers or []), data)
+        head, data = error_answer(error, self.id)
+        await self.respond(error.status, header_list(head) + self.quota_headers() + (headers or []), data)
+
+
+def error_answer(error: errors.PilotlightError, request_id: str) -> tuple[bytes, bytes]:
+    """Header lines, each ending in CRLF, and body of an answer that is an error."""
+    data = json.dumps(problem_of(error, request_id)).encode()
+    head = b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n" % (_PROBLEM, len(data), request_id.encode())
+    retry_after_s = error.retry_after_s
+    if retry_after_s is None and error.status in (429, 503):
+        retry_after_s = 1.0
+    if retry_after_s is not None:
+        head += b"retry-after: %d\r\n" % max(1, math.ceil(retry_after_s))
+    if error.status == 401:
+        head += b'www-authenticate: Bearer realm="pilotlight"\r\n'
+    return head, data
 
 
 def problem_of(error: errors.PilotlightError, request_id: str) -> dict[str, Any]:
@@ -149,7 +173,9 @@ def header_list(head: bytes) -> Headers:
     return [(name, value) for name, _, value in (line.partition(b": ") for line in head.split(b"\r\n")[:-1])]
 
 
-def _too_large(limit_bytes: int) -> errors.TooLarge:
+def too_large(limit_bytes: int) -> errors.TooLarge:
+    """The error of a body over its bound."""
     return errors.TooLarge(
-        f"the body is larger than {limit_bytes} bytes (activator.max_body_bytes): send a reference to it instead", limit_bytes=limit_bytes
+        f"the body is larger than {limit_bytes} bytes (activator.max_body_bytes, or a quota body_bytes): send a reference to it instead",
+        limit_bytes=limit_bytes,
     )

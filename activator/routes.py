@@ -8,209 +8,58 @@ method is synchronous, so no lock is needed. A broken document is refused whole,
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import json
 import logging
-import random
 import zlib
 from collections.abc import Callable, Mapping
-from decimal import Decimal
 from typing import Any
 
-import jsonschema_rs
-
+from activator.callers import ANONYMOUS, Caller, Keys
+from activator.targets import Target, Targets, choose
+from activator.tenants import Tenants
 from pilotlight import errors
-from pilotlight.pricing import Footprint, Rates, rate_per_s
-from pilotlight.protocol import FeedChange, FunctionRoute, KeyRecord, TenantRecord
+from pilotlight.pricing import Rates
+from pilotlight.protocol import BudgetRecord, FeedChange, FunctionRoute
+from pilotlight.quotas import Plan, Quotas, parse_quotas
 from pilotlight.seal import PlatformKey
-from pilotlight.spec import FunctionSpec, MethodSpec, from_json
-from pilotlight.types import DEFAULT_ENVIRONMENT, FunctionAddress, Scope
-from snapshotter.types import LaunchSpec
+from pilotlight.spec import PUBLIC
+from pilotlight.types import DEFAULT_ENVIRONMENT, FunctionAddress
+
+__all__ = ["ANONYMOUS", "Caller", "RouteTable", "Target", "Targets", "choose"]
 
 log = logging.getLogger(__name__)
 
-MAX_NAMED_PROBLEMS = 5
-"""Argument errors listed in one answer: enough to mend a call, not a way to make the platform write essays."""
-MAX_PROBLEM_CHARS = 500
-"""Of one of them: it quotes the argument, which may be megabytes."""
-
-
-class ArgumentCheck:
-    """Checks JSON arguments of one method against its schema, before anything is started."""
-
-    __slots__ = ("_method", "_validator")
-
-    def __init__(self, method: MethodSpec) -> None:
-        self._method = method
-        self._validator = jsonschema_rs.validator_for(dict(method.schema)) if method.schema is not None else None
-
-    def check(self, body: bytes) -> None:
-        """Raises InvalidInput naming the parameter and what is wrong with it."""
-        arguments = _parsed(body) if body else {}
-        named = arguments if type(arguments) is dict else self._by_name(arguments)
-        validator = self._validator
-        try:
-            if validator is None or validator.is_valid(named):
-                return
-            problems = self._problems(validator, named)
-        except ValueError as e:  # half a surrogate pair in a name, for one
-            raise errors.InvalidInput(f"the arguments cannot be checked: {e}") from e
-        first = problems[0]
-        what = f"argument {first['parameter']!r}: " if first["parameter"] else ""
-        raise errors.InvalidInput(f"{what}{first['message']}", parameter=first["parameter"], errors=problems)
-
-    @staticmethod
-    def _problems(validator: jsonschema_rs.Validator, named: Mapping[str, Any]) -> list[dict[str, str]]:
-        found = itertools.islice(validator.iter_errors(named), MAX_NAMED_PROBLEMS)
-        return [{"parameter": _shortened(_parameter(e)), "message": _shortened(e.message)} for e in found]
-
-    def _by_name(self, arguments: Any) -> Mapping[str, Any]:
-        if isinstance(arguments, dict):
-            return arguments
-        if not isinstance(arguments, list):
-            raise errors.InvalidInput(
-                f"the body must be a JSON object of arguments by name, or an array of them in order; got {type(arguments).__name__}"
-            )
-        names = self._method.parameters
-        if len(arguments) > len(names) and self._method.schema is not None:
-            raise errors.InvalidInput(f"{len(arguments)} positional arguments given, at most {len(names)} accepted")
-        return dict(zip(names, arguments, strict=False))
-
-
-_decode_at_once = json.JSONDecoder().raw_decode
-
-
-def _parsed(body: bytes) -> Any:
-    try:
-        text = body.decode()
-        if text[0] in "{[":
-            value, end = _decode_at_once(text)  # `json.loads` without looking for white space around it
-            if end == len(text):
-                return value
-        return json.loads(text)
-    except ValueError as e:  # UnicodeDecodeError is one
-        raise errors.InvalidInput(f"the body is not valid JSON: {e}") from e
-    except RecursionError as e:
-        raise errors.InvalidInput("the body is nested too deeply") from e
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= MAX_PROBLEM_CHARS else text[:MAX_PROBLEM_CHARS] + "…"
-
-
-def _parameter(error: jsonschema_rs.ValidationError) -> str:
-    if error.instance_path:
-        return str(error.instance_path[0])
-    kind = error.kind
-    named = getattr(kind, "property", None) or next(iter(getattr(kind, "unexpected", ())), "")
-    return str(named)
-
-
-class Target:
-    """One revision of one function, ready to be called. Immutable once made."""
-
-    __slots__ = ("_checks", "app", "environment", "footprint", "function", "function_id", "key", "launch", "rate_per_s", "revision",
-                 "spec", "tenant", "warm_head")  # fmt: skip
-
-    def __init__(self, route: FunctionRoute, revision: str, rates: Rates) -> None:
-        document = route.revisions[revision]
-        self.spec: FunctionSpec = from_json(FunctionSpec, document["spec"])
-        self.launch = LaunchSpec.from_json(document["launch"])
-        self.key = str(self.launch.revision)
-        self.tenant = route.tenant
-        self.environment = route.environment
-        self.app = route.app
-        self.function = route.function
-        self.function_id = route.id
-        self.revision = revision
-        self.warm_head = b"pilotlight-revision: %s\r\npilotlight-start: WARM\r\n" % revision.encode()
-        gpu = self.spec.resources.gpu[0] if self.spec.resources.gpu else None
-        self.footprint = Footprint(
-            cpu=self.spec.resources.cpu,
-            memory_bytes=self.spec.resources.memory_bytes,
-            gpu=gpu,
-            gpu_count=self.spec.resources.gpu_count,
-        )
-        try:
-            self.rate_per_s: Decimal = rate_per_s(self.footprint, rates)
-        except KeyError as e:
-            raise errors.Unavailable(f"no price for accelerator {gpu!r} in platform.yaml: add prices.gpu_s.{gpu}", retry_after_s=60) from e
-        self._checks: dict[str, ArgumentCheck] = {}
-
-    def __repr__(self) -> str:
-        return f"<Target {self.app}/{self.function}@{self.revision}>"
-
-    def check(self, method: str) -> ArgumentCheck:
-        """The argument check of a method. Raises NotFound, naming the methods there are."""
-        check = self._checks.get(method)
-        if check is None:
-            spec = self.spec.method(method)
-            if spec is None:
-                names = ", ".join(sorted(m.name for m in self.spec.methods if m.name))
-                hint = f"its methods are: {names}" if names else "it has no methods: call it by its own name"
-                raise errors.NotFound(f"{self.app}/{self.function} has no method {method!r}; {hint}")
-            check = self._checks[method] = ArgumentCheck(spec)
-        return check
-
-
-Targets = tuple[tuple[int, Target], ...]
-"""Revisions of one function with their share of the traffic; shares add up to 100."""
-
-
-def choose(targets: Targets) -> Target:
-    """One of them, by weight."""
-    if len(targets) == 1:
-        return targets[0][1]
-    draw = random.randrange(100)
-    for weight, target in targets:
-        draw -= weight
-        if draw < 0:
-            return target
-    return targets[-1][1]
-
-
-class Caller:
-    """Who is calling: the key's tenant, scope and environment. Immutable."""
-
-    __slots__ = ("environment", "expires_at", "key_id", "scope", "tenant")
-
-    def __init__(self, record: KeyRecord) -> None:
-        self.key_id = record.id
-        self.tenant = record.tenant
-        self.scope = Scope(record.scope)
-        self.environment = record.environment
-        self.expires_at = record.expires_at
-
-    def __repr__(self) -> str:
-        return f"<Caller {self.key_id} {self.scope}>"
-
 
 class RouteTable:
-    """Functions, keys, tenants and secrets by name.
+    """Functions, keys, tenants, quotas and secrets by name.
 
     `version` is the position in the feed; `generation` changes with everything that could make an earlier answer wrong. `on_function` is
-    told the name of a function that changed, and the keys of the revisions that took calls before and do not any more.
+    told the name of a function that changed, and the keys of the revisions that took calls before and do not any more. `on_budget` is told
+    the id of a budget and what it is now, None when it is gone.
     """
 
-    def __init__(self, rates: Rates, platform_key: PlatformKey) -> None:
-        self._rates = rates
+    def __init__(self, lists: Mapping[str, Rates], platform_key: PlatformKey) -> None:
+        """`lists`: price lists by their version, the platform's own first."""
+        self._lists = lists
+        self._own_rates = next(iter(lists.values()))
         self._platform_key = platform_key
         self._functions: dict[str, bytes] = {}
         self._kept_warm: set[str] = set()
         self._targets: dict[str, Targets] = {}
-        self._callers: dict[str, tuple[str, Caller]] = {}
-        self._by_hash: dict[str, Caller] = {}
-        self._by_token: dict[bytes, Caller] = {}
-        self._tenants: dict[str, TenantRecord] = {}
+        self._keys = Keys()
+        self.tenants = Tenants()
+        self._quotas: dict[str, Quotas] = {}
+        self._budgets: set[str] = set()
         self._secrets: dict[str, str] = {}
+        self._unpriced: set[str] = set()
         self.version = 0
         self.generation = 0
         self.refused = 0
         self.on_function: Callable[[str, frozenset[str]], None] = _ignore
+        self.on_budget: Callable[[str, BudgetRecord | None], None] = _ignore_budget
 
     def __repr__(self) -> str:
-        return f"<RouteTable version {self.version}: {len(self._functions)} functions, {len(self._callers)} keys, {self.refused} refused>"
+        return f"<RouteTable version {self.version}: {len(self._functions)} functions, {len(self._keys)} keys, {self.refused} refused>"
 
     # -- the feed's side ----------------------------------------------------------------------------------------------
     def apply(self, change: FeedChange) -> bool:
@@ -228,16 +77,11 @@ class RouteTable:
     def clear(self) -> None:
         """Forget everything: the feed is about to be told anew."""
         self.generation += 1
+        for budget in self._budgets:
+            self.on_budget(budget, None)
         for held in (
-            self._functions,
-            self._kept_warm,
-            self._targets,
-            self._callers,
-            self._by_hash,
-            self._by_token,
-            self._tenants,
-            self._secrets,
-        ):
+            self._functions, self._kept_warm, self._targets, self._keys, self.tenants, self._quotas, self._budgets, self._secrets,
+        ):  # fmt: skip
             held.clear()
 
     def _apply_function(self, name: str, value: Any) -> None:
@@ -247,9 +91,8 @@ class RouteTable:
             self._functions.pop(name, None)
         else:
             route = FunctionRoute.from_json(value)
-            targets = [
-                Target(route, revision, self._rates) for revision, _ in route.traffic
-            ]  # refuses a broken one; made again when called
+            rates = self.rates_of(route.tenant)
+            targets = [Target(route, revision, rates) for revision, _ in route.traffic]  # refuses a broken one; made again when called
             self._functions[name] = zlib.compress(json.dumps(value).encode(), level=1)
             if any(target.spec.scaling.min_instances for target in targets):
                 self._kept_warm.add(name)
@@ -257,21 +100,30 @@ class RouteTable:
         self.on_function(name, _routed(before) - _routed(route))
 
     def _apply_key(self, key_id: str, value: Any) -> None:
-        record = KeyRecord(**value) if value is not None else None
-        old = self._callers.pop(key_id, None)
-        if old is not None:
-            self._by_hash.pop(old[0], None)
-            self._by_token.clear()
-        if record is not None:
-            caller = Caller(record)
-            self._callers[key_id] = (record.hash, caller)
-            self._by_hash[record.hash] = caller
+        self._keys.apply(key_id, value)
 
     def _apply_tenant(self, tenant: str, value: Any) -> None:
+        before = self.rates_of(tenant)
+        self.tenants.apply(tenant, value)
+        self._keys.forget_proofs()
+        if self.rates_of(tenant) is not before:
+            for name in [name for name in self._targets if name.startswith(f"{tenant}/")]:
+                del self._targets[name]  # priced anew
+                self.on_function(name, frozenset())
+
+    def _apply_quota(self, name: str, value: Any) -> None:
         if value is None:
-            self._tenants.pop(tenant, None)
+            self._quotas.pop(name, None)
         else:
-            self._tenants[tenant] = TenantRecord(**value)
+            self._quotas[name] = parse_quotas(value)
+
+    def _apply_budget(self, budget: str, value: Any) -> None:
+        record = BudgetRecord(**value) if value is not None else None
+        if record is None:
+            self._budgets.discard(budget)
+        else:
+            self._budgets.add(budget)
+        self.on_budget(budget, record)
 
     def _apply_secret(self, name: str, value: Any) -> None:
         if value is None:
@@ -282,30 +134,77 @@ class RouteTable:
     # -- the request's side -------------------------------------------------------------------------------------------
     def authenticate(self, authorization: bytes, now: float) -> Caller:
         """The caller behind an Authorization header. Raises Unauthenticated, never saying which part was wrong."""
-        caller = self._by_token.get(authorization)
+        caller = self._keys.proven(authorization)
         if caller is None:
-            caller = self._look_up(authorization)
+            record = self._keys.prove(authorization)
+            caller = Caller(record, tenant_name=self.tenants.name_of(record.tenant))
+            self._keys.remember(authorization, caller)
         if caller.expires_at is not None and now >= caller.expires_at:
             raise errors.Unauthenticated("this API key has expired: create another with `pilotlight token create`")
         return caller
 
     def is_known(self, authorization: bytes) -> bool:
         """Whether this header was found valid before, so that no look-up is needed."""
-        return authorization in self._by_token
+        return self._keys.is_known(authorization)
 
-    def _look_up(self, authorization: bytes) -> Caller:
-        scheme, _, token = authorization.partition(b" ")
-        if not token or scheme.lower() != b"bearer":
-            raise errors.Unauthenticated("no API key: send the header 'Authorization: Bearer <key>'")
-        caller = self._by_hash.get(hashlib.sha256(token.strip()).hexdigest())
-        if caller is None:
-            raise errors.Unauthenticated("this API key is not valid: it is wrong, or was revoked")
-        self._by_token[authorization] = caller
-        return caller
+    def caller_of(self, key_id: str) -> Caller | None:
+        """The caller with this key, if the key is still there."""
+        record = self._keys.record(key_id)
+        return Caller(record, tenant_name=self.tenants.name_of(record.tenant)) if record is not None else None
+
+    def plan_of(self, tenant: str) -> Plan:
+        """A tenant's plan, its overrides included; UNLIMITED where none is known."""
+        return self.tenants.plan_of(tenant)
+
+    def rates_of(self, tenant: str) -> Rates:
+        """The price list of a tenant's plan; the platform's own where it names none, or one that there is not."""
+        version = self.tenants.plan_of(tenant).prices
+        if version is None or version in self._lists:
+            return self._own_rates if version is None else self._lists[version]
+        if version not in self._unpriced:
+            self._unpriced.add(version)
+            log.error("a plan names prices that there are not; the platform's own apply prices=%s tenant=%s", version, tenant)
+        return self._own_rates
+
+    def quotas_of(self, name: str) -> Quotas:
+        """A function's own quotas, by `<tenant>/<environment>/<app>/<function>`."""
+        return self._quotas.get(name, _NO_QUOTAS)
+
+    def reserved(self) -> Mapping[str, int]:
+        """Bytes of a node's instance memory that are kept free, by tenant."""
+        return self.tenants.reserved()
+
+    def tenant_named(self, name: str) -> str | None:
+        """Id of the tenant of that name."""
+        return self.tenants.named(name)
+
+    def tenant_name(self, tenant: str) -> str:
+        """A tenant's name; "" when unknown."""
+        return self.tenants.name_of(tenant)
+
+    def tenant_names(self) -> Mapping[str, str]:
+        """All names by id."""
+        return self.tenants.names()
+
+    def targets_for(self, caller: Caller, address: FunctionAddress) -> Targets:
+        """`targets` for a caller that may be another tenant's. What it may not call does not exist for it. Raises NotFound, Unavailable."""
+        if caller.tenant != address.tenant and not self._is_open_to(caller, address):
+            raise _no_function(address)
+        return self.targets(address)
+
+    def _is_open_to(self, caller: Caller, address: FunctionAddress) -> bool:
+        """Whether every revision with traffic is public, or shared with the caller's tenant."""
+        route = self._route(_name_of(address))
+        if route is None:
+            return False
+        names = {PUBLIC, caller.tenant_name} - {""}
+        return all(
+            not names.isdisjoint(route.revisions[revision]["spec"].get("access", ())) for revision, weight in route.traffic if weight
+        )
 
     def targets(self, address: FunctionAddress) -> Targets:
         """The revisions that share this function's traffic. Raises NotFound or Unavailable."""
-        name = f"{address.tenant}/{address.environment}/{address.app}/{address.function}"
+        name = _name_of(address)
         return self._targets.get(name) or self._make_targets(name, address)
 
     def target(self, address: FunctionAddress) -> Target:
@@ -315,13 +214,11 @@ class RouteTable:
     def _make_targets(self, name: str, address: FunctionAddress) -> Targets:
         route = self._route(name)
         if route is None:
-            environment = "" if address.environment == DEFAULT_ENVIRONMENT else f" in environment {address.environment!r}"
-            raise errors.NotFound(
-                f"no function {address.app}/{address.function}{environment}: `pilotlight app list` shows what is deployed"
-            )
+            raise _no_function(address)
         if route.stopped:
             raise errors.Unavailable(f"app {address.app!r} is stopped: deploy it again to start it", retry_after_s=30)
-        targets = tuple((weight, Target(route, revision, self._rates)) for revision, weight in route.traffic if weight)
+        rates = self.rates_of(route.tenant)
+        targets = tuple((weight, Target(route, revision, rates)) for revision, weight in route.traffic if weight)
         self._targets[name] = targets
         return targets
 
@@ -340,7 +237,8 @@ class RouteTable:
         route = self._route(name)
         if route is None or route.stopped:
             return ()
-        return tuple(Target(route, revision, self._rates) for revision, weight in route.traffic if weight)
+        rates = self.rates_of(route.tenant)
+        return tuple(Target(route, revision, rates) for revision, weight in route.traffic if weight)
 
     def kept_warm(self) -> list[str]:
         """Names of functions that want instances without being asked (`min_instances`)."""
@@ -358,11 +256,27 @@ class RouteTable:
 
     def statistics(self) -> Mapping[str, int]:
         """Sizes, for metrics."""
-        return {"functions": len(self._functions), "keys": len(self._callers), "refused": self.refused, "version": self.version}
+        return {"functions": len(self._functions), "keys": len(self._keys), "refused": self.refused, "version": self.version}
+
+
+_NO_QUOTAS = Quotas()
 
 
 def _ignore(name: str, left: frozenset[str]) -> None:
     """Nobody follows the table yet."""
+
+
+def _ignore_budget(budget: str, record: BudgetRecord | None) -> None:
+    """Nobody keeps budgets yet."""
+
+
+def _name_of(address: FunctionAddress) -> str:
+    return f"{address.tenant}/{address.environment}/{address.app}/{address.function}"
+
+
+def _no_function(address: FunctionAddress) -> errors.NotFound:
+    environment = "" if address.environment == DEFAULT_ENVIRONMENT else f" in environment {address.environment!r}"
+    return errors.NotFound(f"no function {address.app}/{address.function}{environment}: `pilotlight app list` shows what is deployed")
 
 
 def _routed(route: FunctionRoute | None) -> frozenset[str]:

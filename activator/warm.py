@@ -17,11 +17,14 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from activator.dispatch import Call, Dispatcher, Exchange, status_of
+from activator.entry import Entry
 from activator.heads import trace_lines, warm_head
 from activator.metrics import Metrics
-from activator.request import Receive, Request, Scope, Send
+from activator.quotas.admission import Admission
+from activator.quotas.decision import Refusal
+from activator.request import Receive, Request, Scope, Send, error_answer
 from activator.reservation import Reservation
-from activator.routes import Target
+from activator.targets import Target
 from activator.throttler import Throttler
 from activator.upstream import Answer, UpstreamGone, WorkerConnection
 from pilotlight import errors
@@ -80,13 +83,14 @@ class Clocks:
 class Way:
     """What all warm calls of one path, key and revision share."""
 
-    __slots__ = ("check", "execution_s", "key_id", "method", "target", "template")
+    __slots__ = ("check", "entry", "execution_s", "key_id", "method", "target", "template")
 
-    def __init__(self, target: Target, method: str, key_id: str) -> None:
+    def __init__(self, entry: Entry, method: str) -> None:
         """Raises NotFound for a method that the revision does not have."""
-        self.target = target
+        self.entry = entry
+        self.target = target = entry.target
         self.method = method
-        self.key_id = key_id
+        self.key_id = entry.caller.key_id
         self.check = target.check(method).check
         self.execution_s = target.spec.clocks.execution_s
         self.template = (
@@ -106,10 +110,34 @@ class WarmCalls:
         self.clocks = Clocks()
 
     def begin(self, connection: EdgeProtocol, way: Way, headers: dict[bytes, bytes], body: bytes) -> bool:
-        """Take a call to its worker. False when it cannot go there at once; then nothing has happened."""
+        """Take a call to its worker, or refuse it by its quotas. False when it cannot go there at once; then nothing has happened."""
         if way.execution_s < MIN_CLOCK_S:
             return False
+        gate = way.entry.gate
+        if gate is None:
+            return self._begin(connection, way, headers, body, None)
+        refusal = gate.take_nowait(1, 1, 0)
+        if refusal is not None:
+            self._refuse(connection, way, refusal)
+            return True
+        admission = Admission(gate)
+        if self._begin(connection, way, headers, body, admission):
+            return True
+        admission.withdraw()
+        return False
+
+    def _refuse(self, connection: EdgeProtocol, way: Way, refusal: Refusal) -> None:
+        """Answer 429 here and now: a flood of calls over their quota must cost its neighbours as little as can be."""
+        error = refusal.error()
+        head, body = error_answer(error, new_call_id())
+        self.metrics.turned_away(error, way.entry.caller.tenant)
+        connection.answer(error.status, head + way.entry.gate.head(), body)  # type: ignore[union-attr]
+
+    def _begin(self, connection: EdgeProtocol, way: Way, headers: dict[bytes, bytes], body: bytes, admission: Admission | None) -> bool:
         target = way.target
+        rank = way.entry.ranks.get(headers.get(b"pilotlight-priority"))
+        if rank is None:
+            return False
         content_type = headers.get(b"content-type", _JSON)
         if content_type.startswith(_PICKLE):
             content_type = _PICKLE
@@ -124,7 +152,8 @@ class WarmCalls:
             return False
         call = Call(
             id=new_call_id(), target=target, method=way.method, key_id=way.key_id, body=body, content_type=content_type,
-            accept=headers.get(b"accept", b""), extra_headers=trace_lines(headers),
+            accept=headers.get(b"accept", b""), extra_headers=trace_lines(headers), admission=admission, rank=rank,
+            caller=way.entry.foreign,
         )  # fmt: skip
         call.reserved_ns = call.received_ns
         worker = reservation.instance.connections.take_nowait(call.received_ns / 1e9)
@@ -132,15 +161,12 @@ class WarmCalls:
             reservation.release()
             return False
         try:
-            ticket = reservation.instance.account.open(
-                call=call.id, attempt=1, key=way.key_id, method=way.method, start_kind=WARM, queued_ms=0, start_ms=0,
-                now_ns=call.received_ns, at_ns=time.time_ns(),
-            )  # fmt: skip
+            ticket = reservation.open(call)
         except errors.PilotlightError:
             reservation.instance.connections.give_back(worker, call.received_ns / 1e9)
             reservation.release()
             return False
-        warm = WarmCall(self, call, connection=connection, reservation=reservation, ticket=ticket, worker=worker)
+        warm = WarmCall(self, call, connection=connection, reservation=reservation, ticket=ticket, worker=worker, admission=admission)
         connection.on_gone = warm.abandon
         lines = call.extra_headers if not call.accept else b"\r\naccept: " + call.accept + call.extra_headers
         warm.steps = self.clocks.watch(warm, connection.loop, way.execution_s)
@@ -151,11 +177,21 @@ class WarmCalls:
 class WarmCall:
     """One warm call at its worker; `upstream.Waiter` for its answer. Ends exactly once, by whichever of its methods comes first."""
 
-    __slots__ = ("_call", "_calls", "_connection", "_dispatched_ns", "_is_done", "_reservation", "_ticket", "_worker", "steps")
+    __slots__ = ("_admission", "_call", "_calls", "_connection", "_dispatched_ns", "_is_done", "_reservation", "_ticket", "_worker",
+                 "steps")  # fmt: skip
 
     def __init__(
-        self, calls: WarmCalls, call: Call, *, connection: EdgeProtocol, reservation: Reservation, ticket: Ticket, worker: WorkerConnection
+        self,
+        calls: WarmCalls,
+        call: Call,
+        *,
+        connection: EdgeProtocol,
+        reservation: Reservation,
+        ticket: Ticket,
+        worker: WorkerConnection,
+        admission: Admission | None,
     ) -> None:
+        self._admission = admission
         self._calls = calls
         self._connection = connection
         self._call = call
@@ -196,6 +232,7 @@ class WarmCall:
         finally:
             instance.connections.give_back(self._worker, now_ns / 1e9)
             reservation.release()
+        self._release()
         self._calls.metrics.answered_warm(call.target, status, exec_s=exec_ms / 1000)
         self._connection.answer(status, warm_head(call, answer, cost=bill.cost, exec_ms=exec_ms), body)
 
@@ -229,6 +266,7 @@ class WarmCall:
         """The caller left."""
         if not self._is_done:
             self._end()
+            self._release()
             self._close(499, "cancelled")
             self._calls.metrics.refused(499)
 
@@ -244,14 +282,22 @@ class WarmCall:
         finally:
             self._reservation.release()
 
+    def _release(self) -> None:
+        if self._admission is not None:
+            self._admission.release()
+
     def _go_on(self, step: Coroutine[Any, Any, Exchange]) -> None:
         """The rest in a task, as an ordinary request whose body was read."""
-        call_id, go_on = self._call.id, self._calls.go_on
+        call, go_on, admission = self._call, self._calls.go_on, self._admission
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
             request = Request(scope, receive, send)
-            request.id = call_id
-            await go_on(request, step)
+            request.id, request.tenant = call.id, call.caller or call.target.tenant
+            request.gate = admission
+            try:
+                await go_on(request, step)
+            finally:
+                self._release()
 
         self._connection.continue_in_task(application)
 

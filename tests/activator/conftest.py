@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -18,15 +19,17 @@ from activator.calls import SubmittedCalls
 from activator.control import ControlPlane
 from activator.dispatch import Dispatcher
 from activator.edge import EdgeLimits
+from activator.entry import Entrance
 from activator.gateway import Gateway
 from activator.metrics import Metrics
 from activator.passthrough import Passthrough
+from activator.quotas.process import ProcessQuotas
 from activator.routes import Target
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
 from activator.throttler import Throttler
 from pilotlight.pricing import Rates
-from pilotlight.protocol import FeedChange, FunctionRoute, UsageRecord
+from pilotlight.protocol import BudgetState, FeedChange, FunctionRoute, UsageRecord
 from tests.fakes.fake_fleet import FakeFleet
 from tests.fakes.fake_worker import Behaviour, echo
 from tests.fakes.routes import TENANT, change, empty_table
@@ -40,13 +43,16 @@ class MemoryLedger:
     def __init__(self) -> None:
         self.records: dict[str, UsageRecord] = {}
 
-    async def accept(self, records: Sequence[bytes]) -> None:
+    async def accept(self, records: Sequence[bytes]) -> Mapping[str, BudgetState]:
         """See shipping.Ledger."""
-        import json
-
         for record in records:
             usage = UsageRecord.from_json(json.loads(record))
             self.records.setdefault(usage.id, usage)
+        return {}
+
+    async def budgets(self) -> Mapping[str, BudgetState]:
+        """There are none here."""
+        return {}
 
     async def aclose(self) -> None:
         """Nothing to close."""
@@ -73,9 +79,11 @@ class Edge:
         dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of)
         nobody = directory / "controller.sock"
         self.control = ControlPlane(nobody, table=self.table, strangers=self.strangers, catch_up=_nothing_to_catch_up)
+        self.quotas = ProcessQuotas()
+        self.entrance = Entrance(table=self.table, store=self.quotas, settings=settings)
         self.calls = SubmittedCalls(
-            books=self.books, dispatcher=dispatcher, table=self.table, control=self.control, settings=settings, metrics=self.metrics,
-            controller=nobody, token="t",
+            books=self.books, dispatcher=dispatcher, table=self.table, entrance=self.entrance, control=self.control, settings=settings,
+            metrics=self.metrics, controller=nobody, token="t",
         )  # fmt: skip
         self.limits = EdgeLimits(
             max_per_address=settings.max_connections_per_address,
@@ -85,6 +93,7 @@ class Edge:
         self.gateway = Gateway(
             settings=settings,
             table=self.table,
+            entrance=self.entrance,
             strangers=self.strangers,
             dispatcher=dispatcher,
             calls=self.calls,

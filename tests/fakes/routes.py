@@ -66,4 +66,4 @@ def change(seq: int, route: FunctionRoute) -> FeedChange:
 
 def empty_table() -> RouteTable:
     """A RouteTable that knows nothing yet."""
-    return RouteTable(Rates(version="test"), TEST_KEY)
+    return RouteTable({"test": Rates(version="test")}, TEST_KEY)

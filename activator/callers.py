@@ -1,0 +1,132 @@
+"""Who is calling: API keys as the feed tells them, and how far each one reaches.
+
+Owner: the event loop, through `RouteTable`. A key's secret is never here: only its hash, and headers that were found valid before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from pilotlight import errors
+from pilotlight.protocol import KeyRecord
+from pilotlight.quotas import Quotas, parse_quotas
+from pilotlight.types import Scope
+
+
+class Caller:
+    """A key's tenant, scope and reach; or nobody in particular, at a public function. Immutable.
+
+    Attributes:
+        key_id, tenant, tenant_name: "" of a caller without a key.
+        environment, app, function: the only one that the key reaches; None = all.
+        quotas: of this key alone.
+    """
+
+    __slots__ = ("app", "environment", "expires_at", "function", "key_id", "quotas", "scope", "tenant", "tenant_name")
+
+    def __init__(self, record: KeyRecord, *, tenant_name: str = "") -> None:
+        """Raises ValueError for a scope or a quota that there is not."""
+        self.key_id = record.id
+        self.tenant = record.tenant
+        self.tenant_name = tenant_name
+        self.scope = Scope(record.scope)
+        self.environment = record.environment
+        self.app = record.app
+        self.function = record.function
+        self.expires_at = record.expires_at
+        self.quotas: Quotas = parse_quotas(record.quotas)
+
+    def __repr__(self) -> str:
+        return f"<Caller {self.key_id or 'anonymous'} {self.scope}>"
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether there was no key."""
+        return not self.key_id
+
+    def check_reach(self, *, environment: str, app: str, function: str) -> None:
+        """Raises Forbidden, naming what the key is for, when it does not reach this function; whether that exists is another question."""
+        if self.environment is not None and environment != self.environment:
+            raise errors.Forbidden(f"this API key is for environment {self.environment!r} only")
+        if self.app is not None and app != self.app:
+            raise errors.Forbidden(f"this API key is for {self._reach} only")
+        if self.function is not None and function != self.function:
+            raise errors.Forbidden(f"this API key is for {self._reach} only")
+
+    @property
+    def _reach(self) -> str:
+        return f"function {self.app}/{self.function}" if self.function is not None else f"app {self.app!r}"
+
+    def check_may_call(self) -> None:
+        """Raises Forbidden for a key that may only read."""
+        if not self.scope.reaches(Scope.INVOKE):
+            raise errors.Forbidden(f"this API key has scope {self.scope.value!r}: calling functions needs 'invoke'")
+
+
+ANONYMOUS = Caller(KeyRecord(id="", hash="", tenant="", scope=Scope.INVOKE.value))
+"""A caller without a key: it reaches public functions."""
+
+
+class Keys:
+    """Keys by their hash, and callers by the header that proved to be theirs."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, KeyRecord] = {}
+        self._by_hash: dict[str, KeyRecord] = {}
+        self._by_token: dict[bytes, Caller] = {}
+
+    def __repr__(self) -> str:
+        return f"<Keys {len(self._records)}, {len(self._by_token)} in use>"
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def apply(self, key_id: str, value: Any) -> None:
+        """Take in a document; None = revoked. Raises TypeError or ValueError, and has changed nothing then."""
+        record = KeyRecord(**value) if value is not None else None
+        if record is not None:
+            Caller(record)  # refuses a broken one
+        old = self._records.pop(key_id, None)
+        if old is not None:
+            self._by_hash.pop(old.hash, None)
+            self._by_token.clear()
+        if record is not None:
+            self._records[key_id] = record
+            self._by_hash[record.hash] = record
+
+    def forget_proofs(self) -> None:
+        """Look every key up again: something that callers were made of has changed."""
+        self._by_token.clear()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._records.clear()
+        self._by_hash.clear()
+        self._by_token.clear()
+
+    def is_known(self, authorization: bytes) -> bool:
+        """Whether this header was found valid before, so that no look-up is needed."""
+        return authorization in self._by_token
+
+    def record(self, key_id: str) -> KeyRecord | None:
+        """A key by its id."""
+        return self._records.get(key_id)
+
+    def proven(self, authorization: bytes) -> Caller | None:
+        """Whose header this is, if it was found valid before."""
+        return self._by_token.get(authorization)
+
+    def prove(self, authorization: bytes) -> KeyRecord:
+        """The key in an Authorization header. Raises Unauthenticated, never saying which part was wrong."""
+        scheme, _, token = authorization.partition(b" ")
+        if not token or scheme.lower() != b"bearer":
+            raise errors.Unauthenticated("no API key: send the header 'Authorization: Bearer <key>'")
+        record = self._by_hash.get(hashlib.sha256(token.strip()).hexdigest())
+        if record is None:
+            raise errors.Unauthenticated("this API key is not valid: it is wrong, or was revoked")
+        return record
+
+    def remember(self, authorization: bytes, caller: Caller) -> None:
+        """This header is this caller's, until a key changes."""
+        self._by_token[authorization] = caller

@@ -1,0 +1,141 @@
+"""What is known of a call before it comes: a caller at a revision, with the quotas, the priority and the bounds that hold there.
+
+Making one costs some tens of microseconds and is done once for a way; passing it costs what the quota store costs.
+"""
+
+from __future__ import annotations
+
+from activator.callers import Caller
+from activator.fairness.rank import Rank
+from activator.quotas.admission import Admission, admit
+from activator.quotas.rules import Rule, Rules, body_bytes_of, queue_bounds_of
+from activator.quotas.store import QuotaStore
+from activator.routes import RouteTable
+from activator.settings import ActivatorSettings
+from activator.targets import Target
+from activator.tenants import priority_of
+from pilotlight import errors
+from pilotlight.protocol import HEADER_PRIORITY
+from pilotlight.quotas import Quotas
+from pilotlight.types import Priority
+
+MAX_ENTRIES = 16_384
+"""Entries that are remembered; each is small, and a flood of keys must not fill the memory."""
+
+
+class Entry:
+    """One way in. Immutable.
+
+    Attributes:
+        foreign: the caller's tenant where it is not the function's own, else "".
+        gate: what its calls have to pass; None = nothing is counted.
+        body_bytes: the largest body that may come.
+        raw_body_bytes: the same for raw HTTP, where only quotas bound it; None = nothing does.
+        ranks: a call's rank by what it says in `Pilotlight-Priority`; None = it says nothing.
+    """
+
+    __slots__ = ("body_bytes", "caller", "foreign", "gate", "ranks", "raw_body_bytes", "target")
+
+    def __init__(
+        self, caller: Caller, target: Target, *, rules: Rules, store: QuotaStore, max_body_bytes: int, ranks: dict[bytes | None, Rank]
+    ) -> None:
+        self.caller = caller
+        self.target = target
+        self.foreign = caller.tenant if caller.tenant != target.tenant else ""
+        self.gate = store.gate(rules)
+        self.raw_body_bytes = body_bytes_of(rules, None)
+        self.body_bytes = body_bytes_of(rules, max_body_bytes) or 0
+        self.ranks = ranks
+
+    def __repr__(self) -> str:
+        return f"<Entry {self.caller!r} {self.target!r} {self.gate!r}>"
+
+    async def admit(self, *, holds: int = 1) -> Admission | None:
+        """Let one call in; None where nothing is counted. Raises OverQuota, Unavailable."""
+        return await admit(self.gate, holds=holds)
+
+    def rank(self, headers: dict[bytes, bytes]) -> Rank:
+        """The call's rank. Raises InvalidInput when it asks for a priority that there is not."""
+        asked = headers.get(_PRIORITY)
+        rank = self.ranks.get(asked.lower() if asked is not None else None)
+        if rank is None:
+            raise errors.InvalidInput(f"header {HEADER_PRIORITY}: write one of {', '.join(Priority)}", parameter=HEADER_PRIORITY)
+        return rank
+
+
+_PRIORITY = HEADER_PRIORITY.encode()
+
+
+class Entrance:
+    """Makes entries, and remembers them until anything that they rest on changes. Owner: the event loop."""
+
+    def __init__(self, *, table: RouteTable, store: QuotaStore, settings: ActivatorSettings) -> None:
+        self._table = table
+        self.store = store
+        self._settings = settings
+        self._entries: dict[tuple[str, Target], Entry] = {}
+        self._made_at = -1
+
+    def __repr__(self) -> str:
+        return f"<Entrance {len(self._entries)} entries, {self.store!r}>"
+
+    def entry(self, caller: Caller, target: Target, address: str = "") -> Entry:
+        """The way of this caller, who is at `address`, to this revision. Raises Forbidden when either tenant is suspended, or by scope."""
+        if self._made_at != self._table.generation or len(self._entries) >= MAX_ENTRIES:
+            self._entries.clear()
+            self._made_at = self._table.generation
+        entry = self._entries.get((caller.key_id, target))
+        if entry is None:
+            entry = self._make(caller, target, address)
+            if not caller.is_anonymous:  # each address has an entry of its own
+                self._entries[caller.key_id, target] = entry
+        return entry
+
+    def _make(self, caller: Caller, target: Target, address: str) -> Entry:
+        caller.check_may_call()
+        self.check_not_suspended(caller.tenant, target.tenant)
+        rules = self._rules(caller, target, address)
+        return Entry(
+            caller, target, rules=rules, store=self.store, max_body_bytes=self._settings.max_body_bytes,
+            ranks=self._ranks(caller, target, rules),
+        )  # fmt: skip
+
+    def check_not_suspended(self, *tenants: str) -> None:
+        """Raises Forbidden when one of them is."""
+        for tenant in tenants:
+            if self._table.tenants.is_suspended(tenant):
+                raise errors.Forbidden(f"tenant {self._table.tenant_name(tenant)!r} is suspended: ask the platform's operator")
+
+    def _rules(self, caller: Caller, target: Target, address: str) -> Rules:
+        table, owner = self._table, target.tenant
+        is_foreign = caller.tenant != owner
+        rules = [
+            Rule(
+                of="owner" if is_foreign else "tenant", subject=owner, quotas=table.plan_of(owner).quotas(), tenant=owner,
+                is_shown=not is_foreign,
+            ),
+            Rule(of="function", subject=target.name, quotas=table.quotas_of(target.name), tenant=owner),
+        ]  # fmt: skip
+        if is_foreign and caller.tenant:
+            rules.append(Rule(of="tenant", subject=caller.tenant, quotas=table.plan_of(caller.tenant).quotas(), tenant=caller.tenant))
+        if caller.is_anonymous:
+            rules.append(Rule(of="address", subject=address, quotas=self._of_strangers(), tenant=""))
+        else:
+            rules.append(Rule(of="key", subject=caller.key_id, quotas=caller.quotas, tenant=caller.tenant))
+        return tuple(rule for rule in rules if not rule.quotas.is_empty)
+
+    def _of_strangers(self) -> Quotas:
+        per_s = self._settings.unauthenticated_per_s
+        return Quotas(requests_per_s=per_s, burst=max(1, int(2 * per_s)))
+
+    def _ranks(self, caller: Caller, target: Target, rules: Rules) -> dict[bytes | None, Rank]:
+        """A foreign caller has the turn and the weight of its own tenant, and the lower priority of both plans."""
+        own = self._table.plan_of(caller.tenant)
+        plans = (own,) if caller.tenant == target.tenant else (own, self._table.plan_of(target.tenant))
+        queued = queue_bounds_of(rules)
+        return {
+            asked.value.encode() if asked is not None else None: Rank(
+                priority=priority_of(asked, target.spec.priority, *plans), tenant=caller.tenant, weight=own.weight, queued=queued
+            )
+            for asked in (None, *Priority)
+        }

@@ -1,0 +1,72 @@
+"""Which quotas a call falls under: those of the function's tenant, of the function, of the key, and of the caller's own tenant. Pure.
+
+From the caller's side `tenant` is always its own. Who calls another tenant's function falls under that tenant's quotas too, as
+`owner`; these are enforced, but neither shown nor told in numbers, because they are nobody else's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from activator.fairness.rank import QueueBound
+from pilotlight.quotas import Quotas
+
+Of = Literal["tenant", "owner", "function", "key", "address"]
+
+_SUBJECTS = {"owner": "tenant"}
+"""A tenant has one count, whoever asks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """The quotas of one subject.
+
+    Attributes:
+        of: whose quotas these are, as seen by the caller.
+        subject: id of the tenant or key, `<tenant>/<environment>/<app>/<function>`, or a network address.
+        quotas: the bounds.
+        tenant: id of the tenant for which refusals are counted; "" = nobody's.
+        is_shown: whether the caller may read them in the answer's headers.
+    """
+
+    of: Of
+    subject: str
+    quotas: Quotas
+    tenant: str
+    is_shown: bool = True
+
+    @property
+    def id(self) -> str:
+        """Names the count: `tenant:t-…`, `function:…`, `key:k-…`, `address:…`."""
+        return f"{_SUBJECTS.get(self.of, self.of)}:{self.subject}"
+
+
+Rules = tuple[Rule, ...]
+
+
+def is_counted(quotas: Quotas) -> bool:
+    """Whether a store has to count something for these: other bounds are looked at elsewhere, or need no count."""
+    return not (quotas.requests_per_s is None and quotas.concurrent is None and quotas.tokens_per_min is None)
+
+
+def counted(rules: Rules) -> Rules:
+    """Those of them that a store has to count."""
+    return tuple(rule for rule in rules if is_counted(rule.quotas))
+
+
+def body_bytes_of(rules: Rules, limit_bytes: int | None) -> int | None:
+    """The smallest bound on a body: of all rules, and `limit_bytes`; None = none."""
+    bounds = [rule.quotas.body_bytes for rule in rules if rule.quotas.body_bytes is not None]
+    if limit_bytes is not None:
+        bounds.append(limit_bytes)
+    return min(bounds, default=None)
+
+
+def queue_bounds_of(rules: Rules) -> tuple[QueueBound, ...]:
+    """Every `queued` quota among them."""
+    return tuple(
+        QueueBound(of=_SUBJECTS.get(rule.of, rule.of), subject=rule.subject, limit=rule.quotas.queued)
+        for rule in rules
+        if rule.quotas.queued is not None
+    )

@@ -1,0 +1,81 @@
+"""Tenants as the feed tells them: their names, and the plan under which each one's calls and functions run.
+
+Owner: the event loop, through `RouteTable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pilotlight.protocol import TenantRecord
+from pilotlight.quotas import UNLIMITED, Plan
+from pilotlight.types import Priority
+
+
+class Tenants:
+    """Looked up by id and by name. What is not known has no bounds: an older controller tells no plans."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, TenantRecord] = {}
+        self._plans: dict[str, Plan] = {}
+        self._ids: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<Tenants {len(self._records)}, {sum(r.suspended for r in self._records.values())} suspended>"
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def apply(self, tenant: str, value: Any) -> None:
+        """Take in a document; None = removed. Raises TypeError or ValueError, and has changed nothing then."""
+        record = TenantRecord(**value) if value is not None else None
+        plan = Plan(**record.plan) if record is not None and record.plan else UNLIMITED
+        old = self._records.pop(tenant, None)
+        if old is not None and self._ids.get(old.name) == tenant:
+            del self._ids[old.name]
+        self._plans.pop(tenant, None)
+        if record is not None:
+            self._records[tenant] = record
+            self._plans[tenant] = plan
+            self._ids[record.name] = tenant
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._records.clear()
+        self._plans.clear()
+        self._ids.clear()
+
+    def plan_of(self, tenant: str) -> Plan:
+        """The plan with the tenant's own overrides; UNLIMITED where nothing is known."""
+        return self._plans.get(tenant, UNLIMITED)
+
+    def named(self, name: str) -> str | None:
+        """Id of the tenant of that name."""
+        return self._ids.get(name)
+
+    def name_of(self, tenant: str) -> str:
+        """Its name; "" when unknown."""
+        record = self._records.get(tenant)
+        return record.name if record is not None else ""
+
+    def names(self) -> Mapping[str, str]:
+        """All names by id."""
+        return {tenant: record.name for tenant, record in self._records.items()}
+
+    def is_suspended(self, tenant: str) -> bool:
+        """Whether its calls are to be refused."""
+        record = self._records.get(tenant)
+        return record is not None and record.suspended
+
+    def reserved(self) -> Mapping[str, int]:
+        """Bytes of a node's instance memory that are kept free, by the id of each tenant whose plan says so."""
+        return {tenant: plan.reserved_memory_bytes for tenant, plan in self._plans.items() if plan.reserved_memory_bytes}
+
+
+def priority_of(asked: Priority | None, declared: Priority | None, *plans: Plan) -> Priority:
+    """A call's priority: what it asks for, or its function declares, or STANDARD; at most what each of the plans allows."""
+    priority = asked or declared or Priority.STANDARD
+    for plan in plans:
+        priority = priority.at_most(plan.priority)
+    return priority
