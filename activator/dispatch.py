@@ -116,9 +116,13 @@ class Call:
 
 
 class Exchange:
-    """One attempt that reached a worker and has its answer, whole or streaming. Whoever holds it must `close` it exactly once."""
+    """One attempt that reached a worker and has its answer, whole or streaming. Whoever holds it must `close` it exactly once.
 
-    __slots__ = ("answer", "call", "connection", "cost", "dispatched_ns", "exec_ms", "reservation", "ticket")
+    The execution clock runs until the last byte (`spec.Clocks`): a stream that does not end with it is closed, billed and cut off.
+    """
+
+    __slots__ = ("_clock", "_is_closed", "answer", "call", "connection", "cost", "dispatched_ns", "exec_ms", "reservation",
+                 "ticket")  # fmt: skip
 
     def __init__(
         self, call: Call, *, reservation: Reservation, ticket: Ticket, connection: WorkerConnection, answer: Answer, dispatched_ns: int
@@ -131,6 +135,20 @@ class Exchange:
         self.dispatched_ns = dispatched_ns
         self.exec_ms = 0.0
         self.cost = "0"
+        self._is_closed = False
+        self._clock = self._watch() if answer.body is None else None
+
+    def _watch(self) -> asyncio.TimerHandle:
+        ran_s = (time.monotonic_ns() - self.dispatched_ns) / 1e9
+        left_s = self.call.remaining_s(self.call.target.spec.clocks.execution_s - ran_s)
+        return asyncio.get_running_loop().call_later(max(0.0, left_s), self._overrun)
+
+    def _overrun(self) -> None:
+        """It may never end, and its caller may not even read: billed now, and its instance is replaced."""
+        self.connection.close()
+        self.reservation.instance.is_stuck = True
+        self.reservation.throttler.drain(self.reservation.instance)
+        self.close(status=504, outcome="error", bytes_out=0)
 
     @property
     def is_busy(self) -> bool:
@@ -138,7 +156,15 @@ class Exchange:
         return self.answer.status == 503 and self.answer.header(b"pilotlight-outcome") == b"busy"
 
     def close(self, *, status: int, outcome: str, bytes_out: int) -> str:
-        """End the attempt: the record is closed, the slot and the connection are given back. Returns the cost as text."""
+        """End the attempt: the record is closed, the slot and the connection are given back. Returns the cost as text.
+
+        Nothing more happens when the execution clock has ended it before.
+        """
+        if self._is_closed:
+            return self.cost
+        self._is_closed = True
+        if self._clock is not None:
+            self._clock.cancel()
         now_ns = time.monotonic_ns()
         self.exec_ms = (now_ns - self.dispatched_ns) / 1e6
         body_bytes = len(self.call.body)
@@ -150,23 +176,35 @@ class Exchange:
         return self.cost
 
 
+def _free(target: Target, limit_s: float) -> None:
+    """Calls that nobody counts the money of."""
+
+
 class Dispatcher:
     """Runs calls on reserved slots."""
 
-    def __init__(self, *, throttler_of: Callable[[Target], Throttler]) -> None:
+    def __init__(self, *, throttler_of: Callable[[Target], Throttler], may_pay: Callable[[Target, float], None] = _free) -> None:
+        """`may_pay` raises when no budget lets a call of this target run for so many seconds: asked before a call waits for a slot."""
         self.throttler_of = throttler_of
+        self._may_pay = may_pay
+
+    def check(self, call: Call) -> None:
+        """Refuse a call that its budgets cannot pay before it waits, or has an instance started. Raises OverBudget, BudgetReserved."""
+        self._may_pay(call.target, call.remaining_s(call.target.spec.clocks.execution_s))
 
     async def begin(self, call: Call) -> Exchange:
         """Reserve, open the record, forward; returns when the answer (or its head) is there.
 
-        Raises TooManyRequests, DeadlineExceeded, StartFailed, Unavailable, WorkerCrashed, StorageFull. Cancelling it frees everything.
+        Raises TooManyRequests, DeadlineExceeded, StartFailed, Unavailable, WorkerCrashed, JournalFull, OverBudget. Cancelling it frees
+        everything.
         """
         throttler = self.throttler_of(call.target)
         busy_since = 0.0
         while True:
             reservation = throttler.reserve_nowait()
             if reservation is None:
-                reservation = await throttler.reserve(call.remaining_s(call.target.spec.clocks.queue_s))
+                self.check(call)
+                reservation = await throttler.reserve(call.remaining_s(call.target.spec.clocks.queue_s), rank=call.rank)
             call.reserved_ns = time.monotonic_ns()
             if reservation.start_kind is not StartKind.WARM:
                 call.start_kind = reservation.start_kind
@@ -176,6 +214,7 @@ class Dispatcher:
                 exchange = await self._forward(call, reservation)
             except UpstreamGone as e:
                 await self._judge(call, reservation, e)
+                await self._pay_again(call)
                 continue
             if not exchange.is_busy:
                 return exchange
@@ -189,7 +228,13 @@ class Dispatcher:
     async def begin_after(self, call: Call, reservation: Reservation, gone: UpstreamGone) -> Exchange:
         """`begin` for a call whose worker is gone, where the retry rule allows it. Raises WorkerCrashed where it does not."""
         await self._judge(call, reservation, gone)
+        await self._pay_again(call)
         return await self.begin(call)
+
+    async def _pay_again(self, call: Call) -> None:
+        """An attempt more is a request more; a worker that was busy is none, because nothing ran. Raises OverQuota, Unavailable."""
+        if call.admission is not None:
+            await call.admission.again()
 
     async def _forward(self, call: Call, reservation: Reservation) -> Exchange:
         instance = reservation.instance
@@ -197,7 +242,7 @@ class Dispatcher:
         ticket: Ticket | None = None
         loop = asyncio.get_running_loop()
         try:
-            ticket = reservation.open(call)
+            ticket = await reservation.open_paid(call)
             connection = instance.connections.take_nowait(call.reserved_ns / 1e9) or await instance.connections.open(loop)
             execution_s = call.remaining_s(call.target.spec.clocks.execution_s)
             dispatched_ns = time.monotonic_ns()

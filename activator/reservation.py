@@ -6,9 +6,13 @@ import time
 from typing import Protocol
 
 from activator.billing.account import Ticket
+from activator.billing.errors import AllowanceNeeded
 from activator.instances import Instance
 from snapshotter.types import StartKind
 from weight_cache.types import Tier
+
+MAX_BORROWINGS = 8
+"""A function has a handful of budgets over it, and each may need to be borrowed from; other calls may take what came in between."""
 
 
 class Releases(Protocol):
@@ -30,10 +34,16 @@ class Billable(Protocol):
     attempt: int
     key_id: str
     method: str
+    caller: str
+    deadline_s: float | None
 
     @property
     def queued_ms(self) -> float:
         """Milliseconds that it waited, without the start."""
+        ...
+
+    def remaining_s(self, clock_s: float) -> float:
+        """Seconds left of the caller's own deadline, at most `clock_s`."""
         ...
 
 
@@ -62,11 +72,24 @@ class Reservation:
         return next((tier.value for tier in Tier if tier.value in tiers), "")
 
     def open(self, call: Billable) -> Ticket:
-        """Write the attempt into the journal and start its meter, before it is dispatched. Raises JournalFull."""
+        """Reserve money, write the attempt into the journal and start its meter, before it is dispatched.
+
+        Raises JournalFull, OverBudget, BudgetReserved, AllowanceNeeded.
+        """
         return self.instance.account.open(
             call=call.id, attempt=call.attempt, key=call.key_id, method=call.method, start_kind=self.start_kind.value,
             queued_ms=int(call.queued_ms), start_ms=int(self.start_ms), now_ns=time.monotonic_ns(), at_ns=time.time_ns(),
+            caller=call.caller, limit_ns=None if call.deadline_s is None else max(0, int(call.remaining_s(call.deadline_s) * 1e9)),
         )  # fmt: skip
+
+    async def open_paid(self, call: Billable) -> Ticket:
+        """`open`, after money was borrowed from what all activators share, where that is needed. Raises Unavailable too."""
+        for _ in range(MAX_BORROWINGS):
+            try:
+                return self.open(call)
+            except AllowanceNeeded as e:
+                await e.cover.borrow(e.worst)
+        return self.open(call)
 
     def close(self, ticket: Ticket, *, status: int, outcome: str, bytes_in: int, bytes_out: int) -> str:
         """Stop the meter and write the complete record; returns the cost as text."""

@@ -6,17 +6,27 @@ cost = account.close(ticket, status=200, outcome="ok", …)                     
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from activator.billing.budgets import CLOCK_STEP_NS, Budgets, Cover, Subject
+from activator.billing.errors import JournalFull
 from activator.billing.journal import Journal
 from activator.billing.meter import InstanceMeter
-from activator.billing.usage import UsageSubject, UsageTemplate
+from activator.billing.usage import UsageSubject, UsageTemplate, cost_text
 from pilotlight.pricing import Footprint, Rates
+
+NO_LIMIT_NS = 7 * 86_400 * 10**9
+"""Of an account that was not told of an execution clock: the longest that there may be (`spec.Clocks`)."""
 
 
 @dataclass(slots=True)
 class Ticket:
-    """An attempt that is being billed. Opaque to the caller, who gives it back to `close`."""
+    """An attempt that is being billed. Opaque to the caller, who gives it back to `close`.
+
+    `worst` picounits are reserved in the budgets of `cover` since `turn`. `is_billed`: it stands in the journal.
+    """
 
     id: str
     call: str
@@ -26,15 +36,19 @@ class Ticket:
     at_ns: int
     queued_ms: int
     start_ms: int
+    cover: Cover
+    worst: int
+    turn: int
+    is_billed: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Bill:
-    """What an attempt came to: execution in whole milliseconds, its share of the instance, its price as decimal text."""
+class Bill(NamedTuple):
+    """What an attempt came to: execution in whole ms, its share of the instance, its price as decimal text and in picounits."""
 
     exec_ms: int
     billed_ns: int
     cost: str
+    picos: int
 
 
 class InstanceAccount:
@@ -43,7 +57,8 @@ class InstanceAccount:
     Close every ticket, on every path: an attempt that stays open is a lost one.
     """
 
-    __slots__ = ("_footprint", "_journal", "_rates", "_subject", "_templates", "meter")
+    __slots__ = ("_budgets", "_cover", "_footprint", "_journal", "_limit_ns", "_on_unbilled", "_rates", "_subject", "_templates", "_worst",
+                 "meter")  # fmt: skip
 
     def __init__(
         self,
@@ -55,34 +70,69 @@ class InstanceAccount:
         started_ns: int,
         free_ns: int,
         is_reserved: bool = False,
+        budgets: Budgets | None = None,
+        limit_ns: int = NO_LIMIT_NS,
+        on_unbilled: Callable[[], None] | None = None,
     ) -> None:
-        """`subject` without key and method; `free_ns` is the idle time that the platform gives away."""
+        """`subject` without key and method; `free_ns` is the idle time that the platform gives away; `limit_ns` the execution clock.
+
+        `on_unbilled`: a call that the journal has no room for is served all the same, and this is told. None: it is refused.
+        """
         self._journal = journal
         self._subject = subject
         self._footprint = footprint
         self._rates = rates
-        self._templates: dict[tuple[str, str], UsageTemplate] = {}
+        self._templates: dict[tuple[str, str, str], UsageTemplate] = {}
+        self._budgets = budgets if budgets is not None else Budgets()
+        self._limit_ns = limit_ns
+        self._on_unbilled = on_unbilled
+        self._cover = self._budgets.cover(Subject(subject.tenant, subject.environment, subject.app, subject.function, rates.currency))
+        self._worst = UsageTemplate(subject, footprint=footprint, rates=rates).picos(limit_ns + CLOCK_STEP_NS)
         self.meter = InstanceMeter(started_ns, free_ns=free_ns, is_reserved=is_reserved)
 
     def __repr__(self) -> str:
         return f"<InstanceAccount {self._subject.instance} {self.meter!r}>"
 
     def open(
-        self, *, call: str, attempt: int, key: str, method: str, start_kind: str, queued_ms: int, start_ms: int, now_ns: int, at_ns: int
-    ) -> Ticket:
-        """Write the attempt down and start metering it. Raises JournalFull or Conflict: then it must not be dispatched."""
-        template = self._templates.get((key, method)) or self._make_template(key, method)
+        self, *, call: str, attempt: int, key: str, method: str, start_kind: str, queued_ms: int, start_ms: int, now_ns: int, at_ns: int,
+        caller: str = "", limit_ns: int | None = None,
+    ) -> Ticket:  # fmt: skip
+        """Reserve the worst case, write the attempt down and start metering it; `limit_ns` is less than the execution clock where known.
+
+        Raises JournalFull, Conflict, OverBudget, BudgetReserved, AllowanceNeeded: then it must not be dispatched.
+        """
+        template = self._templates.get((key, method, caller)) or self._make_template(key, method, caller)
         name = f"{call}/{attempt}"
-        virtual_ns = self.meter.begin(name, now_ns)
+        cover = self._cover
+        if cover.generation != self._budgets.generation:
+            cover = self._cover = self._budgets.cover(cover.subject)
+        worst = turn = 0
+        if cover.purses:
+            ends_ns = self._limit_ns if limit_ns is None else min(limit_ns, self._limit_ns)
+            worst = self._worst if limit_ns is None else template.picos(ends_ns + CLOCK_STEP_NS)
+            turn = cover.reserve(name, worst, at_ns=at_ns, ends_ns=at_ns + ends_ns)
+        else:
+            turn = self._budgets.turn
+        ticket = Ticket(name, call, attempt, start_kind, template, at_ns, queued_ms, start_ms, cover, worst, turn)
+        try:
+            virtual_ns = self.meter.begin(name, now_ns)
+        except BaseException:
+            cover.release(name, worst, turn=turn)
+            raise
         try:
             self._journal.open_call(
                 template, call=call, attempt=attempt, start_kind=start_kind, at_ns=at_ns,
                 queued_ms=queued_ms, start_ms=start_ms, virtual_ns=virtual_ns,
             )  # fmt: skip
-        except BaseException:
+        except BaseException as e:
+            cover.release(name, worst, turn=turn)
+            if isinstance(e, JournalFull) and self._on_unbilled is not None:
+                self._on_unbilled()
+                ticket.is_billed = False
+                return ticket
             self.meter.end(name, now_ns)
             raise
-        return Ticket(name, call, attempt, start_kind, template, at_ns, queued_ms, start_ms)
+        return ticket
 
     def close(
         self,
@@ -97,18 +147,27 @@ class InstanceAccount:
         tokens_in: int = 0,
         tokens_out: int = 0,
     ) -> Bill:
-        """Stop metering and write the complete record. Raises KeyError when the ticket was closed before."""
-        meter, template = self.meter, ticket.template
+        """Stop metering, write the complete record and settle. Raises KeyError when the ticket was closed before."""
+        meter, template, cover = self.meter, ticket.template, ticket.cover
         billed_ns = meter.end(ticket.id, now_ns)
         exec_ms = max(0, at_ns - ticket.at_ns) // 1_000_000
-        cost = template.cost(billed_ns)
+        if not ticket.is_billed:
+            return Bill(exec_ms, billed_ns, "0", 0)
+        picos = template.picos(billed_ns, tokens_in, tokens_out)
+        cost = cost_text(picos)
         record = template.record(
             id=ticket.id, call=ticket.call, attempt=ticket.attempt, start_kind=ticket.start_kind, started_ns=ticket.at_ns,
             queued_ms=ticket.queued_ms, start_ms=ticket.start_ms, exec_ms=exec_ms, billed_ns=billed_ns, cost=cost, status=status,
             outcome=outcome, tokens_in=tokens_in, tokens_out=tokens_out, bytes_in=bytes_in, bytes_out=bytes_out,
         )  # fmt: skip
+        if cover.purses or cover.generation != self._budgets.generation:
+            cover.settle(ticket.id, ticket.worst, picos, turn=ticket.turn, at_ns=ticket.at_ns)
         self._journal.close_call(ticket.id, record, at_ns=at_ns, virtual_ns=meter.virtual_at_last_ns)
-        return Bill(exec_ms, billed_ns, cost)
+        return Bill(exec_ms, billed_ns, cost, picos)
+
+    def started(self, *, start_kind: str, billed_ns: int, at_ns: int) -> None:
+        """The instance came up at `at_ns`: what that took, without waiting for its turn, is a START record of its own."""
+        self._span("START", billed_ns=billed_ns, started_ns=at_ns - billed_ns, at_ns=at_ns, start_kind=start_kind)
 
     def reserve(self, *, is_reserved: bool, now_ns: int) -> None:
         """The instance is (no longer) held by min_instances."""
@@ -118,17 +177,20 @@ class InstanceAccount:
         """Write the idle time up to now down, as IDLE and RESERVED records; returns how many. Call it each minute and at the end."""
         spans = self.meter.take_idle(now_ns)
         for span in spans:
-            template = UsageTemplate(self._subject, footprint=self._footprint, rates=self._rates, kind=span.kind.value)
-            started_ns = at_ns - (now_ns - span.started_ns)
-            record = template.record(
-                id=f"{self._subject.instance}/{span.kind.value}/{started_ns // 1000}", call="", attempt=0, start_kind="",
-                started_ns=started_ns, queued_ms=0, start_ms=0, exec_ms=span.billed_ns // 1_000_000, billed_ns=span.billed_ns,
-                cost=template.cost(span.billed_ns), status=0, outcome="span",
-            )  # fmt: skip
-            self._journal.append_record(record, at_ns=at_ns)
+            self._span(span.kind.value, billed_ns=span.billed_ns, started_ns=at_ns - (now_ns - span.started_ns), at_ns=at_ns)
         return len(spans)
 
-    def _make_template(self, key: str, method: str) -> UsageTemplate:
-        subject = replace(self._subject, key=key, method=method)
-        template = self._templates[key, method] = UsageTemplate(subject, footprint=self._footprint, rates=self._rates)
+    def _span(self, kind: str, *, billed_ns: int, started_ns: int, at_ns: int, start_kind: str = "") -> None:
+        template = UsageTemplate(self._subject, footprint=self._footprint, rates=self._rates, kind=kind)
+        picos = template.picos(billed_ns)
+        record = template.record(
+            id=f"{self._subject.instance}/{kind}/{started_ns // 1000}", call="", attempt=0, start_kind=start_kind, started_ns=started_ns,
+            queued_ms=0, start_ms=0, exec_ms=billed_ns // 1_000_000, billed_ns=billed_ns, cost=cost_text(picos), status=0, outcome="span",
+        )  # fmt: skip
+        self._budgets.cover(self._cover.subject).pay(picos, started_ns)
+        self._journal.append_record(record, at_ns=at_ns)
+
+    def _make_template(self, key: str, method: str, caller: str) -> UsageTemplate:
+        subject = replace(self._subject, key=key, method=method, caller=caller)
+        template = self._templates[key, method, caller] = UsageTemplate(subject, footprint=self._footprint, rates=self._rates)
         return template

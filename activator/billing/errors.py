@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pilotlight.errors import PilotlightError, StorageFull
+
+if TYPE_CHECKING:
+    from activator.billing.budgets import Cover
 
 
 class JournalFull(StorageFull):
@@ -30,3 +35,15 @@ class LedgerRefused(PilotlightError):
 
     type = "ledger-refused"
     status = 502
+
+
+class AllowanceNeeded(PilotlightError):
+    """Raised when a call must wait until money was borrowed from what all activators share. Never leaves the activator."""
+
+    type = "allowance-needed"
+    status = 503
+
+    def __init__(self, cover: Cover, worst: int) -> None:
+        super().__init__("the other activators must be asked for a part of the budget", retry_after_s=1)
+        self.cover = cover
+        self.worst = worst

@@ -136,7 +136,7 @@ class Journal:
             lost = tuple(lost_records(found))
             for record in lost:
                 journal.append_record(canonical_json(record.to_json()), at_ns=wall_ns())
-            journal.flush()
+            journal._log.flush()  # blocks on the disk: there are no calls yet
         except BaseException:
             os.close(descriptor)
             raise
@@ -245,6 +245,11 @@ class Journal:
         """The only segment that still grows."""
         return self._log.number
 
+    @property
+    def end(self) -> Cursor:
+        """The place behind all that is written."""
+        return Cursor(segment=self._log.number, offset=self._log.end)
+
     async def wait_unshipped(self) -> None:
         """Wait until there is a record that was not shipped."""
         await self._unshipped_event.wait()
@@ -288,10 +293,6 @@ class Journal:
     async def sync(self) -> bool:
         """One group commit now; `run()` does it by itself. False when the disk failed."""
         return await self._log.sync()
-
-    def flush(self) -> None:
-        """Make what was written durable now. Blocks on the disk; for the start, before there are calls."""
-        self._log.flush()
 
     def beat(self) -> None:
         """Write a proof of life while calls are open, and what had no room before."""

@@ -3,7 +3,7 @@
 | t | fields | meaning |
 |---|---|---|
 | J | version, activator, life, segment, at | first line of a segment; `life` names the process that wrote it |
-| T | n, request, minimum, step, u | a template: the fixed fields `u` of the records that name `n`, in this segment, and what prices a call |
+| T | n, request, minimum, step, u | a template: the fixed fields `u` of the records that name `n` in this segment, and prices of a call |
 | O | n, c, a, k, at, q, s, v | attempt `a` of call `c` is being dispatched; virtual clock `v` of its instance |
 | V | i, at, v | the virtual clock of instance `i` was `v` |
 | C | at, v, u | closed: the complete UsageRecord `u` (always last, so that it can be cut out unparsed) |

@@ -59,6 +59,11 @@ class SegmentLog:
         return self._file.number
 
     @property
+    def end(self) -> int:
+        """Bytes in it."""
+        return self._file.size
+
+    @property
     def older(self) -> list[int]:
         """The other segments, oldest first, without those that are about to be deleted."""
         return sorted(self._sizes.keys() - set(self._doomed))

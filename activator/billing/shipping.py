@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +20,7 @@ from activator.billing import lines
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
 from activator.billing.journal import Journal
 from activator.billing.segments import Cursor, save_checkpoint, segment_path
+from pilotlight.protocol import BudgetState
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +40,12 @@ REFUSED_NAME = "refused.ndjson"
 class Ledger(Protocol):
     """Where records go. Accepting the same id again must change nothing."""
 
-    async def accept(self, records: Sequence[bytes]) -> None:
-        """Take all of `records` (each a UsageRecord as JSON) or none. Raises LedgerUnavailable or LedgerRefused."""
+    async def accept(self, records: Sequence[bytes]) -> Mapping[str, BudgetState]:
+        """Take all of `records` (each a UsageRecord as JSON) or none; where the budgets stand that they fall under, by id.
+
+        Raises LedgerUnavailable or LedgerRefused.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +84,19 @@ async def gather_batch(journal: Journal) -> Batch:
         next_at_ns = part.next_at_ns
         await asyncio.sleep(0)
     return Batch(records=tuple(records), cursor=cursor, next_at_ns=next_at_ns)
+
+
+async def unshipped_records(journal: Journal, until: Cursor) -> AsyncIterator[bytes]:
+    """The records between the checkpoint and `until`, with a turn of the event loop now and then. Nothing may be shipped meanwhile."""
+    cursor = journal.shipped
+    while cursor < until:
+        size = SLICE_BYTES if cursor.segment < until.segment else min(SLICE_BYTES, until.offset - cursor.offset)
+        text = _whole_lines(journal, cursor, size)
+        for line in text.split(b"\n"):
+            if line.startswith(lines.CLOSE_MARK):
+                yield lines.record_of(line)
+        cursor = Cursor(segment=cursor.segment, offset=cursor.offset + len(text)) if text else Cursor(segment=cursor.segment + 1)
+        await asyncio.sleep(0)
 
 
 def read_batch(journal: Journal, cursor: Cursor | None = None, *, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> Batch:
@@ -121,7 +139,7 @@ def _whole_lines(journal: Journal, cursor: Cursor, size: int) -> bytes:
 
 
 class Shipper:
-    """The task that ships one journal. `run()` until cancelled; `flush()` once at shutdown."""
+    """The task that ships one journal. `run()` until cancelled; `flush()` once at shutdown. Who holds `lock` has no batch on its way."""
 
     def __init__(
         self,
@@ -129,10 +147,16 @@ class Shipper:
         ledger: Ledger,
         *,
         gather_s: float = GATHER_S,
+        on_accepted: Callable[[Mapping[str, BudgetState], Sequence[bytes]], Awaitable[None]] | None = None,
+        before_batch: Callable[[], Awaitable[None]] | None = None,
         first_backoff_s: float = FIRST_BACKOFF_S,
         max_backoff_s: float = MAX_BACKOFF_S,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        """`before_batch` is awaited before each batch is gathered, `on_accepted` after the ledger took it and before the checkpoint."""
+        self._on_accepted = on_accepted
+        self._before_batch = before_batch
+        self.lock = asyncio.Lock()
         self._journal = journal
         self._ledger = ledger
         self._gather_s = gather_s
@@ -174,6 +198,12 @@ class Shipper:
         return total
 
     async def _ship(self) -> int:
+        async with self.lock:
+            return await self._ship_alone()
+
+    async def _ship_alone(self) -> int:
+        if self._before_batch is not None:
+            await self._before_batch()
         batch = await gather_batch(self._journal)
         if batch.records:
             await self._send(batch.records)
@@ -184,7 +214,9 @@ class Shipper:
     async def _send(self, records: Sequence[bytes]) -> None:
         """Send a batch; a refused one is halved until the wrong record stands alone."""
         try:
-            await self._ledger.accept(records)
+            states = await self._ledger.accept(records)
+            if self._on_accepted is not None:
+                await self._on_accepted(states, records)
         except LedgerRefused as e:
             if len(records) == 1:
                 await asyncio.to_thread(_put_aside, self._journal.directory / REFUSED_NAME, records[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import json
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from activator.billing.budgets import picos_under
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
+from activator.billing.periods import period_at
+from activator.billing.purse import Purse
+from activator.billing.usage import cost_text
+from pilotlight.protocol import BudgetRecord, BudgetState
 
 
 class FakeLedger:
@@ -18,9 +23,13 @@ class FakeLedger:
         mute: answers to come that are lost although everything was taken.
         wrong: ids it refuses for good.
         has_taken: set once records were taken.
+        known: budgets that it knows, hard ones or not.
+        now_ns: its clock, which decides what period runs.
     """
 
-    def __init__(self, *, away: int = 0, mute: int = 0, wrong: frozenset[str] = frozenset()) -> None:
+    def __init__(self, *, away: int = 0, mute: int = 0, wrong: frozenset[str] = frozenset(), now_ns: int = 1_000 * 10**9) -> None:
+        self.known: dict[str, BudgetRecord] = {}
+        self.now_ns = now_ns
         self.away = away
         self.mute = mute
         self.wrong = wrong
@@ -32,8 +41,8 @@ class FakeLedger:
     def __repr__(self) -> str:
         return f"<FakeLedger {len(self.records)} records of {self.received} received>"
 
-    async def accept(self, records: Sequence[bytes]) -> None:
-        """Take all or none."""
+    async def accept(self, records: Sequence[bytes]) -> Mapping[str, BudgetState]:
+        """Take all or none; where the budgets stand that they fall under."""
         if self.away:
             self.away -= 1
             raise LedgerUnavailable("the controller is down")
@@ -48,3 +57,21 @@ class FakeLedger:
         if self.mute:
             self.mute -= 1
             raise LedgerUnavailable("the answer was lost")
+        states = {name: self._state(budget, bodies) for name, budget in self.known.items()}
+        return {name: state for name, state in states.items() if state.batch != cost_text(0)}
+
+    async def budgets(self) -> Mapping[str, BudgetState]:
+        """Where all budgets stand."""
+        if self.away:
+            self.away -= 1
+            raise LedgerUnavailable("the controller is down")
+        return {name: self._state(budget, []) for name, budget in self.known.items()}
+
+    def _state(self, budget: BudgetRecord, batch: Sequence[Mapping[str, Any]]) -> BudgetState:
+        purse = Purse(budget, at_ns=self.now_ns, turn=0, is_shared=False, mark=None)
+        spent = sum(picos_under(purse, body) for body in self.records.values())
+        sent = sum(picos_under(purse, body) for body in batch)
+        return BudgetState(period=period_at(budget.period, self.now_ns).name, spent=cost_text(spent), batch=cost_text(sent))
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
