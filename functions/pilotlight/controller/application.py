@@ -13,7 +13,22 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotlight.controller import dashboard, dataplane, problems, reference
-from pilotlight.controller.api import apps, audit, blobs, books, budgets, internal, keys, node, plans, quotas, snapshots, tenancy, weights
+from pilotlight.controller.api import (
+    apps,
+    audit,
+    blobs,
+    books,
+    budgets,
+    internal,
+    invoices,
+    keys,
+    node,
+    plans,
+    quotas,
+    snapshots,
+    tenancy,
+    weights,
+)
 from pilotlight.controller.audit import coming_from
 from pilotlight.controller.context import Context
 from pilotlight.controller.metrics import Metrics
@@ -64,6 +79,7 @@ def build(context: Context) -> ASGIApp:
         snapshots.router,
         weights.router,
         books.router,
+        invoices.router,
         budgets.router,
         budgets.internal,
         dashboard.router,

@@ -16,7 +16,7 @@ import anyio.to_thread
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
-from pilotlight.controller import application, calls, deliverer, feed, garbage, holdings, tenants
+from pilotlight.controller import application, bookkeeping, calls, deliverer, feed, garbage, holdings, tenants
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
 from pilotlight.controller.context import Context
@@ -51,6 +51,7 @@ async def serve(config: ControllerConfig, *, ready_fd: int | None = None) -> Non
         with ControllerLock(paths.home / "controller.lock", store.engine):
             await anyio.to_thread.run_sync(store.migrate)
             await anyio.to_thread.run_sync(_publish_plans, store, config)
+            await anyio.to_thread.run_sync(bookkeeping.open_books, store, config)
             files.sweep()
             context = _context(config, store=store, files=files, bell=bell, agent=agent, cache=cache)
             await _run(context, paths.socket("controller"), ready_fd)
@@ -98,6 +99,7 @@ async def _run(context: Context, path: Path, ready_fd: int | None) -> None:
     exposed = await context.metrics.expose(socket_path=exposed_at, listen=context.config.settings.metrics_listen)
     janitor = asyncio.create_task(_keep_tidy(context), name="janitor")
     alerts = asyncio.create_task(deliverer.deliver(context), name="deliverer")
+    books = asyncio.create_task(bookkeeping.keep(context), name="bookkeeping")
     listener = _listen(path)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -109,9 +111,9 @@ async def _run(context: Context, path: Path, ready_fd: int | None) -> None:
     finally:
         # The socket's name goes first: who connects now is told at once that nobody is here.
         _unlisten(path)
-        for task in (janitor, alerts):
+        for task in (janitor, alerts, books):
             task.cancel()
-        await asyncio.gather(janitor, alerts, return_exceptions=True)
+        await asyncio.gather(janitor, alerts, books, return_exceptions=True)
         for one in exposed:
             one.close()
         _unlisten(exposed_at)

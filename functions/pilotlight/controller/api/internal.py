@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import anyio.to_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from pilotlight.controller import calls, feed, ledger
-from pilotlight.controller.api.models import Accepted, CallsRequest, FeedAnswer
+from pilotlight.controller import calls, feed, intake
+from pilotlight.controller.api.models import Accepted, CallsRequest, FeedAnswer, UsageAccepted
 from pilotlight.controller.context import Context, Ctx, platform_token
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import CALLS_PATH, CONTENT_JSON, FEED_PATH, USAGE_PATH, CallRecord
@@ -56,12 +57,12 @@ async def _next_page(context: Context, *, after: int, wait_s: float, limit: int)
 
 
 @router.post(USAGE_PATH)
-async def usage(context: Ctx, request: Request) -> Accepted:
-    """Take usage records into the ledger, exactly once by id; the answer comes after they are on disk."""
+async def usage(context: Ctx, request: Request) -> UsageAccepted:
+    """Take usage records into the ledger, exactly once by id; the answer comes after they are on disk, and tells what was spent."""
     return await anyio.to_thread.run_sync(_take_usage, context, await request.body())
 
 
-def _take_usage(context: Context, body: bytes) -> Accepted:
+def _take_usage(context: Context, body: bytes) -> UsageAccepted:
     """Parsed here and checked by the ledger: thousands of records a second leave no time for a model of each."""
     try:
         records = json.loads(body, parse_constant=_refuse_constant)["records"]
@@ -70,10 +71,10 @@ def _take_usage(context: Context, body: bytes) -> Accepted:
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise InvalidInput("usage: records must be a list of objects", parameter="records")
     with context.store.write() as write:
-        added = ledger.add_rows(write, records)
+        added, spent = intake.take(write, records)
     context.metrics.usage_records.inc(added.new)
     context.metrics.usage_conflicts.inc(len(added.conflicts))
-    return Accepted(accepted=len(records))
+    return UsageAccepted(accepted=len(records), budgets={key: asdict(state) for key, state in spent.items()})
 
 
 def _refuse_constant(name: str) -> Any:

@@ -187,6 +187,7 @@ class BillLine(Body):
     kind: str
     currency: str
     records: int
+    errors: int = 0
     queued_ms: int
     start_ms: int
     exec_ms: int
@@ -197,6 +198,7 @@ class BillLine(Body):
     bytes_out: int
     cpu_core_s: float
     memory_gib_s: float
+    gpu_s: float = 0.0
     cost: str
 
 
@@ -298,3 +300,9 @@ class Accepted(Body):
     """How many records are safe; those that were there already count."""
 
     accepted: int
+
+
+class UsageAccepted(Accepted):
+    """And what was spent of the budgets that the records fall under, by their ids (`pilotlight.protocol.BudgetState`)."""
+
+    budgets: dict[str, dict[str, str]]

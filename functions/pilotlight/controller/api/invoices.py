@@ -1,0 +1,172 @@
+"""Invoices, price lists, corrections, and the records themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import StreamingResponse
+from pydantic import Field
+
+from pilotlight import sheets
+from pilotlight.controller import corrections, exports, invoices, prices, tenants
+from pilotlight.controller.access import PLATFORM_TENANT
+from pilotlight.controller.api.books import moment
+from pilotlight.controller.api.models import Body
+from pilotlight.controller.context import Admin, Biller, Context, Ctx, RequestId
+from pilotlight.controller.plans import terms_of
+from pilotlight.errors import Forbidden
+from pilotlight.protocol import CONTENT_NDJSON
+from pilotlight.types import Scope
+
+router = APIRouter(prefix="/v1/billing", tags=["billing"])
+Amount = Annotated[str, Field(description="a decimal with twelve places")]
+MAX_EXPORT = 10_000_000
+
+
+class InvoiceSummary(Body):
+    """An invoice in a list; a draft has no id yet."""
+
+    id: str | None
+    month: str
+    currency: str
+    total: Amount
+    status: Literal["draft", "issued"]
+    issued_at: float | None
+
+
+class InvoiceList(Body):
+    """A tenant's invoices, newest month first."""
+
+    invoices: list[InvoiceSummary]
+
+
+class IssueRequest(Body):
+    """Which invoices to issue now: those of a month that is over. `tenant` null: of all tenants."""
+
+    month: str = Field(description="like 2026-11")
+    tenant: str | None = None
+
+
+class CorrectionRequest(Body):
+    """What to add to a record's cost; negative gives back. `note`: why, for the invoice."""
+
+    record: str
+    amount: str
+    note: str = Field(max_length=corrections.MAX_NOTE_CHARS)
+
+
+class RateLists(Body):
+    """Price lists (`pilotlight.pricing.Rates`): `current` prices what is used now; `lists`: also those that priced anything before."""
+
+    current: dict[str, Any]
+    lists: list[dict[str, Any]]
+
+
+@router.get("/invoices", response_model=InvoiceList)
+def list_invoices(context: Ctx, caller: Biller) -> dict[str, Any]:
+    """The issued invoices, and a draft for every month that is open."""
+    caller.demand_whole_tenant()
+    with context.store.read() as sql:
+        return {"invoices": invoices.listing(sql, tenant=caller.tenant)}
+
+
+@router.get("/invoices/{invoice}")
+def show_invoice(
+    context: Ctx, caller: Biller, invoice: str, currency: str | None = None, format: Literal["json", "csv"] = "json"
+) -> Response:
+    """An invoice by its id, or the one of a month (`2026-11`), which is a draft until it is issued."""
+    caller.demand_whole_tenant()
+    with context.store.read() as sql:
+        found = invoices.show(sql, tenant=caller.tenant, which=invoice, currency=currency, now=context.clock())
+    name = f"{found['id'] or 'draft'}-{found['month']}-{found['currency']}.{format}"
+    text = as_csv(found) if format == "csv" else json.dumps(found, ensure_ascii=False)
+    kind = sheets.CONTENT_CSV if format == "csv" else "application/json"
+    return Response(text, media_type=kind, headers={"content-disposition": f'attachment; filename="{name}"'})
+
+
+@router.post("/invoices", response_model=InvoiceList)
+def issue_invoices(context: Ctx, caller: Admin, request: RequestId, body: IssueRequest) -> dict[str, Any]:
+    """Issue the invoices of a month now, without waiting for `invoice_after_days` (operator)."""
+    caller.demand_platform()
+    invoices.month_ends_at(body.month)
+    with context.store.write() as write:
+        tenant = None if body.tenant is None else tenants.find(write.sql, name=body.tenant).id
+        made = [
+            invoices.issue(write, tenant=owner, month=body.month, currency=currency, actor=caller.key, request=request)
+            for owner, currency in invoices.open_in(write.sql, month=body.month, tenant=tenant)
+        ]
+    return {"invoices": [{name: one[name] for name in InvoiceSummary.model_fields} for one in made]}
+
+
+@router.post("/corrections", status_code=201)
+def correct(context: Ctx, caller: Admin, request: RequestId, body: CorrectionRequest) -> dict[str, Any]:
+    """Add an ADJUSTMENT to a record of any tenant (operator); asked again under the same x-request-id, it is the same one."""
+    caller.demand_platform()
+    with context.store.write() as write:
+        made = corrections.correct(write, record=body.record, amount=body.amount, note=body.note, actor=caller.key, request=request)
+    return made.to_json()
+
+
+@router.get("/rates")
+def rates(context: Ctx, caller: Biller) -> RateLists:
+    """The prices of the caller's plan, and those that priced its records before; all there ever were for the platform's operator."""
+    with context.store.read() as sql:
+        row = tenants.get(sql, tenant=caller.tenant)
+        version = terms_of(row, context.config.plans).resolve().prices
+        known, used = prices.listing(sql), prices.used(sql, tenant=caller.tenant)
+    lists = context.config.prices.lists()
+    current = lists.get(version or context.config.prices.version, context.config.prices.rates())
+    is_operator = caller.tenant_name == PLATFORM_TENANT and caller.scope is Scope.ADMIN
+    seen = known if is_operator else [one for one in known if one["version"] in used | {current.version}]
+    return RateLists(current=current.to_json(), lists=seen)
+
+
+@router.get("/records", response_class=StreamingResponse)
+def export(
+    *,
+    context: Ctx,
+    caller: Biller,
+    since: Annotated[str | None, Query(description="seconds since the epoch, or ISO 8601 (UTC where it names no zone)")] = None,
+    until: Annotated[str | None, Query(description="the same; not included")] = None,
+    month: Annotated[str | None, Query(description="only those of this month's invoice, like 2026-11")] = None,
+    environment: str | None = None,
+    format: Literal["ndjson", "csv"] = "ndjson",
+    cursor: Annotated[str | None, Query(description="id of the last record that arrived: go on after it")] = None,
+    limit: Annotated[int | None, Query(ge=1, le=MAX_EXPORT)] = None,
+) -> StreamingResponse:
+    """The records behind a bill, by time, as many as there are."""
+    caller.demand_whole_environment()
+    if caller.bound_environment not in (None, environment or caller.bound_environment):
+        raise Forbidden(f"key {caller.key} is bound to environment {caller.bound_environment!r}")
+    wanted = exports.Wanted(
+        tenant=caller.tenant,
+        since=moment("since", since),
+        until=moment("until", until),
+        environment=environment or caller.bound_environment,
+        month=month,
+    )
+    after = None
+    if cursor is not None:
+        with context.store.read() as sql:
+            after = exports.position(sql, tenant=caller.tenant, cursor=cursor)
+    body = _records(context, wanted, after=after, limit=limit, format=format)
+    kind = sheets.CONTENT_CSV if format == "csv" else CONTENT_NDJSON
+    return StreamingResponse(body, media_type=kind, headers={"content-disposition": f'attachment; filename="records.{format}"'})
+
+
+def as_csv(document: Mapping[str, Any]) -> str:
+    """An invoice as a table: its lines and corrections, which add up to its total."""
+    return "".join(sheets.lines(invoices.COLUMNS, invoices.rows(document)))
+
+
+def _records(context: Context, wanted: exports.Wanted, *, after: tuple[float, str] | None, limit: int | None, format: str) -> Iterator[str]:
+    if format == "csv" and after is None:
+        yield "".join(sheets.lines(exports.FIELDS, []))
+    for page in exports.pages(context.store, wanted, after=after, limit=limit):
+        if format == "csv":
+            yield "".join(sheets.lines(exports.FIELDS, page, with_head=False))
+        else:
+            yield "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in page)

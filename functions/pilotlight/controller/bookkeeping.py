@@ -1,0 +1,78 @@
+"""What the books ask for by themselves: at the start, and from time to time while the controller runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import anyio.to_thread
+from sqlalchemy.exc import SQLAlchemyError
+
+from pilotlight.controller import invoices, prices, rollups, storage
+from pilotlight.controller.context import Context
+from pilotlight.controller.settings import ControllerConfig
+from pilotlight.controller.store import Store
+from pilotlight.errors import PilotlightError
+from snapshotter.errors import SnapshotterError
+from snapshotter.types import SnapshotInfo
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 300.0
+"""Several looks at every hour of storage; nobody waits for an invoice by the minute."""
+ISSUE_BATCH = 20
+"""Invoices per transaction: some milliseconds each, and usage waits for the write lock meanwhile."""
+ACTOR = "platform"
+
+
+def open_books(store: Store, config: ControllerConfig) -> None:
+    """Note the price lists in force; make the rollups of a ledger from before there were any. Raises SettingsInvalid."""
+    with store.write() as write:
+        for version in prices.keep(write, config.prices.lists()):
+            log.info("event=prices_in_force version=%s", version)
+    with store.write() as write:
+        if records := rollups.rebuild_once(write):
+            log.info("event=rollups_built records=%d", records)
+
+
+async def keep(context: Context) -> None:
+    """Issue what is due and charge storage, until cancelled."""
+    while True:
+        try:
+            await anyio.to_thread.run_sync(issue_due, context)
+            await charge_storage(context)
+        except (PilotlightError, SQLAlchemyError) as e:
+            log.error("event=bookkeeping_failed error=%r", e)  # a full disk, a lost database: the next round tries again
+        await asyncio.sleep(ROUND_S)
+
+
+def issue_due(context: Context) -> int:
+    """Issue the invoices of months that ended long enough ago; returns how many."""
+    issued, batch = 0, ISSUE_BATCH
+    while batch == ISSUE_BATCH:
+        with context.store.write() as write:
+            found = invoices.due(write.sql, now=write.now, after_days=context.config.settings.invoice_after_days, limit=ISSUE_BATCH)
+            for tenant, month, currency in found:
+                made = invoices.issue(write, tenant=tenant, month=month, currency=currency, actor=ACTOR)
+                log.info("event=invoice_issued invoice=%s tenant=%s month=%s", made["id"], tenant, month)
+        batch = len(found)
+        issued += batch
+    return issued
+
+
+async def charge_storage(context: Context) -> int:
+    """Charge this hour's storage, where it has a price; returns how many records are new."""
+    if not storage.is_priced(context.config):
+        return 0
+    found: list[SnapshotInfo] | None
+    try:
+        found = await context.agent.snapshots()
+    except SnapshotterError as e:
+        log.info("event=snapshots_not_seen error=%r", e)
+        found = None
+
+    def charge() -> int:
+        with context.store.write() as write:
+            return storage.charge(write, context.config, snapshots=found)
+
+    return await anyio.to_thread.run_sync(charge)
