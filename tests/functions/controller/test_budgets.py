@@ -278,7 +278,7 @@ RECORDS = st.lists(
     ),
     max_size=24,
 )
-REACHES = [{}, {"environment": "main"}, {"app": "search"}, {"app": "search", "function": "embed"}, {"period": "day"},
+REACHES: list[dict[str, Any]] = [{}, {"environment": "main"}, {"app": "search"}, {"app": "search", "function": "embed"}, {"period": "day"},
            {"period": "day", "environment": "staging", "app": "rank", "function": "score"}]  # fmt: skip
 
 
