@@ -19,7 +19,7 @@ from snapshotter.slots import SlotLost
 from snapshotter.snapshots.desk import Snapshots
 from snapshotter.starts import Request
 from snapshotter.templates import Templates
-from snapshotter.types import InstanceId, InstanceState, LaunchSpec, RevisionKey
+from snapshotter.types import InstanceId, InstanceState, LaunchSpec, RevisionKey, Share
 from weight_cache.errors import WeightCacheError
 from weight_cache.protocol import Operation, Part
 
@@ -81,11 +81,12 @@ class Agent:
             instance_id=InstanceId(args["instance_id"]),
             lessee=args["lessee"],
             secret_env=args["secret_env"],
+            share=_share(args),
         )
         return (await self._ladder.start(request)).to_json()
 
     async def _prepare(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
-        return (await self._ladder.prepare(LaunchSpec.from_json(args["launch"]))).to_json()
+        return (await self._ladder.prepare(LaunchSpec.from_json(args["launch"]), _share(args))).to_json()
 
     async def _stop(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
         await self._ladder.stop(InstanceId(args["instance_id"]), float(args["grace_s"]))
@@ -181,6 +182,10 @@ class Agent:
         if instance is None or not instance.was_ready:
             raise InstanceUnknown(f"no instance {instance_id} on this node: `instance list` shows those that live")
         return instance
+
+
+def _share(args: Mapping[str, Any]) -> Share | None:
+    return Share.from_json(args["share"]) if "share" in args else None
 
 
 def describe(error: Exception) -> tuple[str, str, Mapping[str, Any]] | None:

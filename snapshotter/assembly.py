@@ -22,6 +22,7 @@ from snapshotter.logs import Logs
 from snapshotter.metrics import Metrics
 from snapshotter.nursery import Nursery
 from snapshotter.parking import Parking
+from snapshotter.room import Room
 from snapshotter.rungs import Rungs
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.snapshots.builder import DELAY_S, Builder
@@ -149,7 +150,7 @@ def assemble(paths: Paths, settings: SnapshotterSettings, parts: Parts, *, cgrou
         starts=Starts(ends=base.ends, parking=base.parking, cgroups=cgroups, logs=base.logs),
         logs=base.logs,
         metrics=base.metrics,
-        memory_bytes=settings.node_memory_bytes(),
+        room=Room(memory_bytes=settings.node_memory_bytes(), dedicated_to=settings.dedicated_to),
     )
     agent = Agent(
         ladder=ladder,

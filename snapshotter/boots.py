@@ -16,9 +16,10 @@ from snapshotter.errors import StartFailed, StartTimeout
 from snapshotter.events import Events
 from snapshotter.housing import Housekeeper, Housing, Phase
 from snapshotter.logs import Logs
+from snapshotter.places import NOBODY
 from snapshotter.snapshots.shelf import Shelf
 from snapshotter.templates import Template, Templates
-from snapshotter.types import AgentEvent, LaunchSpec, RevisionKey, StartKind
+from snapshotter.types import AgentEvent, LaunchSpec, RevisionKey, Share, StartKind
 
 BEHIND_S = 0.3
 
@@ -55,13 +56,13 @@ class Boots:
     def __repr__(self) -> str:
         return f"<Boots {len(self._flights)} in flight>"
 
-    async def once(self, launch: LaunchSpec, *, restoring: bool = False) -> None:
+    async def once(self, launch: LaunchSpec, *, restoring: bool = False, share: Share = NOBODY) -> None:
         """Boot a Template, or wait for the boot in flight. Errors as of `boot`, and StartTimeout.
 
         restoring: try a snapshot first. A caller that leaves does not end it: what it booted is wanted by the next one.
         """
         if launch.revision not in self._flights:
-            self._fly(launch.revision, self._bring_up(launch, restoring=restoring))
+            self._fly(launch.revision, self._bring_up(launch, restoring=restoring, share=share))
         await asyncio.shield(self._flights[launch.revision])
 
     def refill(self, launch: LaunchSpec) -> None:
@@ -140,8 +141,8 @@ class Boots:
         del self._flights[revision]
         slots.seen(flight)
 
-    async def _bring_up(self, launch: LaunchSpec, *, restoring: bool) -> None:
-        phase = Phase()
+    async def _bring_up(self, launch: LaunchSpec, *, restoring: bool, share: Share) -> None:
+        phase = Phase(share=share)
         try:
             async with asyncio.timeout(launch.startup_timeout_s):
                 housing = await self._restored(launch, phase) if restoring else None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshotter import errors
-from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, LaunchSpec, RevisionKey, SnapshotInfo, TemplateInfo
+from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, LaunchSpec, RevisionKey, Share, SnapshotInfo, TemplateInfo
 from weight_cache.errors import ProtocolError
 from weight_cache.protocol import RemoteFailure, RpcClient
 
@@ -23,6 +23,10 @@ _BY_CODE: dict[str, type[errors.SnapshotterError]] = {
 
 def _translate(failure: RemoteFailure) -> errors.SnapshotterError:
     return _BY_CODE.get(failure.code, errors.SnapshotterError)(str(failure), failure.detail)
+
+
+def _named(share: Share | None) -> dict[str, Any]:
+    return {"share": share.to_json()} if share is not None else {}
 
 
 class AgentClient:
@@ -37,18 +41,21 @@ class AgentClient:
         state = "connected" if self._rpc is not None and not self._rpc.is_closed else "not connected"
         return f"<AgentClient {self._path} {state}>"
 
-    async def start(self, launch: LaunchSpec, *, instance_id: InstanceId, lessee: str, secret_env: Mapping[str, str]) -> InstanceInfo:
+    async def start(
+        self, launch: LaunchSpec, *, instance_id: InstanceId, lessee: str, secret_env: Mapping[str, str], share: Share | None = None
+    ) -> InstanceInfo:
         """Bring one instance up by the fastest rung; returns when it is ready.
 
-        Idempotent on `instance_id`. Raises StartFailed, StartTimeout, NoCapacity, BundleUnavailable, Unsupported or
+        `share`: whose it is; tenants take turns, and keep what is reserved for them. Idempotent on `instance_id`.
+        Raises StartFailed, StartTimeout, NoCapacity, BundleUnavailable, Unsupported or
         AgentUnavailable. Cancelling it abandons the start: a half-started instance is stopped.
         """
-        args = {"launch": launch.to_json(), "instance_id": instance_id, "lessee": lessee, "secret_env": dict(secret_env)}
+        args = {"launch": launch.to_json(), "instance_id": instance_id, "lessee": lessee, "secret_env": dict(secret_env), **_named(share)}
         return InstanceInfo.from_json(await self._call("start", args))
 
-    async def prepare(self, launch: LaunchSpec) -> TemplateInfo:
+    async def prepare(self, launch: LaunchSpec, *, share: Share | None = None) -> TemplateInfo:
         """Make sure that a Template of this revision is resident, without an instance. Same errors as `start`."""
-        return TemplateInfo.from_json(await self._call("prepare", {"launch": launch.to_json()}))
+        return TemplateInfo.from_json(await self._call("prepare", {"launch": launch.to_json(), **_named(share)}))
 
     async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
         """Run exit hooks, SIGTERM, and SIGKILL after `grace_s`; returns when the process is gone. Idempotent."""

@@ -25,10 +25,10 @@ from snapshotter.launch import BundleStore, ImageStore, Sources, WeightSource
 from snapshotter.logs import Logs
 from snapshotter.nursery import Nursery
 from snapshotter.patience import Patience
-from snapshotter.places import Places
+from snapshotter.places import NOBODY, Places
 from snapshotter.running import Owner
 from snapshotter.slots import BootFailed, Slot
-from snapshotter.types import LaunchSpec, RevisionKey, StartKind
+from snapshotter.types import LaunchSpec, RevisionKey, Share, StartKind
 from snapshotter.weights import Opening, Served, Weights
 
 _log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class Housekeeper:
         """
         async with self.moving_in(spec, phase, owner, network=network, transient=transient) as tenancy:
             housing, phase.name = tenancy.housing, "queue"
-            async with self._places.one() as queued_ms:
+            async with self._places.one(phase.share) as queued_ms:
                 phase.name = "boot"
                 housing.give_way(priority.BACKGROUND if transient else priority.BOOT)
                 is_nice = not housing.group.weighs and os.geteuid() == 0
@@ -333,6 +333,7 @@ class Phase:
         before_ms: phases that came before the slot.
         patience: what bounds it.
         gives_way: it has the CPU only while no call wants it.
+        share: whose turn it is at places that are scarce.
     """
 
     name: str = "slot"
@@ -341,6 +342,7 @@ class Phase:
     before_ms: dict[str, float] = field(default_factory=dict)
     patience: Patience = field(default_factory=Patience)
     gives_way: bool = False
+    share: Share = NOBODY
 
 
 def _since_ms(began: float) -> float:

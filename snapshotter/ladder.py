@@ -15,16 +15,18 @@ from dataclasses import dataclass
 from snapshotter import slots
 from snapshotter.boots import Boots
 from snapshotter.ends import Ends
-from snapshotter.errors import LeaseHeld, NoCapacity, SnapshotterError, StartFailed, StartStopped, StartTimeout
+from snapshotter.errors import LeaseHeld, SnapshotterError, StartFailed, StartStopped, StartTimeout
 from snapshotter.housing import Housekeeper, Phase
 from snapshotter.instances import Instance, Instances
 from snapshotter.logs import Logs
 from snapshotter.metrics import Metrics
+from snapshotter.places import NOBODY
+from snapshotter.room import Room
 from snapshotter.rungs import Clock, Rungs
 from snapshotter.slots import SlotLost
 from snapshotter.starts import Request, Starts, TemplateLost, Way
 from snapshotter.templates import Templates
-from snapshotter.types import InstanceId, InstanceInfo, InstanceState, LaunchSpec, RevisionKey, StartKind, TemplateInfo
+from snapshotter.types import InstanceId, InstanceInfo, InstanceState, LaunchSpec, RevisionKey, Share, StartKind, TemplateInfo
 from weight_cache.errors import WeightCacheError
 
 _log = logging.getLogger(__name__)
@@ -55,7 +57,7 @@ class Ladder:
         starts: Starts,
         logs: Logs,
         metrics: Metrics,
-        memory_bytes: int,
+        room: Room,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._housekeeper = housekeeper
@@ -67,7 +69,7 @@ class Ladder:
         self._starts = starts
         self._logs = logs
         self._metrics = metrics
-        self._memory_bytes = memory_bytes
+        self._room = room
         self._clock = clock
         self._flights: dict[InstanceId, _Flight] = {}
 
@@ -95,13 +97,14 @@ class Ladder:
             if flight.waiters == 0 and not flight.task.done():
                 flight.task.cancel()
 
-    async def prepare(self, launch: LaunchSpec) -> TemplateInfo:
+    async def prepare(self, launch: LaunchSpec, share: Share | None = None) -> TemplateInfo:
         """See `AgentClient.prepare`."""
+        self._room.welcome(share)
         for _ in range(_ATTEMPTS):
             template = self._templates.get(launch.revision)
             if template is not None:
                 return template.info()
-            await self._boots.once(launch, restoring=True)
+            await self._boots.once(launch, restoring=True, share=share or NOBODY)
         raise StartFailed(f"revision {launch.revision}: its Template ends as soon as it is ready", {"log_tail": []})
 
     async def stop(self, instance_id: InstanceId, grace_s: float) -> None:
@@ -149,11 +152,11 @@ class Ladder:
         slots.seen(task)
 
     async def _start(self, request: Request) -> InstanceInfo:
-        began, phase, timeout_s = time.perf_counter(), Phase(), request.launch.startup_timeout_s
+        began, phase, timeout_s = time.perf_counter(), Phase(share=request.share or NOBODY), request.launch.startup_timeout_s
         leaving = self._instances.get(request.instance_id)
         if leaving is not None:  # an earlier life of the same id is still being cleared
             await leaving.cleared.wait()
-        self._make_room(request.launch)
+        self._make_room(request)
         attempt = self._claim(request)
         try:
             async with asyncio.timeout(timeout_s):
@@ -245,13 +248,10 @@ class Ladder:
         else:
             self._starts.abandon(instance)
 
-    def _make_room(self, launch: LaunchSpec) -> None:
+    def _make_room(self, request: Request) -> None:
         """Evict Templates that nobody uses where that helps. Raises NoCapacity; no await before the claim, so the answer holds."""
+        launch = request.launch
+        self._room.check(launch, (instance.info for instance in self._instances), request.share)
         claimed = self._instances.claimed_bytes()
-        if claimed + launch.memory_bytes > self._memory_bytes:
-            free = max(0, self._memory_bytes - claimed)
-            detail = {"resource": "memory", "asked": launch.memory_bytes, "free": free}
-            wanted = f"{launch.memory_bytes // 1024**2} MiB wanted, {free // 1024**2} MiB of {self._memory_bytes // 1024**2} MiB free"
-            raise NoCapacity(f"{wanted} on this node", detail)
-        need = claimed + launch.memory_bytes + self._templates.pss_bytes() - self._memory_bytes
+        need = claimed + launch.memory_bytes + self._templates.pss_bytes() - self._room.memory_bytes
         self._boots.evict_unused(need, but=launch.revision)

@@ -8,12 +8,16 @@ from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import Self
 
+from snapshotter.places import NOBODY, Turns
+from snapshotter.types import Share
+
 
 class Turn:
-    """A place at a gate that can be given up for a while. Owner: one task."""
+    """A place at a gate that can be given up for a while; `share`: whose turn it is. Owner: one task."""
 
-    def __init__(self, gate: asyncio.Semaphore) -> None:
+    def __init__(self, gate: Turns, share: Share = NOBODY) -> None:
         self._gate = gate
+        self._share = share
         self._held = False
 
     async def __aenter__(self) -> Self:
@@ -31,7 +35,7 @@ class Turn:
         await self._enter()
 
     async def _enter(self) -> None:
-        await self._gate.acquire()
+        await self._gate.acquire(self._share)
         self._held = True
 
     def _leave(self) -> None:

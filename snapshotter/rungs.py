@@ -18,6 +18,7 @@ from snapshotter.boots import Boots
 from snapshotter.ends import Ends
 from snapshotter.housing import Housing, Phase
 from snapshotter.patience import Turn
+from snapshotter.places import Turns
 from snapshotter.snapshots.builder import Builder
 from snapshotter.snapshots.shelf import Shelf
 from snapshotter.starts import Way
@@ -81,7 +82,7 @@ class Rungs:
         self._ends = ends
         self._weights = weights
         self._clock = clock
-        self._gate = asyncio.Semaphore(max(2, len(os.sched_getaffinity(0))))
+        self._gate = Turns(max(2, len(os.sched_getaffinity(0))))
 
     async def acquire(self, launch: LaunchSpec, phase: Phase, clock: Clock, closed: set[StartKind]) -> Way:
         """Where to start from. What it returns must be used before the next await. Errors as of a boot."""
@@ -100,7 +101,7 @@ class Rungs:
             kind, phase.name, phase.kind = StartKind.COLD, "boot", StartKind.COLD
             if not launch.forkable or self._templates.is_single(launch.revision):
                 return Way(housing=await self._boots.boot(launch, phase), in_place=True, kind=kind)
-            await self._boots.once(launch)
+            await self._boots.once(launch, share=phase.share)
 
     def patience_s(self, way: Way, clock: Clock) -> float | None:
         """How long the hooks of a restored worker may take until COLD is started instead, which needs its own time; None: no such bound."""
@@ -140,7 +141,7 @@ class Rungs:
             expecting.cancel()
         if snapshot is not None:
             phase.kind = StartKind.RESTORE
-            async with Turn(self._gate) as turn:
+            async with Turn(self._gate, phase.share) as turn:
                 if self._templates.get(launch.revision) is not None:
                     return None
                 predicted_ms, cold_ms = self._shelf.restore_ms(launch, snapshot), self._shelf.cold_ms(launch)

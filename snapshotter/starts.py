@@ -20,7 +20,7 @@ from snapshotter.logs import Logs
 from snapshotter.parking import Parking
 from snapshotter.running import Running
 from snapshotter.slots import SlotLost
-from snapshotter.types import InstanceId, InstanceState, LaunchSpec, StartKind
+from snapshotter.types import InstanceId, InstanceState, LaunchSpec, Share, StartKind
 from snapshotter.weights import served_from
 
 _log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class Request:
     instance_id: InstanceId
     lessee: str
     secret_env: Mapping[str, str]
+    share: Share | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

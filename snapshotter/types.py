@@ -38,6 +38,34 @@ class InstanceState(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Whose a start is, and what that tenant may have of the node.
+
+    Attributes:
+        tenant: id, as label `tenant` of a launch; "" = nobody's in particular.
+        name: the tenant's name; a node that is dedicated to one tenant knows it by that.
+        weight: its share of what several want at once, 1 or more.
+        is_dedicated: it has nodes of its own, and runs on no other.
+        reserved: memory (bytes) that is kept free for tenants, by id: what one of them does not use is nobody else's.
+    """
+
+    tenant: str = ""
+    name: str = ""
+    weight: int = 1
+    is_dedicated: bool = False
+    reserved: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`."""
+        return cls(**body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsMount:
     """Weights that a worker finds at `<slot root>/weights/<name>`.
 

@@ -14,7 +14,7 @@ import pytest
 from snapshotter.cgroups import Cgroups
 from snapshotter.client import AgentClient
 from snapshotter.errors import InstanceUnknown, LeaseHeld, NoCapacity, StartFailed, StartStopped, StartTimeout, Unsupported
-from snapshotter.types import AgentEvent, InstanceInfo, InstanceState, LaunchSpec, RevisionKey, StartKind, WeightsMount
+from snapshotter.types import AgentEvent, InstanceInfo, InstanceState, LaunchSpec, RevisionKey, Share, StartKind, WeightsMount
 from tests.fakes.agent_home import MIB, AgentHome, get, instance_id
 
 
@@ -360,9 +360,29 @@ async def test_claims_beyond_the_node_are_refused_and_unused_templates_go_first(
 
         with pytest.raises(NoCapacity) as e:
             await begin(client, home.launch())
-        assert e.value.detail == {"resource": "memory", "asked": 256 * MIB, "free": 0}
+        assert e.value.detail == {"resource": "memory", "asked": 256 * MIB, "free": 0, "total": 512 * MIB}
         await client.stop(infos[0].id, grace_s=5)
         await begin(client, home.launch())
+
+
+async def test_what_is_reserved_for_a_tenant_is_kept_free_for_it(home: AgentHome) -> None:
+    async with home.agent(memory_bytes=512 * MIB), home.client() as client:
+        reserved = {"t-2": 256 * MIB}
+        one, two = (Share(tenant=name, name=name, reserved=reserved) for name in ("t-1", "t-2"))
+        await begin(client, home.launch(labels={"tenant": "t-1"}), share=one)
+        with pytest.raises(NoCapacity, match="0 MiB of 512 MiB free"):
+            await begin(client, home.launch(labels={"tenant": "t-1"}), share=one)
+        await begin(client, home.launch(labels={"tenant": "t-2"}), share=two)
+
+
+async def test_a_dedicated_node_starts_nothing_of_others(home: AgentHome) -> None:
+    async with home.agent(dedicated_to="acme"), home.client() as client:
+        for share in (None, Share(tenant="t-1", name="other")):
+            with pytest.raises(NoCapacity, match="dedicated"):
+                await begin(client, home.launch(), share=share)
+            with pytest.raises(NoCapacity, match="dedicated"):
+                await client.prepare(home.launch(), share=share)
+        await begin(client, home.launch(), share=Share(tenant="t-2", name="acme", is_dedicated=True))
 
 
 async def test_templates_over_budget_go_least_recently_used_first(home: AgentHome) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from snapshotter.patience import Patience, Turn
+from snapshotter.places import Turns
 
 
 async def test_deadline_stands_still() -> None:
@@ -51,7 +52,7 @@ async def test_deadline_that_has_passed_is_left_alone() -> None:
 
 
 async def test_turn_is_given_to_others_meanwhile() -> None:
-    gate, patience, arrival, diary = asyncio.Semaphore(1), Patience(), asyncio.Event(), list[str]()
+    gate, patience, arrival, diary = Turns(1), Patience(), asyncio.Event(), list[str]()
 
     async def waits_for_weights() -> None:
         async with Turn(gate) as turn:
@@ -72,11 +73,11 @@ async def test_turn_is_given_to_others_meanwhile() -> None:
         group.create_task(waits_for_weights())
         group.create_task(needs_none())
     assert diary == ["waits", "other", "other done", "goes on"]
-    assert gate._value == 1
+    assert gate.free == 1
 
 
 async def test_turn_that_is_cancelled_while_given_up_is_not_given_back_twice() -> None:
-    gate, patience = asyncio.Semaphore(1), Patience()
+    gate, patience = Turns(1), Patience()
 
     async def waits() -> None:
         async with Turn(gate) as turn:
@@ -90,8 +91,8 @@ async def test_turn_that_is_cancelled_while_given_up_is_not_given_back_twice() -
         task.cancel()
         await asyncio.wait([task])
     async with Turn(gate):
-        assert gate.locked()
-    assert not gate.locked()
+        assert gate.free == 0
+    assert gate.free == 1
 
 
 async def test_bounds_end_with_their_context() -> None:

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from snapshotter.places import Places
+from snapshotter.places import Places, Turns
+from snapshotter.types import Share
 
 
 async def test_no_more_than_so_many_at_once_and_in_their_order() -> None:
@@ -52,3 +53,61 @@ async def test_who_stops_waiting_takes_no_place() -> None:
         await asyncio.gather(waiting, return_exceptions=True)
     async with asyncio.timeout(5), places.one():
         pass
+
+
+def share_of(tenant: str, weight: int = 1) -> Share:
+    return Share(tenant=tenant, name=tenant, weight=weight)
+
+
+async def order_of(shares: list[Share]) -> list[str]:
+    """Whose turn came when, at one place that was taken until all waited."""
+    turns, served = Turns(1), list[str]()
+    await turns.acquire(share_of("before"))
+
+    async def one(share: Share) -> None:
+        await turns.acquire(share)
+        served.append(share.tenant)
+        turns.release()
+
+    waiting = [asyncio.create_task(one(share)) for share in shares]
+    await asyncio.sleep(0)
+    turns.release()
+    await asyncio.gather(*waiting)
+    assert (turns.free, repr(turns)) == (1, "<Turns 1 free, 0 of 0 tenants wait>")
+    return served
+
+
+async def test_a_storm_of_one_tenant_leaves_the_next_turn_to_another() -> None:
+    assert (await order_of([share_of("storm")] * 100 + [share_of("small")]))[:2] == ["storm", "small"]
+
+
+async def test_a_turn_is_as_long_as_its_weight() -> None:
+    served = await order_of([share_of("heavy", 3)] * 9 + [share_of("light")] * 9)
+    assert "".join(name[0] for name in served[:12]) == "hhhlhhhlhhhl"
+
+
+async def test_places_of_who_stopped_waiting_go_to_others_at_every_point() -> None:
+    turns = Turns(1)
+    await turns.acquire(share_of("a"))
+    waiting = [asyncio.create_task(turns.acquire(share_of(name))) for name in "abc"]
+    await asyncio.sleep(0)
+    waiting[1].cancel()  # while it waits
+    turns.release()
+    waiting[0].cancel()  # in the moment in which it got its place
+    await asyncio.wait(waiting, timeout=10)
+
+    assert [task.cancelled() for task in waiting] == [True, True, False]
+    turns.release()
+    assert turns.free == 1
+
+
+async def test_boots_take_turns_by_tenant() -> None:
+    places, seen = Places(1), list[str]()
+
+    async def boot(tenant: str) -> None:
+        async with places.one(share_of(tenant)):
+            seen.append(tenant)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(boot(name) for name in ("storm", "storm", "storm", "small")))
+    assert seen == ["storm", "storm", "small", "storm"]

@@ -1,0 +1,63 @@
+"""Whether one more instance may claim memory of this node. Pure: of what is claimed now, by whom, and what is kept free for whom.
+
+What a tenant has reserved and does not use is nobody else's. The activators send the reservations with every start, so the agent, which
+alone knows all claims, decides by the newest that it was told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from snapshotter.errors import NoCapacity
+from snapshotter.types import InstanceInfo, LaunchSpec, Share
+
+_MIB = 1024**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """The node's own terms.
+
+    Attributes:
+        memory_bytes: what instances may claim together.
+        dedicated_to: the one tenant, by name, that runs here; None = all that have no nodes of their own.
+    """
+
+    memory_bytes: int
+    dedicated_to: str | None = None
+
+    def welcome(self, share: Share | None) -> None:
+        """Raises NoCapacity where this node is not for this tenant."""
+        if self.dedicated_to is not None and (share is None or share.name != self.dedicated_to):
+            who = repr(share.name) if share is not None and share.name else "a tenant without a name"
+            message = f"this node is dedicated to tenant {self.dedicated_to!r}, not to {who} (snapshotter.dedicated_to)"
+            raise NoCapacity(message, {"resource": "dedicated"})
+        if self.dedicated_to is None and share is not None and share.is_dedicated:
+            message = f"tenant {share.name!r} runs on nodes dedicated to it only, and this one is shared (snapshotter.dedicated_to)"
+            raise NoCapacity(message, {"resource": "dedicated"})
+
+    def free_bytes(self, instances: Iterable[InstanceInfo], share: Share | None) -> int:
+        """What is left for this tenant; below 0 when others' reservations came after the claims."""
+        claimed: Counter[str] = Counter()
+        for info in instances:
+            claimed[info.labels.get("tenant", "")] += info.memory_bytes
+        return self.memory_bytes - claimed.total() - kept_bytes(claimed, share)
+
+    def check(self, launch: LaunchSpec, instances: Iterable[InstanceInfo], share: Share | None) -> None:
+        """Raises NoCapacity when the launch does not fit."""
+        self.welcome(share)
+        free = self.free_bytes(instances, share)
+        if launch.memory_bytes > free:
+            free = max(0, free)
+            detail = {"resource": "memory", "asked": launch.memory_bytes, "free": free, "total": self.memory_bytes}
+            wanted = f"{launch.memory_bytes // _MIB} MiB wanted, {free // _MIB} MiB of {self.memory_bytes // _MIB} MiB free"
+            raise NoCapacity(f"{wanted} on this node", detail)
+
+
+def kept_bytes(claimed: Mapping[str, int], share: Share | None) -> int:
+    """What is kept free for other tenants than this one."""
+    if share is None:
+        return 0
+    return sum(max(0, floor - claimed.get(tenant, 0)) for tenant, floor in share.reserved.items() if tenant != share.tenant)
