@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pilotlight.protocol import UsageRecord
+import httpx
+
+from pilotlight.protocol import CONTENT_PROBLEM, UsageRecord
 from snapshotter.errors import InstanceUnknown, SnapshotterError, SnapshotUnknown
 from snapshotter.types import (
     InstanceId,
@@ -35,6 +37,16 @@ class ManualClock:
 
     def __call__(self) -> float:
         return self.now
+
+
+INJECTIONS = ("x'; DROP TABLE tenants;--", '" OR 1=1 --', "<script>alert(1)</script>", "{{7*7}}", "%", "_")
+"""Names that are code elsewhere: SQL, HTML, templates, wildcards of LIKE."""
+
+
+def refused(answer: httpx.Response, status: int) -> str:
+    """The detail of the problem that an answer is."""
+    assert (answer.status_code, answer.headers["content-type"]) == (status, CONTENT_PROBLEM), answer.text
+    return str(answer.json()["detail"])
 
 
 def spec(name: str = "hello", **changes: Any) -> dict[str, Any]:
