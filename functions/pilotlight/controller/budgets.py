@@ -16,11 +16,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from pilotlight.controller import alerts, audit, feed, spending, tables
+from pilotlight.controller.aggregation import Spending
 from pilotlight.controller.alerts import Alert
 from pilotlight.controller.budget_terms import Terms
 from pilotlight.controller.forecast import FULL_DAYS, Forecast, forecast
 from pilotlight.controller.periods import Period, day_of, period_of
-from pilotlight.controller.spending import Key, Reach, SpendByReach
+from pilotlight.controller.spending import Reach, SpendByReach
 from pilotlight.controller.store import Write
 from pilotlight.errors import Conflict, NotFound
 from pilotlight.pricing import COST_QUANTUM
@@ -145,7 +146,7 @@ def listing(sql: sa.Connection, tenants: Collection[str] | None = None) -> list[
     return [_budget(row) for row in sql.execute(query).mappings()]
 
 
-def after_usage(write: Write, *, new: Mapping[Key, int], batch: Mapping[Key, int]) -> dict[str, BudgetState]:
+def after_usage(write: Write, *, new: Mapping[Spending, int], batch: Mapping[Spending, int]) -> dict[str, BudgetState]:
     """Note the alerts that a batch of records brings, and say what was spent of each budget that it falls under.
 
     To be called in the batch's own transaction, once the daily rollups have it. `new` are the costs (picounits) of the records that were

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from pilotlight.controller import tables
+from pilotlight.controller.aggregation import Spending
 from pilotlight.controller.periods import Period
 
-Key = tuple[str, str, str, str, int, str, str]
-"""What the costs of a batch of records are summed by: (tenant, environment, app, function, day, month, currency)."""
 Reach = tuple[str, str, str, str, str]
 """(tenant, environment, app, function, currency)."""
 _HALF = 10**9
@@ -38,7 +37,7 @@ class SpendByReach:
         return sum(picos for day, picos in self.days(reach).items() if period.first_day <= day < period.end_day)
 
 
-def of_batch(costs: Mapping[Key, int], reaches: Collection[Reach]) -> SpendByReach:
+def of_batch(costs: Mapping[Spending, int], reaches: Collection[Reach]) -> SpendByReach:
     """The spending of a batch of records."""
     rows = (((tenant, environment, app, function, currency), day, picos)
             for (tenant, environment, app, function, day, _, currency), picos in costs.items())  # fmt: skip

@@ -143,13 +143,16 @@ async def resolve(host: str, port: int) -> list[str]:
 class Sender:
     """Posts messages, one connection each. Owner: one event loop. A context manager: leaving it closes its connections."""
 
-    def __init__(self, *, policy: str, resolve: Resolve = resolve, verify: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, *, policy: str, resolve: Resolve = resolve, verify: ssl.SSLContext | None = None, attempt_s: float = ATTEMPT_S
+    ) -> None:
         self._policy = policy
         self._resolve = resolve
+        self._attempt_s = attempt_s
         # No connection is kept: one to an address could serve another name there, whose certificate was never looked at. And no proxy
         # of the environment: it would resolve the name again, out of our sight.
         self._http = httpx.AsyncClient(
-            verify=verify or ssl.create_default_context(), trust_env=False, follow_redirects=False, timeout=ATTEMPT_S,
+            verify=verify or ssl.create_default_context(), trust_env=False, follow_redirects=False, timeout=attempt_s,
             limits=httpx.Limits(max_keepalive_connections=0),
         )  # fmt: skip
 
@@ -160,15 +163,15 @@ class Sender:
         await self._http.aclose()
 
     async def post(self, message: Message, *, url: str, secret: str, now: float) -> Outcome:
-        """One attempt, of at most ATTEMPT_S."""
+        """One attempt, of at most `attempt_s`."""
         body = message.body()
         try:
-            async with asyncio.timeout(ATTEMPT_S):
+            async with asyncio.timeout(self._attempt_s):
                 return await self._post(_parsed(url, self._policy), body, headers(message, body, secret=secret, now=now))
         except Refused as e:
             return Outcome(error=str(e))
         except TimeoutError:
-            return Outcome(error=f"no answer within {ATTEMPT_S:g} s")
+            return Outcome(error=f"no answer within {self._attempt_s:g} s")
         except (httpx.HTTPError, OSError) as e:
             return Outcome(error=f"{type(e).__name__}: {e}" if str(e) else type(e).__name__)
 
@@ -221,6 +224,8 @@ def _parsed(url: str, policy: str) -> httpx.URL:
         raise Refused(f"a URL of {len(url)} characters: at most {MAX_URL}")
     if parsed.scheme not in schemes or not parsed.host:
         raise Refused(f"{url[:200]!r}: write {' or '.join(f'{scheme}://…' for scheme in schemes)}")
+    if parsed.port is not None and not 0 < parsed.port < 65_536:
+        raise Refused(f"there is no port {parsed.port}")
     if parsed.userinfo:
         raise Refused("a URL with a user or a password in it is shown in lists: put what is secret into the path or the query")
     if policy == PUBLIC and _is_private_literal(parsed.host):
