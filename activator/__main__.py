@@ -68,7 +68,6 @@ class Activator:
         self.id = f"a-{index}"
         self.home = paths.home / "activator" / self.id
         self.home.mkdir(parents=True, exist_ok=True)
-        rates = prices.rates()
         key = PlatformKey.load_or_create(paths.home / "platform.key")
         controller = paths.socket("controller")
         self.settings = settings
@@ -80,9 +79,11 @@ class Activator:
         self.feed = FeedFollower(table=self.table, socket=controller, token=key.token, log_path=self.home / "routes.ndjson")
         self.fleet = NodeFleet(socket=paths.socket("snapshotter"), lessee=self.id)
         self.books = Books(
-            directory=self.home, activator=self.id, rates=rates, sync_s=settings.journal_sync_s, free_idle_s=settings.scaledown_window_s,
+            directory=self.home, activator=self.id, sync_s=settings.journal_sync_s, free_idle_s=settings.scaledown_window_s,
             ledger=ControllerLedger(socket=controller, token=key.token, activator=self.id),
+            is_served_unbilled=settings.journal_full == "serve", on_unbilled=self.metrics.unbilled,
         )  # fmt: skip
+        self.table.on_budget = self.books.budgets.apply
         self.queue = ProcessQueue(settings.max_queued)
         self.shared = _shared_state(settings, key, self.id)
         rate_per_s = settings.unauthenticated_per_s
@@ -104,7 +105,7 @@ class Activator:
         self.scaler = Scaler(table=self.table, fleet=self.fleet, make_throttler=make_throttler)
         self.metrics.collect_instances(self.scaler.states)
         self.metrics.collect_journal(self.books.lag)
-        self.dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of)
+        self.dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of, may_pay=self.books.check)
         self.control = ControlPlane(controller, table=self.table, strangers=self.strangers, catch_up=self.feed.catch_up)
         self.calls = SubmittedCalls(
             books=self.books, dispatcher=self.dispatcher, table=self.table, entrance=self.entrance, control=self.control, settings=settings,
@@ -146,11 +147,12 @@ class Activator:
             stack.push_async_callback(self.books.aclose)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             background = [
-                tasks.create_task(self.books.run(), name="books"),
                 tasks.create_task(self.feed.follow(), name="feed"),
                 tasks.create_task(self.limits.sweep(), name="slow heads"),
             ]
             await self._first_routes()
+            await self.books.load_budgets()  # after the feed has named them, before anything is spent
+            background.append(tasks.create_task(self.books.run(), name="books"))
             background.append(tasks.create_task(self.scaler.watch(), name="agent events"))
             await self._first_instances()
             background.append(tasks.create_task(self.scaler.run(), name="autoscaler"))

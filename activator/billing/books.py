@@ -103,7 +103,6 @@ class Books:
         *,
         directory: Path,
         activator: str,
-        rates: Rates,
         sync_s: float,
         free_idle_s: float,
         ledger: ClosableLedger,
@@ -115,7 +114,6 @@ class Books:
         `is_served_unbilled`: a call that the journal has no room for runs all the same, and `on_unbilled` is told (`journal_full: serve`).
         """
         self.journal, self.recovered = Journal.open(directory, activator=activator, sync_s=sync_s)
-        self._rates = rates
         self._free_idle_ns = int(free_idle_s * 1e9)
         self._ledger = ledger
         self.budgets = Budgets()
@@ -146,7 +144,7 @@ class Books:
             self.journal,
             subject=subject,
             footprint=target.footprint,
-            rates=self.rates_of(target),
+            rates=target.rates,
             started_ns=time.monotonic_ns(),
             free_ns=self._free_idle_ns,
             budgets=self.budgets,
@@ -154,18 +152,14 @@ class Books:
             on_unbilled=self._note_unbilled if self._is_served_unbilled else None,
         )
 
-    def rates_of(self, target: Target) -> Rates:
-        """The price list of the target's tenant."""
-        return self._rates
-
     def is_spent(self, target: Target) -> bool:
         """Whether a hard budget leaves no room for even one call of this target: then nothing is kept warm or started for it."""
-        rates = self.rates_of(target)
+        rates = target.rates
         return self.budgets.is_spent(_subject(target, rates), target, rates, limit_ns=_ns(target.spec.clocks.execution_s))
 
     def check(self, target: Target, limit_s: float) -> None:
         """Refuse a call that may take `limit_s` before it waits, or has an instance started. Raises OverBudget, BudgetReserved."""
-        rates = self.rates_of(target)
+        rates = target.rates
         self.budgets.check(_subject(target, rates), target, rates, limit_ns=_ns(limit_s))
 
     async def load_budgets(self) -> None:

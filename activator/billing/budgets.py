@@ -177,6 +177,8 @@ class Budgets:
         self._wall_ns = wall_ns
         self._purses: dict[str, Purse] = {}
         self._retired: dict[str, Purse] = {}
+        self._retired_at: tuple[Cursor, int] | None = None
+        self._answers = 0
         self._covers: dict[Subject, Cover] = {}
         self.generation = 0
         self.turn = 0
@@ -190,27 +192,32 @@ class Budgets:
     # -- the feed's side ----------------------------------------------------------------------------------------------
     def apply(self, id: str, record: BudgetRecord | None) -> None:
         """A budget is new, was changed, or (None) is gone; soft ones are not kept, they stop nothing. Raises ValueError: it is broken."""
+        self.generation += 1
         if record is None or not record.hard:
-            if (gone := self._purses.pop(id, None)) is not None:
-                self._retired[id] = gone
-                self.generation += 1
+            self._retire(id)
             return
-        known = self._purses.get(id) or self._retired.pop(id, None)
+        known = self._purses.get(id) or self._revived(id)
         if known is not None and is_same_money(known.record, record):
             known.change(record)
             self._purses[id] = known
         else:
-            self._purses[id] = Purse(
-                record, at_ns=self._wall_ns(), turn=self.turn, is_shared=self._is_shared, mark=self.end_of_journal()
-            )  # fmt: skip
-        self.generation += 1
+            mark = self.end_of_journal()
+            self._purses[id] = Purse(record, at_ns=self._wall_ns(), turn=self.turn, is_shared=self._is_shared, mark=mark)
         self.on_news()
 
-    def forget_all(self) -> None:
-        """The feed is about to be told anew: what it does not name again is gone, and what it does keeps its numbers."""
-        self._retired.update(self._purses)
-        self._purses.clear()
-        self.generation += 1
+    def _retire(self, id: str) -> None:
+        if self._retired_at != self._moment():
+            self._retired.clear()
+            self._retired_at = self._moment()
+        if (gone := self._purses.pop(id, None)) is not None:
+            self._retired[id] = gone
+
+    def _revived(self, id: str) -> Purse | None:
+        """A budget that was just taken away because the feed is told anew: nothing was written or shipped since, so it still adds up."""
+        return self._retired.pop(id, None) if self._retired_at == self._moment() else None
+
+    def _moment(self) -> tuple[Cursor, int]:
+        return self.end_of_journal(), self._answers
 
     # -- the calls' side ----------------------------------------------------------------------------------------------
     def cover(self, subject: Subject) -> Cover:
@@ -259,6 +266,7 @@ class Budgets:
 
     def take_answer(self, states: Mapping[str, BudgetState], records: Iterable[bytes]) -> None:
         """The ledger accepted `records` and says where the budgets that they fall under stand."""
+        self._answers += 1
         own: list[dict[str, object]] | None = None
         for budget, state in states.items():
             purse = self._purses.get(budget)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import json
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -29,7 +28,6 @@ from activator.routes import Target
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
 from activator.throttler import Throttler
-from pilotlight.pricing import Rates
 from pilotlight.protocol import BudgetState, FeedChange, FunctionRoute, UsageRecord
 from tests.fakes.fake_fleet import FakeFleet
 from tests.fakes.fake_worker import Behaviour, echo
@@ -70,9 +68,7 @@ class Edge:
         self.table = empty_table()
         self.fleet = FakeFleet(directory, behaviour)
         self.ledger = MemoryLedger()
-        self.books = Books(
-            directory=directory / "journal", activator="a-0", rates=Rates(version="test"), sync_s=0.01, free_idle_s=60.0, ledger=self.ledger
-        )
+        self.books = Books(directory=directory / "journal", activator="a-0", sync_s=0.01, free_idle_s=60.0, ledger=self.ledger)
         self.metrics = Metrics()
         self.queue = ProcessQueue(settings.max_queued)
         self.strangers = StrangerLimit(rate_per_s=settings.unauthenticated_per_s)

@@ -16,7 +16,6 @@ from activator.metrics import Metrics
 from activator.routes import RouteTable, Target
 from activator.scaler import FORGET_S, Scaler
 from activator.throttler import Throttler
-from pilotlight.pricing import Rates
 from pilotlight.protocol import FeedChange
 from pilotlight.spec import Scaling
 from snapshotter import errors
@@ -37,9 +36,7 @@ class Rig:
         self.fleet = FakeFleet(directory)
         self.queue = ProcessQueue(100)
         self.ledger = MemoryLedger()
-        self.books = Books(
-            directory=directory / "j", activator="a-0", rates=Rates(version="t"), sync_s=0.01, free_idle_s=60, ledger=self.ledger
-        )
+        self.books = Books(directory=directory / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=self.ledger)
         self.metrics = Metrics()
         self.scaler = Scaler(table=self.table, fleet=self.fleet, make_throttler=self._throttler, clock=self.clock)
         self._seq = 0

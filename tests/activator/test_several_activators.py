@@ -19,7 +19,6 @@ from activator.shared.strangers import SharedStrangerLimit
 from activator.surplus import IDLE_SURPLUS_S, TURN_S, Claim, surplus
 from activator.throttler import Throttler
 from pilotlight import errors
-from pilotlight.pricing import Rates
 from pilotlight.spec import Scaling
 from snapshotter import errors as agent_errors
 from snapshotter.types import InstanceId, InstanceInfo, StartKind
@@ -40,9 +39,7 @@ class Members:
         self.board = Board(self.clock)
         self.fleet = FakeFleet(directory)
         self.metrics = Metrics()
-        self.books = Books(
-            directory=directory / "j", activator="a", rates=Rates(version="t"), sync_s=0.01, free_idle_s=60, ledger=MemoryLedger()
-        )
+        self.books = Books(directory=directory / "j", activator="a", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger())
         self.table = empty_table()
         self.states: list[BoardState] = []
         self.throttlers: list[Throttler] = []
