@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
@@ -93,11 +93,11 @@ def claim(write: Write, *, limit: int) -> list[Alert]:
     """Take alerts whose time has come, for CLAIM_S; the attempt is counted before it is made."""
     table = tables.budget_alerts
     query = sa.select(*_COLUMNS).where(table.c.next_attempt_at <= write.now).order_by(table.c.next_attempt_at, table.c.id).limit(limit)
-    due = [Alert(**row) for row in write.sql.execute(query).mappings()]
-    for alert in due:
-        taken = {"next_attempt_at": write.now + CLAIM_S, "attempts": alert.attempts + 1}
-        write.sql.execute(sa.update(table).where(table.c.id == alert.id).values(**taken))
-    return due
+    taken = [replace(alert, attempts=alert.attempts + 1) for alert in (Alert(**row) for row in write.sql.execute(query).mappings())]
+    for alert in taken:
+        values = {"next_attempt_at": write.now + CLAIM_S, "attempts": alert.attempts}
+        write.sql.execute(sa.update(table).where(table.c.id == alert.id).values(**values))
+    return taken
 
 
 def settle(write: Write, alert: Alert, *, error: str | None, retry_in_s: float | None = None) -> None:
@@ -112,14 +112,14 @@ def settle(write: Write, alert: Alert, *, error: str | None, retry_in_s: float |
 
 
 def retry_in_s(alert: Alert, *, now: float, chance: float, asked_s: float = 0.0) -> float | None:
-    """How long to wait after the failure of the attempt that `alert` was claimed for; None: it is given up.
+    """How long to wait after attempt number `alert.attempts` failed; None: it is given up.
 
     Args:
         chance: uniform in [0, 1), for the jitter.
         asked_s: what the receiver asked for (Retry-After).
     """
     # Bounded before it is raised to a power: an alert that is tried for three days stays far below, a broken row may not.
-    plain_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * GROWTH ** min(alert.attempts, 20))
+    plain_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * GROWTH ** min(alert.attempts - 1, 20))
     delay_s = max(plain_s * (1 - JITTER + 2 * JITTER * chance), min(asked_s, LONGEST_DELAY_S))
     return delay_s if now + delay_s <= alert.at + GIVE_UP_AFTER_S else None
 

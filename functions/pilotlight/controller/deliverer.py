@@ -60,7 +60,7 @@ class Errand:
 
 
 class Deliverer:
-    """Owner: the controller's event loop. `chance` is uniform in [0, 1)."""
+    """Owner: the controller's event loop. `chance` is uniform in [0, 1). `failures` counts rounds that the database spoiled."""
 
     def __init__(
         self, *, store: Store, key: PlatformKey, bell: Bell, sender: Sender, metrics: Metrics, clock: Callable[[], float],
@@ -74,9 +74,10 @@ class Deliverer:
         self._clock = clock
         self._chance = chance
         self._posted = 0
+        self.failures = 0
 
     def __repr__(self) -> str:
-        return f"<Deliverer posted={self._posted}>"
+        return f"<Deliverer posted={self._posted} failures={self.failures}>"
 
     async def run(self) -> None:
         """Deliver until cancelled, or until the bell is closed."""
@@ -88,6 +89,7 @@ class Deliverer:
                     pass
                 wait_s = await anyio.to_thread.run_sync(self._wait_s)
             except* (SQLAlchemyError, PilotlightError) as e:
+                self.failures += 1
                 log.error("event=deliverer_failed error=%r", e.exceptions)  # a full disk, a lost database: the next round tries again
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
