@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,30 +64,55 @@ class Request:
 
 
 @contextlib.contextmanager
-def steady(url: str, *, body: str, headers: Mapping[str, str], per_s: int) -> Iterator[Callable[[], list[Request]]]:
-    """`per_s` requests a second beside what the block does, on one connection per ten of them.
+def steady(
+    url: str | Sequence[str], *, body: str, headers: Mapping[str, str], per_s: float, connections: int | None = None
+) -> Iterator[Callable[[], list[Request]]]:
+    """`per_s` requests a second beside what the block does, on one connection per ten of them unless told otherwise.
 
-    Calling what is yielded ends the load and returns its requests; it raises LoadFailed. The generator goes before others where it may:
-    it stands for callers elsewhere, and its own waiting for a CPU is nobody's latency.
+    Several URLs (of one address) take turns. Calling what is yielded ends the load and returns its requests; it raises LoadFailed. The
+    generator goes before others where it may: it stands for callers elsewhere, and its own waiting for a CPU is nobody's latency.
     """
-    connections = max(1, per_s // 10)
-    with tempfile.TemporaryDirectory(prefix="plh2") as name:
-        data, log = Path(name) / "body", Path(name) / "log"
-        data.write_text(body)
-        command = ["h2load", "--h1", "-t1", f"-c{connections}", "-m1"]
-        command += [f"--rps={per_s / connections:g}", "-D", str(LONGEST_S), "-d", str(data), "--log-file", str(log)]
-        command += [part for key, value in headers.items() for part in ("-H", f"{key}: {value}")]
-        process = priority.started([*command, url], niceness=priority.BEFORE_OTHERS, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    connections = connections or max(1, int(per_s) // 10)
+    with _driven(url, body=body, headers=headers, per_s=per_s, connections=connections, niceness=priority.BEFORE_OTHERS) as end:
+        yield lambda: _requests(end(), where=str(url))
 
-        def requests() -> list[Request]:
+
+@contextlib.contextmanager
+def flood(
+    url: str, *, body: str, headers: Mapping[str, str], per_s: float | None, connections: int
+) -> Iterator[Callable[[], Counter[int]]]:
+    """More than is wanted, beside what the block does; per_s None: as fast as answers come. What is yielded ends it and counts statuses.
+
+    It has no advantage on the CPU, and need not succeed: being refused is what most of it is for.
+    """
+    with _driven(url, body=body, headers=headers, per_s=per_s, connections=connections, niceness=0) as end:
+        yield lambda: Counter(int(entry[1]) for entry in _entries(end()))
+
+
+@contextlib.contextmanager
+def _driven(
+    url: str | Sequence[str], *, body: str, headers: Mapping[str, str], per_s: float | None, connections: int, niceness: int
+) -> Iterator[Callable[[], Path]]:
+    """h2load until the block or what is yielded ends it; that returns its log, and raises LoadFailed when it ended by itself."""
+    with tempfile.TemporaryDirectory(prefix="plh2") as name:
+        data, log, urls = Path(name) / "body", Path(name) / "log", Path(name) / "urls"
+        data.write_text(body)
+        urls.write_text(url if isinstance(url, str) else "\n".join(url))
+        command = ["h2load", "--h1", "-t1", f"-c{connections}", "-m1", "-i", str(urls), "-D", str(LONGEST_S)]
+        command += ["-d", str(data), "--log-file", str(log)]
+        command += [] if per_s is None else [f"--rps={per_s / connections:g}"]
+        command += [part for key, value in headers.items() for part in ("-H", f"{key}: {value}")]
+        process = priority.started(command, niceness=niceness, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+        def end() -> Path:
             if process.poll() is not None:
                 raise LoadFailed(f"h2load {url} ended by itself with status {process.returncode}")
             process.terminate()
             process.wait()
-            return _requests(log, where=url)
+            return log
 
         try:
-            yield requests
+            yield end
         finally:
             process.terminate()
             process.wait()
@@ -124,7 +150,11 @@ def _from_log(log: Path, *, where: str) -> Load:
 
 def _requests(log: Path, *, where: str) -> list[Request]:
     """h2load writes `sent_us<TAB>status<TAB>duration_us` per request. Raises LoadFailed when one of them failed."""
-    entries = [line.split("\t") for line in log.read_text().splitlines() if line.count("\t") >= 2]
+    entries = _entries(log)
     if not entries or any(status[:1] != "2" for _, status, *_ in entries):
         raise LoadFailed(f"h2load {where}: {sum(e[1][:1] != '2' for e in entries)} of {len(entries)} requests failed")
     return [Request(sent_at=int(sent) / 1e6, milliseconds=int(duration) / 1000) for sent, _, duration, *_ in entries]
+
+
+def _entries(log: Path) -> list[list[str]]:
+    return [line.split("\t") for line in log.read_text().splitlines() if line.count("\t") >= 2]

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -70,6 +70,16 @@ class Stack:
     def client(self) -> Client:
         """A client; the caller closes it."""
         return Client(profile.Profile(url=self.url, api_key=self.api_key))
+
+    def tenant(self, name: str, *, plan: str = "enterprise", **overrides: Any) -> Stack:
+        """A new tenant's view of the platform: its commands and calls are that tenant's."""
+        with self.client as client:
+            made = client.create_tenant(name, plan=plan, overrides=overrides)
+        directory = self.directory / name
+        directory.mkdir()
+        key = str(made["key"]["secret"])
+        profile.save(profile.Profile(url=self.url, api_key=key), path=directory / "profile.toml")
+        return replace(self, directory=directory, api_key=key)
 
     def command(self, *arguments: str) -> Any:
         """Run `pilotlight … --json` against this platform and return what it printed. Raises StackFailed."""
@@ -150,8 +160,17 @@ def post(host: str, path: str, body: bytes, headers: Mapping[str, str]) -> Answe
 
 
 @contextlib.contextmanager
-def running(*, activators: int = 1, redis_url: str | None = None, snapshotter: Mapping[str, Any] | None = None) -> Iterator[Stack]:
-    """Start a platform, with settings of the node agent where given; stop it and remove its files afterwards. Raises StackFailed."""
+def running(
+    *,
+    activators: int = 1,
+    redis_url: str | None = None,
+    snapshotter: Mapping[str, Any] | None = None,
+    prices: Mapping[str, Any] | None = None,
+) -> Iterator[Stack]:
+    """Start a platform, with settings of the node agent and prices where given; stop it and remove its files afterwards.
+
+    Raises StackFailed.
+    """
     directory = Path(tempfile.mkdtemp(prefix="plb"))
     directory.chmod(0o755)  # workers of other uids pass through it
     config = directory / "platform.yaml"
@@ -165,6 +184,8 @@ def running(*, activators: int = 1, redis_url: str | None = None, snapshotter: M
     }
     for section in sections.values():
         section["metrics_listen"] = None
+    if prices:
+        sections["prices"] = dict(prices)
     config.write_text(yaml.safe_dump({"platform": {"home": str(directory / "home")}, **sections}))
     try:
         _command(config, directory, "up", "--detach")
