@@ -41,7 +41,7 @@ class StartStopped(SnapshotterError):
 class NoCapacity(SnapshotterError):
     """Raised when this node cannot hold one more instance; `detail` carries `resource`.
 
-    `memory`: also `asked`, `free` (of that, what this tenant may have) and `total`; `dedicated`: the node is not for this tenant.
+    `memory`: also `asked`, `free` (for this tenant), `claimed` (by all) and `total`; `dedicated`: the node is not for this tenant.
     """
 
     code = "no_capacity"

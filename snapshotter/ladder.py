@@ -251,7 +251,7 @@ class Ladder:
     def _make_room(self, request: Request) -> None:
         """Evict Templates that nobody uses where that helps. Raises NoCapacity; no await before the claim, so the answer holds."""
         launch = request.launch
-        self._room.check(launch, (instance.info for instance in self._instances), request.share)
+        self._room.check(launch, [instance.info for instance in self._instances], request.share)
         claimed = self._instances.claimed_bytes()
         need = claimed + launch.memory_bytes + self._templates.pss_bytes() - self._room.memory_bytes
         self._boots.evict_unused(need, but=launch.revision)

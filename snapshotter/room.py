@@ -7,7 +7,7 @@ alone knows all claims, decides by the newest that it was told.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from snapshotter.errors import NoCapacity
@@ -45,13 +45,14 @@ class Room:
             claimed[info.labels.get("tenant", "")] += info.memory_bytes
         return self.memory_bytes - claimed.total() - kept_bytes(claimed, share)
 
-    def check(self, launch: LaunchSpec, instances: Iterable[InstanceInfo], share: Share | None) -> None:
+    def check(self, launch: LaunchSpec, instances: Collection[InstanceInfo], share: Share | None) -> None:
         """Raises NoCapacity when the launch does not fit."""
         self.welcome(share)
         free = self.free_bytes(instances, share)
         if launch.memory_bytes > free:
             free = max(0, free)
-            detail = {"resource": "memory", "asked": launch.memory_bytes, "free": free, "total": self.memory_bytes}
+            claimed = sum(info.memory_bytes for info in instances)
+            detail = {"resource": "memory", "asked": launch.memory_bytes, "free": free, "claimed": claimed, "total": self.memory_bytes}
             wanted = f"{launch.memory_bytes // _MIB} MiB wanted, {free // _MIB} MiB of {self.memory_bytes // _MIB} MiB free"
             raise NoCapacity(f"{wanted} on this node", detail)
 

@@ -360,7 +360,7 @@ async def test_claims_beyond_the_node_are_refused_and_unused_templates_go_first(
 
         with pytest.raises(NoCapacity) as e:
             await begin(client, home.launch())
-        assert e.value.detail == {"resource": "memory", "asked": 256 * MIB, "free": 0, "total": 512 * MIB}
+        assert e.value.detail == {"resource": "memory", "asked": 256 * MIB, "free": 0, "claimed": 512 * MIB, "total": 512 * MIB}
         await client.stop(infos[0].id, grace_s=5)
         await begin(client, home.launch())
 

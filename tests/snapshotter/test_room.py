@@ -46,7 +46,7 @@ def test_a_start_that_does_not_fit_is_refused_with_numbers() -> None:
     ROOM.check(launch_of(600), [claim("a", 400)], share_of("b"))
     with pytest.raises(NoCapacity, match="601 MiB wanted, 600 MiB of 1000 MiB free") as e:
         ROOM.check(launch_of(601), [claim("a", 400)], share_of("b"))
-    assert e.value.detail == {"resource": "memory", "asked": 601 * MIB, "free": 600 * MIB, "total": 1000 * MIB}
+    assert e.value.detail == {"resource": "memory", "asked": 601 * MIB, "free": 600 * MIB, "claimed": 400 * MIB, "total": 1000 * MIB}
     with pytest.raises(NoCapacity, match="0 MiB of 1000 MiB free"):
         ROOM.check(launch_of(1), [claim("a", 900)], share_of("c", b=400))
 
