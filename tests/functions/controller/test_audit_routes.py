@@ -1,0 +1,127 @@
+"""Every change through the public API is in the audit log, with who, from where and under which request: all routes, one after the other.
+
+`ROUTES` has a line for every route that is not a GET; a new one without a line fails here. What is not in the log, and why: the data
+plane's calls (they are in the ledger), signing in to the dashboard (a session is a sealed cookie: nothing is stored), and the platform's
+own processes under /internal (no person stands behind them).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from pilotlight.controller.dataplane import TAG
+from snapshotter.types import RevisionKey, TemplateInfo
+from tests.functions.controller.conftest import Controller
+from tests.functions.controller.parts import instance, snapshot, spec, usage
+from tests.functions.controller.test_weights import upload
+
+ADDRESS = "203.0.113.7"
+LAST_MONTH_S = 40 * 86_400.0
+NEW_BLOB = b"another archive"
+
+# (method, route, what its names stand for, body, action in the log): in an order in which each can succeed
+ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
+    ("PUT", "/v1/blobs/{digest}", {"digest": hashlib.sha256(NEW_BLOB).hexdigest()}, NEW_BLOB, "blob.put"),
+    ("POST", "/v1/images", {}, {"python": "3.11", "steps": []}, "image.build"),
+    ("POST", "/v1/environments", {}, {"name": "staging"}, "environment.create"),
+    ("DELETE", "/v1/environments/{name}", {"name": "staging"}, None, "environment.delete"),
+    ("PUT", "/v1/secrets/{name}", {"name": "token"}, {"value": "hush"}, "secret.put"),
+    ("DELETE", "/v1/secrets/{name}", {"name": "token"}, None, "secret.delete"),
+    ("PUT", "/v1/weights/{name}", {"name": "minilm"}, {"manifest": "@manifest"}, "weights.put"),
+    ("POST", "/v1/weights/{name}/verify", {"name": "minilm"}, None, "weights.verify"),
+    ("POST", "/v1/weights/{name}/prefetch", {"name": "minilm"}, None, "weights.prefetch"),
+    ("POST", "/v1/weights/{name}/pin", {"name": "minilm"}, None, "weights.pin"),
+    ("POST", "/v1/weights/{name}/unpin", {"name": "minilm"}, None, "weights.unpin"),
+    ("DELETE", "/v1/weights/{name}", {"name": "minilm"}, None, "weights.delete"),
+    ("POST", "/v1/apps/{app}/deploy", {"app": "search"}, {"functions": [spec()]}, "app.deploy"),
+    ("PUT", "/v1/quotas/functions/{app}/{function}", {"app": "search", "function": "hello"}, {"concurrent": 3}, "quota.set"),
+    ("DELETE", "/v1/quotas/functions/{app}/{function}", {"app": "search", "function": "hello"}, None, "quota.set"),
+    ("PUT", "/v1/functions/{app}/{function}/snapshots", {"app": "search", "function": "hello"}, {"enabled": False}, "snapshots.disable"),
+    ("DELETE", "/v1/functions/{app}/{function}/snapshots", {"app": "search", "function": "hello"}, None, "snapshots.delete"),
+    ("POST", "/v1/apps/{app}:stop", {"app": "search"}, None, "app.stop"),
+    ("DELETE", "/v1/apps/{app}", {"app": "search"}, None, "app.delete"),
+    ("POST", "/v1/instances/{instance}:exec", {"instance": "i-1"}, {"argv": ["ls"]}, "instance.exec"),
+    ("POST", "/v1/instances/{instance}:stop", {"instance": "i-1"}, None, "instance.stop"),
+    ("DELETE", "/v1/templates/{revision}", {"revision": "f-1@v1-abcdef"}, None, "template.drop"),
+    ("POST", "/v1/snapshots/{snapshot}:prove", {"snapshot": "sn-1"}, None, "snapshot.prove"),
+    ("DELETE", "/v1/snapshots/{snapshot}", {"snapshot": "sn-1"}, None, "snapshot.delete"),
+    ("POST", "/v1/keys", {}, {"scope": "invoke"}, "key.create"),
+    ("PATCH", "/v1/keys/{key}", {"key": "@id"}, {"quotas": {"concurrent": 1}}, "key.change"),
+    ("POST", "/v1/keys/{key}:rotate", {"key": "@id"}, {"grace_s": 60}, "key.rotate"),
+    ("DELETE", "/v1/keys/{key}", {"key": "@id"}, None, "key.revoke"),
+    ("POST", "/v1/tenants", {}, {"name": "acme"}, "key.create"),
+    ("PATCH", "/v1/tenants/{name}", {"name": "acme"}, {"plan": "free"}, "tenant.change"),
+    ("POST", "/v1/billing/corrections", {}, {"record": "req-1/1", "amount": "-0.01", "note": "a gift"}, "billing.correct"),
+    ("POST", "/v1/billing/invoices", {}, {"month": "2026-12"}, "invoice.issue"),
+    ("PUT", "/v1/budgets", {}, {"amount": "5", "webhook": "https://alerts.invalid/here"}, "budget.put"),
+    ("POST", "/v1/budgets/{budget}:test", {"budget": "@id"}, None, "budget.test"),
+    ("DELETE", "/v1/budgets/{budget}", {"budget": "@id"}, None, "budget.delete"),
+]
+
+
+async def prepare(controller: Controller, tmp_path: Path) -> str:
+    """What the routes are about, as far as they do not make it themselves; the digest of a manifest."""
+    tenant = await controller.tenant()
+    labels = {"tenant": tenant, "environment": "main", "app": "search", "function": "hello"}
+    template = TemplateInfo(
+        revision=RevisionKey("f-1@v1-abcdef"), pid=1, pss_bytes=1, threads=(), phases_ms={}, forks=0, last_used_at=0.0, labels=labels
+    )
+    controller.agent.instances, controller.agent.templates = [instance(tenant)], [template]
+    controller.agent.snapshots = [snapshot(tenant)]
+    record = usage(tenant=tenant, started_at=controller.clock.now - LAST_MONTH_S, cost="0.5")
+    assert (await controller.internal("/internal/usage", {"activator": "a", "records": [record.to_json()]})).status_code == 200
+    return await upload(controller.http, tmp_path / "model")
+
+
+async def newest(controller: Controller) -> dict[str, Any]:
+    return dict((await controller.http.get("/v1/audit", params={"tenant": "*", "limit": 1})).json()["entries"][0])
+
+
+async def test_every_change_is_in_the_log_with_who_what_and_from_where(controller: Controller, tmp_path: Path) -> None:
+    manifest = await prepare(controller, tmp_path)
+    key = (await controller.http.get("/v1/whoami")).json()["key"]
+    made = ""
+    for number, (method, route, names, body, action) in enumerate(ROUTES):
+        before = await newest(controller)
+        path = route.format(**{name: made if value == "@id" else value for name, value in names.items()})
+        content: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body} if body is not None else {}
+        if body == {"manifest": "@manifest"}:
+            content = {"json": {"manifest": manifest}}
+        headers = {"x-forwarded-for": f"198.51.100.1, {ADDRESS}", "x-request-id": f"walk-{number}"}
+        answer = await controller.http.request(method, path, headers=headers, **content)
+        assert answer.is_success, f"{method} {path}: {answer.text}"
+        entry = await newest(controller)
+        assert entry["id"] > before["id"], f"{method} {path} left no entry"
+        told = (entry["action"], entry["actor"], entry["address"], entry["request"])
+        assert told == (action, key, ADDRESS, f"walk-{number}"), f"{method} {path}"
+        made = _id(answer) if method in ("POST", "PUT") and "@id" not in names.values() else made
+
+
+def _id(answer: httpx.Response) -> str:
+    body = answer.json() if answer.headers.get("content-type") == "application/json" else {}
+    return str(body.get("id", "")) if isinstance(body, dict) else ""
+
+
+async def test_no_route_is_missing_here(controller: Controller) -> None:
+    document = (await controller.http.get("/openapi.json")).json()
+    public = {
+        (verb.upper(), path)
+        for path, operations in document["paths"].items()
+        for verb, operation in operations.items()
+        if verb not in ("get", "head", "options") and TAG not in operation.get("tags", ())
+    }
+    assert public == {(method, route) for method, route, *_ in ROUTES}
+
+
+async def test_what_is_refused_is_not_in_the_log(controller: Controller) -> None:
+    before = await newest(controller)
+    stranger = controller.client(await controller.new_key(scope="invoke"))
+    after_key = await newest(controller)
+    assert before["id"] < after_key["id"]
+    for method, route, names, _, _ in ROUTES:
+        await stranger.request(method, route.format(**names), json={})
+    assert (await newest(controller))["id"] == after_key["id"]
