@@ -17,6 +17,7 @@ from urllib.parse import quote
 from pilotlight.profile import Profile
 from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, CallRecord
 from pilotlight.sdk.answers import RAISED_STATUS, ItemReader, call_headers, function_path, value_of
+from pilotlight.sdk.billing import BillingResources
 from pilotlight.sdk.node import Json, lines, parts
 from pilotlight.sdk.spending import BudgetResources
 from pilotlight.sdk.tenancy import TenancyResources
@@ -96,7 +97,7 @@ class _FileBody:
                 yield piece
 
 
-class Client(TenancyResources, BudgetResources):
+class Client(TenancyResources, BudgetResources, BillingResources):
     """The platform as one profile sees it. A context manager: closing it closes its connections."""
 
     def __init__(self, profile: Profile, *, retry_budget_s: float = DEFAULT_BUDGET_S) -> None:
@@ -238,11 +239,6 @@ class Client(TenancyResources, BudgetResources):
     def delete_app(self, app: str) -> None:
         """Remove the app. Its usage records stay."""
         self._transport.request("DELETE", _app_path(app))
-
-    # -- money ---------------------------------------------------------------------------------------------------------
-    def billing_report(self, **filters: str | float | None) -> Json:
-        """What was used and what it cost; `filters` are query parameters such as `app`, `since`, `until`, `group_by`."""
-        return self._get("/v1/billing/report", **filters)
 
 
 class AsyncClient:

@@ -1,4 +1,4 @@
-"""`pilotlight state backup` and `state load`: the embedded platform's state as one file."""
+"""`pilotlight state backup`, `state load` and `state drill`: the embedded platform's state as one file."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def register(root: typer.Typer) -> None:
     group = typer.Typer(help="Save and load the platform's state.", no_args_is_help=True)
     command(group, "backup")(backup)
     command(group, "load")(load)
+    command(group, "drill")(drill)
     root.add_typer(group, name="state")
 
 
@@ -58,6 +59,29 @@ def load(session: Session, file: Annotated[Path, typer.Argument(help="File that 
         loaded += f"\nIts blobs lie at {done.blobs_at or home / 'blobs'}; this platform looks for them at {here or home / 'blobs'}: "
         loaded += "copy them there, or correct platform.blobs."
     session.show({"home": str(home), **dataclasses.asdict(done)}, lambda: loaded)
+
+
+def drill(session: Session) -> None:
+    """Prove that a backup can be loaded: save, load into a scratch home, verify the ledger; prints RPO and RTO."""
+    import tempfile
+
+    from pilotlight.cli import drill as drilling
+    from pilotlight.cli import local
+
+    platform = local.in_force(session.platform())
+    _refuse_external(platform.config)
+    home = platform.paths.home
+    with tempfile.TemporaryDirectory(prefix=".pilotlight-drill-", dir=home.parent) as scratch:
+        done = drilling.run(home, Path(scratch), clock=time.time, blobs_at=_blobs_elsewhere(platform))
+    money = ", ".join(f"{amount} {currency}" for currency, amount in done.totals.items()) or "nothing"
+    session.show(
+        dataclasses.asdict(done),
+        lambda: (
+            f"RPO {done.rpo_s:.2f} s (and the time since the last backup), RTO {done.rto_s:.2f} s\n"
+            f"saved {size(done.size_bytes)} in {done.backup_s:.2f} s, loaded in {done.load_s:.2f} s, verified in {done.verify_s:.2f} s\n"
+            f"{done.records} records ({money}) and {done.invoices} invoices agree; {done.later} records came while it was saved"
+        ),
+    )
 
 
 def _blobs_elsewhere(platform: LocalPlatform) -> str | None:

@@ -74,6 +74,12 @@ def rebuild_once(write: Write) -> int:
     return rebuild(write) if is_empty and has_records else 0
 
 
+def count(sql: sa.Connection, *, tenant: str | None = None) -> int:
+    """How many records there are, by the rollups."""
+    table = tables.usage_days
+    return int(sql.execute(sa.select(sa.func.coalesce(sa.func.sum(table.c.records), 0)).where(*_of(table, tenant))).scalar_one())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """A sum that a rollup has otherwise than the records.

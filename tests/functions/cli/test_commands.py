@@ -22,7 +22,9 @@ from pilotlight.errors import InvalidInput, PilotlightError, Unauthenticated
 COMMANDS = [
     *("up", "down", "status", "deploy", "run", "serve", "call", "shell", "doctor", "top"),
     *("app list", "app show", "app logs", "app history", "app stop", "app delete"),
-    *("instance list", "instance logs", "instance exec", "instance stop", "billing report", "state backup", "state load"),
+    *("instance list", "instance logs", "instance exec", "instance stop", "billing report", "state backup", "state load", "state drill"),
+    *("billing rates", "billing export", "billing correct", "billing verify"),
+    *("billing invoice list", "billing invoice show", "billing invoice issue", "billing invoice download"),
     *("tenant create", "tenant list", "tenant show", "tenant set", "tenant suspend", "tenant resume", "plan list", "plan show"),
     *("quota show", "quota set", "quota clear", "audit", "token rotate"),
     *("token create", "token list", "token revoke", "secret set", "secret list", "secret delete"),

@@ -11,13 +11,14 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from pilotlight import sheets
-from pilotlight.controller import corrections, exports, invoices, prices, tenants
-from pilotlight.controller.access import PLATFORM_TENANT
+from pilotlight.controller import audit, corrections, exports, invoices, prices, rollups, tenants
+from pilotlight.controller.access import PLATFORM_TENANT, Principal
 from pilotlight.controller.api.books import moment
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import Admin, Biller, Context, Ctx, RequestId
 from pilotlight.controller.plans import terms_of
 from pilotlight.errors import Forbidden
+from pilotlight.pricing import COST_QUANTUM
 from pilotlight.protocol import CONTENT_NDJSON
 from pilotlight.types import Scope
 
@@ -119,8 +120,7 @@ def rates(context: Ctx, caller: Biller) -> RateLists:
         known, used = prices.listing(sql), prices.used(sql, tenant=caller.tenant)
     lists = context.config.prices.lists()
     current = lists.get(version or context.config.prices.version, context.config.prices.rates())
-    is_operator = caller.tenant_name == PLATFORM_TENANT and caller.scope is Scope.ADMIN
-    seen = known if is_operator else [one for one in known if one["version"] in used | {current.version}]
+    seen = known if _is_operator(caller) else [one for one in known if one["version"] in used | {current.version}]
     return RateLists(current=current.to_json(), lists=seen)
 
 
@@ -155,6 +155,72 @@ def export(
     body = _records(context, wanted, after=after, limit=limit, format=format)
     kind = sheets.CONTENT_CSV if format == "csv" else CONTENT_NDJSON
     return StreamingResponse(body, media_type=kind, headers={"content-disposition": f'attachment; filename="records.{format}"'})
+
+
+class LedgerDifference(Body):
+    """A sum that a rollup has otherwise than the records: [how many records, money]."""
+
+    table: str
+    tenant: str
+    month: str
+    currency: str
+    expected: tuple[int, Amount]
+    found: tuple[int, Amount]
+
+
+class Verification(Body):
+    """How many records were looked at, and where the rollups disagree with them."""
+
+    records: int
+    differences: list[LedgerDifference]
+
+
+class Rebuilt(Body):
+    """Of how many records the rollups were made."""
+
+    records: int
+
+
+@router.get("/verification")
+def verify(context: Ctx, caller: Admin) -> Verification:
+    """Compare the sums that reports read with the records; of all tenants for the platform's operator."""
+    caller.demand_whole_tenant()
+    tenant = None if _is_operator(caller) else caller.tenant
+    with context.store.read() as sql:
+        records, found = rollups.count(sql, tenant=tenant), rollups.verify(sql, tenant=tenant)
+    differences = [
+        LedgerDifference(
+            table=one.table,
+            tenant=one.tenant,
+            month=one.month,
+            currency=one.currency,
+            expected=(one.expected[0], _amount(one.expected[1])),
+            found=(one.found[0], _amount(one.found[1])),
+        )
+        for one in found
+    ]
+    return Verification(records=records, differences=differences)
+
+
+@router.post("/rollups:rebuild")
+def rebuild(context: Ctx, caller: Admin, request: RequestId) -> Rebuilt:
+    """Make the sums that reports read anew from the records, for all tenants (operator)."""
+    caller.demand_platform()
+    with context.store.write() as write:
+        records = rollups.rebuild(write)
+        after = {"records": records}
+        audit.record(
+            write, tenant=caller.tenant, actor=caller.key, action="billing.rebuild", subject="rollups", after=after, request=request
+        )
+    return Rebuilt(records=records)
+
+
+def _amount(picos: int) -> str:
+    return format(COST_QUANTUM * picos, "f")
+
+
+def _is_operator(caller: Principal) -> bool:
+    return caller.tenant_name == PLATFORM_TENANT and caller.scope is Scope.ADMIN
 
 
 def as_csv(document: Mapping[str, Any]) -> str:
