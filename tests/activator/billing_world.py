@@ -9,10 +9,12 @@ from typing import Any
 
 from activator.billing import lines
 from activator.billing.account import InstanceAccount
+from activator.billing.budgets import Budgets
 from activator.billing.journal import Journal
 from activator.billing.segments import read_segment, segment_numbers
 from activator.billing.usage import UsageSubject, UsageTemplate
 from pilotlight.pricing import Footprint, Rates
+from pilotlight.protocol import BudgetRecord
 
 RATES = Rates(
     version="test-1", cpu_core_s=Decimal("0.001"), memory_gib_s=Decimal("0.002"), request=Decimal("0.000001"), idle_factor=Decimal("0.5")
@@ -31,8 +33,19 @@ def template(instance: str = "i-1") -> UsageTemplate:
     return UsageTemplate(subject(instance), footprint=FOOTPRINT, rates=RATES)
 
 
-def account(journal: Journal, instance: str = "i-1", *, free_ns: int = 60 * SECOND) -> InstanceAccount:
-    return InstanceAccount(journal, subject=subject(instance), footprint=FOOTPRINT, rates=RATES, started_ns=0, free_ns=free_ns)
+def account(
+    journal: Journal, instance: str = "i-1", *, free_ns: int = 60 * SECOND, budgets: Budgets | None = None, limit_s: float = 10.0
+) -> InstanceAccount:
+    return InstanceAccount(
+        journal, subject=subject(instance), footprint=FOOTPRINT, rates=RATES, started_ns=0, free_ns=free_ns, budgets=budgets,
+        limit_ns=int(limit_s * SECOND),
+    )  # fmt: skip
+
+
+def budget(id: str = "b-1", *, amount: str = "1", period: str = "day", **more: Any) -> BudgetRecord:
+    """A hard budget of the whole tenant."""
+    scope = {"tenant": "t-1", "environment": "", "app": "", "function": "", "currency": "USD", "hard": True}
+    return BudgetRecord(id=id, amount=amount, period=period, **{**scope, **more})
 
 
 def records_on_disk(directory: Path) -> list[dict[str, Any]]:
