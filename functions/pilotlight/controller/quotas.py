@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from pilotlight.controller import audit, feed, tables
 from pilotlight.controller.store import Write
+from pilotlight.controller.tenants import demand_environment
 from pilotlight.errors import InvalidInput
 from pilotlight.quotas import parse_quotas
 from pilotlight.spec import canonical_json
@@ -49,7 +50,8 @@ def parse(body: Mapping[str, Any], *, of_key: bool = False) -> dict[str, Any]:
 
 
 def put(write: Write, function: Function, body: Mapping[str, Any], *, actor: str, request: str = "") -> dict[str, Any]:
-    """Let these be the function's quotas, whatever they were; {} takes all away. Raises InvalidInput."""
+    """Let these be the function's quotas, whatever they were; {} takes all away. Raises InvalidInput, or NotFound: no such environment."""
+    demand_environment(write.sql, tenant=function.tenant, name=function.environment)
     for kind, name in (("app", function.app), ("function", function.function)):
         try:
             check_name(kind, name)
