@@ -172,6 +172,13 @@ def states(sql: sa.Connection, *, now: float) -> dict[str, BudgetState]:
     return {budget.id: _state(budget, total, SpendByReach(), now) for budget in periods}
 
 
+def shares(sql: sa.Connection, *, now: float) -> dict[tuple[str, str], float]:
+    """The part of every budget that is spent in the period that runs, 1 = all of it, by (tenant, budget id)."""
+    found = listing(sql)
+    total = _read(sql, {budget: {budget.period_at(now)} for budget in found})
+    return {(b.tenant, b.id): total.within(b.reach, b.period_at(now)) / b.terms.picos for b in found}
+
+
 def overview(sql: sa.Connection, *, tenant: str, now: float, budget_id: str | None = None) -> list[Overview]:
     """A tenant's budgets with spending, forecast and alerts; or the one of that id. Raises NotFound."""
     found = listing(sql, [tenant]) if budget_id is None else [get(sql, tenant=tenant, budget_id=budget_id)]

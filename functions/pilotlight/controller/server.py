@@ -16,7 +16,7 @@ import anyio.to_thread
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
-from pilotlight.controller import application, bookkeeping, calls, deliverer, feed, garbage, holdings, tenants
+from pilotlight.controller import application, bookkeeping, budgets, calls, deliverer, feed, garbage, holdings, tenants
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
 from pilotlight.controller.context import Context
@@ -37,6 +37,8 @@ DRAIN_S = 5
 """At the end, requests in flight have this long; long polls and followed logs are cut at once and come back by themselves."""
 JANITOR_S = 600.0
 EXPIRE_BATCH = 1000
+MEASURE_S = 30.0
+"""Between two looks at budgets for the metrics: twice what Prometheus scrapes."""
 
 
 async def serve(config: ControllerConfig, *, ready_fd: int | None = None) -> None:
@@ -99,6 +101,7 @@ async def _run(context: Context, path: Path, ready_fd: int | None) -> None:
     exposed = await context.metrics.expose(socket_path=exposed_at, listen=context.config.settings.metrics_listen)
     janitor = asyncio.create_task(_keep_tidy(context), name="janitor")
     alerts = asyncio.create_task(deliverer.deliver(context), name="deliverer")
+    gauges = asyncio.create_task(_measure_budgets(context), name="budgets")
     books = asyncio.create_task(bookkeeping.keep(context), name="bookkeeping")
     listener = _listen(path)
     loop = asyncio.get_running_loop()
@@ -111,9 +114,9 @@ async def _run(context: Context, path: Path, ready_fd: int | None) -> None:
     finally:
         # The socket's name goes first: who connects now is told at once that nobody is here.
         _unlisten(path)
-        for task in (janitor, alerts, books):
+        for task in (janitor, alerts, books, gauges):
             task.cancel()
-        await asyncio.gather(janitor, alerts, books, return_exceptions=True)
+        await asyncio.gather(janitor, alerts, books, gauges, return_exceptions=True)
         for one in exposed:
             one.close()
         _unlisten(exposed_at)
@@ -177,6 +180,21 @@ async def _keep_tidy(context: Context) -> None:
         except (WeightCacheError, SQLAlchemyError) as e:
             log.info("event=pins_not_swept error=%r", e)
         await asyncio.sleep(JANITOR_S)
+
+
+async def _measure_budgets(context: Context) -> None:
+    while True:
+        try:
+            for (tenant, budget), share in (await anyio.to_thread.run_sync(_shares, context)).items():
+                context.metrics.budget_used(tenant, budget, share)
+        except SQLAlchemyError as e:
+            log.error("event=budgets_not_measured error=%r", e)
+        await asyncio.sleep(MEASURE_S)
+
+
+def _shares(context: Context) -> dict[tuple[str, str], float]:
+    with context.store.read() as sql:
+        return budgets.shares(sql, now=context.clock())
 
 
 def _tidy(context: Context) -> None:
