@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from pilotlight.controller.dashboard import render
+from pilotlight.controller.dashboard.html import render
 
 _METHODS = ("get", "head", "post", "put", "delete")
 

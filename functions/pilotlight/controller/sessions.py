@@ -1,13 +1,17 @@
 """The dashboard's sessions: a cookie, sealed with the platform's key, that names an API key and an end.
 
-Nothing is kept on the server; every view looks the key up again, so revoking it ends its sessions too.
+Nothing is kept on the server but the ids of sessions that were ended by hand; every view looks the key up again, so revoking it ends its
+sessions too. A session begins with a new cookie, whatever the browser sent: one that somebody else planted is never taken over.
 """
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import json
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
@@ -20,23 +24,66 @@ from pilotlight.types import Scope
 COOKIE = "pilotlight_session"
 FORM_COOKIE = "pilotlight_form"
 SESSION_S = 12 * 3600.0
+MAX_ENDED = 10_000
+"""Sessions ended by hand that are remembered, until their own end or until the controller restarts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """Somebody who signed in. `until`: wall clock, seconds since the epoch."""
+
+    id: str
+    caller: Principal
+    until: float
+
+
+@dataclass(slots=True)
+class Ended:
+    """Sessions that were signed out of. Owner: the event loop; each change is one step."""
+
+    until: dict[str, float] = field(default_factory=dict)
+
+    def add(self, session: str, until: float, now: float) -> None:
+        """Take this session for ended. The oldest are forgotten when there are too many."""
+        self.until = {known: end for known, end in self.until.items() if end > now}
+        self.until[session] = until
+        while len(self.until) > MAX_ENDED:
+            del self.until[next(iter(self.until))]
+
+    def __contains__(self, session: str) -> bool:
+        return session in self.until
 
 
 def begin(key: PlatformKey, caller: Principal, *, now: float) -> str:
     """The cookie's value for a caller who just proved to hold a key."""
-    return key.seal(json.dumps({"key": caller.key, "until": now + SESSION_S}))
+    return key.seal(json.dumps({"id": secrets.token_hex(12), "key": caller.key, "until": now + SESSION_S}))
 
 
-def resume(sql: sa.Connection, key: PlatformKey, cookie: str, *, environment: str | None, now: float) -> Principal:
-    """The caller behind a cookie. Raises Unauthenticated, or Forbidden where the key does not reach the dashboard."""
+def resume(sql: sa.Connection, key: PlatformKey, cookie: str, *, environment: str | None, now: float, ended: Ended) -> Session:
+    """The session behind a cookie. Raises Unauthenticated, or Forbidden where the key does not reach the dashboard."""
+    session, key_id, until = read(key, cookie)
+    if until <= now or session in ended:
+        raise Unauthenticated("the session has ended: sign in again")
+    caller = access.find(sql, tables.api_keys.c.id == key_id, environment=environment, now=now)
+    return Session(id=session, caller=demand_reach(caller), until=until)
+
+
+def read(key: PlatformKey, cookie: str) -> tuple[str, str, float]:
+    """(session's id, key's id, end) of a cookie that we sealed. Raises Unauthenticated."""
     try:
         session = json.loads(key.open(cookie))
-    except SealBroken as e:
+        return str(session["id"]), str(session["key"]), float(session["until"])
+    except (SealBroken, KeyError) as e:
         raise Unauthenticated("the session is not one of ours: sign in again") from e
-    if session["until"] <= now:
-        raise Unauthenticated("the session has ended: sign in again")
-    caller = access.find(sql, tables.api_keys.c.id == session["key"], environment=environment, now=now)
-    caller.demand(Scope.DEPLOY)
+
+
+def demand_reach(caller: Principal) -> Principal:
+    """The same caller, if its key may look at pages that show all of an environment. Raises Forbidden."""
+    caller.demand(Scope.READ_BILLING)
+    if caller.bound_app is not None:
+        raise Forbidden(
+            f"key {caller.key} reaches app {caller.bound_app!r} only, and pages show all of an environment", app=caller.bound_app
+        )
     return caller
 
 
@@ -50,3 +97,33 @@ def demand_same_site(headers: Mapping[str, str], *, cookie: str, field: str) -> 
     elsewhere = headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
     if elsewhere or not field or not hmac.compare_digest(cookie.encode(), field.encode()):
         raise Forbidden("this form was sent from another site, or is older than this browser's session: load the page again")
+
+
+def is_encrypted(headers: Mapping[str, str], scheme: str) -> bool:
+    """Whether the browser speaks TLS: to us, or to whoever passes its requests on and says so."""
+    return headers.get("x-forwarded-proto", scheme).partition(",")[0].strip() == "https"
+
+
+def demand_private(headers: Mapping[str, str], scheme: str, *, allowed: bool) -> None:
+    """Raise Forbidden where a key would cross a network unencrypted: not TLS, and some hop is not this machine.
+
+    `allowed`: the setting `plain_http_sign_in`. Hops are those of X-Forwarded-For: the last is the activator's word, and the ones before
+    it can only make this stricter.
+    """
+    if allowed or is_encrypted(headers, scheme) or all(map(_is_here, _hops(headers))):
+        return
+    raise Forbidden(
+        "signing in from another machine needs https: a key, and the session after it, could be read on the way. Put a TLS proxy in front "
+        "(it must send X-Forwarded-Proto), tunnel with `ssh -L 8700:127.0.0.1:8700`, or set controller.plain_http_sign_in to true"
+    )
+
+
+def _hops(headers: Mapping[str, str]) -> Iterator[str]:
+    return (hop.strip() for hop in headers.get("x-forwarded-for", "").split(",") if hop.strip())
+
+
+def _is_here(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -8,7 +8,8 @@ from decimal import Decimal
 import httpx
 import pytest
 
-from pilotlight.controller import dashboard, sessions
+from pilotlight.controller import sessions
+from pilotlight.controller.dashboard import drawing, words
 from pilotlight.errors import Forbidden
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import instance, spec, usage
@@ -98,10 +99,11 @@ async def test_it_shows_what_happened_today_and_loads_nothing_from_elsewhere(con
     page = await controller.client(None).get("/dashboard", headers=await sign_in(controller, controller.key))
     assert page.status_code == 200
     assert done.json()["functions"][0]["revision"] in page.text
-    for said in ("search/<b>embed</b>", "503 ms", "993 ms", "25.00", "FORK: 1<", "i-1", "minilm dram"):
+    for said in ("search/<b>embed</b>", "514 ms", "1.00 s", "$25.0000", "FORK: 1<", "i-1", "minilm dram"):
         assert said in page.text, said
-    assert "src=" not in page.text
-    assert "http://" not in page.text + page.headers["content-security-policy"]
+    assert all(source.startswith("/dashboard/static/") for source in re.findall(r'(?:src|href)="(/[^"]*\.(?:js|css|svg))', page.text))
+    assert not re.findall(r'(?:src|href|action)="(?!/)(?!#main")', page.text)
+    assert "http" not in page.headers["content-security-policy"]
     assert "default-src 'none'" in page.headers["content-security-policy"]
 
 
@@ -114,16 +116,16 @@ async def test_names_are_escaped_and_an_absent_agent_is_named(controller: Contro
     assert "<script>" not in wrong.text
 
 
-@pytest.mark.parametrize("amount,shown", [("0", "0"), ("12.346", "12.35"), ("0.25", "0.250000"), ("0.0000000012", "0.0000000012")])
+@pytest.mark.parametrize("amount,shown", [("0", "0"), ("1234.567", "1,234.57"), ("12.34565", "12.3456"), ("0.25", "0.2500"), ("0.0000000012", "0.0000000012"), ("-3", "\u22123.0000")])
 def test_money_is_short_and_never_rounded_to_nothing(amount: str, shown: str) -> None:
-    assert dashboard.money(Decimal(amount)) == shown
+    assert words.money(Decimal(amount)) == shown
 
 
 def test_an_hour_with_one_call_is_visible_beside_one_with_thousands() -> None:
-    heights = [height for _, _, height, _ in dashboard.bars([0, 1, 10_000])]
+    heights = [height for _, _, height, _ in drawing.bars([0, 1, 10_000])]
     assert heights == [0.0, 1.5, 22.0]
 
 
 def test_the_parts_of_a_bar_fill_it() -> None:
-    parts = dashboard.shares({"WARM": 3, "COLD": 1}, width=100)
+    parts = drawing.shares({"WARM": 3, "COLD": 1}, width=100)
     assert parts == [("WARM", 0.0, 75.0, 3), ("COLD", 75.0, 25.0, 1)]

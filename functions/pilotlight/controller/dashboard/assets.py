@@ -1,0 +1,74 @@
+"""What pages load: our own style and scripts, and Plotly from its package. Served under the hash of their content, so for ever."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Response
+from fastapi import Path as InPath
+
+from pilotlight.errors import NotFound
+
+PREFIX = "/dashboard/static"
+_OWN = Path(__file__).parent / "static"
+_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+_NAMES = ("style.css", "theme.js", "pages.js", "mark.svg", "plotly.js")
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """One file: its content, plain and compressed, and the first half of its sha256."""
+
+    content: bytes
+    compressed: bytes
+    digest: str
+
+
+@functools.cache
+def load(name: str) -> Asset:
+    """A file that pages load; read and compressed once. Raises KeyError for any other name."""
+    if name not in _NAMES:
+        raise KeyError(name)
+    content = (_plotly() if name == "plotly.js" else _OWN / name).read_bytes()
+    return Asset(content, gzip.compress(content, 6, mtime=0), hashlib.sha256(content).hexdigest()[:32])
+
+
+def url(name: str) -> str:
+    """Where a page finds a file."""
+    return f"{PREFIX}/{load(name).digest}/{name}"
+
+
+def _plotly() -> Path:
+    """Plotly's JavaScript, without importing the package: that takes half a second, and it is not needed here."""
+    found = importlib.util.find_spec("plotly")
+    assert found is not None, "plotly is part of the extra `server`"
+    assert found.origin is not None
+    return Path(found.origin).parent / "package_data" / "plotly.min.js"
+
+
+@router.get(PREFIX + "/{digest}/{name}")
+def static(
+    digest: Annotated[str, InPath(max_length=64)],
+    name: Annotated[str, InPath(max_length=64)],
+    accept_encoding: Annotated[str, Header()] = "",
+) -> Response:
+    """One file; the address names its content, so it is never asked for twice. Raises NotFound."""
+    try:
+        asset = load(name)
+    except KeyError as e:
+        raise NotFound(f"pages load no file {name!r}") from e
+    if digest != asset.digest:
+        raise NotFound(f"{name} has other content by now: load the page again")
+    headers = {"cache-control": "public, max-age=31536000, immutable", "vary": "accept-encoding", "x-content-type-options": "nosniff"}
+    squeezed = "gzip" in accept_encoding
+    if squeezed:
+        headers["content-encoding"] = "gzip"
+    return Response(asset.compressed if squeezed else asset.content, media_type=_TYPES[Path(name).suffix], headers=headers)

@@ -1,0 +1,80 @@
+"""Budgets with their forecast, and quotas with their use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+import sqlalchemy as sa
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from pilotlight.controller import budgets
+from pilotlight.controller.dashboard import machines, tally
+from pilotlight.controller.dashboard.html import render
+from pilotlight.controller.dashboard.visit import PageRoute, Visit, Visitor
+from pilotlight.controller.figures import functions, latency, spending, usage
+from pilotlight.controller.figures.spans import HOUR_S, Span
+from pilotlight.controller.forecast import Forecast
+from pilotlight.pricing import COST_QUANTUM
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    budgets: list[budgets.Overview]
+    month: str
+    spent: Decimal
+    forecast: Forecast | None
+    gpus: Mapping[str, int]
+    busiest_per_s: float
+    recent_per_s: float
+    tokens_per_min: float
+    objectives: list[tally.Objective]
+
+
+@router.get("/dashboard/budgets")
+async def page(visit: Visitor) -> Response:
+    """The page."""
+    found = await visit.read(lambda sql: _look(sql, visit))
+    running = await machines.running(visit)
+    used: dict[str, float] = {"requests_per_s": found.busiest_per_s, "tokens_per_min": found.tokens_per_min}
+    if visit.sees_instances and not running.trouble:
+        used |= tally.instance_use(running.instances, found.gpus)
+    return render(
+        "budgets.html",
+        visit=visit,
+        found=found,
+        quotas=tally.quotas(visit.plan, used),
+        running=running,
+        amount=amount,
+        objectives=found.objectives,
+    )
+
+
+def _look(sql: sa.Connection, visit: Visit) -> _Found:
+    tenant, environment = visit.caller.tenant, visit.environment
+    day = usage.read(sql, tenant=tenant, environment=environment, span=Span.of("24h", visit.now), currency=visit.currency)
+    hours = day.by(lambda cell: cell.unit, calls_only=True)
+    recent = hours.get(day.span.last)
+    passed_s = max(1.0, visit.now % HOUR_S)
+    mine = functions.table(sql, tenant=tenant, environment=environment, usage=day, parts=[])
+    month = spending.month_so_far(sql, tenant=visit.caller.tenant, currency=visit.currency, now=visit.now) if visit.sees_tenant else None
+    return _Found(
+        budgets=budgets.overview(sql, tenant=visit.caller.tenant, now=visit.now) if visit.sees_tenant else [],
+        month=month.period.name if month else "",
+        spent=amount(month.spent) if month else Decimal(0),
+        forecast=month.forecast if month else None,
+        gpus={row.id: row.deployed.gpu_count for row in mine if row.deployed is not None and row.deployed.gpu},
+        busiest_per_s=max((sums.records for sums in hours.values()), default=0) / HOUR_S,
+        recent_per_s=(recent.records if recent else 0) / passed_s,
+        tokens_per_min=max((sums.tokens for sums in hours.values()), default=0) / 60,
+        objectives=tally.objectives(visit.plan, day, latency.read(sql, tenant=tenant, environment=environment, now=visit.now)),
+    )
+
+
+def amount(picos: int) -> Decimal:
+    """Picounits as money."""
+    return COST_QUANTUM * picos

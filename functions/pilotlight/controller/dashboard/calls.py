@@ -1,0 +1,57 @@
+"""The newest calls, and one call with the phases of each attempt."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Path, Query
+from fastapi.responses import Response
+
+from pilotlight.controller.dashboard.drawing import total_ms
+from pilotlight.controller.dashboard.html import render
+from pilotlight.controller.dashboard.visit import MAX_NAME, PageRoute, Visit, Visitor
+from pilotlight.controller.figures import functions, newest
+from pilotlight.errors import NotFound
+
+PAGE = 50
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+
+@router.get("/dashboard/calls")
+async def listing(
+    visit: Visitor,
+    function: Annotated[str, Query(max_length=MAX_NAME)] = "",
+    before: Annotated[str, Query(max_length=MAX_NAME)] = "",
+) -> Response:
+    """Calls of the environment, or of one function (`app/name`), newest first."""
+    found = await visit.read(lambda sql: _look(sql, visit, function, before))
+    longest_ms = max((total_ms(call) for call in found.calls), default=1)
+    return render("calls.html", visit=visit, found=found, function=function, before=before, longest_ms=longest_ms)
+
+
+def _look(sql: sa.Connection, visit: Visit, function: str, before: str) -> newest.Page:
+    where = {"tenant": visit.caller.tenant, "environment": visit.environment}
+    identity = None
+    if function:
+        app, _, name = function.partition("/")
+        deployed = functions.one(sql, **where, app=app, name=name)
+        if deployed is None:
+            raise NotFound(f"there is no function {function} in environment {visit.environment!r}")
+        identity = deployed.id
+    return newest.read(sql, **where, now=visit.now, limit=PAGE, function_id=identity, before=before)
+
+
+@router.get("/dashboard/calls/{call:path}")
+async def one(visit: Visitor, call: Annotated[str, Path(max_length=MAX_NAME)]) -> Response:
+    """One call. Raises NotFound, for another tenant's as for nobody's."""
+    where = {"tenant": visit.caller.tenant, "environment": visit.environment}
+    attempts = await visit.read(lambda sql: newest.attempts(sql, **where, call=call))
+    if not attempts:
+        raise NotFound(f"there is no call {call} in environment {visit.environment!r}")
+    cost = sum((Decimal(attempt.cost) for attempt in attempts), Decimal(0))
+    return render(
+        "call.html", visit=visit, call=call, attempts=attempts, cost=cost, longest_ms=max(total_ms(attempt) for attempt in attempts)
+    )

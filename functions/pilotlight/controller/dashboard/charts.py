@@ -1,0 +1,153 @@
+"""Charts as data: the page shows the same numbers as a table, and its script draws them. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from markupsafe import Markup
+
+from pilotlight.controller.dashboard import words
+from pilotlight.controller.figures.latency import HOURS, Histogram
+from pilotlight.controller.figures.spans import HOUR_S, Span
+from pilotlight.controller.figures.sums import Sums
+from pilotlight.controller.figures.usage import KINDS, Usage, stacked
+
+MOST_SERIES = 7
+Number = Decimal | float | int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One name's values. `colour` names a custom property of the style: `--c1`, `--k-CALL`, …"""
+
+    name: str
+    colour: str
+    values: Sequence[Number]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Series over the same units of time.
+
+    Attributes:
+        id: of the element on the page.
+        says: for those who do not see it: what it shows, in a sentence with numbers.
+        shape: `bars` (stacked) or `lines`.
+        unit: a currency, `calls`, or `ms`.
+        labels: of each unit, as the table shows it; `moments`: when it begins, as ISO 8601.
+    """
+
+    id: str
+    title: str
+    says: str
+    shape: str
+    unit: str
+    labels: Sequence[str]
+    moments: Sequence[str]
+    series: Sequence[Series]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not any(value for one in self.series for value in one.values)
+
+    def shown(self, value: Number) -> str:
+        """A value for people."""
+        if value is None:
+            return words.DASH
+        if self.unit == "calls":
+            return words.count(float(value))
+        return words.milliseconds(float(value)) if self.unit == "ms" else words.money(Decimal(value), self.unit)
+
+    def rows(self) -> Iterable[tuple[str, list[str]]]:
+        """The table: each unit that has something, the newest first."""
+        for place in reversed(range(len(self.labels))):
+            if any(one.values[place] for one in self.series):
+                yield self.labels[place], [self.shown(one.values[place]) for one in self.series]
+
+    def data(self) -> Markup:
+        """JSON for the page's script, harmless inside an element of a page: `<`, `>` and `&` are escaped."""
+        series = [{"name": one.name, "colour": one.colour, "values": [_plain(v) for v in one.values]} for one in self.series]
+        body = {"shape": self.shape, "unit": self.unit, "moments": list(self.moments), "series": series}
+        text = json.dumps(body, separators=(",", ":"))
+        return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+def _plain(value: Number) -> float | int | None:
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _over(span: Span, shape: str, unit: str) -> dict[str, Any]:
+    pattern = "%d %b %H:00" if span.unit == "hour" else "%d %b"
+    moments = span.starts()
+    return {
+        "shape": shape,
+        "unit": unit,
+        "labels": [f"{m:{pattern}}" for m in moments],
+        "moments": [f"{m:%Y-%m-%dT%H:%M}" for m in moments],
+    }
+
+
+def spend_by_function(usage: Usage) -> Chart:
+    """Cost per unit of the dearest functions."""
+    found = stacked(usage, lambda cell: cell.name, most=MOST_SERIES)
+    return Chart(
+        id="spend-by-function", title="Spend by function", says=_spend_says(usage, found, lambda name: name),
+        series=_palette(found), **_over(usage.span, "bars", usage.currency),
+    )  # fmt: skip
+
+
+def spend_by_kind(usage: Usage) -> Chart:
+    """Cost per unit by what it was for."""
+    found = stacked(usage, lambda cell: cell.kind, most=len(KINDS))
+    ordered = [name for name in KINDS if name in found] + [name for name in found if name not in KINDS]
+    series = [Series(name=words.kind(name), colour=f"--k-{name}", values=[s.cost for s in found[name]]) for name in ordered]
+    return Chart(
+        id="spend-by-kind", title="Spend by kind", says=_spend_says(usage, found, words.kind), series=series,
+        **_over(usage.span, "bars", usage.currency),
+    )  # fmt: skip
+
+
+def _spend_says(usage: Usage, found: Mapping[str, Sequence[Sums]], name_of: Any) -> str:
+    parts = {name: sum((s.cost for s in values), Decimal(0)) for name, values in found.items()}
+    whole = words.money(usage.total.cost, usage.currency)
+    most = ", ".join(f"{name_of(name)} {words.money(cost, usage.currency)}" for name, cost in list(parts.items())[:3])
+    return f"{whole} in {usage.span.words}" + (f": {most}" if most else "")
+
+
+def _palette(found: Mapping[str, Sequence[Sums]]) -> list[Series]:
+    return [
+        Series(name=name, colour="--other" if name == "other" else f"--c{place}", values=[s.cost for s in values])
+        for place, (name, values) in enumerate(found.items(), 1)
+    ]
+
+
+def requests(usage: Usage) -> Chart:
+    """Calls that were answered and that failed, per unit."""
+    good, bad = ([0] * usage.span.count for _ in range(2))
+    for cell in usage.cells:
+        if cell.kind == "CALL":
+            place = cell.unit - usage.span.first
+            good[place] += cell.sums.records - cell.sums.errors
+            bad[place] += cell.sums.errors
+    says = f"{words.count(sum(good) + sum(bad))} calls in {usage.span.words}, {words.count(sum(bad))} of them failed"
+    series = [Series(name="Answered", colour="--good", values=good), Series(name="Failed", colour="--bad", values=bad)]
+    return Chart(id="requests", title="Requests", says=says, series=series, **_over(usage.span, "bars", "calls"))
+
+
+def latency(hours: Mapping[int, Histogram], now: float) -> Chart:
+    """Percentiles per hour over the last day."""
+    last = int(now // HOUR_S)
+    span = Span.of("24h", now)
+    ordered = [hours.get(hour, Histogram()) for hour in range(last - HOURS + 1, last + 1)]
+    series = [
+        Series(name=f"p{percent}", colour=colour, values=[h.percentile(percent) for h in ordered])
+        for percent, colour in ((50, "--c2"), (95, "--c3"), (99, "--c1"))
+    ]
+    newest = next((h for h in reversed(ordered) if h.calls), Histogram())
+    says = f"the last hour with calls: median {words.milliseconds(newest.percentile(50))}, p99 {words.milliseconds(newest.percentile(99))}"
+    return Chart(id="latency", title="Latency, last 24 hours", says=says, series=series, **_over(span, "lines", "ms"))

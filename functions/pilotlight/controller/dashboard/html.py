@@ -1,0 +1,60 @@
+"""Pages as HTML: one Jinja environment, and the headers that every page carries.
+
+Functions' own pages are served under the same origin (`/fn/…`), so 'self' would let a page load a tenant's script: scripts and styles
+are allowed by a nonce alone. Nothing is evaluated, framed, or loaded from elsewhere.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from fastapi.responses import HTMLResponse
+
+from pilotlight.controller.dashboard import assets, drawing, words
+from pilotlight.controller.figures.usage import START_KINDS
+
+_pages = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_pages.filters.update(words.FILTERS)
+_pages.filters.update(bars=drawing.bars, shares=drawing.shares, total_ms=drawing.total_ms)
+_pages.globals.update(asset=assets.url, waterfall=drawing.waterfall, kinds=START_KINDS)
+
+
+def render(name: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    """The page of a template, with a policy of its own."""
+    nonce = secrets.token_urlsafe(16)
+    body = _pages.get_template(name).render(nonce=nonce, **values)
+    return HTMLResponse(body, status_code=status, headers=_headers(nonce))
+
+
+def fragment(name: str, macro: str, *arguments: Any) -> str:
+    """What one macro of a template says."""
+    return str(getattr(_pages.get_template(name).module, macro)(*arguments))
+
+
+def _headers(nonce: str) -> dict[str, str]:
+    policy = {
+        "default-src": "'none'",
+        "script-src": f"'nonce-{nonce}'",
+        "style-src": f"'nonce-{nonce}'",
+        "img-src": "'self'",
+        "connect-src": "'self'",
+        "form-action": "'self'",
+        "frame-ancestors": "'none'",
+        "base-uri": "'none'",
+    }
+    return {
+        "content-security-policy": "; ".join(f"{key} {value}" for key, value in policy.items()),
+        "cache-control": "no-store",
+        "cross-origin-opener-policy": "same-origin",
+        "referrer-policy": "no-referrer",
+        "x-content-type-options": "nosniff",
+    }

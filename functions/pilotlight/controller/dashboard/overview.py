@@ -1,0 +1,109 @@
+"""The overview: what an environment did and cost, and what is worth a look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from pilotlight.controller import budgets
+from pilotlight.controller.dashboard import charts, machines, now, tally
+from pilotlight.controller.dashboard.budgets import amount
+from pilotlight.controller.dashboard.html import render
+from pilotlight.controller.dashboard.visit import HOME, PageRoute, Visit, Visitor
+from pilotlight.controller.figures import functions, hints, latency, newest, promises, usage
+from pilotlight.controller.figures.functions import FunctionFigures
+from pilotlight.controller.figures.hints import Hint, Observed
+from pilotlight.controller.figures.latency import Histogram, Part
+from pilotlight.controller.figures.sums import Sums
+from pilotlight.controller.figures.usage import Usage
+
+NEWEST = 8
+MOST_HINTS = 5
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """What the database says."""
+
+    usage: Usage
+    parts: list[Part]
+    hours: Mapping[int, Histogram]
+    functions: list[FunctionFigures]
+    deployed: int
+    budgets: list[budgets.Overview]
+    newest: newest.Page
+    live: Mapping[str, str]
+
+
+@router.get(HOME)
+async def page(visit: Visitor) -> Response:
+    """The page."""
+    found = await visit.read(lambda sql: look(sql, visit))
+    running = await machines.running(visit)
+    for row in found.functions:
+        row.instances = sum(1 for i in running.instances if (i.labels.get("app"), i.labels.get("function")) == (row.app, row.name))
+    everything = latency.merged(part for part in found.parts if part.clock == "total")
+    return render(
+        "overview.html",
+        visit=visit,
+        found=found,
+        live=found.live,
+        amount=amount,
+        running=running,
+        total=found.usage.total,
+        calls=found.usage.calls,
+        latency=everything,
+        starts=tally.starts(found.usage, found.parts),
+        charts=[charts.spend_by_function(found.usage), charts.spend_by_kind(found.usage)],
+        requests=charts.requests(found.usage),
+        slowness=charts.latency(found.hours, visit.now),
+        utilisation=tally.by_owner(found.usage.cells),
+        per_thousand=tally.per_thousand,
+        hints=_hints(visit, found, await machines.measured(visit, running.instances)),
+    )
+
+
+def look(sql: sa.Connection, visit: Visit) -> Overview:
+    """Everything but what runs now, in one view of the database."""
+    tenant, environment = visit.caller.tenant, visit.environment
+    used = usage.read(sql, tenant=tenant, environment=environment, span=visit.span, currency=visit.currency)
+    parts = latency.read(sql, tenant=tenant, environment=environment, now=visit.now)
+    return Overview(
+        usage=used,
+        parts=parts,
+        hours=latency.by_hour(sql, tenant=tenant, environment=environment, now=visit.now),
+        functions=functions.table(sql, tenant=tenant, environment=environment, usage=used, parts=parts),
+        deployed=functions.count(sql, tenant=tenant, environment=environment),
+        budgets=budgets.overview(sql, tenant=visit.caller.tenant, now=visit.now) if visit.sees_tenant else [],
+        newest=newest.read(sql, tenant=tenant, environment=environment, now=visit.now, limit=NEWEST),
+        live=now.figures(sql, tenant=tenant, environment=environment, currency=visit.currency, now=visit.now),
+    )
+
+
+def _hints(visit: Visit, found: Overview, measured: Mapping[str, int]) -> list[Hint]:
+    rates = promises.rates_of(visit.plan, visit.context.config.prices)
+    seen = [observed(row, found.usage, found.parts, measured) for row in found.functions if row.deployed is not None]
+    elapsed_s = visit.now - found.usage.span.first * found.usage.span.unit_s
+    return hints.hints(seen, rates=rates, elapsed_s=elapsed_s)[:MOST_HINTS]
+
+
+def observed(row: FunctionFigures, used: Usage, parts: Sequence[Part], measured: Mapping[str, int]) -> Observed:
+    """A function as hints look at it."""
+    kinds = {kind: Sums() for kind in ("CALL", "IDLE", "RESERVED")}
+    for cell in used.cells:
+        if cell.function_id == row.id and cell.kind in kinds:
+            kinds[cell.kind].add(cell.sums)
+    slow = latency.merged(p for p in parts if p.function_id == row.id and p.clock == "start" and p.start_kind != "WARM")
+    deployed = row.deployed
+    assert deployed is not None
+    return Observed(
+        app=row.app, name=row.name, memory_bytes=deployed.memory_bytes, measured_bytes=measured.get(row.id),
+        min_instances=deployed.min_instances, scaledown_window_s=deployed.scaledown_window_s, whole=row.whole, busy=kinds["CALL"],
+        idle=kinds["IDLE"], reserved=kinds["RESERVED"], start_ms=slow.percentile(50),
+    )  # fmt: skip

@@ -1,0 +1,85 @@
+"""Pages of the operator: nodes, tenants' shares, instances of all, snapshots, weights by tier."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from pilotlight.controller.dashboard.html import render
+from pilotlight.controller.dashboard.visit import PageRoute, Visit, Visitor, or_trouble
+from pilotlight.controller.figures import shares
+from snapshotter.types import InstanceInfo
+
+KEPT_S = 60.0
+"""What a machine can do is proven anew when it is asked, which takes longer than a page may."""
+MOST = 200
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+
+@router.get("/dashboard/platform")
+async def page(visit: Visitor, request: Request) -> Response:
+    """Nodes, and what each tenant has of them. Raises Forbidden for everybody but the operator."""
+    visit.caller.demand_platform()
+    tenants = await visit.read(lambda sql: shares.read(sql, span=visit.span, plans=visit.context.config.plans, currency=visit.currency))
+    instances, trouble = await or_trouble(visit.context.agent.instances(), [])
+    node, node_trouble = await _node(visit, request)
+    by_tenant: dict[str, list[InstanceInfo]] = {}
+    for instance in instances:
+        by_tenant.setdefault(instance.labels.get("tenant", ""), []).append(instance)
+    return render(
+        "platform.html",
+        visit=visit,
+        tenants=tenants,
+        by_tenant=by_tenant,
+        trouble=trouble or node_trouble,
+        node=node,
+        weights=sum(t.plan.weight for t in tenants),
+        busy_s=sum(t.utilisation.busy_s + t.utilisation.idle_s for t in tenants),
+    )
+
+
+@router.get("/dashboard/platform/instances")
+async def instances(visit: Visitor) -> Response:
+    """Every instance of every tenant, and what could be forked next."""
+    visit.caller.demand_platform()
+    names = await visit.read(shares.names)
+    found, trouble = await or_trouble(visit.context.agent.instances(), [])
+    templates, _ = await or_trouble(visit.context.agent.templates(), [])
+    found = sorted(found, key=lambda i: (names.get(i.labels.get("tenant", ""), ""), -i.started_at))
+    return render(
+        "platform_instances.html", visit=visit, names=names, instances=found[:MOST], count=len(found), templates=templates[:MOST],
+        trouble=trouble,
+    )  # fmt: skip
+
+
+@router.get("/dashboard/platform/storage")
+async def storage(visit: Visitor) -> Response:
+    """Snapshots on the node, and models by the tier that they would be served from."""
+    visit.caller.demand_platform()
+    names, known = await visit.read(lambda sql: (shares.names(sql), shares.models(sql)))
+    snapshots, trouble = await or_trouble(visit.context.agent.snapshots(), [])
+    models, cache_trouble = await or_trouble(visit.context.cache.models(), [])
+    store, _ = await or_trouble(visit.context.cache.stat(), None)
+    models = sorted(models, key=lambda m: -m.last_used_at)[:MOST]
+    predictions = await asyncio.gather(*(or_trouble(visit.context.cache.predict(model.manifest), None) for model in models))
+    tiers = [("origin" if p is None else str(p.tier), p.seconds if p else None) for p, _ in predictions]
+    return render(
+        "platform_storage.html", visit=visit, names=names, known=known, trouble=trouble, cache_trouble=cache_trouble, store=store,
+        snapshots=sorted(snapshots, key=lambda s: -s.last_used_at)[:MOST], models=list(zip(models, tiers, strict=True)),
+    )  # fmt: skip
+
+
+async def _node(visit: Visit, request: Request) -> tuple[Mapping[str, Any], str]:
+    """What the machine can do; at most a minute old."""
+    kept: tuple[float, Mapping[str, Any]] | None = getattr(request.app.state, "node", None)
+    if kept is not None and 0 <= visit.now - kept[0] < KEPT_S:
+        return kept[1], ""
+    told, trouble = await or_trouble(visit.context.agent.capabilities(), {})
+    if not trouble:
+        request.app.state.node = (visit.now, told)
+    return told, trouble

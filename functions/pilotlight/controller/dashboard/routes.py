@@ -1,0 +1,11 @@
+"""Every page in one router, the named ones before those that take what is left."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from pilotlight.controller.dashboard import assets, budgets, calls, function, invoices, live, overview, platform, signin
+
+router = APIRouter(include_in_schema=False)
+for part in (assets, signin, live, overview, function, calls, budgets, invoices, platform):
+    router.include_router(part.router)

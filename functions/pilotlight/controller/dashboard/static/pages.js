@@ -1,0 +1,96 @@
+// What pages gain with scripts: charts instead of their tables, live figures, a switch for the theme. Without it everything is there as text.
+"use strict";
+
+const root = document.documentElement;
+const style = () => getComputedStyle(root);
+const colour = (name) => style().getPropertyValue(name).trim() || style().getPropertyValue("--other").trim();
+const plain = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;"); // Plotly reads names as text with a few tags
+
+function traces(chart) {
+  const moments = chart.moments;
+  const hover = { calls: "%{y:,}", ms: "%{y:,.0f} ms" }[chart.unit] ?? "%{y:,.4f} " + plain(chart.unit);
+  return chart.series.map((series) => ({
+    name: plain(series.name), x: moments, y: series.values, hovertemplate: hover,
+    ...(chart.shape === "bars"
+      ? { type: "bar", marker: { color: colour(series.colour) } }
+      : { type: "scatter", mode: "lines", connectgaps: false, line: { color: colour(series.colour), width: 2, shape: "spline", smoothing: 0.4 } }),
+  }));
+}
+
+function layout(chart, narrow) {
+  const soft = colour("--soft");
+  const font = { family: style().getPropertyValue("--sans"), size: 12, color: soft };
+  const axis = { gridcolor: colour("--line"), zerolinecolor: colour("--line"), linecolor: colour("--line"), fixedrange: true, automargin: true };
+  return {
+    barmode: "stack", bargap: 0.25, font, height: narrow ? 220 : 240, margin: { l: 8, r: 8, t: 8, b: 8 },
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: true, hovermode: "x unified",
+    legend: { orientation: "h", x: 0, y: -0.16, yanchor: "top", itemclick: "toggle", font: { size: 12, color: soft } },
+    hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { ...font, color: colour("--ink") } },
+    xaxis: { ...axis, showgrid: false, type: "date", nticks: narrow ? 4 : 7 },
+    yaxis: { ...axis, rangemode: "tozero", nticks: 5, separatethousands: true, ...(chart.unit === "ms" ? { ticksuffix: " ms" } : {}) },
+  };
+}
+
+function draw(holder) {
+  const data = document.querySelector(`script[data-chart="${holder.id}"]`);
+  const chart = JSON.parse(data.textContent);
+  const narrow = holder.clientWidth < 460;
+  Plotly.react(holder, traces(chart), layout(chart, narrow), { displayModeBar: false, responsive: true, locale: "en-US" });
+}
+
+function drawAll() {
+  const holders = document.querySelectorAll(".plot");
+  if (typeof Plotly === "undefined") {
+    for (const holder of holders) holder.remove(); // the tables below say the same
+    return;
+  }
+  for (const holder of holders) {
+    holder.querySelector(".loading")?.remove();
+    draw(holder);
+    holder.parentElement.querySelector("details.figures").open = false;
+  }
+}
+
+function switchTheme() {
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  try {
+    localStorage.setItem("pilotlight-theme", root.dataset.theme);
+  } catch {
+    // storage is switched off: it holds for this page
+  }
+  drawAll();
+}
+
+function live(address) {
+  const state = document.querySelector("[data-live-state]");
+  const words = document.querySelector("[data-live-words]");
+  const say = (text, on) => {
+    state.hidden = false;
+    state.classList.toggle("on", on);
+    words.textContent = text;
+  };
+  const source = new EventSource(address);
+  source.addEventListener("open", () => say("live", true));
+  source.addEventListener("figures", (event) => {
+    const news = JSON.parse(event.data);
+    for (const [name, text] of Object.entries(news.figures))
+      for (const element of document.querySelectorAll(`[data-live-figure="${name}"]`)) element.textContent = text;
+    const rows = document.querySelector("[data-live-rows]");
+    if (rows && news.calls && !rows.contains(document.activeElement)) rows.innerHTML = news.calls;
+  });
+  source.addEventListener("over", () => {
+    source.close();
+    location.reload(); // the session is over: the way to sign in again
+  });
+  source.addEventListener("error", () => say(source.readyState === EventSource.CLOSED ? "not live" : "connecting…", false));
+}
+
+for (const field of document.querySelectorAll("[data-submit]")) field.addEventListener("change", () => field.form.requestSubmit());
+for (const button of document.querySelectorAll("[data-theme-switch]")) {
+  button.hidden = false;
+  button.addEventListener("click", switchTheme);
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+drawAll();
+if (document.body.dataset.live) live(document.body.dataset.live);

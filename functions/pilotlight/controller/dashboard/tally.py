@@ -1,0 +1,191 @@
+"""Figures that several pages show: what starts took, how busy paid time was, what quotas are used. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from decimal import Decimal
+
+from pilotlight.controller.dashboard import words
+from pilotlight.controller.figures.latency import Part, merged
+from pilotlight.controller.figures.sums import Cell, Sums
+from pilotlight.controller.figures.usage import START_KINDS, Usage
+from pilotlight.quotas import Plan, Quotas
+from snapshotter.types import InstanceInfo
+
+PERCENTILES = (50, 95, 99)
+_HELD = ("IDLE", "RESERVED")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRow:
+    """Calls by how their instance came up.
+
+    Attributes:
+        share: of all calls.
+        total_ms, start_ms: percentiles (50, 95, 99) of the whole call, and of the start alone.
+        waited_ms: what starts of this kind made callers wait, all together; `mean_ms`: each.
+    """
+
+    kind: str
+    calls: int
+    share: float
+    total_ms: tuple[float | None, ...]
+    start_ms: tuple[float | None, ...]
+    waited_ms: int
+    mean_ms: float
+
+
+def starts(usage: Usage, parts: Sequence[Part]) -> list[StartRow]:
+    """One row per kind of start that there was, fastest first. Percentiles are of the last day, the rest of the span."""
+    sums = usage.by(lambda cell: cell.start_kind, calls_only=True)
+    whole = sum(one.records for one in sums.values())
+    return [
+        StartRow(
+            kind=kind, calls=found.records, share=found.records / whole, total_ms=_percentiles(parts, kind, "total"),
+            start_ms=_percentiles(parts, kind, "start"), waited_ms=found.start_ms, mean_ms=found.start_ms / found.records,
+        )
+        for kind in (*START_KINDS, *sorted(set(sums) - set(START_KINDS)))
+        if (found := sums.get(kind)) is not None
+    ]  # fmt: skip
+
+
+def _percentiles(parts: Sequence[Part], kind: str, clock: str) -> tuple[float | None, ...]:
+    histogram = merged(part for part in parts if part.start_kind == kind and part.clock == clock)
+    return tuple(histogram.percentile(percent) for percent in PERCENTILES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Utilisation:
+    """How much of the time that somebody pays for ran calls.
+
+    Attributes:
+        owner: `app/function`, or a tenant.
+        busy: share between 0 and 1; of GPU time where there is any, else of instance time. None without any paid time.
+        idle_gpu_min: GPU-minutes that were held and ran nothing.
+        idle_s: the same of instances.
+        cost_idle: what holding cost.
+    """
+
+    owner: str
+    busy: float | None
+    busy_s: float
+    idle_s: float
+    busy_gpu_min: float
+    idle_gpu_min: float
+    cost_idle: Decimal
+
+
+def utilisation(owner: str, cells: Sequence[Cell]) -> Utilisation:
+    """Of one owner's cells."""
+    busy, idle = Sums(), Sums()
+    for cell in cells:
+        if cell.kind == "CALL":
+            busy.add(cell.sums)
+        elif cell.kind in _HELD:
+            idle.add(cell.sums)
+    used, held = (busy.gpu_s, idle.gpu_s) if busy.gpu_s or idle.gpu_s else (busy.billed_s, idle.billed_s)
+    return Utilisation(
+        owner=owner, busy=used / (used + held) if used + held else None, busy_s=busy.billed_s, idle_s=idle.billed_s,
+        busy_gpu_min=busy.gpu_s / 60, idle_gpu_min=idle.gpu_s / 60, cost_idle=idle.cost,
+    )  # fmt: skip
+
+
+def by_owner(cells: Sequence[Cell]) -> list[Utilisation]:
+    """One row per function that anything was paid for, the idlest first."""
+    owned: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if cell.function:
+            owned.setdefault(cell.name, []).append(cell)
+    rows = [utilisation(owner, theirs) for owner, theirs in owned.items()]
+    return sorted(rows, key=lambda row: (-row.idle_gpu_min, -row.idle_s, row.owner))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaRow:
+    """A quota and its use. `used` is None where only the activators know it."""
+
+    name: str
+    bound: str
+    used: str | None
+    share: float | None
+
+
+_WORDS = {
+    "requests_per_s": "Requests per second",
+    "burst": "Burst of requests",
+    "concurrent": "Calls at once",
+    "queued": "Calls that wait",
+    "instances": "Instances",
+    "gpus": "GPUs",
+    "body_bytes": "Size of a request",
+    "tokens_per_min": "Tokens per minute",
+}
+
+
+def quotas(plan: Plan, used: Mapping[str, float]) -> list[QuotaRow]:
+    """Every quota of a plan, bounded or not, with its use where it is known here."""
+    bounds = plan.quotas()
+    return [_quota(field.name, getattr(bounds, field.name), used.get(field.name)) for field in fields(Quotas)]
+
+
+def _quota(name: str, bound: float | None, used: float | None) -> QuotaRow:
+    show = words.size if name == "body_bytes" else _plain
+    share = used / bound if used is not None and bound else None
+    return QuotaRow(
+        name=_WORDS[name], bound="no bound" if bound is None else show(bound), used=None if used is None else show(used), share=share
+    )
+
+
+def _plain(number: float) -> str:
+    return f"{number:,.1f}" if number % 1 else words.count(number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What the plan aims at, and what was: `kept` is None where there is nothing to compare."""
+
+    name: str
+    wanted: str
+    seen: str
+    kept: bool | None
+
+
+def objectives(plan: Plan, usage: Usage, parts: Sequence[Part]) -> list[Objective]:
+    """Those that the plan names, over the span of `usage`."""
+    calls = usage.calls
+    p99_ms = merged(part for part in parts if part.clock == "total").percentile(99)
+    answered = 1 - calls.errors / calls.records if calls.records else None
+    busy = utilisation("", usage.cells).busy
+    rows = (
+        ("Latency, p99", plan.latency_p99_ms, p99_ms, words.milliseconds, "at most"),
+        ("Calls answered", plan.availability, answered, _exact_percent, "at least"),
+        ("Utilisation", plan.utilisation, busy, words.percent, "at least"),
+    )
+    return [
+        Objective(name=name, wanted=f"{bound} {show(wanted)}", seen=show(seen), kept=_is_kept(wanted, seen, bound))
+        for name, wanted, seen, show, bound in rows
+        if wanted is not None
+    ]
+
+
+def _is_kept(wanted: float, seen: float | None, bound: str) -> bool | None:
+    if seen is None:
+        return None
+    return seen <= wanted if bound == "at most" else seen >= wanted
+
+
+def _exact_percent(share: float | None) -> str:
+    """Objectives differ in the third nine."""
+    return words.DASH if share is None else f"{100 * share:.3f}".rstrip("0").rstrip(".") + " %"
+
+
+def instance_use(instances: Sequence[InstanceInfo], gpus: Mapping[str, int]) -> dict[str, float]:
+    """Instances and GPUs in use; `gpus` of an instance of each function id."""
+    held = sum(gpus.get(str(instance.revision).partition("@")[0], 0) for instance in instances)
+    return {"instances": len(instances), "gpus": held}
+
+
+def per_thousand(cost: Decimal, count: int) -> Decimal | None:
+    """What a thousand of something cost; None without any."""
+    return cost * 1000 / count if count else None

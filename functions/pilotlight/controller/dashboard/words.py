@@ -1,0 +1,111 @@
+"""Numbers for people: money, spans of time, counts, bytes. Exact amounts are in invoices and exports."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any
+
+from pilotlight.pricing import GIB
+
+DASH = "\u2013"
+MINUS = "\u2212"
+_SIGNS = {"USD": "$", "EUR": "€", "GBP": "£"}
+_MIB = 1024**2
+
+
+def money(amount: Decimal, currency: str = "") -> str:
+    """Two digits after the point from 100 on, else four, else the first two that are not zero: never rounded to nothing."""
+    sign = MINUS if amount < 0 else ""
+    return f"{sign}{_SIGNS.get(currency, f'{currency} ' if currency else '')}{_digits(abs(amount))}"
+
+
+def _digits(amount: Decimal) -> str:
+    if amount == 0:
+        return "0"
+    if amount >= 100:
+        return f"{amount:,.2f}"
+    return f"{amount:.{min(12, max(4, 1 - amount.adjusted()))}f}"
+
+
+def milliseconds(value: float | None) -> str:
+    """12 ms, 1.24 s, 3.1 min, or a dash."""
+    if value is None:
+        return DASH
+    if value < 999.5:
+        return f"{value:.0f} ms"
+    if value < 99_950:
+        return f"{value / 1000:.2f} s"
+    return duration(value / 1000)
+
+
+def duration(seconds: float) -> str:
+    """Two digits of what fits: 12 s, 4.2 min, 3.5 h, 2.1 d."""
+    for bound, length, unit in ((90, 1, "s"), (5400, 60, "min"), (129_600, 3600, "h")):
+        if seconds < bound:
+            return f"{_short(seconds / length)} {unit}"
+    return f"{_short(seconds / 86_400)} d"
+
+
+def _short(number: float) -> str:
+    return f"{number:.1f}" if 0 < number < 9.95 else f"{number:,.0f}"
+
+
+def count(number: float) -> str:
+    """1,234 or 1.2 M: five digits at most."""
+    for bound, length, unit in ((1e5, 1.0, ""), (9.995e5, 1e3, " k"), (9.995e8, 1e6, " M"), (9.995e11, 1e9, " G")):
+        if abs(number) < bound:
+            return f"{number:,.0f}" if length == 1.0 else f"{number / length:.3g}{unit}"
+    return f"{number / 1e12:.3g} T"
+
+
+def percent(share: float | None) -> str:
+    """Of a share between 0 and 1: 0.3 %, 42 %; small ones keep a digit, and a little is never nothing."""
+    if share is None:
+        return DASH
+    value = 100 * share
+    if 0 < value < 0.05:
+        return "< 0.1 %"
+    return f"{value:.1f} %" if value < 9.95 or 99 < value < 100 else f"{value:.0f} %"
+
+
+def size(count_bytes: float) -> str:
+    """MiB below a GiB, else GiB."""
+    return f"{_short(count_bytes / _MIB)} MiB" if count_bytes < GIB else f"{count_bytes / GIB:.3g} GiB"
+
+
+def ago(at: float, now: float) -> str:
+    """How long ago something was."""
+    return f"{duration(max(0.0, now - at))} ago"
+
+
+def clock(at: float) -> str:
+    """21 Nov 11:05:06, in UTC."""
+    return f"{dt.datetime.fromtimestamp(at, tz=dt.UTC):%d %b %H:%M:%S}".lstrip("0")
+
+
+def day(at: float) -> str:
+    """21 Nov 2026, in UTC."""
+    return f"{dt.datetime.fromtimestamp(at, tz=dt.UTC):%d %b %Y}".lstrip("0")
+
+
+def month(name: str) -> str:
+    """November 2026, of "2026-11"."""
+    return f"{dt.date.fromisoformat(f'{name}-01'):%B %Y}"
+
+
+KIND_WORDS: Mapping[str, str] = {
+    "CALL": "Execution", "START": "Cold starts", "IDLE": "Idle", "RESERVED": "Reserved", "STORAGE": "Storage", "ADJUSTMENT": "Corrections",
+}  # fmt: skip
+
+
+def kind(name: str) -> str:
+    """What a kind of record is called."""
+    return KIND_WORDS.get(name, name.capitalize())
+
+
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    "money": money, "milliseconds": milliseconds, "duration": duration, "count": count, "percent": percent, "size": size, "ago": ago,
+    "clock": clock, "day": day, "month": month, "kind": kind, "decimal": Decimal,
+}  # fmt: skip

@@ -1,0 +1,129 @@
+"""Sums of usage records, read from the rollups by any of their groups: the one query behind most figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TypeVar
+
+import sqlalchemy as sa
+
+from pilotlight.pricing import COST_QUANTUM, GIB
+
+HALF = 10**9
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+@dataclass(slots=True, kw_only=True)
+class Sums:
+    """What some records add up to. Owner: whoever adds them up, in one thread.
+
+    Attributes:
+        errors: calls answered 500 or above.
+        picos: cost in picounits of the currency that is looked at.
+        billed_ns: the instances' time that the records make up; memory_byte_s, gpu_s: times what the instances have.
+    """
+
+    records: int = 0
+    errors: int = 0
+    queued_ms: int = 0
+    start_ms: int = 0
+    exec_ms: int = 0
+    billed_ns: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    picos: int = 0
+    memory_byte_s: float = 0.0
+    gpu_s: float = 0.0
+
+    def add(self, other: Sums) -> None:
+        """Take another's into this."""
+        for name in Sums.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    @property
+    def cost(self) -> Decimal:
+        """Exact."""
+        return COST_QUANTUM * self.picos
+
+    @property
+    def billed_s(self) -> float:
+        """Instance time in seconds."""
+        return self.billed_ns / 1e9
+
+    @property
+    def memory_gib_s(self) -> float:
+        """GiB times seconds."""
+        return self.memory_byte_s / GIB
+
+    @property
+    def tokens(self) -> int:
+        """In and out."""
+        return self.tokens_in + self.tokens_out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """The sums of one unit of time, function, kind of record and of start."""
+
+    unit: int
+    app: str
+    function: str
+    function_id: str
+    kind: str
+    start_kind: str
+    currency: str
+    sums: Sums
+
+    @property
+    def name(self) -> str:
+        """`app/function`; what belongs to no function (storage) is named by its kind."""
+        return f"{self.app}/{self.function}" if self.function else self.kind.lower()
+
+
+_GROUPS = ("app", "function", "function_id", "kind", "start_kind", "currency")
+
+
+def cells(sql: sa.Connection, table: sa.Table, unit: str, *where: sa.ColumnElement[bool]) -> list[Cell]:
+    """Rows of a rollup that match, summed by unit, function, kind and start kind."""
+    groups = [table.c[unit].label("unit"), *(table.c[name] for name in _GROUPS)]
+    query = sa.select(*groups, *summed(table)).where(*where).group_by(*groups)
+    return [Cell(**dict(zip(_CELL, row[:7], strict=True)), sums=of_row(row[7:])) for row in sql.execute(query)]
+
+
+_CELL = ("unit", *_GROUPS)
+_READ = (
+    "records", "errors", "queued_ms", "start_ms", "exec_ms", "billed_ns", "tokens_in", "tokens_out", "high", "low",
+    "memory_byte_s", "gpu_s",
+)  # fmt: skip
+
+
+def summed(table: sa.Table) -> list[sa.ColumnElement[int]]:
+    """The columns that `of_row` takes."""
+    return [sa.func.sum(table.c[name]) for name in _READ]
+
+
+def of_row(row: Sequence[int | float]) -> Sums:
+    """Of the columns in `_READ`; PostgreSQL sums whole numbers to decimals."""
+    records, errors, queued, start, execution, billed, tokens_in, tokens_out, high, low = map(int, row[:10])
+    return Sums(
+        records=records, errors=errors, queued_ms=queued, start_ms=start, exec_ms=execution, billed_ns=billed, tokens_in=tokens_in,
+        tokens_out=tokens_out, picos=high * HALF + low, memory_byte_s=float(row[10]), gpu_s=float(row[11]),
+    )  # fmt: skip
+
+
+def gather(found: Iterable[Cell], key: Callable[[Cell], _Key]) -> dict[_Key, Sums]:
+    """Cells added up by whatever `key` says of them, in the order in which they come."""
+    sums: dict[_Key, Sums] = {}
+    for cell in found:
+        sums.setdefault(key(cell), Sums()).add(cell.sums)
+    return sums
+
+
+def total(found: Iterable[Cell]) -> Sums:
+    """All of them."""
+    out = Sums()
+    for cell in found:
+        out.add(cell.sums)
+    return out

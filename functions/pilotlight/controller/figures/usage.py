@@ -1,0 +1,82 @@
+"""One tenant's use of one environment over a span, read once and then looked at from every side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import sqlalchemy as sa
+
+from pilotlight.controller.figures import sums
+from pilotlight.controller.figures.spans import Span
+from pilotlight.controller.figures.sums import Cell, Sums
+
+START_KINDS = ("WARM", "WAKE", "FORK", "RESTORE", "COLD")
+KINDS = ("CALL", "START", "IDLE", "RESERVED", "STORAGE", "ADJUSTMENT")
+"""Kinds of records, in the order in which charts stack them."""
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Everything that pages of one environment sum.
+
+    Attributes:
+        currency: the one that costs are shown in; records in another count with their work, and not with their cost.
+        others: further currencies in which something was spent.
+    """
+
+    span: Span
+    cells: tuple[Cell, ...]
+    currency: str
+    others: tuple[str, ...] = ()
+
+    def by(self, key: Callable[[Cell], _Key], *, calls_only: bool = False) -> dict[_Key, Sums]:
+        """Sums by whatever `key` says of a cell; `calls_only` leaves everything but calls aside."""
+        return sums.gather((c for c in self.cells if not calls_only or c.kind == "CALL"), key)
+
+    @property
+    def total(self) -> Sums:
+        """Of everything."""
+        return sums.total(self.cells)
+
+    @property
+    def calls(self) -> Sums:
+        """Of calls alone."""
+        return sums.total(c for c in self.cells if c.kind == "CALL")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing happened."""
+        return not self.cells
+
+
+def read(sql: sa.Connection, *, tenant: str, environment: str, span: Span, currency: str, function_id: str | None = None) -> Usage:
+    """Use of an environment, or of one of its functions, over a span."""
+    table = span.table
+    where = [table.c.tenant == tenant, span.holds(table), table.c.environment == environment]
+    if function_id is not None:
+        where.append(table.c.function_id == function_id)
+    found = sums.cells(sql, table, span.unit, *where)
+    others = sorted({c.currency for c in found if c.sums.picos} - {currency})
+    for cell in found:
+        if cell.currency != currency:
+            cell.sums.picos = 0
+    return Usage(span=span, cells=tuple(found), currency=currency, others=tuple(others))
+
+
+def stacked(usage: Usage, key: Callable[[Cell], str], *, most: int) -> dict[str, list[Sums]]:
+    """Sums per unit of the `most` names that cost most, and of all others together as "other"; the dearest first.
+
+    Names are compared by cost, then by records, so that a platform without prices has its busiest in front.
+    """
+    whole = usage.by(key)
+    ranked = sorted(whole, key=lambda name: (-whole[name].picos, -whole[name].records, name))
+    shown = ranked if len(ranked) <= most else ranked[: most - 1]
+    series = {name: [Sums() for _ in usage.span.units] for name in [*shown, *(["other"] if len(shown) < len(ranked) else [])]}
+    kept = set(shown)
+    for cell in usage.cells:
+        name = key(cell)
+        series[name if name in kept else "other"][cell.unit - usage.span.first].add(cell.sums)
+    return series
