@@ -74,6 +74,8 @@ def _take_usage(context: Context, body: bytes) -> UsageAccepted:
         added, spent = intake.take(write, records)
     context.metrics.usage_records.inc(added.new)
     context.metrics.usage_conflicts.inc(len(added.conflicts))
+    for place, picos in added.spent.items():
+        context.metrics.spent(place.tenant, place.currency, picos)
     return UsageAccepted(accepted=len(records), budgets={key: asdict(state) for key, state in spent.items()})
 
 
