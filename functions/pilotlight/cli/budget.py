@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -128,8 +129,13 @@ def _covers(row: dict[str, Any]) -> str:
     return f"{row['environment']}: {inside}" if row["environment"] else inside
 
 
+def _about(amount: str) -> str:
+    """A forecast to four digits: more would look like knowledge."""
+    return money(Decimal(f"{Decimal(amount):.4g}"))
+
+
 def _row(row: dict[str, Any]) -> dict[str, Any]:
-    expected = row["forecast"] and row["forecast"]["expected"]
+    expected = row["forecast"] and _about(row["forecast"]["expected"])
     return {**row, "covers": _covers(row), "expected": expected, "stops": "calls stop" if row["hard"] else "warns"}
 
 
@@ -150,9 +156,9 @@ def _details(body: dict[str, Any], alerts: list[dict[str, Any]]) -> RenderableTy
         f"ends      {moment(body['ends_at'])}",
     ]
     if seen:
-        band = f" ({money(seen['low'])} to {money(seen['high'])}, 8 of 10 times)" if seen["low"] is not None else ""
+        band = f" ({_about(seen['low'])} to {_about(seen['high'])}, 8 of 10 times)" if seen["low"] is not None else ""
         basis = f"{seen['basis_days']} full days" if seen["basis_days"] else "today so far"
-        lines.append(f"expected  {money(seen['expected'], currency)}{band}, by {basis}")
+        lines.append(f"expected  {_about(seen['expected'])} {currency}{band}, by {basis}")
         if seen["reached_at"] and not body["is_spent"]:
             lines.append(f"reached   {moment(seen['reached_at'])} at that pace")
     lines.append(f"alerts    at {', '.join(f'{percent} %' for percent in body['alerts'])}; webhook {body['webhook'] or 'none'}")

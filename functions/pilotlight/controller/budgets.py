@@ -75,14 +75,21 @@ class Overview:
         return 100 * self.spent / self.budget.terms.picos
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A budget that was put. `secret` is the webhook's where a new one was made; it cannot be shown again."""
+
+    budget: Budget
+    secret: str | None
+    is_new: bool
+
+
 _RECORD = ("environment", "app", "function", "period", "amount", "currency", "hard")
 _REACH = ("environment", "app", "function", "period", "currency")
 
 
-def put(
-    write: Write, *, key: PlatformKey, tenant: str, terms: Terms, actor: str, new_secret: bool = False, request: str = ""
-) -> tuple[Budget, str | None]:
-    """Make the budget of that reach, or change it; returns it, and the webhook's secret where a new one was made.
+def put(write: Write, *, key: PlatformKey, tenant: str, terms: Terms, actor: str, new_secret: bool = False, request: str = "") -> Placed:
+    """Make the budget of that reach, or change it.
 
     A secret stays as long as its webhook does, unless `new_secret`. Thresholds that are reached already are alerted at once, and those
     that a higher amount leaves behind will be alerted again. Raises Conflict when there are too many.
@@ -106,7 +113,7 @@ def put(
         write, tenant=tenant, actor=actor, action="budget.put", subject=budget.id, before=was, after=terms.to_json(), request=request
     )
     _alert_now(write, budget)
-    return budget, secret
+    return Placed(budget=budget, secret=secret, is_new=before is None)
 
 
 def delete(write: Write, *, tenant: str, budget_id: str, actor: str, request: str = "") -> None:

@@ -55,7 +55,8 @@ class Books:
     ) -> tuple[Budget, str | None]:
         wanted = parse(amount=amount, webhook=webhook, **{"currency": "USD", "currencies": {"USD", "EUR"}, **terms})
         with self.store.write() as write:
-            return budgets.put(write, key=self._key, tenant=self.tenant, terms=wanted, actor="k-1", new_secret=new_secret)
+            placed = budgets.put(write, key=self._key, tenant=self.tenant, terms=wanted, actor="k-1", new_secret=new_secret)
+        return placed.budget, placed.secret
 
     def spend(self, *costs: str, id: str = "", at: float = NOON, **changes: Any) -> dict[str, BudgetState]:
         """Ship records of these costs."""

@@ -45,8 +45,8 @@ class Post:
     def budget(self, url: str | None, **terms: Any) -> tuple[Budget, str]:
         wanted = parse(amount="10", currency="USD", currencies={"USD"}, webhook=url, **{"alerts": [50], **terms})
         with self.store.write() as write:
-            budget, secret = budgets.put(write, key=self.key, tenant=self.tenant, terms=wanted, actor="k-1")
-        return budget, secret or ""
+            placed = budgets.put(write, key=self.key, tenant=self.tenant, terms=wanted, actor="k-1")
+        return placed.budget, placed.secret or ""
 
     def spend(self, cost: str = "5.000000000000", record: str = "req-1/1") -> None:
         with self.store.write() as write:

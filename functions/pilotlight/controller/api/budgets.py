@@ -140,13 +140,12 @@ def set_budget(context: Ctx, caller: Admin, request: RequestId, body: BudgetRequ
         if body.environment:
             tenants.demand_environment(write.sql, tenant=caller.tenant, name=body.environment)
         terms = _terms(context, tenants.get(write.sql, tenant=caller.tenant), body)
-        budget, secret = budgets.put(
+        placed = budgets.put(
             write, key=context.key, tenant=caller.tenant, terms=terms, actor=caller.key, new_secret=body.new_secret, request=request
         )
-        seen = budgets.overview(write.sql, tenant=caller.tenant, now=write.now, budget_id=budget.id)[0]
-        is_new = budget.created_at == budget.updated_at == write.now
-    response.status_code = 201 if is_new else 200
-    return BudgetSet(**_info(seen, caller), created=is_new, webhook_secret=secret)
+        seen = budgets.overview(write.sql, tenant=caller.tenant, now=write.now, budget_id=placed.budget.id)[0]
+    response.status_code = 201 if placed.is_new else 200
+    return BudgetSet(**_info(seen, caller), created=placed.is_new, webhook_secret=placed.secret)
 
 
 @router.get("")
