@@ -1,7 +1,7 @@
 """The meters of one activator by their subject: each exists once, for as long as it says anything.
 
-A meter that is full and held by nobody says nothing, and is dropped when there are many; but a gate that still points at it keeps it, so
-that no subject ever has two.
+A meter that is full and held by nobody says nothing, and is dropped when there are many, unless a gate still points at it: no subject ever
+has two.
 """
 
 from __future__ import annotations
@@ -43,16 +43,18 @@ class Meters:
         """The meter of a rule's subject, with the rule's bounds."""
         meter = self._kept.get(rule.id)
         if meter is None:
-            meter = self._alive.get(rule.id) or Meter(rule.quotas, now)
-            self._kept[rule.id] = self._alive[rule.id] = meter
-            if len(self._kept) > self._sweep_at:
-                self._sweep(now, meter)
+            if len(self._kept) >= self._sweep_at:
+                self._sweep(now)
+            meter = self._kept[rule.id] = self._alive[rule.id] = Meter(rule.quotas, now)
         if meter.quotas != rule.quotas:
             meter.limit(rule.quotas)
         return meter
 
-    def _sweep(self, now: float, newest: Meter) -> None:
-        self._kept = {name: meter for name, meter in self._kept.items() if meter is newest or not meter.is_idle(now)}
+    def _sweep(self, now: float) -> None:
+        for name in [name for name, meter in self._kept.items() if meter.is_idle(now)]:
+            del self._kept[name]
+            if (pointed_at := self._alive.get(name)) is not None:
+                self._kept[name] = pointed_at
         self._sweep_at = max(SWEEP_AT, 2 * len(self._kept))
 
     def note(self, refusal: Refusal) -> Refusal:
