@@ -34,6 +34,7 @@ from activator.gateway import Gateway
 from activator.metrics import Metrics
 from activator.passthrough import Passthrough
 from activator.quotas.process import ProcessQuotas
+from activator.quotas.redis_store import RedisQuotas
 from activator.quotas.store import QuotaStore
 from activator.routes import RouteTable, Target
 from activator.scaler import Scaler
@@ -74,7 +75,7 @@ class Activator:
         self.metrics = Metrics(series=settings.metrics_series)
         self.table = RouteTable(prices.lists(), key)
         self.metrics.collect_tenants(self.table.tenant_names)
-        self.quotas: QuotaStore = ProcessQuotas()
+        self.quotas = _quota_store(settings, key, self.id)
         self.entrance = Entrance(table=self.table, store=self.quotas, settings=settings)
         self.feed = FeedFollower(table=self.table, socket=controller, token=key.token, log_path=self.home / "routes.ndjson")
         self.fleet = NodeFleet(socket=paths.socket("snapshotter"), lessee=self.id)
@@ -157,6 +158,8 @@ class Activator:
             await self._first_instances()
             background.append(tasks.create_task(self.scaler.run(), name="autoscaler"))
             background += self.calls.start(tasks)
+            if isinstance(self.quotas, RedisQuotas):
+                background.append(tasks.create_task(self.quotas.run(), name="quotas"))
             if self.shared is not None and self.siblings is not None:
                 keeper = Keeper(self.shared, scaler=self.scaler, leases=self.fleet, is_process_alive=self.siblings.is_process_alive)
                 background.append(tasks.create_task(keeper.run(), name="membership"))
@@ -205,6 +208,7 @@ class Activator:
             await self.siblings.aclose()
         if isinstance(self.strangers, SharedStrangerLimit):
             await self.strangers.aclose()
+        await self.quotas.aclose()
         if self.shared is not None:
             await self.shared.aclose()
 
@@ -277,6 +281,13 @@ def _shared_state(settings: ActivatorSettings, key: PlatformKey, member: str) ->
     if settings.activators == 1 or settings.redis_url is None:
         return None
     return RedisState(settings.redis_url, platform=platform_id(key.token), member=member)
+
+
+def _quota_store(settings: ActivatorSettings, key: PlatformKey, member: str) -> QuotaStore:
+    """Where quotas are counted. Redis need not be there yet: `activator.without_redis` says what happens until it is."""
+    if not settings.counts_in_redis or settings.redis_url is None:
+        return ProcessQuotas()
+    return RedisQuotas(settings.redis_url, platform=platform_id(key.token), member=member, is_open=settings.is_open_without_redis)
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
