@@ -1,0 +1,100 @@
+"""The real controller's application on a loopback port, over a database of its own, without a node: for the command line and the client."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import uvicorn
+
+from pilotlight.client import Client
+from pilotlight.controller import application, bootstrap
+from pilotlight.controller.bell import Bell
+from pilotlight.controller.blobs import BlobFiles
+from pilotlight.controller.context import Context
+from pilotlight.controller.metrics import Metrics
+from pilotlight.controller.settings import ControllerConfig, ControllerSettings
+from pilotlight.controller.store import Store
+from pilotlight.profile import Profile
+from pilotlight.seal import PlatformKey
+from snapshotter.client import AgentClient
+from weight_cache.client import WeightCacheClient
+from weight_cache.objects import DirectoryStore
+from weight_cache.settings import Paths
+
+CLOCK_S = 1_800_000_000.0
+
+
+class ServedController:
+    """A context manager; `key` is the first admin key. `now` may be moved by the test; the server's thread reads it."""
+
+    def __init__(self, home: Path) -> None:
+        self.now = CLOCK_S
+        self.store = Store(f"sqlite:///{home / 'controller.db'}", clock=lambda: self.now)
+        self.store.migrate()
+        self.key = str(bootstrap.ensure_admin(self.store, uid_base=20_000))
+        self._paths = Paths(home=home, run=home)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._server: uvicorn.Server | None = None
+        self._serving = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="served controller")
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def environ(self, key: str | None = None) -> dict[str, str]:
+        """What a command line needs to ask it."""
+        return {
+            "PILOTLIGHT_URL": self.url,
+            "PILOTLIGHT_API_KEY": key or self.key,
+            "NO_COLOR": "1",
+            "COLUMNS": "300",
+            "HOME": str(self._paths.home),
+        }
+
+    def client(self, key: str | None = None) -> Client:
+        """A client of it; the caller closes it."""
+        return Client(Profile(url=self.url, api_key=key or self.key, environment="main"), retry_budget_s=5.0)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._serving.wait()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+        self.store.close()
+
+    async def _serve(self) -> None:
+        agent, cache = AgentClient(self._paths.socket("snapshotter")), WeightCacheClient(self._paths.socket("weight_cache"))
+        files = BlobFiles(
+            objects=DirectoryStore(self._paths.home / "blobs"), incoming=self._paths.home / "blobs" / "incoming", limit_bytes=1_000_000
+        )
+        context = Context(
+            config=ControllerConfig(settings=ControllerSettings(), paths=self._paths, trust="isolated", uid_base=20_000),
+            store=self.store,
+            files=files,
+            key=PlatformKey.load_or_create(self._paths.home / "platform.key"),
+            agent=agent,
+            cache=cache,
+            bell=Bell(),
+            metrics=Metrics(),
+            clock=lambda: self.now,
+        )
+        settings = uvicorn.Config(application.build(context), lifespan="off", log_config=None, access_log=False)
+        self._server = uvicorn.Server(settings)
+        self._serving.set()  # the socket listens already: who connects before uvicorn accepts waits in its backlog
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            await agent.aclose()
+            await cache.aclose()
