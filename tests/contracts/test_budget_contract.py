@@ -1,0 +1,80 @@
+"""Budgets and alerts: the same on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pilotlight.controller import alerts, budgets, ledger, tenants
+from pilotlight.controller.budget_terms import parse
+from pilotlight.controller.budgets import Budget
+from pilotlight.controller.store import Store
+from pilotlight.protocol import BudgetState
+from pilotlight.seal import PlatformKey
+from tests.functions.controller.parts import ManualClock, usage
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    is_sqlite = request.param == "sqlite"
+    opened = Store(
+        f"sqlite:///{tmp_path / 'controller.db'}" if is_sqlite else str(request.getfixturevalue("postgres_url")), clock=ManualClock()
+    )
+    opened.migrate()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def budget(store: Store, tmp_path: Path) -> Budget:
+    key = PlatformKey.load_or_create(tmp_path / "platform.key")
+    terms = parse(amount="4000000.000000000001", currency="USD", currencies={"USD"}, app="search", webhook="https://hooks.example/")
+    with store.write() as write:
+        tenant = tenants.create(write, name="acme", uid_base=None, actor="platform")
+        return budgets.put(write, key=key, tenant=tenant.id, terms=terms, actor="k-1").budget
+
+
+def spend(store: Store, budget: Budget, *costs: str, first: int = 0) -> dict[str, BudgetState]:
+    records = [usage(f"req-{n}/1", tenant=budget.tenant, cost=cost, app="search") for n, cost in enumerate(costs, first)]
+    with store.write() as write:
+        added = ledger.add(write, records)
+        return budgets.after_usage(write, new=added.spent, batch=added.batch)
+
+
+def test_large_sums_are_exact_and_each_threshold_is_noted_once(store: Store, budget: Budget) -> None:
+    spend(store, budget, "1999999.999999999999", "0.000000000001")
+    assert spend(store, budget, "1999999.999999999999", "0.000000000002", first=2) == {
+        budget.id: BudgetState(period="2027-01", spent="4000000.000000000001", batch="2000000.000000000001")
+    }
+    spend(store, budget, "1999999.999999999999", "0.000000000002", first=2)
+    with store.read() as sql:
+        assert sorted(alert.percent for alert in alerts.listing(sql, tenant=budget.tenant)) == [50, 80, 100]
+        assert budgets.states(sql, now=1_800_000_000.0)[budget.id].spent == "4000000.000000000001"
+        assert budgets.shares(sql, now=1_800_000_000.0) == {(budget.tenant, budget.id): 1.0}
+
+
+def test_an_alert_is_claimed_by_one_of_many(store: Store, budget: Budget) -> None:
+    spend(store, budget, "4000000.000000000001")
+    claimed: list[str] = []
+
+    def claim() -> None:
+        with store.write() as write:
+            claimed.extend(alert.id for alert in alerts.claim(write, limit=2))
+
+    threads = [threading.Thread(target=claim) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(claimed) == len(set(claimed)) == 3
+
+
+def test_a_budget_goes_with_its_alerts(store: Store, budget: Budget) -> None:
+    spend(store, budget, "4000000.000000000001")
+    with store.write() as write:
+        budgets.delete(write, tenant=budget.tenant, budget_id=budget.id, actor="k-1")
+    with store.read() as sql:
+        assert (budgets.listing(sql), alerts.listing(sql, tenant=budget.tenant)) == ([], [])
