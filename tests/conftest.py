@@ -6,9 +6,9 @@ was held to is not proven.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
-import pwd
 import shutil
 import signal
 import subprocess
@@ -23,7 +23,9 @@ import psycopg
 import pytest
 import redis
 
+from tests.fakes import postgres_server as postgres_server_module
 from tests.fakes import s3_server
+from tests.fakes.postgres_server import PostgresServer
 
 SERVER_START_S = 30.0
 """Longest time that a server may take to accept connections on a busy machine."""
@@ -71,33 +73,30 @@ def short_tmp() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
     """A cluster of its own, on a Unix socket only; the URL of its maintenance database, without a driver's name."""
-    programs = _postgres_programs()
-    if programs is None:
+    with own_postgres() as server:
+        yield server.url
+
+
+@pytest.fixture
+def mortal_postgres() -> Iterator[PostgresServer]:
+    """A cluster for this test alone, which may kill it."""
+    with own_postgres() as server:
+        yield server
+
+
+@contextlib.contextmanager
+def own_postgres() -> Iterator[PostgresServer]:
+    """A running cluster, thrown away at the end."""
+    binaries = postgres_server_module.programs()
+    if binaries is None:
         _require_or_skip("PostgreSQL's server is not installed (scripts/install-system-packages test)")
     with tempfile.TemporaryDirectory(prefix="plpg", ignore_cleanup_errors=True) as name:
-        home = Path(name)
-        user = _owner_of_cluster(home)
-        cluster = home / "data"
-        subprocess.run(
-            [programs / "initdb", "-D", cluster, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"],
-            user=user,
-            cwd=home,
-            env={**os.environ, "LC_ALL": "C"},
-            check=True,
-            capture_output=True,
-        )
-        # Durability is not what these tests are about: fsync off makes a database in milliseconds.
-        options = {"listen_addresses": "", "unix_socket_directories": name, "fsync": "off", "max_connections": "50"}
-        arguments = [part for key, value in options.items() for part in ("-c", f"{key}={value}")]
-        with (home / "log").open("wb") as log:
-            server = subprocess.Popen([programs / "postgres", "-D", cluster, *arguments], user=user, cwd=home, stdout=log, stderr=log)
-        url = f"postgresql://postgres@/postgres?host={name}"
+        server = PostgresServer(Path(name), binaries)
         try:
-            _wait_until_up(server, home / "log", lambda: psycopg.connect(url).close(), psycopg.OperationalError)
-            yield url
+            server.start()
+            yield server
         finally:
-            server.send_signal(signal.SIGINT)  # "fast shutdown": open sessions are disconnected
-            server.wait(SERVER_START_S)
+            server.stop()
 
 
 @pytest.fixture
@@ -160,26 +159,6 @@ def s3_bucket(s3_address: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def _ping(url: str) -> None:
     with redis.Redis.from_url(url) as client:
         client.ping()
-
-
-def _postgres_programs() -> Path | None:
-    """Directory of `initdb` and `postgres`; Debian keeps it off the PATH, one per version."""
-    if found := shutil.which("initdb"):
-        return Path(found).parent
-    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: float(p.parts[-3]))
-    return versions[-1].parent if versions else None
-
-
-def _owner_of_cluster(directory: Path) -> int | None:
-    """PostgreSQL refuses to run as root: give the directory to its own user. None = run as we are."""
-    if os.geteuid() != 0:
-        return None
-    try:
-        user = pwd.getpwnam("postgres")
-    except KeyError:
-        user = pwd.getpwnam("nobody")
-    os.chown(directory, user.pw_uid, user.pw_gid)
-    return user.pw_uid
 
 
 def _wait_until_up(server: subprocess.Popen[bytes], log: Path, probe: Callable[[], None], not_yet: type[Exception]) -> None:
