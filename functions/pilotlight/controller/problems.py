@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from sqlalchemy.exc import DataError
 from starlette.exceptions import HTTPException
 
 from pilotlight.controller.context import request_id
@@ -59,7 +60,8 @@ def document(error: Exception, request: str) -> dict[str, Any]:
 
 
 def _problem(status: int, kind: str, detail: str, request: str, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    return problem(type=kind, title=HTTPStatus(status).phrase, status=status, detail=detail, instance=request or None, extra=extra)
+    told = detail.encode(errors="backslashreplace").decode()  # a caller's half of a surrogate pair has no bytes to send
+    return problem(type=kind, title=HTTPStatus(status).phrase, status=status, detail=told, instance=request or None, extra=extra)
 
 
 def answer(body: Mapping[str, Any], retry_after_s: float | None = None, headers: Mapping[str, str] | None = None) -> Response:
@@ -78,6 +80,8 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(SnapshotterError, _on_agent)
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(DataError, _on_data)
+    app.add_exception_handler(UnicodeEncodeError, _on_data)
     app.add_exception_handler(Exception, _on_defect)
 
 
@@ -97,6 +101,12 @@ async def _on_validation(request: Request, error: Exception) -> Response:
     first = errors[0] if errors else {"parameter": "body", "message": "not valid"}
     wrong = InvalidInput(f"{first['parameter']}: {first['message']}", parameter=first["parameter"], errors=errors)
     return await _on_ours(request, wrong)
+
+
+async def _on_data(request: Request, error: Exception) -> Response:
+    """No database keeps half of a surrogate pair, and PostgreSQL no NUL and no number beyond its columns: nothing was changed."""
+    log.info("event=value_refused request=%s path=%s error=%s", request_id(request), request.url.path, type(error).__name__)
+    return await _on_ours(request, InvalidInput("a value cannot be kept: a text that is no Unicode or has a NUL, or a number out of range"))
 
 
 async def _on_http(request: Request, error: Exception) -> Response:

@@ -182,6 +182,14 @@ async def test_a_key_that_makes_no_sense_is_refused_by_key_value_and_bound(contr
     assert len((await controller.http.get("/v1/keys")).json()["keys"]) == 1
 
 
+@pytest.mark.parametrize(
+    "text",
+    ['{"name": "\\ud800"}', '{"quotas": {"\\ud800": 1}}', '{"app": "\\ud800"}', '{"name": "a\\u0000b", "x": 1}', "[]", "{"],
+)
+async def test_half_of_a_surrogate_pair_and_other_bodies_that_are_none_are_refused(controller: Controller, text: str) -> None:
+    refused(await controller.http.post("/v1/keys", content=text, headers={"content-type": "application/json"}), 400)
+
+
 async def test_a_note_on_a_key_may_be_any_text_and_stays_text(controller: Controller) -> None:
     for name in INJECTIONS:
         await made(controller, name=name)
