@@ -46,18 +46,21 @@ def of_batch(costs: Mapping[Spending, int], reaches: Collection[Reach]) -> Spend
 
 def read(sql: sa.Connection, reaches: Collection[Reach], *, first_day: int, end_day: int) -> SpendByReach:
     """The spending from `first_day` until before `end_day`, from the daily rollups."""
-    return _summed(_rows(sql, sorted({reach[0] for reach in reaches}), first_day, end_day), reaches)
+    tenants = sorted({reach[0] for reach in reaches})
+    # One currency at a time: the rest of the grouping is then the order of the table's key, and nothing needs to be sorted.
+    rows = (row for currency in {reach[4] for reach in reaches} for row in _rows(sql, tenants, currency, first_day, end_day))
+    return _summed(rows, reaches)
 
 
-def _rows(sql: sa.Connection, tenants: list[str], first_day: int, end_day: int) -> Iterator[tuple[Reach, int, int]]:
+def _rows(sql: sa.Connection, tenants: list[str], currency: str, first_day: int, end_day: int) -> Iterator[tuple[Reach, int, int]]:
     table = tables.usage_days
-    parts = (table.c.tenant, table.c.environment, table.c.app, table.c.function, table.c.currency)
-    sums = (sa.func.sum(table.c.high), sa.func.sum(table.c.low))
+    parts = (table.c.tenant, table.c.day, table.c.environment, table.c.app, table.c.function)
+    query = sa.select(*parts, sa.func.sum(table.c.high), sa.func.sum(table.c.low)).group_by(*parts)
+    within = (table.c.day >= first_day) & (table.c.day < end_day) & (table.c.currency == currency)
     for at in range(0, len(tenants), _TENANTS_AT_ONCE):
         asked = table.c.tenant.in_(tenants[at : at + _TENANTS_AT_ONCE])
-        query = sa.select(*parts, table.c.day, *sums).where(asked, table.c.day >= first_day, table.c.day < end_day)
-        for *reach, day, high, low in sql.execute(query.group_by(*parts, table.c.day)):
-            yield (reach[0], reach[1], reach[2], reach[3], reach[4]), day, int(high) * _HALF + int(low)
+        for tenant, day, environment, app, function, high, low in sql.execute(query.where(asked, within)):
+            yield (tenant, environment, app, function, currency), day, int(high) * _HALF + int(low)
 
 
 def _summed(rows: Iterable[tuple[Reach, int, int]], reaches: Collection[Reach]) -> SpendByReach:
