@@ -23,6 +23,7 @@ from prometheus_client import start_http_server
 from activator.admission import ProcessQueue, StrangerLimit
 from activator.billing.books import Books, ControllerLedger
 from activator.billing.errors import JournalFull, JournalInUse
+from activator.billing.redis_money import RedisMoney
 from activator.calls import SubmittedCalls
 from activator.control import ControlPlane
 from activator.dispatch import Dispatcher
@@ -82,6 +83,7 @@ class Activator:
         self.books = Books(
             directory=self.home, activator=self.id, sync_s=settings.journal_sync_s, free_idle_s=settings.scaledown_window_s,
             ledger=ControllerLedger(socket=controller, token=key.token, activator=self.id),
+            money=_shared_money(settings, key, self.id), is_open_without_money=settings.is_open_without_redis("budget"),
             is_served_unbilled=settings.journal_full == "serve", on_unbilled=self.metrics.unbilled,
         )  # fmt: skip
         self.table.on_budget = self.books.budgets.apply
@@ -107,7 +109,10 @@ class Activator:
         self.metrics.collect_instances(self.scaler.states)
         self.metrics.collect_journal(self.books.lag)
         self.dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of, may_pay=self.books.check)
-        self.control = ControlPlane(controller, table=self.table, strangers=self.strangers, catch_up=self.feed.catch_up)
+        self.control = ControlPlane(
+            controller, table=self.table, strangers=self.strangers, catch_up=self.feed.catch_up,
+            others_catch_up=self.siblings.catch_up if self.siblings is not None else None,
+        )  # fmt: skip
         self.calls = SubmittedCalls(
             books=self.books, dispatcher=self.dispatcher, table=self.table, entrance=self.entrance, control=self.control, settings=settings,
             metrics=self.metrics, controller=controller, token=key.token, siblings=self.siblings,
@@ -288,6 +293,13 @@ def _quota_store(settings: ActivatorSettings, key: PlatformKey, member: str) -> 
     if not settings.counts_in_redis or settings.redis_url is None:
         return ProcessQuotas()
     return RedisQuotas(settings.redis_url, platform=platform_id(key.token), member=member, is_open=settings.is_open_without_redis)
+
+
+def _shared_money(settings: ActivatorSettings, key: PlatformKey, member: str) -> RedisMoney | None:
+    """None where no other activator spends from the same budgets."""
+    if not settings.counts_in_redis or settings.redis_url is None:
+        return None
+    return RedisMoney(settings.redis_url, platform=platform_id(key.token), member=member)
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:

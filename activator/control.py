@@ -1,11 +1,13 @@
 """Everything that is not the data plane's: passed through to the controller, which authenticates it itself.
 
-While the controller is down these paths answer 503 with `Retry-After`; calls go on. The answer to a change is sent once this process knows
-of the change: who deploys and then calls, or makes a key and then uses it, is never told that it does not exist.
+While the controller is down these paths answer 503 with `Retry-After`; calls go on. The answer to a change is sent once every activator
+knows of the change: who deploys and then calls, or makes a key and then uses it, is never told that it does not exist, and a key that was
+revoked is refused by all.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -29,9 +31,19 @@ _IDLE_S = 630.0
 class ControlPlane:
     """The way to the controller's Unix socket."""
 
-    def __init__(self, socket: Path, *, table: RouteTable, strangers: StrangerLimit, catch_up: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        socket: Path,
+        *,
+        table: RouteTable,
+        strangers: StrangerLimit,
+        catch_up: Callable[[], Awaitable[None]],
+        others_catch_up: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`catch_up` returns once this process knows what the controller knows, `others_catch_up` once the other activators do."""
         self._table = table
-        self._catch_up = catch_up
+        self.catch_up = catch_up
+        self._others_catch_up = others_catch_up
         self._strangers = strangers
         self._client = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=httpx.Limits(max_connections=256)),
@@ -73,7 +85,7 @@ class ControlPlane:
     async def _relay(self, request: Request, response: httpx.Response) -> None:
         try:
             if request.verb not in _READING and response.is_success:
-                await self._catch_up()
+                await asyncio.gather(self.catch_up(), *([self._others_catch_up()] if self._others_catch_up is not None else []))
             headers: Headers = [(k.lower(), v) for k, v in response.headers.raw if k.lower() not in HOP_BY_HOP and k.lower() != b"date"]
             await request.start(response.status_code, headers)
             async for chunk in response.aiter_raw():

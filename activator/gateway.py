@@ -29,6 +29,7 @@ from activator.request import Receive, Request, Scope, Send, header_list
 from activator.routes import RouteTable
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
+from activator.siblings import HEALTH, PASSED_ON
 from activator.targets import Targets, choose
 from activator.upstream import UpstreamGone
 from activator.warm import WarmCalls, Way, is_simple
@@ -173,7 +174,9 @@ class Gateway:
             await self.put_call(request, path[len(CALLS) :])
         elif path.startswith(CALLS):
             await self._calls.answer(request, self._reader(request), path[len(CALLS) :])
-        elif path == "/healthz":
+        elif path == HEALTH:
+            if PASSED_ON in request.headers and not request.address:  # a sibling, over our Unix socket
+                await self._control.catch_up()
             await request.respond_json(200, {"status": "ok", "routes": self._table.version})
         else:
             await self._control.forward(request)

@@ -21,6 +21,9 @@ from pilotlight import errors
 log = logging.getLogger(__name__)
 
 PASSED_ON = b"pilotlight-passed-on"
+HEALTH = "/healthz"
+CATCH_UP_S = 1.5
+"""How long a change may wait for the other activators: each waits a second at most for its own feed."""
 _IDLE_S = 630.0
 """Read time-out: a followed call may be silent for long; then the client asks again."""
 
@@ -71,6 +74,20 @@ class Siblings:
             raise errors.Unavailable(f"activator a-{owner}, which keeps this call, is being restarted", retry_after_s=1) from e
         await _relay(request, response)
         return True
+
+    async def catch_up(self) -> None:
+        """Return once the others know all that the controller knows at this moment: a key that was revoked is revoked everywhere.
+
+        Who does not answer in time is not waited for; its feed tells it within moments, or before it serves again.
+        """
+        await asyncio.gather(*(self._caught_up(client) for client in self._clients.values()))
+
+    async def _caught_up(self, client: httpx.AsyncClient) -> None:
+        try:
+            async with asyncio.timeout(CATCH_UP_S):
+                await client.get(HEALTH, headers=[(PASSED_ON, b"1")])
+        except (httpx.HTTPError, TimeoutError) as e:
+            log.info("sibling may be behind error=%r", e)
 
     async def _send(self, client: httpx.AsyncClient, request: Request, body: AsyncIterator[bytes] | None) -> httpx.Response:
         query = request.scope["query_string"]

@@ -109,12 +109,21 @@ class Edge:
             target, fleet=self.fleet, queue=self.queue, secret_env=self.table.secret_env, observer=self.metrics, account=self.books.account
         )
 
-    def add_key(self, key: str, *, scope: str = "deploy", tenant: str = TENANT, environment: str | None = None) -> None:
-        """A valid API key."""
+    def tell(self, kind: str, key: str, value: object) -> None:
+        """One change of the feed."""
         self._seq += 1
+        self.table.apply(FeedChange(seq=self._seq, kind=kind, key=key, value=value))
+
+    def add_key(self, key: str, *, scope: str = "deploy", tenant: str = TENANT, environment: str | None = None, **more: object) -> None:
+        """A valid API key; `more`: `app`, `function`, `quotas`, `expires_at`."""
         digest = hashlib.sha256(key.encode()).hexdigest()
-        record = {"id": f"k-{key}", "hash": digest, "tenant": tenant, "scope": scope, "environment": environment}
-        self.table.apply(FeedChange(seq=self._seq, kind="key", key=f"k-{key}", value=record))
+        record = {"id": f"k-{key}", "hash": digest, "tenant": tenant, "scope": scope, "environment": environment, **more}
+        self.tell("key", f"k-{key}", record)
+
+    def add_tenant(self, name: str, *, tenant: str = TENANT, suspended: bool = False, **plan: object) -> None:
+        """A tenant and what its plan says."""
+        record = {"id": tenant, "name": name, "uid": None, "plan": plan and {"name": "p", **plan}, "suspended": suspended}
+        self.tell("tenant", tenant, record)
 
     def add(self, route: FunctionRoute) -> None:
         """A deployed function."""
