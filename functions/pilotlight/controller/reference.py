@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from pilotlight.controller.dashboard.html import render
 
-_METHODS = ("get", "head", "post", "put", "delete")
+_METHODS = ("get", "head", "post", "put", "patch", "delete")
 
 router = APIRouter(include_in_schema=False)
 

@@ -102,6 +102,25 @@ def test_it_serves_stops_in_order_and_serves_again(process: Process) -> None:
     assert first_admin_key(process.config) is None, "a second start makes no second key"
 
 
+def test_a_plan_that_changed_in_the_file_reaches_activators_and_one_that_is_gone_is_said(process: Process) -> None:
+    with process.config.open("a") as f:
+        f.write("plans: {gold: {concurrent: 5}}\n")
+    process.start()
+    assert process.http.patch("/v1/tenants/default", json={"plan": "gold"}).status_code == 200
+    assert process.end(signal.SIGTERM) == 0
+    text = process.config.read_text()
+    process.config.write_text(text.replace("concurrent: 5", "concurrent: 9"))
+    process.start()
+    headers = {HEADER_PLATFORM_TOKEN: PlatformKey.load(process.home / "platform.key").token}
+    changes = process.http.get("/internal/feed", params={"after": 0}, headers=headers).json()["changes"]
+    assert [c["value"]["plan"]["concurrent"] for c in changes if c["kind"] == "tenant"] == [9]
+    assert process.end(signal.SIGTERM) == 0
+    process.config.write_text(text.partition("plans:")[0])
+    without = process.spawn()
+    _, said = without.communicate(timeout=START_S)
+    assert (without.returncode, b"plans: tenant 'default': plan 'gold': there is none" in said) == (1, True), said
+
+
 def test_a_second_controller_is_refused_and_the_first_goes_on(process: Process) -> None:
     process.start()
     second = process.spawn()
