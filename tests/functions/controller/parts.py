@@ -74,6 +74,7 @@ class SmallAgent:
     instances: list[InstanceInfo] = field(default_factory=list)
     templates: list[TemplateInfo] = field(default_factory=list)
     snapshots: list[SnapshotInfo] = field(default_factory=list)
+    memory: dict[str, int] = field(default_factory=dict)
     lines: list[dict[str, Any]] = field(default_factory=list)
     asked: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     build_failure: SnapshotterError | None = None
@@ -84,7 +85,7 @@ class SmallAgent:
         operations = {
             "instances": self._instances, "templates": self._templates, "capabilities": self._capabilities, "stop": self._stop,
             "logs": self._logs, "exec": self._exec, "build_image": self._build_image, "drop_template": self._drop_template,
-            "snapshots": self._snapshots, "prove_snapshot": self._prove, "delete_snapshots": self._delete,
+            "snapshots": self._snapshots, "prove_snapshot": self._prove, "delete_snapshots": self._delete, "usage": self._usage,
         }  # fmt: skip
         return await serve(path, operations, _describe)
 
@@ -92,6 +93,11 @@ class SmallAgent:
         self.asked.append(("instances", args))
         wanted = args["labels"].items()
         return {"instances": [i.to_json() for i in self.instances if wanted <= dict(i.labels).items()]}
+
+    async def _usage(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+        if args["instance_id"] not in self.memory:
+            raise InstanceUnknown(f"no instance {args['instance_id']}")
+        return {"cpu_ns": 0, "memory_bytes": self.memory[args["instance_id"]], "pss_bytes": 0}
 
     async def _templates(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
         return {"templates": [t.to_json() for t in self.templates]}

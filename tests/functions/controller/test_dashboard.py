@@ -99,7 +99,7 @@ async def test_it_shows_what_happened_today_and_loads_nothing_from_elsewhere(con
     page = await controller.client(None).get("/dashboard", headers=await sign_in(controller, controller.key))
     assert page.status_code == 200
     assert done.json()["functions"][0]["revision"] in page.text
-    for said in ("search/<b>embed</b>", "514 ms", "1.00 s", "$25.0000", "FORK: 1<", "i-1", "minilm dram"):
+    for said in ("search/<b>embed</b>", "514 ms", "1.00 s", "$25.00", "FORK: 1<", "i-1", "minilm dram"):
         assert said in page.text, said
     assert all(source.startswith("/dashboard/static/") for source in re.findall(r'(?:src|href)="(/[^"]*\.(?:js|css|svg))', page.text))
     assert not re.findall(r'(?:src|href|action)="(?!/)(?!#main")', page.text)
@@ -116,7 +116,10 @@ async def test_names_are_escaped_and_an_absent_agent_is_named(controller: Contro
     assert "<script>" not in wrong.text
 
 
-@pytest.mark.parametrize("amount,shown", [("0", "0"), ("1234.567", "1,234.57"), ("12.34565", "12.3456"), ("0.25", "0.2500"), ("0.0000000012", "0.0000000012"), ("-3", "\u22123.0000")])
+@pytest.mark.parametrize(
+    "amount,shown",
+    [("0", "0"), ("1234.567", "1,234.57"), ("12.346", "12.35"), ("0.25", "0.2500"), ("0.0000000012", "0.0000000012"), ("-3", "\u22123.00")],
+)
 def test_money_is_short_and_never_rounded_to_nothing(amount: str, shown: str) -> None:
     assert words.money(Decimal(amount)) == shown
 

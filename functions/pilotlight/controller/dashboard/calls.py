@@ -28,8 +28,7 @@ async def listing(
 ) -> Response:
     """Calls of the environment, or of one function (`app/name`), newest first."""
     found = await visit.read(lambda sql: _look(sql, visit, function, before))
-    longest_ms = max((total_ms(call) for call in found.calls), default=1)
-    return render("calls.html", visit=visit, found=found, function=function, before=before, longest_ms=longest_ms)
+    return render("calls.html", visit=visit, found=found, function=function, before=before)
 
 
 def _look(sql: sa.Connection, visit: Visit, function: str, before: str) -> newest.Page:

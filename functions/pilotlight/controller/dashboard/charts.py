@@ -51,6 +51,11 @@ class Chart:
     series: Sequence[Series]
 
     @property
+    def legend(self) -> list[tuple[str, str]]:
+        """(name, class of its swatch) of each series, in the order in which they lie on each other, from the top."""
+        return [(one.name, one.colour.removeprefix("--")) for one in reversed(self.series)]
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to draw."""
         return not any(value for one in self.series for value in one.values)

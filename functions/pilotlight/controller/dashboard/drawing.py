@@ -31,9 +31,9 @@ def shares(parts: Mapping[str, float], width: float = 96.0, order: Sequence[str]
     return out
 
 
-def waterfall(record: UsageRecord, *, longest_ms: float, width: float = 160.0) -> list[tuple[str, float, float, int]]:
-    """(phase, left, width, ms) of one attempt, one after the other, on the scale of the longest that is shown beside it."""
-    scale, left, out = width / max(1.0, longest_ms), 0.0, []
+def waterfall(record: UsageRecord, *, scale_ms: float, width: float = 160.0) -> list[tuple[str, float, float, int]]:
+    """(phase, left, width, ms) of one attempt, one after the other; `scale_ms` is what the whole width stands for."""
+    scale, left, out = width / max(1.0, scale_ms), 0.0, []
     for phase, ms in zip(PHASES, (record.queued_ms, record.start_ms, record.exec_ms), strict=True):
         if ms:
             part = min(max(THINNEST, ms * scale), width - left)

@@ -129,7 +129,7 @@ class Hub:
             good = _good(sql, keys, at)
             figures = now.figures(sql, tenant=tenant, environment=environment, currency=currency, now=at)
             calls = newest.read(sql, tenant=tenant, environment=environment, now=at, limit=NEWEST).calls
-        rows = fragment("_calls.html", "rows", calls, environment, currency) if calls else ""
+        rows = fragment("_calls.html", "rows", calls, environment) if calls else ""
         return good, json.dumps({"figures": figures, "calls": rows}, separators=(",", ":"))
 
 

@@ -138,7 +138,7 @@ def _quota(name: str, bound: float | None, used: float | None) -> QuotaRow:
 
 
 def _plain(number: float) -> str:
-    return f"{number:,.1f}" if number % 1 else words.count(number)
+    return f"{number:,.2g}" if number < 10 and number % 1 else words.count(number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,17 +16,27 @@ _MIB = 1024**2
 
 
 def money(amount: Decimal, currency: str = "") -> str:
-    """Two digits after the point from 100 on, else four, else the first two that are not zero: never rounded to nothing."""
+    """Two digits after the point from 1 on, else four, else the first two that are not zero: never rounded to nothing."""
     sign = MINUS if amount < 0 else ""
-    return f"{sign}{_SIGNS.get(currency, f'{currency} ' if currency else '')}{_digits(abs(amount))}"
+    return f"{sign}{_sign(currency)}{_digits(abs(amount))}"
 
 
 def _digits(amount: Decimal) -> str:
     if amount == 0:
         return "0"
-    if amount >= 100:
+    if amount >= 1:
         return f"{amount:,.2f}"
     return f"{amount:.{min(12, max(4, 1 - amount.adjusted()))}f}"
+
+
+def price(amount: Decimal, currency: str = "") -> str:
+    """Of single calls, which stand in columns: eight digits after the point, more where these were all zero."""
+    digits = 8 if amount == 0 or abs(amount) >= Decimal("1e-8") else 12
+    return f"{MINUS if amount < 0 else ''}{_sign(currency)}{abs(amount):,.{digits}f}"
+
+
+def _sign(currency: str) -> str:
+    return _SIGNS.get(currency, f"{currency} " if currency else "")
 
 
 def milliseconds(value: float | None) -> str:
@@ -106,6 +116,6 @@ def kind(name: str) -> str:
 
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
-    "money": money, "milliseconds": milliseconds, "duration": duration, "count": count, "percent": percent, "size": size, "ago": ago,
+    "money": money, "price": price, "milliseconds": milliseconds, "duration": duration, "count": count, "percent": percent, "size": size, "ago": ago,
     "clock": clock, "day": day, "month": month, "kind": kind, "decimal": Decimal,
 }  # fmt: skip

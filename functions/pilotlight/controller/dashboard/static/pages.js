@@ -13,21 +13,28 @@ function traces(chart) {
     name: plain(series.name), x: moments, y: series.values, hovertemplate: hover,
     ...(chart.shape === "bars"
       ? { type: "bar", marker: { color: colour(series.colour) } }
-      : { type: "scatter", mode: "lines", connectgaps: false, line: { color: colour(series.colour), width: 2, shape: "spline", smoothing: 0.4 } }),
+      : { type: "scatter", mode: "lines+markers", connectgaps: false, line: { color: colour(series.colour), width: 2, shape: "linear" }, marker: { size: 4, color: colour(series.colour) } }),
   }));
 }
 
+// Latencies of one platform lie far apart: milliseconds of a warm call, a minute of a cold one.
+function scale(chart) {
+  if (chart.unit === "ms")
+    return { type: "log", tickvals: [1, 10, 100, 1e3, 1e4, 1e5, 1e6], ticktext: ["1 ms", "10 ms", "100 ms", "1 s", "10 s", "100 s", "1000 s"] };
+  return { rangemode: "tozero", nticks: 5, separatethousands: true, tickprefix: { USD: "$", EUR: "€", GBP: "£" }[chart.unit] ?? "" };
+}
+
 function layout(chart, narrow) {
+  const daily = chart.moments.length < 2 || Date.parse(chart.moments[1]) - Date.parse(chart.moments[0]) > 4e6;
   const soft = colour("--soft");
   const font = { family: style().getPropertyValue("--sans"), size: 12, color: soft };
   const axis = { gridcolor: colour("--line"), zerolinecolor: colour("--line"), linecolor: colour("--line"), fixedrange: true, automargin: true };
   return {
     barmode: "stack", bargap: 0.25, font, height: narrow ? 220 : 240, margin: { l: 8, r: 8, t: 8, b: 8 },
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: true, hovermode: "x unified",
-    legend: { orientation: "h", x: 0, y: -0.16, yanchor: "top", itemclick: "toggle", font: { size: 12, color: soft } },
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "x unified",
     hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { ...font, color: colour("--ink") } },
-    xaxis: { ...axis, showgrid: false, type: "date", nticks: narrow ? 4 : 7 },
-    yaxis: { ...axis, rangemode: "tozero", nticks: 5, separatethousands: true, ...(chart.unit === "ms" ? { ticksuffix: " ms" } : {}) },
+    xaxis: { ...axis, showgrid: false, type: "date", nticks: narrow ? 4 : 7, tickformat: daily ? "%-d %b" : "%H:%M", hoverformat: daily ? "%a %-d %b" : "%-d %b %H:%M" },
+    yaxis: { ...axis, ...scale(chart) },
   };
 }
 
