@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from activator.billing.account import InstanceAccount
+from activator.billing.allowance import Borrower, MoneyStore
 from activator.billing.budgets import Budgets, Subject
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
 from activator.billing.journal import Journal
@@ -106,17 +107,23 @@ class Books:
         sync_s: float,
         free_idle_s: float,
         ledger: ClosableLedger,
+        money: MoneyStore | None = None,
+        is_open_without_money: bool = False,
         is_served_unbilled: bool = False,
         on_unbilled: Callable[[], None] | None = None,
     ) -> None:
         """Opens the journal and recovers what the last process left. Raises JournalInUse, JournalFull.
 
+        `money`: what several activators share of hard budgets; None = there is no other. While it does not answer, each spends as if it
+        were alone (`is_open_without_money`), or nothing beyond what it has.
         `is_served_unbilled`: a call that the journal has no room for runs all the same, and `on_unbilled` is told (`journal_full: serve`).
         """
         self.journal, self.recovered = Journal.open(directory, activator=activator, sync_s=sync_s)
         self._free_idle_ns = int(free_idle_s * 1e9)
         self._ledger = ledger
-        self.budgets = Budgets()
+        self.budgets = Budgets(is_shared=money is not None)
+        self._borrower = Borrower(money, budgets=self.budgets, is_open=is_open_without_money) if money is not None else None
+        self.budgets.lender = self._borrower
         self._shipper = Shipper(self.journal, ledger, before_batch=self._before_batch, on_accepted=self._on_accepted)
         self._states = BudgetStates(self.budgets, journal=self.journal, source=ledger, lock=self._shipper.lock)
         self.unbilled = 0
@@ -165,6 +172,8 @@ class Books:
     async def load_budgets(self) -> None:
         """Learn what was spent, before calls are served; takes `states.FIRST_STATES_S` at most without a controller."""
         await self._states.load()
+        if self._borrower is not None:
+            await self._borrower.beat()  # what our last life had borrowed is free again, what it spent is not
 
     async def _before_batch(self) -> None:
         await self._states.count_own()
@@ -191,12 +200,16 @@ class Books:
             group.create_task(self.journal.run(), name="journal")
             group.create_task(self._shipper.run(), name="usage shipping")
             group.create_task(self._states.run(), name="budget states")
+            if self._borrower is not None:
+                group.create_task(self._borrower.run(), name="budget allowances")
 
     async def aclose(self) -> None:
         """Ship what is left, if the ledger takes it soon, and close the journal."""
         with contextlib.suppress(LedgerUnavailable, TimeoutError, OSError):
             async with asyncio.timeout(LAST_FLUSH_S):
                 await self._shipper.flush()
+        if self._borrower is not None:
+            await self._borrower.aclose()
         self.journal.close()
         await self._ledger.aclose()
 

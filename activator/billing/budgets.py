@@ -267,22 +267,21 @@ class Budgets:
     def take_answer(self, states: Mapping[str, BudgetState], records: Iterable[bytes]) -> None:
         """The ledger accepted `records` and says where the budgets that they fall under stand."""
         self._answers += 1
-        own: list[dict[str, object]] | None = None
-        for budget, state in states.items():
-            purse = self._purses.get(budget)
-            if purse is None:
-                continue
+        bodies: list[dict[str, object]] | None = None
+        for budget, purse in self._purses.items():
+            state = states.get(budget)
             self._turn_over_if_due(purse)
-            try:
-                ledger, batch = spent_of(state)
-                if state.period != purse.period.name:  # one clock is past midnight and the other is not: our part is what we sent
-                    own = own if own is not None else [json.loads(record) for record in records]
-                    batch = sum(picos_under(purse, body) for body in own)
-                    ledger = purse.ledger + batch
-            except (ValueError, TypeError) as e:
-                log.error("state of a budget is not understood budget=%s error=%s", budget, e)
-                continue
-            purse.shipped(batch, ledger)
+            if state is not None and state.period == purse.period.name:
+                try:
+                    ledger, batch = spent_of(state)
+                except (ValueError, TypeError) as e:
+                    log.error("state of a budget is not understood budget=%s error=%s", budget, e)
+                else:
+                    purse.shipped(batch, ledger)
+                    continue
+            if state is not None or purse.own:  # one clock is past midnight and the other is not: our part is what we sent
+                bodies = [json.loads(record) for record in records] if bodies is None else bodies
+                purse.moved(sum(picos_under(purse, body) for body in bodies))
 
     def take_states(self, states: Mapping[str, BudgetState]) -> None:
         """Where all budgets stand, asked while no records were on their way."""

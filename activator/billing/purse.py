@@ -56,11 +56,6 @@ class Purse:
         """Worst cases of the calls that run here."""
         return self.held - self.own - self.left
 
-    @property
-    def claim(self) -> int:
-        """What nobody else may spend: all that is held, and more where something came that no reservation stood for."""
-        return self.held - min(0, self.left)
-
     def begin(self, period: Period, turn: int) -> None:
         """A new period: nothing is spent, and what still runs belongs to the one before."""
         self.period = period
@@ -104,17 +99,26 @@ class Purse:
             self.left += self.amount - ledger - self.held + picos
             self.held = self.amount - ledger
 
+    def moved(self, picos: int) -> None:
+        """`picos` of our own have reached the ledger, which did not say what it has in all."""
+        is_stale = self.is_stale
+        self.shipped(picos, self.ledger + picos)
+        self.is_stale = is_stale
+
     def lend(self, picos: int) -> None:
         """This much more is held."""
         self.held += picos
         self.left += picos
 
-    def give_back(self) -> int:
-        """All that is left is held no more; returns it."""
-        picos = max(0, self.left)
-        self.held -= picos
-        self.left -= picos
-        return picos
+    def give_back(self) -> None:
+        """All that is left is held no more."""
+        if self.left > 0:
+            self.lend(-self.left)
+
+    def hold_debt(self) -> None:
+        """What was paid beyond all that is held is held too: it is spent, nobody else may spend it."""
+        if self.left < 0:
+            self.lend(-self.left)
 
 
 def spent_of(state: BudgetState) -> tuple[int, int]:

@@ -24,12 +24,14 @@ class FakeLedger:
         wrong: ids it refuses for good.
         has_taken: set once records were taken.
         known: budgets that it knows, hard ones or not.
+        names_all: its answers name all budgets, and not only those whose running period a record falls in.
         now_ns: its clock, which decides what period runs.
     """
 
     def __init__(self, *, away: int = 0, mute: int = 0, wrong: frozenset[str] = frozenset(), now_ns: int = 1_000 * 10**9) -> None:
         self.known: dict[str, BudgetRecord] = {}
         self.now_ns = now_ns
+        self.names_all = False
         self.away = away
         self.mute = mute
         self.wrong = wrong
@@ -58,7 +60,7 @@ class FakeLedger:
             self.mute -= 1
             raise LedgerUnavailable("the answer was lost")
         states = {name: self._state(budget, bodies) for name, budget in self.known.items()}
-        return {name: state for name, state in states.items() if state.batch != cost_text(0)}
+        return {name: state for name, state in states.items() if self.names_all or state.batch != cost_text(0)}
 
     async def budgets(self) -> Mapping[str, BudgetState]:
         """Where all budgets stand."""

@@ -1,0 +1,98 @@
+"""`MoneyStore` in Redis: one script, one round trip (EVAL is atomic: https://redis.io/docs/latest/develop/programmability/).
+
+Keys, all under `pilotlight:{<platform>}:money:` (the braces keep them on one slot of a Redis Cluster): `epoch` (when this memory
+began, in ms), and for each budget and period a hash: `base`, and for each member `h:<member>` (what it claims) and `s:<member>` (the
+number of its last word, so that one that was delayed cannot undo a later one). Redis must not evict (`maxmemory-policy noeviction`).
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from activator.billing.allowance import Claim, Grant
+from activator.shared.redis_state import ANSWER_S, address_of
+from activator.shared.state import SharedStateUnreachable
+
+GRACE_S = 2.0
+"""After a loss of memory nothing is granted for so long: four beats, in which every living member states its claims."""
+KEPT_MS = 2 * 86_400_000
+"""A period's numbers are kept so long after its end: a member whose clock is behind may still be in it."""
+
+CLAIM = """
+-- Returns what is granted (-1: this word, or a later one, was heard already), base, milliseconds to wait, epoch.
+-- KEYS: epoch, the budget's hash. ARGV: me, life, n, amount, base, held, need, want, grace_ms, kept until (ms).
+local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)
+redis.call('SET', KEYS[1], now, 'NX')
+local epoch = tonumber(redis.call('GET', KEYS[1]))
+if epoch > now then  -- the server's clock stepped back
+  epoch = now
+  redis.call('SET', KEYS[1], now)
+end
+local me, amount, held = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[6])
+local need, want = tonumber(ARGV[7]), tonumber(ARGV[8])
+local life, n = string.match(redis.call('HGET', KEYS[2], 's:' .. me) or '', '^(%w+):(%d+)$')
+if life == ARGV[2] and tonumber(n) >= tonumber(ARGV[3]) then return {-1, '0', 0, tostring(epoch)} end
+local base, others = tonumber(ARGV[5]), 0
+local known = redis.call('HGETALL', KEYS[2])
+for i = 1, #known, 2 do
+  if known[i] == 'base' then
+    base = math.max(base, tonumber(known[i + 1]))
+  elseif string.sub(known[i], 1, 2) == 'h:' and known[i] ~= 'h:' .. me then
+    others = others + tonumber(known[i + 1])
+  end
+end
+local wait, granted = math.max(0, epoch + ARGV[9] - now), 0
+local room = amount - base - others - held
+if want > 0 and wait == 0 and room >= need then
+  granted = math.min(room, math.max(need, math.min(want, math.floor(room / 8))))
+end
+redis.call('HSET', KEYS[2], 'base', string.format('%.0f', base), 'h:' .. me, string.format('%.0f', held + granted),
+           's:' .. me, ARGV[2] .. ':' .. ARGV[3])
+redis.call('PEXPIREAT', KEYS[2], ARGV[10])
+return {string.format('%.0f', granted), string.format('%.0f', base), wait, tostring(epoch)}
+"""
+
+
+class RedisMoney:
+    """One member's way to the store. Owner: the event loop."""
+
+    def __init__(self, url: str, *, platform: str, member: str, grace_s: float = GRACE_S) -> None:
+        """Connects with the first claim. Raises ValueError when the URL is none."""
+        self._where = address_of(url)
+        self._prefix = f"pilotlight:{{{platform}}}:money:"
+        self._member = member
+        self._life = uuid.uuid4().hex
+        self._said = 0
+        self._grace_ms = int(grace_s * 1000)
+        self._redis = Redis.from_url(
+            url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S, decode_responses=True, retry=Retry(NoBackoff(), 1)
+        )
+        self._claim = self._redis.register_script(CLAIM)
+
+    def __repr__(self) -> str:
+        return f"<RedisMoney {self._where} member {self._member}>"
+
+    async def claim(self, claim: Claim) -> Grant:
+        """See MoneyStore."""
+        self._said += 1
+        until_ms = claim.ends_ns // 1_000_000 + KEPT_MS
+        numbers = (claim.amount, claim.base, claim.held, claim.need, claim.want, self._grace_ms, until_ms)
+        try:
+            granted, base, wait_ms, epoch = await self._claim(
+                keys=[f"{self._prefix}epoch", f"{self._prefix}{claim.budget}:{claim.period}"],
+                args=[self._member, self._life, self._said, *numbers],
+            )
+        except (RedisError, OSError) as e:
+            raise SharedStateUnreachable(f"Redis at {self._where} does not answer ({type(e).__name__})") from e
+        if int(granted) < 0:  # the client sent it twice, and the first answer was lost
+            return await self.claim(claim)
+        return Grant(granted=int(granted), base=int(base), wait_s=int(wait_ms) / 1000, epoch=str(epoch))
+
+    async def aclose(self) -> None:
+        """See MoneyStore."""
+        await self._redis.aclose()

@@ -1,0 +1,368 @@
+"""Several activators, one budget: they borrow before they spend, and together never spend more than there is."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from decimal import Decimal
+from pathlib import Path
+from subprocess import DEVNULL, Popen
+
+import pytest
+import redis
+
+from activator.billing.account import InstanceAccount, Ticket
+from activator.billing.allowance import Borrower, MoneyStore
+from activator.billing.budgets import Budgets
+from activator.billing.errors import AllowanceNeeded
+from activator.billing.journal import Journal
+from activator.billing.redis_money import RedisMoney
+from activator.billing.shipping import Shipper
+from activator.billing.states import BudgetStates
+from activator.billing.usage import PICO, as_picos
+from pilotlight import errors
+from pilotlight.protocol import BudgetRecord
+from tests.activator.billing_world import SECOND, Wall, account, budget
+from tests.fakes.clock import ManualClock
+from tests.fakes.ledger import FakeLedger
+from tests.fakes.money_board import BoardMoney, MoneyBoard
+
+NOON = 1_795_262_400 * SECOND
+WORST = as_picos("0.040201")
+
+
+class Member:
+    """One activator's money: its journal, its budgets and its borrowing; the clocks are everybody's."""
+
+    def __init__(self, directory: Path, store: MoneyStore, *, wall: Wall, clock: ManualClock, ledger: FakeLedger, is_open: bool) -> None:
+        self.wall = wall
+        self.clock = clock
+        self.budgets = Budgets(is_shared=True, wall_ns=wall)
+        self.journal = Journal.open(directory, activator=directory.name, sync_s=0.0, wall_ns=wall)[0]
+        self.shipper = Shipper(self.journal, ledger, before_batch=self._before, on_accepted=self._accepted, wall_ns=wall)
+        self.states = BudgetStates(self.budgets, journal=self.journal, source=ledger, lock=self.shipper.lock)
+        self.borrower = Borrower(store, budgets=self.budgets, is_open=is_open, clock=clock, wall_ns=wall)
+        self.budgets.lender = self.borrower
+        self.books: InstanceAccount = account(self.journal, f"i-{directory.name}", budgets=self.budgets)
+        self.calls = 0
+        self.cost = 0
+
+    async def _before(self) -> None:
+        await self.states.count_own()
+
+    async def _accepted(self, states: object, records: object) -> None:
+        await self.states.accepted(states, records)  # type: ignore[arg-type]
+
+    async def start(self, record: BudgetRecord) -> None:
+        """As the process does: what is spent is known, and stated, before the first call."""
+        self.budgets.apply(record.id, record)
+        await self.states.load()
+        await self.borrower.beat()
+
+    async def open(self) -> Ticket:
+        """A call, which borrows where it must. Raises OverBudget, BudgetReserved, Unavailable."""
+        self.calls += 1
+        while True:
+            try:
+                return self.books.open(
+                    call=f"{self.books!r}{self.calls}", attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0,
+                    now_ns=int(self.clock() * SECOND), at_ns=self.wall.now_ns,
+                )  # fmt: skip
+            except AllowanceNeeded as e:
+                await e.cover.borrow(e.worst)
+
+    def close(self, ticket: Ticket) -> None:
+        bill = self.books.close(ticket, status=200, outcome="ok", now_ns=int(self.clock() * SECOND), at_ns=self.wall.now_ns)
+        self.cost += bill.picos
+
+    @property
+    def purse(self):  # type: ignore[no-untyped-def]
+        return next(iter(self.budgets.purses.values()))
+
+
+class Platform:
+    """Members of one platform over one store."""
+
+    def __init__(self, directory: Path, make_store: object) -> None:
+        self.directory = directory
+        self.wall, self.clock = Wall(NOON), ManualClock()
+        self.ledger = FakeLedger(now_ns=NOON)
+        self.make_store = make_store
+        self.members: list[Member] = []
+        self._lives = 0
+
+    def pass_s(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.ledger.now_ns = self.wall.pass_s(seconds)
+
+    def member(self, name: str = "", *, is_open: bool = False) -> Member:
+        name = name or f"a-{len(self.members)}"
+        store = self.make_store(name)  # type: ignore[operator]
+        made = Member(self.directory / name, store, wall=self.wall, clock=self.clock, ledger=self.ledger, is_open=is_open)
+        self.members.append(made)
+        return made
+
+    async def start(self, count: int, record: BudgetRecord, *, is_open: bool = False) -> list[Member]:
+        self.ledger.known[record.id] = record
+        members = [self.member(is_open=is_open) for _ in range(count)]
+        for member in members:
+            await member.start(record)
+        return members
+
+    @property
+    def cost(self) -> int:
+        """What all calls have cost."""
+        return sum(member.cost for member in self.members)
+
+
+@pytest.fixture(name="board")
+def _board() -> MoneyBoard:
+    return MoneyBoard(ManualClock(), grace_s=0.0)
+
+
+@pytest.fixture(name="platform")
+async def _platform(tmp_path: Path, board: MoneyBoard) -> AsyncIterator[Platform]:
+    platform = Platform(tmp_path, lambda name: BoardMoney(board, member=name))
+    yield platform
+    for member in platform.members:
+        member.journal.abandon()
+
+
+async def test_a_member_borrows_for_many_calls_at_once(platform: Platform, board: MoneyBoard) -> None:
+    [one] = await platform.start(1, budget(amount="1000"))
+    before = board.claims
+    for _ in range(64):
+        one.close(await one.open())
+    assert board.claims - before == 1
+    assert repr(one.borrower) == "<Borrower 1 budgets>"
+
+
+async def test_what_one_has_borrowed_the_other_cannot_spend_until_it_is_given_back(platform: Platform) -> None:
+    one, two = await platform.start(2, budget(amount="0.05"))
+    ticket = await one.open()
+    with pytest.raises(errors.BudgetReserved) as refused:
+        await two.open()
+    assert refused.value.retry_after_s == 1.0
+    one.close(ticket)
+    for _ in range(2):
+        await one.borrower.beat()
+    platform.pass_s(1)
+    two.close(await two.open())
+
+
+async def test_what_is_spent_anywhere_is_402_everywhere(platform: Platform) -> None:
+    one, two = await platform.start(2, budget(amount="0.05"))
+    ticket = await one.open()
+    platform.pass_s(3)
+    one.close(ticket)
+    await one.shipper.flush()
+    await one.borrower.beat()
+    for member in (one, two):
+        with pytest.raises(errors.OverBudget) as refused:
+            await member.open()
+        assert refused.value.detail["spent"] == "0.012001000000"
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_members_that_spend_ship_die_and_come_back_never_spend_more_than_there_is(platform: Platform, seed: int) -> None:
+    draw = random.Random(seed)
+    record = budget(amount="0.6")
+    members = await platform.start(3, record)
+    running: list[tuple[Member, Ticket]] = []
+    refused = 0
+    for _ in range(600):
+        n = draw.randrange(len(members))
+        member, what = members[n], draw.random()
+        platform.pass_s(draw.random() / 4)
+        if what < 0.55:
+            try:
+                running.append((member, await member.open()))
+            except (errors.OverBudget, errors.BudgetReserved):
+                refused += 1
+        elif what < 0.85 and running:
+            who, ticket = running.pop(0)
+            who.close(ticket)
+        elif what < 0.92:
+            await member.shipper.flush()
+        elif what < 0.98:
+            await member.borrower.beat()
+        else:  # kill -9, and a new life; lost calls are charged to the last proof of life, so end them now
+            for who, ticket in [r for r in running if r[0] is member]:
+                who.close(ticket)
+            running = [r for r in running if r[0] is not member]
+            member.journal.abandon()
+            platform.members.remove(member)
+            members[n] = again = platform.member(member.journal.directory.name)
+            again.cost, again.calls = member.cost, member.calls
+            await again.start(record)
+        for overdue in [r for r in running if platform.wall.now_ns - r[1].at_ns > 10 * SECOND]:
+            overdue[0].close(overdue[1])
+            running.remove(overdue)
+        assert platform.cost <= 0.6 * PICO
+    assert refused
+    for who, ticket in running:
+        who.close(ticket)
+    for member in members:
+        await member.shipper.flush()
+    assert sum(as_picos(r["cost"]) for r in platform.ledger.records.values()) == platform.cost <= 0.6 * PICO
+    assert platform.cost > 0.4 * PICO, "and most of it could be spent"
+
+
+async def test_a_new_life_finds_what_the_last_one_spent_and_frees_what_it_had_borrowed(platform: Platform) -> None:
+    record = budget(amount="0.5")
+    one, two = await platform.start(2, record)
+    one.close(await one.open())  # an eighth of the budget is borrowed
+    one.journal.abandon()
+    platform.members.remove(one)
+    again = platform.member("a-0")
+    await again.start(record)
+    assert (again.purse.own, again.purse.left) == (one.cost, 0)
+    assert (await two.borrower._claim(two.purse, need=500_000 - 1, want=500_000)).granted == 500_000 - 1, "all but its micro-unit"
+
+
+async def test_a_lost_answer_is_mended_by_the_next_statement(platform: Platform, board: MoneyBoard) -> None:
+    one, two = await platform.start(2, budget(amount="0.05"))
+    board.mute = 1
+    with pytest.raises(errors.Unavailable, match="without_redis"):
+        await one.open()
+    with pytest.raises(errors.BudgetReserved):
+        await two.open()
+    platform.pass_s(1)
+    await one.borrower.beat()
+    two.close(await two.open())
+
+
+async def test_without_the_store_calls_go_on_with_what_is_left_and_then_503(platform: Platform, board: MoneyBoard) -> None:
+    [one] = await platform.start(1, budget(amount="1"))
+    await one.open()
+    board.is_down = True
+    for _ in range(2):
+        await one.open()  # an eighth of the amount is 0.125: three worst cases
+    with pytest.raises(errors.Unavailable) as away:
+        await one.open()
+    assert (away.value.status, away.value.retry_after_s) == (503, 1)
+    claims = board.claims
+    with pytest.raises(errors.Unavailable, match="a moment ago"):
+        await one.open()
+    assert board.claims == claims
+    board.is_down = False
+    platform.pass_s(1)
+    await one.open()
+
+
+async def test_without_the_store_an_open_activator_goes_on_as_if_it_were_alone(platform: Platform, board: MoneyBoard) -> None:
+    [one] = await platform.start(1, budget(amount="0.09"), is_open=True)
+    board.is_down = True
+    tickets = [await one.open(), await one.open()]
+    with pytest.raises(errors.BudgetReserved):
+        await one.open()
+    platform.pass_s(4)
+    for ticket in tickets:
+        one.close(ticket)
+    for _ in range(3):
+        ticket = await one.open()
+        platform.pass_s(4)
+        one.close(ticket)
+    with pytest.raises(errors.OverBudget):
+        await one.open()
+    assert one.cost <= 0.09 * PICO
+
+
+async def test_a_store_that_forgot_hears_all_claims_again_within_a_beat(platform: Platform, board: MoneyBoard) -> None:
+    one, two = await platform.start(2, budget(amount="0.05"))
+    ticket = await one.open()
+    await one.borrower.beat()
+    board.flush()
+    await one.borrower.beat()
+    with pytest.raises(errors.BudgetReserved):
+        await two.open()
+    one.close(ticket)
+
+
+async def test_a_new_day_is_borrowed_for_anew_even_in_the_middle_of_borrowing(platform: Platform) -> None:
+    one, two = await platform.start(2, budget(amount="0.05"))
+    yesterday = await one.open()
+    platform.pass_s(12 * 3600)
+    today = await two.open()
+    one.close(yesterday)
+    assert (one.purse.period.name, two.purse.period.name) == ("2026-11-21", "2026-11-22")
+    with pytest.raises(errors.BudgetReserved):
+        await one.open()
+    assert (one.purse.period.name, one.purse.spent) == ("2026-11-22", 0)
+    two.close(today)
+
+
+@pytest.fixture(name="mortal_redis")
+def _mortal_redis(redis_server: str, short_tmp: Path) -> Iterator[tuple[str, Popen[bytes]]]:
+    """A Redis that the test may kill."""
+    socket = short_tmp / "m.sock"
+    server = Popen(["redis-server", "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(short_tmp)], stdout=DEVNULL)
+    url, until = f"unix://{socket}", time.monotonic() + 10
+    with redis.Redis.from_url(url) as client:
+        while True:
+            try:
+                client.ping()
+                break
+            except redis.RedisError:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+    yield url, server
+    server.kill()
+    server.wait()
+
+
+async def test_a_real_redis_flushed_and_killed_in_the_middle_never_lets_two_overspend(
+    tmp_path: Path, mortal_redis: tuple[str, Popen[bytes]]
+) -> None:
+    url, server = mortal_redis
+    stores: list[RedisMoney] = []
+
+    def make(name: str) -> RedisMoney:
+        stores.append(RedisMoney(url, platform=uuid.uuid5(uuid.NAMESPACE_URL, url).hex, member=name, grace_s=0.2))
+        return stores[-1]
+
+    platform = Platform(tmp_path, make)
+    members = await platform.start(2, budget(amount="1"))
+    is_over = asyncio.Event()
+
+    async def spend(member: Member) -> int:
+        served = 0
+        while not is_over.is_set():
+            try:
+                ticket = await member.open()
+            except (errors.OverBudget, errors.BudgetReserved, errors.Unavailable):
+                await asyncio.sleep(0.01)
+                continue
+            await asyncio.sleep(0)
+            platform.pass_s(0.1)
+            member.close(ticket)
+            served += 1
+        return served
+
+    async def beat(member: Member) -> None:
+        while not is_over.is_set():
+            await member.borrower.beat()
+            await asyncio.sleep(0.02)
+
+    spenders = [asyncio.create_task(spend(member)) for member in members]
+    beats = [asyncio.create_task(beat(member)) for member in members]
+    with redis.Redis.from_url(url) as client:
+        while platform.cost < 0.4 * PICO:
+            await asyncio.sleep(0.01)
+        client.flushall()
+    while platform.cost < 0.7 * PICO:
+        await asyncio.sleep(0.01)
+    server.kill()
+    server.wait()
+    await asyncio.sleep(0.05)
+    is_over.set()
+    assert min(await asyncio.gather(*spenders)) > 0
+    await asyncio.gather(*beats)
+    assert platform.cost <= Decimal(PICO)
+    for member in members:
+        member.journal.abandon()
+    for store in stores:
+        await store.aclose()
