@@ -34,7 +34,7 @@ test: $(STAMP) ## every test; PYTEST_ARGS="-k name"
 
 bench: $(STAMP) ## every benchmark; BENCH_ARGS="--peers" instead of --quick for the long run beside other servers
 	@scripts/install-system-packages bench
-	@set -e; for name in gateway cold_start burst density weights; do $(VENV)/bin/python -m benchmarks.$$name $(BENCH_ARGS); done
+	@set -e; for name in gateway cold_start burst density weights tenancy; do $(VENV)/bin/python -m benchmarks.$$name $(BENCH_ARGS); done
 
 demo: $(STAMP) ## start the platform, deploy a model, call it from zero, show the bill; KEEP=1 leaves it running
 	@$(VENV)/bin/python scripts/demo.py $(if $(KEEP),--keep)

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ingest, loading, page_cache
+from benchmarks import admission, ingest, ledger, loading, neighbours, page_cache, tenancy
 from benchmarks.burst import Slot, lateness_s
 from benchmarks.checkpoints import ONE_GB, TINY, checkpoint
 from benchmarks.harness import Report, Row, interleave, options, paired_ratio, percentile
-from benchmarks.load import LoadFailed, _from_log
+from benchmarks.load import LoadFailed, Request, _from_log
 from benchmarks.orders import OrderFailed, hired
 from benchmarks.origin import sum_sent
 from benchmarks.stack import variant
+from pilotlight.controller import intake
+from pilotlight.controller.store import Store
 from weight_cache.tensors.header import read_tensors
 
 ROOT = Path(__file__).parent.parent
@@ -199,3 +201,55 @@ def test_loading_has_its_ratios_per_state_and_size(tmp_path: Path) -> None:
     assert report.ratios == pytest.approx(
         {"first_tensor_load_file_over_mapped_4gb": 100, "total_mapped_over_load_file_4gb": 0.5, "pool_vs_preadv_cold_4gb": 0.9}
     )
+
+
+def test_an_admission_is_timed_with_and_without_its_headers_and_when_refused() -> None:
+    report = Report("title")
+
+    admission.in_process(report, batches=1)
+
+    assert [row.name for row in report.rows] == [
+        "admission in the process: 3 x (rate, at once)",
+        "... its RateLimit headers",
+        "... refused",
+    ]
+    assert all(0 < row.p50 < 1000 for row in report.rows)
+
+
+def test_an_admission_in_redis_is_one_round_trip(redis_url: str) -> None:
+    report = Report("title")
+
+    admission.in_redis(report, url=redis_url, batches=2)
+
+    alone, trips, together, shared = report.rows
+    assert trips.p50 == 1
+    assert shared.p50 <= 1
+    assert alone.n == together.n + 100 % admission.CALLERS
+
+
+def test_a_neighbours_cost_is_the_ratio_of_all_calls_of_both_arms() -> None:
+    report = Report("title")
+    alone = [[Request(sent_at=0, milliseconds=10.0)], [Request(sent_at=0, milliseconds=10.0)]]
+    beside = [[Request(sent_at=0, milliseconds=11.0)], [Request(sent_at=0, milliseconds=11.0)]]
+
+    neighbours.write(report, "work", alone, beside, beside="a flood", key="victim_p99_flooded_over_alone", note="")
+
+    assert report.ratios == pytest.approx({"victim_p99_flooded_over_alone": 1.1})
+    assert [(row.name, row.p99) for row in report.rows] == [("work, alone", 10.0), ("work, beside a flood", 11.0)]
+
+
+def test_made_up_records_are_ones_that_the_ledger_takes(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'ledger.db'}", clock=lambda: 1e9)
+    store.migrate()
+    try:
+        for batch in ledger.batches("t-1", 1500):
+            with store.write() as write:
+                added, _ = intake.take(write, batch)
+            assert (added.new, len(added.conflicts)) == (len(batch), 0)
+    finally:
+        store.close()
+
+
+def test_a_quick_run_is_smaller_in_every_size() -> None:
+    for name in tenancy.Sizes.__dataclass_fields__:
+        assert getattr(tenancy.QUICK, name) < getattr(tenancy.FULL, name), name

@@ -1,0 +1,147 @@
+"""A ledger of a million records: what it takes to write them, and how long a month's report and the dashboard's pages then take.
+
+The records are put in while the platform is down, in the batches and by the code with which the controller takes them from activators;
+reports and pages are asked for over HTTP, through the activator, as anybody asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import httpx
+
+from benchmarks import stack
+from benchmarks.harness import ROOT, Report, Row, progress
+from pilotlight.controller import intake
+from pilotlight.controller.launch import function_id
+from pilotlight.controller.store import Store
+from pilotlight.pricing import COST_QUANTUM, PriceSettings, cost_of
+from pilotlight.protocol import UsageRecord
+from pilotlight.spec import GIB, FunctionSpec, Scaling, from_json
+
+SOURCE = ROOT / "benchmarks" / "functions" / "echo.py"
+BATCH = 1000
+"""Records that an activator sends at once when it has many."""
+APPS, FUNCTIONS, KEYS = 5, 40, 4
+DAYS = 28
+"""All in the month that ends now, so that the month's report has every record."""
+TIMEOUT_S = 120.0
+PAGES = {
+    "overview, 24 hours": "/dashboard",
+    "overview, 30 days": "/dashboard?span=30d",
+    "function, 30 days": "/dashboard/functions/app0/function0?span=30d",
+    "newest calls": "/dashboard/calls",
+    "invoices": "/dashboard/invoices",
+}
+
+
+def ledger(report: Report, platform: stack.Stack, *, records: int, asked: int) -> None:
+    """Rows of writing, reporting and showing."""
+    tenant = _deploy(platform)
+    took_ms: list[float] = []
+    platform.restart(platform={}, variables={}, between=lambda: _fill(platform, tenant, records, took_ms))
+    size = f"{records:,} records"
+    report.rows.append(Row.of(f"ledger: {BATCH:,} records taken", "ms", took_ms, note="rollups included"))
+    with _visitor(platform) as http:
+        for name, by in {"by function": "function", "by key": "key", "by day": "day"}.items():
+            path = f"/v1/billing/report?by={by}&since={time.time() - (DAYS + 1) * 86_400:.0f}"
+            report.rows.append(Row.of(f"monthly report {name}, {size}", "ms", _asked(http, path, asked)))
+        for name, path in PAGES.items():
+            report.rows.append(Row.of(f"dashboard: {name}, {size}", "ms", _asked(http, path, asked)))
+
+
+def _deploy(platform: stack.Stack) -> str:
+    """Functions that the records are of, none of which runs; the tenant's id."""
+    platform.deploy(SOURCE, app="bench-pattern", min_instances=0)
+    with platform.client as client:
+        (found,) = client.app("bench-pattern")["functions"]
+        spec = replace(from_json(FunctionSpec, found["spec"]), scaling=Scaling(min_instances=0))
+        for app in range(APPS):
+            client.deploy(f"app{app}", [replace(spec, name=f"function{i}") for i in range(app, FUNCTIONS, APPS)])
+        return str(client.whoami()["tenant"])
+
+
+def _asked(http: httpx.Client, path: str, times: int) -> list[float]:
+    took_ms = []
+    for _ in range(times):
+        began = time.perf_counter()
+        http.get(path).raise_for_status()
+        took_ms.append((time.perf_counter() - began) * 1000)
+    return took_ms
+
+
+@contextlib.contextmanager
+def _visitor(platform: stack.Stack) -> Iterator[httpx.Client]:
+    """A client that is signed in, and has the key for the API."""
+    with httpx.Client(base_url=platform.url, timeout=TIMEOUT_S, headers={"authorization": f"Bearer {platform.api_key}"}) as http:
+        _sign_in(http, platform.api_key)
+        yield http
+
+
+def _sign_in(http: httpx.Client, key: str) -> None:
+    page = http.get("/dashboard/login").text
+    form = re.search(r'name="form"[^>]*value="([^"]*)"', page)
+    answer = http.post("/dashboard/login", data={"key": key, "form": form[1] if form else ""})
+    if answer.status_code != 303:
+        raise stack.StackFailed(f"signing in was answered {answer.status_code}")
+
+
+def _fill(platform: stack.Stack, tenant: str, count: int, took_ms: list[float]) -> None:
+    store = Store(f"sqlite:///{platform.directory / 'home' / 'controller.db'}", clock=time.time)
+    try:
+        for i, batch in enumerate(batches(tenant, count)):
+            took_ms.append(_taken(store, batch))
+            progress(f"{(i + 1) * BATCH:,}/{count:,} records")
+    finally:
+        store.close()
+
+
+def _taken(store: Store, batch: list[dict[str, Any]]) -> float:
+    began = time.perf_counter()
+    with store.write() as write:
+        intake.take(write, batch)
+    return (time.perf_counter() - began) * 1000
+
+
+def batches(tenant: str, count: int) -> Iterator[list[dict[str, Any]]]:
+    """`count` records over DAYS days, oldest first: mostly calls, one in thirty a span or a start of an instance."""
+    rng = random.Random(1)  # the same ledger each time
+    make = _maker(tenant, rng)
+    first = time.time() - DAYS * 86_400
+    for start in range(0, count, BATCH):
+        size = min(BATCH, count - start)
+        yield [make(first + (start + i) / count * DAYS * 86_400) for i in range(size)]
+
+
+def _maker(tenant: str, rng: random.Random) -> Callable[[float], dict[str, Any]]:
+    settings = PriceSettings()
+    rates = settings.rates()
+
+    def make(at: float) -> dict[str, Any]:
+        function = rng.randrange(FUNCTIONS)
+        app, called = f"app{function % APPS}", f"function{function}"
+        name = str(UUID(int=rng.getrandbits(128)))
+        kind = rng.choices(("CALL", "IDLE", "START", "RESERVED"), (30, 0.4, 0.4, 0.2))[0]
+        is_call = kind == "CALL"
+        exec_ms = rng.randrange(1, 900) if is_call else 0
+        record = UsageRecord(
+            id=f"req-{name}/1" if is_call else f"i-{name}/{kind}/1", kind=kind, call=f"req-{name}" if is_call else "", attempt=1,
+            tenant=tenant, environment="main", app=app, function=called,
+            function_id=function_id(tenant=tenant, environment="main", app=app, function=called), method="",
+            revision=f"v{1 + function % 3}-abcdef", instance=f"i-{function}",
+            key=f"k-{rng.randrange(KEYS)}", start_kind=rng.choices(("WARM", "FORK", "RESTORE", "COLD"), (94, 3, 2, 1))[0],
+            started_at=round(at, 6), queued_ms=rng.randrange(3), start_ms=0, exec_ms=exec_ms,
+            billed_ns=exec_ms * 10**6 if is_call else 60 * 10**9, cpu=1.0, memory_bytes=2 * GIB, gpu=None, gpu_count=0,
+            status=rng.choices((200, 500), (99, 1))[0] if is_call else 0, outcome="ok" if is_call else "span",
+            price_version=rates.version, currency=rates.currency,
+        )  # fmt: skip
+        return {**record.to_json(), "cost": str(cost_of(record, rates).quantize(COST_QUANTUM))}
+
+    return make
