@@ -8,6 +8,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -29,6 +30,7 @@ from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
 from activator.throttler import Throttler
 from pilotlight.protocol import BudgetState, FeedChange, FunctionRoute, UsageRecord
+from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_fleet import FakeFleet
 from tests.fakes.fake_worker import Behaviour, echo
 from tests.fakes.routes import TENANT, change, empty_table
@@ -136,9 +138,13 @@ class Edge:
         return await self.client.post(f"{self.url}/v1/functions/{path}", headers=headers, **more)  # type: ignore[arg-type]
 
     async def settle(self) -> dict[str, UsageRecord]:
-        """The ledger's records once everything closed was shipped."""
+        """The ledger's records once everything closed was shipped, those of starts left out."""
         await self.books._shipper.flush()
-        return self.ledger.records
+        return {key: record for key, record in self.ledger.records.items() if record.kind != "START"}
+
+    def starts(self) -> list[UsageRecord]:
+        """The ledger's records of starts, as of the last `settle`."""
+        return [record for record in self.ledger.records.values() if record.kind == "START"]
 
 
 @pytest.fixture(name="settings")
@@ -186,3 +192,19 @@ async def _edge(short_tmp: Path, settings: ActivatorSettings, behaviour: Behavio
     await edge.control.aclose()
     await edge.fleet.aclose()
     await edge.books.aclose()
+
+
+@pytest.fixture(name="controller")
+async def _controller(short_tmp: Path) -> Any:
+    controller = await FakeController(short_tmp / "controller.sock").start()
+    yield controller
+    await controller.aclose()
+
+
+@pytest.fixture(name="shipping")
+async def _shipping(edge: Edge) -> Any:
+    async with asyncio.TaskGroup() as group:
+        tasks = edge.calls.start(group)
+        yield tasks
+        for task in tasks:
+            task.cancel()

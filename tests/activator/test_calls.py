@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from activator.settings import ActivatorSettings
 from snapshotter import errors as agent_errors
@@ -17,22 +16,6 @@ from tests.activator.test_gateway import forever, until
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_worker import echo
 from tests.fakes.routes import route_of, spec_of
-
-
-@pytest.fixture(name="controller")
-async def _controller(short_tmp: Path) -> Any:
-    controller = await FakeController(short_tmp / "controller.sock").start()
-    yield controller
-    await controller.aclose()
-
-
-@pytest.fixture(name="shipping")
-async def _shipping(edge: Edge) -> Any:
-    async with asyncio.TaskGroup() as group:
-        tasks = edge.calls.start(group)
-        yield tasks
-        for task in tasks:
-            task.cancel()
 
 
 async def get(edge: Edge, path: str, key: str = KEY) -> httpx.Response:

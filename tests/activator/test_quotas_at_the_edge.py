@@ -194,8 +194,7 @@ async def test_a_body_over_the_smallest_quota_is_413(shop: Edge, path: str) -> N
     assert (too_large.status_code, problem_of(too_large)["limit_bytes"]) == (413, 100)
 
 
-async def test_a_submitted_call_counts_when_it_comes_and_holds_when_it_runs(shop: Edge, short_tmp: object, script: Script) -> None:
-    controller = await FakeController(short_tmp / "controller.sock").start()  # type: ignore[operator]
+async def test_a_submitted_call_counts_when_it_comes_and_holds_when_it_runs(shop: Edge, controller: FakeController, script: Script) -> None:
     shop.add_tenant("acme", requests_per_s=0.001, burst=3, concurrent=1)
     gate = asyncio.Event()
 
@@ -215,7 +214,6 @@ async def test_a_submitted_call_counts_when_it_comes_and_holds_when_it_runs(shop
         url = f"{shop.url}/v1/calls/{answer.json()['id']}?wait_s=20"
         assert (await shop.client.get(url, headers=AUTHORIZED, timeout=30)).json()["state"] == "SUCCEEDED"
     assert held(shop) == 0
-    await controller.aclose()
 
 
 async def test_a_retried_attempt_costs_a_request(edge: Edge, script: Script) -> None:
