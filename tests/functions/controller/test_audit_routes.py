@@ -57,6 +57,7 @@ ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
     ("PATCH", "/v1/tenants/{name}", {"name": "acme"}, {"plan": "free"}, "tenant.change"),
     ("POST", "/v1/billing/corrections", {}, {"record": "req-1/1", "amount": "-0.01", "note": "a gift"}, "billing.correct"),
     ("POST", "/v1/billing/invoices", {}, {"month": "2026-12"}, "invoice.issue"),
+    ("POST", "/v1/billing/rollups:rebuild", {}, None, "billing.rebuild"),
     ("PUT", "/v1/budgets", {}, {"amount": "5", "webhook": "https://alerts.invalid/here"}, "budget.put"),
     ("POST", "/v1/budgets/{budget}:test", {"budget": "@id"}, None, "budget.test"),
     ("DELETE", "/v1/budgets/{budget}", {"budget": "@id"}, None, "budget.delete"),
