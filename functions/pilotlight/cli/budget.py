@@ -26,7 +26,7 @@ _COLUMNS = {
     "currency": "", "stops": "at 100 %", "webhook": "webhook",
 }  # fmt: skip
 _ALERT_COLUMNS = {
-    "period": "period", "percent": "%", "spent": "spent", "at": "reached", "delivered_at": "delivered", "attempts": "attempts",
+    "period": "period", "percent": "%", "spent": "spent", "reached_at": "reached", "delivered_at": "delivered", "attempts": "attempts",
     "next_attempt_at": "next attempt", "error": "error",
 }  # fmt: skip
 _EVERYTHING = "everything"
@@ -162,7 +162,10 @@ def _details(body: dict[str, Any], alerts: list[dict[str, Any]]) -> RenderableTy
         if seen["reached_at"] and not body["is_spent"]:
             lines.append(f"reached   {moment(seen['reached_at'])} at that pace")
     lines.append(f"alerts    at {', '.join(f'{percent} %' for percent in body['alerts'])}; webhook {body['webhook'] or 'none'}")
-    return Group(*(Text(line) for line in lines), table(alerts, _ALERT_COLUMNS, empty="No alert yet."))
+    return Group(
+        *(Text(line) for line in lines),
+        table([{**alert, "reached_at": alert["at"]} for alert in alerts], _ALERT_COLUMNS, empty="No alert yet."),
+    )
 
 
 def _tested(body: dict[str, Any]) -> RenderableType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -88,7 +89,8 @@ def test_one_is_shown_with_spending_forecast_and_alerts(shell: Shell) -> None:
     said = shell.run("show", budget).stdout
     assert "spent     8.6 USD of 2027-01, 86 %; left 1.4 USD" in said
     assert "by 3 full days" in said
-    assert "reached" in said
+    assert re.search(r"reached   2027-01-\d\d \d\d:\d\d:\d\d at that pace", said)
+    assert re.search(r"2027-01 +80 +8\.600000000000 +2027-01-15 \d\d:00:00 +0", said)
     assert [(a["percent"], a["attempts"]) for a in shell.json("show", budget)["alerted"]] == [(80, 0), (50, 0)]
 
 
