@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from activator.routes import Target
 from snapshotter.client import AgentClient
-from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, RevisionKey, SnapshotInfo, TemplateInfo
+from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, RevisionKey, Share, SnapshotInfo, TemplateInfo
 
 
 class Fleet(Protocol):
@@ -48,21 +48,28 @@ class Fleet(Protocol):
         ...
 
 
-class NodeFleet:
-    """Instances on this machine. `lessee` names this activator to the agent."""
+def _nobodys(_tenant: str) -> Share | None:
+    """Tenants are not told apart."""
+    return None
 
-    def __init__(self, *, socket: Path, lessee: str) -> None:
+
+class NodeFleet:
+    """Instances on this machine. `lessee` names this activator to the agent, `share_of` whose a start is (by tenant id)."""
+
+    def __init__(self, *, socket: Path, lessee: str, share_of: Callable[[str], Share | None] = _nobodys) -> None:
         self._socket = socket
         self._agent = AgentClient(socket)
         self._watcher = AgentClient(socket)
         self._lessee = lessee
+        self._share_of = share_of
 
     def __repr__(self) -> str:
         return f"<NodeFleet {self._socket} lessee {self._lessee}>"
 
     async def start(self, target: Target, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
         """See Fleet."""
-        return await self._agent.start(target.launch, instance_id=instance_id, lessee=self._lessee, secret_env=secret_env)
+        share = self._share_of(target.tenant)
+        return await self._agent.start(target.launch, instance_id=instance_id, lessee=self._lessee, secret_env=secret_env, share=share)
 
     async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
         """See Fleet."""
@@ -70,7 +77,7 @@ class NodeFleet:
 
     async def prepare(self, target: Target) -> TemplateInfo:
         """See Fleet."""
-        return await self._agent.prepare(target.launch)
+        return await self._agent.prepare(target.launch, share=self._share_of(target.tenant))
 
     async def checkpoint(self, target: Target) -> SnapshotInfo:
         """See Fleet."""

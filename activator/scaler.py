@@ -12,15 +12,14 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
-from activator.autoscaler.decider import DeciderSpec, DeciderState, Observed, ScaleDecision, decide, initial_state
-from activator.autoscaler.target import panic_window_s
 from activator.autoscaler.victims import Candidate, choose_victims
-from activator.autoscaler.windows import TimeWindow
+from activator.estate import Holdings
+from activator.fairness.gate import Gate
 from activator.fleet import Fleet
 from activator.routes import RouteTable, Target
+from activator.scaled import Scaled
 from activator.shared.state import Pulse
 from activator.starts import as_answer
 from activator.throttler import Throttler
@@ -40,66 +39,23 @@ FORGET_S = 30.0
 REWATCH_S = (0.05, 0.1, 0.5, 1.0, 2.0)
 ORPHAN_GRACE_S = 5.0
 """An instance that nobody routes to has no caller who waits; it gets this long for its exit hooks."""
-PANIC_WINDOW_PERCENT = 10.0
+
+
+def _always(_target: Target) -> bool:
+    """No budgets."""
+    return True
 
 
 def _ignore(_stage: str) -> None:
     """Nobody looks."""
 
 
-class Scaled:
-    """One revision's throttler with its windows and the decider's memory. Owner: the Scaler."""
-
-    __slots__ = ("decision", "name", "panic", "recorded_at", "spec", "stable", "state", "throttler")
-
-    def __init__(self, name: str, throttler: Throttler, now: float) -> None:
-        self.name = name
-        self.throttler = throttler
-        self.spec = DeciderSpec.from_scaling(throttler.target.spec.scaling)
-        self.stable = TimeWindow(self.spec.kpa.stable_window_s)
-        self.panic = TimeWindow(panic_window_s(self.spec.kpa.stable_window_s, PANIC_WINDOW_PERCENT))
-        self.state: DeciderState = initial_state(now, spec=self.spec, ready=len(throttler.instances))
-        self.recorded_at = now
-        self.decision: ScaleDecision | None = None
-
-    def __repr__(self) -> str:
-        return f"<Scaled {self.throttler!r} last {self.decision}>"
-
-    def record(self, now: float) -> None:
-        """Take the load since the last time into both windows."""
-        concurrency = self.throttler.load.take(now, now - self.recorded_at)
-        self.recorded_at = now
-        self.stable.record(now, concurrency)
-        self.panic.record(now, concurrency)
-
-    def decide(self, now: float) -> ScaleDecision:
-        """What there should be now."""
-        throttler = self.throttler
-        live = list(throttler.live())
-        observed = Observed(
-            stable=None if self.stable.is_empty(now) else self.stable.average(now),
-            panic=None if self.panic.is_empty(now) else self.panic.average(now),
-            ready=len(live),
-            starting=throttler.starting,
-            in_flight=throttler.in_flight,
-            waiting=throttler.waiting,
-            idle_s=tuple(now - i.idle_since for i in live if not i.in_flight),
-            oldest_wait_s=throttler.oldest_wait_s(now) or 0.0,
-            start_s=throttler.expected_start_s(),
-        )
-        spec = self.spec
-        if spec.min_instances and spec.min_instances != throttler.min_instances:
-            spec = replace(spec, min_instances=throttler.min_instances)
-        decision, self.state = decide(now, observed, spec, self.state)
-        if self.decision is None or decision.desired != self.decision.desired:
-            log.info("scale app=%s function=%s revision=%s decision=%s", throttler.target.app, throttler.target.function,
-                     throttler.target.revision, decision)  # fmt: skip
-        self.decision = decision
-        return decision
-
-
 class Scaler:
-    """All throttlers of this activator. Owner: the event loop."""
+    """All throttlers of this activator. Owner: the event loop.
+
+    `gate`: what the throttlers' starts pass; room is made among their instances. `may_run`: False for a function whose budget is spent:
+    nothing is started or kept for it unasked.
+    """
 
     def __init__(
         self,
@@ -107,6 +63,8 @@ class Scaler:
         table: RouteTable,
         fleet: Fleet,
         make_throttler: Callable[[Target], Throttler],
+        gate: Gate | None = None,
+        may_run: Callable[[Target], bool] = _always,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._table = table
@@ -114,6 +72,10 @@ class Scaler:
         self._make_throttler = make_throttler
         self._clock = clock
         self._scaled: dict[str, Scaled] = {}
+        self._may_run = may_run
+        self._gate = gate or Gate(clock=clock)
+        self._holdings = Holdings(lambda: [scaled.throttler for scaled in self._scaled.values()], clock=clock)
+        self._gate.serve(self._holdings)
         self._drops: set[asyncio.Task[None]] = set()
         self.reconciled = asyncio.Event()
         table.on_function = self.route_changed
@@ -245,6 +207,7 @@ class Scaler:
         """Other activators lack instances that are ours: give up what is fair."""
         for key, scaled in self._scaled.items():
             scaled.throttler.make_room(pulse.wants.get(key), len(pulse.members))
+        self._holdings.make_room(pulse, lambda tenant: self._gate.terms.plan_of(tenant).instances)
 
     async def _adopt(self, info: InstanceInfo) -> None:
         target = self._target_of(info)
@@ -311,6 +274,11 @@ class Scaler:
             throttler.retire()
             self._forget_if_over(scaled, now)
             return
+        throttler.is_kept = self._may_run(throttler.target)
+        if not throttler.is_kept:
+            throttler.drain_idle()
+            self._forget_if_over(scaled, now)
+            return
         decision = scaled.decide(now)
         if not decision.valid:
             self._forget_if_over(scaled, now)
@@ -328,7 +296,8 @@ class Scaler:
 
     def _forget_if_over(self, scaled: Scaled, now: float) -> None:
         throttler = scaled.throttler
-        is_busy = throttler.instances or throttler.waiting or throttler.starting or throttler.target.spec.scaling.min_instances
+        is_kept = throttler.is_kept and throttler.target.spec.scaling.min_instances
+        is_busy = throttler.instances or throttler.waiting or throttler.starting or is_kept
         if throttler.is_retired:
             is_busy = throttler.instances or throttler.waiting or throttler.starting
         elif now - throttler.load.last_call_at < FORGET_S:
@@ -348,6 +317,7 @@ class Scaler:
                 state = "draining" if instance.is_draining else "busy" if instance.in_flight else "idle"
                 counts[*labels, state] += 1
             counts[*labels, "starting"] += throttler.starting
+            counts[*labels, "starts_held_up"] += throttler.held_up
             counts[*labels, "calls_waiting"] += throttler.waiting
             counts[*labels, "calls_in_flight"] += throttler.in_flight
         return counts
@@ -356,6 +326,7 @@ class Scaler:
         """Close every throttler. Instances stay: they belong to the node, and the next activator of this name adopts them."""
         for scaled in self._scaled.values():
             scaled.throttler.settle_idle()
+        self._gate.close()
         for task in self._drops:
             task.cancel()
         await asyncio.gather(*(scaled.throttler.aclose() for scaled in self._scaled.values()))

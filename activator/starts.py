@@ -1,8 +1,8 @@
 """Instances of one revision on their way up and on their way out: everything about them that takes time.
 
-The Throttler decides; this asks the fleet, waits for an allowance where several activators share one, tries again while the agent is
-down, and
-says how it went. Owner: the Throttler; its methods are synchronous, the waiting is in tasks of its own.
+The Throttler decides; this passes the gate (`fairness.gate`), waits for allowances where several activators share them, asks the fleet,
+tries again while the agent is down or the node is full, and says how it went. Owner: the Throttler; its methods are synchronous, the
+waiting is in tasks of its own.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from activator.fairness.asks import Ask, NotNeeded
+from activator.fairness.gate import Gate
 from activator.fleet import Fleet, new_instance_id
 from activator.instances import Instance
 from activator.routes import Target
 from activator.shared.state import Allowance
 from pilotlight import errors
+from pilotlight.types import Priority
 from snapshotter import errors as agent_errors
-from snapshotter.types import InstanceInfo
+from snapshotter.types import InstanceId, InstanceInfo
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +41,13 @@ class Owner(Protocol):
     """Who asked: told of every outcome, asked whether a start is still wanted."""
 
     @property
-    def waiting(self) -> int:
-        """Calls without a slot."""
+    def is_needed(self) -> bool:
+        """Whether somebody waits for the last of the starts under way, or fewer instances are there than are kept warm."""
         ...
 
     @property
-    def is_short(self) -> bool:
-        """Whether there are fewer instances than are kept warm."""
+    def priority(self) -> Priority:
+        """The highest of the calls that wait."""
         ...
 
     def add(self, info: InstanceInfo, began: float | None = None) -> None:
@@ -60,8 +63,16 @@ class Owner(Protocol):
         ...
 
 
-class _NotNeeded(Exception):
-    """Raised when nobody waits any more for a start that had no allowance yet."""
+class StartObserver(Protocol):
+    """Told of what happens to instances, for metrics and bills."""
+
+    def instance_ready(self, target: Target, info: InstanceInfo, seconds: float) -> None:
+        """An instance came up after `seconds`."""
+        ...
+
+    def start_failed(self, target: Target, code: str) -> None:
+        """A start failed; `code` is the error's."""
+        ...
 
 
 class Comings:
@@ -74,6 +85,7 @@ class Comings:
         fleet: Fleet,
         secret_env: Callable[[Target], dict[str, str]],
         allowance: Allowance | None,
+        gate: Gate,
         owner: Owner,
         clock: Callable[[], float],
     ) -> None:
@@ -81,8 +93,11 @@ class Comings:
         self._fleet = fleet
         self._secret_env = secret_env
         self._allowance = allowance
+        self._gate = gate
         self._owner = owner
         self._clock = clock
+        self._asks: dict[str, Ask] = {}
+        self._taken: dict[str, list[tuple[str, int]]] = {}
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._stops: set[asyncio.Task[None]] = set()
         self._leaving: dict[str, Instance] = {}
@@ -116,53 +131,93 @@ class Comings:
             self._starts[instance_id] = asyncio.create_task(self._start(instance_id), name=f"start {instance_id}")
 
     async def _start(self, instance_id: str) -> None:
-        began = self._clock()
+        ask = self._asks[instance_id] = self._gate.ask(
+            instance_id, self._target, priority=self._owner.priority, is_needed=lambda: self._owner.is_needed
+        )
         try:
-            await self._wait_allowance()
-            info = await self._start_with_allowance(instance_id)
-        except _NotNeeded:
-            del self._starts[instance_id]
-        except agent_errors.SnapshotterError as e:
-            del self._starts[instance_id]
-            self._owner.start_failed(e)
-        except errors.PilotlightError as e:
-            del self._starts[instance_id]
-            self._owner.start_refused(e)
-        except BaseException:
-            self._starts.pop(instance_id, None)
-            raise
+            await self._gate.headcount.enter(ask)
+            await self._wait_allowances(ask)
+            info, began = await self._bring_up(ask)
+        except BaseException as e:
+            self._over(instance_id)
+            self.give_back(instance_id)
+            if isinstance(e, agent_errors.SnapshotterError):
+                self._owner.start_failed(e)
+            elif isinstance(e, errors.PilotlightError):
+                self._owner.start_refused(e)
+            elif not isinstance(e, NotNeeded):
+                raise
         else:
-            del self._starts[instance_id]
+            self._over(instance_id)
             self._owner.add(info, began)
 
-    async def _wait_allowance(self) -> None:
+    def _over(self, instance_id: str) -> None:
+        self._starts.pop(instance_id, None)
+        self._asks.pop(instance_id, None)
+
+    async def _wait_allowances(self, ask: Ask) -> None:
         """Until all activators together may hold one instance more. The calls meanwhile wait, each to its own deadline."""
-        if self._allowance is None:
-            return
         attempt = 0
-        while not await self._allowance.take_instances(self._target.key, 1, self._target.spec.scaling.max_instances):
-            if not self._owner.waiting and not self._owner.is_short:
-                raise _NotNeeded
+        while not await self._take_allowances(ask):
+            if not self._owner.is_needed:
+                raise NotNeeded
             await asyncio.sleep(ALLOWANCE_RETRY_S[min(attempt, len(ALLOWANCE_RETRY_S) - 1)])
             attempt += 1
 
-    async def _start_with_allowance(self, instance_id: str) -> InstanceInfo:
-        try:
-            return await self._start_despite_outage(instance_id)
-        except BaseException:
-            self.give_back()
-            raise
+    async def _take_allowances(self, ask: Ask) -> bool:
+        """Of the revision, and of its tenant: all or none."""
+        if self._allowance is None:
+            return True
+        taken = self._taken.setdefault(ask.id, [])
+        for key, amount, limit in ((self._target.key, 1, self._target.spec.scaling.max_instances), *self._gate.pools(self._target)):
+            if limit is None:
+                self._allowance.hold(key, amount)
+                taken.append((key, amount))
+                continue
+            granted = await self._allowance.take_instances(key, amount, limit)
+            if granted:
+                taken.append((key, granted))
+            if granted < amount:
+                self._give_back_allowances(ask.id)
+                return False
+        return True
 
-    async def _start_despite_outage(self, instance_id: str) -> InstanceInfo:
+    async def _bring_up(self, ask: Ask) -> tuple[InstanceInfo, float]:
+        """The instance, and when the start that led to it began: what was waited for before is no part of it."""
+        await self._gate.capacity.enter(ask)
         attempt = 0
         while True:
+            began = self._clock()
             try:
-                return await self._fleet.start(self._target, instance_id, self._secret_env(self._target))  # type: ignore[arg-type]
+                info = await self._fleet.start(self._target, InstanceId(ask.id), self._secret_env(self._target))
+            except agent_errors.NoCapacity as e:
+                await self._gate.capacity.wait_for_room(ask, e, as_answer(self._target, e))
             except agent_errors.AgentUnavailable:
-                if not self._owner.waiting and not self._owner.is_short:
+                if not self._owner.is_needed:
                     raise
                 await asyncio.sleep(AGENT_RETRY_S[min(attempt, len(AGENT_RETRY_S) - 1)])
                 attempt += 1
+            else:
+                return info, began
+
+    def obstacle(self) -> errors.PilotlightError | None:
+        """Why no start gets on, if none does."""
+        obstacles = [ask.obstacle for ask in self._asks.values()]
+        return obstacles[0] if obstacles and all(obstacles) else None
+
+    @property
+    def held_up(self) -> int:
+        """Starts that wait for a quota, or for room on the node."""
+        return sum(ask.obstacle is not None for ask in self._asks.values())
+
+    def adopted(self, instance_id: str) -> None:
+        """An instance that was there already counts as well."""
+        self._gate.hold(instance_id, self._target)
+        if self._allowance is not None:
+            pools = [(self._target.key, 1), *((key, amount) for key, amount, _ in self._gate.pools(self._target))]
+            self._taken[instance_id] = pools
+            for key, amount in pools:
+                self._allowance.hold(key, amount)
 
     # -- out ----------------------------------------------------------------------------------------------------------
     def stop(self, instance: Instance) -> None:
@@ -179,7 +234,7 @@ class Comings:
             log.warning("stop failed instance=%s error=%s", instance.id, e)
         finally:
             asyncio.get_running_loop().call_later(LAST_WORD_S, self._leaving.pop, instance.id, None)
-            self.give_back()
+            self.give_back(instance.id)
 
     def last_word(self, instance_id: str, reason: str) -> bool:
         """The agent's word on an instance that is being stopped: calls that broke with it wait for it. False when it is not."""
@@ -188,10 +243,15 @@ class Comings:
             leaving.mark_gone(reason)
         return leaving is not None
 
-    def give_back(self) -> None:
+    def give_back(self, instance_id: str) -> None:
         """An instance is gone: others may have its place."""
-        if self._allowance is not None:
-            self._allowance.give_back(self._target.key)
+        self._give_back_allowances(instance_id)
+        self._gate.left(instance_id)
+
+    def _give_back_allowances(self, instance_id: str) -> None:
+        for key, amount in self._taken.pop(instance_id, ()):
+            if self._allowance is not None:
+                self._allowance.give_back(key, amount)
 
     async def aclose(self) -> None:
         """Abandon the starts, finish the stops."""

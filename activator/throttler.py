@@ -14,12 +14,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from activator.admission import MAX_QUEUED, ProcessQueue
 from activator.autoscaler.poke import instances_now
 from activator.autoscaler.rungs import StartTimes
 from activator.billing.account import InstanceAccount
+from activator.fairness.gate import Gate
 from activator.fairness.rank import DEFAULT_RANK, QueueBound, Rank
 from activator.fleet import Fleet
 from activator.instances import Instance, least_loaded
@@ -27,30 +27,24 @@ from activator.load import Load
 from activator.reservation import Reservation
 from activator.routes import Target
 from activator.shared.state import Allowance, Want
-from activator.starts import Comings, as_answer
+from activator.starts import Comings, StartObserver, as_answer
 from activator.surplus import Claim, surplus
 from activator.waiting import Line, Waiter
 from pilotlight import errors
+from pilotlight.types import Priority
 from snapshotter import errors as agent_errors
 from snapshotter.types import InstanceInfo, StartKind
 
 log = logging.getLogger(__name__)
 
 
-class StartObserver(Protocol):
-    """Told of what happens to instances, for metrics and bills."""
-
-    def instance_ready(self, target: Target, info: InstanceInfo, seconds: float) -> None:
-        """An instance came up after `seconds`."""
-        ...
-
-    def start_failed(self, target: Target, code: str) -> None:
-        """A start failed; `code` is the error's."""
-        ...
-
-
 class Throttler:
-    """One revision's slots, waiters and starts. `allowance` is None when this activator is the only one."""
+    """One revision's slots, waiters and starts. `allowance`: None when this activator is the only one; `gate`: None lets every start go.
+
+    Attributes:
+        is_retired: no traffic any more.
+        is_kept: False while its budget is spent: `min_instances` keeps nothing.
+    """
 
     def __init__(
         self,
@@ -62,6 +56,7 @@ class Throttler:
         observer: StartObserver,
         account: Callable[[Target, str], InstanceAccount],
         allowance: Allowance | None = None,
+        gate: Gate | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.target = target
@@ -73,9 +68,13 @@ class Throttler:
         self.instances: dict[str, Instance] = {}
         self.load = Load(clock)
         self._line = Line(queue=queue, load=self.load, clock=clock)
-        self._comings = Comings(target, fleet=fleet, secret_env=secret_env, allowance=allowance, owner=self, clock=clock)
+        self._gate = gate or Gate(clock=clock)
+        self._comings = Comings(
+            target, fleet=fleet, secret_env=secret_env, allowance=allowance, gate=self._gate, owner=self, clock=clock
+        )  # fmt: skip
         self.start_times = StartTimes()
         self.is_retired = False
+        self.is_kept = True
 
     def __repr__(self) -> str:
         flying = sum(i.in_flight for i in self.instances.values())
@@ -85,8 +84,8 @@ class Throttler:
         )
 
     def retarget(self, target: Target) -> None:
-        """The same revision was told anew: starts from now on launch what `target` says (whether it may be kept on disk, …)."""
-        if target.launch != self.target.launch:
+        """The same revision was told anew: starts from now on launch what `target` says (whether it may be kept on disk, its prices, …)."""
+        if target.launch != self.target.launch or target.rates != self.target.rates:
             self.target = target
             self._comings.retarget(target)
 
@@ -132,6 +131,8 @@ class Throttler:
                 self._stop(instance, "drained")
         if self._line:
             self._hand_out(now)
+        elif self._gate.is_crowded and not instance.in_flight:
+            self._gate.idle(self.target)
 
     def retry_slots(self) -> None:
         """Look again: an instance that was busy may be free."""
@@ -170,9 +171,11 @@ class Throttler:
         self._line.leave(waiter)
 
     def _expire(self, waiter: Waiter, timeout_s: float) -> None:
-        name = f"{self.target.app}/{self.target.function}"
-        message = f"no instance of {name} was free within {timeout_s:g} s"
-        self._line.answer(waiter, errors.DeadlineExceeded(message, clock="queue", retry_after_s=1))
+        obstacle = self._comings.obstacle()
+        if obstacle is None or any(self.live()):
+            message = f"no instance of {self.target.app}/{self.target.function} was free within {timeout_s:g} s"
+            obstacle = errors.DeadlineExceeded(message, clock="queue", retry_after_s=1)
+        self._line.answer(waiter, obstacle)
 
     # -- starts and stops ---------------------------------------------------------------------------------------------
     def poke(self, now: float) -> None:
@@ -200,15 +203,22 @@ class Throttler:
         instance = Instance(info, account=account, capacity=self.target.spec.scaling.max_inputs, now=now)
         self.instances[instance.id] = instance
         start_s = now - began if began is not None else 0.0
-        if began is None and self._allowance is not None:
-            self._allowance.hold(self.target.key)
-        if began is not None:
-            own_s = max(0.0, start_s - info.phases_ms.get("weights", 0.0) / 1000)  # bytes come to a node once, whatever rung waits for them
-            self.start_times.took(info.start_kind, own_s, info.phases_ms.keys())
-            self._observer.instance_ready(self.target, info, start_s)
+        if began is None:
+            self._comings.adopted(instance.id)
+        else:
+            self._started(instance, start_s)
         self._hand_out(now, instance, start_s * 1000)
         if self.is_retired:
             self.drain(instance)
+
+    def _started(self, instance: Instance, start_s: float) -> None:
+        """Remember what the start took: bytes come to a node once, whatever rung waits for them; a place is waited for by who is late."""
+        info = instance.info
+        own_s = max(0.0, start_s - info.phases_ms.get("weights", 0.0) / 1000)
+        self.start_times.took(info.start_kind, own_s, info.phases_ms.keys())
+        self._observer.instance_ready(self.target, info, start_s)
+        billed_s = max(0.0, start_s - info.phases_ms.get("queue", 0.0) / 1000)
+        instance.account.started(start_kind=info.start_kind.value, billed_ns=int(billed_s * 1e9), at_ns=time.time_ns())
 
     def start_failed(self, error: agent_errors.SnapshotterError) -> None:
         """A start ended without an instance."""
@@ -222,13 +232,23 @@ class Throttler:
         self._line.fail(as_answer(self.target, error))
 
     def start_refused(self, error: errors.PilotlightError) -> None:
-        """A start could not even be asked for (a secret is missing)."""
+        """A start could not even be asked for: a secret is missing, a quota is used up, the node is not for this tenant."""
+        if any(self.live()):
+            return  # the calls that wait are served by what is there
         self._line.fail(error)
 
     @property
-    def is_short(self) -> bool:
-        """Whether there are fewer instances than this activator keeps warm."""
-        return not self.is_retired and len(self.instances) < self.min_instances
+    def is_needed(self) -> bool:
+        """See starts.Owner."""
+        if not self.is_retired and len(self.instances) < self.min_instances:
+            return True
+        return len(self._line) > (self._comings.starting - 1) * self.target.spec.scaling.max_inputs
+
+    @property
+    def priority(self) -> Priority:
+        """See starts.Owner."""
+        rank = self._line.best_rank()
+        return rank.priority if rank is not None else Priority.STANDARD
 
     def gone(self, instance_id: str, reason: str) -> None:
         """An instance's process ended unasked: calls on it fail by themselves, waiters get another."""
@@ -240,7 +260,7 @@ class Throttler:
         log.info("instance gone instance=%s reason=%s", instance_id, reason)
         self._settle(instance)
         instance.mark_gone(reason)
-        self._comings.give_back()
+        self._comings.give_back(instance_id)
         self.poke(self._clock())
 
     def drain(self, instance: Instance) -> None:
@@ -250,6 +270,16 @@ class Throttler:
         instance.is_draining = True
         if not instance.in_flight:
             self._stop(instance, "idle")
+
+    def drain_idle(self) -> None:
+        """Nothing is kept that has nothing to do."""
+        for instance in [instance for instance in self.live() if not instance.in_flight]:
+            self.drain(instance)
+
+    @property
+    def is_making_room(self) -> bool:
+        """Whether an instance is on its way out."""
+        return bool(self._comings.stopping) or any(instance.is_draining for instance in self.instances.values())
 
     def settle_idle(self) -> None:
         """Write down what idle instances owe: those that min_instances holds from their first idle moment, others beyond the free
@@ -263,7 +293,7 @@ class Throttler:
     @property
     def min_instances(self) -> int:
         """How many this activator keeps warm: its share of what all of them keep together."""
-        wanted = self.target.spec.scaling.min_instances
+        wanted = self.target.spec.scaling.min_instances if self.is_kept else 0
         return wanted if self._allowance is None else self._allowance.share(wanted)
 
     def make_room(self, want: Want | None, members: int) -> None:
@@ -276,7 +306,7 @@ class Throttler:
             self._starved_since = None
         elif self._starved_since is None:
             self._starved_since = now
-        if want is None or self._comings.stopping or any(i.is_draining for i in self.instances.values()):
+        if want is None or self.is_making_room:
             return
         victim = surplus(
             list(self.live()),
@@ -323,6 +353,11 @@ class Throttler:
     def starting(self) -> int:
         """Starts under way."""
         return self._comings.starting
+
+    @property
+    def held_up(self) -> int:
+        """Of these, starts that wait for a quota, or for room on the node."""
+        return self._comings.held_up
 
     def is_starting(self, instance_id: str) -> bool:
         """Whether this instance is one of the starts under way."""

@@ -53,7 +53,7 @@ class _Ring(Generic[T]):
         self.flows: OrderedDict[str, _Flow[T]] = OrderedDict()
         self.quantum = 0.0
 
-    def push(self, place: Place[T]) -> None:
+    def push(self, place: Place[T], *, is_first: bool) -> None:
         if not self.flows:
             self.quantum = 0.0
         self.quantum = max(self.quantum, place.cost)  # so that one turn always suffices for one item: O(1)
@@ -62,6 +62,8 @@ class _Ring(Generic[T]):
             flow = self.flows[place.rank.tenant] = _Flow()
         flow.weight = place.rank.weight
         flow.places[place] = None
+        if is_first:
+            flow.places.move_to_end(place, last=False)
 
     def remove(self, place: Place[T]) -> bool:
         flow = self.flows.get(place.rank.tenant)
@@ -112,10 +114,10 @@ class FairQueue(Generic[T]):
         parts = ", ".join(f"{sum(len(f.places) for f in r.flows.values())} {p}" for p, r in self._rings.items() if r.flows)
         return f"<FairQueue {parts or 'empty'}>"
 
-    def push(self, item: T, rank: Rank, *, cost: float = 1.0) -> Place[T]:
-        """At the end of its tenant's line. `cost` > 0: what it takes of what is handed out, in any unit."""
+    def push(self, item: T, rank: Rank, *, cost: float = 1.0, is_first: bool = False) -> Place[T]:
+        """At the end of its tenant's line, or at its head. `cost` > 0: what it takes of what is handed out, in any unit."""
         place = Place(item, rank, cost)
-        self._rings[rank.priority].push(place)
+        self._rings[rank.priority].push(place, is_first=is_first)
         self._arrivals[place] = None
         return place
 

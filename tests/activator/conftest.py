@@ -25,6 +25,7 @@ from activator.gateway import Gateway
 from activator.metrics import Metrics
 from activator.passthrough import Passthrough
 from activator.quotas.process import ProcessQuotas
+from activator.quotas.store import QuotaStore
 from activator.routes import Target
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
@@ -66,7 +67,7 @@ async def _nothing_to_catch_up() -> None:
 class Edge:
     """Everything of one activator, over real loopback HTTP."""
 
-    def __init__(self, directory: Path, settings: ActivatorSettings, behaviour: Behaviour) -> None:
+    def __init__(self, directory: Path, settings: ActivatorSettings, behaviour: Behaviour, quotas: QuotaStore | None = None) -> None:
         self.table = empty_table()
         self.fleet = FakeFleet(directory, behaviour)
         self.ledger = MemoryLedger()
@@ -78,7 +79,7 @@ class Edge:
         dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of)
         nobody = directory / "controller.sock"
         self.control = ControlPlane(nobody, table=self.table, strangers=self.strangers, catch_up=_nothing_to_catch_up)
-        self.quotas = ProcessQuotas()
+        self.quotas = quotas or ProcessQuotas()
         self.entrance = Entrance(table=self.table, store=self.quotas, settings=settings)
         self.calls = SubmittedCalls(
             books=self.books, dispatcher=dispatcher, table=self.table, entrance=self.entrance, control=self.control, settings=settings,
@@ -159,9 +160,14 @@ def _behaviour() -> Behaviour:
     return echo
 
 
+@pytest.fixture(name="quota_store")
+async def _quota_store() -> AsyncIterator[QuotaStore]:
+    yield ProcessQuotas()
+
+
 @pytest.fixture(name="edge")
-async def _edge(short_tmp: Path, settings: ActivatorSettings, behaviour: Behaviour) -> AsyncIterator[Edge]:
-    edge = Edge(short_tmp, settings, behaviour)
+async def _edge(short_tmp: Path, settings: ActivatorSettings, behaviour: Behaviour, quota_store: QuotaStore) -> AsyncIterator[Edge]:
+    edge = Edge(short_tmp, settings, behaviour, quota_store)
     listener = socket.create_server(("127.0.0.1", 0))
     edge.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     config = uvicorn.Config(

@@ -1,0 +1,78 @@
+"""The instances of all throttlers as those see them who make room: which may be given up, and for whom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from activator.fairness.gate import INSTANCES
+from activator.fairness.reclaim import Tenure
+from activator.shared.state import Pulse, Want
+from activator.surplus import Claim, surplus
+from activator.throttler import Throttler
+
+
+class Holdings:
+    """`fairness.headcount.Estate` over the throttlers of one activator. Owner: the event loop."""
+
+    def __init__(self, throttlers: Callable[[], Iterable[Throttler]], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._throttlers = throttlers
+        self._clock = clock
+        self._starved_since: dict[str, float] = {}
+
+    def __repr__(self) -> str:
+        return f"<Holdings {sum(1 for _ in self.tenures())} instances>"
+
+    def tenures(self) -> Iterator[Tenure]:
+        """See Estate."""
+        now = self._clock()
+        for throttler in self._throttlers():
+            live = list(throttler.live())
+            target = throttler.target
+            is_spare = len(live) > throttler.min_instances or throttler.is_retired
+            for instance in live:
+                yield Tenure(
+                    id=instance.id,
+                    tenant=target.tenant,
+                    key=target.key,
+                    function=target.name,
+                    memory_bytes=target.launch.memory_bytes,
+                    gpus=target.footprint.gpu_count if target.footprint.gpu else 0,
+                    idle_s=None if instance.in_flight else now - instance.idle_since,
+                    in_flight=instance.in_flight,
+                    is_spare=is_spare,
+                )
+
+    def give_up(self, instance_id: str) -> None:
+        """See Estate."""
+        for throttler in self._throttlers():
+            instance = throttler.instances.get(instance_id)
+            if instance is not None:
+                throttler.drain(instance)
+
+    def make_room(self, pulse: Pulse, limit_of: Callable[[str], int | None]) -> None:
+        """Other activators were refused an instance by a tenant's quota: give one up, where that is fair. `limit_of`: the quota."""
+        wants = {key.removeprefix(INSTANCES): want for key, want in pulse.wants.items() if key.startswith(INSTANCES)}
+        self._starved_since = {tenant: since for tenant, since in self._starved_since.items() if tenant in wants}
+        for tenant, want in wants.items():
+            limit = limit_of(tenant)
+            own = [throttler for throttler in self._throttlers() if throttler.target.tenant == tenant]
+            if limit is None or any(throttler.is_making_room for throttler in own):
+                continue
+            self._give_one(tenant, want, own, limit=limit, members=len(pulse.members))
+
+    def _give_one(self, tenant: str, want: Want, own: list[Throttler], *, limit: int, members: int) -> None:
+        now = self._clock()
+        starved_s = now - self._starved_since.setdefault(tenant, now) if want.starving else 0.0
+        claim = Claim(
+            want=want,
+            starved_s=starved_s,
+            members=members,
+            min_instances=sum(throttler.min_instances for throttler in own),
+            max_instances=limit,
+            waiting=sum(throttler.waiting for throttler in own),
+        )
+        victim = surplus([instance for throttler in own for instance in throttler.live()], claim, now)
+        if victim is not None:
+            self._starved_since.pop(tenant, None)
+            self.give_up(victim.id)

@@ -1,0 +1,85 @@
+"""A start that wants to go through: whose it is, what it takes, whether anybody still needs it, and how it waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from activator.fairness.queue import FairQueue
+from activator.fairness.rank import Rank
+from activator.routes import Target
+from pilotlight import errors
+
+
+class NotNeeded(Exception):
+    """Raised when a start that had to wait is not needed any more, or was none that calls wait for."""
+
+
+class Ask:
+    """One start on its way to the node. Owner: the task that starts it.
+
+    Attributes:
+        id: the instance's.
+        rank: priority of the calls that wait for it; tenant and weight of the function's owner.
+        is_needed: asked whenever it would go on waiting, or go through after it waited.
+        since: when it began to wait, in the clock's seconds.
+        obstacle: why it waits now, as its callers will be told at their deadline; None while it does not.
+        is_first: instances were asked to go for it, so nobody else gets their memory.
+    """
+
+    __slots__ = ("future", "id", "is_first", "is_needed", "obstacle", "rank", "since", "target")
+
+    def __init__(self, id: str, target: Target, *, rank: Rank, is_needed: Callable[[], bool], since: float) -> None:
+        self.id = id
+        self.target = target
+        self.rank = rank
+        self.is_needed = is_needed
+        self.since = since
+        self.obstacle: errors.PilotlightError | None = None
+        self.is_first = False
+        self.future: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Ask {self.id} {self.target!r}{' held up' if self.obstacle else ''}>"
+
+    @property
+    def tenant(self) -> str:
+        """The function's owner."""
+        return self.target.tenant
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of one instance."""
+        return self.target.launch.memory_bytes
+
+    @property
+    def gpus(self) -> int:
+        """Of one instance."""
+        return self.target.footprint.gpu_count if self.target.footprint.gpu else 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """False once it went through, or was abandoned in this very moment."""
+        return self.future is not None and not self.future.done()
+
+    def go_on(self) -> None:
+        """Let it through."""
+        if self.is_waiting and self.future is not None:
+            self.future.set_result(None)
+
+    def give_up(self) -> None:
+        """Nobody needs it any more."""
+        if self.is_waiting and self.future is not None:
+            self.future.set_exception(NotNeeded())
+
+    async def wait_in(self, line: FairQueue[Ask], rank: Rank, *, cost: float, look: Callable[[], None], is_first: bool = False) -> None:
+        """Wait in a line until it is let through. `look`: what hands out, called once it stands there. Raises NotNeeded."""
+        self.future = asyncio.get_running_loop().create_future()
+        place = line.push(self, rank, cost=cost, is_first=is_first)
+        try:
+            look()
+            await self.future
+        finally:
+            line.remove(place)
+            self.obstacle = None
+            self.is_first = False

@@ -1,0 +1,179 @@
+"""Room on the node: starts that it has no memory for wait for it in a fair order, and idle instances are given up for them.
+
+The node agent decides what fits, because it alone knows all claims. Until it refuses one nobody waits here. From then on starts wait in a
+FairQueue, whose costs are bytes, and go on as room becomes free: what the agent said is unclaimed, less what was let through since, plus
+what has left. `reclaim` says which instances make room. As what others on the node do is not seen here, the first in line asks the agent
+again every RETRY_S. A refusal of what waiting cannot change (a node for other tenants, more than the node has) is no matter of waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from activator.fairness.asks import Ask, NotNeeded
+from activator.fairness.headcount import Estate, Nobody
+from activator.fairness.queue import FairQueue
+from activator.fairness.reclaim import Balance, Need, victims
+from activator.fairness.terms import Terms
+from activator.fairness.ticks import Ticks
+from activator.routes import Target
+from pilotlight import errors
+from snapshotter.errors import NoCapacity
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""Between looks while somebody waits: for turns, for callers that left, and for what others on the node gave back."""
+
+
+class Capacity:
+    """See the module. Owner: the event loop; decisions (`look`) do not await."""
+
+    def __init__(self, terms: Terms, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._terms = terms
+        self._clock = clock
+        self.estate: Estate = Nobody()
+        self._line: FairQueue[Ask] = FairQueue()
+        self._held: dict[str, tuple[str, int]] = {}
+        self._use: Counter[str] = Counter()
+        self._leaving: dict[str, bool] = {}
+        self._free_bytes = 0
+        self._total_bytes = 0
+        self._ticks = Ticks(self.retry, every_s=RETRY_S)
+
+    def __repr__(self) -> str:
+        return f"<Capacity {sum(self._use.values()) >> 20} MiB of {len(self._use)} tenants, {len(self._line)} starts wait>"
+
+    @property
+    def waiting(self) -> int:
+        """Starts that wait for room."""
+        return len(self._line)
+
+    async def enter(self, ask: Ask) -> None:
+        """Before the node is asked: nobody overtakes those who wait. Raises NotNeeded."""
+        if not self._line:
+            self._hold(ask.id, ask.target)
+            return
+        if not ask.is_needed():
+            raise NotNeeded
+        await self._wait(ask)
+
+    async def wait_for_room(self, ask: Ask, refusal: NoCapacity, answer: errors.PilotlightError) -> None:
+        """The node refused: wait until it may be asked again. `answer`: what callers are told at their deadline.
+
+        Raises the refusal where waiting is no use, NotNeeded.
+        """
+        self._drop(ask.id)
+        detail = refusal.detail
+        if detail.get("resource") != "memory" or ask.memory_bytes > detail.get("total", 0):
+            raise refusal
+        self._total_bytes = int(detail["total"])
+        self._free_bytes = self._total_bytes - int(detail["claimed"])
+        if not ask.is_needed():
+            raise NotNeeded
+        await self._wait(ask, answer)
+
+    async def _wait(self, ask: Ask, answer: errors.PilotlightError | None = None) -> None:
+        ask.since = self._clock() if answer is None else min(ask.since, self._clock())
+        ask.obstacle = answer or _no_room(ask)
+        self._ticks.begin()
+        await ask.wait_in(self._line, ask.rank, cost=float(max(1, ask.memory_bytes)), look=self.look, is_first=answer is not None)
+
+    # -- what is held -------------------------------------------------------------------------------------------------
+    def hold(self, instance_id: str, target: Target) -> None:
+        """An instance that was there already (adopted)."""
+        if instance_id not in self._held:
+            self._hold(instance_id, target)
+
+    def left(self, instance_id: str) -> None:
+        """It is gone, or never came."""
+        freed = self._drop(instance_id)
+        self._leaving.pop(instance_id, None)
+        if freed and self._line:
+            self._free_bytes += freed
+            self.look()
+
+    def _hold(self, instance_id: str, target: Target) -> None:
+        self._held[instance_id] = target.tenant, target.launch.memory_bytes
+        self._use[target.tenant] += target.launch.memory_bytes
+
+    def _drop(self, instance_id: str) -> int:
+        tenant, held = self._held.pop(instance_id, ("", 0))
+        if held:
+            self._use[tenant] -= held
+            if not self._use[tenant]:
+                del self._use[tenant]
+        return held
+
+    # -- handing out --------------------------------------------------------------------------------------------------
+    def look(self) -> None:
+        """Let through whoever fits now, in their order, and make room for the others where that is fair."""
+        for ask in list(self._line):
+            if ask.is_waiting and not ask.is_needed():
+                ask.give_up()
+        while (fitting := self._line.pop(lambda ask: not ask.is_waiting or self._lacking(ask) <= 0)) is not None:
+            self._let_through(fitting)
+        for ask in list(self._line):
+            if ask.is_waiting:
+                self._make_room(ask)
+
+    def _let_through(self, ask: Ask) -> None:
+        if ask.is_waiting:
+            self._hold(ask.id, ask.target)
+            self._free_bytes -= ask.memory_bytes
+            ask.go_on()
+
+    def _lacking(self, ask: Ask) -> int:
+        """Bytes that have to become free before it fits."""
+        promised = sum(other.memory_bytes for other in self._line if other.is_first and other is not ask and other.is_waiting)
+        floors = self._terms.reserved()
+        kept = sum(max(0, floor - self._use[tenant]) for tenant, floor in floors.items() if tenant != ask.tenant)
+        return ask.memory_bytes + promised + kept - self._free_bytes
+
+    def _make_room(self, ask: Ask) -> None:
+        tenures = [tenure for tenure in self.estate.tenures() if tenure.id not in self._leaving]
+        leaving_soon = sum(self._held.get(name, ("", 0))[1] for name, is_idle in self._leaving.items() if is_idle)
+        need = Need(
+            tenant=ask.tenant,
+            asked_bytes=ask.memory_bytes,
+            lacking_bytes=self._lacking(ask) - leaving_soon,
+            waited_s=self._clock() - ask.since,
+            may_take_busy=all(self._leaving.values()),
+        )
+        if need.lacking_bytes <= 0:
+            ask.is_first = True
+            return
+        chosen = victims(tenures, need, self._balance(ask))
+        ask.is_first = ask.is_first or bool(chosen)
+        for victim in chosen:
+            log.info("instance given up for room instance=%s of=%s for=%s", victim.id, victim.tenant, ask.tenant)
+            self._leaving[victim.id] = victim.idle_s is not None
+            self.estate.give_up(victim.id)
+
+    def _balance(self, ask: Ask) -> Balance:
+        tenants = {*self._use, ask.tenant}
+        weights = {tenant: self._terms.plan_of(tenant).weight for tenant in tenants}
+        return Balance(use=self._use, weights=weights, floors=self._terms.reserved(), total_bytes=self._total_bytes)
+
+    def retry(self) -> bool:
+        """Time has passed: look again, and have the first in line ask the node. Whether anybody waits."""
+        self.look()
+        first = self._line.pop(lambda ask: ask.is_waiting and not ask.is_first)
+        if first is not None:
+            self._let_through(first)  # the node says whether there is room
+        return bool(self._line)
+
+    def close(self) -> None:
+        """No more looks."""
+        self._ticks.close()
+
+
+def _no_room(ask: Ask) -> errors.Unavailable:
+    """What is said of a start that waits behind others: nothing of theirs."""
+    wanted = f"{ask.memory_bytes >> 20} MiB wanted, and other starts wait for memory of this node already"
+    return errors.Unavailable(
+        f"no room for {ask.target.app}/{ask.target.function}: {wanted}", retry_after_s=5, resource="memory", asked=ask.memory_bytes
+    )

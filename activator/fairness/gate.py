@@ -1,0 +1,76 @@
+"""What every start passes on its way to the node: the quotas of its tenant, then room on the node. One for all throttlers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from activator.fairness.asks import Ask
+from activator.fairness.capacity import Capacity
+from activator.fairness.headcount import Estate, Headcount
+from activator.fairness.rank import Rank
+from activator.fairness.terms import Terms, Unbounded
+from activator.routes import Target
+from pilotlight.types import Priority
+
+INSTANCES, GPUS = "tenant:", "gpus:"
+"""What keys of allowances begin with that are a tenant's and not a revision's."""
+
+
+class Gate:
+    """See the module. Owner: the event loop."""
+
+    def __init__(self, terms: Terms | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.terms = terms or Unbounded()
+        self._is_counted = terms is not None
+        self._clock = clock
+        self.headcount = Headcount(self.terms, clock=clock)
+        self.capacity = Capacity(self.terms, clock=clock)
+
+    def __repr__(self) -> str:
+        return f"<Gate {self.headcount!r} {self.capacity!r}>"
+
+    def serve(self, estate: Estate) -> None:
+        """Make room among these instances."""
+        self.headcount.estate = self.capacity.estate = estate
+
+    def ask(self, instance_id: str, target: Target, *, priority: Priority, is_needed: Callable[[], bool]) -> Ask:
+        """One start that wants to go through."""
+        rank = Rank(priority=priority, tenant=target.tenant, weight=self.terms.plan_of(target.tenant).weight)
+        return Ask(instance_id, target, rank=rank, is_needed=is_needed, since=self._clock())
+
+    def pools(self, target: Target) -> list[tuple[str, int, int | None]]:
+        """What all activators count together, besides the revision: key, how many of it one start takes, and the bound."""
+        if not self._is_counted:
+            return []
+        plan = self.terms.plan_of(target.tenant)
+        gpus = target.footprint.gpu_count if target.footprint.gpu else 0
+        pools: list[tuple[str, int, int | None]] = [(INSTANCES + target.tenant, 1, plan.instances)]
+        return [*pools, (GPUS + target.tenant, gpus, plan.gpus)] if gpus else pools
+
+    def hold(self, instance_id: str, target: Target) -> None:
+        """An instance that was there already (adopted)."""
+        self.headcount.hold(instance_id, target)
+        self.capacity.hold(instance_id, target)
+
+    def left(self, instance_id: str) -> None:
+        """An instance is gone, or its start did not make one; more than once is fine."""
+        self.headcount.left(instance_id)
+        self.capacity.left(instance_id)
+
+    def idle(self, target: Target) -> None:
+        """An instance has nothing to do: a start may want its place."""
+        if self.capacity.waiting:
+            self.capacity.look()
+        if self.headcount.waiting:
+            self.headcount.look(target.tenant)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether starts wait here."""
+        return bool(self.capacity.waiting or self.headcount.waiting)
+
+    def close(self) -> None:
+        """No more looks."""
+        self.headcount.close()
+        self.capacity.close()

@@ -1,0 +1,180 @@
+"""The quotas `instances` and `gpus` of tenants and functions: counted over all revisions, what is starting included.
+
+A start beyond a quota waits while the tenant has instances that will be free: an idle one of another revision is given up for it at once,
+and a revision without any gets a turn from the one that has most. Where waiting is no use it is refused at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Protocol
+
+from activator.fairness.asks import Ask, NotNeeded
+from activator.fairness.queue import FairQueue
+from activator.fairness.reclaim import Tenure, successor
+from activator.fairness.terms import Terms
+from activator.fairness.ticks import Ticks
+from activator.routes import Target
+from pilotlight import errors
+
+LOOK_S = 1.0
+"""Between looks while somebody waits: for turns, for callers that left, and for quotas that changed."""
+RETRY_S = 2.0
+"""When a caller may come again after a quota of instances refused it: one of them may have ended by then."""
+
+
+class Estate(Protocol):
+    """The instances of this activator (the Scaler)."""
+
+    def tenures(self) -> Iterable[Tenure]:
+        """Those that take calls."""
+        ...
+
+    def give_up(self, instance_id: str) -> None:
+        """No more calls for this one; it goes as soon as it is idle."""
+        ...
+
+
+class Nobody:
+    """An estate without instances."""
+
+    def tenures(self) -> Iterable[Tenure]:
+        """See Estate."""
+        return ()
+
+    def give_up(self, instance_id: str) -> None:
+        """See Estate."""
+
+
+class Headcount:
+    """See the module. Owner: the event loop; decisions (`look`) do not await."""
+
+    def __init__(self, terms: Terms, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._terms = terms
+        self._clock = clock
+        self.estate: Estate = Nobody()
+        self._held: dict[str, tuple[tuple[str, ...], int]] = {}
+        self._instances: Counter[str] = Counter()
+        self._gpus: Counter[str] = Counter()
+        self._lines: dict[str, FairQueue[Ask]] = {}
+        self._leaving: dict[str, str] = {}
+        self._ticks = Ticks(self.look_everywhere, every_s=LOOK_S)
+
+    def __repr__(self) -> str:
+        return f"<Headcount {len(self._held)} instances, {self.waiting} starts wait>"
+
+    @property
+    def waiting(self) -> int:
+        """Starts that a quota holds up."""
+        return sum(map(len, self._lines.values()))
+
+    def count(self, tenant: str) -> tuple[int, int]:
+        """Instances and GPUs of a tenant."""
+        return self._instances[tenant], self._gpus[tenant]
+
+    async def enter(self, ask: Ask) -> None:
+        """Be counted, as soon as the quotas allow. Raises OverQuota where waiting is no use, NotNeeded."""
+        refusal = self.refusal(ask)
+        if refusal is None:
+            self.hold(ask.id, ask.target)
+            return
+        if not self._instances[ask.tenant] or refusal.detail["limit"] < _amount(ask, refusal):
+            raise refusal
+        if not ask.is_needed():
+            raise NotNeeded
+        line = self._lines.setdefault(ask.tenant, FairQueue())
+        ask.since = self._clock()
+        self._ticks.begin()
+        try:
+            own = replace(ask.rank, tenant=ask.target.name, weight=1)
+            await ask.wait_in(line, own, cost=1.0, look=lambda: self.look(ask.tenant))
+        finally:
+            if not line and self._lines.get(ask.tenant) is line:
+                del self._lines[ask.tenant]
+
+    def hold(self, instance_id: str, target: Target) -> None:
+        """It counts from now on."""
+        if instance_id not in self._held:
+            gpus = target.footprint.gpu_count if target.footprint.gpu else 0
+            names = target.tenant, target.name
+            self._held[instance_id] = names, gpus
+            self._instances.update(names)
+            for name in names:
+                self._gpus[name] += gpus
+
+    def left(self, instance_id: str) -> None:
+        """It is gone, or never came."""
+        held = self._held.pop(instance_id, None)
+        if held is None:
+            return
+        self._leaving.pop(instance_id, None)
+        names, gpus = held
+        self._instances.subtract(names)
+        for name in names:
+            self._gpus[name] -= gpus
+            if not self._instances[name]:
+                del self._instances[name], self._gpus[name]
+        self.look(names[0])
+
+    def refusal(self, ask: Ask) -> errors.OverQuota | None:
+        """The quota that one more would be over; None when there is room."""
+        plan, own = self._terms.plan_of(ask.tenant), self._terms.quotas_of(ask.target.name)
+        for of, name, quotas in (("tenant", ask.tenant, plan), ("function", ask.target.name, own)):
+            for quota, limit, held, more in (
+                ("instances", quotas.instances, self._instances[name], 1),
+                ("gpus", quotas.gpus, self._gpus[name], ask.gpus),
+            ):
+                if limit is not None and more and held + more > limit:
+                    return errors.OverQuota(
+                        f"the {of} has {held} of {limit} {quota} in use, and {ask.target.app}/{ask.target.function} needs {more} more",
+                        retry_after_s=RETRY_S, quota=quota, of=of, limit=limit,
+                    )  # fmt: skip
+        return None
+
+    def look(self, tenant: str) -> None:
+        """Let through whoever has room now, and make room where that is fair."""
+        line = self._lines.get(tenant)
+        if line is None:
+            return
+        for ask in list(line):
+            if ask.is_waiting and not ask.is_needed():
+                ask.give_up()
+        while (fitting := line.pop(lambda ask: not ask.is_waiting or self.refusal(ask) is None)) is not None:
+            if fitting.is_waiting:
+                self.hold(fitting.id, fitting.target)
+                fitting.go_on()
+        self._make_room(tenant, [ask for ask in line if ask.is_waiting])
+
+    def look_everywhere(self) -> bool:
+        """Time has passed, or a plan changed. Whether anybody waits."""
+        for tenant in list(self._lines):
+            self.look(tenant)
+        return bool(self._lines)
+
+    def close(self) -> None:
+        """No more looks."""
+        self._ticks.close()
+
+    def _make_room(self, tenant: str, asks: list[Ask]) -> None:
+        now = self._clock()
+        leaving = sum(owner == tenant for owner in self._leaving.values())
+        for n, ask in enumerate(asks):
+            ask.obstacle = self.refusal(ask)
+            if n < leaving or ask.obstacle is None:
+                continue
+            of = ask.target.name if ask.obstacle.detail["of"] == "function" else None
+            known = (
+                tenure for tenure in self.estate.tenures()
+                if tenure.tenant == tenant and of in (None, tenure.function) and tenure.id not in self._leaving
+            )  # fmt: skip
+            victim = successor(known, ask.target.key, waited_s=now - ask.since, needs_gpu=ask.obstacle.detail["quota"] == "gpus")
+            if victim is not None:
+                self._leaving[victim.id] = tenant
+                self.estate.give_up(victim.id)
+
+
+def _amount(ask: Ask, refusal: errors.OverQuota) -> int:
+    return ask.gpus if refusal.detail["quota"] == "gpus" else 1

@@ -1,0 +1,36 @@
+"""A look again and again, for as long as somebody waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class Ticks:
+    """Calls `look` every `every_s` seconds from `begin` on, until it answers False. Owner: the event loop."""
+
+    __slots__ = ("_every_s", "_look", "_timer")
+
+    def __init__(self, look: Callable[[], bool], *, every_s: float) -> None:
+        self._look = look
+        self._every_s = every_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Ticks {'on' if self._timer is not None else 'off'}>"
+
+    def begin(self) -> None:
+        """Tick, unless it does."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._every_s, self._tick)
+
+    def close(self) -> None:
+        """No more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._look():
+            self.begin()

@@ -1,0 +1,66 @@
+"""One revision as the autoscaler remembers it: its windows, its decider's state, and what was decided last."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from activator.autoscaler.decider import DeciderSpec, DeciderState, Observed, ScaleDecision, decide, initial_state
+from activator.autoscaler.target import panic_window_s
+from activator.autoscaler.windows import TimeWindow
+from activator.throttler import Throttler
+
+log = logging.getLogger(__name__)
+
+PANIC_WINDOW_PERCENT = 10.0
+
+
+class Scaled:
+    """One revision's throttler with its windows and the decider's memory. Owner: the Scaler."""
+
+    __slots__ = ("decision", "name", "panic", "recorded_at", "spec", "stable", "state", "throttler")
+
+    def __init__(self, name: str, throttler: Throttler, now: float) -> None:
+        self.name = name
+        self.throttler = throttler
+        self.spec = DeciderSpec.from_scaling(throttler.target.spec.scaling)
+        self.stable = TimeWindow(self.spec.kpa.stable_window_s)
+        self.panic = TimeWindow(panic_window_s(self.spec.kpa.stable_window_s, PANIC_WINDOW_PERCENT))
+        self.state: DeciderState = initial_state(now, spec=self.spec, ready=len(throttler.instances))
+        self.recorded_at = now
+        self.decision: ScaleDecision | None = None
+
+    def __repr__(self) -> str:
+        return f"<Scaled {self.throttler!r} last {self.decision}>"
+
+    def record(self, now: float) -> None:
+        """Take the load since the last time into both windows."""
+        concurrency = self.throttler.load.take(now, now - self.recorded_at)
+        self.recorded_at = now
+        self.stable.record(now, concurrency)
+        self.panic.record(now, concurrency)
+
+    def decide(self, now: float) -> ScaleDecision:
+        """What there should be now."""
+        throttler = self.throttler
+        live = list(throttler.live())
+        observed = Observed(
+            stable=None if self.stable.is_empty(now) else self.stable.average(now),
+            panic=None if self.panic.is_empty(now) else self.panic.average(now),
+            ready=len(live),
+            starting=throttler.starting,
+            in_flight=throttler.in_flight,
+            waiting=throttler.waiting,
+            idle_s=tuple(now - i.idle_since for i in live if not i.in_flight),
+            oldest_wait_s=throttler.oldest_wait_s(now) or 0.0,
+            start_s=throttler.expected_start_s(),
+        )
+        spec = self.spec
+        if spec.min_instances and spec.min_instances != throttler.min_instances:
+            spec = replace(spec, min_instances=throttler.min_instances)
+        decision, self.state = decide(now, observed, spec, self.state)
+        if self.decision is None or decision.desired != self.decision.desired:
+            log.info("scale app=%s function=%s revision=%s decision=%s", throttler.target.app, throttler.target.function,
+                     throttler.target.revision, decision)  # fmt: skip
+        self.decision = decision
+        return decision
