@@ -29,6 +29,8 @@ from activator.control import ControlPlane
 from activator.dispatch import Dispatcher
 from activator.edge import EdgeLimits
 from activator.entry import Entrance
+from activator.fairness.gate import Gate
+from activator.fairness.terms import share_of
 from activator.feed import FeedFollower
 from activator.fleet import NodeFleet
 from activator.gateway import Gateway
@@ -79,7 +81,9 @@ class Activator:
         self.quotas = _quota_store(settings, key, self.id)
         self.entrance = Entrance(table=self.table, store=self.quotas, settings=settings)
         self.feed = FeedFollower(table=self.table, socket=controller, token=key.token, log_path=self.home / "routes.ndjson")
-        self.fleet = NodeFleet(socket=paths.socket("snapshotter"), lessee=self.id)
+        self.fleet = NodeFleet(
+            socket=paths.socket("snapshotter"), lessee=self.id, share_of=lambda tenant: share_of(self.table, tenant)
+        )  # fmt: skip
         self.books = Books(
             directory=self.home, activator=self.id, sync_s=settings.journal_sync_s, free_idle_s=settings.scaledown_window_s,
             ledger=ControllerLedger(socket=controller, token=key.token, activator=self.id),
@@ -88,6 +92,7 @@ class Activator:
         )  # fmt: skip
         self.table.on_budget = self.books.budgets.apply
         self.queue = ProcessQueue(settings.max_queued)
+        self.gate = Gate(self.table)
         self.shared = _shared_state(settings, key, self.id)
         rate_per_s = settings.unauthenticated_per_s
         self.strangers = SharedStrangerLimit(self.shared, rate_per_s=rate_per_s) if self.shared else StrangerLimit(rate_per_s=rate_per_s)
@@ -103,9 +108,16 @@ class Activator:
                 observer=self.metrics,
                 account=self.books.account,
                 allowance=self.shared,
+                gate=self.gate,
             )
 
-        self.scaler = Scaler(table=self.table, fleet=self.fleet, make_throttler=make_throttler)
+        self.scaler = Scaler(
+            table=self.table,
+            fleet=self.fleet,
+            make_throttler=make_throttler,
+            gate=self.gate,
+            may_run=lambda target: not self.books.is_spent(target),
+        )
         self.metrics.collect_instances(self.scaler.states)
         self.metrics.collect_journal(self.books.lag)
         self.dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of, may_pay=self.books.check)
