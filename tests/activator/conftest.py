@@ -71,12 +71,16 @@ class Edge:
         self.table = empty_table()
         self.fleet = FakeFleet(directory, behaviour)
         self.ledger = MemoryLedger()
-        self.books = Books(directory=directory / "journal", activator="a-0", sync_s=0.01, free_idle_s=60.0, ledger=self.ledger)
         self.metrics = Metrics()
+        self.books = Books(
+            directory=directory / "journal", activator="a-0", sync_s=0.01, free_idle_s=60.0, ledger=self.ledger,
+            is_served_unbilled=settings.journal_full == "serve", on_unbilled=self.metrics.unbilled,
+        )  # fmt: skip
         self.queue = ProcessQueue(settings.max_queued)
         self.strangers = StrangerLimit(rate_per_s=settings.unauthenticated_per_s)
         self.scaler = Scaler(table=self.table, fleet=self.fleet, make_throttler=self._throttler)
-        dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of)
+        dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of, may_pay=self.books.check)
+        self.table.on_budget = self.books.budgets.apply
         nobody = directory / "controller.sock"
         self.control = ControlPlane(nobody, table=self.table, strangers=self.strangers, catch_up=_nothing_to_catch_up)
         self.quotas = quotas or ProcessQuotas()
@@ -98,7 +102,7 @@ class Edge:
             dispatcher=dispatcher,
             calls=self.calls,
             scaler=self.scaler,
-            passthrough=Passthrough(throttler_of=self.scaler.throttler_of, metrics=self.metrics),
+            passthrough=Passthrough(dispatcher=dispatcher, metrics=self.metrics),
             control=self.control,
             metrics=self.metrics,
         )
@@ -161,8 +165,8 @@ def _behaviour() -> Behaviour:
 
 
 @pytest.fixture(name="quota_store")
-async def _quota_store() -> AsyncIterator[QuotaStore]:
-    yield ProcessQuotas()
+def _quota_store() -> QuotaStore:
+    return ProcessQuotas()
 
 
 @pytest.fixture(name="edge")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
@@ -68,9 +69,7 @@ async def test_a_call_over_its_quota_is_429_with_the_time_to_come_back(shop: Edg
     shop.add_tenant("acme", requests_per_s=0.25, burst=2)
     await warm(shop)
     await shop.call(json={"x": 1})
-    more = {} if is_warm else {"headers": {"pilotlight-timeout": "9"}}
-
-    answer = await shop.call(json={"x": 2}, **more)
+    answer = await shop.call(json={"x": 2}, headers={} if is_warm else {"pilotlight-timeout": "9"})
 
     assert answer.status_code == 429
     assert 3 <= int(answer.headers["retry-after"]) <= 4
@@ -82,11 +81,11 @@ async def test_a_call_over_its_quota_is_429_with_the_time_to_come_back(shop: Edg
     assert answer.headers["ratelimit"].startswith('"tenant";r=0;t=')
 
 
-@pytest.mark.parametrize("more", [{}, {"headers": {"pilotlight-timeout": "9"}}], ids=["warm", "task"])
-async def test_answers_say_what_is_left(shop: Edge, more: dict[str, object]) -> None:
+@pytest.mark.parametrize("headers", [{}, {"pilotlight-timeout": "9"}], ids=["warm", "task"])
+async def test_answers_say_what_is_left(shop: Edge, headers: dict[str, str]) -> None:
     shop.add_tenant("acme", requests_per_s=0.001, burst=10, concurrent=3)
     await warm(shop)
-    answers = [await shop.call(json={"x": 1}, **more) for _ in range(2)]
+    answers = [await shop.call(json={"x": 1}, headers=headers) for _ in range(2)]
 
     assert [a.headers["ratelimit"].partition(";t=")[0] for a in answers] == ['"tenant";r=8', '"tenant";r=7']
     assert '"tenant-concurrent";r=' in answers[0].headers["ratelimit"]
@@ -287,7 +286,7 @@ class TestRaw:
     ],
 )
 async def test_a_call_has_the_priority_that_it_asks_for_within_its_plan(
-    shop: Edge, plan: dict[str, str], asked: bytes | None, status: int, priority: str | None
+    shop: Edge, plan: dict[str, Any], asked: bytes | None, status: int, priority: str | None
 ) -> None:
     shop.add_tenant("acme", weight=3, **plan)
     target = shop.table.targets_of(HELLO)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 import threading
 import time
@@ -116,6 +117,39 @@ def test_a_submitted_call_is_found_and_cancelled_through_either(pair: Pair) -> N
         httpx.put(f"{platform.url}/v1/calls/mine?function={GREET}", json={"n": 1}, headers=platform.headers).status_code for _ in range(6)
     ]
     assert sorted(again) == [200] * 5 + [202]
+
+
+def test_a_revoked_key_is_refused_by_both_with_the_very_next_request(pair: Pair) -> None:
+    platform = pair.platform
+    for _ in range(3):
+        made = json.loads(platform.cli("token", "create", "--scope", "invoke", "--json").stdout)
+        headers = {"authorization": f"Bearer {made['secret']}"}
+        before = [httpx.post(f"{platform.url}/v1/functions/{GREET}:invoke", json={"n": 1}, headers=headers, timeout=30) for _ in range(8)]
+        assert [a.status_code for a in before] == [200] * 8
+
+        platform.cli("token", "revoke", made["id"], "--yes")
+
+        after = [httpx.post(f"{platform.url}/v1/functions/{GREET}:invoke", json={"n": 1}, headers=headers, timeout=30) for _ in range(8)]
+        assert [a.status_code for a in after] == [401] * 8  # each over a connection of its own, so to whichever activator
+
+
+async def test_both_together_grant_a_key_its_quota_once(pair: Pair) -> None:
+    platform = pair.platform
+    quotas = ("--quota", "requests_per_s=0.001", "--quota", "burst=24")
+    made = json.loads(platform.cli("token", "create", "--scope", "invoke", *quotas, "--json").stdout)
+    served = pair.served()
+
+    async def call(n: int) -> httpx.Response:
+        async with httpx.AsyncClient(timeout=60) as client:
+            url = f"{platform.url}/v1/functions/{GREET}:invoke"
+            return await client.post(url, json={"n": n}, headers={"authorization": f"Bearer {made['secret']}"})
+
+    answers = await asyncio.gather(*(call(n) for n in range(60)))
+
+    assert Counter(a.status_code for a in answers) == {200: 24, 429: 36}
+    assert {a.headers["ratelimit-policy"] for a in answers if '"key"' in a.headers["ratelimit-policy"]}
+    assert all(int(a.headers["retry-after"]) > 1 for a in answers if a.status_code == 429)
+    assert min(now - before for now, before in zip(pair.served(), served, strict=True)) > 0, "one of them was never asked"
 
 
 def test_status_shows_each_activator(pair: Pair) -> None:

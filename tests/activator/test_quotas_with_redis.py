@@ -1,0 +1,143 @@
+"""Quotas over real HTTP where they are counted in a real Redis: the same answers, another way through the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import redis
+
+from activator.quotas.redis_store import RedisQuotas
+from activator.quotas.store import Gate, QuotaStore
+from activator.settings import ActivatorSettings
+from pilotlight.spec import Scaling
+from tests.activator.conftest import KEY, Edge
+from tests.activator.test_gateway import forever, problem_of, until
+from tests.fakes.fake_worker import Behaviour, WorkerAnswer, WorkerRequest, echo
+from tests.fakes.routes import TENANT, route_of, spec_of
+
+
+class Script:
+    """A behaviour that can be changed between calls."""
+
+    def __init__(self) -> None:
+        self.now: Behaviour = echo
+
+    async def __call__(self, request: WorkerRequest) -> WorkerAnswer:
+        return await self.now(request)
+
+
+@pytest.fixture(name="script")
+def _script() -> Script:
+    return Script()
+
+
+@pytest.fixture(name="behaviour")
+def _behaviour(script: Script) -> Behaviour:
+    return script
+
+
+@pytest.fixture(name="settings")
+def _settings() -> ActivatorSettings:
+    return ActivatorSettings(without_redis={"concurrent": "closed"}, redis_url="redis://unused", quota_store="redis")
+
+
+@pytest.fixture(name="quota_store")
+async def _quota_store(settings: ActivatorSettings, redis_url: str) -> AsyncIterator[QuotaStore]:
+    store = RedisQuotas(redis_url, platform="p", member="a-0", is_open=settings.is_open_without_redis)
+    yield store
+    await store.aclose()
+
+
+@pytest.fixture(name="other")
+async def _other(settings: ActivatorSettings, redis_url: str) -> AsyncIterator[RedisQuotas]:
+    """Another activator's store."""
+    store = RedisQuotas(redis_url, platform="p", member="a-1", is_open=settings.is_open_without_redis)
+    yield store
+    await store.aclose()
+
+
+@pytest.fixture(name="shop")
+async def _shop(edge: Edge) -> Edge:
+    edge.add(route_of(spec_of(scaling=Scaling(max_inputs=8))))
+    await edge.call(json={"x": 0})
+    return edge
+
+
+def elsewhere(edge: Edge, other: RedisQuotas) -> Gate:
+    """The same caller at the same function, at the other activator."""
+    caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
+    gate = other.gate(edge.entrance._rules(caller, edge.table.targets_of(f"{TENANT}/main/shop/hello")[0], ""))
+    assert gate is not None
+    return gate
+
+
+def take_away(edge: Edge) -> None:
+    """Redis does not answer this activator any more."""
+    assert isinstance(edge.quotas, RedisQuotas)
+    edge.quotas._redis.connection_pool.connection_kwargs["path"] = "/nowhere/r.sock"
+    edge.quotas._redis.connection_pool.reset()  # type: ignore[no-untyped-call]
+
+
+async def test_both_activators_grant_the_quota_together_and_say_so(shop: Edge, other: RedisQuotas) -> None:
+    shop.add_tenant("acme", requests_per_s=0.001, burst=4, concurrent=3)
+    there = elsewhere(shop, other)
+    assert [await there.take(1, 1, 0) for _ in range(2)] == [None, None]
+
+    first = await shop.call(json={"x": 1})
+    assert first.status_code == 200
+    assert first.headers["ratelimit"].startswith('"tenant";r=1;t=')
+    assert first.headers["ratelimit"].endswith('"tenant-concurrent";r=0')
+    assert (await shop.call(json={"x": 1})).status_code == 200
+    over = await shop.call(json={"x": 1})
+    assert (over.status_code, problem_of(over)["quota"]) == (429, "requests_per_s")
+    assert int(over.headers["retry-after"]) > 900
+
+
+async def test_so_many_run_at_once_over_all_activators(shop: Edge, other: RedisQuotas, script: Script) -> None:
+    shop.add_tenant("acme", concurrent=2)
+    script.now = forever
+    running = [asyncio.create_task(shop.call(json={"x": n})) for n in range(2)]
+    await until(lambda: shop.quotas.held(f"tenant:{TENANT}") == 2)
+    there = elsewhere(shop, other)
+    refusal = await there.take(1, 1, 0)
+    assert refusal is not None
+    assert refusal.quota == "concurrent"
+    for call in running:
+        call.cancel()
+    await until(lambda: shop.quotas.held(f"tenant:{TENANT}") == 0)
+    assert isinstance(shop.quotas, RedisQuotas)
+    await shop.quotas.flush()
+    assert await there.take(1, 1, 0) is None
+
+
+async def test_without_a_rule_a_call_stays_warm_and_redis_is_not_asked(shop: Edge, redis_url: str) -> None:
+    def trips() -> int:
+        with redis.Redis.from_url(redis_url) as client:
+            stats = client.info("commandstats")
+            return int(stats.get("cmdstat_evalsha", {"calls": 0})["calls"])  # type: ignore[union-attr]
+
+    before = trips()
+    assert (await shop.call(json={"x": 1})).headers["pilotlight-start"] == "WARM"
+    resolved = next(iter(shop.gateway._resolved.values()))
+    assert resolved.way is not None
+    assert trips() == before
+
+    shop.add_tenant("acme", requests_per_s=5)
+    assert (await shop.call(json={"x": 1})).status_code == 200
+    resolved = next(iter(shop.gateway._resolved.values()))
+    assert resolved.way is None
+
+
+async def test_while_redis_is_away_what_is_open_goes_on_and_what_is_closed_is_503(shop: Edge) -> None:
+    shop.add_tenant("acme", requests_per_s=0.001, burst=2)
+    take_away(shop)
+    open_ = [await shop.call(json={"x": 1}) for _ in range(3)]
+    assert [a.status_code for a in open_] == [200, 200, 429]  # counted here
+
+    shop.add_tenant("acme", concurrent=5)
+    closed: httpx.Response = await shop.call(json={"x": 1})
+    assert (closed.status_code, closed.headers["retry-after"]) == (503, "2")
+    assert "without_redis" in str(problem_of(closed)["detail"])
