@@ -142,7 +142,7 @@ class Activator:
             dispatcher=self.dispatcher,
             calls=self.calls,
             scaler=self.scaler,
-            passthrough=Passthrough(throttler_of=self.scaler.throttler_of, metrics=self.metrics),
+            passthrough=Passthrough(dispatcher=self.dispatcher, metrics=self.metrics),
             control=self.control,
             metrics=self.metrics,
         )

@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.frames import EXTERNAL_CLOSE_CODES
 
 from activator.billing.account import Ticket
-from activator.dispatch import Call
+from activator.dispatch import Call, Dispatcher
 from activator.entry import Entry
 from activator.fairness.rank import Rank
 from activator.heads import weights_timing
@@ -51,8 +51,8 @@ RawEntry = Callable[[Request], Entry]
 class Passthrough:
     """Streams raw requests to ASGI functions."""
 
-    def __init__(self, *, throttler_of: Callable[[Target], Throttler], metrics: Metrics) -> None:
-        self._throttler_of = throttler_of
+    def __init__(self, *, dispatcher: Dispatcher, metrics: Metrics) -> None:
+        self._dispatcher = dispatcher
         self._metrics = metrics
 
     async def http(self, request: Request, entry: Entry) -> None:
@@ -63,7 +63,8 @@ class Passthrough:
         call = _call_of(request, entry)
         admission = call.admission = await entry.admit()
         try:
-            reservation = await self._throttler_of(target).reserve(call.remaining_s(target.spec.clocks.queue_s), rank=call.rank)
+            self._dispatcher.check(call)
+            reservation = await self._dispatcher.throttler_of(target).reserve(call.remaining_s(target.spec.clocks.queue_s), rank=call.rank)
             call.reserved_ns = time.monotonic_ns()
             call.start_kind, call.start_ms, call.weights = reservation.start_kind, reservation.start_ms, reservation.weights
             await self._relay(target, _Relay(request, call, reservation, entry), request)
@@ -103,7 +104,8 @@ class Passthrough:
             call = _call_of(request, entry)
             admission = call.admission = await entry.admit()
             try:
-                throttler = self._throttler_of(entry.target)
+                self._dispatcher.check(call)
+                throttler = self._dispatcher.throttler_of(entry.target)
                 reservation = await _reserve_unless_left(throttler, receive, entry.target.spec.clocks.queue_s, call.rank)
                 await self._hold(scope, receive, send, reservation, call)
             finally:
@@ -120,7 +122,7 @@ class Passthrough:
         ticket: Ticket | None = None
         status, outcome = 500, "error"
         try:
-            ticket = reservation.open(call)
+            ticket = await reservation.open_paid(call)
             await _relay_frames(scope, receive, send, reservation, call)
             status, outcome = 101, "ok"
         except errors.PilotlightError as e:
@@ -223,7 +225,7 @@ class _Relay:
     async def run(self) -> None:
         """Open the record, send the request, relay the answer. Raises UpstreamGone, JournalFull."""
         request, loop = self._request, asyncio.get_running_loop()
-        self._ticket = self._reservation.open(self._call)
+        self._ticket = await self._reservation.open_paid(self._call)
         connections = self._reservation.instance.connections
         connection = self._connection = connections.take_nowait(self._call.reserved_ns / 1e9) or await connections.open(loop)
         has_body = b"content-length" in request.headers or b"transfer-encoding" in request.headers
