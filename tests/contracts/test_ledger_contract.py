@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pilotlight.controller import bills, corrections, exports, invoices, latencies, ledger, prices, rollups, tables, tenants, totals
+from pilotlight.controller import bills, corrections, exports, invoices, ledger, prices, rollups, tables, tenants, totals
 from pilotlight.controller.aggregation import CLOCKS, Spending, bucket_of
 from pilotlight.controller.store import Store
 from pilotlight.errors import Conflict, InvalidInput, NotFound
@@ -244,23 +244,20 @@ def test_hours_and_days_are_those_of_utc(store: Store) -> None:
     assert [line.records for line in report(store, "t-1", "day", since=DECEMBER_1)] == [3]
 
 
-def test_latencies_are_at_most_a_tenth_too_high(store: Store) -> None:
-    times = [1, 7, 30, 31, 32, 300, 2000, 2001, 9000, 90_000]
+def test_every_clock_of_every_call_is_in_a_bucket_that_holds_up_to_it(store: Store) -> None:
+    times = [0, 1, 7, 30, 31, 2000, 90_000]
     records = [usage(f"req-{n}/1", queued_ms=0, start_ms=ms if ms > 1000 else 0, exec_ms=ms) for n, ms in enumerate(times)]
     add(store, *records, usage("i-1/IDLE/1", kind="IDLE", exec_ms=10**9))
-    hour = records[0].started_at // 3600 * 3600
-    asked: dict[str, Any] = {"tenant": "t-1", "since": hour, "until": hour + 3600}
+    found: dict[str, Counter[int]] = {clock: Counter() for clock in CLOCKS}
     with store.read() as sql:
-        found = {clock: latencies.latencies(sql, clock=clock, **asked)[()] for clock in CLOCKS}
-        by_kind = latencies.latencies(sql, clock="exec", groups=("start_kind",), **asked)
-    for percent, wanted in ((50, 32), (90, 9000), (100, 90_000)):
-        shown = found["exec"].percentile(percent)
-        assert shown is not None
-        assert wanted <= shown <= wanted * 1.1
-    assert [found[clock].calls for clock in CLOCKS] == [10] * 4
-    assert (found["queue"].percentile(99), found["start"].percentile(50)) == (1.0, 1.0)
-    assert by_kind.keys() == {("WARM",)}
-    assert latencies.Histogram().percentile(50) is None
+        for row in sql.execute(sa.select(tables.latency_hours)):
+            assert (row.hour, row.start_kind) == (int(records[0].started_at) // 3600, "WARM")
+            found[row.clock][row.bucket] += row.calls
+    assert found["exec"] == Counter(bucket_of(ms) for ms in times)
+    assert found["total"] == Counter(bucket_of(ms if ms < 1000 else 2 * ms) for ms in times)
+    assert found["queue"] == {0: 7}
+    assert found["start"] == {0: 5, bucket_of(2000): 1, bucket_of(90_000): 1}
+    assert all(1.1 ** (bucket_of(ms) - 1) < ms <= 1.1 ** bucket_of(ms) for ms in times if ms > 1)
 
 
 @pytest.mark.parametrize("ms, bucket", [(0, 0), (1, 0), (2, 8), (10**12, 239)])

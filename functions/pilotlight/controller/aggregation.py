@@ -26,8 +26,6 @@ AT = {name: at for at, name in enumerate(COLUMNS)}
 CALL = "CALL"
 CLOCKS = ("total", "queue", "start", "exec")
 """What `latency_hours` has histograms of: a call from its arrival to its last byte, and its three parts."""
-SILENT_CLOCKS = frozenset({"queue", "start"})
-"""Clocks that rest at zero for most calls: their bucket 0 is not written, it is what is missing to the calls of `total`."""
 BOUNDS_MS = tuple(1.1**bucket for bucket in range(240))
 """Bucket b holds what is above the bound before it and at most this; the last one, a hundred days, also all beyond."""
 MEASURES = ("queued_ms", "start_ms", "exec_ms", "billed_ns", "tokens_in", "tokens_out", "bytes_in", "bytes_out")
@@ -166,9 +164,6 @@ def _histograms(numbers: Sequence[Sequence[Any]]) -> dict[tuple[str, int], int]:
     queue, start, execution, *_ = zip(*numbers, strict=True)
     total = map(add, map(add, queue, start), execution)
     for clock, column in zip(CLOCKS, (total, queue, start, execution), strict=True):
-        if clock in SILENT_CLOCKS and not any(column):
-            continue
         for ms, calls in Counter(column).items():
-            if (bucket := bucket_of(ms)) or clock not in SILENT_CLOCKS:
-                out[clock, bucket] += calls
+            out[clock, bucket_of(ms)] += calls
     return dict(out)

@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from pilotlight.controller import audit, ledger, prices, tables
-from pilotlight.controller.aggregation import month_of_day, next_month
+from pilotlight.controller.aggregation import DAY_S, month_of_day, next_month
 from pilotlight.controller.store import Write
 from pilotlight.controller.totals import HALF, Total, money_of, totals
 from pilotlight.errors import Conflict, InvalidInput, NotFound
@@ -29,7 +29,6 @@ COLUMNS = (
 )  # fmt: skip
 """Of an invoice as CSV: one row per line, one per correction; `cost` adds up to the invoice's total."""
 _LINES = ("environment", "app", "function", "kind", "price_version")
-DAY_S = 86_400
 
 
 def listing(sql: sa.Connection, *, tenant: str) -> list[dict[str, Any]]:
@@ -161,9 +160,19 @@ def _line(total: Total) -> dict[str, Any]:
 
 
 def _corrections(sql: sa.Connection, *, tenant: str, month: str, currency: str) -> list[dict[str, Any]]:
+    # Corrections are few and their month has many records: the rollup says on which days to look.
+    where = {"month": month, "currency": currency, "kind": ledger.ADJUSTMENT}
+    out: list[dict[str, Any]] = []
+    for total in totals(sql, tenant=tenant, groups=("day",), since=None, until=None, where=where):
+        out += _corrections_of(sql, int(total.group["day"]), {"tenant": tenant, **where})
+    return out
+
+
+def _corrections_of(sql: sa.Connection, day: int, where: Mapping[str, str]) -> list[dict[str, Any]]:
     c = tables.usage.c
     columns = (c.id, c.environment, c.app, c.function, c.price_version, c.corrects, c.note, c.started_at, c.cost_picos)
-    within = (c.tenant == tenant, c.month == month, c.currency == currency, c.kind == ledger.ADJUSTMENT)
+    begin = float(day * DAY_S)
+    within = [c.started_at >= begin, c.started_at < begin + DAY_S, *(c[name] == value for name, value in where.items())]
     found = sql.execute(sa.select(*columns).where(*within).order_by(c.started_at, c.id)).mappings()
     return [{**{k: v for k, v in row.items() if k != "cost_picos"}, "cost": _text(row["cost_picos"])} for row in found]
 

@@ -179,24 +179,3 @@ def _total(row: sa.RowMapping, groups: Sequence[str]) -> Total:
         gpu_s=float(row["gpu_s"]),
         picos=int(row["high"]) * HALF + int(row["low"]),
     )
-
-
-def spent(
-    sql: sa.Connection,
-    *,
-    tenant: str,
-    currency: str,
-    first_day: int,
-    last_day: int,
-    environment: str = "",
-    app: str = "",
-    function: str = "",
-) -> int:
-    """Picounits of the days first_day..last_day (since the epoch, both included); "" covers every environment, app, function."""
-    table = tables.usage_days
-    named = {"environment": environment, "app": app, "function": function}
-    within = [table.c[name] == value for name, value in named.items() if value]
-    days = table.c.day.between(first_day, last_day)
-    query = sa.select(*money_of(table)).where(table.c.tenant == tenant, table.c.currency == currency, days, *within)
-    high, low = sql.execute(query).one()
-    return int(high or 0) * HALF + int(low or 0)
