@@ -253,7 +253,6 @@ usage = sa.Table(
     *(sa.Column(name, sa.Text, nullable=False, server_default="") for name in ("caller", "corrects", "note", "month")),
     sa.Index("ix_usage_tenant_started_at", "tenant", "started_at"),
     sa.Index("ix_usage_tenant_call", "tenant", "call"),
-    sa.Index("ix_usage_tenant_month", "tenant", "month"),
 )
 """`month` is the month ("2026-11", UTC) whose invoice has the record: that of `started_at`, or the first one not yet issued."""
 
@@ -269,7 +268,7 @@ ROLLUP_SUMS = (
 ROLLUP_FLOATS = ("cpu_core_s", "memory_byte_s", "gpu_s")
 
 
-def _rollup(name: str, unit: str) -> sa.Table:
+def _rollup(name: str, unit: str, *indexes: sa.Index) -> sa.Table:
     """Sums of records by everything that bills and pages group by; `unit` is the whole hour or day since the epoch."""
     return sa.Table(
         name,
@@ -279,12 +278,12 @@ def _rollup(name: str, unit: str) -> sa.Table:
         *(_text(part, key=True) for part in ROLLUP_GROUPS),
         *(_whole(part) for part in ROLLUP_SUMS),
         *(_time(part) for part in ROLLUP_FLOATS),
-        sa.Index(f"ix_{name}_tenant_month", "tenant", "month"),
+        *indexes,
     )
 
 
 usage_hours = _rollup("usage_hours", "hour")
-usage_days = _rollup("usage_days", "day")
+usage_days = _rollup("usage_days", "day", sa.Index("ix_usage_days_tenant_month", "tenant", "month"))
 
 latency_hours = sa.Table(
     "latency_hours",

@@ -136,7 +136,6 @@ def upgrade() -> None:
             name=op.f("pk_usage_hours"),
         ),
     )
-    op.create_index("ix_usage_hours_tenant_month", "usage_hours", ["tenant", "month"], unique=False)
     op.create_table(
         "budgets",
         sa.Column("id", sa.Text(), nullable=False),
@@ -221,5 +220,4 @@ def upgrade() -> None:
     op.add_column("usage", sa.Column("corrects", sa.Text(), server_default="", nullable=False))
     op.add_column("usage", sa.Column("note", sa.Text(), server_default="", nullable=False))
     op.add_column("usage", sa.Column("month", sa.Text(), server_default="", nullable=False))
-    op.create_index("ix_usage_tenant_month", "usage", ["tenant", "month"], unique=False)
     op.execute(f"UPDATE usage SET month = {MONTH[op.get_bind().dialect.name]}")
