@@ -1,7 +1,8 @@
 """`make demo`: a model from zero to an answer, and what it cost.
 
 Starts a platform of its own, deploys examples/embed.py, calls it from nothing, from its Template, from its snapshot where the machine
-can (root and CRIU), and warm; prints times and costs from the answers' own headers, and stops. `--keep` (or `KEEP=1`) leaves it up.
+can (root and CRIU), and warm; prints times and costs from the answers' own headers, the bill from the ledger, and stops. `--keep` (or
+`KEEP=1`) leaves it up.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pilotlight import profile
-from pilotlight.cli import deploying, local, orphans, supervise, up
+from pilotlight.cli import billing, deploying, local, orphans, supervise, up
 from pilotlight.cli.call import facts
 from pilotlight.cli.commands import what_to_do
 from pilotlight.cli.output import milliseconds, money
@@ -30,7 +31,9 @@ from pilotlight.errors import PilotlightError
 
 ROOT = Path(__file__).resolve().parents[1]
 SENTENCES = ["A man is eating food.", "A man is eating a piece of bread.", "The stock market fell today."]
+APP = "search"
 STOP_S = 60.0
+SHIPPED_S = 20.0
 ATTEMPTS = 3
 console = Console(highlight=False)
 
@@ -61,8 +64,9 @@ def main() -> int:
     try:
         session = start(platform)
         show(session)
+        console.print(f"\ndashboard: [bold]{platform.url}/dashboard[/] (sign in with the admin key)", soft_wrap=True)
         if keep:
-            console.print(f"\nIt stays up: dashboard [bold]{platform.url}/dashboard[/]; stop it with `.venv/bin/pilotlight down`.")
+            console.print("It stays up: stop it with `.venv/bin/pilotlight down`.")
         return 0
     except PilotlightError as e:
         keep = False
@@ -122,13 +126,17 @@ def show(session: Session) -> None:
             fork = call(http)
             restored = [call_restored(client, http)] if snapshot_is_proven(deployer) else []
             warm = call(http)
+        calls = [cold, *restored, fork, warm]
+        wait_billed(client, len(calls))
     similarities(cold.vectors)
-    console.print(timings([cold, *restored, fork, warm]))
+    console.print(timings(calls))
+    console.print("\n[italic]The bill, from the ledger (`pilotlight billing report`)[/]")
+    billing.report(session, app=APP)
 
 
 def snapshot_is_proven(deployer: deploying.Deployer) -> bool:
     """Wait for the snapshot; where there is none, one line says why."""
-    proof = deployer.prove("search", "Embedder")
+    proof = deployer.prove(APP, "Embedder")
     if proof.restore_ms is not None:
         console.print(f"its snapshot is proven: {proof}\n", soft_wrap=True)
         return True
@@ -139,7 +147,7 @@ def snapshot_is_proven(deployer: deploying.Deployer) -> bool:
 def call_restored(client: Client, http: httpx.Client) -> Measured:
     """A call when nothing of the function is left in memory: no instance, no Template."""
     for _ in range(ATTEMPTS):
-        drop_templates(client, "search")
+        drop_templates(client, APP)
         stop_instances(client)
         measured = call(http)
         if measured.start != "WARM":  # else the autoscaler was faster: the last minute's calls want an instance
@@ -150,7 +158,7 @@ def call_restored(client: Client, http: httpx.Client) -> Measured:
 def call(http: httpx.Client) -> Measured:
     """Embed the sentences over HTTP, as any program would."""
     began = time.monotonic()
-    answer = http.post("/v1/functions/search/Embedder.embed_all:invoke", json={"texts": SENTENCES})
+    answer = http.post(f"/v1/functions/{APP}/Embedder.embed_all:invoke", json={"texts": SENTENCES})
     waited_ms = (time.monotonic() - began) * 1000
     if answer.status_code != 200:
         raise PilotlightError(f"the call was answered {answer.status_code}: {answer.text}")
@@ -167,8 +175,19 @@ def call(http: httpx.Client) -> Measured:
 
 def stop_instances(client: Client) -> None:
     """Back to zero: the next call finds no instance, only the Template."""
-    for instance in client.instances(app="search"):
+    for instance in client.instances(app=APP):
         client.stop_instance(str(instance["id"]))
+
+
+def wait_billed(client: Client, calls: int) -> None:
+    """Until the ledger has them: activators send their records within a second or two."""
+    deadline = time.monotonic() + SHIPPED_S
+    while time.monotonic() < deadline:
+        rows = client.billing_report(app=APP)["rows"]
+        if sum(row["records"] for row in rows if row["kind"] == "CALL") >= calls:
+            return
+        time.sleep(0.2)
+    raise PilotlightError(f"the ledger did not get the records of {calls} calls in {SHIPPED_S:g} s")
 
 
 def similarities(vectors: list[list[float]]) -> None:
