@@ -92,6 +92,7 @@ class Activator:
         )  # fmt: skip
         self.table.on_budget = self.books.budgets.apply
         self.queue = ProcessQueue(settings.max_queued)
+        self.metrics.collect_waiting(self.queue.counts)
         self.gate = Gate(self.table)
         self.shared = _shared_state(settings, key, self.id)
         rate_per_s = settings.unauthenticated_per_s

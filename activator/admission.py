@@ -117,6 +117,10 @@ class ProcessQueue:
         """Calls that wait."""
         return len(self._all)
 
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Calls that wait by (tenant, priority), for metrics; from any thread."""
+        return self._all.counts()
+
     def enter(self, call: Waiting) -> None:
         """One more waits, in the place of another where a bound is reached. Raises OverQuota, TooManyRequests or Shed: nobody gave way."""
         victims = [self._victim(call, bound) for bound in call.bounds if self._is_full(bound)]

@@ -277,7 +277,9 @@ class _InstanceCollector(Collector):
     def collect(self) -> list[GaugeMetricFamily]:
         """Current counts (Prometheus' own interface)."""
         family = GaugeMetricFamily(
-            "pilotlight_instances", "Instances by state; calls_waiting and calls_in_flight are calls.", labels=(*_FUNCTION, "state")
+            "pilotlight_instances",
+            "Instances by state; calls_waiting and calls_in_flight are calls, starts_held_up starts that wait for a quota or for room.",
+            labels=(*_FUNCTION, "state"),
         )
         return [_summed(family, (((*self._functions.of(*labels[:3]), labels[3]), count) for labels, count in self._states().items()))]
 

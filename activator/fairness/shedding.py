@@ -84,6 +84,11 @@ class Crowd:
         """How many of one tenant wait."""
         return self._sizes[tenant]
 
+    def counts(self) -> dict[tuple[str, str], int]:
+        """How many wait, by tenant and priority. May be asked from another thread, which sees each line as it is in that moment."""
+        lines = [(tenant, priority, line) for tenant, found in list(self._lines.items()) for priority, line in list(found.items())]
+        return {(tenant, priority.value): len(line) for tenant, priority, line in lines}
+
     def victim(self, arriving: Rank, limit: int) -> Ranked | None:
         """Who gives its place to `arriving` when `limit` places are taken; None: `arriving` goes away itself."""
         total = self._weight if arriving.tenant in self._weights else self._weight + arriving.weight

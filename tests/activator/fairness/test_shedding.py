@@ -140,3 +140,9 @@ def test_a_tenant_within_its_share_never_loses_a_standard_place_to_one_over_it(c
         crowd.remove(victim)
         crowd.add(call)
         assert len(crowd) == limit
+
+
+def test_a_crowd_is_counted_by_tenant_and_priority() -> None:
+    crowd = crowd_of(Held("a", Priority.BATCH), Held("a", Priority.BATCH), Held("b", Priority.REALTIME))
+
+    assert crowd.counts() == {("a", "batch"): 2, ("b", "realtime"): 1}
