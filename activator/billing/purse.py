@@ -69,6 +69,8 @@ class Purse:
         if not self.is_shared:
             self.held += amount - self.amount
             self.left += amount - self.amount
+        elif amount < self.amount:
+            self.give_back()  # it may not be there any more: to be borrowed anew
         self.amount, self.record = amount, record
 
     def covers(self, *, tenant: str, environment: str, app: str, function: str, currency: str) -> bool:

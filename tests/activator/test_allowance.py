@@ -211,6 +211,14 @@ async def test_members_that_spend_ship_die_and_come_back_never_spend_more_than_t
     assert platform.cost > 0.4 * PICO, "and most of it could be spent"
 
 
+async def test_a_smaller_amount_holds_for_what_was_borrowed_before_it(platform: Platform) -> None:
+    [one] = await platform.start(1, budget(amount="10"))
+    one.close(await one.open())
+    one.budgets.apply("b-1", budget(amount="0.01"))
+    with pytest.raises(errors.OverBudget):
+        await one.open()
+
+
 async def test_a_new_life_finds_what_the_last_one_spent_and_frees_what_it_had_borrowed(platform: Platform) -> None:
     record = budget(amount="0.5")
     one, two = await platform.start(2, record)

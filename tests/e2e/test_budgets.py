@@ -1,0 +1,109 @@
+"""A hard budget against two activators, a Redis and a controller that are real, and killed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.harness import PlatformUnderTest, free_port, platform_up, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+SPEND = "purse/spend"
+CALLERS = 8
+CALL_S = 0.2
+"""A call costs some 0.005: a quarter of a core at 0.1 a second."""
+AMOUNT = Decimal("0.5")
+LONGEST_S = 60.0
+
+
+@pytest.fixture(name="platform", scope="module")
+def _platform(redis_server: str) -> Iterator[PlatformUnderTest]:
+    activator = {"activators": 2, "redis_url": redis_server, "listen": f"127.0.0.1:{free_port()}", "metrics_listen": None}
+    with platform_up(activator=activator, prices={"version": "dear", "cpu_core_s": "0.1", "memory_gib_s": "0"}) as platform:
+        platform.deploy("purse.py")
+        yield platform
+
+
+def set_budget(platform: PlatformUnderTest, amount: Decimal | str, **more: Any) -> dict[str, Any]:
+    """Make or change the budget of the app's month."""
+    body = {"app": "purse", "amount": str(amount), **more}
+    answer = httpx.put(f"{platform.url}/v1/budgets", json=body, headers=platform.headers, timeout=20)
+    assert answer.status_code in (200, 201), answer.text
+    budget: dict[str, Any] = answer.json()
+    return budget
+
+
+def shown(platform: PlatformUnderTest, budget: str) -> dict[str, Any]:
+    """The budget as its owner sees it."""
+    found: dict[str, Any] = httpx.get(f"{platform.url}/v1/budgets/{budget}", headers=platform.headers).json()
+    return found
+
+
+async def call(platform: PlatformUnderTest, seconds: float = CALL_S) -> int:
+    """The status of one call, over a connection of its own; 0 when it broke."""
+    try:
+        async with httpx.AsyncClient(timeout=60) as client:
+            answer = await client.post(f"{platform.url}/v1/functions/{SPEND}:invoke", json={"seconds": seconds}, headers=platform.headers)
+    except httpx.TransportError:
+        return 0
+    if answer.status_code == 429:
+        assert int(answer.headers["retry-after"]) >= 1
+    return answer.status_code
+
+
+async def spend_all(platform: PlatformUnderTest) -> Counter[int]:
+    """Call until every caller was told twice in a row that the budget is spent, or for LONGEST_S."""
+    seen: Counter[int] = Counter()
+    until = time.monotonic() + LONGEST_S
+
+    async def caller() -> None:
+        refused = 0
+        while refused < 2 and time.monotonic() < until:
+            status = await call(platform)
+            seen[status] += 1
+            refused = refused + 1 if status == 402 else 0
+            if status != 200:
+                await asyncio.sleep(0.1)
+
+    await asyncio.gather(*(caller() for _ in range(CALLERS)))
+    return seen
+
+
+def spent(platform: PlatformUnderTest) -> Decimal:
+    """What the ledger has of it."""
+    return sum((Decimal(r["cost"]) for r in platform.usage("app = 'purse'")), Decimal(0))
+
+
+async def test_two_activators_never_spend_more_than_the_budget_though_one_is_killed_and_the_controller_too(
+    platform: PlatformUnderTest,
+) -> None:
+    budget = set_budget(platform, AMOUNT)
+    load = asyncio.create_task(spend_all(platform))
+    await asyncio.sleep(2.0)
+    pid = platform.kill("activator-1")
+    platform.kill("controller")
+    seen = await load
+    platform.wait_restarted("activator-1", pid)
+    assert seen[402] >= 2 * CALLERS, seen
+    assert seen.keys() <= {0, 200, 402, 429, 502, 503}, seen
+    assert seen[200] * CALL_S * 0.025 > float(AMOUNT) / 2, "most of it could be spent"
+    assert {await call(platform) for _ in range(6)} == {402}
+    wait_for(lambda: spent(platform) > AMOUNT * 3 / 4, "the records to arrive")
+    await asyncio.sleep(1.0)  # whatever else is on its way
+    assert spent(platform) <= AMOUNT
+
+    assert Decimal(shown(platform, budget["id"])["spent"]) == spent(platform)
+    set_budget(platform, AMOUNT * 2)
+    assert await call(platform) == 200
+    set_budget(platform, AMOUNT / 2)
+    assert {await call(platform) for _ in range(4)} == {402}
+    set_budget(platform, AMOUNT / 2, hard=False)
+    assert {await call(platform, 0.0) for _ in range(4)} == {200}
