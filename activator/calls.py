@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import json
 import logging
 import time
 from dataclasses import replace
@@ -25,6 +24,7 @@ from weakref import WeakValueDictionary
 import httpx
 
 from activator.billing.books import Books
+from activator.call_records import answered, collect, event, failed, own_call_id, payload, receipt, receipt_of, unknown
 from activator.callers import ANONYMOUS, Caller
 from activator.control import ControlPlane
 from activator.dispatch import Call, Dispatcher, Exchange
@@ -37,7 +37,7 @@ from activator.settings import ActivatorSettings
 from activator.siblings import PASSED_ON, Siblings
 from activator.upstream import UpstreamGone
 from pilotlight import errors
-from pilotlight.protocol import CALLS_PATH, CONTENT_PROBLEM, HEADER_PLATFORM_TOKEN, CallRecord, problem
+from pilotlight.protocol import CALLS_PATH, HEADER_PLATFORM_TOKEN, CallRecord
 from pilotlight.types import FunctionAddress, TenantId
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class SubmittedCalls:
     async def submit(self, request: Request, caller: Caller, call: Call) -> None:
         """Hold the call durably, then answer 202 with where to look. Raises TooManyRequests, JournalFull."""
         record = await self.hold(caller, call, fingerprint="")
-        await request.respond_json(202, _receipt(record), [(b"location", f"/v1/calls/{call.id}".encode())])
+        await request.respond_json(202, receipt(record), [(b"location", f"/v1/calls/{call.id}".encode())])
 
     async def hold(self, caller: Caller, call: Call, *, fingerprint: str) -> CallRecord:
         """Take responsibility for a call; returns once it is durable."""
@@ -121,7 +121,7 @@ class SubmittedCalls:
         )  # fmt: skip
         held = self._held[call.id] = _Held(record)
         try:
-            await self._books.journal.submit(call.id, _payload(record, call))
+            await self._books.journal.submit(call.id, payload(record, call))
         except BaseException:
             del self._held[call.id]
             raise
@@ -145,7 +145,7 @@ class SubmittedCalls:
             if known["labels"].get("fingerprint") != fingerprint:
                 raise errors.Conflict(f"call {own_id!r} exists already with another function or other arguments")
             record = known
-        await request.respond_json(202 if known is None else 200, {**_receipt_of(record), "id": own_id})
+        await request.respond_json(202 if known is None else 200, {**receipt_of(record), "id": own_id})
 
     # -- running ------------------------------------------------------------------------------------------------------
     async def _run(self, held: _Held, call: Call) -> None:
@@ -156,19 +156,17 @@ class SubmittedCalls:
                 self._note(held, replace(held.record, state="RUNNING", sequence=held.record.sequence + 1))
                 try:
                     exchange = await self._begin(call, held.record.expires_at)
-                    status, body = await _collect(exchange, self._settings.max_body_bytes)
+                    status, body = await collect(exchange, self._settings.max_body_bytes)
                 finally:
                     _release(call)
         except errors.PilotlightError as e:
-            self._finish(held, call, _failed(held.record, e))
+            self._finish(held, call, failed(held.record, e))
             return
         except UpstreamGone as e:
-            self._finish(
-                held, call, _failed(held.record, errors.WorkerCrashed(f"the instance died under this call: {e}", reason="crashed"))
-            )
+            self._finish(held, call, failed(held.record, errors.WorkerCrashed(f"the instance died under this call: {e}", reason="crashed")))
             return
         self._metrics.answered(exchange, status)
-        self._finish(held, call, _answered(held.record, exchange, status, body))
+        self._finish(held, call, answered(held.record, exchange, status, body))
 
     async def _begin(self, call: Call, expires_at: float) -> Exchange:
         """Where its quotas are used up the call waits as long as its result would be kept; for room, as long as any call."""
@@ -213,7 +211,7 @@ class SubmittedCalls:
             await self._wait(caller, path, _wait_s(request))
             record = await self._find(request, caller, path) or await self._find(request, caller, own_call_id(caller.tenant, path))
             if record is None:
-                raise _unknown(path)
+                raise unknown(path)
             await request.respond_json(200, record)
         else:
             raise errors.NotFound(f"{request.verb} is not served at /v1/calls/{path}: GET it, or POST …:cancel")
@@ -226,7 +224,7 @@ class SubmittedCalls:
         if self._held_here(caller, call_id) is not None:
             return False
         if PASSED_ON in request.headers:
-            raise _unknown(call_id)  # the one who asked us asks the controller itself
+            raise unknown(call_id)  # the one who asked us asks the controller itself
         return await self._siblings.ask(request)
 
     def _held_here(self, caller: Caller, call_id: str) -> _Held | None:
@@ -258,7 +256,7 @@ class SubmittedCalls:
         if response.status_code == 404:
             return None
         if response.status_code == 403:
-            raise errors.Forbidden(_detail_of(response))
+            raise errors.Forbidden("this API key may not see this call")
         if response.is_error:
             raise errors.Unavailable(f"the control plane answered {response.status_code}", retry_after_s=2)
         body: dict[str, Any] = response.json()
@@ -269,7 +267,7 @@ class SubmittedCalls:
     def _mine(self, caller: Caller, call_id: str) -> _Held:
         held = self._held_here(caller, call_id)
         if held is None:
-            raise _unknown(call_id)
+            raise unknown(call_id)
         return held
 
     async def _cancel(self, request: Request, caller: Caller, call_id: str) -> None:
@@ -279,7 +277,7 @@ class SubmittedCalls:
             await asyncio.wait([held.task])
             if held.record.state not in _FINAL:
                 self._finish(held, None, replace(held.record, state="CANCELLED", status=499, outcome="cancelled"))  # type: ignore[arg-type]
-        await request.respond_json(200, _receipt(held.record))
+        await request.respond_json(200, receipt(held.record))
 
     async def _stream(self, request: Request, caller: Caller, call_id: str) -> None:
         """Server-sent events: `state` at each change, `result` at the end."""
@@ -292,9 +290,9 @@ class SubmittedCalls:
         await request.start(200, headers)
         while held.record.state not in _FINAL:
             changed = held.changed
-            await request.chunk(_event("state", {"id": held.record.id, "state": held.record.state}))
+            await request.chunk(event("state", {"id": held.record.id, "state": held.record.state}))
             await changed.wait()
-        await request.chunk(_event("result", held.record.to_json()), more=False)
+        await request.chunk(event("result", held.record.to_json()), more=False)
 
     # -- recovery and shipping ----------------------------------------------------------------------------------------
     def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
@@ -306,20 +304,20 @@ class SubmittedCalls:
             self._resume(self._books.journal.payload(left.id), left.attempts)
         return [group.create_task(self._ship(), name="call results shipping")]
 
-    def _resume(self, payload: dict[str, Any], attempts: int) -> None:
-        record = CallRecord.from_json(payload["record"])
+    def _resume(self, kept: dict[str, Any], attempts: int) -> None:
+        record = CallRecord.from_json(kept["record"])
         held = self._held[record.id] = _Held(record)
-        owner = TenantId(payload.get("owner") or record.tenant)
+        owner = TenantId(kept.get("owner") or record.tenant)
         address = FunctionAddress(tenant=owner, environment=record.environment, app=record.app, function=record.function)
         try:
             target = self._table.target(address)
-            entry = self._entrance.entry(self._table.caller_of(payload["key"]) or ANONYMOUS, target)
+            entry = self._entrance.entry(self._table.caller_of(kept["key"]) or ANONYMOUS, target)
         except errors.PilotlightError as e:
-            self._finish(held, None, _failed(record, e))  # type: ignore[arg-type]
+            self._finish(held, None, failed(record, e))  # type: ignore[arg-type]
             return
         call = Call(
-            id=record.id, target=target, method=record.method, key_id=payload["key"], body=base64.b64decode(payload["body"]),
-            content_type=payload["content_type"].encode(), accept=payload["accept"].encode(), rank=entry.ranks[None],
+            id=record.id, target=target, method=record.method, key_id=kept["key"], body=base64.b64decode(kept["body"]),
+            content_type=kept["content_type"].encode(), accept=kept["accept"].encode(), rank=entry.ranks[None],
             caller="" if record.tenant == owner else record.tenant,
             admission=Admission(entry.gate, requests=0, holds=0) if entry.gate is not None else None,
         )  # fmt: skip
@@ -377,19 +375,6 @@ def _release(call: Call) -> None:
         call.admission.release()
 
 
-def _detail_of(response: httpx.Response) -> str:
-    """What the controller says of an error."""
-    try:
-        return str(response.json()["detail"])
-    except (ValueError, KeyError, TypeError):
-        return "this API key may not see this call"
-
-
-def own_call_id(tenant: str, own_id: str) -> str:
-    """The platform's id of a call that its caller named: the same for the same tenant and name, and nobody else's."""
-    return "req-" + hashlib.sha256(f"{tenant}\0{own_id}".encode()).hexdigest()[:32]
-
-
 def _wait_s(request: Request) -> float:
     """The `wait_s` query parameter of a poll, 0 when there is none. Raises InvalidInput."""
     given = parse_qs(request.scope["query_string"].decode("latin-1")).get("wait_s", ["0"])[0]
@@ -408,87 +393,3 @@ def function_of_put(request: Request) -> str:
     if not given:
         raise errors.InvalidInput("name the function: PUT /v1/calls/{id}?function=app/function", parameter="function")
     return str(given[0])
-
-
-async def _collect(exchange: Exchange, limit_bytes: int) -> tuple[int, bytes]:
-    """A worker's whole answer, also of a generator. Raises TooLarge, UpstreamGone."""
-    answer = exchange.answer
-    status, outcome, body = 502, "error", b""
-    try:
-        if answer.body is not None:
-            body = answer.body
-        else:
-            parts: list[bytes] = []
-            size = 0
-            async for chunk in answer.chunks():
-                size += len(chunk)
-                if size > limit_bytes:
-                    raise errors.TooLarge(
-                        f"the result is larger than {limit_bytes} bytes: store it and return where", limit_bytes=limit_bytes
-                    )
-                parts.append(chunk)
-            body = b"".join(parts)
-        status, outcome = answer.status, "ok" if answer.status < 400 else "error"
-        return status, body
-    except asyncio.CancelledError:
-        status, outcome = 499, "cancelled"
-        raise
-    finally:
-        exchange.close(status=status, outcome=outcome, bytes_out=len(body))
-
-
-def _payload(record: CallRecord, call: Call) -> dict[str, Any]:
-    return {
-        "record": record.to_json(),
-        "owner": call.target.tenant,
-        "key": call.key_id,
-        "content_type": call.content_type.decode("latin-1"),
-        "accept": call.accept.decode("latin-1"),
-        "body": base64.b64encode(call.body).decode(),
-    }
-
-
-def _answered(record: CallRecord, exchange: Exchange, status: int, body: bytes) -> CallRecord:
-    call, answer = exchange.call, exchange.answer
-    return replace(
-        record,
-        state="SUCCEEDED" if status < 400 else "FAILED",
-        status=status,
-        content_type=answer.header(b"content-type").decode("latin-1"),
-        result=base64.b64encode(body).decode(),
-        outcome=answer.header(b"pilotlight-outcome").decode("latin-1"),
-        revision=call.target.revision,
-        start_kind=call.start_kind.value,
-        queued_ms=int(call.queued_ms),
-        start_ms=int(call.start_ms),
-        exec_ms=int(exchange.exec_ms),
-        cost=exchange.cost,
-    )
-
-
-def _failed(record: CallRecord, error: errors.PilotlightError) -> CallRecord:
-    body = problem(type=error.type, title=error.type, status=error.status, detail=str(error), instance=record.id, extra=dict(error.detail))
-    return replace(
-        record,
-        state="FAILED",
-        status=error.status,
-        content_type=CONTENT_PROBLEM,
-        result=base64.b64encode(json.dumps(body).encode()).decode(),
-        outcome="error",
-    )
-
-
-def _receipt(record: CallRecord) -> dict[str, Any]:
-    return _receipt_of(record.to_json())
-
-
-def _receipt_of(record: dict[str, Any]) -> dict[str, Any]:
-    return {"id": record["id"], "state": record["state"], "url": f"/v1/calls/{record['id']}"}
-
-
-def _event(name: str, body: dict[str, Any]) -> bytes:
-    return f"event: {name}\ndata: {json.dumps(body)}\n\n".encode()
-
-
-def _unknown(call_id: str) -> errors.NotFound:
-    return errors.NotFound(f"no call {call_id!r}: it is not yours, or its result has expired")

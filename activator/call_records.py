@@ -1,0 +1,110 @@
+"""Records of submitted calls: how they stand in the journal, what callers are told, and what they become when a call ends."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+from dataclasses import replace
+from typing import Any
+
+from activator.dispatch import Call, Exchange
+from pilotlight import errors
+from pilotlight.protocol import CONTENT_PROBLEM, CallRecord, problem
+
+
+def own_call_id(tenant: str, own_id: str) -> str:
+    """The platform's id of a call that its caller named: the same for the same tenant and name, and nobody else's."""
+    return "req-" + hashlib.sha256(f"{tenant}\0{own_id}".encode()).hexdigest()[:32]
+
+
+async def collect(exchange: Exchange, limit_bytes: int) -> tuple[int, bytes]:
+    """A worker's whole answer, also of a generator. Raises TooLarge, UpstreamGone."""
+    answer = exchange.answer
+    status, outcome, body = 502, "error", b""
+    try:
+        if answer.body is not None:
+            body = answer.body
+        else:
+            parts: list[bytes] = []
+            size = 0
+            async for chunk in answer.chunks():
+                size += len(chunk)
+                if size > limit_bytes:
+                    raise errors.TooLarge(
+                        f"the result is larger than {limit_bytes} bytes: store it and return where", limit_bytes=limit_bytes
+                    )
+                parts.append(chunk)
+            body = b"".join(parts)
+        status, outcome = answer.status, "ok" if answer.status < 400 else "error"
+        return status, body
+    except asyncio.CancelledError:
+        status, outcome = 499, "cancelled"
+        raise
+    finally:
+        exchange.close(status=status, outcome=outcome, bytes_out=len(body))
+
+
+def payload(record: CallRecord, call: Call) -> dict[str, Any]:
+    """What the journal holds of a submitted call: enough to run it again."""
+    return {
+        "record": record.to_json(),
+        "owner": call.target.tenant,
+        "key": call.key_id,
+        "content_type": call.content_type.decode("latin-1"),
+        "accept": call.accept.decode("latin-1"),
+        "body": base64.b64encode(call.body).decode(),
+    }
+
+
+def answered(record: CallRecord, exchange: Exchange, status: int, body: bytes) -> CallRecord:
+    """The record of a call that its worker answered."""
+    call, answer = exchange.call, exchange.answer
+    return replace(
+        record,
+        state="SUCCEEDED" if status < 400 else "FAILED",
+        status=status,
+        content_type=answer.header(b"content-type").decode("latin-1"),
+        result=base64.b64encode(body).decode(),
+        outcome=answer.header(b"pilotlight-outcome").decode("latin-1"),
+        revision=call.target.revision,
+        start_kind=call.start_kind.value,
+        queued_ms=int(call.queued_ms),
+        start_ms=int(call.start_ms),
+        exec_ms=int(exchange.exec_ms),
+        cost=exchange.cost,
+    )
+
+
+def failed(record: CallRecord, error: errors.PilotlightError) -> CallRecord:
+    """The record of a call that ended with an error of the platform's."""
+    body = problem(type=error.type, title=error.type, status=error.status, detail=str(error), instance=record.id, extra=dict(error.detail))
+    return replace(
+        record,
+        state="FAILED",
+        status=error.status,
+        content_type=CONTENT_PROBLEM,
+        result=base64.b64encode(json.dumps(body).encode()).decode(),
+        outcome="error",
+    )
+
+
+def receipt(record: CallRecord) -> dict[str, Any]:
+    """What who submitted a call is told."""
+    return receipt_of(record.to_json())
+
+
+def receipt_of(record: dict[str, Any]) -> dict[str, Any]:
+    """The same, of a record as JSON."""
+    return {"id": record["id"], "state": record["state"], "url": f"/v1/calls/{record['id']}"}
+
+
+def event(name: str, body: dict[str, Any]) -> bytes:
+    """One server-sent event (WHATWG HTML §9.2)."""
+    return f"event: {name}\ndata: {json.dumps(body)}\n\n".encode()
+
+
+def unknown(call_id: str) -> errors.NotFound:
+    """The error for an id that is nobody's, or another's."""
+    return errors.NotFound(f"no call {call_id!r}: it is not yours, or its result has expired")
