@@ -108,7 +108,7 @@ class Comings:
     @property
     def starting(self) -> int:
         """Starts under way."""
-        return len(self._starts)
+        return len(self._starts) - sum(ask.is_given_up for ask in self._asks.values())
 
     @property
     def stopping(self) -> int:

@@ -24,10 +24,11 @@ class Ask:
         is_needed: asked whenever it would go on waiting, or go through after it waited.
         since: when it began to wait, in the clock's seconds.
         obstacle: why it waits now, as its callers will be told at their deadline; None while it does not.
-        is_first: instances were asked to go for it, so nobody else gets their memory.
+        is_first: instances were asked to go for it, so nobody else gets their place.
+        is_given_up: nobody needs it any more, and its task is about to find out.
     """
 
-    __slots__ = ("future", "id", "is_first", "is_needed", "obstacle", "rank", "since", "target")
+    __slots__ = ("future", "id", "is_first", "is_given_up", "is_needed", "obstacle", "rank", "since", "target")
 
     def __init__(self, id: str, target: Target, *, rank: Rank, is_needed: Callable[[], bool], since: float) -> None:
         self.id = id
@@ -37,6 +38,7 @@ class Ask:
         self.since = since
         self.obstacle: errors.PilotlightError | None = None
         self.is_first = False
+        self.is_given_up = False
         self.future: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
@@ -70,6 +72,7 @@ class Ask:
     def give_up(self) -> None:
         """Nobody needs it any more."""
         if self.is_waiting and self.future is not None:
+            self.is_given_up = True
             self.future.set_exception(NotNeeded())
 
     async def wait_in(self, line: FairQueue[Ask], rank: Rank, *, cost: float, look: Callable[[], None], is_first: bool = False) -> None:
@@ -83,3 +86,10 @@ class Ask:
             line.remove(place)
             self.obstacle = None
             self.is_first = False
+
+
+def give_up_needless(line: FairQueue[Ask]) -> None:
+    """Those that nobody needs leave, the newest first."""
+    for ask in reversed(list(line)):
+        if ask.is_waiting and not ask.is_needed():
+            ask.give_up()

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from activator.fairness.asks import Ask, NotNeeded
+from activator.fairness.asks import Ask, NotNeeded, give_up_needless
 from activator.fairness.headcount import Estate, Nobody
 from activator.fairness.queue import FairQueue
 from activator.fairness.reclaim import Balance, Need, victims
@@ -111,9 +111,7 @@ class Capacity:
     # -- handing out --------------------------------------------------------------------------------------------------
     def look(self) -> None:
         """Let through whoever fits now, in their order, and make room for the others where that is fair."""
-        for ask in list(self._line):
-            if ask.is_waiting and not ask.is_needed():
-                ask.give_up()
+        give_up_needless(self._line)
         while (fitting := self._line.pop(lambda ask: not ask.is_waiting or self._lacking(ask) <= 0)) is not None:
             self._let_through(fitting)
         for ask in list(self._line):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from activator.fairness.asks import Ask, NotNeeded
+from activator.fairness.asks import Ask, NotNeeded, give_up_needless
 from activator.fairness.queue import FairQueue
 from activator.fairness.reclaim import Tenure, successor
 from activator.fairness.terms import Terms
@@ -60,7 +60,7 @@ class Headcount:
         self._instances: Counter[str] = Counter()
         self._gpus: Counter[str] = Counter()
         self._lines: dict[str, FairQueue[Ask]] = {}
-        self._leaving: dict[str, str] = {}
+        self._leaving: set[str] = set()
         self._ticks = Ticks(self.look_everywhere, every_s=LOOK_S)
 
     def __repr__(self) -> str:
@@ -110,7 +110,7 @@ class Headcount:
         held = self._held.pop(instance_id, None)
         if held is None:
             return
-        self._leaving.pop(instance_id, None)
+        self._leaving.discard(instance_id)
         names, gpus = held
         self._instances.subtract(names)
         for name in names:
@@ -139,14 +139,18 @@ class Headcount:
         line = self._lines.get(tenant)
         if line is None:
             return
-        for ask in list(line):
-            if ask.is_waiting and not ask.is_needed():
-                ask.give_up()
-        while (fitting := line.pop(lambda ask: not ask.is_waiting or self.refusal(ask) is None)) is not None:
+        give_up_needless(line)
+        while (fitting := line.pop(lambda ask: self._fits(ask, line))) is not None:
             if fitting.is_waiting:
                 self.hold(fitting.id, fitting.target)
                 fitting.go_on()
         self._make_room(tenant, [ask for ask in line if ask.is_waiting])
+
+    def _fits(self, ask: Ask, line: FairQueue[Ask]) -> bool:
+        """Those go first for whom an instance had to go; who does not wait any more is only taken out."""
+        if not ask.is_waiting:
+            return True
+        return self.refusal(ask) is None and (ask.is_first or not any(other.is_first and other.is_waiting for other in line))
 
     def look_everywhere(self) -> bool:
         """Time has passed, or a plan changed. Whether anybody waits."""
@@ -160,19 +164,20 @@ class Headcount:
 
     def _make_room(self, tenant: str, asks: list[Ask]) -> None:
         now = self._clock()
-        leaving = sum(owner == tenant for owner in self._leaving.values())
-        for n, ask in enumerate(asks):
-            ask.obstacle = self.refusal(ask)
-            if n < leaving or ask.obstacle is None:
+        for ask in asks:
+            refusal = self.refusal(ask)
+            ask.obstacle = refusal or ask.obstacle
+            if ask.is_first or refusal is None:
                 continue
-            of = ask.target.name if ask.obstacle.detail["of"] == "function" else None
+            of = ask.target.name if refusal.detail["of"] == "function" else None
             known = (
                 tenure for tenure in self.estate.tenures()
                 if tenure.tenant == tenant and of in (None, tenure.function) and tenure.id not in self._leaving
             )  # fmt: skip
-            victim = successor(known, ask.target.key, waited_s=now - ask.since, needs_gpu=ask.obstacle.detail["quota"] == "gpus")
+            victim = successor(known, ask.target.key, waited_s=now - ask.since, needs_gpu=refusal.detail["quota"] == "gpus")
             if victim is not None:
-                self._leaving[victim.id] = tenant
+                ask.is_first = True
+                self._leaving.add(victim.id)
                 self.estate.give_up(victim.id)
 
 

@@ -75,21 +75,25 @@ class _Ring(Generic[T]):
         return True
 
     def pop(self, is_wanted: Callable[[T], bool]) -> Place[T] | None:
-        for _ in range(2 * len(self.flows)):  # a flow whose turn is over may be the only one wanted: it gets another
-            tenant, flow = next(iter(self.flows.items()))
+        for tenant, flow in self.flows.items():
             place = next(iter(flow.places))
             if is_wanted(place.item):
-                if not flow.is_at_turn:
-                    flow.is_at_turn = True
-                    turn = flow.weight * self.quantum
-                    flow.credit = min(flow.credit + turn, turn + self.quantum)  # a turn that was broken off is not saved up
-                if flow.credit >= place.cost:
-                    flow.credit -= place.cost
-                    self.remove(place)
-                    return place
+                self._serve(tenant, flow, place)
+                return place
+        return None
+
+    def _serve(self, tenant: str, flow: _Flow[T], place: Place[T]) -> None:
+        if not flow.is_at_turn or flow.credit < place.cost:
+            turn = flow.weight * self.quantum
+            flow.is_at_turn = True
+            flow.credit = min(flow.credit + turn, turn + self.quantum)
+        flow.credit -= place.cost
+        del flow.places[place]
+        if not flow.places:
+            del self.flows[tenant]
+        elif flow.credit < next(iter(flow.places)).cost:  # its turn is over
             flow.is_at_turn = False
             self.flows.move_to_end(tenant)
-        return None
 
 
 def _anybody(_item: object) -> bool:

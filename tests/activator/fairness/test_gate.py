@@ -1,0 +1,464 @@
+"""Starts over a small node: quotas of instances and GPUs, room in a fair order, reclaimed instances, storms of cold starts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activator.admission import ProcessQueue
+from activator.billing.books import Books
+from activator.fairness.gate import Gate
+from activator.fairness.reclaim import SPARE_S, TURN_S
+from activator.fairness.terms import share_of
+from activator.metrics import Metrics
+from activator.reservation import Reservation
+from activator.routes import RouteTable, Target
+from activator.scaler import Scaler
+from activator.throttler import Throttler
+from pilotlight import errors
+from pilotlight.pricing import Rates
+from pilotlight.protocol import FeedChange
+from pilotlight.quotas import Plan
+from pilotlight.spec import Resources, Scaling
+from snapshotter.errors import NoCapacity
+from snapshotter.room import Room
+from tests.activator.conftest import MemoryLedger
+from tests.activator.test_gateway import until
+from tests.fakes.clock import ManualClock
+from tests.fakes.routes import TEST_KEY, change, route_of, spec_of
+from tests.fakes.small_node import SmallNode
+
+MIB = 1024**2
+SIZE = 100 * MIB
+
+
+class World:
+    """One activator's starts over a node of ten instances' size; its time is in the test's hand."""
+
+    def __init__(self, directory: Path) -> None:
+        self.clock = ManualClock()
+        self.table = RouteTable({"test": Rates(version="test", gpu_s={"H100": Decimal(1)})}, TEST_KEY)
+        self.node = SmallNode(directory, Room(memory_bytes=10 * SIZE), lambda tenant: share_of(self.table, tenant))
+        self.books = Books(
+            directory=directory / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger()
+        )  # fmt: skip
+        self.metrics = Metrics()
+        self.gate = Gate(self.table, clock=self.clock)
+        self.queue = ProcessQueue(1000)
+        self.scaler = Scaler(table=self.table, fleet=self.node, make_throttler=self._throttler, gate=self.gate, clock=self.clock)
+        self._seq = 0
+
+    def _throttler(self, target: Target) -> Throttler:
+        return Throttler(
+            target, fleet=self.node, queue=self.queue, secret_env=self.table.secret_env, observer=self.metrics, account=self.books.account,
+            gate=self.gate, clock=self.clock,
+        )  # fmt: skip
+
+    def tenant(self, name: str, **plan: Any) -> None:
+        """A tenant of this plan."""
+        self._tell(
+            "tenant", name, {"id": name, "name": name.upper(), "uid": None, "plan": Plan(name="p", **plan).to_json(), "suspended": False}
+        )
+
+    def _tell(self, kind: str, key: str, value: Any) -> None:
+        self._seq += 1
+        assert self.table.apply(FeedChange(seq=self._seq, kind=kind, key=key, value=value))
+
+    def function_quota(self, target: Target, **quotas: int) -> None:
+        """Quotas of one function."""
+        self._tell("quota", target.name, quotas)
+
+    def throttler(self, tenant: str, name: str = "hello", *, size: int = SIZE, scaling: Scaling | None = None, **more: Any) -> Throttler:
+        """A deployed function's throttler."""
+        self._seq += 1
+        resources = more.pop("resources", None) or Resources(memory_bytes=size)
+        spec = spec_of(name, scaling=scaling or Scaling(max_instances=100), resources=resources, **more)
+        route = route_of(spec, app=f"app-{tenant}", tenant=tenant)
+        self.table.apply(change(self._seq, route))
+        (target,) = self.table.targets_of(f"{tenant}/main/app-{tenant}/{name}")
+        return self.scaler.throttler_of(target)
+
+    async def pass_s(self, seconds: float) -> None:
+        """Time goes by, and the gate looks again."""
+        self.clock.advance(seconds)
+        self.gate.headcount.look_everywhere()
+        self.gate.capacity.retry()
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+@pytest.fixture(name="world")
+async def _world(short_tmp: Path) -> AsyncIterator[World]:
+    world = World(short_tmp)
+    await world.scaler.reconcile()
+    yield world
+    await world.scaler.aclose()
+    await world.node.aclose()
+    await world.books.aclose()
+    assert (repr(world.queue), world.gate.is_crowded) == ("<ProcessQueue 0/1000 waiting>", False)
+
+
+Call = asyncio.Task[Reservation]
+
+
+def calls(throttler: Throttler, count: int = 1, *, timeout_s: float = 30.0) -> list[Call]:
+    return [asyncio.create_task(throttler.reserve(timeout_s)) for _ in range(count)]
+
+
+async def held(throttler: Throttler, count: int) -> list[Reservation]:
+    """That many slots, each an instance of its own."""
+    return list(await asyncio.gather(*calls(throttler, count)))
+
+
+async def end(tasks: list[Call]) -> None:
+    """Whatever became of them."""
+    for task in tasks:
+        task.cancel()
+    for done in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(done, Reservation):
+            done.release()
+
+
+# -- quotas of instances and GPUs -------------------------------------------------------------------------------------
+async def test_a_tenants_instances_are_counted_over_all_its_functions_starting_ones_included(world: World) -> None:
+    world.tenant("a", instances=3)
+    one, two = world.throttler("a", "one"), world.throttler("a", "two")
+    world.node.gate.clear()
+    tasks = calls(one, 2) + calls(two, 2)
+    await until(lambda: world.gate.headcount.waiting == 1)
+
+    assert (len(world.node.started), one.starting + two.starting, one.held_up + two.held_up) == (3, 4, 1)
+    assert world.gate.headcount.count("a") == (3, 0)
+    assert world.scaler.states()["a", "app-a", "two", "starts_held_up"] == 1
+    world.node.gate.set()
+    await until(lambda: sum(task.done() for task in tasks) == 3)
+    assert len(world.node.started) == 3
+    await end(tasks)
+
+
+async def test_an_idle_instance_of_another_function_gives_its_place_within_the_quota(world: World) -> None:
+    world.tenant("a", instances=1)
+    one, two = world.throttler("a", "one"), world.throttler("a", "two")
+    (await one.reserve(5)).release()
+
+    reservation = await two.reserve(5)
+
+    assert (list(one.instances), list(two.instances)) == ([], [reservation.instance.id])
+    (waiting,) = calls(one)
+    await until(lambda: world.gate.headcount.waiting == 1)
+    reservation.release()  # now it is idle, and somebody waits for its place
+    (await waiting).release()
+    assert list(two.instances) == []
+
+
+async def test_functions_take_turns_where_the_quota_is_smaller_than_their_number(world: World) -> None:
+    world.tenant("a", instances=1)
+    one, two = world.throttler("a", "one"), world.throttler("a", "two")
+    reservation = await one.reserve(5)
+    more = calls(one, 3)
+    (waiting,) = calls(two)
+    await world.pass_s(TURN_S / 2)
+    assert not reservation.instance.is_draining
+    await world.pass_s(TURN_S)
+
+    assert reservation.instance.is_draining, "it finishes its call and takes no more"
+    reservation.release()
+    (await waiting).release()
+    await end(more)
+
+
+async def test_where_waiting_is_no_use_the_call_is_429_with_the_quota(world: World) -> None:
+    world.tenant("a", instances=0)
+    with pytest.raises(errors.OverQuota) as e:
+        await world.throttler("a").reserve(5)
+    assert (e.value.detail, e.value.retry_after_s) == ({"quota": "instances", "of": "tenant", "limit": 0}, 2.0)
+
+    world.tenant("b", gpus=1)
+    gpus = Resources(memory_bytes=SIZE, gpu=("H100",), gpu_count=2)
+    (await world.throttler("b", "small").reserve(5)).release()
+    with pytest.raises(errors.OverQuota) as e:
+        await world.throttler("b", "large", resources=gpus).reserve(5)
+    assert e.value.detail == {"quota": "gpus", "of": "tenant", "limit": 1}
+    assert world.node.asked == ["b"]
+
+
+async def test_gpus_are_counted_and_functions_without_them_do_not_wait_for_one(world: World) -> None:
+    world.tenant("a", gpus=2)
+    gpus = Resources(memory_bytes=SIZE, gpu=("H100",), gpu_count=2)
+    one, two = world.throttler("a", "one", resources=gpus), world.throttler("a", "two", resources=gpus)
+    reservation = await one.reserve(5)
+    tasks = calls(two)
+    await until(lambda: world.gate.headcount.waiting == 1)
+    assert world.gate.headcount.count("a") == (1, 2)
+    await end(calls(world.throttler("a", "plain")))
+
+    reservation.release()
+    (await tasks[0]).release()
+    assert list(one.instances) == []
+
+
+async def test_a_function_has_quotas_of_its_own(world: World) -> None:
+    throttler, other = world.throttler("a"), world.throttler("a", "other")
+    world.function_quota(throttler.target, instances=1)
+    tasks = calls(throttler, 3)
+    await until(lambda: any(task.done() for task in tasks))
+    (await other.reserve(5)).release()
+    await world.pass_s(TURN_S)
+
+    assert (len(throttler.instances), len(other.instances)) == (1, 1), "nothing of another function is given up for it"
+    await end(tasks)
+
+
+async def test_at_its_deadline_a_call_is_told_of_the_quota(world: World) -> None:
+    world.tenant("a", instances=1)
+    busy = await world.throttler("a", "one").reserve(5)
+    with pytest.raises(errors.OverQuota, match="instances in use"):
+        await world.throttler("a", "two").reserve(0.05)
+    busy.release()
+
+
+async def test_a_quota_that_grows_lets_starts_through(world: World) -> None:
+    world.tenant("a", instances=1)
+    tasks = calls(world.throttler("a"), 3)
+    await until(lambda: world.gate.headcount.waiting == 2)
+    world.tenant("a", instances=3)
+    await world.pass_s(1.0)
+    await asyncio.gather(*tasks)
+    await end(tasks)
+
+
+# -- room on the node -------------------------------------------------------------------------------------------------
+async def test_a_start_waits_for_room_and_gets_it_when_an_instance_ends(world: World) -> None:
+    full = await held(world.throttler("a"), 10)
+    (waiting,) = calls(world.throttler("a", "other"))
+    await until(lambda: world.gate.capacity.waiting == 1)
+    assert "1000 MiB of 1 tenants, 1 starts wait" in repr(world.gate)
+
+    full[0].release()  # idle, and of the same tenant: given up at once
+    (await waiting).release()
+    assert world.node.claimed_bytes == 10 * SIZE
+    for reservation in full[1:]:
+        reservation.release()
+
+
+async def test_idle_instances_of_a_tenant_over_its_share_go_first(world: World) -> None:
+    a, b, c = (world.throttler(tenant) for tenant in "abc")
+    first, second = await held(b, 3), await held(a, 7)
+    for reservation in first + second:
+        reservation.release()
+
+    await end(await _done(calls(c, 2)))
+    assert (len(a.instances), len(b.instances), len(c.instances)) == (5, 3, 2)
+
+
+async def _done(tasks: list[Call]) -> list[Call]:
+    await asyncio.gather(*tasks)
+    return tasks
+
+
+async def test_a_tenant_over_its_share_leaves_the_fresh_idle_instances_of_others_alone(world: World) -> None:
+    small, storm = world.throttler("small"), world.throttler("storm")
+    (await small.reserve(5)).release()
+    tasks = calls(storm, 30)
+    await until(lambda: len(storm.instances) == 9)
+    await world.pass_s(SPARE_S / 2)
+    assert len(small.instances) == 1
+
+    await world.pass_s(SPARE_S / 2)
+    await until(lambda: len(storm.instances) == 10)
+    assert len(small.instances) == 0, "by now nobody has called it for a while"
+    await end(tasks)
+
+
+async def test_a_tenant_within_its_share_gets_busy_instances_of_one_over_it_after_a_turn(world: World) -> None:
+    storm, small = world.throttler("storm"), world.throttler("small")
+    busy = await held(storm, 10)
+    behind = calls(storm, 5)
+    (waiting,) = calls(small)
+    await world.pass_s(1.0)
+    assert not any(reservation.instance.is_draining for reservation in busy)
+    await world.pass_s(TURN_S)
+
+    draining = [reservation for reservation in busy if reservation.instance.is_draining]
+    assert len(draining) == 1
+    draining[0].release()
+    (await waiting).release()
+    busy.remove(draining[0])
+    for reservation in busy:
+        reservation.release()
+    await end(behind)
+
+
+async def test_freed_room_is_handed_out_in_turns_whoever_asked_for_more(world: World) -> None:
+    world.node.others_bytes = 10 * SIZE
+    storm, small = world.throttler("storm"), world.throttler("small")
+    flood = calls(storm, 20)
+    await until(lambda: world.gate.capacity.waiting == 20)
+    late = calls(small, 2)
+    await until(lambda: world.gate.capacity.waiting == 22)
+    for n in range(1, 5):
+        world.node.others_bytes -= SIZE
+        await world.pass_s(0.01)
+        await until(lambda n=n: len(storm.instances) + len(small.instances) == n)
+
+    assert (len(storm.instances), len(small.instances)) == (2, 2)
+    await end(flood + late)
+
+
+async def test_at_its_deadline_a_call_without_room_is_503_with_the_reason(world: World) -> None:
+    busy = await held(world.throttler("a"), 10)
+    with pytest.raises(errors.Unavailable, match="no room for app-b/hello: 100 MiB wanted, 0 MiB of 1000 MiB free") as e:
+        await world.throttler("b").reserve(0.05)
+    assert (e.value.detail["resource"], e.value.retry_after_s) == ("memory", 5)
+    with pytest.raises(errors.Unavailable, match="no room for app-c/hello") as e:
+        await world.throttler("c").reserve(0.05)
+    assert "app-b" not in str(e.value)
+    for reservation in busy:
+        reservation.release()
+
+
+async def test_what_no_waiting_can_change_is_told_at_once(world: World) -> None:
+    with pytest.raises(errors.Unavailable, match="1100 MiB wanted"):
+        await world.throttler("a", size=11 * SIZE).reserve(30)
+    world.node.room = Room(memory_bytes=10 * SIZE, dedicated_to="OTHER")
+    with pytest.raises(errors.Unavailable, match="dedicated"):
+        await world.throttler("b").reserve(30)
+
+
+async def test_what_is_reserved_is_kept_free_and_not_given_up(world: World) -> None:
+    world.tenant("vip", isolation="reserved", reserved_memory_bytes=3 * SIZE)
+    vip, storm = world.throttler("vip"), world.throttler("storm")
+    flood = calls(storm, 30)
+    await until(lambda: len(storm.instances) == 7)
+    await world.pass_s(1.0)
+    assert len(storm.instances) == 7
+
+    for reservation in await held(vip, 3):
+        reservation.release()
+    await world.pass_s(2 * SPARE_S)
+    assert (len(vip.instances), len(storm.instances)) == (3, 7)
+    await end(flood)
+
+
+async def test_starts_that_nobody_waits_for_any_more_are_given_up(world: World) -> None:
+    busy = await held(world.throttler("a"), 10)
+    b = world.throttler("b")
+    tasks = calls(b, 3)
+    await until(lambda: world.gate.capacity.waiting == 3)
+    tasks[0].cancel()
+    await asyncio.gather(tasks[0], return_exceptions=True)
+    await world.pass_s(0.0)
+    assert (b.starting, world.gate.capacity.waiting) == (2, 2)
+    await end(tasks)
+    await world.pass_s(0.0)
+    assert (b.starting, world.gate.capacity.waiting) == (0, 0)
+    for reservation in busy:
+        reservation.release()
+
+
+async def test_unasked_starts_take_nothing_from_anybody(world: World) -> None:
+    for reservation in await held(world.throttler("a"), 10):
+        reservation.release()
+    b = world.throttler("b")
+    b.start(3)
+    await until(lambda: b.starting == 0)
+    assert (world.node.claimed_bytes, world.gate.capacity.waiting) == (10 * SIZE, 0)
+
+
+async def test_an_instance_that_dies_gives_its_room_to_who_waits(world: World) -> None:
+    a = world.throttler("a")
+    busy = await held(a, 10)
+    (waiting,) = calls(world.throttler("b"))
+    await until(lambda: world.gate.capacity.waiting == 1)
+    lost = busy[0].instance.id
+    await world.node.stop(busy[0].instance.info.id, grace_s=0)
+    a.gone(lost, "crashed")
+    (await waiting).release()
+    for reservation in busy:
+        reservation.release()
+
+
+async def test_adopted_instances_count(world: World) -> None:
+    world.tenant("a", instances=1)
+    throttler = world.throttler("a")
+    info = (await throttler.reserve(5)).instance.info
+    other = World(world.node.directory / "again")
+    other.tenant("a", instances=1)
+    other.throttler("a").add(info)
+    assert other.gate.headcount.count("a") == (1, 0)
+    await other.scaler.aclose()
+    await other.books.aclose()
+
+
+# -- storms -----------------------------------------------------------------------------------------------------------
+async def test_a_storm_of_cold_starts_of_one_tenant_leaves_the_starts_of_another_alone(world: World) -> None:
+    """A hundred functions of one tenant start cold at once; another's one start boots after a turn of the storm, not after it."""
+    world.node.room = Room(memory_bytes=1000 * SIZE)
+    world.node.turns = type(world.node.turns)(2)
+    storm = [world.throttler("storm", f"f{n}") for n in range(100)]
+    small = world.throttler("small")
+    tasks = [task for throttler in storm for task in calls(throttler)]
+    await until(lambda: len(world.node.asked) == 100)
+    before = len(world.node.booted)
+    (mine,) = calls(small)
+    reservation = await mine
+    position = world.node.booted.index("small")
+
+    assert position - before <= 10, f"{position - before} of the storm's starts went before it"
+    assert sum(task.done() for task in tasks) < 100
+    reservation.release()
+    await _done(tasks)
+    await end(tasks)
+
+
+async def test_a_storm_over_a_full_node_leaves_warm_tenants_and_newcomers_alone(world: World) -> None:
+    warm, storm, late = world.throttler("warm"), world.throttler("storm"), world.throttler("late")
+    kept = await held(warm, 2)
+    flood = calls(storm, 50)
+    await until(lambda: len(storm.instances) == 8)
+    first = kept[0].instance.id
+    for reservation in kept:
+        reservation.release()
+    await world.pass_s(1.0)
+    assert [(await warm.reserve(5)).instance.id in warm.instances, first in warm.instances] == [True, True]
+
+    (mine,) = calls(late)
+    await world.pass_s(0.0)
+    next(task for task in flood if task.done()).result().release()  # goes to the storm's next call: slots are its own
+    await world.pass_s(TURN_S)
+    for task in flood:
+        if task.done() and task.result().instance.is_draining:
+            task.result().release()
+    (await mine).release()
+    await end([task for task in flood if not task.done() or task.result().instance.id in storm.instances])
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8])
+async def test_a_call_that_leaves_at_any_point_leaves_nothing_behind(world: World, steps: int) -> None:
+    world.tenant("a", instances=2)
+    world.node.room = Room(memory_bytes=2 * SIZE)
+    one, two = world.throttler("a", "one"), world.throttler("b", "two")
+    tasks = calls(one, 3) + calls(two, 3)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    await end(tasks)
+    await world.pass_s(1.0)
+    await until(lambda: one.starting + two.starting == 0)
+
+    assert [len(throttler.instances) + throttler.in_flight + throttler.waiting for throttler in (one, two)] == [
+        len(one.instances), len(two.instances)
+    ]  # fmt: skip
+    assert world.gate.headcount.count("a") == (len(one.instances), 0)
+    assert world.node.claimed_bytes == SIZE * (len(one.instances) + len(two.instances))
+    assert world.queue.waiting == 0
+
+
+async def test_a_refusal_that_is_not_about_memory_fails_the_start(world: World) -> None:
+    world.node.failures = [NoCapacity("no more sockets", {"resource": "sockets"})]
+    with pytest.raises(errors.Unavailable, match="no more sockets"):
+        await world.throttler("a").reserve(30)
