@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.cli import state
+from pilotlight.cli import drill, state
 from pilotlight.cli.backup import blobs_elsewhere, load, save
 from pilotlight.cli.session import Options, Session
+from pilotlight.controller import invoices, ledger, tenants
+from pilotlight.controller.store import Store
 from pilotlight.errors import Conflict, InvalidInput, NotFound
+from tests.functions.controller.parts import ManualClock, usage
 from weight_cache.settings import PlatformSettings
 
 
@@ -144,3 +147,59 @@ def test_the_commands_say_where_blobs_are_that_a_backup_lacks(home: Path, tmp_pa
     assert "blobs" not in capsys.readouterr().out
     state.load(session("other", "null"), tmp_path / "b.tar")
     assert f"this platform looks for them at {tmp_path}/other/blobs" in capsys.readouterr().out.replace("\n", " ")
+
+
+# -- the drill ---------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def books(home: Path) -> Path:
+    """A home whose ledger has three records and an issued invoice."""
+    (home / "controller.db").unlink()
+    for leftover in home.glob("controller.db-*"):
+        leftover.unlink()
+    store = Store(f"sqlite:///{home / 'controller.db'}", clock=ManualClock())
+    store.migrate()
+    with store.write() as write:
+        tenant = tenants.create(write, name="default", uid_base=None, actor="platform").id
+        ledger.add(write, [usage(f"req-{n}/1", tenant=tenant, started_at=1_790_812_800.0, cost="0.5") for n in range(3)])
+        invoices.issue(write, tenant=tenant, month="2026-10", currency="USD", actor="platform")
+    store.close()
+    return home
+
+
+def drilled(home: Path, tmp_path: Path, now: float = 1_800_000_100.0) -> drill.Outcome:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    return drill.run(home, scratch, clock=ManualClock(now))
+
+
+def test_a_drill_tells_what_would_be_lost_and_how_long_it_takes(books: Path, tmp_path: Path) -> None:
+    done = drilled(books, tmp_path)
+    assert (done.records, done.later, done.invoices, done.totals) == (3, 0, 1, {"USD": "1.500000000000"})
+    assert done.rpo_s == done.backup_s > 0
+    assert done.rto_s >= done.load_s > 0
+
+
+def test_a_drill_finds_an_invoice_that_its_records_do_not_add_up_to(books: Path, tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(books / "controller.db")) as db:
+        db.execute("UPDATE invoices SET total = '1.4'")
+        db.commit()
+    with pytest.raises(drill.DrillFailed, match=r"inv-000001 says 1\.4, and its records add up to 1\.5"):
+        drilled(books, tmp_path)
+
+
+def test_a_drill_finds_a_sum_that_is_off(books: Path, tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(books / "controller.db")) as db:
+        db.execute("UPDATE usage_days SET records = 4")
+        db.commit()
+    with pytest.raises(drill.DrillFailed, match="usage_days"):
+        drilled(books, tmp_path)
+
+
+def test_the_drill_is_a_command_and_leaves_nothing_behind(books: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (books / "platform.yaml").write_text(f"platform: {{home: {books}}}\n")
+    state.drill(Session(options=Options(home=books, config=books / "platform.yaml", json=True), environ={}))
+    body = json.loads(capsys.readouterr().out)
+    assert body["records"] == 3
+    assert body["rpo_s"] >= 0
+    assert body["rto_s"] >= 0
+    assert [path.name for path in books.parent.iterdir()] == [books.name]
