@@ -11,6 +11,10 @@ from math import ceil, inf
 
 from activator.quotas.decision import Meter
 from activator.quotas.rules import Rules
+from pilotlight.quotas import Quotas
+
+_REQUESTS, _HELD, _TOKENS = 1, 2, 4
+_NEARLY_ONE = 1 - 1e-6
 
 
 class Shown:
@@ -21,39 +25,40 @@ class Shown:
     def __init__(self, rules: Rules, meters: Sequence[Meter]) -> None:
         policies: list[str] = []
         names: list[str] = []
-        self._readers: list[tuple[Meter, str]] = []
+        self._readers: list[tuple[Meter, int, Quotas]] = []
         for rule, meter in zip(rules, meters, strict=True):
             if rule.is_shown:
-                for kind, name, policy in _policies(rule.of, meter):
-                    policies.append(f'"{name}";{policy}')
-                    names.append(f'"{name}";r=%d' if kind == "held" else f'"{name}";r=%d;t=%d')
-                    self._readers.append((meter, kind))
+                found = _policies(rule.of, meter)
+                policies += [f'"{name}";{policy}' for _, name, policy in found]
+                names += [f'"{name}";r=%d' if kind == _HELD else f'"{name}";r=%d;t=%d' for kind, name, _ in found]
+                self._readers.append((meter, sum(kind for kind, _, _ in found), meter.quotas))
         self._policy = b"ratelimit-policy: %b\r\nratelimit: " % ", ".join(policies).encode()
         self._template = ", ".join(names).encode() + b"\r\n"
 
     def lines(self) -> bytes:
-        """As of the last decision; empty where nothing may be shown."""
+        """As of the last decision; empty where nothing may be shown, or where the quotas have changed since."""
         if not self._readers:
             return b""
         numbers: list[float] = []
-        for meter, kind in self._readers:
-            if kind == "requests":
-                left = meter.requests
-                numbers += (max(0, left), ceil((meter.depth - left) / meter.per_s))
-            elif kind == "held":
+        for meter, kinds, quotas in self._readers:
+            if meter.quotas is not quotas:
+                return b""
+            if kinds & _REQUESTS:
+                numbers += (meter.requests, (meter.depth - meter.requests) / meter.per_s + _NEARLY_ONE)
+            if kinds & _HELD:
                 numbers.append(max(0, meter.concurrent - meter.held - meter.others))
-            else:
-                numbers += (max(0, meter.tokens), ceil((meter.token_depth - meter.tokens) / meter.tokens_per_s))
+            if kinds & _TOKENS:
+                numbers += (max(0, meter.tokens), (meter.token_depth - meter.tokens) / meter.tokens_per_s + _NEARLY_ONE)
         return self._policy + self._template % tuple(numbers)
 
 
-def _policies(name: str, meter: Meter) -> list[tuple[str, str, str]]:
+def _policies(name: str, meter: Meter) -> list[tuple[int, str, str]]:
     """Kind, name and parameters of each of a meter's policies."""
     found = []
     if meter.per_s:
-        found.append(("requests", name, f"q={int(meter.depth)};w={max(1, ceil(meter.depth / meter.per_s))}"))
+        found.append((_REQUESTS, name, f"q={int(meter.depth)};w={max(1, ceil(meter.depth / meter.per_s))}"))
     if meter.concurrent != inf:
-        found.append(("held", f"{name}-concurrent", f'q={int(meter.concurrent)};qu="concurrent-requests"'))
+        found.append((_HELD, f"{name}-concurrent", f'q={int(meter.concurrent)};qu="concurrent-requests"'))
     if meter.tokens_per_s:
-        found.append(("tokens", f"{name}-tokens", f'q={int(meter.token_depth)};w=60;qu="tokens"'))
+        found.append((_TOKENS, f"{name}-tokens", f'q={int(meter.token_depth)};w=60;qu="tokens"'))
     return found

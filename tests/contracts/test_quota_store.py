@@ -270,6 +270,14 @@ async def test_what_is_left_is_told_in_standard_headers(stores: Stores) -> None:
     ]
 
 
+async def test_what_has_changed_while_a_call_ran_is_not_told_in_the_old_words(stores: Stores) -> None:
+    gate = stores.gate(rule(requests_per_s=1, burst=5))
+    admission = await enter(gate)
+    stores.gate(rule(concurrent=3))
+    assert admission.head() == b""
+    admission.release()
+
+
 async def test_ten_thousand_keys_are_counted_each_alone(stores: Stores) -> None:
     tenant = rule(concurrent=100_000)
     gates = [stores.gate(tenant, rule("key", f"k-{n}", requests_per_s=0.001, burst=1)) for n in range(10_000)]
