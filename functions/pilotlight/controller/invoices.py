@@ -97,7 +97,8 @@ def due(sql: sa.Connection, *, now: float, after_days: int, limit: int) -> list[
     issued = sa.exists().where(table.c.tenant == days.c.tenant, table.c.month == days.c.month, table.c.currency == days.c.currency)
     last = month_of_day(int(now - after_days * DAY_S) // DAY_S)  # the month that ran so many days ago is not over long enough
     columns = (days.c.tenant, days.c.month, days.c.currency)
-    query = sa.select(*columns).distinct().where(days.c.month < last, ~issued).order_by(days.c.month, days.c.tenant).limit(limit)
+    known = sa.select(*columns).distinct().join(tables.tenants, tables.tenants.c.id == days.c.tenant)
+    query = known.where(days.c.month < last, ~issued).order_by(days.c.month, days.c.tenant).limit(limit)
     return [(str(tenant), str(month), str(currency)) for tenant, month, currency in sql.execute(query)]
 
 
@@ -105,7 +106,8 @@ def open_in(sql: sa.Connection, *, month: str, tenant: str | None) -> list[tuple
     """(tenant, currency) of the invoices of a month that are not issued; `tenant` None: of all."""
     days, table = tables.usage_days, tables.invoices
     issued = sa.exists().where(table.c.tenant == days.c.tenant, table.c.month == days.c.month, table.c.currency == days.c.currency)
-    query = sa.select(days.c.tenant, days.c.currency).distinct().where(days.c.month == month, ~issued)
+    known = sa.select(days.c.tenant, days.c.currency).distinct().join(tables.tenants, tables.tenants.c.id == days.c.tenant)
+    query = known.where(days.c.month == month, ~issued)
     if tenant is not None:
         query = query.where(days.c.tenant == tenant)
     return [(str(owner), str(currency)) for owner, currency in sql.execute(query.order_by(days.c.tenant, days.c.currency))]

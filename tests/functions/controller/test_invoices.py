@@ -114,6 +114,7 @@ async def test_a_key_of_one_app_sees_the_bill_of_that_app(controller: Controller
 
 async def test_the_loop_issues_what_is_due(controller: Controller) -> None:
     tenant = await controller.tenant()
+    await use(controller, usage("req-0/1", tenant="t-nobody", started_at=OCTOBER))  # must not stand in the others' way
     await use(
         controller, usage("req-1/1", tenant=tenant, started_at=OCTOBER), usage("req-2/1", tenant=tenant, started_at=OCTOBER + 31 * DAY)
     )
@@ -142,6 +143,13 @@ async def test_records_stream_as_lines_or_a_table_and_go_on_at_a_cursor(controll
     assert [json.loads(line)["id"] for line in more.text.splitlines()] == [one.id for one in records[1200:2000]]
     last = await controller.http.get("/v1/billing/records", params={"cursor": records[-1].id, "format": "csv"})
     assert last.text == ""
+
+
+@pytest.mark.parametrize("when", ["nan", "inf", "-1e300", "253402300800", "0000-01-01", "", "2026-11-31"])
+async def test_a_time_that_is_none_is_refused(controller: Controller, when: str) -> None:
+    for path in ("report", "records"):
+        answer = await controller.http.get(f"/v1/billing/{path}", params={"until": when})
+        assert status_and_type(answer) == (400, "invalid-input")
 
 
 @pytest.mark.parametrize("query", ["since=yesterday", "limit=0", "format=xml", "cursor=req-9/1"])

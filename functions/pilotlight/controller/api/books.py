@@ -20,6 +20,7 @@ Grouping = Annotated[
     str, Query(pattern=f"^({'|'.join(bills.GROUPS)}|{bills.TAG}.{{1,64}})$", description=f"{', '.join(bills.GROUPS)}, or {bills.TAG}<name>")
 ]
 
+YEAR_10000_S = 253_402_300_800.0
 COLUMNS = tuple(name for name in models.BillLine.model_fields if name != "group")
 """Of a report as CSV."""
 router = APIRouter(prefix="/v1", tags=["books"])
@@ -100,11 +101,17 @@ def moment(name: str, text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        return float(text)
-    except ValueError:
-        pass  # not a number: a date
-    try:
-        found = dt.datetime.fromisoformat(text)
+        found = _seconds(text)
     except ValueError as e:
         raise InvalidInput(f"{name} = {text!r}: expected seconds since the epoch, or a date such as 2026-11-01", parameter=name) from e
-    return (found if found.tzinfo else found.replace(tzinfo=dt.UTC)).timestamp()
+    if not abs(found) < YEAR_10000_S:
+        raise InvalidInput(f"{name} = {text!r}: is beyond the calendar", parameter=name)
+    return found
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        found = dt.datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=dt.UTC)).timestamp()
