@@ -53,6 +53,7 @@ def token_create(
         list[str] | None, typer.Option(metavar="QUOTA=VALUE", help="Bounds its calls: requests_per_s=5, concurrent=2. Repeatable.")
     ] = None,
     ttl: Annotated[str | None, typer.Option(help="It expires after this: 12h, 30d.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant, which lost its last; for administrators of the platform.")] = None,
     local: Annotated[
         bool, typer.Option("--local", help="Without a key, as the owner of this machine's platform: when the last admin key was lost.")
     ] = False,
@@ -61,11 +62,13 @@ def token_create(
     ttl_s = duration_s(ttl) if ttl else None
     reach: dict[str, Any] = {"environment": only_environment, "app": app, "function": function}
     reach["quotas"] = pairs(quota or (), option="--quota")
+    if local and tenant:
+        raise InvalidInput("--local makes keys of the platform's first tenant", hint="With that one: token create --tenant NAME.")
     if local:
         body = operator_key(session, scope=scope, name=name, reach=reach, ttl_s=ttl_s)
     else:
         with session.client() as client:
-            body = client.create_key(scope=scope.value, name=name, ttl_s=ttl_s, **reach)
+            body = client.create_key(scope=scope.value, name=name, ttl_s=ttl_s, tenant=tenant, **reach)
     session.show(body, lambda: str(body["secret"]))
     session.say("shown this one time; use it as PILOTLIGHT_API_KEY")
 

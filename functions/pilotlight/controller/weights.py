@@ -66,13 +66,18 @@ def put(write: Write, holder: Holder, *, name: str, model: Model, source: str) -
     return _released(before, model)
 
 
-def note_deployed(write: Write, place: Place, *, specs: Sequence[FunctionSpec], manifests: Mapping[str, Manifest]) -> list[str]:
-    """Enter the weights of a deploy; `manifests` are by digest. Returns digests whose pins ended, as `put` does."""
+def note_deployed(
+    write: Write, place: Place, *, specs: Sequence[FunctionSpec], manifests: Mapping[str, Manifest], is_bound: bool = False
+) -> list[str]:
+    """Enter the weights of a deploy; `manifests` are by digest. Returns digests whose pins ended, as `put` does.
+
+    `is_bound`: by a key of this app alone, which leaves names that another app's deploy brought as they are.
+    """
     holder = Holder(tenant=place.tenant, environment=place.environment, actor=place.actor, request=place.request)
     released: list[str] = []
     for name, digest in {w.name: w.manifest for spec in specs for w in spec.weights}.items():
         before = _find(write.sql, holder, name)
-        if before is not None and (before.app is None or before.manifest == digest):
+        if before is not None and (before.app is None or before.manifest == digest or (is_bound and before.app != place.app)):
             continue
         model = Model.of(digest, manifests[digest])
         _upsert(write, holder, name=name, model=model, source=f"deploy of {place.app}", app=place.app)

@@ -61,13 +61,16 @@ class TenancyResources(WeightsResources):
         function: str | None = None,
         quotas: Mapping[str, Any] | None = None,
         ttl_s: float | None = None,
+        tenant: str | None = None,
     ) -> Json:
         """A new API key; `secret` in the answer is its text, shown this one time. `ttl_s` None: it never expires.
 
-        `environment`, `app` and `function` bind it to one of them; `quotas` bound what is called with it.
+        `environment`, `app` and `function` bind it to one of them; `quotas` bound what is called with it. `tenant`: another one's, which
+        lost its last; for administrators of the platform.
         """
+        path = "/v1/keys" if tenant is None else f"/v1/tenants/{_quoted(tenant)}/keys"
         reach = {"environment": environment, "app": app, "function": function, "expires_in_s": ttl_s, "quotas": quotas or None}
-        return dict(self._transport.request("POST", "/v1/keys", json={"scope": scope, "name": name, **present(reach)}).json())
+        return self._change("POST", path, {"scope": scope, "name": name, **present(reach)})
 
     def set_key_quotas(self, key_id: str, quotas: Mapping[str, Any]) -> Json:
         """Let these be a key's quotas; {} takes them away."""

@@ -186,6 +186,13 @@ def test_a_key_is_bound_to_an_app_and_rotated(shell: Shell) -> None:
             client.app("other")
 
 
+def test_the_operator_makes_a_key_for_a_tenant_that_lost_its_own(shell: Shell) -> None:
+    shell.run("tenant", "create", "acme")
+    key = shell.json("token", "create", "--tenant", "acme", "--scope", "admin")["secret"]
+    assert shell.json("tenant", "show", key=key)["name"] == "acme"
+    assert "first tenant" in shell.failed("token", "create", "--tenant", "acme", "--local")
+
+
 # -- audit -------------------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from pilotlight.errors import Conflict, Unauthenticated
 from pilotlight.types import Scope
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import INJECTIONS, ManualClock, instance, refused, snapshot, spec
+from tests.functions.controller.test_weights import upload
 
 
 async def fed(controller: Controller) -> dict[str, Any]:
@@ -104,6 +106,15 @@ async def test_a_key_of_an_app_does_not_change_what_apps_share(controller: Contr
         ("GET", "/v1/tenants", None),
     ):
         assert "is bound to app 'search'" in refused(await client.request(method, path, json=body), 403), path
+
+
+async def test_a_deploy_with_a_key_of_an_app_leaves_the_weights_of_others_their_meaning(controller: Controller, tmp_path: Path) -> None:
+    first, second = [await upload(controller.http, tmp_path / name, name.encode()) for name in ("first", "second")]
+    bound = controller.client(await controller.new_key(scope="deploy", app="search"))
+    for client, app, manifest in ((controller.http, "other", first), (bound, "search", second)):
+        body = {"functions": [spec(weights=[{"name": "minilm", "manifest": manifest}])]}
+        assert (await client.post(f"/v1/apps/{app}/deploy", json=body)).status_code == 200
+    assert (await controller.http.get("/v1/weights/minilm")).json()["manifest"] == first
 
 
 async def test_a_key_of_a_function_sees_that_one_and_deploys_nothing(controller: Controller) -> None:

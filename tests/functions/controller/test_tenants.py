@@ -140,6 +140,20 @@ async def test_another_tenants_terms_are_nobodys_but_the_operators(controller: C
     refused(await controller.http.get("/v1/tenants/none"), 404)
 
 
+async def test_the_operator_helps_out_a_tenant_that_lost_its_keys_and_the_tenant_can_see_it(controller: Controller) -> None:
+    lost = controller.client(await controller.other_tenant())
+    body = {"scope": "deploy", "app": "search", "quotas": {"concurrent": 1}}
+    key = (await controller.http.post("/v1/tenants/acme/keys", json=body)).json()
+    found = (await controller.client(key["secret"]).get("/v1/whoami")).json()
+    assert (found["tenant"]["name"], found["scope"], found["bound_app"]) == ("acme", "deploy", "search")
+    entry = (await lost.get("/v1/audit", params={"limit": 1})).json()["entries"][0]
+    assert (entry["subject"], entry["actor"]) == (key["id"], (await controller.http.get("/v1/whoami")).json()["key"])
+    refused(await lost.post("/v1/tenants/default/keys", json={"scope": "admin"}), 403)
+    refused(await lost.post("/v1/tenants/acme/keys", json={"scope": "admin"}), 403)
+    refused(await controller.http.post("/v1/tenants/nobody/keys", json={}), 404)
+    refused(await controller.http.post("/v1/tenants/acme/keys", json={"environment": "nowhere"}), 404)
+
+
 async def test_an_operators_key_that_is_bound_does_not_reach_tenants(controller: Controller) -> None:
     bound = controller.client(await controller.new_key(scope="admin", app="search"))
     deploys = controller.client(await controller.new_key(scope="deploy"))

@@ -49,7 +49,8 @@ def _deploy(
             bundle_max_bytes=context.config.settings.bundle_max_bytes,
         )
         where = place(caller, app, request)
-        unpinned = weights.note_deployed(write, where, specs=specs, manifests=manifests)
+        is_bound = caller.bound_app is not None
+        unpinned = weights.note_deployed(write, where, specs=specs, manifests=manifests, is_bound=is_bound)
         return registry.deploy(write, where, specs=specs, message=body.message, labels=body.labels), unpinned
 
 

@@ -81,18 +81,8 @@ def create_key(context: Ctx, caller: Admin, request: RequestId, body: KeyRequest
     """A new key; its text is in this answer and nowhere else."""
     if not caller.covers(environment=body.environment, app=body.app, function=body.function):
         raise Forbidden(f"key {caller.key} can only make keys for what it reaches itself: {reach_of(caller)}")
-    reach = Reach(environment=body.environment, app=body.app, function=body.function, quotas=body.quotas)
     with context.store.write() as write:
-        made = keys.create(
-            write,
-            tenant=caller.tenant,
-            scope=body.scope,
-            actor=caller.key,
-            reach=reach,
-            name=body.name,
-            expires_in_s=body.expires_in_s,
-            request=request,
-        )
+        made = make(write, caller.tenant, body, actor=caller.key, request=request)
     return created(made, caller.key)
 
 
@@ -140,6 +130,21 @@ def revoke_key(context: Ctx, caller: Admin, request: RequestId, key: str) -> Res
         _demand(write, caller, key)
         keys.revoke(write, tenant=caller.tenant, key_id=key, actor=caller.key, request=request)
     return Response(status_code=204)
+
+
+def make(write: Write, tenant: str, body: KeyRequest, *, actor: str, request: str) -> NewKey:
+    """The key of `tenant` that `body` asks for. Raises InvalidInput, NotFound."""
+    reach = Reach(environment=body.environment, app=body.app, function=body.function, quotas=body.quotas)
+    return keys.create(
+        write,
+        tenant=tenant,
+        scope=body.scope,
+        actor=actor,
+        reach=reach,
+        name=body.name,
+        expires_in_s=body.expires_in_s,
+        request=request,
+    )
 
 
 def created(made: NewKey, actor: str) -> KeyCreated:

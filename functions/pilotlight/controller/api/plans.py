@@ -14,7 +14,7 @@ from pydantic import Field
 
 from pilotlight.controller import keys, registry, tables, tenants
 from pilotlight.controller.access import Principal
-from pilotlight.controller.api.keys import KeyCreated, created
+from pilotlight.controller.api.keys import KeyCreated, KeyRequest, created, make
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import Admin, Biller, Context, Ctx, RequestId, biller
 from pilotlight.controller.plans import Terms, terms_of
@@ -149,6 +149,15 @@ def change_tenant(context: Ctx, caller: Admin, request: RequestId, name: str, bo
         terms = now.changed(plan=body.plan, overrides=body.overrides, clear=body.clear)
         tenants.change(write, name=name, terms=terms, suspended=body.suspended, actor=caller.key, request=request)
         return TenantDetail(**_detail(context, tenants.find(write.sql, name=name)))
+
+
+@router.post("/tenants/{name}/keys", status_code=201)
+def create_tenants_key(context: Ctx, caller: Admin, request: RequestId, name: str, body: KeyRequest) -> KeyCreated:
+    """A key of another tenant, when it lost its last one; for administrators of the platform. It is in that tenant's audit log."""
+    caller.demand_platform()
+    with context.store.write() as write:
+        tenant = tenants.find(write.sql, name=name).id
+        return created(make(write, tenant, body, actor=caller.key, request=request), caller.key)
 
 
 @router.get("/tenant")
