@@ -84,9 +84,6 @@ class Principal:
         pairs = ((self.bound_environment, environment), (self.bound_app, app), (self.bound_function, function))
         return all(mine in (None, other) for mine, other in pairs)
 
-    def _bound(self) -> str:
-        return f"app {self.bound_app!r}" if self.bound_function is None else f"function {self.bound_app}/{self.bound_function}"
-
     def demand_platform(self) -> None:
         """Raise Forbidden unless this is an administrator of the platform."""
         self.demand(Scope.ADMIN)
@@ -94,12 +91,15 @@ class Principal:
         if self.tenant_name != PLATFORM_TENANT:
             raise Forbidden("only an administrator of the platform (an admin key of the first tenant) may do this")
 
+    def _bound(self) -> str:
+        return f"app {self.bound_app!r}" if self.bound_function is None else f"function {self.bound_app}/{self.bound_function}"
+
 
 def hash_key(text: str) -> str:
     """How a key is stored: sha256 (hex). Its 256 random bits need no salt and no slow hash.
 
-    Only hashes are ever compared, and by an index. Its time tells at most how far a stranger's hash agrees with a stored one, and who
-    cannot invert sha256 cannot choose a text whose hash agrees further.
+    Only hashes are ever compared, and by an index. Its time could tell leading bits of a stored hash, to whom makes many texts with
+    chosen ones; from a whole hash no text follows, since nobody inverts sha256 of 256 random bits.
     """
     return hashlib.sha256(text.encode()).hexdigest()
 
