@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright, expect
 
 from tests.fakes.demo_platform import Demo, demo, furnish
 
@@ -82,16 +82,13 @@ async def _take(browser: Browser, made: Demo, picture: Picture, to: Path) -> Non
     file = to / f"{picture.name}.png"
     await page.screenshot(path=file, full_page=picture.height is None)
     await context.close()
-    print(f"{file} {file.stat().st_size // 1000} kB")
-    if file.stat().st_size > LARGEST_BYTES:
-        print(f"{file.name} is larger than {LARGEST_BYTES // 1000} kB")
+    size = file.stat().st_size
+    print(f"{file} {size // 1000} kB{'' if size <= LARGEST_BYTES else ': too large for the docs'}")
 
 
 async def drawn(page: Page) -> None:
     """Until every chart of the page is there."""
-    await page.wait_for_function(
-        "document.querySelectorAll('.plot').length === document.querySelectorAll('.plot .main-svg:first-child').length"
-    )
+    await expect(page.locator(".plot:not(:has(.main-svg))")).to_have_count(0)
 
 
 if __name__ == "__main__":

@@ -49,11 +49,11 @@ class Habit:
 
 
 HABITS = (
-    Habit(app="search", function="embed", per_hour=34, exec_ms=23, starts=(("WARM", 90), ("FORK", 8), ("RESTORE", 2)), memory_bytes=2 * GIB,
-          idle=6, growth=0.5),
+    Habit(app="search", function="embed", per_hour=34, exec_ms=23, starts=(("WARM", 90), ("FORK", 8), ("RESTORE", 2)),
+          memory_bytes=2 * GIB, idle=6, growth=0.5),
     Habit(app="search", function="rank", per_hour=22, exec_ms=64, starts=(("WARM", 96), ("FORK", 4)), idle=4),
-    Habit(app="chat", function="Assistant", per_hour=19, exec_ms=5200, spread=0.6, starts=(("WARM", 88), ("WAKE", 9), ("RESTORE", 3)), cpu=4,
-          memory_bytes=16 * GIB, gpu="L4", tokens=(820, 260), reserved=420, growth=0.7),
+    Habit(app="chat", function="Assistant", per_hour=19, exec_ms=5200, spread=0.6, starts=(("WARM", 88), ("WAKE", 9), ("RESTORE", 3)),
+          cpu=4, memory_bytes=16 * GIB, gpu="L4", tokens=(820, 260), reserved=420, growth=0.7),
     Habit(app="media", function="transcribe", per_hour=3, exec_ms=14_000, spread=0.5, starts=(("WARM", 60), ("RESTORE", 32), ("COLD", 8)),
           cpu=4, memory_bytes=12 * GIB, gpu="L4", idle=110),
     Habit(app="images", function="thumbnail", per_hour=16, exec_ms=140, failing=0.03, memory_bytes=512 * MIB),
@@ -73,72 +73,89 @@ def _pulse(habit: Habit, hour_s: float, age_days: float, days: int) -> float:
     return habit.per_hour * day * week * (1 - habit.growth * age_days / days)
 
 
-def records(*, tenant: str, ids: dict[str, str], revisions: dict[str, str], rates: Rates, now: float, days: int = 30, seed: int = 7,
-            scale: float = 1.0) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Records of `days` days up to `now`, oldest first, as JSON; `ids` and `revisions` by `app/function`."""
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """One function of one tenant, and the chance that its records follow."""
+
+    habit: Habit
+    tenant: str
+    identity: str
+    revision: str
+    rates: Rates
+    dice: random.Random
+
+    def record(self, *, call: str, kind: str, at: float, billed_ns: int, **more: Any) -> dict[str, Any]:
+        """One record, priced."""
+        habit, rates = self.habit, self.rates
+        values = {**dict.fromkeys(("queued_ms", "start_ms", "exec_ms", "status", "tokens_in", "tokens_out"), 0), "outcome": "span", **more}
+        gpus = 1 if habit.gpu else 0
+        per_s = rate_per_s(Footprint(cpu=habit.cpu, memory_bytes=habit.memory_bytes, gpu=habit.gpu, gpu_count=gpus), rates)
+        tokens = values["tokens_in"] * rates.token_in + values["tokens_out"] * rates.token_out
+        factors = {"START": rates.start_factor, "IDLE": rates.idle_factor, "RESERVED": rates.reserved_factor}
+        cost = price(billed_ns, per_s * factors.get(kind, Decimal(1)), (rates.request if kind == "CALL" else Decimal(0)) + tokens)
+        instance = f"i-{self.identity[2:12]}"
+        return UsageRecord(
+            id=f"{call}/1" if call else f"{instance}/{kind}/{round(at * 1e6)}", kind=kind, call=call, attempt=1, tenant=self.tenant,
+            environment="main", app=habit.app, function=habit.function, function_id=self.identity, method="", revision=self.revision,
+            instance=instance, key="k-demo", started_at=at, billed_ns=billed_ns, cpu=habit.cpu, memory_bytes=habit.memory_bytes,
+            gpu=habit.gpu, gpu_count=gpus, bytes_in=420, bytes_out=3100, price_version=rates.version, currency=rates.currency,
+            rate_per_s=str(per_s), cost=f"{cost:.12f}", **values,
+        ).to_json()  # fmt: skip
+
+
+def records(
+    *,
+    tenant: str,
+    ids: dict[str, str],
+    revisions: dict[str, str],
+    rates: Rates,
+    now: float,
+    days: int = 30,
+    seed: int = 7,
+    scale: float = 1.0,
+) -> Iterator[dict[str, Any]]:
+    """Records of `days` days up to `now`, as JSON; `ids` and `revisions` by `app/function`, `scale` times as many as habits say."""
     dice = random.Random(seed)
-    first = now - days * DAY_S
     for habit in HABITS:
         name = f"{habit.app}/{habit.function}"
         if name in ids:
-            yield from _calls(habit, tenant, ids[name], revisions[name], rates, (first, now, days), dice, scale)
-            yield from _held(habit, tenant, ids[name], revisions[name], rates, (first, now), dice)
+            source = _Source(habit=habit, tenant=tenant, identity=ids[name], revision=revisions[name], rates=rates, dice=dice)
+            yield from _calls(source, now=now, days=days, scale=scale)
+            yield from _held(source, now=now, days=days)
 
 
-def _calls(habit: Habit, tenant: str, identity: str, revision: str, rates: Rates, when: tuple[float, float, int], dice: random.Random,
-           scale: float) -> Iterator[dict[str, Any]]:  # fmt: skip
-    first, now, days = when
-    kinds, weights = zip(*habit.starts, strict=True)
-    slow = dict(habit.start_ms)
+def _calls(source: _Source, *, now: float, days: int, scale: float) -> Iterator[dict[str, Any]]:
+    dice, first = source.dice, now - days * DAY_S
     hour = first - first % 3600
     while hour < now:
-        expected = scale * _pulse(habit, hour, (now - hour) / DAY_S, days)
+        expected = scale * _pulse(source.habit, hour, (now - hour) / DAY_S, days)
         for _ in range(int(expected) + (dice.random() < expected % 1)):
             at = hour + dice.random() * 3600
-            if not first <= at < now - 2:
-                continue
-            kind = dice.choices(kinds, weights)[0]
-            start = 0 if kind == "WARM" else round(slow[kind] * math.exp(dice.gauss(0, 0.25)))
-            exec_ms = max(1, round(habit.exec_ms * math.exp(dice.gauss(0, habit.spread))))
-            failed = dice.random() < habit.failing
-            tokens = tuple(round(n * math.exp(dice.gauss(0, 0.5))) for n in habit.tokens)
-            yield _record(
-                habit, tenant, identity, revision, rates, call=new_call_id(), kind="CALL", at=at, billed_ns=exec_ms * 10**6, start_kind=kind,
-                queued_ms=dice.choice((0, 0, 0, 1, 2)), start_ms=start, exec_ms=exec_ms, status=500 if failed else 200,
-                outcome="error" if failed else "ok", tokens_in=tokens[0], tokens_out=tokens[1],
-            )  # fmt: skip
-            if start:
-                yield _record(
-                    habit, tenant, identity, revision, rates, call="", kind="START", at=at, billed_ns=start * 10**6, start_kind=kind,
-                    queued_ms=0, start_ms=0, exec_ms=0, status=0, outcome="span", tokens_in=0, tokens_out=0,
-                )  # fmt: skip
+            if first <= at < now - 2:
+                yield from _call(source, at)
         hour += 3600
 
 
-def _held(habit: Habit, tenant: str, identity: str, revision: str, rates: Rates, when: tuple[float, float], dice: random.Random
-          ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    first, now = when
-    for kind, seconds in (("IDLE", habit.idle), ("RESERVED", habit.reserved)):
-        for step in range(int((now - first) // 14_400) if seconds else 0):
-            at = first + step * 14_400
-            billed_ns = round(seconds / 6 * math.exp(dice.gauss(0, 0.3)) * 1e9)
-            yield _record(
-                habit, tenant, identity, revision, rates, call="", kind=kind, at=at, billed_ns=billed_ns, start_kind="", queued_ms=0,
-                start_ms=0, exec_ms=0, status=0, outcome="span", tokens_in=0, tokens_out=0,
-            )  # fmt: skip
+def _call(source: _Source, at: float) -> Iterator[dict[str, Any]]:
+    habit, dice = source.habit, source.dice
+    kinds, weights = zip(*habit.starts, strict=True)
+    kind = dice.choices(kinds, weights)[0]
+    start_ms = 0 if kind == "WARM" else round(dict(habit.start_ms)[kind] * math.exp(dice.gauss(0, 0.25)))
+    exec_ms = max(1, round(habit.exec_ms * math.exp(dice.gauss(0, habit.spread))))
+    failed = dice.random() < habit.failing
+    tokens = [round(n * math.exp(dice.gauss(0, 0.5))) for n in habit.tokens]
+    yield source.record(
+        call=new_call_id(), kind="CALL", at=at, billed_ns=exec_ms * 10**6, start_kind=kind, queued_ms=dice.choice((0, 0, 0, 1, 2)),
+        start_ms=start_ms, exec_ms=exec_ms, status=500 if failed else 200, outcome="error" if failed else "ok", tokens_in=tokens[0],
+        tokens_out=tokens[1],
+    )  # fmt: skip
+    if start_ms:
+        yield source.record(call="", kind="START", at=at, billed_ns=start_ms * 10**6, start_kind=kind)
 
 
-def _record(habit: Habit, tenant: str, identity: str, revision: str, rates: Rates, *, call: str, kind: str, at: float, billed_ns: int,
-            **more: Any) -> dict[str, Any]:  # fmt: skip
-    per_s = rate_per_s(Footprint(cpu=habit.cpu, memory_bytes=habit.memory_bytes, gpu=habit.gpu, gpu_count=1 if habit.gpu else 0), rates)
-    tokens = more["tokens_in"] * rates.token_in + more["tokens_out"] * rates.token_out
-    factor = {"START": rates.start_factor, "IDLE": rates.idle_factor, "RESERVED": rates.reserved_factor}.get(kind, Decimal(1))
-    cost = price(billed_ns, per_s * factor, (rates.request if kind == "CALL" else Decimal(0)) + tokens)
-    instance = f"i-{identity[2:12]}"
-    return UsageRecord(
-        id=f"{call}/1" if call else f"{instance}/{kind}/{round(at * 1e6)}", kind=kind, call=call, attempt=1, tenant=tenant,
-        environment="main", app=habit.app, function=habit.function, function_id=identity, method="", revision=revision, instance=instance,
-        key="k-demo", started_at=at, billed_ns=billed_ns, cpu=habit.cpu, memory_bytes=habit.memory_bytes, gpu=habit.gpu,
-        gpu_count=1 if habit.gpu else 0, bytes_in=420, bytes_out=3100, price_version=rates.version, currency=rates.currency,
-        rate_per_s=str(per_s), cost=f"{cost:.12f}", **more,
-    ).to_json()  # fmt: skip
+def _held(source: _Source, *, now: float, days: int) -> Iterator[dict[str, Any]]:
+    first = now - days * DAY_S
+    for kind, seconds in (("IDLE", source.habit.idle), ("RESERVED", source.habit.reserved)):
+        for step in range(days * 6 if seconds else 0):
+            billed_ns = round(seconds / 6 * math.exp(source.dice.gauss(0, 0.3)) * 1e9)
+            yield source.record(call="", kind=kind, at=first + step * 14_400, billed_ns=billed_ns, start_kind="")

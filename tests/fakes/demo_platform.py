@@ -24,7 +24,7 @@ from pilotlight.pricing import GIB, PriceSettings, Rates
 from pilotlight.quotas import BUILT_IN
 from pilotlight.seal import PlatformKey
 from snapshotter.client import AgentClient
-from snapshotter.types import StartKind, TemplateInfo
+from snapshotter.types import InstanceId, InstanceInfo, StartKind, TemplateInfo
 from tests.fakes import demo_books
 from tests.fakes.small_cache import SmallCache
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, SmallAgent, instance, snapshot, spec
@@ -37,11 +37,9 @@ BATCH = 1000
 PRICES = PriceSettings(
     gpu_s={"L4": "0.000222", "H100": "0.001097"}, token_in="0.00000015", token_out="0.0000006", request="0.0000002", start_factor="0.5"
 )
-PLANS = {
-    **BUILT_IN,
-    "enterprise": replace(BUILT_IN["enterprise"], latency_p99_ms=8000, availability=0.995, utilisation=0.6, requests_per_s=200, instances=12,
-                          gpus=4, tokens_per_min=200_000),
-}  # fmt: skip
+_PROMISES = {"latency_p99_ms": 20_000, "availability": 0.995, "utilisation": 0.6}
+_BOUNDS = {"requests_per_s": 200, "instances": 12, "gpus": 4, "tokens_per_min": 200_000}
+PLANS = {**BUILT_IN, "enterprise": BUILT_IN["enterprise"].with_overrides({**_PROMISES, **_BOUNDS})}
 
 
 @dataclass
@@ -120,7 +118,9 @@ async def demo(home: Path, run: Path, *, clock: Any, port: int = 0, **settings: 
         config=ControllerConfig(settings=ControllerSettings(**settings), paths=paths, trust="isolated", uid_base=20_000, plans=PLANS,
                                 prices=PRICES),
         store=store,
-        files=BlobFiles(objects=DirectoryStore(home / "blobs"), incoming=home / "blobs" / "incoming", limit_bytes=1_000_000, read_bytes=70_000),
+        files=BlobFiles(
+            objects=DirectoryStore(home / "blobs"), incoming=home / "blobs" / "incoming", limit_bytes=1_000_000, read_bytes=70_000
+        ),
         key=PlatformKey.load_or_create(home / "platform.key"),
         agent=AgentClient(paths.socket("snapshotter")),
         cache=WeightCacheClient(paths.socket("weight_cache")),
@@ -134,7 +134,7 @@ async def demo(home: Path, run: Path, *, clock: Any, port: int = 0, **settings: 
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
         async with httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=30) as http:
-            yield await _settle(url, context, http, agent, cache, key)
+            yield await _settle(context, http, agent=agent, cache=cache, key=key)
     finally:
         bell.close()
         server.should_exit = True
@@ -146,7 +146,7 @@ async def demo(home: Path, run: Path, *, clock: Any, port: int = 0, **settings: 
         store.close()
 
 
-async def _settle(url: str, context: Context, http: httpx.AsyncClient, agent: SmallAgent, cache: DemoCache, key: str) -> Demo:
+async def _settle(context: Context, http: httpx.AsyncClient, *, agent: SmallAgent, cache: DemoCache, key: str) -> Demo:
     (await http.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=BUNDLE)).raise_for_status()
     tenant = str((await http.get("/v1/whoami")).json()["tenant"]["id"])
     keys = {"admin": key}
@@ -162,12 +162,23 @@ async def _settle(url: str, context: Context, http: httpx.AsyncClient, agent: Sm
             ids[f"{app}/{found['name']}"] = found["id"]
         for made in answer.json()["functions"]:
             revisions[f"{app}/{made['function']}"] = made["revision"]
-    return Demo(url=url, context=context, http=http, agent=agent, cache=cache, tenant=tenant, keys=keys, other_key=other, ids=ids,
-                revisions=revisions)  # fmt: skip
+    url = str(http.base_url).rstrip("/")
+    return Demo(
+        url=url,
+        context=context,
+        http=http,
+        agent=agent,
+        cache=cache,
+        tenant=tenant,
+        keys=keys,
+        other_key=other,
+        ids=ids,
+        revisions=revisions,
+    )
 
 
 def _spec(habit: demo_books.Habit) -> dict[str, Any]:
-    resources = {"cpu": habit.cpu, "memory_bytes": habit.memory_bytes}
+    resources: dict[str, Any] = {"cpu": habit.cpu, "memory_bytes": habit.memory_bytes}
     if habit.gpu:
         resources |= {"gpu": [habit.gpu], "gpu_count": 1}
     scaling = {"min_instances": 1 if habit.reserved else 0, "max_instances": 8, "scaledown_window_s": 300.0 if habit.idle else 60.0}
@@ -186,11 +197,12 @@ async def furnish(made: Demo, *, now: float) -> None:
     ids = {"search/embed": found["id"]}
     rows = demo_books.records(tenant=theirs, ids=ids, revisions={"search/embed": "v1-77aa01"}, rates=made.rates, now=now, seed=3, scale=0.6)
     made.add(list(rows))
-    for body in (
+    wanted: tuple[dict[str, Any], ...] = (
         {"period": "month", "amount": "30", "alerts": [50, 80, 100], "hard": True},
         {"period": "day", "app": "chat", "environment": "main", "amount": "1.50", "hard": True},
         {"period": "month", "environment": "main", "app": "media", "amount": "4", "hard": False},
-    ):
+    )
+    for body in wanted:
         answer = await made.http.put("/v1/budgets", json=body)
         assert answer.status_code < 300, answer.text
     _name_models(made)
@@ -209,34 +221,41 @@ def _name_models(made: Demo) -> None:
             weights.put(write, holder, name=name, model=model, source=f"hf://demo/{name}")
 
 
-def _run(made: Demo, theirs: str, now: float) -> None:
-    def up(n: int, name: str, kind: str, age_s: float, took: dict[str, float], weights: dict[str, str], memory: float, cpu: float = 1.0,
-           tenant: str = made.tenant) -> Any:  # fmt: skip
-        app, _, function = name.partition("/")
-        key = f"{made.ids[name]}@{made.revisions[name]}"
-        one = instance(tenant, app=app, function=function, name=f"i-{0x3F2A91C4D5E60700 + n * 7919:016x}", revision=key)
-        return replace(one, start_kind=StartKind(kind), started_at=now - age_s, phases_ms=took, weights=weights,
-                       memory_bytes=round(memory * GIB), cpu=cpu)  # fmt: skip
+_RUNNING: tuple[tuple[str, StartKind, float, dict[str, float], dict[str, str], float], ...] = (
+    ("search/embed", StartKind.FORK, 380, {"fork": 11.0, "wake": 19.0}, {"minilm": "dram"}, 2),
+    ("search/embed", StartKind.FORK, 62, {"fork": 9.0, "wake": 22.0}, {"minilm": "dram"}, 2),
+    ("search/rank", StartKind.RESTORE, 1490, {"restore": 142.0, "wake": 31.0}, {"cross-encoder": "dram"}, 1),
+    ("chat/Assistant", StartKind.COLD, 20_400, {"boot": 900.0, "import": 7300.0, "enter": 21_000.0}, {"llama-3b": "nvme"}, 16),
+    ("media/transcribe", StartKind.RESTORE, 44, {"restore": 960.0, "wake": 130.0}, {"whisper": "nvme"}, 12),
+)
+"""(function, how it came up, age in seconds, phases of its start in ms, weights by tier, GiB)"""
 
-    made.agent.instances = [
-        up(1, "search/embed", "FORK", 380, {"fork": 11.0, "wake": 19.0}, {"minilm": "dram"}, 2),
-        up(2, "search/embed", "FORK", 62, {"fork": 9.0, "wake": 22.0}, {"minilm": "dram"}, 2),
-        up(3, "search/rank", "RESTORE", 1490, {"restore": 142.0, "wake": 31.0}, {"cross-encoder": "dram"}, 1),
-        up(4, "chat/Assistant", "COLD", 20_400, {"boot": 900.0, "import": 7300.0, "enter": 21_000.0}, {"llama-3b": "nvme"}, 16, 4.0),
-        up(5, "media/transcribe", "RESTORE", 44, {"restore": 960.0, "wake": 130.0}, {"whisper": "nvme"}, 12, 4.0),
-        up(6, "search/embed", "FORK", 720, {"fork": 12.0}, {"minilm": "dram"}, 1, tenant=theirs),
-    ]
-    made.agent.memory = {str(i.id): round(i.memory_bytes * 0.18) for i in made.agent.instances}
+
+def _run(made: Demo, theirs: str, now: float) -> None:
+    mine = [_instance(made, n, now) for n in range(len(_RUNNING))]
+    foreign = replace(mine[0], id=InstanceId("i-51c2d0a97b3e4f60"), labels={**mine[0].labels, "tenant": theirs}, memory_bytes=GIB)
+    made.agent.instances = running = [*mine, foreign]
+    made.agent.memory = {str(i.id): round(i.memory_bytes * 0.18) for i in running}
     made.agent.templates = [
-        TemplateInfo(revision=i.revision, pid=100 + n, pss_bytes=round(i.memory_bytes * 0.14), threads=(), phases_ms={"boot": 300.0}, forks=14 - n,
-                     last_used_at=now - 40 * n, labels=i.labels, parked=1)
-        for n, i in enumerate(made.agent.instances[:3])
+        TemplateInfo(
+            revision=i.revision, pid=100 + n, pss_bytes=round(i.memory_bytes * 0.14), threads=(), phases_ms={"boot": 300.0}, forks=14 - n,
+            last_used_at=now - 40 * n, labels=i.labels, parked=1,
+        )
+        for n, i in enumerate(running[1:4])
     ]  # fmt: skip
     made.agent.snapshots = [
-        replace(
-            snapshot(i.labels["tenant"], i.revision, name=f"sn-{0xA51C0FFEE0000000 + 977 * n:016x}"),
-            labels=i.labels, image_bytes=(61 + 40 * n) * 1024**2, cold_ms=5400.0 + 3000 * n, restore_ms=120.0 + 60 * n, restores=31 - 4 * n,
-            last_used_at=now - 300 * n,
+        snapshot(
+            i.labels["tenant"], i.revision, name=f"sn-{0xA51C0FFEE0000000 + 977 * n:016x}", labels=i.labels, cold_ms=5400.0 + 3000 * n,
+            image_bytes=(61 + 40 * n) * 1024**2, restore_ms=120.0 + 60 * n, restores=31 - 4 * n, last_used_at=now - 300 * n,
         )
-        for n, i in enumerate(made.agent.instances)
+        for n, i in enumerate(running[1:])
     ]  # fmt: skip
+
+
+def _instance(made: Demo, n: int, now: float) -> InstanceInfo:
+    name, kind, age_s, phases, tiers, memory_gib = _RUNNING[n]
+    app, _, function = name.partition("/")
+    revision = f"{made.ids[name]}@{made.revisions[name]}"
+    one = instance(made.tenant, app=app, function=function, name=f"i-{0x3F2A91C4D5E60700 + n * 7919:016x}", revision=revision)
+    memory_bytes = round(memory_gib * GIB)
+    return replace(one, start_kind=kind, started_at=now - age_s, phases_ms=phases, weights=tiers, memory_bytes=memory_bytes)

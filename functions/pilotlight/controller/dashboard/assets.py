@@ -18,7 +18,7 @@ from pilotlight.errors import NotFound
 PREFIX = "/dashboard/static"
 _OWN = Path(__file__).parent / "static"
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
-_NAMES = ("style.css", "theme.js", "pages.js", "mark.svg", "plotly.js")
+_NAMES = ("style.css", "early.js", "pages.js", "mark.svg", "plotly.js")
 
 router = APIRouter(include_in_schema=False)
 

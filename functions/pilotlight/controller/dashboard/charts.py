@@ -52,8 +52,8 @@ class Chart:
 
     @property
     def legend(self) -> list[tuple[str, str]]:
-        """(name, class of its swatch) of each series, in the order in which they lie on each other, from the top."""
-        return [(one.name, one.colour.removeprefix("--")) for one in reversed(self.series)]
+        """(name, class of its swatch) of each series."""
+        return [(one.name, one.colour.removeprefix("--")) for one in self.series]
 
     @property
     def is_empty(self) -> bool:

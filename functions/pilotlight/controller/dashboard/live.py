@@ -10,14 +10,16 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import anyio.to_thread
 import sqlalchemy as sa
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
+from fastapi.routing import APIRoute
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import Receive, Scope, Send
 
@@ -29,7 +31,7 @@ from pilotlight.controller.dashboard.overview import NEWEST
 from pilotlight.controller.dashboard.visit import Visitor, ended_of
 from pilotlight.controller.figures import newest
 from pilotlight.controller.sessions import Ended
-from pilotlight.errors import TooManyRequests
+from pilotlight.errors import TooManyRequests, Unauthenticated
 from pilotlight.protocol import CONTENT_SSE
 
 log = logging.getLogger(__name__)
@@ -42,7 +44,26 @@ RETRY_S = 5
 Place = tuple[str, str, str]
 """(tenant, environment, currency): what is shown together."""
 
-router = APIRouter(include_in_schema=False)
+OVER = b"event: over\ndata: {}\n\n"
+
+
+class EventRoute(APIRoute):
+    """Events: who has no session, or none any more, is told that it is over; a browser does not tell a page of a status."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler, with that answer."""
+        handle = super().get_route_handler()
+
+        async def events(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except Unauthenticated:
+                return Response(OVER, media_type=CONTENT_SSE, headers={"cache-control": "no-store"})
+
+        return events
+
+
+router = APIRouter(include_in_schema=False, route_class=EventRoute)
 
 
 @dataclass(slots=True, eq=False)
@@ -171,7 +192,7 @@ def hub_of(request: Request, context: Context) -> Hub:
 
 @router.get("/dashboard/events")
 async def events(visit: Visitor, request: Request) -> Response:
-    """Live figures of an environment. Raises Unauthenticated, TooManyRequests."""
+    """Live figures of an environment. Raises TooManyRequests."""
     hub = hub_of(request, visit.context)
     viewer = Viewer(visit.session.id, visit.caller.key, visit.session.until)
     place = (visit.caller.tenant, visit.environment, visit.currency)
@@ -186,7 +207,7 @@ async def _stream(viewer: Viewer) -> AsyncIterator[bytes]:
         await viewer.news.wait()
         viewer.news.clear()
         if viewer.is_over:
-            yield b"event: over\ndata: {}\n\n"
+            yield OVER
             return
         # A comment instead of what is on the page already: it costs nothing, and finds out whether anybody is there.
         yield b": \n\n" if viewer.latest == shown else f"event: figures\ndata: {viewer.latest}\n\n".encode()

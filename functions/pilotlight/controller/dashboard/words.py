@@ -116,6 +116,6 @@ def kind(name: str) -> str:
 
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
-    "money": money, "price": price, "milliseconds": milliseconds, "duration": duration, "count": count, "percent": percent, "size": size, "ago": ago,
-    "clock": clock, "day": day, "month": month, "kind": kind, "decimal": Decimal,
+    "money": money, "price": price, "milliseconds": milliseconds, "duration": duration, "count": count, "percent": percent, "size": size,
+    "ago": ago, "clock": clock, "day": day, "month": month, "kind": kind, "decimal": Decimal,
 }  # fmt: skip

@@ -20,8 +20,8 @@ function traces(chart) {
 // Latencies of one platform lie far apart: milliseconds of a warm call, a minute of a cold one.
 function scale(chart) {
   if (chart.unit === "ms")
-    return { type: "log", tickvals: [1, 10, 100, 1e3, 1e4, 1e5, 1e6], ticktext: ["1 ms", "10 ms", "100 ms", "1 s", "10 s", "100 s", "1000 s"] };
-  return { rangemode: "tozero", nticks: 5, separatethousands: true, tickprefix: { USD: "$", EUR: "€", GBP: "£" }[chart.unit] ?? "" };
+    return { type: "log", tickvals: [1, 3, 10, 30, 100, 300, 1e3, 3e3, 1e4, 3e4, 1e5, 3e5], ticktext: ["1 ms", "3 ms", "10 ms", "30 ms", "100 ms", "300 ms", "1 s", "3 s", "10 s", "30 s", "100 s", "300 s"] };
+  return { rangemode: "tozero", nticks: 5, exponentformat: chart.unit === "calls" ? "SI" : "none", separatethousands: true, tickprefix: { USD: "$", EUR: "€", GBP: "£" }[chart.unit] ?? "" };
 }
 
 function layout(chart, narrow) {
