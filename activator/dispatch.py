@@ -20,6 +20,7 @@ from activator.routes import Target
 from activator.throttler import Throttler
 from activator.upstream import Answer, UpstreamGone, WorkerConnection
 from pilotlight import errors
+from pilotlight.pricing import BUSY
 from pilotlight.protocol import CONTENT_JSON
 from snapshotter.types import StartKind
 
@@ -289,7 +290,7 @@ class Dispatcher:
         now = time.monotonic()
         instance = exchange.reservation.instance
         instance.block(now)
-        exchange.close(status=503, outcome="busy", bytes_out=0)
+        exchange.close(status=503, outcome=BUSY, bytes_out=0)
         exchange.call.attempt += 1
         if busy_since and now - busy_since > BUSY_PATIENCE_S:
             throttler.drain(instance)

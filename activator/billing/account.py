@@ -15,7 +15,7 @@ from activator.billing.errors import JournalFull
 from activator.billing.journal import Journal
 from activator.billing.meter import InstanceMeter
 from activator.billing.usage import UsageSubject, UsageTemplate, cost_text
-from pilotlight.pricing import Footprint, Rates
+from pilotlight.pricing import BUSY, Footprint, Rates
 
 NO_LIMIT_NS = 7 * 86_400 * 10**9
 """Of an account that was not told of an execution clock: the longest that there may be (`spec.Clocks`)."""
@@ -153,7 +153,7 @@ class InstanceAccount:
         exec_ms = max(0, at_ns - ticket.at_ns) // 1_000_000
         if not ticket.is_billed:
             return Bill(exec_ms, billed_ns, "0", 0)
-        picos = template.picos(billed_ns, tokens_in, tokens_out)
+        picos = template.picos(billed_ns, tokens_in, tokens_out) if outcome != BUSY else template.idle_picos(billed_ns)
         cost = cost_text(picos)
         record = template.record(
             id=ticket.id, call=ticket.call, attempt=ticket.attempt, start_kind=ticket.start_kind, started_ns=ticket.at_ns,

@@ -7,7 +7,8 @@ for no more than its own time, so calls alone never bring a budget above its amo
     overshoot <= sum over instances: rate * max(idle_factor, reserved_factor) * (SETTLE_S + drain)
                + sum over starts:    rate * start_factor * length of the start
                + sum over calls:     rate * (lateness of the execution clock beyond its step + 1 ns for each call beside it)
-               + an hour of storage, and calls under a budget that was made while they ran
+               + an hour of storage, and, under a budget that is new, the calls that ran when it was made and those that began before
+                 the ledger said what had been spent by then (a round trip)
 
 where SETTLE_S (60 s, `scaler.SETTLE_EVERY`) is how often idle time is written down, drain how long an idle instance takes to end, and
 the clock is late only when the event loop is. Such costs count as soon as they are written, so the next call sees them.
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 CLOCK_STEP_NS = 50_000_000
 """Execution clocks are looked at this often (`warm.CLOCK_STEP_S`): a call may run so much longer than it should."""
 MAX_RETRY_S = 3600.0
+MAX_KNOWN_WORST = 64
+"""Worst cases that are remembered for a function: each revision has one, and each deadline of a caller another."""
 
 
 class Subject(NamedTuple):
@@ -148,6 +151,8 @@ class Cover:
         asked = (target.key, rates.version, limit_ns)
         known = self._worst.get(asked)
         if known is None:
+            if len(self._worst) >= MAX_KNOWN_WORST:
+                self._worst.clear()
             ns = billable_ns(limit_ns + CLOCK_STEP_NS, rates)
             known = self._worst[asked] = as_picos(str(price(ns, rate_per_s(target.footprint, rates), rates.request)))
         return known
@@ -176,6 +181,7 @@ class Budgets:
         self._is_shared = is_shared
         self._wall_ns = wall_ns
         self._purses: dict[str, Purse] = {}
+        self._of_tenant: dict[str, dict[str, Purse]] = {}
         self._retired: dict[str, Purse] = {}
         self._retired_at: tuple[Cursor, int] | None = None
         self._answers = 0
@@ -199,11 +205,14 @@ class Budgets:
         known = self._purses.get(id) or self._revived(id)
         if known is not None and is_same_money(known.record, record):
             known.change(record)
-            self._purses[id] = known
+            self._keep(id, known)
         else:
             mark = self.end_of_journal()
-            self._purses[id] = Purse(record, at_ns=self._wall_ns(), turn=self.turn, is_shared=self._is_shared, mark=mark)
+            self._keep(id, Purse(record, at_ns=self._wall_ns(), turn=self.turn, is_shared=self._is_shared, mark=mark))
         self.on_news()
+
+    def _keep(self, id: str, purse: Purse) -> None:
+        self._purses[id] = self._of_tenant.setdefault(purse.record.tenant, {})[id] = purse
 
     def _retire(self, id: str) -> None:
         if self._retired_at != self._moment():
@@ -211,6 +220,7 @@ class Budgets:
             self._retired_at = self._moment()
         if (gone := self._purses.pop(id, None)) is not None:
             self._retired[id] = gone
+            del self._of_tenant[gone.record.tenant][id]
 
     def _revived(self, id: str) -> Purse | None:
         """A budget that was just taken away because the feed is told anew: nothing was written or shipped since, so it still adds up."""
@@ -224,7 +234,8 @@ class Budgets:
         """The budgets over a function."""
         known = self._covers.get(subject)
         if known is None or known.generation != self.generation:
-            purses = tuple(purse for purse in self._purses.values() if purse.covers(**subject._asdict()))
+            its = self._of_tenant.get(subject.tenant, {})
+            purses = tuple(purse for purse in its.values() if purse.covers(**subject._asdict()))
             known = self._covers[subject] = Cover(self, subject, purses, known.open if known is not None else {})
         return known
 

@@ -337,10 +337,9 @@ class Journal:
         self._unshipped += 1
 
     def _held_call(self, call: str) -> HeldCall:
-        held = self._held.get(call)
-        if held is None:
+        if call not in self._held:
             raise NotFound(f"no submitted call {call} is held here", call=call)
-        return held
+        return self._held[call]
 
     def _move_held(self, held: HeldCall, offset: int, length: int) -> None:
         self._live[held.segment] -= held.length

@@ -19,6 +19,8 @@ _NS_PER_S = Decimal(10**9)
 _NS_PER_MS = 10**6
 COST_QUANTUM = Decimal("1e-12")
 """Costs are kept to the picounit: a millisecond of a hundredth of a core costs some 1e-9, a thousand times more."""
+BUSY = "busy"
+"""Outcome of an attempt whose worker still finished another call: nothing of it ran, so it owes no minimum and no request's price."""
 _EXACT_DIGITS = 100
 """More than rate (28) times nanoseconds (17) can have, so that a price is rounded once, at its end."""
 
@@ -118,7 +120,7 @@ def cost_of(record: UsageRecord, rates: Rates) -> Decimal:
         return price(record.billed_ns, Decimal(record.rate_per_s))
     footprint = Footprint(cpu=record.cpu, memory_bytes=record.memory_bytes, gpu=record.gpu, gpu_count=record.gpu_count)
     per_s = rate_per_s(footprint, rates) * kind_factor(record.kind, rates)
-    if record.kind != "CALL":
+    if record.kind != "CALL" or record.outcome == BUSY:
         return price(record.billed_ns, per_s)
     tokens = record.tokens_in * rates.token_in + record.tokens_out * rates.token_out
     return price(billable_ns(record.billed_ns, rates), per_s, rates.request + tokens)

@@ -216,7 +216,7 @@ class UsageRecord:
         billed_ns: the part of the instance's time that is this record's (processor sharing for calls).
         cpu, memory_bytes, gpu, gpu_count: the footprint of the instance.
         status: HTTP status of the call; 0 for spans.
-        outcome: `ok`, `error`, `cancelled`, `lost` (its activator or instance died) or `span`.
+        outcome: `ok`, `error`, `cancelled`, `lost` (its activator or instance died), `busy` (nothing ran: tried again elsewhere) or `span`.
         price_version, rate_per_s, cost: the price as it was then; decimals as text.
         caller: id of the tenant that called another one's function; "" = the tenant itself. Who owns the function pays.
         corrects, note: of an ADJUSTMENT: the id of the record that it corrects, and why.

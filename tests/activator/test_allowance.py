@@ -374,3 +374,22 @@ async def test_a_real_redis_flushed_and_killed_in_the_middle_never_lets_two_over
         member.journal.abandon()
     for store in stores:
         await store.aclose()
+
+
+async def test_a_redis_that_does_not_answer_holds_a_call_up_for_a_moment_and_the_next_not_at_all(
+    tmp_path: Path, mortal_redis: tuple[str, Popen[bytes]]
+) -> None:
+    url, _ = mortal_redis
+    store = RedisMoney(url, platform="slow", member="a-0", grace_s=0.0)
+    platform = Platform(tmp_path, lambda _: store)
+    [one] = await platform.start(1, budget(amount="1"))
+    with redis.Redis.from_url(url) as client:
+        client.client_pause(60_000)
+    async with asyncio.timeout(30):
+        with pytest.raises(errors.Unavailable) as slow:
+            await one.open()
+        with pytest.raises(errors.Unavailable, match="a moment ago"):
+            await one.open()
+    assert "does not answer" in str(slow.value)
+    one.journal.abandon()
+    await store.aclose()

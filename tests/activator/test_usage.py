@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.billing.usage import UsageTemplate
-from pilotlight.pricing import Footprint, Rates, price
+from activator.billing.usage import PICO, UsageTemplate, as_picos, cost_text
+from pilotlight.pricing import Footprint, Rates, cost_of, price
 from pilotlight.protocol import UsageRecord
 from tests.activator.billing_world import FOOTPRINT, RATES, subject, template
 
@@ -26,6 +26,50 @@ def test_the_cost_is_the_price_to_the_last_digit(billed_ns: int, core: Decimal, 
     rates = Rates(version="v", cpu_core_s=core, memory_gib_s=Decimal("0.00000222"), request=request)
     made = UsageTemplate(subject(), footprint=Footprint(cpu=cpu, memory_bytes=memory_bytes), rates=rates)
     assert Decimal(made.cost(billed_ns)) == price(billed_ns, Decimal(made.fixed["rate_per_s"]), request)
+
+
+@given(
+    billed_ns=st.integers(0, 10**13),
+    tokens=st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)),
+    prices=st.tuples(*[st.decimals(0, 1, places=9)] * 4),
+    factors=st.tuples(*[st.decimals(0, 2, places=3)] * 3),
+    minimum_ms=st.sampled_from([0, 1, 100]),
+    rounding_ms=st.sampled_from([0, 1, 7, 1000]),
+    kind=st.sampled_from(["CALL", "IDLE", "RESERVED", "START"]),
+    outcome=st.sampled_from(["ok", "lost", "busy"]),
+)
+def test_every_record_can_be_priced_again_from_what_it_measured(
+    *, billed_ns: int, tokens: tuple[int, int], prices: tuple[Decimal, ...], factors: tuple[Decimal, ...], minimum_ms: int,
+    rounding_ms: int, kind: str, outcome: str,
+) -> None:  # fmt: skip
+    core, request, token_in, token_out = prices
+    start, idle, reserved = factors
+    rates = Rates(
+        version="v", cpu_core_s=core, request=request, token_in=token_in, token_out=token_out, start_factor=start, idle_factor=idle,
+        reserved_factor=reserved, minimum_ms=minimum_ms, rounding_ms=rounding_ms,
+    )  # fmt: skip
+    made = UsageTemplate(subject(), footprint=Footprint(cpu=0.3, memory_bytes=1000**3), rates=rates, kind=kind)
+    tokens_in, tokens_out = tokens if kind == "CALL" else (0, 0)
+    picos = made.idle_picos(billed_ns) if outcome == "busy" else made.picos(billed_ns, tokens_in, tokens_out)
+    record = made.record(
+        id="c/1", call="c", attempt=1, start_kind="WARM", started_ns=1, queued_ms=0, start_ms=0, exec_ms=0, billed_ns=billed_ns,
+        cost=cost_text(picos), status=200, outcome=outcome, tokens_in=tokens_in, tokens_out=tokens_out,
+    )  # fmt: skip
+    parsed = UsageRecord.from_json(json.loads(record))
+    assert cost_of(parsed, rates) == Decimal(parsed.cost) == Decimal(picos) / PICO
+    assert as_picos(parsed.cost) == picos
+
+
+def test_minimum_and_rounding_are_charged_and_the_time_itself_stays_in_the_record() -> None:
+    rates = Rates(version="v", cpu_core_s=Decimal(1), memory_gib_s=Decimal(0), minimum_ms=100, rounding_ms=100)
+    made = UsageTemplate(subject(), footprint=Footprint(cpu=1.0, memory_bytes=1), rates=rates)
+    assert [made.cost(ms * 1_000_000)[:4] for ms in (0, 1, 100, 101)] == ["0.10", "0.10", "0.10", "0.20"]
+
+
+@pytest.mark.parametrize("text", ["", "x", "NaN", "Infinity", "1e16", "--1"])
+def test_what_is_no_amount_of_money_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"decimal|money"):
+        as_picos(text)
 
 
 def test_half_a_picounit_goes_to_the_even_neighbour() -> None:
