@@ -11,14 +11,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks import admission, ledger, neighbours, overshoot, stack
 from benchmarks.gateway import BODY, SETTLE_S, SOURCE, add_rows, redis_server
-from benchmarks.harness import Report, interleave, options, paired_ratio, phase
+from benchmarks.harness import Report, Row, interleave, options, paired_ratio, phase
 from benchmarks.load import Load, LoadFailed, wrk
 from benchmarks.network import DidNotStart
 from benchmarks.nginx import nginx
@@ -106,10 +108,14 @@ def gateway(report: Report, platform: stack.Stack, *, seconds: float, rounds: in
     headers = {"Content-Type": "application/json", HEADER_CALL: "req-benchmark"}
     with nginx(socket=socket, path=WORKER_INVOKE) as url:
         arms: dict[str, Callable[[], Load]] = {NGINX: lambda: wrk(url, body=BODY, headers=headers, seconds=seconds)}
-        arms |= {name: _through(subject.caller, seconds) for name, subject in tenants.items()}
+        pid = platform.processes()["activator"]
+        cpu_us: dict[str, list[float]] = {name: [] for name in tenants}
+        arms |= {name: _through(subject.caller, seconds, pid=pid, cpu_us=cpu_us[name]) for name, subject in tenants.items()}
         loads = interleave(arms, rounds=rounds)
     for name, runs in loads.items():
         add_rows(report, name, runs)
+        if name in cpu_us:
+            report.rows.append(Row.of(f"{name} activator's CPU", "µs", cpu_us[name], note="per request; machines' noise touches it less"))
     rps = {name: [run.rps for run in runs] for name, runs in loads.items()}
     report.ratio("rps_quotas_on_vs_off", paired_ratio(rps[QUOTAS], rps[OFF]))
     report.ratio("rps_everything_on_vs_off", paired_ratio(rps[EVERYTHING], rps[OFF]))
@@ -135,15 +141,23 @@ def _tenant(platform: stack.Stack, name: str) -> Subject:
     return Subject(tenant=tenant, caller=dataclasses.replace(tenant, api_key=str(key["secret"])))
 
 
-def _through(tenant: stack.Stack, seconds: float) -> Callable[[], Load]:
-    """As `gateway.through`, with this tenant's key."""
+def _through(tenant: stack.Stack, seconds: float, *, pid: int, cpu_us: list[float]) -> Callable[[], Load]:
+    """As `gateway.through`, with this tenant's key; CPU time of process `pid` per request is noted, until its records are shipped."""
 
     def run() -> Load:
+        before_s = _cpu_s(pid)
         load = wrk(tenant.invoke_url(APP, FUNCTION), body=BODY, headers=tenant.headers, seconds=seconds)
         time.sleep(SETTLE_S)
+        cpu_us.append((_cpu_s(pid) - before_s) / load.requests * 1e6)
         return load
 
     return run
+
+
+def _cpu_s(pid: int) -> float:
+    """User and system time of a process (proc(5): fields 14 and 15 of stat, the name in parentheses being the second)."""
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _ledger(report: Report, sizes: Sizes) -> None:
