@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -14,7 +15,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.exc import DBAPIError
 
-from pilotlight.controller import audit, bills, bootstrap, calls, feed, figures, keys, launch, ledger, lock, registry, tables, tenants
+from pilotlight.controller import audit, bills, bootstrap, calls, feed, keys, launch, ledger, lock, registry, tables, tenants
+from pilotlight.controller.figures import functions, latency, newest, shares
+from pilotlight.controller.figures import usage as use
+from pilotlight.controller.figures.spans import Span
 from pilotlight.controller.registry import Place
 from pilotlight.controller.store import Store
 from pilotlight.errors import Conflict, InvalidInput, NotFound
@@ -174,7 +178,7 @@ def test_a_deleted_app_is_gone_but_its_history_stays(store: Store, place: Place)
     deploy(store, place, spec())
     with store.write() as write:
         registry.delete(write, place)
-    where = {"tenant": place.tenant, "environment": "main"}
+    where: dict[str, Any] = {"tenant": place.tenant, "environment": "main"}
     with store.read() as sql:
         assert registry.apps(sql, **where) == []
         with pytest.raises(NotFound, match="no app 'search'"):
@@ -342,10 +346,24 @@ def test_the_figures_of_a_day_are_the_same_everywhere(store: Store, place: Place
         kinds = ["COLD", "FORK"] + ["WARM"] * 98
         records = [usage(f"req-{n}/1", **common, exec_ms=n + 1, started_at=clock.now - 10, start_kind=k) for n, k in enumerate(kinds)]
         ledger.add(write, [*records, usage("i-1/IDLE/1", **common, kind="IDLE", started_at=clock.now - 7200)])
+    where: dict[str, Any] = {"tenant": place.tenant, "environment": "main"}
     with store.read() as sql:
-        busy, idle = figures.functions(sql, tenant=place.tenant, environment="main", now=clock.now)
-    assert (busy.name, busy.calls, busy.p50_ms, busy.p99_ms, busy.cold_starts, busy.cost) == ("embed", 100, 50, 99, 2, Decimal("50.5"))
-    assert (idle.name, idle.calls, idle.p50_ms, sum(busy.hourly), busy.hourly[-1]) == ("idle", 0, None, 100, 100)
+        used = use.read(sql, **where, span=Span.of("24h", clock.now), currency="USD")
+        parts = latency.read(sql, now=clock.now, **where)
+        busy, idle = functions.table(sql, **where, usage=used, parts=parts)
+        mine = newest.read(sql, now=clock.now, limit=2, **where)
+        (share,) = shares.read(sql, span=used.span, plans={}, currency="USD")
+    assert (busy.name, busy.calls.records, busy.starts, busy.whole.cost) == (
+        "embed",
+        100,
+        {"WARM": 98, "FORK": 1, "COLD": 1},
+        Decimal("50.5"),
+    )
+    for percent in (50, 99):
+        assert busy.latency.percentile(percent) == pytest.approx(percent, rel=0.05)
+    assert (idle.name, idle.calls.records, idle.latency.percentile(50), sum(busy.units), busy.units[-2]) == ("idle", 0, None, 100, 100)
+    assert ([c.started_at for c in mine.calls], bool(mine.older)) == ([clock.now - 10] * 2, True)
+    assert (share.whole.cost, share.calls.records) == (Decimal("50.5"), 100)
 
 
 def call(sequence: int, **changes: object) -> CallRecord:
