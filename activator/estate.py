@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from activator.fairness.gate import INSTANCES
+from activator.fairness.gate import GPUS, INSTANCES
 from activator.fairness.reclaim import Tenure
 from activator.shared.state import Pulse, Want
 from activator.surplus import Claim, surplus
 from activator.throttler import Throttler
+from pilotlight.quotas import Plan
+
+log = logging.getLogger(__name__)
 
 
 class Holdings:
@@ -50,23 +54,26 @@ class Holdings:
             if instance is not None:
                 throttler.drain(instance)
 
-    def make_room(self, pulse: Pulse, limit_of: Callable[[str], int | None]) -> None:
-        """Other activators were refused an instance by a tenant's quota: give one up, where that is fair. `limit_of`: the quota."""
-        wants = {key.removeprefix(INSTANCES): want for key, want in pulse.wants.items() if key.startswith(INSTANCES)}
-        self._starved_since = {tenant: since for tenant, since in self._starved_since.items() if tenant in wants}
-        for tenant, want in wants.items():
-            limit = limit_of(tenant)
-            own = [throttler for throttler in self._throttlers() if throttler.target.tenant == tenant]
-            if limit is None or any(throttler.is_making_room for throttler in own):
+    def make_room(self, pulse: Pulse, plan_of: Callable[[str], Plan]) -> None:
+        """Other activators were refused an instance by a tenant's quota: give one up, where that is fair."""
+        self._starved_since = {key: since for key, since in self._starved_since.items() if key in pulse.wants}
+        for key, want in pulse.wants.items():
+            kind, _, tenant = key.partition(":")
+            if kind not in (INSTANCES, GPUS):
                 continue
-            self._give_one(tenant, want, own, limit=limit, members=len(pulse.members))
+            plan = plan_of(tenant)
+            own = [throttler for throttler in self._throttlers() if throttler.target.tenant == tenant]
+            if kind == GPUS:
+                own = [throttler for throttler in own if throttler.target.footprint.gpu]
+            limit = plan.gpus if kind == GPUS else plan.instances
+            if limit is not None and not any(throttler.is_making_room for throttler in own):
+                self._give_one(key, want, own, limit=limit, members=len(pulse.members))
 
-    def _give_one(self, tenant: str, want: Want, own: list[Throttler], *, limit: int, members: int) -> None:
+    def _give_one(self, key: str, want: Want, own: list[Throttler], *, limit: int, members: int) -> None:
         now = self._clock()
-        starved_s = now - self._starved_since.setdefault(tenant, now) if want.starving else 0.0
         claim = Claim(
             want=want,
-            starved_s=starved_s,
+            starved_s=now - self._starved_since.setdefault(key, now) if want.starving else 0.0,
             members=members,
             min_instances=sum(throttler.min_instances for throttler in own),
             max_instances=limit,
@@ -74,5 +81,6 @@ class Holdings:
         )
         victim = surplus([instance for throttler in own for instance in throttler.live()], claim, now)
         if victim is not None:
-            self._starved_since.pop(tenant, None)
+            log.info("instance given up for another activator instance=%s quota=%s want=%s", victim.id, key, want)
+            self._starved_since.pop(key, None)
             self.give_up(victim.id)

@@ -207,7 +207,7 @@ class Scaler:
         """Other activators lack instances that are ours: give up what is fair."""
         for key, scaled in self._scaled.items():
             scaled.throttler.make_room(pulse.wants.get(key), len(pulse.members))
-        self._holdings.make_room(pulse, lambda tenant: self._gate.terms.plan_of(tenant).instances)
+        self._holdings.make_room(pulse, self._gate.terms.plan_of)
 
     async def _adopt(self, info: InstanceInfo) -> None:
         target = self._target_of(info)

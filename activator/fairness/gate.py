@@ -13,8 +13,8 @@ from activator.fairness.terms import Terms, Unbounded
 from activator.routes import Target
 from pilotlight.types import Priority
 
-INSTANCES, GPUS = "tenant:", "gpus:"
-"""What keys of allowances begin with that are a tenant's and not a revision's."""
+INSTANCES, GPUS = "tenant", "gpus"
+"""What keys of allowances begin with that are a tenant's (`<kind>:<tenant>`) and not a revision's."""
 
 
 class Gate:
@@ -45,8 +45,8 @@ class Gate:
             return []
         plan = self.terms.plan_of(target.tenant)
         gpus = target.footprint.gpu_count if target.footprint.gpu else 0
-        pools: list[tuple[str, int, int | None]] = [(INSTANCES + target.tenant, 1, plan.instances)]
-        return [*pools, (GPUS + target.tenant, gpus, plan.gpus)] if gpus else pools
+        pools: list[tuple[str, int, int | None]] = [(f"{INSTANCES}:{target.tenant}", 1, plan.instances)]
+        return [*pools, (f"{GPUS}:{target.tenant}", gpus, plan.gpus)] if gpus else pools
 
     def hold(self, instance_id: str, target: Target) -> None:
         """An instance that was there already (adopted)."""

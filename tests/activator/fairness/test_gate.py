@@ -31,6 +31,7 @@ from tests.activator.conftest import MemoryLedger
 from tests.activator.test_gateway import until
 from tests.fakes.clock import ManualClock
 from tests.fakes.routes import TEST_KEY, change, route_of, spec_of
+from tests.fakes.shared_board import Board, BoardState
 from tests.fakes.small_node import SmallNode
 
 MIB = 1024**2
@@ -40,8 +41,9 @@ SIZE = 100 * MIB
 class World:
     """One activator's starts over a node of ten instances' size; its time is in the test's hand."""
 
-    def __init__(self, directory: Path) -> None:
-        self.clock = ManualClock()
+    def __init__(self, directory: Path, *, clock: ManualClock | None = None, allowance: BoardState | None = None) -> None:
+        self.clock = clock or ManualClock()
+        self.allowance = allowance
         self.table = RouteTable({"test": Rates(version="test", gpu_s={"H100": Decimal(1)})}, TEST_KEY)
         self.node = SmallNode(directory, Room(memory_bytes=10 * SIZE), lambda tenant: share_of(self.table, tenant))
         self.books = Books(
@@ -50,13 +52,17 @@ class World:
         self.metrics = Metrics()
         self.gate = Gate(self.table, clock=self.clock)
         self.queue = ProcessQueue(1000)
-        self.scaler = Scaler(table=self.table, fleet=self.node, make_throttler=self._throttler, gate=self.gate, clock=self.clock)
+        self.spent: set[str] = set()
+        self.scaler = Scaler(
+            table=self.table, fleet=self.node, make_throttler=self._throttler, gate=self.gate, clock=self.clock,
+            may_run=lambda target: target.tenant not in self.spent,
+        )  # fmt: skip
         self._seq = 0
 
     def _throttler(self, target: Target) -> Throttler:
         return Throttler(
             target, fleet=self.node, queue=self.queue, secret_env=self.table.secret_env, observer=self.metrics, account=self.books.account,
-            gate=self.gate, clock=self.clock,
+            allowance=self.allowance, gate=self.gate, clock=self.clock,
         )  # fmt: skip
 
     def tenant(self, name: str, **plan: Any) -> None:
@@ -393,6 +399,109 @@ async def test_adopted_instances_count(world: World) -> None:
     assert other.gate.headcount.count("a") == (1, 0)
     await other.scaler.aclose()
     await other.books.aclose()
+
+
+# -- budgets and bills ------------------------------------------------------------------------------------------------
+async def test_where_a_budget_is_spent_nothing_is_kept_or_started_unasked_and_idle_instances_go(world: World) -> None:
+    throttler = world.throttler("a", scaling=Scaling(min_instances=2))
+    await until(lambda: len(throttler.instances) == 2)
+    busy = await throttler.reserve(5)
+    world.spent.add("a")
+    _decide(world, 2)
+    assert (list(throttler.instances), throttler.starting) == ([busy.instance.id], 0)
+    busy.release()
+    _decide(world, 2)
+    assert (throttler.instances, throttler.starting) == ({}, 0)
+
+    world.spent.clear()
+    _decide(world, 2)
+    await until(lambda: len(throttler.instances) == 2)
+
+
+def _decide(world: World, seconds: int) -> None:
+    for _ in range(seconds):
+        world.clock.advance(1.0)
+        for scaled in list(world.scaler._scaled.values()):
+            scaled.record(world.clock())
+            world.scaler._apply(scaled, world.clock())
+
+
+async def test_a_start_is_billed_for_its_own_time_without_what_it_waited_for(world: World) -> None:
+    busy = await held(world.throttler("a"), 10)
+    (waiting,) = calls(world.throttler("b"))
+    await until(lambda: world.gate.capacity.waiting == 1)
+    world.clock.advance(100.0)  # it waits for room
+    busy[0].instance.is_draining = True
+    busy[0].release()
+    world.clock.advance(SPARE_S)
+    (await waiting).release()
+    await world.books._shipper.flush()
+
+    ledger = world.books._shipper._ledger
+    assert isinstance(ledger, MemoryLedger)
+    starts = [record for record in ledger.records.values() if record.kind == "START"]
+    assert (len(starts), {record.start_kind for record in starts} <= {"COLD", "FORK"}) == (11, True)
+    assert all(record.billed_ns < 50e9 for record in starts)
+    for reservation in busy[1:]:
+        reservation.release()
+
+
+# -- several activators -----------------------------------------------------------------------------------------------
+@pytest.fixture(name="pair")
+async def _pair(short_tmp: Path) -> AsyncIterator[tuple[World, World]]:
+    clock = ManualClock()
+    board = Board(clock)
+    worlds = tuple(World(short_tmp / str(n), clock=clock, allowance=BoardState(board, member=f"a-{n}")) for n in range(2))
+    for world in worlds:
+        assert world.allowance is not None
+        await world.allowance.join()
+        await world.scaler.reconcile()
+    yield worlds[0], worlds[1]
+    for world in worlds:
+        await world.scaler.aclose()
+        await world.node.aclose()
+        await world.books.aclose()
+
+
+async def _beat(pair: tuple[World, World]) -> None:
+    for world in pair:
+        assert world.allowance is not None
+        pulse = await world.allowance.beat()
+        assert pulse is not None
+        world.scaler.make_room(pulse)
+
+
+async def test_activators_keep_to_a_tenants_quota_together_and_make_room_for_each_other(pair: tuple[World, World]) -> None:
+    one, two = pair
+    for world in pair:
+        world.tenant("a", instances=2)
+    first = await held(one.throttler("a", "one"), 2)
+    (waiting,) = calls(two.throttler("a", "two"))
+    await until(lambda: two.allowance is not None and two.allowance.statistics().refused > 0)
+    assert len(two.node.started) == 0
+
+    first[0].release()  # idle: it goes to the activator that has less than its fair share
+    await _beat(pair)
+    (await waiting).release()
+    assert (len(one.throttler("a", "one").instances), len(two.throttler("a", "two").instances)) == (1, 1)
+    first[1].release()
+
+
+async def test_gpus_of_all_activators_count_and_come_back_with_their_instance(pair: tuple[World, World]) -> None:
+    one, two = pair
+    gpus = Resources(memory_bytes=SIZE, gpu=("H100",), gpu_count=2)
+    for world in pair:
+        world.tenant("a", gpus=3)
+    throttler = one.throttler("a", resources=gpus)
+    (await throttler.reserve(5)).release()
+    (waiting,) = calls(two.throttler("a", resources=gpus))
+    await until(lambda: two.allowance is not None and two.allowance.statistics().refused > 0)
+    assert one.allowance is not None
+    assert one.allowance.statistics().allowance == {throttler.target.key: 1, "tenant:a": 1, "gpus:a": 2}
+
+    await _beat(pair)  # it is idle, and the other has none
+    (await waiting).release()
+    assert one.allowance.statistics().allowance == {}
 
 
 # -- storms -----------------------------------------------------------------------------------------------------------
