@@ -19,6 +19,7 @@ from activator.metrics import Metrics
 from activator.reservation import Reservation
 from activator.routes import RouteTable, Target
 from activator.scaler import Scaler
+from activator.surplus import IDLE_SURPLUS_S
 from activator.throttler import Throttler
 from pilotlight import errors
 from pilotlight.pricing import Rates
@@ -499,7 +500,8 @@ async def test_gpus_of_all_activators_count_and_come_back_with_their_instance(pa
     assert one.allowance is not None
     assert one.allowance.statistics().allowance == {throttler.target.key: 1, "tenant:a": 1, "gpus:a": 2}
 
-    await _beat(pair)  # it is idle, and the other has none
+    one.clock.advance(IDLE_SURPLUS_S)
+    await _beat(pair)  # it is idle, and another wants it
     (await waiting).release()
     assert one.allowance.statistics().allowance == {}
 
