@@ -51,7 +51,7 @@ def test_large_sums_are_exact_and_each_threshold_is_noted_once(store: Store, bud
     }
     spend(store, budget, "1999999.999999999999", "0.000000000002", first=2)
     with store.read() as sql:
-        assert sorted(alert.percent for alert in alerts.listing(sql, tenant=budget.tenant)) == [50, 80, 100]
+        assert sorted(alert.percent for alert in alerts.listing(sql, budgets=[budget.id])) == [50, 80, 100]
         assert budgets.states(sql, now=1_800_000_000.0)[budget.id].spent == "4000000.000000000001"
         assert budgets.shares(sql, now=1_800_000_000.0) == {(budget.tenant, budget.id): 1.0}
 
@@ -77,4 +77,4 @@ def test_a_budget_goes_with_its_alerts(store: Store, budget: Budget) -> None:
     with store.write() as write:
         budgets.delete(write, tenant=budget.tenant, budget_id=budget.id, actor="k-1")
     with store.read() as sql:
-        assert (budgets.listing(sql), alerts.listing(sql, tenant=budget.tenant)) == ([], [])
+        assert (budgets.listing(sql), alerts.listing(sql, budgets=[budget.id])) == ([], [])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
@@ -26,6 +26,8 @@ JITTER = 0.2
 """Receivers that fail for many budgets at once are not asked for all of them at once again."""
 MAX_ERROR = 500
 _SECRET_BYTES = 32
+_BUDGETS_AT_ONCE = 500
+"""Parameters of a statement are bounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +128,19 @@ def retry_in_s(alert: Alert, *, now: float, chance: float, asked_s: float = 0.0)
 
 def next_at(sql: sa.Connection) -> float | None:
     """When the next attempt is due (seconds since the epoch); None: nothing waits."""
-    at = sql.execute(sa.select(sa.func.min(tables.budget_alerts.c.next_attempt_at))).scalar_one()
+    due = tables.budget_alerts.c.next_attempt_at
+    at = sql.execute(sa.select(sa.func.min(due)).where(due.is_not(None))).scalar_one()
     return None if at is None else float(at)
 
 
-def listing(sql: sa.Connection, *, tenant: str, budget_id: str | None = None, limit: int = 1000) -> list[Alert]:
-    """A tenant's alerts, or those of one budget, newest first."""
+def listing(sql: sa.Connection, *, budgets: Sequence[str], periods: Collection[str] | None = None, limit: int = 1000) -> list[Alert]:
+    """Alerts of these budgets (in these periods; None: in all), newest first."""
     table = tables.budget_alerts
-    query = sa.select(*_COLUMNS).where(table.c.tenant == tenant).order_by(table.c.at.desc(), table.c.percent.desc()).limit(limit)
-    if budget_id is not None:
-        query = query.where(table.c.budget == budget_id)
-    return [Alert(**row) for row in sql.execute(query).mappings()]
+    found: list[Alert] = []
+    for at in range(0, len(budgets), _BUDGETS_AT_ONCE):
+        query = sa.select(*_COLUMNS).where(table.c.budget.in_(budgets[at : at + _BUDGETS_AT_ONCE]))
+        if periods is not None:
+            query = query.where(table.c.period.in_(list(periods)))
+        page = query.order_by(table.c.at.desc(), table.c.percent.desc()).limit(limit)
+        found += [Alert(**row) for row in sql.execute(page).mappings()]
+    return sorted(found, key=lambda alert: (-alert.at, -alert.percent))[:limit]

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from pilotlight.controller import alerts, audit, feed, spending, tables
 from pilotlight.controller.aggregation import Spending
 from pilotlight.controller.alerts import Alert
-from pilotlight.controller.budget_terms import Terms
+from pilotlight.controller.budget_terms import MAX_ALERTS, Terms
 from pilotlight.controller.forecast import FULL_DAYS, Forecast, forecast
 from pilotlight.controller.periods import Period, day_of, period_of
 from pilotlight.controller.spending import Reach, SpendByReach
@@ -138,10 +138,15 @@ def drop_webhook(write: Write, *, tenant: str, budget_id: str, url: str, actor: 
 
 def get(sql: sa.Connection, *, tenant: str, budget_id: str) -> Budget:
     """One budget of a tenant. Raises NotFound."""
-    found = _find(sql, tenant, tables.budgets.c.id == budget_id)
+    found = find(sql, tenant=tenant, budget_id=budget_id)
     if found is None:
         raise NotFound(f"there is no budget {budget_id}", hint="`pilotlight budget list` shows what there is.")
     return found
+
+
+def find(sql: sa.Connection, *, tenant: str, budget_id: str) -> Budget | None:
+    """The same; None: it is gone."""
+    return _find(sql, tenant, tables.budgets.c.id == budget_id)
 
 
 def listing(sql: sa.Connection, tenants: Collection[str] | None = None) -> list[Budget]:
@@ -194,8 +199,11 @@ def overview(sql: sa.Connection, *, tenant: str, now: float, budget_id: str | No
     today = day_of(now)
     first = min(today - FULL_DAYS, *(budget.period_at(now).first_day for budget in found))
     total = spending.read(sql, {budget.reach for budget in found}, first_day=first, end_day=max(b.period_at(now).end_day for b in found))
-    noted = alerts.listing(sql, tenant=tenant)
-    return [_overview(budget, total, [a for a in noted if a.budget == budget.id], now) for budget in found]
+    noted: dict[str, list[Alert]] = {}
+    current = {budget.period_at(now).name for budget in found}
+    for alert in alerts.listing(sql, budgets=[budget.id for budget in found], periods=current, limit=MAX_BUDGETS * MAX_ALERTS):
+        noted.setdefault(alert.budget, []).append(alert)
+    return [_overview(budget, total, noted.get(budget.id, []), now) for budget in found]
 
 
 def text(picos: int) -> str:

@@ -169,6 +169,6 @@ def told(alert: Alert, budget: Budget, tenant_name: str) -> dict[str, Any]:
 
 
 def _errand(sql: sa.Connection, alert: Alert) -> Errand:
-    found = [budget for budget in budgets.listing(sql, [alert.tenant]) if budget.id == alert.budget]
+    budget = budgets.find(sql, tenant=alert.tenant, budget_id=alert.budget)
     name = sql.execute(sa.select(tables.tenants.c.name).where(tables.tenants.c.id == alert.tenant)).scalar_one_or_none()
-    return Errand(alert=alert, budget=found[0] if found else None, tenant_name=name or alert.tenant)
+    return Errand(alert=alert, budget=budget, tenant_name=name or alert.tenant)

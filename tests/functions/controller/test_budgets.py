@@ -76,7 +76,7 @@ class Books:
     def alerted(self, budget: Budget) -> list[tuple[str, int]]:
         """(period, percent) of its alerts, by period."""
         with self.store.read() as sql:
-            return sorted((a.period, a.percent) for a in alerts.listing(sql, tenant=self.tenant, budget_id=budget.id))
+            return sorted((a.period, a.percent) for a in alerts.listing(sql, budgets=[budget.id]))
 
     def states(self, now: float) -> dict[str, BudgetState]:
         with self.store.read() as sql:

@@ -55,7 +55,7 @@ class Post:
 
     def alerts(self) -> list[Alert]:
         with self.store.read() as sql:
-            return alerts.listing(sql, tenant=self.tenant)
+            return alerts.listing(sql, budgets=[b.id for b in budgets.listing(sql, [self.tenant])])
 
     def outcomes(self) -> dict[str, float]:
         return {end: self.metrics.alerts.labels(end)._value.get() for end in ("delivered", "retried", "given-up")}

@@ -170,7 +170,7 @@ def list_alerts(context: Ctx, caller: Biller, budget: str) -> AlertList:
     """Every alert of a budget, of all periods."""
     with context.store.read() as sql:
         _demand_sight(caller, budgets.get(sql, tenant=caller.tenant, budget_id=budget))
-        found = alerts.listing(sql, tenant=caller.tenant, budget_id=budget)
+        found = alerts.listing(sql, budgets=[budget])
     return AlertList(alerts=[_alert(alert) for alert in found])
 
 
