@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from pilotlight.controller import sessions
-from pilotlight.controller.dashboard import drawing, words
-from pilotlight.errors import Forbidden
-from tests.functions.controller.conftest import Controller
+from pilotlight.controller.dashboard import assets, drawing, live, words
+from pilotlight.controller.sessions import Ended
+from pilotlight.errors import Forbidden, TooManyRequests
+from tests.functions.controller.conftest import Controller, _transport
 from tests.functions.controller.parts import instance, spec, usage
 
 
@@ -132,3 +137,233 @@ def test_an_hour_with_one_call_is_visible_beside_one_with_thousands() -> None:
 def test_the_parts_of_a_bar_fill_it() -> None:
     parts = drawing.shares({"WARM": 3, "COLD": 1}, width=100)
     assert parts == [("WARM", 0.0, 75.0, 3), ("COLD", 75.0, 25.0, 1)]
+
+
+@pytest.mark.parametrize("proto,secure", [("https", True), ("http", False)])
+async def test_cookies_of_an_encrypted_visit_never_travel_in_the_clear(controller: Controller, proto: str, secure: bool) -> None:
+    client = controller.client(None)
+    client.headers["x-forwarded-proto"] = proto
+    form = await client.get("/dashboard/login")
+    (token,) = re.findall(r'name="form" value="([^"]+)"', form.text)
+    answer = await client.post("/dashboard/login", data={"key": controller.key, "form": token})
+    for cookie in [*form.headers.get_list("set-cookie"), *answer.headers.get_list("set-cookie")]:
+        flags = cookie.lower()
+        assert ("; secure" in flags) is secure
+        assert all(flag in flags for flag in ("; httponly", "; samesite=strict", "; path=/dashboard"))
+
+
+@pytest.mark.parametrize("hops", ["192.0.2.7", "192.0.2.7, 127.0.0.1", "127.0.0.1, 192.0.2.7", "unknown", "::ffff:192.0.2.7"])
+async def test_a_key_is_not_taken_in_the_clear_from_another_machine(controller: Controller, hops: str) -> None:
+    client = controller.client(None)
+    client.headers["x-forwarded-for"] = hops
+    form = await client.get("/dashboard/login")
+    assert form.status_code == 403
+    assert "needs https" in form.text
+    (token,) = re.findall(r'name="form" value="([^"]+)"', form.text)
+    refused = await client.post("/dashboard/login", data={"key": controller.key, "form": token})
+    assert (refused.status_code, sessions.COOKIE in refused.headers["set-cookie"]) == (403, False)
+    client.headers["x-forwarded-proto"] = "https"
+    assert (await client.get("/dashboard/login")).status_code == 200
+
+
+async def test_where_plain_http_is_allowed_it_is_taken(controller: Controller) -> None:
+    settings = replace(controller.context.config.settings, plain_http_sign_in=True)
+    context = replace(controller.context, config=replace(controller.context.config, settings=settings))
+    async with httpx.AsyncClient(transport=_transport(context), base_url="http://controller") as client:
+        assert (await client.get("/dashboard/login", headers={"x-forwarded-for": "192.0.2.7"})).status_code == 200
+
+
+@pytest.mark.parametrize("hops", ["", "127.0.0.1", "::1", "127.0.0.1, 127.0.0.53"])
+def test_this_machine_needs_no_encryption(hops: str) -> None:
+    sessions.demand_private({"x-forwarded-for": hops}, "http", allowed=False)
+
+
+async def test_a_planted_session_is_not_taken_over(controller: Controller) -> None:
+    planted = (await sign_in(controller, await controller.new_key(scope="deploy")))["cookie"]
+    form = await controller.client(None).get("/dashboard/login", headers={"cookie": planted})
+    (token,) = re.findall(r'name="form" value="([^"]+)"', form.text)
+    cookies = {"cookie": f"{planted}; {sessions.FORM_COOKIE}={token}"}
+    answer = await controller.client(None).post("/dashboard/login", data={"key": controller.key, "form": token}, headers=cookies)
+    given = dict(cookie.partition(";")[0].split("=", 1) for cookie in answer.headers.get_list("set-cookie"))
+    assert given[sessions.COOKIE] != planted.partition("=")[2]
+    assert given[sessions.FORM_COOKIE] != token
+    mine = sessions.read(controller.context.key, given[sessions.COOKIE])
+    theirs = sessions.read(controller.context.key, planted.partition("=")[2])
+    assert mine[:2] != theirs[:2]
+
+
+@pytest.mark.parametrize("path", ["/dashboard/login", "/dashboard/logout"])
+@pytest.mark.parametrize("cookie,field", [("a", "b"), ("", ""), ("", "a")])
+async def test_forms_of_other_sites_change_nothing(controller: Controller, path: str, cookie: str, field: str) -> None:
+    headers = {"cookie": f"{sessions.FORM_COOKIE}={cookie}"}
+    answer = await controller.client(None).post(path, data={"key": controller.key, "form": field}, headers=headers)
+    assert answer.status_code == 403
+    assert not any(c.startswith(sessions.COOKIE) for c in answer.headers.get_list("set-cookie"))
+
+
+async def test_a_key_of_one_app_is_told_why_it_cannot_look(controller: Controller) -> None:
+    await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec("embed")]})
+    key = await controller.new_key(scope="deploy", environment="main", app="search")
+    answer = await post_login(controller, key)
+    assert (answer.status_code, "reaches app" in answer.text) == (403, True)
+
+
+async def test_a_session_that_was_signed_out_of_is_over_though_the_cookie_was_kept(controller: Controller) -> None:
+    session = await sign_in(controller, controller.key)
+    async with httpx.AsyncClient(transport=controller.http._transport, base_url="http://controller") as client:
+        kept = {"cookie": f"{session['cookie']}; {sessions.FORM_COOKIE}=x"}
+        first = await client.get("/dashboard/calls", headers=kept)
+        await client.post("/dashboard/logout", data={"form": "x"}, headers=kept)
+        second = await client.get("/dashboard/calls", headers=kept)
+        events = await client.get("/dashboard/events", headers=kept)
+        await client.aclose()
+    assert (first.status_code, second.status_code, events.content) == (200, 303, live.OVER)
+
+
+def test_sessions_that_ended_are_forgotten_with_their_time_and_never_too_many() -> None:
+    ended = Ended()
+    ended.add("old", until=10.0, now=0.0)
+    ended.add("new", until=30.0, now=20.0)
+    assert ("old" in ended, "new" in ended) == (False, True)
+    for n in range(sessions.MAX_ENDED + 5):
+        ended.until[f"s{n}"] = 99.0
+    ended.add("last", until=99.0, now=20.0)
+    assert len(ended.until) == sessions.MAX_ENDED
+    assert "last" in ended
+
+
+@pytest.mark.parametrize("sealed", ["", "made-up", "gAAAAABnonsense"])
+async def test_what_we_did_not_seal_is_no_session(controller: Controller, sealed: str) -> None:
+    answer = await controller.client(None).get("/dashboard/calls", headers={"cookie": f"{sessions.COOKIE}={sealed}"})
+    assert answer.headers["location"] == "/dashboard/login"
+    other = controller.context.key.seal('{"key": "k-1"}')
+    answer = await controller.client(None).get("/dashboard/calls", headers={"cookie": f"{sessions.COOKIE}={other}"})
+    assert answer.headers["location"] == "/dashboard/login"
+
+
+async def test_pages_run_and_style_nothing_but_what_carries_their_own_nonce(controller: Controller) -> None:
+    session = await sign_in(controller, controller.key)
+    pages = [await controller.client(None).get("/dashboard", headers=session) for _ in range(2)]
+    policies = [dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; ")) for page in pages]
+    assert policies[0]["script-src"] != policies[1]["script-src"]
+    for page, policy in zip(pages, policies, strict=True):
+        nonce = policy["script-src"].removeprefix("'nonce-").removesuffix("'")
+        assert policy["script-src"] == policy["style-src"] == f"'nonce-{nonce}'"
+        assert (policy["default-src"], policy["frame-ancestors"], policy["base-uri"]) == ("'none'", "'none'", "'none'")
+        assert "unsafe" not in page.headers["content-security-policy"]
+        loaded = re.findall(r"<script src[^>]*>|<link rel=\"stylesheet\"[^>]*>", page.text)
+        assert len(loaded) == 4
+        assert all(f'nonce="{nonce}"' in tag for tag in loaded)
+        assert page.headers["cache-control"] == "no-store"
+
+
+async def test_files_are_named_by_their_content_and_asked_for_once(controller: Controller) -> None:
+    client = controller.client(None)
+    for name in ("plotly.js", "style.css", "mark.svg"):
+        answer = await client.get(assets.url(name), headers={"accept-encoding": "gzip"})
+        assert (answer.status_code, answer.headers["content-encoding"]) == (200, "gzip")
+        assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
+        plain = await client.get(assets.url(name), headers={"accept-encoding": "identity"})
+        assert "content-encoding" not in plain.headers
+        assert plain.content == answer.content == assets.load(name).content
+    for path in ("/dashboard/static/0000/style.css", f"/dashboard/static/{assets.load('style.css').digest}/..%2Fhtml.py"):
+        assert (await client.get(path)).status_code == 404
+
+
+@pytest.fixture
+def statements(controller: Controller) -> Iterator[list[str]]:
+    """What the database is asked."""
+    seen: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        seen.append(" ".join(statement.split()))
+
+    sa.event.listen(controller.context.store.engine, "before_cursor_execute", note)
+    yield seen
+    sa.event.remove(controller.context.store.engine, "before_cursor_execute", note)
+
+
+async def test_pages_read_sums_and_only_as_many_records_as_they_show(controller: Controller, statements: list[str]) -> None:
+    tenant = await controller.tenant()
+    await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec("embed")]})
+    identity = (await controller.http.get("/v1/apps/search")).json()["functions"][0]["id"]
+    records = [usage(f"req-{n}/1", tenant=tenant, function_id=identity, started_at=controller.clock.now - 60).to_json() for n in range(60)]
+    await controller.internal("/internal/usage", {"activator": "a", "records": records})
+    session = await sign_in(controller, controller.key)
+    statements.clear()
+    for path in ("", "/functions/search/embed", "/calls", "/budgets", "/invoices", "/platform"):
+        answer = await controller.client(None).get(f"/dashboard{path}", params={"span": "90d"}, headers=session)
+        assert answer.status_code == 200, path
+    touching = [s for s in statements if re.search(r"(FROM|JOIN) usage\b", s)]
+    assert len(touching) == 3
+    assert all("LIMIT" in s for s in touching)
+
+
+def viewer(name: str = "s-1", key: str = "k-1", until: float = 2e9) -> live.Viewer:
+    return live.Viewer(name, key, until)
+
+
+async def test_everybody_who_looks_at_a_place_shares_one_question(controller: Controller, statements: list[str]) -> None:
+    hub, place = live.Hub(controller.context, Ended()), (await controller.tenant(), "main", "USD")
+    key = (await controller.http.get("/v1/whoami")).json()["key"]
+    viewers = [viewer(f"s-{n}", key) for n in range(5)]
+    statements.clear()
+    for one in viewers:
+        hub.join(place, one)
+    for one in viewers:
+        await one.news.wait()
+    assert {one.latest for one in viewers} != {None}
+    assert len({one.latest for one in viewers}) == 1
+    assert sum("usage_hours" in s for s in statements) == 1
+    assert repr(hub) == "<Hub 1 places, 5 viewers>"
+    for one in viewers:
+        hub.leave(place, one)
+    assert repr(hub) == "<Hub 0 places, 0 viewers>"
+
+
+async def test_a_stream_ends_with_its_session_and_the_others_go_on(controller: Controller) -> None:
+    ended = Ended()
+    hub, place = live.Hub(controller.context, ended), (await controller.tenant(), "main", "USD")
+    key = (await controller.http.get("/v1/whoami")).json()["key"]
+    ended.add("out", until=2e9, now=controller.clock.now)
+    good, out, late, gone = viewer("good", key), viewer("out", key), viewer("late", key, controller.clock.now), viewer("gone", "k-revoked")
+    for one in (good, out, late, gone):
+        hub.join(place, one)
+    for one in (good, out, late, gone):
+        await one.news.wait()
+    assert [one.is_over for one in (good, out, late, gone)] == [False, True, True, True]
+    for one in (good, out, late, gone):
+        hub.leave(place, one)
+
+
+async def test_one_tenants_pages_leave_streams_for_others(controller: Controller) -> None:
+    hub = live.Hub(controller.context, Ended())
+    mine = [viewer(f"s-{n}") for n in range(live.MAX_PER_TENANT)]
+    for one in mine:
+        hub.join(("t-1", "main", "USD"), one)
+    with pytest.raises(TooManyRequests):
+        hub.join(("t-1", "staging", "USD"), viewer())
+    other = viewer("theirs")
+    hub.join(("t-2", "main", "USD"), other)
+    for one in mine:
+        hub.leave(("t-1", "main", "USD"), one)
+    hub.leave(("t-2", "main", "USD"), other)
+
+
+async def test_a_controller_that_stops_ends_its_streams(controller: Controller) -> None:
+    hub, place = live.Hub(controller.context, Ended()), (await controller.tenant(), "main", "USD")
+    one = viewer(key=(await controller.http.get("/v1/whoami")).json()["key"])
+    hub.join(place, one)
+    await one.news.wait()
+    one.news.clear()
+    controller.context.bell.close()
+    await one.news.wait()
+    assert one.is_over
+    hub.leave(place, one)
+
+
+def test_who_is_slow_sees_the_newest() -> None:
+    one = viewer()
+    one.tell("first")
+    one.tell("second")
+    assert (one.latest, one.news.is_set()) == ("second", True)
