@@ -175,10 +175,15 @@ class Borrower:
         """One round over the budgets; everything is stated when the store has lost its memory, and one at least to find that out."""
         epoch = self._epoch
         purses = list(self._budgets.purses.values())
+        for gone in self._seen.keys() - self._budgets.purses.keys():
+            del self._seen[gone]
+            self._stated.pop(gone, None)
+            self._locks.pop(gone, None)
         try:
             for purse in purses:
                 self._rest(purse)
-                await self._state(purse, is_due=False)
+                if self._stated.get(purse.record.id) != _statement(purse):
+                    await self._state(purse, is_due=False)
             if purses and epoch == self._epoch:
                 holding = [purse for purse in purses if purse.held]
                 if holding:

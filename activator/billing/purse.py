@@ -13,6 +13,7 @@ Owner: the event loop; every method is synchronous, so no lock is needed. A refu
 from __future__ import annotations
 
 from dataclasses import replace
+from json.encoder import encode_basestring_ascii as quoted
 
 from activator.billing.periods import Period, period_at
 from activator.billing.segments import Cursor
@@ -27,11 +28,12 @@ class Purse:
         since: the `turn` of all budgets at which this period began here: calls that were opened before it belong to the one before.
         is_shared: other activators spend from the same budget.
         is_stale: the ledger was not asked yet for what was spent before this budget was heard of.
+        tenant_mark: stands in every record of its tenant.
         mark: records before this place of the journal are not in `own` yet, those behind it are; None = all are.
     """
 
     __slots__ = ("amount", "held", "is_shared", "is_stale", "ledger", "left", "mark", "own", "period",
-                 "record", "since")  # fmt: skip
+                 "record", "since", "tenant_mark")  # fmt: skip
 
     def __init__(self, record: BudgetRecord, *, at_ns: int, turn: int, is_shared: bool, mark: Cursor | None) -> None:
         """Raises ValueError for an amount or a period that is none."""
@@ -40,6 +42,7 @@ class Purse:
         self.is_shared = is_shared
         self.is_stale = True
         self.mark = mark
+        self.tenant_mark = b'"tenant":%b' % quoted(record.tenant).encode()
         self.begin(period_at(record.period, at_ns), turn)
 
     def __repr__(self) -> str:
@@ -97,6 +100,8 @@ class Purse:
         self.ledger, self.is_stale = ledger, False
         if self.is_shared:
             self.held -= picos
+            if ledger + self.held > self.amount:
+                self.give_back()  # borrowed before it was known that others had spent so much
         else:
             self.left += self.amount - ledger - self.held + picos
             self.held = self.amount - ledger

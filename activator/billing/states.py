@@ -102,8 +102,7 @@ class BudgetStates:
             new = [purse for purse in self._budgets.purses.values() if purse.mark == end]
             owed = [0] * len(new)
             async for record in unshipped_records(self._journal, end):
-                body = json.loads(record)
-                owed = [picos + picos_under(purse, body) for picos, purse in zip(owed, new, strict=True)]
+                owed = [picos + picos_under(purse, record) for picos, purse in zip(owed, new, strict=True)]
             for purse, picos in zip(new, owed, strict=True):
                 purse.pay(picos)
                 purse.mark = None

@@ -219,6 +219,22 @@ async def test_a_smaller_amount_holds_for_what_was_borrowed_before_it(platform: 
         await one.open()
 
 
+async def test_what_was_borrowed_before_the_ledger_had_spoken_is_given_back_when_it_says_all_is_spent(platform: Platform) -> None:
+    record = budget(amount="0.5")
+    [one] = await platform.start(1, budget("b-0", amount="100"))
+    for _ in range(20):
+        ticket = await one.open()
+        platform.pass_s(9)
+        one.close(ticket)
+    await one.shipper.flush()
+    one.budgets.apply("b-1", record)  # 0.7 is spent already, and nobody has told
+    one.close(await one.open())
+    platform.ledger.known["b-1"] = record
+    await one.states.refresh()
+    with pytest.raises(errors.OverBudget):
+        await one.open()
+
+
 async def test_a_new_life_finds_what_the_last_one_spent_and_frees_what_it_had_borrowed(platform: Platform) -> None:
     record = budget(amount="0.5")
     one, two = await platform.start(2, record)

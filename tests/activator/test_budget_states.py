@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from activator.billing.shipping import Shipper
 from activator.billing.states import STATES_NAME, BudgetStates, load_states, parse_states
 from activator.billing.usage import as_picos
 from pilotlight.protocol import BudgetRecord, BudgetState
+from pilotlight.spec import canonical_json
 from tests.activator.billing_world import SECOND, Wall, account, budget, records_on_disk
 from tests.fakes.ledger import FakeLedger
 
@@ -173,7 +173,7 @@ async def test_a_budget_that_is_made_in_the_middle_counts_what_its_period_had_be
 async def test_a_batch_that_was_on_its_way_when_a_budget_was_made_is_counted_once(life: Life) -> None:
     await life.start(budget(amount="100"))
     sent = life.call()
-    batch = [json.dumps(r).encode() for r in records_on_disk(life.journal.directory)]
+    batch = [canonical_json(r) for r in records_on_disk(life.journal.directory)]
     life.ledger.known["b-2"] = budget("b-2", amount="50")
     life.budgets.apply("b-2", life.ledger.known["b-2"])
     after = life.call()
@@ -200,6 +200,19 @@ async def test_clocks_on_different_sides_of_midnight_lose_nothing(life: Life, co
     life.die()
 
 
+async def test_an_answer_without_a_budget_moves_what_was_sent_of_it_and_nothing_else(life: Life) -> None:
+    purse = await life.start(budget(amount="100"))
+    sent = life.call()
+    batch = [canonical_json(r) for r in records_on_disk(life.journal.directory)]
+    kept = life.call(2)
+    foreign = [record.replace(b'"t-1"', b'"t-2"') for record in batch]
+    life.budgets.take_answer({}, foreign)
+    assert (purse.ledger, purse.own) == (0, sent + kept)
+    life.budgets.take_answer({}, batch)
+    assert (purse.ledger, purse.own) == (sent, kept)
+    life.die()
+
+
 async def test_a_correction_in_the_ledger_is_heard_of_without_a_record_of_ours(life: Life) -> None:
     purse = await life.start(budget(amount="100"))
     cost = life.call()
@@ -219,7 +232,7 @@ async def test_a_correction_in_the_ledger_is_heard_of_without_a_record_of_ours(l
 async def test_a_poisoned_answer_is_left_aside_and_the_numbers_stay(life: Life, state: object) -> None:
     purse = await life.start(budget(amount="100"))
     cost = life.call()
-    batch = [json.dumps(r).encode() for r in records_on_disk(life.journal.directory)]
+    batch = [canonical_json(r) for r in records_on_disk(life.journal.directory)]
     life.budgets.take_states(parse_states({"b-1": state}))
     assert (purse.ledger, purse.own) == (0, cost)
     life.budgets.take_answer(parse_states({"b-1": state, "unknown": {"period": "2026-11-21", "spent": "5"}}), batch)
@@ -296,11 +309,11 @@ async def _live(directory: Path, diary: list[tuple[str, int]]) -> None:
             await life.journal.sync()
         told = life.budgets.purses["b-1"]
         truth = {r["id"]: r for r in [*ledger.records.values(), *records_on_disk(directory)]}
-        assert told.spent >= sum(picos_under(told, r) for r in truth.values()), "never less than what was spent"
+        assert told.spent >= sum(picos_under(told, canonical_json(r)) for r in truth.values()), "never less than what was spent"
     await life.shipper.flush()
     await life.states.refresh()
     for record in known:
         purse = life.budgets.purses[record.id]
         assert (purse.own, purse.reserved) == (0, 0)
-        assert purse.ledger == sum(picos_under(purse, r) for r in ledger.records.values())
+        assert purse.ledger == sum(picos_under(purse, canonical_json(r)) for r in ledger.records.values())
     life.die()

@@ -13,6 +13,7 @@ from activator.billing.periods import period_at
 from activator.billing.purse import Purse
 from activator.billing.usage import cost_text
 from pilotlight.protocol import BudgetRecord, BudgetState
+from pilotlight.spec import canonical_json
 
 
 class FakeLedger:
@@ -59,7 +60,7 @@ class FakeLedger:
         if self.mute:
             self.mute -= 1
             raise LedgerUnavailable("the answer was lost")
-        states = {name: self._state(budget, bodies) for name, budget in self.known.items()}
+        states = {name: self._state(budget, records) for name, budget in self.known.items()}
         return {name: state for name, state in states.items() if self.names_all or state.batch != cost_text(0)}
 
     async def budgets(self) -> Mapping[str, BudgetState]:
@@ -69,10 +70,10 @@ class FakeLedger:
             raise LedgerUnavailable("the controller is down")
         return {name: self._state(budget, []) for name, budget in self.known.items()}
 
-    def _state(self, budget: BudgetRecord, batch: Sequence[Mapping[str, Any]]) -> BudgetState:
+    def _state(self, budget: BudgetRecord, batch: Sequence[bytes]) -> BudgetState:
         purse = Purse(budget, at_ns=self.now_ns, turn=0, is_shared=False, mark=None)
-        spent = sum(picos_under(purse, body) for body in self.records.values())
-        sent = sum(picos_under(purse, body) for body in batch)
+        spent = sum(picos_under(purse, canonical_json(body)) for body in self.records.values())
+        sent = sum(picos_under(purse, record) for record in batch)
         return BudgetState(period=period_at(budget.period, self.now_ns).name, spent=cost_text(spent), batch=cost_text(sent))
 
     async def aclose(self) -> None:
