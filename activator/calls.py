@@ -174,7 +174,7 @@ class SubmittedCalls:
         while True:
             try:
                 self._entrance.check_not_suspended(call.caller or call.target.tenant, call.target.tenant)
-                if isinstance(call.admission, Admission):
+                if call.admission is not None:
                     await call.admission.hold()
                 return await self._dispatcher.begin(call)
             except (errors.TooManyRequests, errors.Unavailable) as e:
@@ -371,7 +371,7 @@ def _check_reach(caller: Caller, record: CallRecord) -> None:
 
 
 def _release(call: Call) -> None:
-    if isinstance(call.admission, Admission):
+    if call.admission is not None:
         call.admission.release()
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from activator.billing.account import Ticket
 from activator.fairness.rank import DEFAULT_RANK, Rank
+from activator.quotas.admission import Admission
 from activator.reservation import Releases, Reservation
 from activator.routes import Target
 from activator.throttler import Throttler
@@ -29,14 +29,6 @@ GONE_REASON_WAIT_S = 0.5
 "reset"."""
 BUSY_PATIENCE_S = 2.0
 """A worker that is still busy with an abandoned call after this long is replaced."""
-
-
-class Admitted(Protocol):
-    """What a call holds of its quotas."""
-
-    async def again(self) -> None:
-        """Pay for one attempt more: retries count as requests. Raises OverQuota, Unavailable."""
-        ...
 
 
 class Call:
@@ -64,7 +56,7 @@ class Call:
         accept: bytes = b"",
         deadline_s: float | None = None,
         extra_headers: bytes = b"",
-        admission: Admitted | None = None,
+        admission: Admission | None = None,
         rank: Rank = DEFAULT_RANK,
         caller: str = "",
     ) -> None:

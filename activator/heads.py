@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from activator.dispatch import Call, Exchange
-from activator.quotas.admission import Admission
 from activator.upstream import Answer
 from snapshotter.types import StartKind
 
@@ -48,8 +47,7 @@ def warm_head(call: Call, answer: Answer, *, cost: str, exec_ms: float) -> bytes
 
 def quota_lines(call: Call) -> bytes:
     """`RateLimit` and `RateLimit-Policy` of an admitted call; nothing where no quota applies."""
-    admission = call.admission
-    return admission.head() if isinstance(admission, Admission) else b""
+    return call.admission.head() if call.admission is not None else b""
 
 
 def _passed_on(answer: Answer) -> bytes:

@@ -87,20 +87,14 @@ class Meter:
         self.tokens = min(self.tokens, self.token_depth) if per_min else inf
         self.concurrent = inf if quotas.concurrent is None else float(quotas.concurrent)
 
-    def refill(self, now: float) -> None:
-        """Let in what came since the last time."""
-        elapsed_s = now - self.at
-        self.at = now
-        if elapsed_s > 0:
-            requests = self.requests + elapsed_s * self.per_s
-            self.requests = min(self.depth, requests)
-            tokens = self.tokens + elapsed_s * self.tokens_per_s
-            self.tokens = min(self.token_depth, tokens)
-
     def is_idle(self, now: float) -> bool:
         """Whether a new meter would say the same: then this one need not be remembered."""
-        self.refill(now)
-        return not self.held and self.requests >= self.depth and self.tokens >= self.token_depth
+        elapsed_s = max(0.0, now - self.at)
+        return (
+            not self.held
+            and self.requests + elapsed_s * self.per_s >= self.depth
+            and self.tokens + elapsed_s * self.tokens_per_s >= self.token_depth
+        )
 
     def lack(self, requests: int, holds: int, tokens: int) -> tuple[str, float, float] | None:
         """Quota, limit and seconds to wait for what is not there now, the longest wait first; None when all of it is."""
@@ -125,8 +119,16 @@ def take(  # noqa: PLR0917 - names cost a fifth of the time that a decision may 
     """Take all of it from every meter, or nothing from any. `rules` are the meters' own, in the same order."""
     is_short = False
     for meter in meters:
-        meter.refill(now)
-        if requests > meter.requests or (holds and meter.held + meter.others + holds > meter.concurrent) or tokens > meter.tokens:
+        elapsed_s = now - meter.at
+        meter.at = now
+        left = meter.requests
+        if elapsed_s > 0:
+            left += elapsed_s * meter.per_s
+            left = min(left, meter.depth)
+            meter.requests = left
+            if meter.tokens_per_s:
+                meter.tokens = min(meter.token_depth, meter.tokens + elapsed_s * meter.tokens_per_s)
+        if requests > left or (holds and meter.held + meter.others + holds > meter.concurrent) or tokens > meter.tokens:
             is_short = True
     if is_short and (refusal := _refusal(meters, rules, requests, holds, tokens)) is not None:
         return refusal
@@ -150,10 +152,10 @@ def _refusal(meters: Sequence[Meter], rules: Sequence[Rule], requests: int, hold
 def give_back(meters: Sequence[Meter], requests: int, holds: int, tokens: int) -> None:
     """Put back what was taken: the hold of a call that ended, or all of one that was not made after all."""
     for meter in meters:
-        meter.held = max(0, meter.held - holds)
-        if requests:
+        meter.held = meter.held - holds if meter.held > holds else 0
+    if requests or tokens:
+        for meter in meters:
             meter.requests = min(meter.depth, meter.requests + requests)
-        if tokens:
             meter.tokens = min(meter.token_depth, meter.tokens + min(tokens, meter.token_depth))
 
 

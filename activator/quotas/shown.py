@@ -39,16 +39,18 @@ class Shown:
         """As of the last decision; empty where nothing may be shown, or where the quotas have changed since."""
         if not self._readers:
             return b""
-        numbers: list[float] = []
+        numbers: list[int] = []
         for meter, kinds, quotas in self._readers:
             if meter.quotas is not quotas:
                 return b""
             if kinds & _REQUESTS:
-                numbers += (meter.requests, (meter.depth - meter.requests) / meter.per_s + _NEARLY_ONE)
+                left = meter.requests
+                numbers += (int(left), int((meter.depth - left) / meter.per_s + _NEARLY_ONE))
             if kinds & _HELD:
-                numbers.append(max(0, meter.concurrent - meter.held - meter.others))
+                numbers.append(max(0, int(meter.concurrent) - meter.held - meter.others))
             if kinds & _TOKENS:
-                numbers += (max(0, meter.tokens), (meter.token_depth - meter.tokens) / meter.tokens_per_s + _NEARLY_ONE)
+                left = meter.tokens
+                numbers += (max(0, int(left)), int((meter.token_depth - left) / meter.tokens_per_s + _NEARLY_ONE))
         return self._policy + self._template % tuple(numbers)
 
 
