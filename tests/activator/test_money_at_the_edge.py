@@ -15,9 +15,9 @@ from activator.billing.books import Books
 from activator.settings import ActivatorSettings
 from pilotlight.pricing import cost_of
 from pilotlight.protocol import FeedChange
-from pilotlight.spec import Clocks, Scaling
+from pilotlight.spec import Clocks, FunctionKind, Scaling
 from tests.activator.billing_world import budget
-from tests.activator.conftest import Edge
+from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import problem_of, until
 from tests.fakes.fake_worker import Behaviour, WorkerAnswer, WorkerRequest
 from tests.fakes.routes import TENANT, route_of, spec_of
@@ -51,6 +51,25 @@ async def test_a_budget_that_is_spent_stops_warm_calls_and_a_larger_one_lets_the
     edge.table.apply(FeedChange(seq=edge.table.version + 1, kind="budget", key="b-1", value=None))
     assert (await edge.call(json={"x": 1})).status_code == 200
     assert [r.status for r in (await edge.settle()).values() if r.kind == "CALL"] == [200] * 3
+
+
+async def test_a_web_application_over_its_budget_is_402_and_starts_nothing(edge: Edge) -> None:
+    edge.add(route_of(spec_of("site", kind=FunctionKind.ASGI)))
+    set_budget(edge, "0", app="shop", function="site")
+    answer = await edge.client.get(f"{edge.url}/fn/shop/site/page", headers={"authorization": f"Bearer {KEY}"})
+    assert answer.status_code == 402
+    assert edge.fleet.started == []
+
+
+async def test_a_submitted_call_over_its_budget_fails_with_402(edge: Edge) -> None:
+    edge.add(route_of(spec_of()))
+    set_budget(edge, "0")
+    accepted = await edge.call("shop/hello:submit", json={"x": 1})
+    assert accepted.status_code == 202
+    url = f"{edge.url}{accepted.json()['url']}?wait_s=20"
+    state = (await edge.client.get(url, headers={"authorization": f"Bearer {KEY}"}, timeout=30)).json()
+    assert (state["state"], state["status"]) == ("FAILED", 402)
+    assert edge.fleet.started == []
 
 
 class TestWhileACallRuns:
