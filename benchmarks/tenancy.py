@@ -30,6 +30,8 @@ OFF, QUOTAS, EVERYTHING, NGINX = "no quotas", "quotas", "everything", "nginx to 
 APP, FUNCTION = "bench-echo", "echo"
 STEPPED = "bench-stepped"
 PRICES = {"others": {STEPPED: {"request": "0.0000001", "minimum_ms": 1, "rounding_ms": 1}}}
+NO_SNAPSHOTS = {"snapshots": False}
+"""Making them in the background would take CPU from what is measured; nothing here starts from one."""
 PLENTY = {"requests_per_s": 1_000_000, "burst": 1_000_000, "concurrent": 100_000}
 """Bounds that nobody reaches: what is measured is what it costs to look."""
 
@@ -83,7 +85,7 @@ def measure(report: Report, sizes: Sizes) -> None:
             admission.in_redis(report, url=url, batches=sizes.batches)
     except DidNotStart as e:
         report.missing("admission in Redis", str(e))
-    with stack.running(prices=PRICES) as platform:
+    with stack.running(prices=PRICES, snapshotter=NO_SNAPSHOTS) as platform:
         parts: Mapping[str, Callable[[], None]] = {
             "gateway": lambda: gateway(report, platform, seconds=sizes.seconds, rounds=sizes.rounds),
             "flood": lambda: neighbours.flooded(report, platform, seconds=sizes.neighbour_s, rounds=sizes.neighbour_rounds),
@@ -161,13 +163,13 @@ def _cpu_s(pid: int) -> float:
 
 
 def _ledger(report: Report, sizes: Sizes) -> None:
-    with stack.running() as platform:
+    with stack.running(snapshotter=NO_SNAPSHOTS) as platform:
         ledger.ledger(report, platform, records=sizes.records, asked=sizes.pages)
 
 
 def _two_activators(report: Report) -> None:
     """Both count in Redis."""
-    with redis_server() as url, stack.running(activators=2, redis_url=url) as platform:
+    with redis_server() as url, stack.running(activators=2, redis_url=url, snapshotter=NO_SNAPSHOTS) as platform:
         overshoot.overshoot(report, platform, name="2 activators", instances=4)
 
 
