@@ -11,7 +11,8 @@ import contextlib
 import os
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Final, Self
 
 from snapshotter.types import Share
@@ -19,9 +20,24 @@ from snapshotter.types import Share
 PER_PROCESSOR: Final = 2
 """One reads its files while another one computes."""
 HOLD_S: Final = 2.0
-"""A boot that takes longer, because it waits for somebody or has much to do, goes on without a place: it holds up nobody for more."""
+"""A boot that takes longer, because it waits for somebody, goes on without a place: it holds up nobody for more."""
+MOST_S: Final = 20.0
+"""How long one that takes longer keeps its place while all processors have work: another beside it would only make both later."""
 NOBODY: Final = Share()
 """Whose work it is that no caller waits for: all of it is one tenant's of weight 1."""
+
+
+def _never() -> bool:
+    return False
+
+
+def processors_are_busy() -> bool:
+    """Whether more threads want to run now than suit the processors of this machine (proc(5), /proc/loadavg, fourth field)."""
+    try:
+        running = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
+    except (OSError, IndexError):
+        return False
+    return running.isdigit() and int(running) > PER_PROCESSOR * (os.cpu_count() or 1)
 
 
 class _Flow:
@@ -88,22 +104,34 @@ class Turns:
 class Places:
     """Turns that end by themselves. Owner: the event loop."""
 
-    def __init__(self, count: int, *, hold_s: float = HOLD_S) -> None:
+    def __init__(self, count: int, *, hold_s: float = HOLD_S, most_s: float = MOST_S, is_busy: Callable[[], bool] = _never) -> None:
+        """`is_busy`: whether the processors have more to do than they can; then a place is kept for up to `most_s`."""
         self._turns = Turns(count)
         self._hold_s = hold_s
+        self._most_s = most_s
+        self._is_busy = is_busy
 
     @classmethod
     def for_processors(cls) -> Self:
         """As many as suit those that this process may use."""
-        return cls(PER_PROCESSOR * len(os.sched_getaffinity(0)))
+        return cls(PER_PROCESSOR * len(os.sched_getaffinity(0)), is_busy=processors_are_busy)
 
     @contextlib.asynccontextmanager
     async def one(self, share: Share = NOBODY) -> AsyncIterator[float]:
-        """A place while the context lasts, or for `hold_s`; for how long it was waited for, in ms."""
+        """A place while the context lasts, or for about `hold_s`; for how long it was waited for, in ms."""
         began = time.perf_counter()
         await self._turns.acquire(share)
         with contextlib.ExitStack() as place:  # closed by whoever is first
             place.callback(self._turns.release)
-            timer = asyncio.get_running_loop().call_later(self._hold_s, place.close)
-            place.callback(timer.cancel)
+            self._arm(place, time.perf_counter() + self._most_s)
             yield (time.perf_counter() - began) * 1000
+
+    def _arm(self, place: contextlib.ExitStack, until: float) -> None:
+        timer = asyncio.get_running_loop().call_later(self._hold_s, self._look, place, until)
+        place.callback(timer.cancel)
+
+    def _look(self, place: contextlib.ExitStack, until: float) -> None:
+        if self._is_busy() and time.perf_counter() < until:
+            self._arm(place, until)
+        else:
+            place.close()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from snapshotter.places import Places, Turns
+from snapshotter.places import Places, Turns, processors_are_busy
 from snapshotter.types import Share
 
 
@@ -111,3 +111,23 @@ async def test_boots_take_turns_by_tenant() -> None:
 
     await asyncio.gather(*(boot(name) for name in ("storm", "storm", "storm", "small")))
     assert seen == ["storm", "storm", "small", "storm"]
+
+
+async def test_a_slow_one_keeps_its_place_while_the_processors_are_busy_but_not_for_ever() -> None:
+    looks: list[bool] = []
+
+    def is_busy() -> bool:
+        looks.append(len(looks) < 3)
+        return looks[-1]
+
+    async with Places(1, hold_s=0.01, is_busy=is_busy).one():
+        async with asyncio.timeout(10):
+            while len(looks) < 4:
+                await asyncio.sleep(0.001)
+    places = Places(1, hold_s=0.01, most_s=0.05, is_busy=lambda: True)
+    async with places.one(), asyncio.timeout(10), places.one() as waited_ms:
+        assert waited_ms >= 45
+
+
+def test_whether_processors_are_busy_can_be_said_of_this_machine() -> None:
+    assert isinstance(processors_are_busy(), bool)
