@@ -71,7 +71,9 @@ def _look(sql: sa.Connection, visit: Visit) -> _Found:
         busiest_per_s=max((sums.records for sums in hours.values()), default=0) / HOUR_S,
         recent_per_s=(recent.records if recent else 0) / passed_s,
         tokens_per_min=max((sums.tokens for sums in hours.values()), default=0) / 60,
-        objectives=tally.objectives(visit.plan, day, latency.read(sql, tenant=tenant, environment=environment, now=visit.now)),
+        objectives=tally.objectives(
+            visit.plan, day, latency.read(sql, tenant=tenant, environment=environment, now=visit.now, clocks=("total",))
+        ),
     )
 
 

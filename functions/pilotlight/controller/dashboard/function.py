@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
+import anyio.to_thread
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi.responses import Response
 
 from pilotlight.controller.dashboard import charts, machines, overview, tally
 from pilotlight.controller.dashboard.html import render
+from pilotlight.controller.dashboard.machines import Running
 from pilotlight.controller.dashboard.visit import MAX_NAME, PageRoute, Visit, Visitor
 from pilotlight.controller.figures import functions, hints, latency, newest, promises, usage
 from pilotlight.controller.figures.functions import FunctionFigures
@@ -38,7 +41,12 @@ async def page(visit: Visitor, app: _Name, name: _Name) -> Response:
     """The page. Raises NotFound for what is not deployed here, whoever else has it."""
     found = await visit.read(lambda sql: _look(sql, visit, app, name))
     running = await machines.running(visit, function=(app, name))
-    seen = overview.observed(found.row, found.usage, found.parts, await machines.measured(visit, running.instances))
+    measured = await machines.measured(visit, running.instances)
+    return await anyio.to_thread.run_sync(_page, visit, found, running, measured)
+
+
+def _page(visit: Visit, found: _Found, running: Running, measured: Mapping[str, int]) -> Response:
+    seen = overview.observed(found.row, found.usage, found.parts, measured)
     rates = promises.rates_of(visit.plan, visit.context.config.prices)
     elapsed_s = visit.now - found.usage.span.first * found.usage.span.unit_s
     return render(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import anyio.to_thread
 import sqlalchemy as sa
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -13,6 +14,7 @@ from pilotlight.controller import budgets
 from pilotlight.controller.dashboard import charts, machines, now, tally
 from pilotlight.controller.dashboard.budgets import amount
 from pilotlight.controller.dashboard.html import render
+from pilotlight.controller.dashboard.machines import Running
 from pilotlight.controller.dashboard.visit import HOME, PageRoute, Visit, Visitor
 from pilotlight.controller.figures import functions, hints, latency, newest, promises, usage
 from pilotlight.controller.figures.functions import FunctionFigures
@@ -46,6 +48,12 @@ async def page(visit: Visitor) -> Response:
     """The page."""
     found = await visit.read(lambda sql: look(sql, visit))
     running = await machines.running(visit)
+    measured = await machines.measured(visit, running.instances)
+    return await anyio.to_thread.run_sync(_page, visit, found, running, measured)
+
+
+def _page(visit: Visit, found: Overview, running: Running, measured: Mapping[str, int]) -> Response:
+    """In a thread: a page of many functions takes some tens of milliseconds, for which nobody else shall wait."""
     for row in found.functions:
         row.instances = sum(1 for i in running.instances if (i.labels.get("app"), i.labels.get("function")) == (row.app, row.name))
     everything = latency.merged(part for part in found.parts if part.clock == "total")
@@ -65,7 +73,7 @@ async def page(visit: Visitor) -> Response:
         slowness=charts.latency(found.hours, visit.now),
         utilisation=tally.by_owner(found.usage.cells),
         per_thousand=tally.per_thousand,
-        hints=_hints(visit, found, await machines.measured(visit, running.instances)),
+        hints=_hints(visit, found, measured),
     )
 
 
@@ -73,7 +81,7 @@ def look(sql: sa.Connection, visit: Visit) -> Overview:
     """Everything but what runs now, in one view of the database."""
     tenant, environment = visit.caller.tenant, visit.environment
     used = usage.read(sql, tenant=tenant, environment=environment, span=visit.span, currency=visit.currency)
-    parts = latency.read(sql, tenant=tenant, environment=environment, now=visit.now)
+    parts = latency.read(sql, tenant=tenant, environment=environment, now=visit.now, clocks=("total", "start"))
     return Overview(
         usage=used,
         parts=parts,

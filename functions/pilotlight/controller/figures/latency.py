@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
@@ -12,6 +12,7 @@ from pilotlight.controller.figures.spans import HOUR_S
 
 HOURS = 24
 GROWTH = 1.1
+CLOCKS = ("total", "queue", "start", "exec")
 
 
 @dataclass(slots=True)
@@ -59,16 +60,25 @@ class Part:
 
 
 def read(
-    sql: sa.Connection, *, tenant: str, environment: str, now: float, hours: int = HOURS, function_id: str | None = None
+    sql: sa.Connection,
+    *,
+    tenant: str,
+    environment: str,
+    now: float,
+    hours: int = HOURS,
+    function_id: str | None = None,
+    clocks: Sequence[str] = CLOCKS,
 ) -> list[Part]:
-    """Histograms of the last hours, the one that runs included."""
+    """Histograms of the last hours, the one that runs included, of these clocks."""
     table = tables.latency_hours
     last = int(now // HOUR_S)
     within: sa.ColumnElement[bool] = table.c.hour.between(last - hours + 1, last)
     if function_id is not None:  # each hour by itself is a seek in the primary key, instead of a walk through every function's rows
         within = table.c.hour.in_(range(last - hours + 1, last + 1)) & (table.c.function_id == function_id)
     groups = (table.c.function_id, table.c.start_kind, table.c.clock, table.c.bucket)
-    query = sa.select(*groups, sa.func.sum(table.c.calls)).where(table.c.tenant == tenant, within, table.c.environment == environment)
+    query = sa.select(*groups, sa.func.sum(table.c.calls)).where(
+        table.c.tenant == tenant, within, table.c.environment == environment, table.c.clock.in_(clocks)
+    )
     parts: dict[tuple[str, str, str], Histogram] = {}
     for function, start_kind, clock, bucket, calls in sql.execute(query.group_by(*groups)):
         parts.setdefault((function, start_kind, clock), Histogram()).add(bucket, int(calls))

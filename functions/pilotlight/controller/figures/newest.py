@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -34,7 +35,7 @@ def read(
     where = [table.c.tenant == tenant, table.c.started_at >= since, table.c.environment == environment, table.c.kind == "CALL"]
     if function_id is not None:
         where.append(table.c.function_id == function_id)
-    if before:
+    if until < math.inf:
         same_moment = (table.c.started_at == until) & (table.c.id < after_id)
         where.append((table.c.started_at <= until) & ((table.c.started_at < until) | same_moment))
     columns = [table.c[name] for name in UsageRecord.__slots__]
@@ -50,11 +51,13 @@ def attempts(sql: sa.Connection, *, tenant: str, environment: str, call: str) ->
 
 
 def _cursor(before: str) -> tuple[float, str]:
+    """Where the page begins; what is no cursor of ours begins with the newest."""
     moment, _, record = before.partition("~")
     try:
-        return float(moment), record
+        at = float(moment)
     except ValueError:
-        return float("inf"), ""
+        return math.inf, ""
+    return (at, record) if 0 <= at < math.inf else (math.inf, "")
 
 
 def _since(sql: sa.Connection, *, tenant: str, environment: str, function_id: str | None, until: float, wanted: int) -> float | None:

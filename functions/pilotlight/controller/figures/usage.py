@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import sqlalchemy as sa
@@ -18,7 +19,7 @@ KINDS = ("CALL", "START", "IDLE", "RESERVED", "STORAGE", "ADJUSTMENT")
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Usage:
     """Everything that pages of one environment sum.
 
@@ -36,12 +37,12 @@ class Usage:
         """Sums by whatever `key` says of a cell; `calls_only` leaves everything but calls aside."""
         return sums.gather((c for c in self.cells if not calls_only or c.kind == "CALL"), key)
 
-    @property
+    @cached_property
     def total(self) -> Sums:
         """Of everything."""
         return sums.total(self.cells)
 
-    @property
+    @cached_property
     def calls(self) -> Sums:
         """Of calls alone."""
         return sums.total(c for c in self.cells if c.kind == "CALL")
