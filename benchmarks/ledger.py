@@ -7,28 +7,25 @@ reports and pages are asked for over HTTP, through the activator, as anybody ask
 from __future__ import annotations
 
 import contextlib
-import random
+import functools
+import itertools
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
-from uuid import UUID
 
 import httpx
 
 from benchmarks import stack
 from benchmarks.harness import ROOT, Report, Row, progress
+from benchmarks.ledger_fill import BATCH, Month, generate
 from pilotlight.controller import intake
 from pilotlight.controller.launch import function_id
 from pilotlight.controller.store import Store
-from pilotlight.pricing import COST_QUANTUM, PriceSettings, cost_of
-from pilotlight.protocol import UsageRecord
-from pilotlight.spec import GIB, FunctionSpec, Scaling, from_json
+from pilotlight.spec import FunctionSpec, Scaling, from_json
 
 SOURCE = ROOT / "benchmarks" / "functions" / "echo.py"
-BATCH = 1000
-"""Records that an activator sends at once when it has many."""
 APPS, FUNCTIONS, KEYS = 5, 40, 4
 DAYS = 28
 """All in the month that ends now, so that the month's report has every record."""
@@ -36,7 +33,7 @@ TIMEOUT_S = 120.0
 PAGES = {
     "overview, 24 hours": "/dashboard",
     "overview, 30 days": "/dashboard?span=30d",
-    "function, 30 days": "/dashboard/functions/app0/function0?span=30d",
+    "function, 30 days": "/dashboard/functions/app-0/function-0?span=30d",
     "newest calls": "/dashboard/calls",
     "invoices": "/dashboard/invoices",
 }
@@ -53,6 +50,7 @@ def ledger(report: Report, platform: stack.Stack, *, records: int, asked: int) -
         for name, by in {"by function": "function", "by key": "key", "by day": "day"}.items():
             path = f"/v1/billing/report?by={by}&since={time.time() - (DAYS + 1) * 86_400:.0f}"
             report.rows.append(Row.of(f"monthly report {name}, {size}", "ms", _asked(http, path, asked)))
+        report.rows.append(Row.of("dashboard: first page after a start", "ms", _asked(http, "/dashboard", 1), note="libraries are loaded"))
         for name, path in PAGES.items():
             report.rows.append(Row.of(f"dashboard: {name}, {size}", "ms", _asked(http, path, asked)))
 
@@ -64,7 +62,7 @@ def _deploy(platform: stack.Stack) -> str:
         (found,) = client.app("bench-pattern")["functions"]
         spec = replace(from_json(FunctionSpec, found["spec"]), scaling=Scaling(min_instances=0))
         for app in range(APPS):
-            client.deploy(f"app{app}", [replace(spec, name=f"function{i}") for i in range(app, FUNCTIONS, APPS)])
+            client.deploy(f"app-{app}", [replace(spec, name=f"function-{i}") for i in range(app, FUNCTIONS, APPS)])
         return str(client.whoami()["tenant"])
 
 
@@ -111,37 +109,15 @@ def _taken(store: Store, batch: list[dict[str, Any]]) -> float:
 
 
 def batches(tenant: str, count: int) -> Iterator[list[dict[str, Any]]]:
-    """`count` records over DAYS days, oldest first: mostly calls, one in thirty a span or a start of an instance."""
-    rng = random.Random(1)  # the same ledger each time
-    make = _maker(tenant, rng)
-    first = time.time() - DAYS * 86_400
-    for start in range(0, count, BATCH):
-        size = min(BATCH, count - start)
-        yield [make(first + (start + i) / count * DAYS * 86_400) for i in range(size)]
+    """`count` records over DAYS days, oldest first, of the functions that were deployed."""
+    month = Month(begin_at=time.time() - DAYS * 86_400, days=DAYS, tenants=(tenant,), functions=FUNCTIONS, keys=KEYS)
+    rows = generate(count, month)
+    while batch := list(itertools.islice(rows, BATCH)):
+        for row in batch:
+            row["function_id"] = _function_id(tenant, row["app"], row["function"])
+        yield batch
 
 
-def _maker(tenant: str, rng: random.Random) -> Callable[[float], dict[str, Any]]:
-    settings = PriceSettings()
-    rates = settings.rates()
-
-    def make(at: float) -> dict[str, Any]:
-        function = rng.randrange(FUNCTIONS)
-        app, called = f"app{function % APPS}", f"function{function}"
-        name = str(UUID(int=rng.getrandbits(128)))
-        kind = rng.choices(("CALL", "IDLE", "START", "RESERVED"), (30, 0.4, 0.4, 0.2))[0]
-        is_call = kind == "CALL"
-        exec_ms = rng.randrange(1, 900) if is_call else 0
-        record = UsageRecord(
-            id=f"req-{name}/1" if is_call else f"i-{name}/{kind}/1", kind=kind, call=f"req-{name}" if is_call else "", attempt=1,
-            tenant=tenant, environment="main", app=app, function=called,
-            function_id=function_id(tenant=tenant, environment="main", app=app, function=called), method="",
-            revision=f"v{1 + function % 3}-abcdef", instance=f"i-{function}",
-            key=f"k-{rng.randrange(KEYS)}", start_kind=rng.choices(("WARM", "FORK", "RESTORE", "COLD"), (94, 3, 2, 1))[0],
-            started_at=round(at, 6), queued_ms=rng.randrange(3), start_ms=0, exec_ms=exec_ms,
-            billed_ns=exec_ms * 10**6 if is_call else 60 * 10**9, cpu=1.0, memory_bytes=2 * GIB, gpu=None, gpu_count=0,
-            status=rng.choices((200, 500), (99, 1))[0] if is_call else 0, outcome="ok" if is_call else "span",
-            price_version=rates.version, currency=rates.currency,
-        )  # fmt: skip
-        return {**record.to_json(), "cost": str(cost_of(record, rates).quantize(COST_QUANTUM))}
-
-    return make
+@functools.cache
+def _function_id(tenant: str, app: str, function: str) -> str:
+    return function_id(tenant=tenant, environment="main", app=app, function=function)
