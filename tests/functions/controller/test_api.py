@@ -398,7 +398,10 @@ async def test_a_bill_is_the_sum_of_its_records_to_the_last_digit(controller: Co
     records = [usage(f"req-{n}/1", tenant=tenant, cost="0.000000000001").to_json() for n in range(3)]
     records.append(usage("req-9/1", tenant=tenant, cost="2.5", kind="IDLE").to_json())
     for _ in range(2):
-        assert (await controller.internal("/internal/usage", {"activator": "a", "records": records})).json() == {"accepted": 4, "budgets": {}}
+        assert (await controller.internal("/internal/usage", {"activator": "a", "records": records})).json() == {
+            "accepted": 4,
+            "budgets": {},
+        }
     bill = (await controller.http.get("/v1/billing/report")).json()
     assert [(r["name"], r["kind"], r["records"], r["cost"]) for r in bill["rows"]] == [
         ("search/embed", "CALL", 3, "0.000000000003"),
