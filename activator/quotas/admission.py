@@ -48,8 +48,8 @@ class Admission:
     def release(self) -> None:
         """The call has ended. Again: nothing."""
         if self._holds:
-            holds, self._holds = self._holds, 0
-            self.gate.give_back(0, holds, 0)
+            self._holds = 0
+            self.gate.leave()
 
     def withdraw(self) -> None:
         """The call is not made after all: everything goes back."""

@@ -16,7 +16,7 @@ from activator.quotas.store import QuotaStatistics
 class ProcessGate:
     """See `Gate`."""
 
-    __slots__ = ("_clock", "_meters", "_note", "_rules", "_shown")
+    __slots__ = ("_clock", "_meters", "_note", "_rules", "head")
 
     is_immediate = True
 
@@ -25,7 +25,7 @@ class ProcessGate:
         self._meters = meters
         self._clock = clock
         self._note = note
-        self._shown = Shown(rules, meters)
+        self.head = Shown(rules, meters).lines
 
     def __repr__(self) -> str:
         return f"<ProcessGate {', '.join(f'{r.id} {m!r}' for r, m in zip(self._rules, self._meters, strict=True))}>"
@@ -43,13 +43,15 @@ class ProcessGate:
         """See Gate."""
         decision.give_back(self._meters, requests, holds, tokens)
 
+    def leave(self) -> None:
+        """See Gate."""
+        for meter in self._meters:
+            if meter.held:
+                meter.held -= 1
+
     def settle(self, reserved: int, used: int) -> None:
         """See Gate."""
         decision.settle(self._meters, reserved, used)
-
-    def head(self) -> bytes:
-        """See Gate."""
-        return self._shown.lines()
 
 
 class ProcessQuotas:

@@ -68,7 +68,7 @@ _Became = tuple[int, int, int]
 class RedisGate:
     """See `Gate`."""
 
-    __slots__ = ("_rules", "_shown", "_store", "ids", "meters")
+    __slots__ = ("_rules", "_store", "head", "ids", "meters")
 
     is_immediate = False
 
@@ -77,7 +77,7 @@ class RedisGate:
         self._rules = rules
         self.meters = meters
         self.ids = tuple(rule.id for rule in rules)
-        self._shown = Shown(rules, meters)
+        self.head = Shown(rules, meters).lines
 
     def __repr__(self) -> str:
         return f"<RedisGate {', '.join(f'{name} {m!r}' for name, m in zip(self.ids, self.meters, strict=True))}>"
@@ -103,13 +103,13 @@ class RedisGate:
         """See Gate."""
         self._store.give_back(self, requests, holds, tokens)
 
+    def leave(self) -> None:
+        """See Gate."""
+        self._store.give_back(self, 0, 1, 0)
+
     def settle(self, reserved: int, used: int) -> None:
         """See Gate."""
         self._store.settle(self, reserved, used)
-
-    def head(self) -> bytes:
-        """See Gate."""
-        return self._shown.lines()
 
 
 class RedisQuotas:

@@ -6,7 +6,7 @@ else they look at. Two stores keep the contract of `tests/contracts/test_quota_s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -51,12 +51,17 @@ class Gate(Protocol):
         """Put back what was taken. Never waits."""
         ...
 
+    def leave(self) -> None:
+        """One call that was held has ended: `give_back` of that, quickly."""
+        ...
+
     def settle(self, reserved: int, used: int) -> None:
         """Correct tokens that were reserved to those that were used. Never waits."""
         ...
 
-    def head(self) -> bytes:
-        """Header lines that tell the caller what is left, each ending in CRLF."""
+    @property
+    def head(self) -> Callable[[], bytes]:
+        """Makes the header lines that tell the caller what is left, each ending in CRLF."""
         ...
 
 
