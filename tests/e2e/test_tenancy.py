@@ -10,9 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from pilotlight import profile
+from pilotlight import Function, profile
 from pilotlight.client import Client
+from pilotlight.errors import NotFound
 from pilotlight.profile import Profile
+from pilotlight.sdk import session
 from tests.e2e.harness import APPS, PlatformUnderTest, wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
@@ -112,3 +114,15 @@ def test_the_log_says_from_where_whatever_the_caller_says(acme: Tenant) -> None:
     assert acme.cli("audit", "--limit", "1")[0]["address"] == "127.0.0.1"
     actions = {entry["action"] for entry in json.loads(acme.platform.cli("audit", "--tenant", "acme", "--json").stdout)}
     assert {"tenant.create", "app.deploy", "key.create", "key.rotate", "tenant.change"} <= actions
+
+
+def test_the_sdk_calls_what_another_tenant_lends_and_says_whose_is_missing(acme: Tenant) -> None:
+    with session.using(acme.platform.profile):
+        lent = Function.from_name("shared", "lent", tenant="acme")
+        assert lent.remote(7) == 7
+        assert lent.with_options(priority="batch").remote(8) == 8
+        assert sorted(lent.map([1, 2, 3])) == [1, 2, 3]
+        assert lent.spawn(9).get(timeout=60) == 9
+        with pytest.raises(NotFound, match="tenant 'acme' has no shared/own, or does not share it"):
+            Function.from_name("shared", "own", tenant="acme").remote(7)
+    session.close()
