@@ -71,9 +71,11 @@ def _snapshots(found: Iterable[SnapshotInfo]) -> dict[str, int]:
 
 
 def _rates(sql: sa.Connection, config: ControllerConfig) -> Mapping[str, Rates]:
-    lists = config.prices.lists()
+    lists, own = config.prices.lists(), config.prices.rates()
     rows = sql.execute(sa.select(tables.tenants)).all()
-    return {row.id: lists[terms_of(row, config.plans).resolve().prices or config.prices.version] for row in rows}
+    versions = {row.id: terms_of(row, config.plans).resolve().prices for row in rows}
+    # A list that platform.yaml has no more: the platform's own, as the activators price calls.
+    return {tenant: own if version is None else lists.get(version, own) for tenant, version in versions.items()}
 
 
 def _record(rates: Rates, *, tenant: str, kind: str, size_bytes: int, now: float) -> UsageRecord | None:
