@@ -367,3 +367,11 @@ def test_who_is_slow_sees_the_newest() -> None:
     one.tell("first")
     one.tell("second")
     assert (one.latest, one.news.is_set()) == ("second", True)
+
+
+async def test_quotas_of_functions_and_keys_stand_beside_the_plans(controller: Controller) -> None:
+    await controller.http.put("/v1/quotas/functions/search/embed", json={"concurrent": 7})
+    await controller.new_key(scope="invoke", name="<b>shop</b>", quotas={"requests_per_s": 3.5, "body_bytes": 2048})
+    page = await controller.client(None).get("/dashboard/budgets", headers=await sign_in(controller, controller.key))
+    for said in ("search/embed", "key &lt;b&gt;shop&lt;/b&gt;", "3.5", "2.0 KiB"):
+        assert said in page.text, said

@@ -116,6 +116,18 @@ def test_kept_instances_that_hardly_work_are_named_with_what_going_without_costs
     assert hints([busy], rates=RATES, elapsed_s=MONTH_S) == []
 
 
+def test_one_functions_pennies_are_no_hint_beside_anothers_fortune() -> None:
+    cheap = observed(name="cheap", whole=Sums(picos=10**10), idle=Sums(picos=9 * 10**9, billed_ns=1))
+    dear = observed(name="dear", whole=Sums(picos=10**13), idle=Sums(picos=10**12, billed_ns=1))
+    assert [hint.name for hint in hints([cheap, dear], rates=RATES, elapsed_s=MONTH_S)] == ["dear"]
+    assert [hint.name for hint in hints([cheap], rates=RATES, elapsed_s=MONTH_S)] == ["cheap"]
+
+
+@pytest.mark.parametrize("count,shown", [(0, "0 B"), (420, "420 B"), (3100, "3.0 KiB"), (5 * 1024**2, "5.0 MiB"), (24 * GIB, "24 GiB")])
+def test_sizes_are_in_what_fits(count: int, shown: str) -> None:
+    assert words.size(count) == shown
+
+
 def test_what_saves_next_to_nothing_is_not_a_hint() -> None:
     assert hints([observed(idle=Sums(picos=10**10, billed_ns=1))], rates=RATES, elapsed_s=MONTH_S) == []
 

@@ -14,7 +14,7 @@ from pilotlight.controller import budgets
 from pilotlight.controller.dashboard import machines, tally
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.visit import PageRoute, Visit, Visitor
-from pilotlight.controller.figures import functions, latency, spending, usage
+from pilotlight.controller.figures import functions, latency, promises, spending, usage
 from pilotlight.controller.figures.spans import HOUR_S, Span
 from pilotlight.controller.forecast import Forecast
 from pilotlight.pricing import COST_QUANTUM
@@ -33,6 +33,7 @@ class _Found:
     recent_per_s: float
     tokens_per_min: float
     objectives: list[tally.Objective]
+    own: list[tuple[str, dict[str, float]]]
 
 
 @router.get("/dashboard/budgets")
@@ -51,6 +52,7 @@ async def page(visit: Visitor) -> Response:
         running=running,
         amount=amount,
         objectives=found.objectives,
+        quota_words=tally.QUOTA_WORDS,
     )
 
 
@@ -71,6 +73,7 @@ def _look(sql: sa.Connection, visit: Visit) -> _Found:
         busiest_per_s=max((sums.records for sums in hours.values()), default=0) / HOUR_S,
         recent_per_s=(recent.records if recent else 0) / passed_s,
         tokens_per_min=max((sums.tokens for sums in hours.values()), default=0) / 60,
+        own=promises.own_quotas(sql, tenant=tenant, environment=environment),
         objectives=tally.objectives(
             visit.plan, day, latency.read(sql, tenant=tenant, environment=environment, now=visit.now, clocks=("total",))
         ),

@@ -43,7 +43,8 @@ def starts(usage: Usage, parts: Sequence[Part]) -> list[StartRow]:
     return [
         StartRow(
             kind=kind, calls=found.records, share=found.records / whole, total_ms=_percentiles(parts, kind, "total"),
-            start_ms=_percentiles(parts, kind, "start"), waited_ms=found.start_ms, mean_ms=found.start_ms / found.records,
+            start_ms=_percentiles(parts, kind, "start") if kind != "WARM" else (None,) * len(PERCENTILES),
+            waited_ms=found.start_ms, mean_ms=found.start_ms / found.records,
         )
         for kind in (*START_KINDS, *sorted(set(sums) - set(START_KINDS)))
         if (found := sums.get(kind)) is not None
@@ -111,7 +112,7 @@ class QuotaRow:
     share: float | None
 
 
-_WORDS = {
+QUOTA_WORDS = {
     "requests_per_s": "Requests per second",
     "burst": "Burst of requests",
     "concurrent": "Calls at once",
@@ -133,7 +134,7 @@ def _quota(name: str, bound: float | None, used: float | None) -> QuotaRow:
     show = words.size if name == "body_bytes" else _plain
     share = used / bound if used is not None and bound else None
     return QuotaRow(
-        name=_WORDS[name], bound="no bound" if bound is None else show(bound), used=None if used is None else show(used), share=share
+        name=QUOTA_WORDS[name], bound="no bound" if bound is None else show(bound), used=None if used is None else show(used), share=share
     )
 
 

@@ -81,7 +81,11 @@ def percent(share: float | None) -> str:
 
 
 def size(count_bytes: float) -> str:
-    """MiB below a GiB, else GiB."""
+    """Bytes, KiB, MiB or GiB: what fits."""
+    if count_bytes < 1024:
+        return f"{count_bytes:.0f} B"
+    if count_bytes < _MIB:
+        return f"{_short(count_bytes / 1024)} KiB"
     return f"{_short(count_bytes / _MIB)} MiB" if count_bytes < GIB else f"{count_bytes / GIB:.3g} GiB"
 
 

@@ -20,8 +20,8 @@ WORTH = Decimal("0.75")
 """Less memory is suggested from a quarter less on: below that, headroom is worth more."""
 BUSY = 0.25
 """Share of its time from which on a reserved instance earns its keep."""
-LEAST_SHARE = 20
-"""A hint must save at least a twentieth of what the function costs."""
+LEAST_SHARE, LEAST_OF_ALL = 20, 100
+"""A hint must save at least a twentieth of what its function costs, and a hundredth of what all together do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +68,9 @@ def hints(observed: Sequence[Observed], *, rates: Rates, elapsed_s: float) -> li
     """What could be saved, the most first; `elapsed_s` is how long the sums took to come together."""
     pace = Decimal(MONTH_S) / Decimal(max(1, round(elapsed_s)))
     found = [hint for one in observed for hint in (_memory(one, rates, pace), _reserved(one, pace), _idle(one, pace)) if hint is not None]
-    worth = {f"{one.app}/{one.name}": one.whole.cost * pace / LEAST_SHARE for one in observed}
-    return sorted((h for h in found if h.saving > worth[f"{h.app}/{h.name}"]), key=lambda hint: (-hint.saving, hint.app, hint.name))
+    least = sum((one.whole.cost for one in observed), Decimal(0)) * pace / LEAST_OF_ALL
+    worth = {(one.app, one.name): max(least, one.whole.cost * pace / LEAST_SHARE) for one in observed}
+    return sorted((h for h in found if h.saving > worth[h.app, h.name]), key=lambda hint: (-hint.saving, hint.app, hint.name))
 
 
 def _memory(one: Observed, rates: Rates, pace: Decimal) -> Hint | None:
