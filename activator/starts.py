@@ -97,6 +97,7 @@ class Comings:
         self._owner = owner
         self._clock = clock
         self._asks: dict[str, Ask] = {}
+        self._given_up = 0
         self._taken: dict[str, list[tuple[str, int]]] = {}
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._stops: set[asyncio.Task[None]] = set()
@@ -108,7 +109,7 @@ class Comings:
     @property
     def starting(self) -> int:
         """Starts under way."""
-        return len(self._starts) - sum(ask.is_given_up for ask in self._asks.values())
+        return len(self._starts) - self._given_up
 
     @property
     def stopping(self) -> int:
@@ -132,7 +133,7 @@ class Comings:
 
     async def _start(self, instance_id: str) -> None:
         ask = self._asks[instance_id] = self._gate.ask(
-            instance_id, self._target, priority=self._owner.priority, is_needed=lambda: self._owner.is_needed
+            instance_id, self._target, priority=self._owner.priority, is_needed=lambda: self._owner.is_needed, on_given_up=self._one_less
         )
         try:
             await self._gate.headcount.enter(ask)
@@ -151,9 +152,13 @@ class Comings:
             self._over(instance_id)
             self._owner.add(info, began)
 
+    def _one_less(self) -> None:
+        self._given_up += 1
+
     def _over(self, instance_id: str) -> None:
         self._starts.pop(instance_id, None)
-        self._asks.pop(instance_id, None)
+        ask = self._asks.pop(instance_id, None)
+        self._given_up -= ask is not None and ask.is_given_up
 
     async def _wait_allowances(self, ask: Ask) -> None:
         """Until all activators together may hold one instance more. The calls meanwhile wait, each to its own deadline."""

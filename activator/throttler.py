@@ -132,7 +132,7 @@ class Throttler:
         if self._line:
             self._hand_out(now)
         elif self._gate.is_crowded and not instance.in_flight:
-            self._gate.idle(self.target)
+            self._gate.idle()
 
     def retry_slots(self) -> None:
         """Look again: an instance that was busy may be free."""

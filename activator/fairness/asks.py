@@ -25,12 +25,14 @@ class Ask:
         since: when it began to wait, in the clock's seconds.
         obstacle: why it waits now, as its callers will be told at their deadline; None while it does not.
         is_first: instances were asked to go for it, so nobody else gets their place.
-        is_given_up: nobody needs it any more, and its task is about to find out.
+        is_given_up: nobody needs it any more, and its task is about to find out; `on_given_up` was told.
     """
 
-    __slots__ = ("future", "id", "is_first", "is_given_up", "is_needed", "obstacle", "rank", "since", "target")
+    __slots__ = ("future", "id", "is_first", "is_given_up", "is_needed", "obstacle", "on_given_up", "rank", "since", "target")
 
-    def __init__(self, id: str, target: Target, *, rank: Rank, is_needed: Callable[[], bool], since: float) -> None:
+    def __init__(
+        self, id: str, target: Target, *, rank: Rank, is_needed: Callable[[], bool], on_given_up: Callable[[], None], since: float
+    ) -> None:
         self.id = id
         self.target = target
         self.rank = rank
@@ -39,6 +41,7 @@ class Ask:
         self.obstacle: errors.PilotlightError | None = None
         self.is_first = False
         self.is_given_up = False
+        self.on_given_up = on_given_up
         self.future: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
@@ -73,6 +76,7 @@ class Ask:
         """Nobody needs it any more."""
         if self.is_waiting and self.future is not None:
             self.is_given_up = True
+            self.on_given_up()
             self.future.set_exception(NotNeeded())
 
     async def wait_in(self, line: FairQueue[Ask], rank: Rank, *, cost: float, look: Callable[[], None], is_first: bool = False) -> None:

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from activator.fairness.asks import Ask, NotNeeded, give_up_needless
 from activator.fairness.headcount import Estate, Nobody
 from activator.fairness.queue import FairQueue
-from activator.fairness.reclaim import Balance, Need, victims
+from activator.fairness.reclaim import Balance, Need, Tenure, victims
 from activator.fairness.terms import Terms
-from activator.fairness.ticks import Ticks
+from activator.fairness.ticks import Soon, Ticks
 from activator.routes import Target
 from pilotlight import errors
 from snapshotter.errors import NoCapacity
@@ -43,6 +43,7 @@ class Capacity:
         self._free_bytes = 0
         self._total_bytes = 0
         self._ticks = Ticks(self.retry, every_s=RETRY_S)
+        self._soon = Soon(self.look)
 
     def __repr__(self) -> str:
         return f"<Capacity {sum(self._use.values()) >> 20} MiB of {len(self._use)} tenants, {len(self._line)} starts wait>"
@@ -80,7 +81,7 @@ class Capacity:
         ask.since = self._clock() if answer is None else min(ask.since, self._clock())
         ask.obstacle = answer or _no_room(ask)
         self._ticks.begin()
-        await ask.wait_in(self._line, ask.rank, cost=float(max(1, ask.memory_bytes)), look=self.look, is_first=answer is not None)
+        await ask.wait_in(self._line, ask.rank, cost=float(max(1, ask.memory_bytes)), look=self.look_soon, is_first=answer is not None)
 
     # -- what is held -------------------------------------------------------------------------------------------------
     def hold(self, instance_id: str, target: Target) -> None:
@@ -94,7 +95,7 @@ class Capacity:
         self._leaving.pop(instance_id, None)
         if freed and self._line:
             self._free_bytes += freed
-            self.look()
+            self.look_soon()
 
     def _hold(self, instance_id: str, target: Target) -> None:
         self._held[instance_id] = target.tenant, target.launch.memory_bytes
@@ -109,14 +110,21 @@ class Capacity:
         return held
 
     # -- handing out --------------------------------------------------------------------------------------------------
+    def look_soon(self, delay_s: float = 0.0) -> None:
+        """Look once for all that happens until then."""
+        if self._line:
+            self._soon.ask(delay_s)
+
     def look(self) -> None:
         """Let through whoever fits now, in their order, and make room for the others where that is fair."""
         give_up_needless(self._line)
-        while (fitting := self._line.pop(lambda ask: not ask.is_waiting or self._lacking(ask) <= 0)) is not None:
+        promised = Counter[str]()
+        for ask in self._line:
+            promised[ask.tenant] += ask.memory_bytes if ask.is_first and ask.is_waiting else 0
+        while (fitting := self._line.pop(lambda ask: not ask.is_waiting or self._lacking(ask, promised) <= 0)) is not None:
+            promised[fitting.tenant] -= fitting.memory_bytes if fitting.is_first and fitting.is_waiting else 0
             self._let_through(fitting)
-        for ask in list(self._line):
-            if ask.is_waiting:
-                self._make_room(ask)
+        self._make_room(promised)
 
     def _let_through(self, ask: Ask) -> None:
         if ask.is_waiting:
@@ -124,37 +132,58 @@ class Capacity:
             self._free_bytes -= ask.memory_bytes
             ask.go_on()
 
-    def _lacking(self, ask: Ask) -> int:
-        """Bytes that have to become free before it fits."""
-        promised = sum(other.memory_bytes for other in self._line if other.is_first and other is not ask and other.is_waiting)
+    def _lacking(self, ask: Ask, promised: Counter[str]) -> int:
+        """Bytes that have to become free before it fits: beyond what is promised to others, and what is reserved for them."""
+        others = promised.total() - (ask.memory_bytes if ask.is_first else 0)
         floors = self._terms.reserved()
         kept = sum(max(0, floor - self._use[tenant]) for tenant, floor in floors.items() if tenant != ask.tenant)
-        return ask.memory_bytes + promised + kept - self._free_bytes
+        return ask.memory_bytes + others + kept - self._free_bytes
 
-    def _make_room(self, ask: Ask) -> None:
-        tenures = [tenure for tenure in self.estate.tenures() if tenure.id not in self._leaving]
-        leaving_soon = sum(self._held.get(name, ("", 0))[1] for name, is_idle in self._leaving.items() if is_idle)
-        need = Need(
-            tenant=ask.tenant,
-            asked_bytes=ask.memory_bytes,
-            lacking_bytes=self._lacking(ask) - leaving_soon,
-            waited_s=self._clock() - ask.since,
-            may_take_busy=all(self._leaving.values()),
-        )
-        if need.lacking_bytes <= 0:
-            ask.is_first = True
-            return
-        chosen = victims(tenures, need, self._balance(ask))
-        ask.is_first = ask.is_first or bool(chosen)
+    def _make_room(self, promised: Counter[str]) -> None:
+        """By priority, and of who holds less for its weight before others, until there is nothing to be had for a tenant."""
+        tenures: list[Tenure] | None = None
+        in_vain: set[str] = set()
+        for ask in sorted(self._line, key=lambda ask: (ask.rank.priority.rank, self._use[ask.tenant] / ask.rank.weight)):
+            if not ask.is_waiting or ask.tenant in in_vain:
+                continue
+            if tenures is None:
+                tenures = [tenure for tenure in self.estate.tenures() if tenure.id not in self._leaving]
+            need = self._need(ask, promised)
+            chosen = victims(tenures, need, self._balance(ask, promised)) if need.lacking_bytes > 0 else []
+            if chosen or need.lacking_bytes <= 0:
+                promised[ask.tenant] += 0 if ask.is_first else ask.memory_bytes
+                ask.is_first = True
+            else:
+                in_vain.add(ask.tenant)
+            self._give_up(chosen, ask.tenant)
+            tenures = [tenure for tenure in tenures if tenure.id not in self._leaving]
+
+    def _give_up(self, chosen: list[Tenure], tenant: str) -> None:
         for victim in chosen:
-            log.info("instance given up for room instance=%s of=%s for=%s", victim.id, victim.tenant, ask.tenant)
+            log.info("instance given up for room instance=%s of=%s for=%s", victim.id, victim.tenant, tenant)
             self._leaving[victim.id] = victim.idle_s is not None
             self.estate.give_up(victim.id)
 
-    def _balance(self, ask: Ask) -> Balance:
-        tenants = {*self._use, ask.tenant}
-        weights = {tenant: self._terms.plan_of(tenant).weight for tenant in tenants}
-        return Balance(use=self._use, weights=weights, floors=self._terms.reserved(), total_bytes=self._total_bytes)
+    def _need(self, ask: Ask, promised: Counter[str]) -> Need:
+        leaving_soon = sum(self._held.get(name, ("", 0))[1] for name, is_idle in self._leaving.items() if is_idle)
+        return Need(
+            tenant=ask.tenant,
+            asked_bytes=ask.memory_bytes,
+            lacking_bytes=self._lacking(ask, promised) - leaving_soon,
+            waited_s=self._clock() - ask.since,
+            may_take_busy=all(self._leaving.values()),
+        )
+
+    def _balance(self, ask: Ask, promised: Counter[str]) -> Balance:
+        """As it will be when all that leave have left, and all that were promised room have it."""
+        use = Counter(self._use)
+        use.update(promised)
+        use[ask.tenant] -= ask.memory_bytes if ask.is_first else 0
+        for name in self._leaving:
+            tenant, held = self._held.get(name, ("", 0))
+            use[tenant] -= held
+        weights = {tenant: self._terms.plan_of(tenant).weight for tenant in {*use, ask.tenant}}
+        return Balance(use=use, weights=weights, floors=self._terms.reserved(), total_bytes=self._total_bytes)
 
     def retry(self) -> bool:
         """Time has passed: look again, and have the first in line ask the node. Whether anybody waits."""
@@ -167,6 +196,7 @@ class Capacity:
     def close(self) -> None:
         """No more looks."""
         self._ticks.close()
+        self._soon.close()
 
 
 def _no_room(ask: Ask) -> errors.Unavailable:

@@ -16,6 +16,9 @@ from pilotlight.types import Priority
 INSTANCES, GPUS = "tenant", "gpus"
 """What keys of allowances begin with that are a tenant's (`<kind>:<tenant>`) and not a revision's."""
 
+IDLE_LOOK_S = 0.01
+"""How long an instance has been idle when starts that wait are told: looks are many otherwise, where calls are short."""
+
 
 class Gate:
     """See the module. Owner: the event loop."""
@@ -34,10 +37,12 @@ class Gate:
         """Make room among these instances."""
         self.headcount.estate = self.capacity.estate = estate
 
-    def ask(self, instance_id: str, target: Target, *, priority: Priority, is_needed: Callable[[], bool]) -> Ask:
+    def ask(
+        self, instance_id: str, target: Target, *, priority: Priority, is_needed: Callable[[], bool], on_given_up: Callable[[], None]
+    ) -> Ask:
         """One start that wants to go through."""
         rank = Rank(priority=priority, tenant=target.tenant, weight=self.terms.plan_of(target.tenant).weight)
-        return Ask(instance_id, target, rank=rank, is_needed=is_needed, since=self._clock())
+        return Ask(instance_id, target, rank=rank, is_needed=is_needed, on_given_up=on_given_up, since=self._clock())
 
     def pools(self, target: Target) -> list[tuple[str, int, int | None]]:
         """What all activators count together, besides the revision: key, how many of it one start takes, and the bound."""
@@ -58,12 +63,10 @@ class Gate:
         self.headcount.left(instance_id)
         self.capacity.left(instance_id)
 
-    def idle(self, target: Target) -> None:
-        """An instance has nothing to do: a start may want its place."""
-        if self.capacity.waiting:
-            self.capacity.look()
-        if self.headcount.waiting:
-            self.headcount.look(target.tenant)
+    def idle(self) -> None:
+        """An instance has nothing to do: a start may want its place, if no call comes for it meanwhile."""
+        self.capacity.look_soon(IDLE_LOOK_S)
+        self.headcount.look_soon(IDLE_LOOK_S)
 
     @property
     def is_crowded(self) -> bool:

@@ -16,7 +16,7 @@ from activator.fairness.asks import Ask, NotNeeded, give_up_needless
 from activator.fairness.queue import FairQueue
 from activator.fairness.reclaim import Tenure, successor
 from activator.fairness.terms import Terms
-from activator.fairness.ticks import Ticks
+from activator.fairness.ticks import Soon, Ticks
 from activator.routes import Target
 from pilotlight import errors
 
@@ -62,6 +62,7 @@ class Headcount:
         self._lines: dict[str, FairQueue[Ask]] = {}
         self._leaving: set[str] = set()
         self._ticks = Ticks(self.look_everywhere, every_s=LOOK_S)
+        self._soon = Soon(self.look_everywhere)
 
     def __repr__(self) -> str:
         return f"<Headcount {len(self._held)} instances, {self.waiting} starts wait>"
@@ -90,7 +91,7 @@ class Headcount:
         self._ticks.begin()
         try:
             own = replace(ask.rank, tenant=ask.target.name, weight=1)
-            await ask.wait_in(line, own, cost=1.0, look=lambda: self.look(ask.tenant))
+            await ask.wait_in(line, own, cost=1.0, look=self.look_soon)
         finally:
             if not line and self._lines.get(ask.tenant) is line:
                 del self._lines[ask.tenant]
@@ -117,7 +118,7 @@ class Headcount:
             self._gpus[name] -= gpus
             if not self._instances[name]:
                 del self._instances[name], self._gpus[name]
-        self.look(names[0])
+        self.look_soon()
 
     def refusal(self, ask: Ask) -> errors.OverQuota | None:
         """The quota that one more would be over; None when there is room."""
@@ -133,6 +134,11 @@ class Headcount:
                         retry_after_s=RETRY_S, quota=quota, of=of, limit=limit,
                     )  # fmt: skip
         return None
+
+    def look_soon(self, delay_s: float = 0.0) -> None:
+        """Look once for all that happens until then."""
+        if self._lines:
+            self._soon.ask(delay_s)
 
     def look(self, tenant: str) -> None:
         """Let through whoever has room now, and make room where that is fair."""
@@ -161,6 +167,7 @@ class Headcount:
     def close(self) -> None:
         """No more looks."""
         self._ticks.close()
+        self._soon.close()
 
     def _make_room(self, tenant: str, asks: list[Ask]) -> None:
         now = self._clock()

@@ -1,4 +1,4 @@
-"""A look again and again, for as long as somebody waits."""
+"""When to look: again and again for as long as somebody waits, and once for all that happens in the same moment."""
 
 from __future__ import annotations
 
@@ -34,3 +34,32 @@ class Ticks:
         self._timer = None
         if self._look():
             self.begin()
+
+
+class Soon:
+    """Calls `look` once, shortly after it was first asked to. Owner: the event loop."""
+
+    __slots__ = ("_handle", "_look")
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        self._look = look
+        self._handle: asyncio.Handle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Soon {'asked' if self._handle is not None else 'idle'}>"
+
+    def ask(self, delay_s: float = 0.0) -> None:
+        """Look after `delay_s`, unless it was asked before."""
+        if self._handle is None:
+            loop = asyncio.get_running_loop()
+            self._handle = loop.call_later(delay_s, self._now) if delay_s else loop.call_soon(self._now)
+
+    def close(self) -> None:
+        """Do not look any more."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _now(self) -> None:
+        self._handle = None
+        self._look()

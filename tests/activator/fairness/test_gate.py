@@ -507,6 +507,18 @@ async def test_gpus_of_all_activators_count_and_come_back_with_their_instance(pa
 
 
 # -- storms -----------------------------------------------------------------------------------------------------------
+async def test_instances_that_a_storm_leaves_go_to_a_tenant_with_less_though_the_storm_asked_first(world: World) -> None:
+    storm = [task for n in range(30) for task in calls(world.throttler("storm", f"f{n}"))]
+    await until(lambda: world.gate.capacity.waiting == 20)
+    (mine,) = calls(world.throttler("small"))
+    await until(lambda: world.gate.capacity.waiting == 21)
+    next(task for task in storm if task.done()).result().release()
+
+    (await mine).release()
+    assert sum(task.done() for task in storm) == 10
+    await end(storm)
+
+
 async def test_a_storm_of_cold_starts_of_one_tenant_leaves_the_starts_of_another_alone(world: World) -> None:
     """A hundred functions of one tenant start cold at once; another's one start boots after a turn of the storm, not after it."""
     world.node.room = Room(memory_bytes=1000 * SIZE)
