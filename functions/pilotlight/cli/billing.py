@@ -41,6 +41,7 @@ _CORRECTIONS = {"corrects": "corrects", "note": "why", "cost": "cost"}
 
 Currency = Annotated[str | None, typer.Option(help="Where a month has invoices in several currencies.")]
 Invoice = Annotated[str, typer.Argument(metavar="INVOICE", help="Its id, or a month: 2026-11.")]
+Tenant = Annotated[str | None, typer.Option(help="Another tenant's (operator).")]
 Since = Annotated[str | None, typer.Option(help="From: 24h, 7d, or a date.")]
 Until = Annotated[str | None, typer.Option(help="To: 1h (ago), or a date.")]
 
@@ -87,10 +88,11 @@ def report(
         str, typer.Option(help="One line for each: function, app, environment, revision, key, caller, kind, hour, day, or tag:NAME.")
     ] = "function",
     app: Annotated[str | None, typer.Option(help="Of this app only.")] = None,
+    tenant: Tenant = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the lines as CSV.")] = False,
 ) -> None:
     """Calls, busy time and cost. A total is the exact sum of its records."""
-    filters: dict[str, Any] = {"by": by, "environment": session.options.environment, "app": app, **_times(since, until)}
+    filters: dict[str, Any] = {"by": by, "environment": session.options.environment, "app": app, "tenant": tenant, **_times(since, until)}
     with session.client() as client:
         body = client.billing_report(**{name: value for name, value in filters.items() if value is not None})
     if as_csv:
@@ -109,17 +111,17 @@ def rates(session: Session) -> None:
     session.show(body, lambda: _rates(body))
 
 
-def invoice_list(session: Session) -> None:
+def invoice_list(session: Session, tenant: Tenant = None) -> None:
     """The issued invoices, and the drafts of months that are open."""
     with session.client() as client:
-        found = client.invoices()
+        found = client.invoices(tenant=tenant)
     session.show({"invoices": found}, lambda: table(_plain(found), _INVOICES, empty="Nothing was used yet."))
 
 
-def invoice_show(session: Session, invoice: Invoice, currency: Currency = None) -> None:
+def invoice_show(session: Session, invoice: Invoice, currency: Currency = None, tenant: Tenant = None) -> None:
     """One invoice, line by line."""
     with session.client() as client:
-        found = client.invoice(invoice, currency=currency)
+        found = client.invoice(invoice, currency=currency, tenant=tenant)
     session.show(found, lambda: _invoice(found))
 
 
@@ -143,10 +145,11 @@ def invoice_download(
     format: Annotated[FileFormat, typer.Option(help="What the file is.")] = FileFormat.CSV,
     to: Annotated[Path | None, typer.Option("--to", "-o", help="File to write; - prints it. Default: its own name, here.")] = None,
     currency: Currency = None,
+    tenant: Tenant = None,
 ) -> None:
     """Write an invoice to a file."""
     with session.client() as client:
-        content = client.invoice_file(invoice, format=format.value, currency=currency)
+        content = client.invoice_file(invoice, format=format.value, currency=currency, tenant=tenant)
     if str(to) == "-":
         sys.stdout.buffer.write(content)
         return
@@ -164,6 +167,7 @@ def export(
     format: Annotated[RecordFormat, typer.Option(help="One JSON object per line, or CSV.")] = RecordFormat.NDJSON,
     to: Annotated[Path | None, typer.Option("--to", "-o", help="File to write. Default: print them.")] = None,
     cursor: Annotated[str | None, typer.Option(help="Id of the last record that you have: go on after it.")] = None,
+    tenant: Tenant = None,
 ) -> None:
     """The records behind a bill, one by one, by time."""
     times = _times(since, until)
@@ -175,6 +179,7 @@ def export(
             month=month,
             environment=session.options.environment,
             cursor=cursor,
+            tenant=tenant,
         )
         if to is None:
             for piece in pieces:

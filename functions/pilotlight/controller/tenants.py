@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from pilotlight.controller import access, audit, feed, tables
+from pilotlight.controller.access import Principal
 from pilotlight.controller.plans import DEFAULT_TERMS, Terms, terms_of
 from pilotlight.controller.store import Write
 from pilotlight.errors import Conflict, InvalidInput, NotFound
@@ -97,6 +98,17 @@ def find(sql: sa.Connection, *, name: str) -> sa.Row[Any]:
     if row is None:
         raise NotFound(f"there is no tenant {name!r}", tenant=name)
     return row
+
+
+def asked_about(sql: sa.Connection, caller: Principal, *, name: str | None) -> str:
+    """Id of the tenant that a question is about: the caller's own, or the named one for the platform's operator.
+
+    Raises Forbidden, NotFound.
+    """
+    if name in (None, caller.tenant_name):
+        return caller.tenant
+    caller.demand_platform()
+    return str(find(sql, name=str(name)).id)
 
 
 def get(sql: sa.Connection, *, tenant: str) -> sa.Row[Any]:

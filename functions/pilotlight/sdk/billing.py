@@ -15,24 +15,25 @@ class BillingResources(NodeResources):
     """Part of `pilotlight.client.Client`, which owns the transport."""
 
     def billing_report(self, **filters: str | float | None) -> Json:
-        """What was used and what it cost; `filters`: `by`, `since`, `until`, `environment`, `app`, `function`."""
+        """What was used and what it cost; `filters`: `by`, `since`, `until`, `environment`, `app`, `function`,
+        and `tenant`, another one by name (operator)."""
         return self._get(f"{_PATH}/report", **filters)
 
     def billing_rates(self) -> Json:
         """The prices that apply now (`current`), and every list that priced something before (`lists`)."""
         return self._get(f"{_PATH}/rates")
 
-    def invoices(self) -> list[Json]:
-        """Invoices, newest month first; months that are open have a draft."""
-        return self._list(f"{_PATH}/invoices", "invoices")
+    def invoices(self, *, tenant: str | None = None) -> list[Json]:
+        """Invoices, newest month first; months that are open have a draft. `tenant`: another one's, by name (operator)."""
+        return self._list(f"{_PATH}/invoices", "invoices", tenant=tenant)
 
-    def invoice(self, invoice: str, *, currency: str | None = None) -> Json:
+    def invoice(self, invoice: str, *, currency: str | None = None, tenant: str | None = None) -> Json:
         """An invoice by its id, or that of a month such as `2026-11`. Raises NotFound."""
-        return self._get(_invoice(invoice), currency=currency)
+        return self._get(_invoice(invoice), currency=currency, tenant=tenant)
 
-    def invoice_file(self, invoice: str, *, format: str = "csv", currency: str | None = None) -> bytes:
+    def invoice_file(self, invoice: str, *, format: str = "csv", currency: str | None = None, tenant: str | None = None) -> bytes:
         """The same as a file: `csv` or `json`."""
-        params = present({"format": format, "currency": currency})
+        params = present({"format": format, "currency": currency, "tenant": tenant})
         return bytes(self._transport.request("GET", _invoice(invoice), params=params).content)
 
     def issue_invoices(self, month: str, *, tenant: str | None = None) -> list[Json]:
@@ -56,9 +57,11 @@ class BillingResources(NodeResources):
         environment: str | None = None,
         cursor: str | None = None,
         limit: int | None = None,
+        tenant: str | None = None,
     ) -> Iterator[bytes]:
         """Usage records by time, as they arrive; `cursor` is the id of the last record that one has already."""
-        asked = {"since": since, "until": until, "month": month, "environment": environment, "cursor": cursor, "limit": limit}
+        asked = {"since": since, "until": until, "month": month, "environment": environment, "cursor": cursor, "limit": limit,
+                 "tenant": tenant}  # fmt: skip
         with self._transport.stream("GET", f"{_PATH}/records", params={"format": format, **present(asked)}) as response:
             yield from response.iter_bytes()
 

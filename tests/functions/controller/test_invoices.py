@@ -72,6 +72,22 @@ async def test_an_invoice_comes_as_json_and_as_a_table_that_adds_up(controller: 
     assert (correction["invoice"], correction["note"], correction["cost"]) == ("draft", "'=HYPERLINK(1)", "-0.250000000000")
 
 
+async def test_the_operator_reads_every_tenants_books_and_nobody_else_does(controller: Controller) -> None:
+    key = await controller.other_tenant("lender")
+    async with controller.client(key) as lender:
+        owner = (await lender.get("/v1/whoami")).json()["tenant"]["id"]
+        await use(controller, usage("req-1/1", tenant=owner, started_at=OCTOBER, cost="3"))
+        paths = ("report?since=0&tenant=", "invoices?tenant=", "invoices/2026-10?tenant=", "records?tenant=")
+        answers = [await controller.http.get(f"/v1/billing/{path}lender") for path in paths]
+        assert [answer.status_code for answer in answers] == [200] * len(paths)
+        assert [answers[0].json()["totals"], answers[1].json()["invoices"][0]["total"]] == [{"USD": "3"}, "3.000000000000"]
+        assert json.loads(answers[3].text)["id"] == "req-1/1"
+        assert (await controller.http.get("/v1/billing/report?tenant=nobody")).status_code == 404
+        for path in paths:
+            assert (await lender.get(f"/v1/billing/{path}default")).status_code == 403, path
+            assert (await lender.get(f"/v1/billing/{path}lender")).status_code == 200, path
+
+
 async def test_another_tenants_invoice_record_and_call_do_not_exist(controller: Controller) -> None:
     await use(controller, usage("req-1/1", tenant=await controller.tenant(), started_at=OCTOBER))
     (made,) = await issued(controller)

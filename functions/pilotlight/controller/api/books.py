@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Response
 
 from pilotlight import sheets
-from pilotlight.controller import bills, calls
+from pilotlight.controller import bills, calls, tenants
 from pilotlight.controller.api import models
 from pilotlight.controller.bills import Line
 from pilotlight.controller.context import Biller, Ctx, Invoker
@@ -24,6 +24,7 @@ YEAR_10000_S = 253_402_300_800.0
 COLUMNS = tuple(name for name in models.BillLine.model_fields if name != "group")
 """Of a report as CSV."""
 router = APIRouter(prefix="/v1", tags=["books"])
+Tenant = Annotated[str | None, Query(description="another tenant's, by its name (operator)")]
 
 
 @router.get("/calls/{call}")
@@ -47,6 +48,7 @@ def billing_report(
     environment: str | None = None,
     app: str | None = None,
     function: str | None = None,
+    tenant: Tenant = None,
     format: Literal["json", "csv"] = "json",
 ) -> models.Bill | Response:
     """What was used and what it costs, exact to the last digit."""
@@ -57,7 +59,9 @@ def billing_report(
     reach = dict(zip(("app", "function"), caller.narrowed(app, function), strict=True))
     where = {name: value for name, value in reach.items() if value is not None}
     with context.store.read() as sql:
-        lines = bills.report(sql, tenant=caller.tenant, by=by, since=begin, until=end, environment=chosen, where=where)
+        lines = bills.report(
+            sql, tenant=tenants.asked_about(sql, caller, name=tenant), by=by, since=begin, until=end, environment=chosen, where=where
+        )
     rows = [_row(line) for line in lines]
     if format == "csv":
         table = "".join(sheets.lines(COLUMNS, (row.model_dump() for row in rows)))

@@ -13,7 +13,7 @@ from pydantic import Field
 from pilotlight import sheets
 from pilotlight.controller import audit, corrections, exports, invoices, prices, rollups, tenants
 from pilotlight.controller.access import PLATFORM_TENANT, Principal
-from pilotlight.controller.api.books import moment
+from pilotlight.controller.api.books import Tenant, moment
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import Admin, Biller, Context, Ctx, RequestId
 from pilotlight.controller.plans import terms_of
@@ -67,21 +67,28 @@ class RateLists(Body):
 
 
 @router.get("/invoices", response_model=InvoiceList)
-def list_invoices(context: Ctx, caller: Biller) -> dict[str, Any]:
+def list_invoices(context: Ctx, caller: Biller, tenant: Tenant = None) -> dict[str, Any]:
     """The issued invoices, and a draft for every month that is open."""
     caller.demand_whole_tenant()
     with context.store.read() as sql:
-        return {"invoices": invoices.listing(sql, tenant=caller.tenant)}
+        return {"invoices": invoices.listing(sql, tenant=tenants.asked_about(sql, caller, name=tenant))}
 
 
 @router.get("/invoices/{invoice}")
 def show_invoice(
-    context: Ctx, caller: Biller, invoice: str, currency: str | None = None, format: Literal["json", "csv"] = "json"
+    *,
+    context: Ctx,
+    caller: Biller,
+    invoice: str,
+    currency: str | None = None,
+    tenant: Tenant = None,
+    format: Literal["json", "csv"] = "json",
 ) -> Response:
     """An invoice by its id, or the one of a month (`2026-11`), which is a draft until it is issued."""
     caller.demand_whole_tenant()
     with context.store.read() as sql:
-        found = invoices.show(sql, tenant=caller.tenant, which=invoice, currency=currency, now=context.clock())
+        owner = tenants.asked_about(sql, caller, name=tenant)
+        found = invoices.show(sql, tenant=owner, which=invoice, currency=currency, now=context.clock())
     name = f"{found['id'] or 'draft'}-{found['month']}-{found['currency']}.{format}"
     text = as_csv(found) if format == "csv" else json.dumps(found, ensure_ascii=False)
     kind = sheets.CONTENT_CSV if format == "csv" else "application/json"
@@ -133,6 +140,7 @@ def export(
     until: Annotated[str | None, Query(description="the same; not included")] = None,
     month: Annotated[str | None, Query(description="only those of this month's invoice, like 2026-11")] = None,
     environment: str | None = None,
+    tenant: Tenant = None,
     format: Literal["ndjson", "csv"] = "ndjson",
     cursor: Annotated[str | None, Query(description="id of the last record that arrived: go on after it")] = None,
     limit: Annotated[int | None, Query(ge=1, le=MAX_EXPORT)] = None,
@@ -141,8 +149,10 @@ def export(
     caller.demand_whole_environment()
     if caller.bound_environment not in (None, environment or caller.bound_environment):
         raise Forbidden(f"key {caller.key} is bound to environment {caller.bound_environment!r}")
+    with context.store.read() as sql:
+        owner = tenants.asked_about(sql, caller, name=tenant)
     wanted = exports.Wanted(
-        tenant=caller.tenant,
+        tenant=owner,
         since=moment("since", since),
         until=moment("until", until),
         environment=environment or caller.bound_environment,
@@ -151,7 +161,7 @@ def export(
     after = None
     if cursor is not None:
         with context.store.read() as sql:
-            after = exports.position(sql, tenant=caller.tenant, cursor=cursor)
+            after = exports.position(sql, tenant=owner, cursor=cursor)
     body = _records(context, wanted, after=after, limit=limit, format=format)
     kind = sheets.CONTENT_CSV if format == "csv" else CONTENT_NDJSON
     return StreamingResponse(body, media_type=kind, headers={"content-disposition": f'attachment; filename="records.{format}"'})
