@@ -6,6 +6,7 @@ record, so a bill is the plain sum of its records.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from decimal import Decimal, InvalidOperation, localcontext
@@ -131,6 +132,7 @@ _AMOUNTS = (
     "cpu_core_s", "memory_gib_s", "request", "token_in", "token_out", *_FACTORS, "snapshot_gib_month", "weights_gib_month",
 )  # fmt: skip
 _MAX_ROUNDING_MS = 3_600_000
+_is_currency = re.compile(r"[A-Za-z0-9]{1,16}").fullmatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +164,8 @@ class PriceSettings:
     def __post_init__(self) -> None:
         if not self.version or len(self.version) > 64:
             raise ValueError(f"version = {self.version!r}: write 1 to 64 characters")
+        if not _is_currency(self.currency):
+            raise ValueError(f"currency = {self.currency!r}: write 1 to 16 letters or digits, like USD: files are named after it")
         for name in _AMOUNTS:
             _decimal(name, getattr(self, name))
         for gpu, rate in self.gpu_s.items():

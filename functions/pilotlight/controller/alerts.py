@@ -25,6 +25,8 @@ FIRST_DELAY_S, GROWTH, LONGEST_DELAY_S = 5.0, 4.0, 6 * 3600.0
 JITTER = 0.2
 """Receivers that fail for many budgets at once are not asked for all of them at once again."""
 MAX_ERROR = 500
+AT_ONCE_OF_ONE = 8
+"""Alerts of one tenant in a round: whose receivers are slow holds up its own alerts, however many it has."""
 _SECRET_BYTES = 32
 _BUDGETS_AT_ONCE = 500
 """Parameters of a statement are bounded."""
@@ -53,6 +55,7 @@ class Alert:
     error: str | None
 
 
+_PLACE = tuple(tables.budget_alerts.c[name] for name in ("budget", "period", "percent"))
 _COLUMNS = tuple(tables.budget_alerts.c[name] for name in Alert.__slots__)
 
 
@@ -77,6 +80,15 @@ def note(write: Write, *, budget_id: str, tenant: str, period: str, percents: Se
     return new
 
 
+def noted(sql: sa.Connection, *, budgets: Sequence[str], periods: Collection[str]) -> set[tuple[str, str, int]]:
+    """(budget, period, percent) of what was noted before for these budgets and periods."""
+    table, found = tables.budget_alerts, set[tuple[str, str, int]]()
+    for at in range(0, len(budgets), _BUDGETS_AT_ONCE):
+        theirs = table.c.budget.in_(budgets[at : at + _BUDGETS_AT_ONCE]) & table.c.period.in_(list(periods))
+        found |= {(row.budget, row.period, row.percent) for row in sql.execute(sa.select(*_PLACE).where(theirs))}
+    return found
+
+
 def forget(write: Write, *, budget_id: str, period: str, percents: Iterable[int]) -> None:
     """Forget alerts of thresholds that are not reached any more, because the amount is a higher one: they may come again."""
     table = tables.budget_alerts
@@ -94,7 +106,11 @@ def cancel(write: Write, *, budget_id: str, error: str) -> None:
 def claim(write: Write, *, limit: int) -> list[Alert]:
     """Take alerts whose time has come, for CLAIM_S; the attempt is counted before it is made."""
     table = tables.budget_alerts
-    query = sa.select(*_COLUMNS).where(table.c.next_attempt_at <= write.now).order_by(table.c.next_attempt_at, table.c.id).limit(limit)
+    order = (table.c.next_attempt_at, table.c.id)
+    turn = sa.func.row_number().over(partition_by=table.c.tenant, order_by=order).label("turn")
+    due = sa.select(*_COLUMNS, turn).where(table.c.next_attempt_at <= write.now).subquery()
+    columns = [due.c[name] for name in Alert.__slots__]
+    query = sa.select(*columns).where(due.c.turn <= AT_ONCE_OF_ONE).order_by(due.c.next_attempt_at, due.c.id).limit(limit)
     taken = [replace(alert, attempts=alert.attempts + 1) for alert in (Alert(**row) for row in write.sql.execute(query).mappings())]
     for alert in taken:
         values = {"next_attempt_at": write.now + CLAIM_S, "attempts": alert.attempts}

@@ -171,9 +171,7 @@ def after_usage(write: Write, *, new: Mapping[Spending, int], batch: Mapping[Spe
     sent, fresh = spending.of_batch(batch, reaches), spending.of_batch(new, reaches)
     periods = {b: _periods(b, fresh, write.now) for b in found if b.reach in sent.by_reach}
     total = _read(write.sql, periods)
-    for budget, theirs in periods.items():
-        for period in theirs:
-            _note(write, budget, period, total.within(budget.reach, period))
+    _note_all(write, {(b, period): total.within(b.reach, period) for b, theirs in periods.items() for period in theirs})
     return {budget.id: _state(budget, total, sent, write.now) for budget in periods}
 
 
@@ -239,8 +237,24 @@ def _state(budget: Budget, total: SpendByReach, batch: SpendByReach, now: float)
     return BudgetState(period=period.name, spent=text(spent), batch=text(part))
 
 
+def _note_all(write: Write, spent: Mapping[tuple[Budget, Period], int]) -> None:
+    """One look for what was noted before: it is nearly always all of it, and a tenant may have thousands of thresholds behind it."""
+    reached = {place: _reached(place[0], picos) for place, picos in spent.items()}
+    if not any(reached.values()):
+        return
+    touched = [place for place, percents in reached.items() if percents]
+    known = alerts.noted(write.sql, budgets=sorted({b.id for b, _ in touched}), periods={period.name for _, period in touched})
+    for budget, period in touched:
+        if any((budget.id, period.name, percent) not in known for percent in reached[budget, period]):
+            _note(write, budget, period, spent[budget, period])
+
+
+def _reached(budget: Budget, spent: int) -> list[int]:
+    return [percent for percent in budget.terms.alerts if spent * 100 >= budget.terms.picos * percent]
+
+
 def _note(write: Write, budget: Budget, period: Period, spent: int) -> None:
-    reached = [percent for percent in budget.terms.alerts if spent * 100 >= budget.terms.picos * percent]
+    reached = _reached(budget, spent)
     alerts.note(
         write, budget_id=budget.id, tenant=budget.tenant, period=period.name, percents=reached, spent=text(spent),
         is_sent=budget.terms.webhook is not None,

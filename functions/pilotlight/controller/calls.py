@@ -52,7 +52,9 @@ def expire(write: Write, *, now: float, limit: int) -> int:
 
 
 def _synchronous(attempts: Sequence[UsageRecord]) -> CallRecord:
-    first, last = attempts[0], attempts[-1]
+    # What it was its attempts say; what it costs, their corrections too.
+    made = [one for one in attempts if one.kind != ledger.ADJUSTMENT] or attempts
+    first, last = made[0], made[-1]
     elapsed_ms = last.queued_ms + last.start_ms + last.exec_ms
     return CallRecord(
         id=last.call,
@@ -62,7 +64,7 @@ def _synchronous(attempts: Sequence[UsageRecord]) -> CallRecord:
         function=last.function,
         method=last.method,
         state=_STATES.get(last.outcome, "FAILED"),
-        sequence=len(attempts),
+        sequence=len(made),
         submitted_at=first.started_at,
         finished_at=last.started_at + elapsed_ms / 1000,
         status=last.status,

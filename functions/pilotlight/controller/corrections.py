@@ -12,18 +12,21 @@ import sqlalchemy as sa
 from pilotlight.controller import audit, intake, ledger, tables
 from pilotlight.controller.store import Write
 from pilotlight.controller.totals import HALF, money_of
-from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.pricing import COST_QUANTUM
 from pilotlight.protocol import UsageRecord
 
 MAX_NOTE_CHARS = 500
+MAX_EXPONENT = 30
+"""Of ten, either way: more than the ledger keeps (ledger.py has the exact bound), and little to compute with."""
 
 
 def correct(write: Write, *, record: str, amount: str, note: str, actor: str, request: str = "") -> UsageRecord:
     """Add `amount` (a decimal, negative to give back) to what `record` costs; returns the record that says so.
 
     It stands where the corrected one does (tenant, function, key, time), so that a report over that time has both, and is on the first
-    invoice not yet issued. Raises NotFound, or InvalidInput: no decimal, no note, or more given back than was charged.
+    invoice not yet issued. Under a request id that made one before it is that one. Raises NotFound; InvalidInput: no decimal, no note, or
+    more given back than was charged; Conflict: that request id made another one.
     """
     picos = _picos(amount)
     if not 0 < len(note.strip()) <= MAX_NOTE_CHARS:
@@ -31,6 +34,8 @@ def correct(write: Write, *, record: str, amount: str, note: str, actor: str, re
     original = _find(write.sql, record)
     made = _adjustment(original, picos=picos, note=note.strip(), request=request)
     if known := ledger.find(write.sql, tables.usage.c.id == made.id):
+        if (known[0].cost, known[0].note) != (made.cost, made.note):
+            raise Conflict(f"x-request-id {request!r} made another correction of {record}: {known[0].cost}, {known[0].note!r}")
         return known[0]
     charged = _charged(write.sql, original)
     if charged + picos < 0:
@@ -79,9 +84,13 @@ def _adjustment(original: UsageRecord, *, picos: int, note: str, request: str) -
 
 def _picos(amount: str) -> int:
     try:
-        picos = Decimal(amount) / COST_QUANTUM
+        value = Decimal(amount)
     except InvalidOperation as e:
         raise InvalidInput(f"amount = {amount!r} is not a decimal number", parameter="amount") from e
-    if not picos.is_finite() or picos != int(picos) or picos == 0:
+    # The exponents first: nothing is computed with a number of a million digits.
+    if not value.is_finite() or value.adjusted() > MAX_EXPONENT or int(value.as_tuple().exponent) < -MAX_EXPONENT:
+        raise InvalidInput(f"amount = {amount!r} is beyond what a record can cost", parameter="amount")
+    picos = value / COST_QUANTUM
+    if picos != int(picos) or picos == 0:
         raise InvalidInput(f"amount = {amount!r}: write a number other than 0, of whole {COST_QUANTUM}", parameter="amount")
     return int(picos)

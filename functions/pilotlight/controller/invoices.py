@@ -116,10 +116,10 @@ def open_in(sql: sa.Connection, *, month: str, tenant: str | None) -> list[tuple
 def month_ends_at(month: str) -> float:
     """The end of "2026-11" (UTC), in seconds since the epoch. Raises InvalidInput."""
     try:
-        begin = dt.datetime.strptime(month, "%Y-%m").replace(tzinfo=dt.UTC)
+        dt.date.fromisoformat(f"{month}-01")
+        return dt.datetime.fromisoformat(f"{next_month(month)}-01").replace(tzinfo=dt.UTC).timestamp()
     except ValueError as e:
         raise InvalidInput(f"month = {month!r}: write it like 2026-11", parameter="month") from e
-    return dt.datetime.strptime(next_month(begin.strftime("%Y-%m")), "%Y-%m").replace(tzinfo=dt.UTC).timestamp()
 
 
 def rows(document: Mapping[str, Any]) -> Iterable[dict[str, Any]]:

@@ -197,6 +197,8 @@ class Sender:
             found = await self._resolve(host, port)
         except OSError as e:
             raise Refused(f"{host} cannot be resolved: {e.strerror or e}") from e
+        except UnicodeError as e:  # what the resolver's own encoding says of labels that are empty or too long
+            raise Refused(f"{host} is no name: {e}") from e
         if self._policy == PUBLIC and not all(map(is_public, found)):
             raise Refused(f"{host} resolves to an address that is not of the public internet: this platform does not send there")
         return found[:MAX_ADDRESSES]
@@ -217,19 +219,20 @@ def _outcome(response: httpx.Response) -> Outcome:
 def _parsed(url: str, policy: str) -> httpx.URL:
     try:
         parsed = httpx.URL(url)
-    except httpx.InvalidURL as e:
+        host = parsed.host  # decodes what looks like an internationalised name
+    except (httpx.InvalidURL, UnicodeError) as e:
         raise Refused(f"{url[:200]!r} is not a URL: {e}") from e
     schemes = ("https",) if policy == PUBLIC else ("https", "http")
     if len(url) > MAX_URL:
         raise Refused(f"a URL of {len(url)} characters: at most {MAX_URL}")
-    if parsed.scheme not in schemes or not parsed.host:
+    if parsed.scheme not in schemes or not host:
         raise Refused(f"{url[:200]!r}: write {' or '.join(f'{scheme}://…' for scheme in schemes)}")
     if parsed.port is not None and not 0 < parsed.port < 65_536:
         raise Refused(f"there is no port {parsed.port}")
     if parsed.userinfo:
         raise Refused("a URL with a user or a password in it is shown in lists: put what is secret into the path or the query")
-    if policy == PUBLIC and _is_private_literal(parsed.host):
-        raise Refused(f"{parsed.host} is not an address of the public internet: this platform does not send there")
+    if policy == PUBLIC and _is_private_literal(host):
+        raise Refused(f"{host} is not an address of the public internet: this platform does not send there")
     return parsed
 
 

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 
+from pilotlight.controller import ledger
 from pilotlight.controller.dashboard.drawing import total_ms
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.visit import MAX_NAME, PageRoute, Visit, Visitor
@@ -47,10 +48,17 @@ def _look(sql: sa.Connection, visit: Visit, function: str, before: str) -> newes
 async def one(visit: Visitor, call: Annotated[str, Path(max_length=MAX_NAME)]) -> Response:
     """One call. Raises NotFound, for another tenant's as for nobody's."""
     where = {"tenant": visit.caller.tenant, "environment": visit.environment}
-    attempts = await visit.read(lambda sql: newest.attempts(sql, **where, call=call))
+    records = await visit.read(lambda sql: newest.attempts(sql, **where, call=call))
+    attempts = [record for record in records if record.kind != ledger.ADJUSTMENT]
     if not attempts:
         raise NotFound(f"there is no call {call} in environment {visit.environment!r}")
-    cost = sum((Decimal(attempt.cost) for attempt in attempts), Decimal(0))
+    cost = sum((Decimal(record.cost) for record in records), Decimal(0))
     return render(
-        "call.html", visit=visit, call=call, attempts=attempts, cost=cost, longest_ms=max(total_ms(attempt) for attempt in attempts)
+        "call.html",
+        visit=visit,
+        call=call,
+        attempts=attempts,
+        corrections=[record for record in records if record.kind == ledger.ADJUSTMENT],
+        cost=cost,
+        longest_ms=max(total_ms(attempt) for attempt in attempts),
     )

@@ -1,0 +1,174 @@
+"""The control plane under input and neighbours that mean no good, and under what only years bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from pilotlight.controller import alerts, budgets, intake, ledger, storage, tables, tenants
+from pilotlight.controller.alerts import Alert
+from pilotlight.controller.budget_terms import parse
+from pilotlight.controller.plans import Terms
+from pilotlight.controller.store import Store
+from pilotlight.controller.webhooks import Message, Sender
+from pilotlight.pricing import PriceSettings
+from pilotlight.quotas import BUILT_IN
+from pilotlight.seal import PlatformKey
+from tests.functions.controller.conftest import Controller
+from tests.functions.controller.parts import ManualClock, refused, usage
+from tests.functions.controller.test_dashboard import sign_in
+from tests.functions.controller.test_invoices import OCTOBER, config_of, hold, stored, use
+
+
+# -- money -------------------------------------------------------------------------------------------------------------
+def test_a_price_list_that_is_gone_does_not_end_the_bookkeeping(store: Store, tmp_path: Path, short_tmp: Path) -> None:
+    config = config_of(tmp_path, short_tmp, weights_gib_month="0.72")
+    old = Terms(plan="standard", overrides={"prices": "2025"}, plans=BUILT_IN)
+    with store.write() as write:
+        tenant = tenants.create(write, name="acme", uid_base=None, actor="platform", terms=old).id
+    hold(store, tenant, "minilm", "aa", 1024**3)
+    with store.write() as write:
+        assert storage.charge(write, config, snapshots=None) == 1
+    (record,) = stored(store).values()
+    assert record.price_version == config.prices.version  # as activators price the calls of such a tenant
+
+
+async def test_more_instance_time_than_64_bits_of_nanoseconds_is_still_summed(controller: Controller) -> None:
+    tenant, each = await controller.tenant(), 2**61
+    # A month of 1,200 reserved instances.
+    records = [usage(f"req-{n}/1", tenant=tenant, billed_ns=each, started_at=OCTOBER + n * 86_400) for n in range(6)]
+    await use(controller, *records)
+    for query in ("by=function", "by=function&since=2026-10-01T00:30:00&until=2026-11-01T00:00:01"):
+        answer = await controller.http.get(f"/v1/billing/report?{query}")
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["rows"][0]["billed_ns"] in (6 * each, 5 * each)
+    assert (await controller.http.get("/v1/billing/invoices/2026-10")).status_code == 200
+    session = await sign_in(controller, controller.key)
+    assert (await controller.client(None).get("/dashboard?span=90d", headers=session)).status_code == 200
+
+
+async def test_a_correction_is_found_again_only_if_it_is_the_same(controller: Controller) -> None:
+    await use(controller, usage("req-1/1", tenant=await controller.tenant(), cost="1"))
+    body, same = {"record": "req-1/1", "amount": "-0.25", "note": "a mistake"}, {"x-request-id": "once"}
+    first = await controller.http.post("/v1/billing/corrections", json=body, headers=same)
+    again = await controller.http.post("/v1/billing/corrections", json=body, headers=same)
+    assert (first.status_code, again.json()) == (201, first.json())
+    other = await controller.http.post("/v1/billing/corrections", json={**body, "amount": "-0.5"}, headers=same)
+    assert "x-request-id" in refused(other, 409)
+
+
+@pytest.mark.parametrize("amount", ["1e999999999", "-1e999999999", "1E+100000", "nan", "1e-999999999"])
+async def test_an_amount_of_a_million_digits_is_refused(controller: Controller, amount: str) -> None:
+    await use(controller, usage("req-1/1", tenant=await controller.tenant(), cost="1"))
+    body = {"record": "req-1/1", "amount": amount, "note": "huge"}
+    assert "amount" in refused(await controller.http.post("/v1/billing/corrections", json=body), 400)
+
+
+@pytest.mark.parametrize("month", ["9999-12", "0-01", "2026-13", "2026-1"])
+async def test_a_month_that_is_none_is_refused(controller: Controller, month: str) -> None:
+    assert "month" in refused(await controller.http.post("/v1/billing/invoices", json={"month": month}), 400)
+
+
+@pytest.mark.parametrize("currency", ["", "€", 'US"D', "US\r\nD", "a" * 17])
+def test_a_currency_that_no_file_can_be_named_after_is_refused(currency: str) -> None:
+    with pytest.raises(ValueError, match="currency"):
+        PriceSettings(currency=currency)
+
+
+async def test_a_call_that_was_corrected_is_what_it_was(controller: Controller) -> None:
+    await use(controller, usage("req-1/1", tenant=await controller.tenant(), cost="1"))
+    before = (await controller.http.get("/v1/calls/req-1")).json()
+    body = {"record": "req-1/1", "amount": "-0.25", "note": "a mistake"}
+    assert (await controller.http.post("/v1/billing/corrections", json=body)).status_code == 201
+    after = (await controller.http.get("/v1/calls/req-1")).json()
+    same = ("state", "status", "outcome", "start_kind", "exec_ms", "finished_at", "sequence")
+    assert [after[name] for name in same] == [before[name] for name in same]
+    assert (after["cost"], len(after["attempts"])) == ("0.750000000000", 2)
+    session = await sign_in(controller, controller.key)
+    page = (await controller.client(None).get("/dashboard/calls/req-1", headers=session)).text
+    assert (page.count('<h2 id="attempt-'), "Correction" in page, "a mistake" in page) == (1, True, True)
+
+
+# -- neighbours ----------------------------------------------------------------------------------------------------------
+@contextmanager
+def statements(store: Store, about: str) -> Iterator[list[str]]:
+    """Those sent to the database that name `about`."""
+    seen: list[str] = []
+
+    def note(*event: Any) -> None:
+        if about in event[2]:
+            seen.append(event[2])
+
+    sa.event.listen(store.engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        sa.event.remove(store.engine, "before_cursor_execute", note)
+
+
+def test_alerts_that_were_noted_cost_later_batches_nothing(store: Store, clock: ManualClock, tmp_path: Path) -> None:
+    key = PlatformKey.load_or_create(tmp_path / "platform.key")
+    with store.write() as write:
+        tenant = tenants.create(write, name="acme", uid_base=None, actor="platform").id
+        for number in range(20):
+            terms = parse(amount="0.01", currency="USD", currencies={"USD"}, app=f"app-{number}", alerts=range(10, 101, 10))
+            budgets.put(write, key=key, tenant=tenant, terms=terms, actor="k-1")
+
+    def spend(part: int) -> None:
+        records = [usage(f"req-{part}-{n}/1", tenant=tenant, app=f"app-{n}", cost="1", started_at=clock.now) for n in range(20)]
+        with store.write() as write:
+            intake.take(write, [record.to_json() for record in records])
+
+    spend(1)
+    with store.read() as sql:
+        assert sql.execute(sa.select(sa.func.count()).select_from(tables.budget_alerts)).scalar_one() == 200
+    with statements(store, "budget_alerts") as seen:
+        spend(2)
+    assert len(seen) <= 2, "one look, and nothing to write"
+
+
+def test_a_tenant_with_many_alerts_leaves_places_for_those_of_others(store: Store, clock: ManualClock, tmp_path: Path) -> None:
+    key = PlatformKey.load_or_create(tmp_path / "platform.key")
+    for name, count in (("many", 60), ("acme", 1)):
+        with store.write() as write:
+            tenant = tenants.create(write, name=name, uid_base=None, actor="platform").id
+            for number in range(count):
+                terms = parse(
+                    amount="1", currency="USD", currencies={"USD"}, app=f"app-{number}", alerts=[50], webhook="https://example.com/"
+                )
+                budget = budgets.put(write, key=key, tenant=tenant, terms=terms, actor="k-1").budget
+                alerts.note(write, budget_id=budget.id, tenant=tenant, period="2027-01", percents=[50], spent="1", is_sent=True)
+        clock.now += 1
+
+    def claimed() -> list[Alert]:
+        with store.write() as write:
+            return alerts.claim(write, limit=32)
+
+    first = claimed()
+    assert tenant in {alert.tenant for alert in first}
+    assert sum(alert.tenant != tenant for alert in first) == alerts.AT_ONCE_OF_ONE
+    rest = [alert for page in iter(claimed, []) for alert in page]
+    assert len({alert.id for alert in first + rest}) == 61  # and each is taken once
+
+
+@pytest.mark.parametrize("url", [f"https://{'a' * 64}.example/x", "https://a..b/x", "https://xn--a/x", "https://%00/x", "https://[::1/x"])
+async def test_a_name_that_cannot_be_looked_up_is_an_outcome(url: str) -> None:
+    async with Sender(policy="any", attempt_s=5) as sender:
+        message = Message(id="al-1", type="budget.test", at=0.0, data={})
+        outcome = await sender.post(message, url=url, secret="whsec_AAAA", now=0.0)
+    assert outcome.error
+    assert outcome.status is None
+
+
+@pytest.mark.parametrize("cursor", ["nan~x", "-inf~x", "inf~x", "-1e300~x", "1e300~x", "~", "x"])
+async def test_a_cursor_that_is_none_is_the_first_page(controller: Controller, cursor: str) -> None:
+    await use(controller, usage("req-1/1", tenant=await controller.tenant(), started_at=controller.clock.now - 60))
+    session = await sign_in(controller, controller.key)
+    answer = await controller.client(None).get("/dashboard/calls", params={"before": cursor}, headers=session)
+    assert answer.status_code == 200, answer.text
+    assert ledger.ADJUSTMENT not in answer.text
