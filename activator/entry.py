@@ -15,8 +15,8 @@ from activator.settings import ActivatorSettings
 from activator.targets import Target
 from activator.tenants import priority_of
 from pilotlight import errors
-from pilotlight.protocol import HEADER_PRIORITY
-from pilotlight.quotas import Quotas
+from pilotlight.protocol import HEADER_PRIORITY, TENANT_PATH
+from pilotlight.quotas import MAX_RATE, Quotas
 from pilotlight.types import Priority
 
 MAX_ENTRIES = 16_384
@@ -125,7 +125,7 @@ class Entrance:
         return tuple(rule for rule in rules if not rule.quotas.is_empty)
 
     def _of_strangers(self) -> Quotas:
-        per_s = self._settings.unauthenticated_per_s
+        per_s = min(max(self._settings.unauthenticated_per_s, 0.001), MAX_RATE / 2)
         return Quotas(requests_per_s=per_s, burst=max(1, int(2 * per_s)))
 
     def _ranks(self, caller: Caller, target: Target, rules: Rules) -> dict[bytes | None, Rank]:
@@ -139,3 +139,18 @@ class Entrance:
             )
             for asked in (None, *Priority)
         }
+
+
+def split_tenant(path: str) -> tuple[str | None, str]:
+    """The tenant's name in `/t/{tenant}/rest`, and `/rest`; None and the path where no tenant is named."""
+    if not path.startswith(TENANT_PATH):
+        return None, path
+    name, slash, rest = path[len(TENANT_PATH) :].partition("/")
+    return name, slash + rest
+
+
+def split_function(name: str) -> tuple[str | None, str]:
+    """The tenant's name in `t/{tenant}/{app}/{function}`, and the rest; None and the name where there is none."""
+    parts = name.split("/", 2)
+    is_theirs = len(parts) == 3 and parts[0] == TENANT_PATH.strip("/")
+    return (parts[1], parts[2]) if is_theirs else (None, name)

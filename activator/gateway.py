@@ -20,7 +20,7 @@ from activator.callers import ANONYMOUS, Caller
 from activator.calls import SubmittedCalls, function_of_put
 from activator.control import ControlPlane
 from activator.dispatch import Call, Dispatcher, Exchange
-from activator.entry import Entrance, Entry
+from activator.entry import Entrance, Entry, split_function, split_tenant
 from activator.heads import call_head, closed_head, trace_lines
 from activator.metrics import Metrics
 from activator.passthrough import Passthrough
@@ -34,7 +34,7 @@ from activator.targets import Targets, choose
 from activator.upstream import UpstreamGone
 from activator.warm import WarmCalls, Way, is_simple
 from pilotlight import errors
-from pilotlight.protocol import CONTENT_PICKLE, CONTENT_SSE, TENANT_PATH
+from pilotlight.protocol import CONTENT_PICKLE, CONTENT_SSE
 from pilotlight.types import DEFAULT_ENVIRONMENT, FunctionAddress, TenantId, parse_function_path
 from pilotlight.types import Scope as KeyScope
 
@@ -159,7 +159,7 @@ class Gateway:
 
     async def _route(self, request: Request) -> None:
         path = request.path
-        owner, place = _split_tenant(path)
+        owner, place = split_tenant(path)
         if place.startswith(FUNCTIONS):
             resolved = self._resolve(request, owner, place)
             if resolved is not None:
@@ -336,8 +336,8 @@ class Gateway:
         caller = self._reader(request)
         if await self._calls.put_elsewhere(request, caller, own_id):
             return
-        owner, place = _split_tenant("/" + function_of_put(request))
-        targets, method = self._targets(request, caller, place.removeprefix("/"), owner)
+        owner, function = split_function(function_of_put(request))
+        targets, method = self._targets(request, caller, function, owner)
         entry = self._enter(request, caller, targets)
         call = await self._admit_later(request, entry, method)
         await self._calls.put(request, caller, call, own_id)
@@ -364,19 +364,11 @@ class Gateway:
 
     def _raw_entry(self, request: Request) -> Entry:
         """`/fn/{app}/{function}/rest`, also under `/t/{tenant}`: the caller at the function."""
-        owner, place = _split_tenant(request.path)
+        owner, place = split_tenant(request.path)
         app, _, rest = place.removeprefix(RAW).partition("/")
         caller = self._identify(request, owner)
         targets, _ = self._targets(request, caller, f"{app}/{rest.partition('/')[0]}", owner)
         return self._enter(request, caller, targets)
-
-
-def _split_tenant(path: str) -> tuple[str | None, str]:
-    """The tenant's name in `/t/{tenant}/rest`, and `/rest`; None and the path where no tenant is named."""
-    if not path.startswith(TENANT_PATH):
-        return None, path
-    name, slash, rest = path[len(TENANT_PATH) :].partition("/")
-    return name, slash + rest
 
 
 def _usage_event(exchange: Exchange, cost: str) -> bytes:

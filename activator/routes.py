@@ -194,13 +194,15 @@ class RouteTable:
 
     def _is_open_to(self, caller: Caller, address: FunctionAddress) -> bool:
         """Whether every revision with traffic is public, or shared with the caller's tenant."""
-        route = self._route(_name_of(address))
-        if route is None:
+        name = _name_of(address)
+        if (known := self._targets.get(name)) is not None:
+            shared = [target.spec.access for _, target in known]
+        elif (route := self._route(name)) is not None:
+            shared = [route.revisions[revision]["spec"].get("access", ()) for revision, weight in route.traffic if weight]
+        else:
             return False
         names = {PUBLIC, caller.tenant_name} - {""}
-        return all(
-            not names.isdisjoint(route.revisions[revision]["spec"].get("access", ())) for revision, weight in route.traffic if weight
-        )
+        return all(not names.isdisjoint(access) for access in shared)
 
     def targets(self, address: FunctionAddress) -> Targets:
         """The revisions that share this function's traffic. Raises NotFound or Unavailable."""

@@ -140,6 +140,15 @@ async def test_a_submitted_call_of_a_foreign_function_is_its_callers(street: Edg
     assert {r.caller for r in (await street.settle()).values() if r.kind == "CALL"} == {OTHER}
 
 
+async def test_an_app_may_be_called_like_the_prefix_of_tenants(street: Edge, controller: FakeController) -> None:
+    street.add(route_of(spec_of(), app="t"))
+    url = f"{street.url}/v1/calls/mine?function=t/hello"
+    put = await street.client.put(url, json={"x": 1}, headers={"authorization": f"Bearer {KEY}"})
+    assert put.status_code == 202, put.text
+    assert (await post(street, "/v1/functions/t/hello:invoke", key=KEY)).status_code == 200
+    assert (await post(street, "/t/acme/v1/functions/t/hello:invoke", key=KEY)).status_code == 200
+
+
 # -- public functions -------------------------------------------------------------------------------------------------
 async def test_a_public_function_needs_no_key_and_its_callers_are_bounded_by_their_address(street: Edge) -> None:
     deploy(street, "*")

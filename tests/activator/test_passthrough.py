@@ -16,7 +16,7 @@ from pilotlight.spec import Clocks, FunctionKind, MethodSpec
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import until
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
-from tests.fakes.routes import route_of, spec_of
+from tests.fakes.routes import TENANT, route_of, spec_of
 
 HEADERS = {"authorization": f"Bearer {KEY}"}
 
@@ -70,9 +70,9 @@ class Chat:
 
 
 @contextlib.asynccontextmanager
-async def chatting(edge: Edge, *, execution_s: float = 60.0) -> AsyncIterator[tuple[str, Chat]]:
+async def chatting(edge: Edge, *, execution_s: float = 60.0, access: tuple[str, ...] = ()) -> AsyncIterator[tuple[str, Chat]]:
     """An instance of a web application that speaks WebSocket; its address."""
-    spec = spec_of("site", kind=FunctionKind.ASGI, methods=(MethodSpec(),), clocks=Clocks(execution_s=execution_s))
+    spec = spec_of("site", kind=FunctionKind.ASGI, methods=(MethodSpec(),), clocks=Clocks(execution_s=execution_s), access=access)
     edge.add(route_of(spec))
     await edge.client.get(f"{edge.url}/fn/shop/site/", headers=HEADERS)  # brings the instance up
     path = Path(edge.fleet.infos[edge.fleet.started[0]].socket)
@@ -106,6 +106,16 @@ async def test_a_websocket_is_one_call_from_its_first_frame_to_its_close(edge: E
 
         assert chat.closed == [1000]
         assert sorted((r.status, r.outcome) for r in (await edge.settle()).values()) == [(101, "ok"), (200, "ok")]
+
+
+async def test_a_public_websocket_needs_no_key_and_is_held_until_it_closes(edge: Edge) -> None:
+    edge.add_tenant("acme", concurrent=1)
+    async with chatting(edge, access=("*",)) as (url, _):
+        async with connect(url.replace("/fn/", "/t/acme/fn/"), proxy=None) as socket:
+            await socket.send("hello")
+            assert await socket.recv() == "hello"
+            assert edge.quotas.held(f"tenant:{TENANT}") == 1
+        await until(lambda: edge.quotas.held(f"tenant:{TENANT}") == 0)
 
 
 async def test_the_execution_clock_bounds_the_life_of_a_websocket(edge: Edge) -> None:
