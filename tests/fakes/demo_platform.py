@@ -72,7 +72,7 @@ class DemoAgent(SmallAgent):
             ("seccomp", "a filter holds"), ("cgroup memory", "limits are kept"), ("GPU checkpoint", "2 GPUs, driver 570"),
         )  # fmt: skip
         gpus = [{"index": n, "name": "NVIDIA L4", "memory_bytes": 24 * GIB, "driver": "570.86"} for n in range(2)]
-        node = {"name": "node-1", "kernel": "6.12.3", "cpus": 48, "memory_bytes": 384 * GIB, "disk_free_bytes": 1700 * GIB, "gpus": gpus}
+        node = {"host": "node-1", "kernel": "6.12.3", "cpus": 48, "memory_bytes": 384 * GIB, "disk_free_bytes": 1700 * GIB, "gpus": gpus}
         return {"features": [{"name": name, "on": True, "why": why} for name, why in features], "node": node}
 
 

@@ -51,6 +51,7 @@ def _page(visit: Visit, found: _Found, running: Running, measured: Mapping[str, 
     elapsed_s = visit.now - found.usage.span.first * found.usage.span.unit_s
     return render(
         "function.html",
+        has_charts=True,
         visit=visit,
         found=found,
         row=found.row,

@@ -59,6 +59,7 @@ def _page(visit: Visit, found: Overview, running: Running, measured: Mapping[str
     everything = latency.merged(part for part in found.parts if part.clock == "total")
     return render(
         "overview.html",
+        has_charts=True,
         visit=visit,
         found=found,
         live=found.live,
