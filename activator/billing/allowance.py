@@ -228,8 +228,10 @@ class Borrower:
             raise
         self.is_reachable, self._epoch, self._away_until = True, grant.epoch, -1.0
         if purse.period == period:
-            purse.lend(grant.granted * PICOS_PER_MICRO)
-            self._stated[purse.record.id] = statement if not grant.granted else _statement(purse)
+            picos = grant.granted * PICOS_PER_MICRO
+            purse.lend(picos)
+            # What was said and is known there; what has changed while the answer was on its way is still to be said.
+            self._stated[purse.record.id] = *statement[:-1], statement[-1] + picos
         return grant
 
     def _lock(self, purse: Purse) -> asyncio.Lock:

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from subprocess import DEVNULL, Popen
@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from activator.billing.account import InstanceAccount, Ticket
-from activator.billing.allowance import Borrower, MoneyStore
+from activator.billing.allowance import Borrower, Claim, Grant, MoneyStore
 from activator.billing.budgets import Budgets
 from activator.billing.errors import AllowanceNeeded
 from activator.billing.journal import Journal
@@ -409,3 +409,46 @@ async def test_a_redis_that_does_not_answer_holds_a_call_up_for_a_moment_and_the
     assert "does not answer" in str(slow.value)
     one.journal.abandon()
     await store.aclose()
+
+
+class Interrupted:
+    """A store that lets something happen while its answer is on its way."""
+
+    def __init__(self, store: MoneyStore) -> None:
+        self._store = store
+        self.meanwhile: list[Callable[[], Awaitable[object]]] = []
+
+    async def claim(self, claim: Claim) -> Grant:
+        """See MoneyStore."""
+        answer = await self._store.claim(claim)
+        for step in self.meanwhile:
+            await step()
+        self.meanwhile.clear()
+        return answer
+
+    async def aclose(self) -> None:
+        """See MoneyStore."""
+        await self._store.aclose()
+
+
+async def test_what_reached_the_ledger_while_more_was_borrowed_is_claimed_no_more(tmp_path: Path, board: MoneyBoard) -> None:
+    stores: list[Interrupted] = []
+
+    def make_store(name: str) -> Interrupted:
+        stores.append(Interrupted(BoardMoney(board, member=name)))
+        return stores[-1]
+
+    platform = Platform(tmp_path, make_store)
+    [one] = await platform.start(1, budget("b-0", amount="100"))
+    platform.ledger.known["b-1"] = budget("b-1", amount="0.05")
+    await one.start(platform.ledger.known["b-1"])
+    one.close(await one.open())
+    purse = one.budgets.purses["b-1"]
+    purse.give_back()
+    stores[0].meanwhile.append(one.shipper.flush)
+    ticket = await one.open()
+    assert purse.own == 0
+    await one.borrower.beat()
+    assert board.held["b-1", purse.period.name]["a-0"] == -(-purse.held // 10**6)
+    one.close(ticket)
+    one.journal.abandon()
