@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -375,3 +376,34 @@ async def test_quotas_of_functions_and_keys_stand_beside_the_plans(controller: C
     page = await controller.client(None).get("/dashboard/budgets", headers=await sign_in(controller, controller.key))
     for said in ("search/embed", "key &lt;b&gt;shop&lt;/b&gt;", "3.5", "2.0 KiB"):
         assert said in page.text, said
+
+
+async def test_a_key_of_one_environment_sees_that_one_and_nothing_of_the_whole_tenant(controller: Controller) -> None:
+    await controller.http.post("/v1/environments", json={"name": "staging"})
+    session = await sign_in(controller, await controller.new_key(scope="deploy", environment="staging"))
+    client = controller.client(None)
+    page = await client.get("/dashboard", headers=session)
+    assert "<option selected>staging</option>" in page.text
+    assert "<option>main" not in page.text
+    assert ">Invoices<" not in page.text
+    for path, status in (("/dashboard?environment=main", 403), ("/dashboard/invoices", 403), ("/dashboard/invoices/2027-01.csv", 403)):
+        assert (await client.get(path, headers=session)).status_code == status, path
+    whole = await sign_in(controller, controller.key)
+    assert (await client.get("/dashboard?environment=nowhere", headers=whole)).status_code == 404
+
+
+async def test_a_ledger_that_fails_for_a_moment_does_not_end_the_streams(controller: Controller, caplog: pytest.LogCaptureFixture) -> None:
+    hub, place = live.Hub(controller.context, Ended()), (await controller.tenant(), "main", "USD")
+    one = viewer(key=(await controller.http.get("/v1/whoami")).json()["key"])
+    with controller.context.store.write() as write:
+        write.sql.exec_driver_sql("ALTER TABLE usage_hours RENAME TO away")
+    hub.join(place, one)
+    task = hub._tasks[place]
+    while "event=live_failed" not in caplog.text:
+        await asyncio.sleep(0.01)
+    assert not task.done()
+    with controller.context.store.write() as write:
+        write.sql.exec_driver_sql("ALTER TABLE away RENAME TO usage_hours")
+    await one.news.wait()
+    assert not one.is_over
+    hub.leave(place, one)
