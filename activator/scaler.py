@@ -242,6 +242,10 @@ class Scaler:
             if (known := self._scaled.get(event.subject)) is not None:
                 known.throttler.start_times.template(is_resident=event.kind == "template_ready")
             return
+        if event.kind == "room_wanted":
+            if not self._is_handled(event.subject):  # not our own start
+                self._gate.capacity.make_room_for(event.detail["tenant"], event.detail)
+            return
         for scaled in self._scaled.values():
             throttler = scaled.throttler
             instance = throttler.instances.get(event.subject)

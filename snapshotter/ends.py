@@ -8,6 +8,7 @@ from typing import Any
 
 from snapshotter import exits
 from snapshotter.errands import Errands
+from snapshotter.errors import NoCapacity
 from snapshotter.events import Events
 from snapshotter.housing import Housekeeper, Housing
 from snapshotter.instances import Instance, Instances
@@ -17,7 +18,7 @@ from snapshotter.parking import Parking
 from snapshotter.running import Running
 from snapshotter.slots import Slot
 from snapshotter.templates import Template, Templates
-from snapshotter.types import AgentEvent
+from snapshotter.types import AgentEvent, InstanceId, Share
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,11 @@ class Ends:
         name = instance.info.id
         message = f"instance {name} stops once it has finished what it is doing"
         self._events.publish(AgentEvent(kind="instance_stopping", subject=name, reason="stopped", message=message))
+
+    def room_wanted(self, instance_id: InstanceId, share: Share | None, refusal: NoCapacity, claimed: Mapping[str, int]) -> None:
+        """Tell the watchers of a start that was refused for want of memory: whoever holds idle instances may give some up for it."""
+        detail = {"tenant": share.tenant if share is not None else "", **refusal.detail, "claims": dict(claimed)}
+        self._events.publish(AgentEvent(kind="room_wanted", subject=instance_id, reason="memory", message=str(refusal), detail=detail))
 
     def instance_gone(self, slot: Slot, running: Running) -> None:
         """Settle the instance, tell the watchers, clean up. One that never was ready is the business of its start; of an earlier agent's

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from snapshotter import slots
 from snapshotter.boots import Boots
 from snapshotter.ends import Ends
-from snapshotter.errors import LeaseHeld, SnapshotterError, StartFailed, StartStopped, StartTimeout
+from snapshotter.errors import LeaseHeld, NoCapacity, SnapshotterError, StartFailed, StartStopped, StartTimeout
 from snapshotter.housing import Housekeeper, Phase
 from snapshotter.instances import Instance, Instances
 from snapshotter.logs import Logs
 from snapshotter.metrics import Metrics
 from snapshotter.places import NOBODY
-from snapshotter.room import Room
+from snapshotter.room import Room, claims
 from snapshotter.rungs import Clock, Rungs
 from snapshotter.slots import SlotLost
 from snapshotter.starts import Request, Starts, TemplateLost, Way
@@ -251,7 +251,13 @@ class Ladder:
     def _make_room(self, request: Request) -> None:
         """Evict Templates that nobody uses where that helps. Raises NoCapacity; no await before the claim, so the answer holds."""
         launch = request.launch
-        self._room.check(launch, [instance.info for instance in self._instances], request.share)
+        infos = [instance.info for instance in self._instances]
+        try:
+            self._room.check(launch, infos, request.share)
+        except NoCapacity as e:
+            if e.detail["resource"] == "memory":
+                self._ends.room_wanted(request.instance_id, request.share, e, claims(infos))
+            raise
         claimed = self._instances.claimed_bytes()
         need = claimed + launch.memory_bytes + self._templates.pss_bytes() - self._room.memory_bytes
         self._boots.evict_unused(need, but=launch.revision)

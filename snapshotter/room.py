@@ -40,9 +40,7 @@ class Room:
 
     def free_bytes(self, instances: Iterable[InstanceInfo], share: Share | None) -> int:
         """What is left for this tenant; below 0 when others' reservations came after the claims."""
-        claimed: Counter[str] = Counter()
-        for info in instances:
-            claimed[info.labels.get("tenant", "")] += info.memory_bytes
+        claimed = claims(instances)
         return self.memory_bytes - claimed.total() - kept_bytes(claimed, share)
 
     def check(self, launch: LaunchSpec, instances: Collection[InstanceInfo], share: Share | None) -> None:
@@ -55,6 +53,14 @@ class Room:
             detail = {"resource": "memory", "asked": launch.memory_bytes, "free": free, "claimed": claimed, "total": self.memory_bytes}
             wanted = f"{launch.memory_bytes // _MIB} MiB wanted, {free // _MIB} MiB of {self.memory_bytes // _MIB} MiB free"
             raise NoCapacity(f"{wanted} on this node", detail)
+
+
+def claims(instances: Iterable[InstanceInfo]) -> Counter[str]:
+    """Bytes by tenant."""
+    claimed: Counter[str] = Counter()
+    for info in instances:
+        claimed[info.labels.get("tenant", "")] += info.memory_bytes
+    return claimed
 
 
 def kept_bytes(claimed: Mapping[str, int], share: Share | None) -> int:

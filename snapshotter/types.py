@@ -272,7 +272,8 @@ class AgentEvent:
 
     Attributes:
         kind: `instance_stopping` (it was asked to stop, and gets SIGTERM a moment later: send it nothing more), `instance_gone`,
-            `template_ready`, `template_gone`.
+            `template_ready`, `template_gone`, `room_wanted` (a start was refused for want of memory; `detail`: `tenant`, those of
+            NoCapacity, and `claims`, bytes by tenant).
         subject: the instance's id, or the revision's key.
         reason: why, one word; see InstanceInfo.exit_reason.
         message: for people.

@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from activator.fairness.asks import Ask, NotNeeded, give_up_needless
 from activator.fairness.headcount import Estate, Nobody
@@ -125,6 +126,20 @@ class Capacity:
             promised[fitting.tenant] -= fitting.memory_bytes if fitting.is_first and fitting.is_waiting else 0
             self._let_through(fitting)
         self._make_room(promised)
+
+    def make_room_for(self, tenant: str, detail: Mapping[str, Any]) -> None:
+        """Another activator's start of this tenant was refused (event `room_wanted`): give up what is idle here, where that is fair.
+
+        One round at a time: it asks again until it gets on.
+        """
+        if self._leaving:
+            return
+        lacking = int(detail["asked"]) - int(detail["free"])
+        need = Need(tenant=tenant, asked_bytes=int(detail["asked"]), lacking_bytes=lacking, waited_s=0.0, may_take_busy=False)
+        use = {str(name): int(held) for name, held in detail["claims"].items()}
+        weights = {name: self._terms.plan_of(name).weight for name in {*use, tenant}}
+        balance = Balance(use=use, weights=weights, floors=self._terms.reserved(), total_bytes=int(detail["total"]))
+        self._give_up(victims(self.estate.tenures(), need, balance), tenant)
 
     def _let_through(self, ask: Ask) -> None:
         if ask.is_waiting:

@@ -124,9 +124,9 @@ class FakeFleet:
         if tell:
             self._events.put_nowait(AgentEvent(kind="instance_gone", subject=instance_id, reason=reason, message=reason))
 
-    def tell(self, kind: str, subject: str) -> None:
+    def tell(self, kind: str, subject: str, **detail: object) -> None:
         """The agent tells of something."""
-        self._events.put_nowait(AgentEvent(kind=kind, subject=subject, reason="", message=""))
+        self._events.put_nowait(AgentEvent(kind=kind, subject=subject, reason="", message="", detail=detail))
 
     async def aclose(self) -> None:
         """Stop every worker."""

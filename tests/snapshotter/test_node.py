@@ -365,6 +365,17 @@ async def test_claims_beyond_the_node_are_refused_and_unused_templates_go_first(
         await begin(client, home.launch())
 
 
+async def test_a_start_that_finds_no_memory_is_told_to_the_watchers(home: AgentHome) -> None:
+    async with home.agent(memory_bytes=256 * MIB), home.client() as client:
+        wanted = await watching(client, "room_wanted")
+        await begin(client, home.launch(labels={"tenant": "t-1"}), share=Share(tenant="t-1"))
+        with pytest.raises(NoCapacity):
+            await begin(client, home.launch(labels={"tenant": "t-2"}), share=Share(tenant="t-2"))
+        event = await wanted
+        assert event.subject.startswith("i-")
+        assert (event.detail["tenant"], event.detail["claims"], event.detail["free"]) == ("t-2", {"t-1": 256 * MIB}, 0)
+
+
 async def test_what_is_reserved_for_a_tenant_is_kept_free_for_it(home: AgentHome) -> None:
     async with home.agent(memory_bytes=512 * MIB), home.client() as client:
         reserved = {"t-2": 256 * MIB}

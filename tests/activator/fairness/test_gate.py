@@ -506,6 +506,22 @@ async def test_gpus_of_all_activators_count_and_come_back_with_their_instance(pa
     assert one.allowance.statistics().allowance == {}
 
 
+async def test_idle_instances_make_room_for_another_activators_start(world: World) -> None:
+    storm = world.throttler("storm")
+    for reservation in await held(storm, 9):
+        reservation.release()
+    watching = asyncio.create_task(world.scaler.watch())
+    detail = {"asked": 2 * SIZE, "free": SIZE, "claimed": 9 * SIZE, "total": 10 * SIZE, "claims": {"storm": 9 * SIZE}}
+    world.node.tell("room_wanted", "i-of-another", tenant="late", **detail)
+    await until(lambda: len(world.node.stopped) == 1)
+    assert len(storm.instances) == 8
+
+    world.node.tell("room_wanted", "i-of-another", tenant="storm", **{**detail, "claims": {"storm": 3 * SIZE, "other": 6 * SIZE}})
+    await until(lambda: len(world.node.stopped) == 2)  # its own idle ones are open to it, whoever holds them
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
 # -- storms -----------------------------------------------------------------------------------------------------------
 async def test_instances_that_a_storm_leaves_go_to_a_tenant_with_less_though_the_storm_asked_first(world: World) -> None:
     storm = [task for n in range(30) for task in calls(world.throttler("storm", f"f{n}"))]
