@@ -42,6 +42,9 @@ _MAX_FRAME_BYTES = 16 * 1024 * 1024
 _CLOSE_S = 2.0
 """How long a worker may take to answer a WebSocket's close before its connection is cut."""
 
+_OF_THE_ORIGIN = frozenset({b"service-worker-allowed", b"clear-site-data", b"strict-transport-security"})
+_OUR_COOKIES = b"pilotlight_"
+"""The dashboard's begin so: a page that sets one would sign its visitors in as somebody else there."""
 _SANDBOX = b"sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads"
 """Pages of public functions share the dashboard's origin: what they run must not act as the person who is signed in there."""
 
@@ -386,5 +389,6 @@ def _answer_headers(request: Request, call: Call, headers: Headers) -> Headers:
 
 def _sandboxed(headers: Headers) -> Headers:
     """The same for whoever may be a person with a browser; what the function says of its own content is kept."""
-    kept = (header for header in headers if header[0] not in (b"service-worker-allowed", b"clear-site-data"))
+    kept = (header for header in headers if header[0] not in _OF_THE_ORIGIN)
+    kept = (header for header in kept if header[0] != b"set-cookie" or _OUR_COOKIES not in header[1])
     return [*kept, (b"content-security-policy", _SANDBOX)]

@@ -27,7 +27,9 @@ THEIRS = "/t/acme/v1/functions/shop/hello:invoke"
 async def tell(request: WorkerRequest) -> WorkerAnswer:
     """A page that says where it is and what it was sent."""
     lines = [f"{request.method} {request.path}", *(f"{name}: {value}" for name, value in request.headers.items())]
-    return WorkerAnswer(body="\n".join(lines).encode(), content_type="text/html")
+    cookies = ("Set-Cookie: basket=1; Path=/", "set-cookie: pilotlight_session=mine; Path=/dashboard", "set-cookie: =pilotlight_form=x")
+    headers = (*cookies, "Clear-Site-Data: *", "strict-transport-security: max-age=9", "x-mine: 1")
+    return WorkerAnswer(body="\n".join(lines).encode(), content_type="text/html", headers=headers)
 
 
 @pytest.fixture(name="settings")
@@ -210,6 +212,12 @@ class TestPages:
         own = await site.client.get(f"{site.url}/fn/shop/site/", headers={"authorization": f"Bearer {KEY}"})
         assert "content-security-policy" not in own.headers
         assert "pilotlight-root-path: /fn/shop/site" in own.text
+
+    async def test_a_public_page_signs_nobody_in_or_out_of_the_dashboard(self, site: Edge) -> None:
+        answer = await site.client.get(f"{site.url}/t/acme/fn/shop/site/")
+        assert answer.headers.get_list("set-cookie") == ["basket=1; Path=/"]
+        assert not {"clear-site-data", "strict-transport-security"} & set(answer.headers)
+        assert answer.headers["x-mine"] == "1"
 
     async def test_a_private_page_needs_a_key_of_its_tenant(self, site: Edge) -> None:
         url = f"{site.url}/t/acme/fn/shop/inner/"

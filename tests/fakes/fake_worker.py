@@ -30,6 +30,7 @@ class WorkerAnswer:
     chunks: AsyncIterator[bytes] | None = None
     content_type: str = "application/json"
     outcome: str = "ok"
+    headers: tuple[str, ...] = ()
 
 
 Behaviour = Callable[[WorkerRequest], Awaitable[WorkerAnswer]]
@@ -114,6 +115,7 @@ class _Connection(asyncio.Protocol):
         transport = self._transport
         assert transport is not None
         head = f"HTTP/1.1 {answer.status} X\r\ncontent-type: {answer.content_type}\r\npilotlight-outcome: {answer.outcome}\r\n"
+        head += "".join(f"{line}\r\n" for line in answer.headers)
         if answer.chunks is None:
             transport.write(head.encode() + b"content-length: %d\r\n\r\n" % len(answer.body) + answer.body)
             return

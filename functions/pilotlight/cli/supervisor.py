@@ -32,6 +32,9 @@ PROCESSES = {
 """Name of each process and the module that runs it, in the order of their start."""
 NICENESS = {"activator": -10, "snapshotter": -5}
 """Every call passes the activator, and every start the agent: neither may stand in line behind all workers that are busy."""
+READY_TIMEOUT_S = {"controller": 3600.0}
+"""Where the default is too short. The first start after an upgrade migrates the ledger and sums it up, a million records a minute; whoever
+stopped that would have it begin anew. A controller that dies meanwhile is noticed at once."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0
 """Restart delay: doubles from the first to the longest."""
 _STEADY_S = 10.0
@@ -68,7 +71,12 @@ def restart_delay_s(failures: int) -> float:
 def platform_processes(config: Path, *, activators: int = 1) -> tuple[ProcessSpec, ...]:
     """The four processes, run by this interpreter, with `config`; beyond the first, activators are `activator-1`, `activator-2`, …"""
     specs = [
-        ProcessSpec(name=name, argv=(sys.executable, "-m", module, "--config", str(config)), niceness=NICENESS.get(name, 0))
+        ProcessSpec(
+            name=name,
+            argv=(sys.executable, "-m", module, "--config", str(config)),
+            ready_timeout_s=READY_TIMEOUT_S.get(name, 60.0),
+            niceness=NICENESS.get(name, 0),
+        )
         for name, module in PROCESSES.items()
     ]
     for index in range(1, activators):

@@ -31,7 +31,9 @@ def open_books(store: Store, config: ControllerConfig) -> None:
         for version in prices.keep(write, config.prices.lists()):
             log.info("event=prices_in_force version=%s", version)
     with store.write() as write:
-        if records := rollups.rebuild_once(write):
+        if rollups.are_missing(write.sql):
+            log.info("event=rollups_begun: the ledger is summed up once, a million records a minute")
+            records = rollups.rebuild(write)
             log.info("event=rollups_built records=%d", records)
 
 

@@ -67,11 +67,15 @@ def rebuild(write: Write, *, tenant: str | None = None) -> int:
     return records
 
 
+def are_missing(sql: sa.Connection) -> bool:
+    """Whether this is a ledger from before there were rollups: they are empty, and it is not."""
+    is_empty = sql.execute(sa.select(tables.usage_days.c.tenant).limit(1)).first() is None
+    return is_empty and sql.execute(sa.select(tables.usage.c.id).limit(1)).first() is not None
+
+
 def rebuild_once(write: Write) -> int:
-    """`rebuild` for a ledger from before there were rollups: when they are empty and it is not; returns how many records there are."""
-    is_empty = write.sql.execute(sa.select(tables.usage_days.c.tenant).limit(1)).first() is None
-    has_records = write.sql.execute(sa.select(tables.usage.c.id).limit(1)).first() is not None
-    return rebuild(write) if is_empty and has_records else 0
+    """`rebuild` where they are missing; returns how many records there are, 0 where there was nothing to do."""
+    return rebuild(write) if are_missing(write.sql) else 0
 
 
 def count(sql: sa.Connection, *, tenant: str | None = None) -> int:

@@ -18,7 +18,7 @@ import pytest
 from pilotlight.cli.child import Child, ProcessFailed, ProcessSpec, describe_status
 from pilotlight.cli.orphans import orphan_pid, stop_orphan, terminate
 from pilotlight.cli.processlog import ProcessLog
-from pilotlight.cli.supervisor import Notice, Stop, Supervisor, restart_delay_s
+from pilotlight.cli.supervisor import Notice, Stop, Supervisor, platform_processes, restart_delay_s
 
 FAKE = str(Path(__file__).parents[2] / "fakes/supervised.py")
 
@@ -221,3 +221,8 @@ def test_a_log_is_set_aside_when_it_outgrows_its_bound_and_keeps_its_writers(pla
     assert log.tail(5, since_byte=6) == ["last"]
     assert sorted(p.name for p in place.run.glob("gate.log*")) == ["gate.log", "gate.log.1", "gate.log.2", "gate.log.3"]
     assert (place.run / "gate.log.1").read_text() == "4" * 101
+
+
+def test_a_controller_has_time_to_migrate_a_large_ledger() -> None:
+    timeouts = {spec.name: spec.ready_timeout_s for spec in platform_processes(Path("platform.yaml"))}
+    assert timeouts == {"weight_cache": 60, "snapshotter": 60, "controller": 3600, "activator": 60}
