@@ -46,7 +46,7 @@ async def page(visit: Visitor, app: _Name, name: _Name) -> Response:
 
 
 def _page(visit: Visit, found: _Found, running: Running, measured: Mapping[str, int]) -> Response:
-    seen = overview.observed(found.row, found.usage, found.parts, measured)
+    seen = overview.observed([found.row], found.usage, found.parts, measured)
     rates = promises.rates_of(visit.plan, visit.context.config.prices)
     elapsed_s = visit.now - found.usage.span.first * found.usage.span.unit_s
     return render(
@@ -64,7 +64,7 @@ def _page(visit: Visit, found: _Found, running: Running, measured: Mapping[str, 
         slowness=charts.latency(found.hours, visit.now),
         utilisation=tally.utilisation(found.row.title, found.usage.cells),
         per_thousand=tally.per_thousand,
-        hints=hints.hints([seen], rates=rates, elapsed_s=elapsed_s),
+        hints=hints.hints(seen, rates=rates, elapsed_s=elapsed_s),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import anyio.to_thread
@@ -97,22 +97,22 @@ def look(sql: sa.Connection, visit: Visit) -> Overview:
 
 def _hints(visit: Visit, found: Overview, measured: Mapping[str, int]) -> list[Hint]:
     rates = promises.rates_of(visit.plan, visit.context.config.prices)
-    seen = [observed(row, found.usage, found.parts, measured) for row in found.functions if row.deployed is not None]
+    seen = observed(found.functions, found.usage, found.parts, measured)
     elapsed_s = visit.now - found.usage.span.first * found.usage.span.unit_s
     return hints.hints(seen, rates=rates, elapsed_s=elapsed_s)[:MOST_HINTS]
 
 
-def observed(row: FunctionFigures, used: Usage, parts: Sequence[Part], measured: Mapping[str, int]) -> Observed:
-    """A function as hints look at it."""
-    kinds = {kind: Sums() for kind in ("CALL", "IDLE", "RESERVED")}
-    for cell in used.cells:
-        if cell.function_id == row.id and cell.kind in kinds:
-            kinds[cell.kind].add(cell.sums)
-    slow = latency.merged(p for p in parts if p.function_id == row.id and p.clock == "start" and p.start_kind != "WARM")
-    deployed = row.deployed
-    assert deployed is not None
-    return Observed(
-        app=row.app, name=row.name, memory_bytes=deployed.memory_bytes, measured_bytes=measured.get(row.id),
-        min_instances=deployed.min_instances, scaledown_window_s=deployed.scaledown_window_s, whole=row.whole, busy=kinds["CALL"],
-        idle=kinds["IDLE"], reserved=kinds["RESERVED"], start_ms=slow.percentile(50),
-    )  # fmt: skip
+def observed(rows: Iterable[FunctionFigures], used: Usage, parts: Iterable[Part], measured: Mapping[str, int]) -> list[Observed]:
+    """Functions that are deployed, as hints look at them."""
+    sums = used.by(lambda cell: (cell.function_id, cell.kind))
+    slow = latency.by_function(part for part in parts if part.clock == "start" and part.start_kind != "WARM")
+    return [
+        Observed(
+            app=row.app, name=row.name, memory_bytes=row.deployed.memory_bytes, measured_bytes=measured.get(row.id),
+            min_instances=row.deployed.min_instances, scaledown_window_s=row.deployed.scaledown_window_s, whole=row.whole,
+            busy=sums.get((row.id, "CALL"), Sums()), idle=sums.get((row.id, "IDLE"), Sums()),
+            reserved=sums.get((row.id, "RESERVED"), Sums()), start_ms=slow.get(row.id, Histogram()).percentile(50),
+        )
+        for row in rows
+        if row.deployed is not None
+    ]  # fmt: skip

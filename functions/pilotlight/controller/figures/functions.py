@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from pilotlight.controller import tables
-from pilotlight.controller.figures.latency import Histogram, Part, merged
+from pilotlight.controller.figures.latency import Histogram, Part, by_function
 from pilotlight.controller.figures.sums import Sums
 from pilotlight.controller.figures.usage import Usage
 
@@ -74,8 +74,9 @@ def table(sql: sa.Connection, *, tenant: str, environment: str, usage: Usage, pa
     for identity, deployed in _deployed(sql, tenant=tenant, environment=environment, ids=list(found)).items():
         row = found.setdefault(identity, FunctionFigures(id=identity, app=deployed.app, name=deployed.name, units=_none(usage)))
         row.deployed = deployed
+    histograms = by_function(part for part in parts if part.clock == "total")
     for row in found.values():
-        row.latency = merged(part for part in parts if part.function_id == row.id and part.clock == "total")
+        row.latency = histograms.get(row.id, row.latency)
     return list(found.values())[:MAX_ROWS]
 
 

@@ -94,6 +94,14 @@ def merged(parts: Iterable[Part]) -> Histogram:
     return out
 
 
+def by_function(parts: Iterable[Part]) -> dict[str, Histogram]:
+    """One histogram of each function's parts, by its id."""
+    grouped: dict[str, list[Part]] = {}
+    for part in parts:
+        grouped.setdefault(part.function_id, []).append(part)
+    return {identity: merged(theirs) for identity, theirs in grouped.items()}
+
+
 def by_hour(
     sql: sa.Connection, *, tenant: str, environment: str, now: float, hours: int = HOURS, function_id: str | None = None
 ) -> dict[int, Histogram]:
