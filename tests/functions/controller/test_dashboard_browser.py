@@ -188,7 +188,9 @@ async def test_no_page_is_wider_than_a_phone(browser: Browser, shown: Demo) -> N
             await page.goto(path)
             await drawn(page)
             assert await page.evaluate("document.documentElement.scrollWidth") <= 390, path
-            assert await page.evaluate("[...document.querySelectorAll('main > *')].every(e => e.getBoundingClientRect().right <= 391)"), path
+            assert await page.evaluate("[...document.querySelectorAll('main > *')].every(e => e.getBoundingClientRect().right <= 391)"), (
+                path
+            )
 
 
 async def test_the_keyboard_reaches_everything_and_its_place_is_seen(browser: Browser, shown: Demo) -> None:
