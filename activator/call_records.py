@@ -8,10 +8,16 @@ import hashlib
 import json
 from dataclasses import replace
 from typing import Any
+from urllib.parse import parse_qs
 
+from activator.callers import Caller
 from activator.dispatch import Call, Exchange
+from activator.request import Request
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PROBLEM, CallRecord, problem
+
+MAX_WAIT_S = 60.0
+"""Longest time that a poll may be held open."""
 
 
 def own_call_id(tenant: str, own_id: str) -> str:
@@ -108,3 +114,23 @@ def event(name: str, body: dict[str, Any]) -> bytes:
 def unknown(call_id: str) -> errors.NotFound:
     """The error for an id that is nobody's, or another's."""
     return errors.NotFound(f"no call {call_id!r}: it is not yours, or its result has expired")
+
+
+def is_theirs(caller: Caller, record: CallRecord) -> bool:
+    """Whether a call is one of the caller's tenant and environment. Raises Forbidden when the key is for another function."""
+    if record.tenant != caller.tenant or caller.environment not in (None, record.environment):
+        return False
+    caller.check_reach(environment=record.environment, app=record.app, function=record.function)
+    return True
+
+
+def wait_s(request: Request) -> float:
+    """The `wait_s` query parameter of a poll, 0 when there is none. Raises InvalidInput."""
+    given = parse_qs(request.scope["query_string"].decode("latin-1")).get("wait_s", ["0"])[0]
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_WAIT_S:
+        raise errors.InvalidInput(f"wait_s = {given!r}: write seconds, at most {MAX_WAIT_S:g}", parameter="wait_s")
+    return seconds

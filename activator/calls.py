@@ -24,7 +24,8 @@ from weakref import WeakValueDictionary
 import httpx
 
 from activator.billing.books import Books
-from activator.call_records import answered, collect, event, failed, own_call_id, payload, receipt, receipt_of, unknown
+from activator.call_gates import CallGates
+from activator.call_records import answered, collect, event, failed, is_theirs, own_call_id, payload, receipt, receipt_of, unknown, wait_s
 from activator.callers import ANONYMOUS, Caller
 from activator.control import ControlPlane
 from activator.dispatch import Call, Dispatcher, Exchange
@@ -35,6 +36,7 @@ from activator.request import Headers, Request
 from activator.routes import RouteTable
 from activator.settings import ActivatorSettings
 from activator.siblings import PASSED_ON, Siblings
+from activator.targets import Target
 from activator.upstream import UpstreamGone
 from pilotlight import errors
 from pilotlight.protocol import CALLS_PATH, HEADER_PLATFORM_TOKEN, CallRecord
@@ -42,8 +44,6 @@ from pilotlight.types import FunctionAddress, TenantId
 
 log = logging.getLogger(__name__)
 
-MAX_WAIT_S = 60.0
-"""Longest time that a poll may be held open."""
 SHIP_BATCH = 200
 SHIP_GATHER_S = 0.05
 SHIP_RETRY_S = (0.1, 0.5, 1.0, 5.0)
@@ -89,7 +89,7 @@ class SubmittedCalls:
         self._settings = settings
         self._metrics = metrics
         self._held: dict[str, _Held] = {}
-        self._gates: dict[str, asyncio.Semaphore] = {}
+        self._gates = CallGates()
         self._putting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._unsent: dict[str, CallRecord] = {}
         self._news = asyncio.Event()
@@ -149,16 +149,8 @@ class SubmittedCalls:
 
     # -- running ------------------------------------------------------------------------------------------------------
     async def _run(self, held: _Held, call: Call) -> None:
-        scaling = call.target.spec.scaling
-        gate = self._gates.setdefault(call.target.key, asyncio.Semaphore(scaling.max_instances * scaling.max_inputs))
         try:
-            async with gate:
-                self._note(held, replace(held.record, state="RUNNING", sequence=held.record.sequence + 1))
-                try:
-                    exchange = await self._begin(call, held.record.expires_at)
-                    status, body = await collect(exchange, self._settings.max_body_bytes)
-                finally:
-                    _release(call)
+            exchange, status, body = await self._wait_for_quotas(held, call)
         except errors.PilotlightError as e:
             self._finish(held, call, failed(held.record, e))
             return
@@ -168,20 +160,49 @@ class SubmittedCalls:
         self._metrics.answered(exchange, status)
         self._finish(held, call, answered(held.record, exchange, status, body))
 
-    async def _begin(self, call: Call, expires_at: float) -> Exchange:
-        """Where its quotas are used up the call waits as long as its result would be kept; for room, as long as any call."""
+    async def _wait_for_quotas(self, held: _Held, call: Call) -> tuple[Exchange, int, bytes]:
+        """Its answer. Where its quotas are used up the call waits as long as its result would be kept, in the way of its own key only."""
+        async with self._gates.of_key(call.key_id, call.target):
+            while True:
+                try:
+                    async with self._gates.of_all(call.target):
+                        return await self._go(held, call)
+                except errors.OverQuota:
+                    if time.time() > held.record.expires_at:
+                        raise
+                await asyncio.sleep(BUSY_RETRY_S)
+                call.admission = self._admission(call.key_id, call.target)  # it may be other quotas by now
+
+    async def _go(self, held: _Held, call: Call) -> tuple[Exchange, int, bytes]:
+        try:
+            exchange = await self._begin(held, call)
+            return exchange, *await collect(exchange, self._settings.max_body_bytes)
+        finally:
+            _release(call)
+
+    async def _begin(self, held: _Held, call: Call) -> Exchange:
+        """For room the call waits as long as any. Raises OverQuota at once."""
         until = time.monotonic() + call.target.spec.clocks.queue_s
         while True:
             try:
                 self._entrance.check_not_suspended(call.caller or call.target.tenant, call.target.tenant)
                 if call.admission is not None:
                     await call.admission.hold()
+                if held.record.state != "RUNNING":
+                    self._note(held, replace(held.record, state="RUNNING", sequence=held.record.sequence + 1))
                 return await self._dispatcher.begin(call)
-            except (errors.TooManyRequests, errors.Unavailable) as e:
+            except errors.OverQuota:
+                raise
+            except (errors.TooManyRequests, errors.Unavailable):
                 _release(call)
-                if time.time() > expires_at if isinstance(e, errors.OverQuota) else time.monotonic() > until:
+                if time.monotonic() > until:
                     raise
                 await asyncio.sleep(BUSY_RETRY_S)
+
+    def _admission(self, key_id: str, target: Target) -> Admission | None:
+        """What a call that was counted when it came may hold. Raises Forbidden."""
+        entry = self._entrance.entry(self._table.caller_of(key_id) or ANONYMOUS, target)
+        return Admission(entry.gate, requests=0, holds=0) if entry.gate is not None else None
 
     def _finish(self, held: _Held, call: Call, record: CallRecord) -> None:
         record = replace(record, sequence=held.record.sequence + 1, finished_at=time.time())
@@ -208,7 +229,7 @@ class SubmittedCalls:
         elif request.verb == "GET" and path.endswith("/stream"):
             await self._stream(request, caller, path.removesuffix("/stream"))
         elif request.verb == "GET":
-            await self._wait(caller, path, _wait_s(request))
+            await self._wait(caller, path, wait_s(request))
             record = await self._find(request, caller, path) or await self._find(request, caller, own_call_id(caller.tenant, path))
             if record is None:
                 raise unknown(path)
@@ -230,8 +251,7 @@ class SubmittedCalls:
     def _held_here(self, caller: Caller, call_id: str) -> _Held | None:
         for candidate in (call_id, own_call_id(caller.tenant, call_id)):
             held = self._held.get(candidate)
-            if held is not None and _may_see(caller, held.record):
-                _check_reach(caller, held.record)
+            if held is not None and is_theirs(caller, held.record):
                 return held
         return None
 
@@ -249,8 +269,7 @@ class SubmittedCalls:
 
     async def _find(self, request: Request, caller: Caller, call_id: str) -> dict[str, Any] | None:
         held = self._held.get(call_id)
-        if held is not None and _may_see(caller, held.record):
-            _check_reach(caller, held.record)
+        if held is not None and is_theirs(caller, held.record):
             return held.record.to_json()
         response = await self._control.get_json(f"/v1/calls/{quote(call_id, safe='')}", request.headers.get(b"authorization", b""))
         if response.status_code == 404:
@@ -319,7 +338,7 @@ class SubmittedCalls:
             id=record.id, target=target, method=record.method, key_id=kept["key"], body=base64.b64decode(kept["body"]),
             content_type=kept["content_type"].encode(), accept=kept["accept"].encode(), rank=entry.ranks[None],
             caller="" if record.tenant == owner else record.tenant,
-            admission=Admission(entry.gate, requests=0, holds=0) if entry.gate is not None else None,
+            admission=self._admission(kept["key"], target),
         )  # fmt: skip
         call.attempt = attempts + 1
         held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id} (resumed)")
@@ -361,30 +380,9 @@ class SubmittedCalls:
         await self._client.aclose()
 
 
-def _may_see(caller: Caller, record: CallRecord) -> bool:
-    return record.tenant == caller.tenant and caller.environment in (None, record.environment)
-
-
-def _check_reach(caller: Caller, record: CallRecord) -> None:
-    """Raises Forbidden, naming what the key is for, when it is for another function than this call's."""
-    caller.check_reach(environment=record.environment, app=record.app, function=record.function)
-
-
 def _release(call: Call) -> None:
     if call.admission is not None:
         call.admission.release()
-
-
-def _wait_s(request: Request) -> float:
-    """The `wait_s` query parameter of a poll, 0 when there is none. Raises InvalidInput."""
-    given = parse_qs(request.scope["query_string"].decode("latin-1")).get("wait_s", ["0"])[0]
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= MAX_WAIT_S:
-        raise errors.InvalidInput(f"wait_s = {given!r}: write seconds, at most {MAX_WAIT_S:g}", parameter="wait_s")
-    return seconds
 
 
 def function_of_put(request: Request) -> str:

@@ -215,6 +215,31 @@ async def test_a_submitted_call_counts_when_it_comes_and_holds_when_it_runs(shop
     assert held(shop) == 0
 
 
+async def test_submitted_calls_that_wait_for_their_quota_are_in_nobodys_way(shop: Edge, controller: FakeController, script: Script) -> None:
+    shop.add(route_of(spec_of(scaling=Scaling(max_inputs=1, max_instances=2), clocks=Clocks(execution_s=30))))
+    shop.add_key("pl_narrow", quotas={"concurrent": 0})
+    waiting = [await shop.call("shop/hello:submit", json={"x": n}, key="pl_narrow") for n in range(4)]
+    accepted = await shop.call("shop/hello:submit", json={"x": 9})
+    url = f"{shop.url}/v1/calls/{accepted.json()['id']}?wait_s=10"
+
+    assert [answer.status_code for answer in waiting] == [202] * 4
+    assert (await shop.client.get(url, headers=AUTHORIZED, timeout=30)).json()["state"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("lifted", [{}, {"concurrent": 2}])
+async def test_a_submitted_call_runs_when_the_quota_that_held_it_up_is_lifted(
+    shop: Edge, controller: FakeController, lifted: dict[str, int]
+) -> None:
+    shop.add_key("pl_narrow", quotas={"concurrent": 0})
+    accepted = await shop.call("shop/hello:submit", json={"x": 1}, key="pl_narrow")
+    await until(lambda: bool(shop.quotas.statistics().refused))
+    shop.add_key("pl_narrow", quotas=lifted)
+    url = f"{shop.url}/v1/calls/{accepted.json()['id']}?wait_s=10"
+
+    assert (await shop.client.get(url, headers=AUTHORIZED, timeout=30)).json()["state"] == "SUCCEEDED"
+    assert shop.quotas.held("key:k-pl_narrow") == 0
+
+
 async def test_a_retried_attempt_costs_a_request(edge: Edge, script: Script) -> None:
     edge.add(route_of(spec_of(idempotent=True)))
     edge.add_tenant("acme", requests_per_s=0.001, burst=10)
