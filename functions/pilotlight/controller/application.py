@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotlight.controller import dashboard, dataplane, problems, reference
@@ -34,6 +35,10 @@ from pilotlight.controller.context import Context
 from pilotlight.controller.metrics import Metrics
 from pilotlight.protocol import CONTENT_PROBLEM, HEADER_REQUEST_ID, new_call_id
 
+MAX_BODY_BYTES = 32 * 1024 * 1024
+"""Of a request that is read whole, which happens before anybody looks at its key: weights of ten thousand files are some MB."""
+_STREAMED = ("/v1/blobs/", "/internal/")
+"""Paths whose bodies are bounded elsewhere: streamed to disk, or our own processes' alone (the activator passes none of them on)."""
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}\Z")
 _PROBLEM_SCHEMA = {
     "type": "object",
@@ -123,6 +128,21 @@ def _came_from(scope: Scope, headers: Mapping[bytes, bytes]) -> str:
     return forwarded or (str(peer[0]) if peer else "")
 
 
+def _bounded(receive: Receive) -> Receive:
+    """The same, up to MAX_BODY_BYTES; then it raises what is answered as a 413."""
+    left = MAX_BODY_BYTES
+
+    async def counted() -> Message:
+        nonlocal left
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if left < 0:
+            raise HTTPException(413, f"the body has more than {MAX_BODY_BYTES} bytes")
+        return message
+
+    return counted
+
+
 class _Edge:
     """Gives every request an id (the caller's own, if it is a sane one), echoes it, and counts the answer by route.
 
@@ -152,4 +172,4 @@ class _Edge:
             await send(message)
 
         with coming_from(_came_from(scope, headers)):
-            await self._app(scope, receive, marked)
+            await self._app(scope, receive if scope["path"].startswith(_STREAMED) else _bounded(receive), marked)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
+from starlette.datastructures import Headers
 
 from pilotlight.controller import access, tables
 from pilotlight.controller.access import Principal
@@ -119,7 +120,9 @@ def demand_private(headers: Mapping[str, str], scheme: str, *, allowed: bool) ->
 
 
 def _hops(headers: Mapping[str, str]) -> Iterator[str]:
-    return (hop.strip() for hop in headers.get("x-forwarded-for", "").split(",") if hop.strip())
+    # The activator adds a header of its own behind whatever came, and a mapping's `get` would see the first one only.
+    every = headers.getlist("x-forwarded-for") if isinstance(headers, Headers) else [headers.get("x-forwarded-for", "")]
+    return (hop.strip() for hop in ",".join(every).split(",") if hop.strip())
 
 
 def _is_here(address: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller import alerts, budgets, intake, ledger, storage, tables, tenants
+from pilotlight.controller import alerts, application, budgets, intake, ledger, storage, tables, tenants
 from pilotlight.controller.alerts import Alert
 from pilotlight.controller.budget_terms import parse
 from pilotlight.controller.plans import Terms
@@ -172,3 +172,33 @@ async def test_a_cursor_that_is_none_is_the_first_page(controller: Controller, c
     answer = await controller.client(None).get("/dashboard/calls", params={"before": cursor}, headers=session)
     assert answer.status_code == 200, answer.text
     assert ledger.ADJUSTMENT not in answer.text
+
+
+async def _endless(seen: list[int]) -> AsyncIterator[bytes]:
+    head = b'{"name": "'
+    while sum(seen) < 4 * application.MAX_BODY_BYTES:
+        seen.append(len(head))
+        yield head
+        head = b"a" * (1 << 20)
+
+
+@pytest.mark.parametrize(
+    "path, kind",
+    [("/v1/keys", "application/json"), ("/dashboard/login", "application/x-www-form-urlencoded"), ("/v1/budgets/b-1:test", "text/plain")],
+)
+async def test_a_body_without_end_is_not_kept_in_memory(controller: Controller, path: str, kind: str) -> None:
+    seen: list[int] = []
+    async with controller.client(None) as stranger:
+        answer = await stranger.post(path, content=_endless(seen), headers={"content-type": kind})
+    assert answer.status_code in (400, 401, 413), answer.text
+    assert sum(seen) < application.MAX_BODY_BYTES + (2 << 20)
+
+
+async def test_a_hop_that_a_caller_makes_up_does_not_hide_the_one_that_the_activator_saw(controller: Controller) -> None:
+    async with controller.client(None) as browser:
+        form = await browser.get("/dashboard/login")
+        token = form.text.split('name="form" value="')[1].split('"')[0]
+        hops = [("x-forwarded-for", "127.0.0.1"), ("x-forwarded-for", "203.0.113.9"), ("cookie", f"pilotlight_form={token}")]
+        answer = await browser.post("/dashboard/login", data={"key": controller.key, "form": token}, headers=hops)
+    assert answer.status_code == 403
+    assert "needs https" in answer.text
