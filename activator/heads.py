@@ -37,11 +37,12 @@ def weights_timing(call: Call) -> bytes:
 
 def warm_head(call: Call, answer: Answer, *, cost: str, exec_ms: float) -> bytes:
     """`closed_head` and the length of a call that waited for nothing."""
+    quotas = call.admission.head() if call.admission is not None else b""
     return (
         b"x-request-id: %b\r\n%b%b%bpilotlight-cost: %b\r\nserver-timing: queue;dur=0.00, start;dur=0.00, exec;dur=%.2f\r\n"
         b"content-length: %d\r\n"
     ) % (
-        call.id.encode(), call.target.warm_head, quota_lines(call), _passed_on(answer), cost.encode(), exec_ms, len(answer.body or b""),
+        call.id.encode(), call.target.warm_head, quotas, _passed_on(answer), cost.encode(), exec_ms, len(answer.body or b""),
     )  # fmt: skip
 
 

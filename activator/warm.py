@@ -232,7 +232,8 @@ class WarmCall:
         finally:
             instance.connections.give_back(self._worker, now_ns / 1e9)
             reservation.release()
-        self._release()
+            if self._admission is not None:
+                self._admission.release()
         self._calls.metrics.answered_warm(call.target, status, exec_s=exec_ms / 1000)
         self._connection.answer(status, warm_head(call, answer, cost=bill.cost, exec_ms=exec_ms), body)
 

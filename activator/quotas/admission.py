@@ -6,17 +6,24 @@ request, so that a retry costs what a call costs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from activator.quotas.store import Gate
 
 
 class Admission:
-    """Made by `admit`, or for the warm path by `WarmCalls`. Owner: the call."""
+    """Made by `admit`, or for the warm path by `WarmCalls`. Owner: the call.
 
-    __slots__ = ("_holds", "_requests", "_tokens", "gate")
+    Attributes:
+        head: makes the header lines that tell the caller what is left, each ending in CRLF.
+    """
+
+    __slots__ = ("_holds", "_requests", "_tokens", "gate", "head")
 
     def __init__(self, gate: Gate, *, requests: int = 1, holds: int = 1, tokens: int = 0) -> None:
         """What was taken from `gate` already."""
         self.gate = gate
+        self.head: Callable[[], bytes] = gate.head
         self._requests = requests
         self._holds = holds
         self._tokens = tokens
@@ -55,10 +62,6 @@ class Admission:
         """The call is not made after all: everything goes back."""
         self.gate.give_back(self._requests, self._holds, self._tokens)
         self._requests = self._holds = self._tokens = 0
-
-    def head(self) -> bytes:
-        """Header lines that tell the caller what is left, each ending in CRLF."""
-        return self.gate.head()
 
 
 async def admit(gate: Gate | None, *, holds: int = 1, tokens: int = 0) -> Admission | None:
