@@ -185,6 +185,10 @@ class Dispatcher:
         """Refuse a call that its budgets cannot pay before it waits, or has an instance started. Raises OverBudget, BudgetReserved."""
         self._may_pay(call.target, call.remaining_s(call.target.spec.clocks.execution_s))
 
+    def check_start(self, target: Target) -> None:
+        """The same for a start that no call waits for: nothing is started that could not run one. Raises OverBudget, BudgetReserved."""
+        self._may_pay(target, target.spec.clocks.execution_s)
+
     async def begin(self, call: Call) -> Exchange:
         """Reserve, open the record, forward; returns when the answer (or its head) is there.
 

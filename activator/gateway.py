@@ -349,12 +349,14 @@ class Gateway:
         return await self.admit(request, entry, method, await entry.admit(holds=0))
 
     async def warmup(self, request: Request, entry: Entry, method: str) -> None:
-        """`POST …:warmup`: make the next start fast; bills nothing to the caller. Needs scope `deploy` of the function's own tenant.
+        """`POST …:warmup`: make the next start fast; counts as a request. Needs scope `deploy` of the function's own tenant.
 
         `?snapshot=false` leaves the snapshot out; with `Accept: application/x-ndjson` its stages are told as they come.
         """
         if entry.foreign or not entry.caller.scope.reaches(KeyScope.DEPLOY):
             raise errors.Forbidden("warming up needs an API key of scope 'deploy' of the function's own tenant")
+        await entry.admit(holds=0)
+        self._dispatcher.check_start(entry.target)
         await request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
         snapshot = b"snapshot=false" not in request.scope["query_string"].split(b"&")
         if warmups.wants_stages(request):

@@ -33,6 +33,24 @@ async def test_without_that_accept_it_is_one_document(edge: Edge) -> None:
     assert "snapshot" not in (await edge.call("shop/hello:warmup?snapshot=false")).json()
 
 
+async def test_a_warm_up_costs_a_request_of_the_quota(edge: Edge) -> None:
+    edge.add(route_of(spec_of()))
+    edge.add_tenant("acme", requests_per_s=0.001, burst=2, concurrent=0)
+    answers = [await edge.call("shop/hello:warmup", headers=NDJSON), *[await edge.call("shop/hello:warmup") for _ in range(2)]]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert edge.quotas.held(f"tenant:{TENANT}") == 0
+
+
+async def test_nothing_is_warmed_up_on_a_budget_that_is_spent(edge: Edge) -> None:
+    edge.add(route_of(spec_of()))
+    budget = {"tenant": TENANT, "environment": "", "app": "", "function": "", "currency": "USD", "hard": True, "period": "day"}
+    edge.tell("budget", "b-1", {**budget, "id": "b-1", "amount": "0.000000000001"})
+
+    assert (await edge.call("shop/hello:warmup")).status_code == 402
+    assert not edge.fleet.started
+
+
 async def test_a_start_that_fails_is_the_last_line(edge: Edge) -> None:
     edge.add(route_of(spec_of()))
     edge.fleet.failures.append(errors.StartFailed("no module named x", {"log_tail": ["…"]}))
