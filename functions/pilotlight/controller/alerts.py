@@ -96,6 +96,13 @@ def forget(write: Write, *, budget_id: str, period: str, percents: Iterable[int]
     write.sql.execute(sa.delete(table).where(which))
 
 
+def forget_untold(write: Write, *, budget_id: str, period: str) -> None:
+    """Forget alerts of a period that nobody was told: there is a webhook now, and what is reached still will be noted again."""
+    table = tables.budget_alerts
+    untold = table.c.delivered_at.is_(None) & table.c.next_attempt_at.is_(None)
+    write.sql.execute(sa.delete(table).where((table.c.budget == budget_id) & (table.c.period == period) & untold))
+
+
 def cancel(write: Write, *, budget_id: str, error: str) -> None:
     """Try no more to deliver what still waits."""
     table = tables.budget_alerts

@@ -91,8 +91,8 @@ _REACH = ("environment", "app", "function", "period", "currency")
 def put(write: Write, *, key: PlatformKey, tenant: str, terms: Terms, actor: str, new_secret: bool = False, request: str = "") -> Placed:
     """Make the budget of that reach, or change it.
 
-    A secret stays as long as its webhook does, unless `new_secret`. Thresholds that are reached already are alerted at once, and those
-    that a higher amount leaves behind will be alerted again. Raises Conflict when there are too many.
+    A secret stays as long as its webhook does, unless `new_secret`. Thresholds that are reached already are alerted at once, to a webhook
+    that is new, too; those that a higher amount leaves behind will be alerted again. Raises Conflict when there are too many.
     """
     before = _find(write.sql, tenant, *(getattr(tables.budgets.c, name) == getattr(terms, name) for name in _REACH))
     if before is None and _count(write.sql, tenant) >= MAX_BUDGETS:
@@ -112,7 +112,7 @@ def put(write: Write, *, key: PlatformKey, tenant: str, terms: Terms, actor: str
     audit.record(
         write, tenant=tenant, actor=actor, action="budget.put", subject=budget.id, before=was, after=terms.to_json(), request=request
     )
-    _alert_now(write, budget)
+    _alert_now(write, budget, was_told=before is None or before.terms.webhook is not None)
     return Placed(budget=budget, secret=secret, is_new=before is None)
 
 
@@ -261,11 +261,13 @@ def _note(write: Write, budget: Budget, period: Period, spent: int) -> None:
     )  # fmt: skip
 
 
-def _alert_now(write: Write, budget: Budget) -> None:
+def _alert_now(write: Write, budget: Budget, *, was_told: bool) -> None:
     period = budget.period_at(write.now)
     spent = _read(write.sql, {budget: [period]}).within(budget.reach, period)
     ahead = [percent for percent in budget.terms.alerts if spent * 100 < budget.terms.picos * percent]
     alerts.forget(write, budget_id=budget.id, period=period.name, percents=ahead)
+    if budget.terms.webhook is not None and not was_told:
+        alerts.forget_untold(write, budget_id=budget.id, period=period.name)
     _note(write, budget, period, spent)
 
 

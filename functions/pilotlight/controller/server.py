@@ -103,6 +103,8 @@ async def _run(context: Context, path: Path, ready_fd: int | None) -> None:
     alerts = asyncio.create_task(deliverer.deliver(context), name="deliverer")
     gauges = asyncio.create_task(_measure_budgets(context), name="budgets")
     books = asyncio.create_task(bookkeeping.keep(context), name="bookkeeping")
+    for task in (janitor, alerts, gauges, books):
+        task.add_done_callback(_tell_end)
     listener = _listen(path)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -136,6 +138,12 @@ def _listen(path: Path) -> socket.socket:
 
 def _unlisten(path: Path) -> None:
     path.unlink(missing_ok=True)
+
+
+def _tell_end(task: asyncio.Task[None]) -> None:
+    """These run as long as we do: one that ends by itself is a defect, and must not be found out by a bill that never came."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("event=task_ended task=%s", task.get_name(), exc_info=error)
 
 
 class _Server(uvicorn.Server):

@@ -172,7 +172,7 @@ class Sender:
             return Outcome(error=str(e))
         except TimeoutError:
             return Outcome(error=f"no answer within {self._attempt_s:g} s")
-        except (httpx.HTTPError, OSError) as e:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as e:  # ValueError: what TLS says of names that it cannot ask for
             return Outcome(error=f"{type(e).__name__}: {e}" if str(e) else type(e).__name__)
 
     async def _post(self, url: httpx.URL, body: bytes, fields: Mapping[str, str]) -> Outcome:

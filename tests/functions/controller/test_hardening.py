@@ -202,3 +202,44 @@ async def test_a_hop_that_a_caller_makes_up_does_not_hide_the_one_that_the_activ
         answer = await browser.post("/dashboard/login", data={"key": controller.key, "form": token}, headers=hops)
     assert answer.status_code == 403
     assert "needs https" in answer.text
+
+
+@pytest.mark.parametrize("address", ["fe80::1%lo", "not an address"])
+async def test_an_address_that_no_url_can_have_is_an_outcome(address: str) -> None:
+    async def found(host: str, port: int) -> list[str]:
+        return [address]
+
+    async with Sender(policy="any", attempt_s=5, resolve=found) as sender:
+        message = Message(id="al-1", type="budget.test", at=0.0, data={})
+        outcome = await sender.post(message, url="http://hooks.example:1/x", secret="whsec_AAAA", now=0.0)
+    assert outcome.error
+    assert outcome.status is None
+
+
+def test_a_webhook_that_comes_late_is_told_what_is_reached_already(store: Store, clock: ManualClock, tmp_path: Path) -> None:
+    key = PlatformKey.load_or_create(tmp_path / "platform.key")
+    with store.write() as write:
+        tenant = tenants.create(write, name="acme", uid_base=None, actor="platform").id
+
+    def put(webhook: str | None) -> str:
+        terms = parse(amount="1", currency="USD", currencies={"USD"}, alerts=[50, 80, 100], webhook=webhook)
+        with store.write() as write:
+            return budgets.put(write, key=key, tenant=tenant, terms=terms, actor="k-1").budget.id
+
+    def waiting() -> list[int]:
+        with store.read() as sql:
+            return [alert.percent for alert in alerts.listing(sql, budgets=[budget]) if alert.next_attempt_at is not None]
+
+    budget = put(None)
+    with store.write() as write:
+        intake.take(write, [usage(tenant=tenant, cost="0.85", started_at=clock.now).to_json()])
+    assert waiting() == []
+    put("https://example.com/hook")
+    assert waiting() == [80, 50]
+    with store.write() as write:
+        for alert in alerts.claim(write, limit=10):
+            alerts.settle(write, alert, error=None)
+    put("https://example.com/other")
+    put(None)
+    put("https://example.com/hook")
+    assert waiting() == []  # each of them was delivered once
