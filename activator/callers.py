@@ -68,6 +68,10 @@ ANONYMOUS = Caller(KeyRecord(id="", hash="", tenant="", scope=Scope.INVOKE.value
 """A caller without a key: it reaches public functions."""
 
 
+_AS_WRITTEN = (b"Bearer ", b"bearer ")
+_SCHEME_BYTES = 7
+
+
 class Keys:
     """Keys by their hash, and callers by the header that proved to be theirs."""
 
@@ -128,5 +132,6 @@ class Keys:
         return record
 
     def remember(self, authorization: bytes, caller: Caller) -> None:
-        """This header is this caller's, until a key changes."""
-        self._by_token[authorization] = caller
+        """This header is this caller's, until a key changes. Written as it should be only: there are endless ways to write one key."""
+        if authorization.startswith(_AS_WRITTEN) and authorization[_SCHEME_BYTES:].strip() == authorization[_SCHEME_BYTES:]:
+            self._by_token[authorization] = caller

@@ -189,14 +189,16 @@ class Gateway:
         headers = request.headers
         asked = (request.path, headers.get(b"authorization", b""), headers.get(b"pilotlight-environment", b""))
         resolved = self._resolved.get(asked)
-        if resolved is None or not resolved.is_lasting:
+        if resolved is None:
             address, _, verb = place[len(FUNCTIONS) :].rpartition(":")
             handler = self._verbs.get(verb)
             if handler is None or request.verb != "POST":
                 return None
             caller = self._identify(request, owner)
             targets, method = self._targets(request, caller, address, owner)
-            resolved = self._resolved[asked] = _Resolved(handler, caller, targets, method)
+            resolved = _Resolved(handler, caller, targets, method)
+            if resolved.is_lasting and self._table.is_known(asked[1]):
+                self._resolved[asked] = resolved
             if verb == "invoke" and resolved.is_lasting and len(targets) == 1:
                 entry = self._entrance.entry(caller, targets[0][1])
                 if entry.gate is None or entry.gate.is_immediate:

@@ -79,6 +79,15 @@ def test_an_unknown_kind_of_change_is_refused_and_counted() -> None:
     assert table.refused == 1
 
 
+def test_a_key_that_is_written_in_a_thousand_ways_is_remembered_in_one() -> None:
+    table = empty_table()
+    table.apply(key_change(1, "pl_secret"))
+    for spaces in range(1, 1000):
+        assert table.authenticate(b"Bearer" + b" " * spaces + b"pl_secret", 0.0).tenant == TENANT
+        table.authenticate(b"bEaReR pl_secret" + b" " * spaces, 0.0)
+    assert repr(table._keys) == "<Keys 1, 1 in use>"
+
+
 def test_a_key_is_known_by_its_hash_and_forgotten_when_revoked() -> None:
     table = empty_table()
     table.apply(key_change(1, "pl_secret"))
