@@ -9,9 +9,10 @@ branch_labels = None
 depends_on = None
 
 MONTH = {
-    "sqlite": "strftime('%Y-%m', started_at, 'unixepoch')",
-    "postgresql": "to_char(to_timestamp(started_at) AT TIME ZONE 'UTC', 'YYYY-MM')",
+    "sqlite": "strftime('%Y-%m', day * 86400, 'unixepoch')",
+    "postgresql": "to_char(to_timestamp(day * 86400) AT TIME ZONE 'UTC', 'YYYY-MM')",
 }
+"""By the whole day: of a moment, SQLite would round the last half millisecond of a month into the next one."""
 
 
 def upgrade() -> None:
