@@ -31,10 +31,10 @@ class Holdings:
         """See Estate."""
         now = self._clock()
         for throttler in self._throttlers():
-            live = list(throttler.live())
+            live = sorted(throttler.live(), key=lambda instance: (instance.in_flight, instance.idle_since))
             target = throttler.target
-            is_spare = len(live) > throttler.min_instances or throttler.is_retired
-            for instance in live:
+            spare = len(live) - (0 if throttler.is_retired else throttler.min_instances)
+            for n, instance in enumerate(live):
                 yield Tenure(
                     id=instance.id,
                     tenant=target.tenant,
@@ -44,7 +44,7 @@ class Holdings:
                     gpus=target.footprint.gpu_count if target.footprint.gpu else 0,
                     idle_s=None if instance.in_flight else now - instance.idle_since,
                     in_flight=instance.in_flight,
-                    is_spare=is_spare,
+                    is_spare=n < spare,
                 )
 
     def give_up(self, instance_id: str) -> None:

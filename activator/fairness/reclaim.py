@@ -28,7 +28,7 @@ class Tenure:
         function: its function's name, `<tenant>/<environment>/<app>/<function>`.
         idle_s: time without a call; None while it has one.
         in_flight: calls in it.
-        is_spare: its revision has more instances than `min_instances` keeps.
+        is_spare: one of those that its revision has beyond `min_instances`: the first to go.
     """
 
     id: str

@@ -263,6 +263,21 @@ async def test_idle_instances_of_a_tenant_over_its_share_go_first(world: World) 
     assert (len(a.instances), len(b.instances), len(c.instances)) == (5, 3, 2)
 
 
+async def test_one_large_start_takes_no_more_of_a_revision_than_it_has_beyond_its_minimum(world: World) -> None:
+    kept = world.throttler("kept", scaling=Scaling(min_instances=8, max_instances=100))
+    large, fitting = world.throttler("large", size=3 * SIZE), world.throttler("fitting", size=2 * SIZE)
+    for reservation in await held(kept, 10):
+        reservation.release()
+
+    tasks = calls(large)
+    await asyncio.sleep(0)
+    await world.pass_s(SPARE_S)
+    assert len(kept.instances) == 10
+    await end(tasks)
+    await end(await _done(calls(fitting)))
+    assert len(kept.instances) == 8
+
+
 async def _done(tasks: list[Call]) -> list[Call]:
     await asyncio.gather(*tasks)
     return tasks
