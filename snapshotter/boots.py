@@ -51,6 +51,7 @@ class Boots:
         self._clock = clock
         self._flights: dict[RevisionKey, asyncio.Task[None]] = {}
         self._refills: set[RevisionKey] = set()
+        self._unwanted: set[RevisionKey] = set()
         self._closing = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -61,16 +62,23 @@ class Boots:
 
         restoring: try a snapshot first. A caller that leaves does not end it: what it booted is wanted by the next one.
         """
+        self._unwanted.discard(launch.revision)
         if launch.revision not in self._flights:
             self._fly(launch.revision, self._bring_up(launch, restoring=restoring, share=share))
         await asyncio.shield(self._flights[launch.revision])
 
     def refill(self, launch: LaunchSpec) -> None:
         """Have a Template restored behind the caller's back, unless there is one, or it cannot be forked, or memory for it is short."""
+        self._unwanted.discard(launch.revision)
         if launch.revision in self._refills or not launch.forkable or self._closing.is_set():
             return
         self._refills.add(launch.revision)
         self._errands.run(self._refill(launch), f"refill {launch.revision}")
+
+    def unwanted(self, revision: RevisionKey) -> None:
+        """A Template of this revision that is on its way is not kept, unless a start asks for one again."""
+        if revision in self._flights or revision in self._refills:
+            self._unwanted.add(revision)
 
     async def boot(self, launch: LaunchSpec, phase: Phase) -> Housing:
         """A worker at its snapshot point, in a slot of its own. Raises StartFailed, BundleUnavailable, Unsupported.
@@ -139,6 +147,7 @@ class Boots:
 
     def _landed(self, revision: RevisionKey, flight: asyncio.Task[None]) -> None:
         del self._flights[revision]
+        self._unwanted.discard(revision)
         slots.seen(flight)
 
     async def _bring_up(self, launch: LaunchSpec, *, restoring: bool, share: Share) -> None:
@@ -173,14 +182,16 @@ class Boots:
                 self._enlist_unless_there(housing)
         finally:
             self._refills.discard(launch.revision)
+            self._unwanted.discard(launch.revision)
 
     def _wants_refill(self, launch: LaunchSpec) -> bool:
-        there = self._templates.get(launch.revision) is not None or launch.revision in self._flights
+        there = launch.revision in self._unwanted or launch.revision in self._flights or self._templates.get(launch.revision) is not None
         image_bytes = self._shelf.forkable_image_bytes(launch.revision)
         return not there and image_bytes is not None and self._templates.pss_bytes() + image_bytes <= self._budget_bytes
 
     def _enlist_unless_there(self, housing: Housing) -> None:
-        if self._closing.is_set() or self._templates.get(housing.launch.revision) is not None:
+        revision = housing.launch.revision
+        if self._closing.is_set() or revision in self._unwanted or self._templates.get(revision) is not None:
             self._ends.clear_if_empty(housing)
         else:
             self.enlist(housing)

@@ -123,6 +123,7 @@ class Ladder:
 
     def drop_template(self, revision: RevisionKey) -> None:
         """See `AgentClient.drop_template`."""
+        self._boots.unwanted(revision)
         template = self._templates.get(revision)
         if template is not None:
             self._ends.drop(template, "stopped")

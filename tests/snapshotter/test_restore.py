@@ -110,6 +110,23 @@ async def test_a_template_comes_back_behind_the_first_instance(home: AgentHome, 
     assert await ask(second, "/restored") is True
 
 
+async def test_a_template_that_is_dropped_while_it_comes_back_does_not_come(home: AgentHome, client: AgentClient) -> None:
+    gone, other = home.launch(), home.launch("f-2@v1-def")
+    for launch in (gone, other):
+        await client.checkpoint(launch)
+    first = await from_disk(client, gone)
+    await client.drop_template(gone.revision)
+    await client.stop(first.id, grace_s=0)
+
+    await from_disk(client, other)
+    while not (templates := await client.templates()):
+        await asyncio.sleep(0.01)
+    assert [t.revision for t in templates] == [other.revision]
+    assert (await begin(client, gone)).start_kind is StartKind.RESTORE
+    while gone.revision not in [t.revision for t in await client.templates()]:
+        await asyncio.sleep(0.01)
+
+
 async def test_prepare_restores_a_template(home: AgentHome, client: AgentClient) -> None:
     launch = home.launch()
     await client.checkpoint(launch)
