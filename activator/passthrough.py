@@ -176,7 +176,7 @@ async def _relay_frames(scope: Scope, receive: Receive, send: Send, reservation:
         async with asyncio.timeout_at(ends_at):
             worker = await _connect(scope, reservation, call)
         async with worker:  # closed with 1011 when what follows fails
-            await _accept(send, worker)
+            await _accept(send, worker, call)
             async with asyncio.timeout_at(ends_at), asyncio.TaskGroup() as group:
                 down = group.create_task(_from_worker(worker, send), name="websocket to caller")
                 up = group.create_task(_from_caller(worker, receive), name="websocket to worker")
@@ -186,9 +186,10 @@ async def _relay_frames(scope: Scope, receive: Receive, send: Send, reservation:
         raise errors.DeadlineExceeded(f"the WebSocket was open for longer than {execution_s:g} s", clock="execution") from e
 
 
-async def _accept(send: Send, worker: ClientConnection) -> None:
+async def _accept(send: Send, worker: ClientConnection, call: Call) -> None:
+    quotas = header_list(call.admission.head()) if call.admission is not None else []
     try:
-        await send({"type": "websocket.accept", "subprotocol": worker.subprotocol})
+        await send({"type": "websocket.accept", "subprotocol": worker.subprotocol, "headers": quotas})
     except OSError as e:  # ASGI 2.4
         raise errors.ClientClosedRequest("the caller left before it was accepted") from e
 

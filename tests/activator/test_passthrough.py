@@ -115,6 +115,8 @@ async def test_a_public_websocket_needs_no_key_and_is_held_until_it_closes(edge:
             await socket.send("hello")
             assert await socket.recv() == "hello"
             assert edge.quotas.held(f"tenant:{TENANT}") == 1
+            assert socket.response is not None
+            assert socket.response.headers["ratelimit"].startswith('"address";r=')
         await until(lambda: edge.quotas.held(f"tenant:{TENANT}") == 0)
 
 
