@@ -122,8 +122,8 @@ class Borrower:
     # -- calls --------------------------------------------------------------------------------------------------------
     async def borrow(self, cover: Cover, purse: Purse, worst: int) -> None:
         """See budgets.Lender."""
-        async with self._lock(purse):
-            for _ in range(MAX_YOUNG_WAITS):
+        for _ in range(MAX_YOUNG_WAITS):
+            async with self._lock(purse):
                 if purse.left >= worst:
                     return
                 try:
@@ -135,7 +135,7 @@ class Borrower:
                     return
                 if not grant.wait_s:
                     raise self._refusal(cover, purse, worst, grant)
-                await asyncio.sleep(grant.wait_s)
+            await asyncio.sleep(grant.wait_s)  # without the lock: what this budget claims is to be stated meanwhile
         raise errors.Unavailable("the activators state their budgets anew: try again", retry_after_s=1)
 
     async def _ask(self, purse: Purse, worst: int) -> Grant:
@@ -226,7 +226,10 @@ class Borrower:
                 log.warning("budgets are not shared now; we spend what we have error=%s", e)
             self.is_reachable = False
             raise
-        self.is_reachable, self._epoch, self._away_until = True, grant.epoch, -1.0
+        self.is_reachable, self._away_until = True, -1.0
+        if grant.epoch != self._epoch:  # the store has forgotten what it was told, whoever finds out
+            self._epoch = grant.epoch
+            self._stated.clear()
         if purse.period == period:
             picos = grant.granted * PICOS_PER_MICRO
             purse.lend(picos)

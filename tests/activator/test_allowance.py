@@ -452,3 +452,39 @@ async def test_what_reached_the_ledger_while_more_was_borrowed_is_claimed_no_mor
     assert board.held["b-1", purse.period.name]["a-0"] == -(-purse.held // 10**6)
     one.close(ticket)
     one.journal.abandon()
+
+
+async def test_all_claims_are_stated_anew_whoever_finds_out_that_the_store_forgot_them(platform: Platform, board: MoneyBoard) -> None:
+    [one] = await platform.start(1, budget("b-0", amount="100", app="none-of-this"))
+    for n in (1, 2, 3):
+        platform.ledger.known[f"b-{n}"] = budget(f"b-{n}", amount="100")
+        await one.start(platform.ledger.known[f"b-{n}"])
+    tickets = [await one.open()]
+    await one.borrower.beat()
+    board.flush()
+    board.clock = lambda: 1.0  # another memory, another epoch
+    one.budgets.purses["b-2"].give_back()
+    tickets.append(await one.open())  # borrows from b-2, and finds out
+    await one.borrower.beat()
+
+    held = {budget: claims["a-0"] for (budget, _), claims in board.held.items() if claims["a-0"]}
+    assert held == {name: -(-purse.held // 10**6) for name, purse in one.budgets.purses.items() if purse.held}
+    assert set(held) == {"b-1", "b-2", "b-3"}
+    for ticket in tickets:
+        one.close(ticket)
+
+
+async def test_who_waits_for_a_young_store_does_not_hold_up_what_is_stated(platform: Platform, board: MoneyBoard) -> None:
+    [one] = await platform.start(1, budget("b-1", amount="100"))
+    ticket = await one.open()
+    board.flush()
+    board.grace_s = 3600.0
+    one.purse.give_back()
+    waiting = asyncio.create_task(one.open())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    async with asyncio.timeout(5):
+        await one.borrower.beat()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    one.close(ticket)
