@@ -7,6 +7,7 @@ for no more than its own time, so calls alone never bring a budget above its amo
     overshoot <= sum over instances: rate * max(idle_factor, reserved_factor) * (SETTLE_S + drain)
                + sum over starts:    rate * start_factor * length of the start
                + sum over calls:     rate * (lateness of the execution clock beyond its step + 1 ns for each call beside it)
+               + sum over WebSockets:  rate * 2 s, where one was ended by its clock and its function does not answer the close
                + an hour of storage, and, under a budget that is new, the calls that ran when it was made and those that began before
                  the ledger said what had been spent by then (a round trip)
 
@@ -28,6 +29,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from activator.billing.errors import AllowanceNeeded
@@ -44,6 +46,8 @@ log = logging.getLogger(__name__)
 CLOCK_STEP_NS = 50_000_000
 """Execution clocks are looked at this often (`warm.CLOCK_STEP_S`): a call may run so much longer than it should."""
 MAX_RETRY_S = 3600.0
+MAX_LOOKED_AT = 128
+"""Of a function's running calls, the oldest: the first to end is among them, unless callers gave later ones less time."""
 MAX_KNOWN_WORST = 64
 """Worst cases that are remembered for a function: each revision has one, and each deadline of a caller another."""
 
@@ -266,7 +270,7 @@ class Budgets:
 
     def earliest_end_s(self, purse: Purse, at_ns: int) -> float:
         """Seconds until the first running call under this budget must have ended: 1 at least."""
-        firsts = [next(iter(c.open.values())) for c in self._covers.values() if c.open and purse in c.purses]
+        firsts = [min(islice(c.open.values(), MAX_LOOKED_AT)) for c in self._covers.values() if c.open and purse in c.purses]
         return min(MAX_RETRY_S, max(1.0, (min(firsts) - at_ns) / 1e9)) if firsts else 1.0
 
     # -- the ledger's side --------------------------------------------------------------------------------------------

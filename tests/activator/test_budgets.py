@@ -101,6 +101,16 @@ def test_a_spent_budget_answers_402_and_says_what_to_do(world: World) -> None:
     world.close(world.open(limit_s=5), after_s=1)  # one that promises to be short still fits
 
 
+def test_a_short_call_that_came_after_a_long_one_is_the_first_that_must_have_ended(world: World) -> None:
+    world.set(budget(amount="0.06"))
+    world.open()
+    short = world.open("i-2", limit_s=4)
+    with pytest.raises(errors.BudgetReserved) as refused:
+        world.open("i-3")
+    assert refused.value.retry_after_s == 4.0
+    world.close(short, "i-2", after_s=1)
+
+
 def test_a_budget_that_is_only_reserved_answers_429_until_the_first_call_must_have_ended(world: World) -> None:
     purse = world.set(budget(amount="0.1"))
     first = world.open()
