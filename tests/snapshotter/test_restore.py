@@ -522,7 +522,7 @@ async def settled(home: AgentHome, client: AgentClient, launch: LaunchSpec) -> d
         await asyncio.sleep(0.01)
     await client.drop_template(launch.revision)
     slots = home.paths.run / "slots"
-    await until(lambda: len(list(slots.iterdir())) == 1)
+    await until(lambda: len(list(slots.iterdir())) == 1 and not Cgroups.find(home.paths.run).names())
     return {
         "processes": len(processes_of(home)),
         "mounts": Path("/proc/self/mounts").read_text().count("\n"),

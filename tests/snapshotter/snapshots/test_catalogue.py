@@ -323,11 +323,10 @@ async def test_hashing_does_not_block_the_loop(tmp_path: Path) -> None:
     big = tmp_path / "pages-1.img"
     with big.open("wb") as f:
         f.truncate(300_000_000)
-    memory, longest = HashMemory(), 0.0
+    memory, turns = HashMemory(), 0
     hashing = asyncio.create_task(memory.marks([big]))
     while not hashing.done():
-        began = time.perf_counter()
         await asyncio.sleep(0)
-        longest = max(longest, time.perf_counter() - began)
+        turns += 1
     assert (await hashing)[big].bytes == 300_000_000
-    assert longest < 0.1
+    assert turns > 100  # one that was blocked would turn a handful of times
