@@ -60,7 +60,7 @@ class Subject:
 
 
 FULL = Sizes(
-    batches=200, seconds=5.0, rounds=9, neighbour_s=20.0, neighbour_rounds=6, small=200, records=1_000_000, pages=20, two_activators=True
+    batches=100, seconds=3.0, rounds=6, neighbour_s=10.0, neighbour_rounds=4, small=200, records=1_000_000, pages=20, two_activators=True
 )
 QUICK = Sizes(
     batches=20, seconds=1.0, rounds=1, neighbour_s=2.0, neighbour_rounds=1, small=4, records=10_000, pages=3, two_activators=False
