@@ -122,9 +122,8 @@ def show(session: Session) -> None:
         console.print(f"deployed {deployment.app} version {deployment.version} in {time.monotonic() - began:.1f} s: nothing runs yet\n")
         with httpx.Client(base_url=client.profile.url, headers={"authorization": f"Bearer {client.profile.api_key}"}, timeout=300) as http:
             cold = call(http)
-            stop_instances(client)
-            fork = call(http)
-            restored = [call_restored(client, http)] if snapshot_is_proven(deployer) else []
+            fork = call_from_zero(client, http)
+            restored = [call_from_zero(client, http, templates=False)] if snapshot_is_proven(deployer) else []
             warm = call(http)
         calls = [cold, *restored, fork, warm]
         wait_billed(client, len(calls))
@@ -144,10 +143,11 @@ def snapshot_is_proven(deployer: deploying.Deployer) -> bool:
     return False
 
 
-def call_restored(client: Client, http: httpx.Client) -> Measured:
-    """A call when nothing of the function is left in memory: no instance, no Template."""
+def call_from_zero(client: Client, http: httpx.Client, *, templates: bool = True) -> Measured:
+    """A call when no instance is there; without `templates` nothing of the function is left in memory."""
     for _ in range(ATTEMPTS):
-        drop_templates(client, APP)
+        if not templates:
+            drop_templates(client, APP)
         stop_instances(client)
         measured = call(http)
         if measured.start != "WARM":  # else the autoscaler was faster: the last minute's calls want an instance
