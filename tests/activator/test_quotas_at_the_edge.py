@@ -16,21 +16,11 @@ from pilotlight.spec import Clocks, FunctionKind, MethodSpec, Scaling
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import forever, problem_of, until
 from tests.fakes.fake_controller import FakeController
-from tests.fakes.fake_worker import Behaviour, WorkerAnswer, WorkerRequest, echo
+from tests.fakes.fake_worker import Behaviour, Script, WorkerAnswer, WorkerRequest, echo
 from tests.fakes.routes import TENANT, route_of, spec_of
 
 HELLO = f"{TENANT}/main/shop/hello"
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}
-
-
-class Script:
-    """A behaviour that can be changed between calls."""
-
-    def __init__(self) -> None:
-        self.now: Behaviour = echo
-
-    async def __call__(self, request: WorkerRequest) -> WorkerAnswer:
-        return await self.now(request)
 
 
 @pytest.fixture(name="script")

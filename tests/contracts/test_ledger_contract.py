@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,21 +34,6 @@ EVERY = settings(
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock(DECEMBER_1 + 10 * DAY)
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'controller.db'}"
-    return str(request.getfixturevalue("postgres_url"))
-
-
-@pytest.fixture
-def store(url: str, clock: ManualClock) -> Iterator[Store]:
-    opened = Store(url, clock=clock)
-    opened.migrate()
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,26 +22,6 @@ from pilotlight.quotas import BUILT_IN
 from pilotlight.spec import FunctionSpec, from_json
 from pilotlight.types import Scope
 from tests.functions.controller.parts import INJECTIONS, ManualClock, refused, spec
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'controller.db'}"
-    return str(request.getfixturevalue("postgres_url"))
-
-
-@pytest.fixture
-def store(url: str, clock: ManualClock) -> Iterator[Store]:
-    opened = Store(url, clock=clock)
-    opened.migrate()
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

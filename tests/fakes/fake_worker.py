@@ -133,3 +133,13 @@ async def serving(path: Path, behaviour: Behaviour = echo) -> AsyncIterator[Fake
         yield worker
     finally:
         await worker.die()
+
+
+class Script:
+    """A behaviour that can be changed between calls."""
+
+    def __init__(self) -> None:
+        self.now: Behaviour = echo
+
+    async def __call__(self, request: WorkerRequest) -> WorkerAnswer:
+        return await self.now(request)

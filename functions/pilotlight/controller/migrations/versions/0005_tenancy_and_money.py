@@ -14,6 +14,15 @@ MONTH = {
 }
 """By the whole day: of a moment, SQLite would round the last half millisecond of a month into the next one."""
 
+GROUPS = (
+    "environment", "app", "function", "function_id", "revision", "key", "caller", "kind", "start_kind", "price_version", "currency",
+    "month",
+)  # fmt: skip
+SUMS = (
+    "records", "errors", "queued_ms", "start_ms", "exec_ms", "billed_ns", "tokens_in", "tokens_out", "bytes_in", "bytes_out", "high",
+    "low",
+)  # fmt: skip
+
 
 def upgrade() -> None:
     """Create the tables and columns. Rollups of records that are there already are made by the controller's start."""
@@ -38,105 +47,9 @@ def upgrade() -> None:
         sa.Column("first_seen_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("version", name=op.f("pk_prices")),
     )
-    op.create_table(
-        "usage_days",
-        sa.Column("tenant", sa.Text(), nullable=False),
-        sa.Column("day", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("environment", sa.Text(), nullable=False),
-        sa.Column("app", sa.Text(), nullable=False),
-        sa.Column("function", sa.Text(), nullable=False),
-        sa.Column("function_id", sa.Text(), nullable=False),
-        sa.Column("revision", sa.Text(), nullable=False),
-        sa.Column("key", sa.Text(), nullable=False),
-        sa.Column("caller", sa.Text(), nullable=False),
-        sa.Column("kind", sa.Text(), nullable=False),
-        sa.Column("start_kind", sa.Text(), nullable=False),
-        sa.Column("price_version", sa.Text(), nullable=False),
-        sa.Column("currency", sa.Text(), nullable=False),
-        sa.Column("month", sa.Text(), nullable=False),
-        sa.Column("records", sa.BigInteger(), nullable=False),
-        sa.Column("errors", sa.BigInteger(), nullable=False),
-        sa.Column("queued_ms", sa.BigInteger(), nullable=False),
-        sa.Column("start_ms", sa.BigInteger(), nullable=False),
-        sa.Column("exec_ms", sa.BigInteger(), nullable=False),
-        sa.Column("billed_ns", sa.BigInteger(), nullable=False),
-        sa.Column("tokens_in", sa.BigInteger(), nullable=False),
-        sa.Column("tokens_out", sa.BigInteger(), nullable=False),
-        sa.Column("bytes_in", sa.BigInteger(), nullable=False),
-        sa.Column("bytes_out", sa.BigInteger(), nullable=False),
-        sa.Column("high", sa.BigInteger(), nullable=False),
-        sa.Column("low", sa.BigInteger(), nullable=False),
-        sa.Column("cpu_core_s", sa.Double(), nullable=False),
-        sa.Column("memory_byte_s", sa.Double(), nullable=False),
-        sa.Column("gpu_s", sa.Double(), nullable=False),
-        sa.PrimaryKeyConstraint(
-            "tenant",
-            "day",
-            "environment",
-            "app",
-            "function",
-            "function_id",
-            "revision",
-            "key",
-            "caller",
-            "kind",
-            "start_kind",
-            "price_version",
-            "currency",
-            "month",
-            name=op.f("pk_usage_days"),
-        ),
-    )
+    _rollup("usage_days", "day")
     op.create_index("ix_usage_days_tenant_month", "usage_days", ["tenant", "month"], unique=False)
-    op.create_table(
-        "usage_hours",
-        sa.Column("tenant", sa.Text(), nullable=False),
-        sa.Column("hour", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("environment", sa.Text(), nullable=False),
-        sa.Column("app", sa.Text(), nullable=False),
-        sa.Column("function", sa.Text(), nullable=False),
-        sa.Column("function_id", sa.Text(), nullable=False),
-        sa.Column("revision", sa.Text(), nullable=False),
-        sa.Column("key", sa.Text(), nullable=False),
-        sa.Column("caller", sa.Text(), nullable=False),
-        sa.Column("kind", sa.Text(), nullable=False),
-        sa.Column("start_kind", sa.Text(), nullable=False),
-        sa.Column("price_version", sa.Text(), nullable=False),
-        sa.Column("currency", sa.Text(), nullable=False),
-        sa.Column("month", sa.Text(), nullable=False),
-        sa.Column("records", sa.BigInteger(), nullable=False),
-        sa.Column("errors", sa.BigInteger(), nullable=False),
-        sa.Column("queued_ms", sa.BigInteger(), nullable=False),
-        sa.Column("start_ms", sa.BigInteger(), nullable=False),
-        sa.Column("exec_ms", sa.BigInteger(), nullable=False),
-        sa.Column("billed_ns", sa.BigInteger(), nullable=False),
-        sa.Column("tokens_in", sa.BigInteger(), nullable=False),
-        sa.Column("tokens_out", sa.BigInteger(), nullable=False),
-        sa.Column("bytes_in", sa.BigInteger(), nullable=False),
-        sa.Column("bytes_out", sa.BigInteger(), nullable=False),
-        sa.Column("high", sa.BigInteger(), nullable=False),
-        sa.Column("low", sa.BigInteger(), nullable=False),
-        sa.Column("cpu_core_s", sa.Double(), nullable=False),
-        sa.Column("memory_byte_s", sa.Double(), nullable=False),
-        sa.Column("gpu_s", sa.Double(), nullable=False),
-        sa.PrimaryKeyConstraint(
-            "tenant",
-            "hour",
-            "environment",
-            "app",
-            "function",
-            "function_id",
-            "revision",
-            "key",
-            "caller",
-            "kind",
-            "start_kind",
-            "price_version",
-            "currency",
-            "month",
-            name=op.f("pk_usage_hours"),
-        ),
-    )
+    _rollup("usage_hours", "hour")
     op.create_table(
         "budgets",
         sa.Column("id", sa.Text(), nullable=False),
@@ -222,3 +135,16 @@ def upgrade() -> None:
     op.add_column("usage", sa.Column("note", sa.Text(), server_default="", nullable=False))
     op.add_column("usage", sa.Column("month", sa.Text(), server_default="", nullable=False))
     op.execute(f"UPDATE usage SET month = {MONTH[op.get_bind().dialect.name]}")
+
+
+def _rollup(name: str, unit: str) -> None:
+    """Sums of usage by everything that bills group by; `unit` is the whole hour or day."""
+    op.create_table(
+        name,
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column(unit, sa.BigInteger(), autoincrement=False, nullable=False),
+        *(sa.Column(group, sa.Text(), nullable=False) for group in GROUPS),
+        *(sa.Column(total, sa.BigInteger(), nullable=False) for total in SUMS),
+        *(sa.Column(total, sa.Double(), nullable=False) for total in ("cpu_core_s", "memory_byte_s", "gpu_s")),
+        sa.PrimaryKeyConstraint("tenant", unit, *GROUPS, name=op.f(f"pk_{name}")),
+    )
