@@ -236,6 +236,7 @@ async def test_a_quota_that_grows_lets_starts_through(world: World) -> None:
     world.tenant("a", instances=3)
     await world.pass_s(1.0)
     await asyncio.gather(*tasks)
+    assert world.gate.headcount.waiting == 0
     await end(tasks)
 
 
