@@ -33,6 +33,13 @@ class ActivatorSettings:
             `open` (each activator counts for itself) or `closed` (503). Kinds that are not named keep their default.
         journal_full: `refuse` (503) what could not be written down, or `serve` it unbilled.
         metrics_series: tenants and functions that have metrics of their own; what comes after them is summed as `other`.
+        breaker_error_ratio: failed share of the calls of a revision, an instance or a node, above which calls are kept from it.
+        breaker_min_calls: calls in 10 s below which nothing is concluded from them.
+        breaker_open_s: first pause before a probe; it doubles with every probe that fails, up to 32 times.
+        retry_budget: retries that a caller may cause, as a share of its calls.
+        idempotency_ttl_s: how long an answer is kept for a repeat with the same Idempotency-Key.
+        traces_sampled: share of the calls whose trace is kept although they were neither slow, failed nor cold.
+        otlp_endpoint: URL of an OpenTelemetry collector (OTLP over HTTP) that gets the kept traces, too; None = nowhere.
     """
 
     listen: str = "127.0.0.1:8700"
@@ -53,16 +60,30 @@ class ActivatorSettings:
     without_redis: Mapping[str, str] = field(default_factory=dict)
     journal_full: str = "refuse"
     metrics_series: int = 1000
+    breaker_error_ratio: float = 0.5
+    breaker_min_calls: int = 20
+    breaker_open_s: float = 5.0
+    retry_budget: float = 0.2
+    idempotency_ttl_s: float = 86_400.0
+    traces_sampled: float = 0.01
+    otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         self._check_words()
         host, _, port = self.listen.rpartition(":")
         if not host or not port.isdigit():
             raise ValueError(f"listen = {self.listen!r}: write host:port")
-        for name in ("activators", "max_body_bytes", "max_header_bytes", "max_connections_per_address", "max_queued", "metrics_series"):
+        for name in ("activators", "max_body_bytes", "max_header_bytes", "max_connections_per_address", "max_queued", "metrics_series",
+                     "breaker_min_calls"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
-        for name in ("header_timeout_s", "body_timeout_s", "unauthenticated_per_s", "journal_sync_s"):
+        for name in ("breaker_error_ratio", "retry_budget", "traces_sampled"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be between 0 and 1")
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"otlp_endpoint = {self.otlp_endpoint!r}: write http:// or https://")
+        positive = ("header_timeout_s", "body_timeout_s", "unauthenticated_per_s", "journal_sync_s", "breaker_open_s", "idempotency_ttl_s")
+        for name in positive:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be greater than 0")
         if self.activators > 1 and not self.redis_url:

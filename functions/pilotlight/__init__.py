@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         WorkerCrashed,
     )
     from pilotlight.packaging.deploy import deploy
+    from pilotlight.policies import Fallback, ModelCard, Objectives, RetryPolicy, Schedule, Variant
     from pilotlight.profile import Profile
     from pilotlight.sdk.app import App
     from pilotlight.sdk.calls import FunctionCall
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from pilotlight.sdk.handles import Function
     from pilotlight.sdk.image import Image
     from pilotlight.sdk.marks import PilotlightWarning, asgi_app, batched, concurrent, enter, exit, method
+    from pilotlight.sdk.promises import Cron, Period, Retries, cached_answer, static_answer
     from pilotlight.sdk.secret import Secret
     from pilotlight.sdk.weights import Weights
 
@@ -65,6 +67,8 @@ _WHERE = {
     "pilotlight.sdk.handles": ("Function",),
     "pilotlight.sdk.image": ("Image",),
     "pilotlight.sdk.marks": ("PilotlightWarning", "asgi_app", "batched", "concurrent", "enter", "exit", "method"),
+    "pilotlight.policies": ("Fallback", "ModelCard", "Objectives", "RetryPolicy", "Schedule", "Variant"),
+    "pilotlight.sdk.promises": ("Cron", "Period", "Retries", "cached_answer", "static_answer"),
     "pilotlight.sdk.secret": ("Secret",),
     "pilotlight.sdk.weights": ("Weights",),
 }
@@ -97,36 +101,47 @@ __all__ = [
     "ClientClosedRequest",
     "Cls",
     "Conflict",
+    "Cron",
     "DeadlineExceeded",
     "Deployment",
+    "Fallback",
     "Forbidden",
     "Function",
     "FunctionCall",
     "FunctionRaised",
     "Image",
     "InvalidInput",
+    "ModelCard",
     "NotFound",
+    "Objectives",
+    "Period",
     "PilotlightError",
     "PilotlightWarning",
     "Profile",
     "RemoteError",
+    "Retries",
+    "RetryPolicy",
+    "Schedule",
     "Secret",
     "StartFailed",
     "TooLarge",
     "TooManyRequests",
     "Unauthenticated",
     "Unavailable",
+    "Variant",
     "Weights",
     "WorkerCrashed",
     "__version__",
     "asgi_app",
     "batched",
+    "cached_answer",
     "concurrent",
     "deploy",
     "enter",
     "exit",
     "is_local",
     "method",
+    "static_answer",
     "weights",
 ]
 

@@ -127,6 +127,36 @@ class Unavailable(PilotlightError):
     status = 503
 
 
+class CircuitOpen(Unavailable):
+    """Raised when calls are kept from a revision that failed lately; `detail` carries `revision` and `error_ratio`."""
+
+    type = "circuit-open"
+
+
+class Incompatible(Conflict):
+    """Raised when a new revision's schema would break callers of the one that serves; `detail` carries `breaks`, a list of texts."""
+
+    type = "incompatible-schema"
+
+
+class GateFailed(Conflict):
+    """Raised when an offline evaluation does not reach what the function requires; `detail` carries `failed`, a list of texts."""
+
+    type = "gate-failed"
+
+
+class ApprovalRequired(Conflict):
+    """Raised when a revision must be approved before it takes traffic; `detail` carries `revision` and `approvals`."""
+
+    type = "approval-required"
+
+
+class ReleaseFrozen(Conflict):
+    """Raised when nothing is released because an error budget is spent; `detail` carries `function` and `until`."""
+
+    type = "release-frozen"
+
+
 class DeadlineExceeded(PilotlightError):
     """Raised when a clock ran out; `detail` carries `clock`: `queue`, `startup` or `execution`."""
 

@@ -29,6 +29,18 @@ HEADER_PRIORITY = "pilotlight-priority"
 HEADER_RATE_LIMIT = "ratelimit"
 HEADER_RATE_LIMIT_POLICY = "ratelimit-policy"
 """The quotas that apply and what is left of them (draft-ietf-httpapi-ratelimit-headers)."""
+HEADER_TAG = "pilotlight-tag"
+"""A caller of the function's own tenant asks for the revision that has this tag (or this name), whatever the weights."""
+HEADER_ARM = "pilotlight-arm"
+"""On an answer, and on the request to the worker: the arm of the experiment that the caller is in."""
+HEADER_DEGRADED = "pilotlight-degraded"
+"""On an answer that came from a variant or a fallback: `variant=<function>`, `function=<function>`, `cached` or `static`."""
+HEADER_IDEMPOTENCY_KEY = "idempotency-key"
+"""Of a mutating request: a repeat with the same key and body gets the first one's answer (draft-ietf-httpapi-idempotency-key-header)."""
+HEADER_REPLAYED = "idempotency-replayed"
+"""`true` on an answer that was given before."""
+HEADER_WEBHOOK = "pilotlight-webhook"
+"""Of a submitted call: name of the webhook that is told when it ends."""
 TENANT_PATH = "/t/"
 """`/t/<tenant name>/v1/functions/…` and `/t/<tenant name>/fn/…`: a function that another tenant shares, or that is public."""
 
@@ -59,6 +71,10 @@ calls than `max_inputs` are running, none of this one's code ran: safe to send e
 HEADER_ROOT_PATH = "pilotlight-root-path"
 HEADER_DEADLINE = "pilotlight-deadline-s"
 """Seconds left to the execution clock when dispatched."""
+HEADER_ATTEMPT = "pilotlight-attempt"
+"""Which attempt of the call this is, from 1; left out on the first."""
+HEADER_SPANS = "pilotlight-spans"
+"""On a worker's answer: what user code recorded as spans of the call, base64 of JSON; asked for by a sampled `traceparent`."""
 
 # -- activator → controller --------------------------------------------------------------------------------------------
 HEADER_PLATFORM_TOKEN = "pilotlight-platform-token"
@@ -71,6 +87,14 @@ BUDGETS_PATH = "/internal/budgets"
 """`GET` → `{"budgets": {budget id: BudgetState as JSON}}`: what the ledger has of every budget's current period."""
 CALLS_PATH = "/internal/calls"
 """`POST {"calls": [CallRecord…]}` → `{"accepted": n}`: states and results of submitted calls; the newest `sequence` wins."""
+OBSERVATIONS_PATH = "/internal/observations"
+"""`POST {"activator": id, "life": text, "sequence": n, "observations": [Observation…]}` → `{"accepted": bool}`: what calls looked like
+since the last post; a sequence that was there already is not counted twice (`pilotlight.observations`)."""
+TRACES_PATH = "/internal/traces"
+"""`POST {"activator": id, "traces": [...]}` → `{"accepted": n}`: traces that were kept."""
+DUE_PATH = "/internal/due"
+"""`GET ?activator=<id>&wait_s=<s>` → `{"calls": [...]}`: submitted calls that the control plane began (schedules, dead letters sent again),
+claimed for this activator; `POST {"activator": id, "ids": [...]}` says that they are in its journal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +200,9 @@ class FunctionRoute:
 
     Attributes:
         traffic: (revision name, weight) pairs; weights add up to 100.
-        revisions: revision name → `{"spec": FunctionSpec, "launch": LaunchSpec}` as JSON, for every revision with traffic.
+        revisions: revision name → `{"spec": FunctionSpec, "launch": LaunchSpec}` as JSON, for every revision that the traffic document
+            names: with a weight, a tag, a pin, an arm, or as the shadow.
+        document: `pilotlight.traffic.TrafficDocument` as JSON; {} = the weights alone.
         stopped: the app was stopped: calls are answered 503 until it is deployed again.
     """
 
@@ -188,6 +214,7 @@ class FunctionRoute:
     traffic: tuple[tuple[str, int], ...]
     revisions: Mapping[str, Mapping[str, Any]]
     stopped: bool = False
+    document: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -210,7 +237,8 @@ class UsageRecord:
 
     Attributes:
         id: `<call id>/<attempt>` for calls; `<instance>/<kind>/<n>` for IDLE and RESERVED spans and for a START.
-        kind: `CALL`; `IDLE` or `RESERVED` time of an instance; the `START` of one; `STORAGE`; or `ADJUSTMENT` of another record.
+        kind: `CALL`; `SHADOW`, the copy of one, which costs nothing; `IDLE` or `RESERVED` time of an instance; the `START` of one;
+            `STORAGE`; or `ADJUSTMENT` of another record.
         started_at: wall clock, seconds since the epoch.
         queued_ms, start_ms, exec_ms: the three spans of a call, integers.
         billed_ns: the part of the instance's time that is this record's (processor sharing for calls).
@@ -220,6 +248,8 @@ class UsageRecord:
         price_version, rate_per_s, cost: the price as it was then; decimals as text.
         caller: id of the tenant that called another one's function; "" = the tenant itself. Who owns the function pays.
         corrects, note: of an ADJUSTMENT: the id of the record that it corrects, and why.
+        experiment, arm, unit: of a call in an experiment: its id, the arm, and a hash of the unit that was assigned to it.
+        degraded: of a call that was answered by a variant or a fallback: what HEADER_DEGRADED said.
     """
 
     id: str
@@ -258,6 +288,10 @@ class UsageRecord:
     caller: str = ""
     corrects: str = ""
     note: str = ""
+    experiment: str = ""
+    arm: str = ""
+    unit: str = ""
+    degraded: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -278,6 +312,10 @@ class CallRecord:
         sequence: rises with every change; the newest wins.
         result: base64 of the answer's body (with `content_type`), once SUCCEEDED; for FAILED a problem document or pickled exception.
         expires_at: wall clock after which the result may be gone.
+        attempt: attempts so far; is_dead: it FAILED after its last one, and waits as a dead letter.
+        schedule: `<function id>/<n>` of the schedule that began it; "" = a caller did.
+        webhook: name of the webhook that is told when it ends.
+        arm, unit, experiment: as in UsageRecord.
     """
 
     id: str
@@ -302,6 +340,13 @@ class CallRecord:
     cost: str = "0"
     expires_at: float = 0.0
     labels: Mapping[str, str] = field(default_factory=dict)
+    attempt: int = 0
+    is_dead: bool = False
+    schedule: str = ""
+    webhook: str = ""
+    arm: str = ""
+    unit: str = ""
+    experiment: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""

@@ -16,6 +16,18 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from pilotlight.errors import InvalidInput
+from pilotlight.policies import (
+    MAX_RUNGS,
+    MAX_SCHEDULES,
+    Fallback,
+    ModelCard,
+    Objectives,
+    RetryPolicy,
+    Schedule,
+    Variant,
+    parse_gate,
+)
+from pilotlight.policies import bound as _bound
 from pilotlight.types import Priority, check_name
 
 T = typing.TypeVar("T")
@@ -48,6 +60,7 @@ class MethodSpec:
         parameters: names in positional order, so that a JSON array can be matched.
         example: JSON arguments for warm-up and proof (array of positional, or object); None for none.
         has_check: a `check=` comparison exists in the user's code.
+        returns: JSON Schema of its answer (of one item, for a generator), or None for "anything".
     """
 
     name: str = ""
@@ -56,6 +69,7 @@ class MethodSpec:
     parameters: tuple[str, ...] = ()
     example: Any = None
     has_check: bool = False
+    returns: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +167,13 @@ class FunctionSpec:
         access: tenants that may call it besides its own, by name; "*" makes it public.
         priority: of its calls, unless they say otherwise; None = the plan's.
         tags: by which bills can be grouped, such as {"team": "search"}.
+        retries: of its calls; None = the platform's own rule alone (once, if no byte reached a worker).
+        schedules: when it calls itself.
+        fallback: what answers when it cannot, in order.
+        variants: functions that may answer in its place when there is no room for it, in order.
+        objectives: what it promises; None = the defaults of `Objectives`.
+        require: bounds on its offline evaluation without which it takes no traffic, such as {"accuracy": ">= 0.91"}.
+        card: what its model is.
     """
 
     name: str
@@ -175,6 +196,13 @@ class FunctionSpec:
     access: tuple[str, ...] = ()
     priority: Priority | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    retries: RetryPolicy | None = None
+    schedules: tuple[Schedule, ...] = ()
+    fallback: tuple[Fallback, ...] = ()
+    variants: tuple[Variant, ...] = ()
+    objectives: Objectives | None = None
+    require: Mapping[str, str] = field(default_factory=dict)
+    card: ModelCard = field(default_factory=ModelCard)
 
     def __post_init__(self) -> None:
         try:
@@ -183,6 +211,11 @@ class FunctionSpec:
             raise InvalidInput(str(e), parameter="name") from e
         _check_access(self.access)
         _check_tags(self.tags)
+        for name, most in (("schedules", MAX_SCHEDULES), ("fallback", MAX_RUNGS), ("variants", MAX_RUNGS)):
+            if len(getattr(self, name)) > most:
+                raise InvalidInput(f"{name}: {len(getattr(self, name))} of them, at most {most}", parameter=name)
+        for metric, text in self.require.items():
+            parse_gate(metric, text)
         if not self.methods:
             raise InvalidInput(f"function {self.name!r} has no methods: declare at least one callable", parameter="methods")
 
@@ -324,8 +357,3 @@ def _one_of(choices: tuple[Any, ...], value: Any, where: str) -> Any:
 def _expect(condition: bool, wanted: str, value: Any, where: str) -> None:
     if not condition:
         raise InvalidInput(f"{where} = {value!r}: expected {wanted}", parameter=where)
-
-
-def _bound(key: str, value: float, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise InvalidInput(f"{key} = {value!r}: must be between {low:g} and {high:g}", parameter=key)

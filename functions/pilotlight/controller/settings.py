@@ -26,6 +26,9 @@ class ControllerSettings:
         invoice_after_days: days after its end when a month's invoices are issued by themselves.
         webhooks: `public` (addresses of the public internet only) or `any`.
         plain_http_sign_in: let people sign in to the dashboard without TLS from another machine.
+        observations_days: how long what calls looked like is kept by the minute; by the hour it is kept for 100 days.
+        feedback_window_days: how late an outcome may come after its call.
+        traces_per_tenant: traces that are kept for each tenant; the oldest go first.
     """
 
     metrics_listen: str | None = "127.0.0.1:8702"
@@ -36,12 +39,18 @@ class ControllerSettings:
     invoice_after_days: int = 3
     webhooks: str = "public"
     plain_http_sign_in: bool = False
+    observations_days: int = 4
+    feedback_window_days: int = 30
+    traces_per_tenant: int = 2000
 
     def __post_init__(self) -> None:
         if self.webhooks not in ("public", "any"):
             raise ValueError(f"webhooks = {self.webhooks!r}: must be 'public' or 'any'")
         if not 0 <= self.invoice_after_days <= 27:
             raise ValueError(f"invoice_after_days = {self.invoice_after_days}: must be between 0 and 27")
+        for name, low, high in (("observations_days", 4, 90), ("feedback_window_days", 1, 365), ("traces_per_tenant", 0, 1_000_000)):
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be between {low} and {high}")
         for name in ("bundle_max_bytes", "blob_max_bytes"):
             if getattr(self, name) < 1024:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1024")

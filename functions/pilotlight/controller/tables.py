@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from pilotlight.observations import COUNTS
+
 NAMING = {"ix": "ix_%(table_name)s_%(column_0_N_name)s", "uq": "uq_%(table_name)s_%(column_0_N_name)s", "pk": "pk_%(table_name)s",
           "fk": "fk_%(table_name)s_%(column_0_N_name)s"}  # fmt: skip
 metadata = sa.MetaData(naming_convention=NAMING)
@@ -52,8 +54,10 @@ apps = sa.Table(
     _time("created_at"),
     _time("updated_at"),
     _time("deleted_at", null=True),
+    sa.Column("policy", sa.Text, nullable=False, server_default="{}"),
     sa.ForeignKeyConstraint(["tenant", "environment"], ["environments.tenant", "environments.name"]),
 )
+"""`policy`: how its releases are guarded: {"approvals": n, ...}; set by administrators, not by a deploy."""
 
 deployments = sa.Table(
     "deployments",
@@ -83,6 +87,8 @@ functions = sa.Table(
     _time("created_at"),
     _time("removed_at", null=True),
     sa.Column("snapshots", sa.Boolean, nullable=False, server_default=sa.true()),
+    sa.Column("document", sa.Text, nullable=False, server_default="{}"),
+    sa.Column("generation", sa.BigInteger, nullable=False, server_default="0"),
     sa.ForeignKeyConstraint(["tenant", "environment", "app"], ["apps.tenant", "apps.environment", "apps.name"]),
     sa.UniqueConstraint("tenant", "environment", "app", "name"),
 )
@@ -96,7 +102,227 @@ revisions = sa.Table(
     _whole("ordinal"),
     _text("spec"),
     _time("created_at"),
+    *(sa.Column(name, sa.Text, nullable=False, server_default="{}") for name in ("lineage", "evaluation")),
+    sa.Column("created_by", sa.Text, nullable=False, server_default=""),
     sa.UniqueConstraint("function", "digest"),
+)
+"""`spec` is what the revision is; `lineage` and `evaluation` are what was told of it, which its digest does not cover."""
+
+approvals = sa.Table(
+    "approvals",
+    metadata,
+    _text("function", key=True),
+    _text("revision", key=True),
+    _text("actor", key=True),
+    _time("at"),
+    _text("note"),
+    sa.ForeignKeyConstraint(["function", "revision"], ["revisions.function", "revisions.name"]),
+)
+
+aliases = sa.Table(
+    "aliases",
+    metadata,
+    _text("function", key=True),
+    _text("name", key=True),
+    _text("revision"),
+    _text("updated_by"),
+    _time("updated_at"),
+    sa.ForeignKeyConstraint(["function", "revision"], ["revisions.function", "revisions.name"]),
+)
+
+rollouts = sa.Table(
+    "rollouts",
+    metadata,
+    _text("id", key=True),
+    _text("tenant"),
+    sa.Column("function", sa.Text, sa.ForeignKey("functions.id"), nullable=False),
+    *(_text(name) for name in ("candidate", "stable", "plan", "state", "reason", "created_by")),
+    _whole("step"),
+    _time("step_began_at", null=True),
+    _time("created_at"),
+    _time("updated_at"),
+    _time("finished_at", null=True),
+    sa.Index("ix_rollouts_function", "function", "created_at"),
+    sa.Index("ix_rollouts_tenant", "tenant", "created_at"),
+)
+
+rollout_decisions = sa.Table(
+    "rollout_decisions",
+    metadata,
+    sa.Column("rollout", sa.Text, sa.ForeignKey("rollouts.id"), primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    _time("at"),
+    _whole("step"),
+    *(_text(name) for name in ("verdict", "action", "reasons", "evidence")),
+)
+
+observation_minutes = sa.Table(
+    "observation_minutes",
+    metadata,
+    *(_text(name, key=True) for name in ("tenant", "function_id", "revision", "arm")),
+    sa.Column("minute", sa.BigInteger, primary_key=True, autoincrement=False),
+    *(_whole(name) for name in COUNTS),
+    sa.Index("ix_observation_minutes_minute", "minute"),
+)
+"""What activators observed, added up (`pilotlight.observations`); kept for some days."""
+
+observation_hours = sa.Table(
+    "observation_hours",
+    metadata,
+    *(_text(name, key=True) for name in ("tenant", "function_id", "revision", "arm")),
+    sa.Column("hour", sa.BigInteger, primary_key=True, autoincrement=False),
+    *(_whole(name) for name in COUNTS),
+    sa.Index("ix_observation_hours_hour", "hour"),
+)
+
+
+def _buckets(name: str, unit: str) -> sa.Table:
+    """Histograms of observed clocks (`clock` of `pilotlight.observations.CLOCKS`), and overruns of stages as `over:<stage>`, bucket 0."""
+    return sa.Table(
+        name,
+        metadata,
+        *(_text(part, key=True) for part in ("tenant", "function_id", "revision", "arm")),
+        sa.Column(unit, sa.BigInteger, primary_key=True, autoincrement=False),
+        _text("clock", key=True),
+        sa.Column("bucket", sa.BigInteger, primary_key=True, autoincrement=False),
+        _whole("calls"),
+        sa.Index(f"ix_{name}_{unit}", unit),
+    )
+
+
+observation_minute_buckets = _buckets("observation_minute_buckets", "minute")
+observation_hour_buckets = _buckets("observation_hour_buckets", "hour")
+
+observers = sa.Table("observers", metadata, _text("activator", key=True), _text("life"), _whole("sequence"), _time("at"))
+"""The last post of each activator, so that one that is sent twice counts once."""
+
+slo_alerts = sa.Table(
+    "slo_alerts",
+    metadata,
+    _text("id", key=True),
+    _text("tenant"),
+    sa.Column("function", sa.Text, sa.ForeignKey("functions.id"), nullable=False),
+    *(_text(name) for name in ("sli", "severity", "window", "document")),
+    _time("began_at"),
+    _time("ended_at", null=True),
+    sa.Index("ix_slo_alerts_function", "function", "began_at"),
+    sa.Index("ix_slo_alerts_tenant", "tenant", "began_at"),
+)
+
+experiments = sa.Table(
+    "experiments",
+    metadata,
+    _text("id", key=True),
+    _text("tenant"),
+    sa.Column("function", sa.Text, sa.ForeignKey("functions.id"), nullable=False),
+    *(_text(name) for name in ("name", "document", "state", "reason", "created_by")),
+    _time("created_at"),
+    _time("began_at", null=True),
+    _time("ended_at", null=True),
+    sa.UniqueConstraint("function", "name"),
+)
+
+exposures = sa.Table(
+    "exposures",
+    metadata,
+    sa.Column("experiment", sa.Text, sa.ForeignKey("experiments.id"), primary_key=True),
+    _text("unit", key=True),
+    _text("arm", key=True),
+    _time("first_at"),
+    *(_whole(name) for name in ("calls", "errors", "degraded", "mistagged", "exec_ms", "cost_picos", "tokens_in", "tokens_out")),
+)
+"""A unit that met an experiment, once; more than one arm for a unit is a defect of the assignment, and counted as one."""
+
+feedback = sa.Table(
+    "feedback",
+    metadata,
+    _text("tenant", key=True),
+    _text("call", key=True),
+    _text("metric", key=True),
+    sa.Column("value", sa.Double, nullable=True),
+    _text("label"),
+    *(_text(name) for name in ("function_id", "revision", "experiment", "arm", "unit")),
+    _time("called_at"),
+    _time("at"),
+    sa.Index("ix_feedback_function_id", "function_id", "metric", "called_at"),
+    sa.Index("ix_feedback_experiment", "experiment", "metric"),
+)
+
+schedules = sa.Table(
+    "schedules",
+    metadata,
+    sa.Column("function", sa.Text, sa.ForeignKey("functions.id"), primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    _text("tenant"),
+    _text("document"),
+    sa.Column("is_paused", sa.Boolean, nullable=False),
+    _time("next_at", null=True),
+    _time("last_at", null=True),
+    _time("updated_at"),
+    sa.Index("ix_schedules_next_at", "next_at"),
+)
+
+due_calls = sa.Table(
+    "due_calls",
+    metadata,
+    _text("id", key=True),
+    _text("tenant"),
+    _text("document"),
+    _time("due_at"),
+    _text("claimed_by", null=True),
+    _time("claimed_until", null=True),
+    sa.Index("ix_due_calls_due_at", "due_at"),
+)
+"""Submitted calls that the control plane began, until an activator has them in its journal."""
+
+idempotency_keys = sa.Table(
+    "idempotency_keys",
+    metadata,
+    _text("tenant", key=True),
+    _text("key", key=True),
+    *(_text(name) for name in ("request_hash", "content_type", "answer")),
+    _whole("status"),
+    _time("created_at"),
+    _time("expires_at"),
+    sa.Index("ix_idempotency_keys_expires_at", "expires_at"),
+)
+
+webhooks = sa.Table(
+    "webhooks",
+    metadata,
+    _text("tenant", key=True),
+    _text("environment", key=True),
+    _text("name", key=True),
+    *(_text(name) for name in ("url", "sealed_secret", "events", "created_by")),
+    _time("created_at"),
+    sa.ForeignKeyConstraint(["tenant", "environment"], ["environments.tenant", "environments.name"]),
+)
+
+deliveries = sa.Table(
+    "deliveries",
+    metadata,
+    _text("id", key=True),
+    *(_text(name) for name in ("tenant", "environment", "webhook", "event", "body")),
+    _time("at"),
+    _time("delivered_at", null=True),
+    _time("next_attempt_at", null=True),
+    _whole("attempts"),
+    _text("error", null=True),
+    sa.Index("ix_deliveries_next_attempt_at", "next_attempt_at"),
+    sa.Index("ix_deliveries_tenant", "tenant", "at"),
+)
+
+traces = sa.Table(
+    "traces",
+    metadata,
+    _text("tenant", key=True),
+    _text("id", key=True),
+    *(_text(name) for name in ("call", "environment", "app", "function", "revision", "start_kind", "kept_for", "document")),
+    _whole("status"),
+    sa.Column("duration_ms", sa.Double, nullable=False),
+    _time("at"),
+    sa.Index("ix_traces_tenant_at", "tenant", "at"),
+    sa.Index("ix_traces_tenant_call", "tenant", "call"),
 )
 
 traffic = sa.Table(
@@ -251,6 +477,7 @@ usage = sa.Table(
     _whole("cost_picos"),
     _whole("day"),
     *(sa.Column(name, sa.Text, nullable=False, server_default="") for name in ("caller", "corrects", "note", "month")),
+    *(sa.Column(name, sa.Text, nullable=False, server_default="") for name in ("experiment", "arm", "unit", "degraded")),
     sa.Index("ix_usage_tenant_started_at", "tenant", "started_at"),
     sa.Index("ix_usage_tenant_call", "tenant", "call"),
 )

@@ -138,6 +138,7 @@ class _Builder:
             access=declaration.access,
             priority=declaration.priority,
             tags=declaration.tags,
+            **declaration.policies,
         )
 
     def _bundle(self, source: Source) -> Archive:

@@ -170,6 +170,7 @@ class App:
             access=settled.access,
             priority=settled.priority,
             tags={**self.tags, **settled.tags},
+            policies=settled.policies,
         )
         self.declarations[name] = declaration
         return declaration

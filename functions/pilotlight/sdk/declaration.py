@@ -29,6 +29,7 @@ class Declaration:
         app: name of the app that declared it.
         name: its name in the app.
         raw: the undecorated callable or class.
+        policies: fields of `pilotlight.spec.FunctionSpec` that are records of `pilotlight.policies`.
     """
 
     app: str
@@ -48,6 +49,7 @@ class Declaration:
     access: tuple[str, ...] = ()
     priority: Priority | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    policies: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def module(self) -> str:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from pilotlight.errors import InvalidInput
+from pilotlight.policies import Fallback, ModelCard, Objectives, RetryPolicy, Schedule, Variant
 from pilotlight.sdk.image import Image
 from pilotlight.sdk.marks import ignored
+from pilotlight.sdk.promises import settle_policies
 from pilotlight.sdk.secret import Secret
 from pilotlight.sdk.weights import Weights
 from pilotlight.spec import GIB, MIB, PUBLIC, Clocks, Resources, Scaling
@@ -22,7 +24,10 @@ class Options(TypedDict, total=False):
 
     Times are seconds. `memory` is a limit: "2GiB", "2Gi", "512MiB", or a whole number of MiB; `gpu` "H100", "H100:2", "any", or a
     list of acceptable ones, best first. `access` is "private", "public", or a list of tenants that may call it, too; `priority` is that
-    of its calls, "realtime", "standard" or "batch"; bills can be grouped by `tags`.
+    of its calls, "realtime", "standard" or "batch"; bills can be grouped by `tags`. `retries` is a number or `pilotlight.Retries(…)`;
+    `schedule` one or several of `pilotlight.Cron("0 6 * * *")` and `pilotlight.Period(hours=1)`; `fallback` and `variants` name what
+    may answer in its place; `objectives` is `pilotlight.Objectives(…)`; `require` bounds on the numbers of an
+    offline evaluation, {"accuracy": ">= 0.91"}; `card` is `pilotlight.ModelCard(…)`.
     The second block holds Modal's names for the same things, the third those that are accepted and ignored with a warning.
     """
 
@@ -50,6 +55,13 @@ class Options(TypedDict, total=False):
     access: str | Sequence[str]
     priority: str | None
     tags: Mapping[str, str]
+    retries: int | RetryPolicy | None
+    schedule: Schedule | Sequence[Schedule] | None
+    fallback: Fallback | str | Sequence[Fallback | str]
+    variants: Variant | str | Sequence[Variant | str]
+    objectives: Objectives | None
+    require: Mapping[str, str]
+    card: ModelCard | None
     example: Any
     check: Callable[[Any, Any], bool]
 
@@ -65,7 +77,6 @@ class Options(TypedDict, total=False):
 
     region: Any
     cloud: Any
-    retries: Any
     ephemeral_disk: Any
     experimental_options: Any
     include_source: Any
@@ -90,7 +101,6 @@ _IGNORED = {
     "region": "the platform runs where it was installed",
     "cloud": "the platform runs where it was installed",
     "routing_region": "the platform runs where it was installed",
-    "retries": "mark the function idempotent=True to let the platform retry a crashed instance, and retry in the caller otherwise",
     "ephemeral_disk": "instances use the node's disk",
     "experimental_options": "there are none",
     "include_source": "the source beside the app is always packaged; see .pilotlightignore",
@@ -103,7 +113,6 @@ _IGNORED = {
 _REFUSED = {
     "volumes": "there are no volumes: model files belong in Weights, other data in an object store",
     "network_file_systems": "there are no network file systems: model files belong in Weights, other data in an object store",
-    "schedule": "there are no schedules: call the function from cron or a workflow engine",
     "block_network": "closing the network is not supported yet, and ignoring it would leave it open",
     "proxy": "there are no proxies",
 }
@@ -120,7 +129,7 @@ _SCALING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """Options after parsing: complete and checked."""
+    """Options after parsing: complete and checked. `policies` are the fields of that kind of `pilotlight.spec.FunctionSpec`."""
 
     name: str | None
     image: Image | None
@@ -137,6 +146,7 @@ class Settled:
     access: tuple[str, ...]
     priority: Priority | None
     tags: Mapping[str, str]
+    policies: Mapping[str, Any]
     example: Any
     check: Callable[[Any, Any], bool] | None
 
@@ -165,6 +175,7 @@ def settle(options: Mapping[str, Any], *, concurrent: Mapping[str, Any] | None) 
         access=parse_access(values.get("access")),
         priority=parse_priority(values.get("priority")),
         tags=parse_tags(values.get("tags")),
+        policies=settle_policies(values),
         example=values.get("example"),
         check=values.get("check"),
     )

@@ -1,0 +1,224 @@
+"""What a function promises and asks for beyond its code: retries, schedules, fallbacks, variants, objectives, and what its model is.
+
+Records of a `FunctionSpec`, so of its revision. Frozen, standard library only; broken bounds raise InvalidInput naming key, value and
+bound.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pilotlight.errors import InvalidInput
+from pilotlight.types import Priority
+
+MAX_SCHEDULES = 16
+MAX_RUNGS = 8
+"""Of fallbacks, and of variants: each rung costs the caller time."""
+STAGES = ("route", "admit", "queue", "start", "exec")
+"""The stages of a request's life that have budgets of their own; they add up to its latency."""
+_GATE = re.compile(r"\s*(>=|<=|>|<|==)\s*(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often and how soon a failed call is tried again; never after its first streamed byte, and never past its deadline.
+
+    Attributes:
+        max_retries: attempts after the first one.
+        initial_delay_s: before the first retry; each further delay is `backoff_coefficient` times the one before, at most `max_delay_s`.
+        jitter: share of a delay that is drawn at random, 0 to 1 (1 = "full jitter").
+    """
+
+    max_retries: int = 3
+    initial_delay_s: float = 1.0
+    backoff_coefficient: float = 2.0
+    max_delay_s: float = 60.0
+    jitter: float = 1.0
+
+    def __post_init__(self) -> None:
+        bound("max_retries", self.max_retries, 0, 100)
+        bound("initial_delay_s", self.initial_delay_s, 0, 3600)
+        bound("backoff_coefficient", self.backoff_coefficient, 1, 10)
+        bound("max_delay_s", self.max_delay_s, self.initial_delay_s, 86_400)
+        bound("jitter", self.jitter, 0, 1)
+
+
+class Missed(enum.StrEnum):
+    """What becomes of a schedule's times that passed while nobody was there: SKIP all, or CATCH_UP with one call for all of them."""
+
+    SKIP = "skip"
+    CATCH_UP = "catch_up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """When a function calls itself: at the times of a cron expression, or each `period_s` seconds. One of the two.
+
+    Attributes:
+        cron: five fields, `minute hour day-of-month month day-of-week` (crontab(5)).
+        timezone: an IANA name, in which cron's fields are read.
+        method: of a class; "" for a function.
+        arguments: JSON arguments of each call.
+    """
+
+    cron: str = ""
+    period_s: float | None = None
+    timezone: str = "UTC"
+    missed: Missed = Missed.SKIP
+    method: str = ""
+    arguments: Any = None
+
+    def __post_init__(self) -> None:
+        if bool(self.cron) == (self.period_s is not None):
+            raise InvalidInput("schedule: give a cron expression or a period, one of them", parameter="schedule")
+        if self.period_s is not None:
+            bound("period_s", self.period_s, 1, 366 * 86_400)
+        elif len(self.cron.split()) != 5:
+            text = "write five fields, minute hour day-of-month month day-of-week, as '0 6 * * 1'"
+            raise InvalidInput(f"schedule: cron = {self.cron!r}: {text}", parameter="schedule")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fallback:
+    """One rung of what answers when a function cannot: another `function`, its last `cached` answer, or a `static` one.
+
+    Attributes:
+        kind: `function`, `cached` or `static`.
+        function: of kind `function`: its name in the same app, or `app/function`; it gets the same arguments.
+        max_age_s: of kind `cached`: the oldest answer to the same arguments that will do.
+        status, body: of kind `static`: the answer, as JSON.
+    """
+
+    kind: str
+    function: str = ""
+    max_age_s: float = 3600.0
+    status: int = 200
+    body: Any = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("function", "cached", "static"):
+            raise InvalidInput(f"fallback: kind = {self.kind!r}: must be 'function', 'cached' or 'static'", parameter="fallback")
+        if (self.kind == "function") != bool(self.function):
+            raise InvalidInput("fallback: a function is named by kind 'function', and by it only", parameter="fallback")
+        bound("max_age_s", self.max_age_s, 1, 30 * 86_400)
+        bound("status", self.status, 200, 299)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """Another function that may answer in place of this one when there is no room for it: smaller, quantised, on a CPU.
+
+    Attributes:
+        function: its name in the same app; it takes the same arguments.
+        priorities: calls of these priorities may be answered by it.
+    """
+
+    function: str
+    priorities: tuple[Priority, ...] = (Priority.STANDARD, Priority.BATCH)
+
+    def __post_init__(self) -> None:
+        if not self.function or not self.priorities:
+            raise InvalidInput("variants: name a function, and the priorities it is acceptable for", parameter="variants")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objectives:
+    """Service level objectives of a function over `window_days`. Their indicators do not overlap.
+
+    Attributes:
+        availability: share of the calls that are answered, of those that were not refused on purpose.
+        warm_latency_s, warm_ratio: this share of the calls that waited for no start is answered within so long.
+        first_token_s, first_token_ratio: the same for the first byte of streams.
+        cold_latency_s, cold_ratio: the same for calls that waited for a start.
+        completion_ratio: share of the streams that end by themselves.
+        degraded_ratio: share of the calls that may be answered by a fallback or a variant.
+        stages_s: budgets of single stages (`STAGES`), in seconds of a call's latency.
+        freeze: while the error budget of the window is spent, nothing is released.
+    """
+
+    availability: float = 0.999
+    warm_latency_s: float = 0.1
+    warm_ratio: float = 0.99
+    first_token_s: float = 0.3
+    first_token_ratio: float = 0.99
+    cold_latency_s: float = 5.0
+    cold_ratio: float = 0.95
+    completion_ratio: float = 0.99
+    degraded_ratio: float = 0.05
+    window_days: int = 30
+    stages_s: Mapping[str, float] = field(default_factory=dict)
+    freeze: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("availability", "warm_ratio", "first_token_ratio", "cold_ratio", "completion_ratio"):
+            bound(name, getattr(self, name), 0.5, 0.99999)
+        for name in ("warm_latency_s", "first_token_s", "cold_latency_s"):
+            bound(name, getattr(self, name), 0.001, 86_400)
+        bound("degraded_ratio", self.degraded_ratio, 0, 1)
+        bound("window_days", self.window_days, 1, 90)
+        for stage, seconds in self.stages_s.items():
+            if stage not in STAGES:
+                raise InvalidInput(f"objectives: there is no stage {stage!r}; there are {', '.join(STAGES)}", parameter="objectives")
+            bound(f"stages_s.{stage}", seconds, 0.0001, 86_400)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """What the model behind a function is: told, not interpreted.
+
+    Attributes:
+        task: its type, such as `text-embedding` or `tabular-classification`.
+        owner: who answers for it.
+        tokenizer: by name or digest.
+        sampling: defaults of its sampling, such as {"temperature": 0}.
+        safety: its safety policy.
+    """
+
+    task: str = ""
+    owner: str = ""
+    tokenizer: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    safety: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """A bound on one number of an offline evaluation."""
+
+    metric: str
+    operator: str
+    bound: float
+
+    def passes(self, value: float) -> bool:
+        """Whether the number is good enough; NaN never is."""
+        match self.operator:
+            case ">=":
+                return value >= self.bound
+            case ">":
+                return value > self.bound
+            case "<=":
+                return value <= self.bound
+            case "<":
+                return value < self.bound
+        return value == self.bound
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.operator} {self.bound:g}"
+
+
+def parse_gate(metric: str, text: str) -> Gate:
+    """A gate from its text, as `>= 0.91`. Raises InvalidInput."""
+    match = _GATE.match(text)
+    if not metric or match is None:
+        raise InvalidInput(f"require[{metric!r}] = {text!r}: write a comparison with a number, as '>= 0.91'", parameter="require")
+    return Gate(metric=metric, operator=match[1], bound=float(match[2]))
+
+
+def bound(key: str, value: float, low: float, high: float) -> None:
+    """Raise InvalidInput unless `value` is a number from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise InvalidInput(f"{key} = {value!r}: must be between {low:g} and {high:g}", parameter=key)
