@@ -1,4 +1,4 @@
-"""The activator process: settings → objects → startup, run, shutdown.
+"""The activator process: settings → objects (`activator.assembly`) → startup, run, shutdown.
 
 `python -m activator --config platform.yaml [--ready-fd N] [--index I]`
 """
@@ -20,36 +20,13 @@ import uvicorn
 import uvloop
 from prometheus_client import start_http_server
 
-from activator.admission import ProcessQueue, StrangerLimit
-from activator.billing.books import Books, ControllerLedger
+from activator.assembly import Assembly, site_of
 from activator.billing.errors import JournalFull, JournalInUse
-from activator.billing.redis_money import RedisMoney
-from activator.calls import SubmittedCalls
-from activator.control import ControlPlane
-from activator.dispatch import Dispatcher
-from activator.edge import EdgeLimits
-from activator.entry import Entrance
-from activator.fairness.gate import Gate
-from activator.fairness.terms import share_of
-from activator.feed import FeedFollower
-from activator.fleet import NodeFleet
-from activator.gateway import Gateway
-from activator.metrics import Metrics
-from activator.passthrough import Passthrough
-from activator.quotas.process import ProcessQuotas
-from activator.quotas.redis_store import RedisQuotas
-from activator.quotas.store import QuotaStore
-from activator.routes import RouteTable, Target
-from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
 from activator.shared.keeper import Keeper
-from activator.shared.redis_state import RedisState, platform_id
 from activator.shared.state import SharedStateUnreachable
 from activator.shared.strangers import SharedStrangerLimit
-from activator.siblings import Siblings, socket_of
-from activator.throttler import Throttler
 from pilotlight.pricing import PriceSettings
-from pilotlight.seal import PlatformKey
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
 
 log = logging.getLogger("activator")
@@ -66,95 +43,18 @@ SHUTDOWN_S = 30.0
 
 
 class Activator:
-    """One activator: everything it is made of, in the order in which it is made."""
+    """One activator's life: what it is made of (`assembly`) starts, serves and ends in the right order."""
 
-    def __init__(self, *, settings: ActivatorSettings, prices: PriceSettings, paths: Paths, index: int) -> None:
-        self.id = f"a-{index}"
-        self.home = paths.home / "activator" / self.id
-        self.home.mkdir(parents=True, exist_ok=True)
-        key = PlatformKey.load_or_create(paths.home / "platform.key")
-        controller = paths.socket("controller")
-        self.settings = settings
-        self.metrics = Metrics(series=settings.metrics_series)
-        self.table = RouteTable(prices.lists(), key)
-        self.metrics.collect_tenants(self.table.tenant_names)
-        self.quotas = _quota_store(settings, key, self.id)
-        self.entrance = Entrance(table=self.table, store=self.quotas, settings=settings)
-        self.feed = FeedFollower(table=self.table, socket=controller, token=key.token, log_path=self.home / "routes.ndjson")
-        self.fleet = NodeFleet(
-            socket=paths.socket("snapshotter"), lessee=self.id, share_of=lambda tenant: share_of(self.table, tenant)
-        )  # fmt: skip
-        self.books = Books(
-            directory=self.home, activator=self.id, sync_s=settings.journal_sync_s, free_idle_s=settings.scaledown_window_s,
-            ledger=ControllerLedger(socket=controller, token=key.token, activator=self.id),
-            money=_shared_money(settings, key, self.id), is_open_without_money=settings.is_open_without_redis("budget"),
-            is_served_unbilled=settings.journal_full == "serve", on_unbilled=self.metrics.unbilled,
-        )  # fmt: skip
-        self.table.on_budget = self.books.budgets.apply
-        self.queue = ProcessQueue(settings.max_queued)
-        self.metrics.collect_waiting(self.queue.counts)
-        self.gate = Gate(self.table)
-        self.shared = _shared_state(settings, key, self.id)
-        rate_per_s = settings.unauthenticated_per_s
-        self.strangers = SharedStrangerLimit(self.shared, rate_per_s=rate_per_s) if self.shared else StrangerLimit(rate_per_s=rate_per_s)
-        self.socket = socket_of(paths.run, index) if settings.activators > 1 else None
-        self.siblings = Siblings(paths.run, index=index, count=settings.activators) if settings.activators > 1 else None
-
-        def make_throttler(target: Target) -> Throttler:
-            return Throttler(
-                target,
-                fleet=self.fleet,
-                queue=self.queue,
-                secret_env=self.table.secret_env,
-                observer=self.metrics,
-                account=self.books.account,
-                allowance=self.shared,
-                gate=self.gate,
-            )
-
-        self.scaler = Scaler(
-            table=self.table,
-            fleet=self.fleet,
-            make_throttler=make_throttler,
-            gate=self.gate,
-            may_run=lambda target: not self.books.is_spent(target),
-        )
-        self.metrics.collect_instances(self.scaler.states)
-        self.metrics.collect_journal(self.books.lag)
-        self.dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of, may_pay=self.books.check)
-        self.control = ControlPlane(
-            controller, table=self.table, strangers=self.strangers, catch_up=self.feed.catch_up,
-            others_catch_up=self.siblings.catch_up if self.siblings is not None else None,
-        )  # fmt: skip
-        self.calls = SubmittedCalls(
-            books=self.books, dispatcher=self.dispatcher, table=self.table, entrance=self.entrance, control=self.control, settings=settings,
-            metrics=self.metrics, controller=controller, token=key.token, siblings=self.siblings,
-        )  # fmt: skip
-        self.limits = EdgeLimits(
-            max_per_address=settings.max_connections_per_address,
-            max_head_bytes=settings.max_header_bytes,
-            head_timeout_s=settings.header_timeout_s,
-        )
-        self.gateway = Gateway(
-            settings=settings,
-            table=self.table,
-            entrance=self.entrance,
-            strangers=self.strangers,
-            dispatcher=self.dispatcher,
-            calls=self.calls,
-            scaler=self.scaler,
-            passthrough=Passthrough(dispatcher=self.dispatcher, metrics=self.metrics),
-            control=self.control,
-            metrics=self.metrics,
-        )
+    def __init__(self, parts: Assembly) -> None:
+        self._parts = parts
 
     async def startup(self) -> None:
         """Be a member, and know the routes on disk. Raises SharedStateUnreachable."""
-        if self.shared is not None:
-            await self.shared.join()
-            self.metrics.collect_shared(self.shared.statistics)
-        self.feed.load()
-        log.info("routes on disk %s", dict(self.table.statistics()))
+        if self._parts.shared is not None:
+            await self._parts.shared.join()
+            self._parts.metrics.collect_shared(self._parts.shared.statistics)
+        self._parts.feed.load()
+        log.info("routes on disk %s", dict(self._parts.table.statistics()))
 
     async def run(self, listener: socket.socket, ready_fd: int | None) -> None:
         """Serve until SIGTERM or SIGINT."""
@@ -163,31 +63,35 @@ class Activator:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self.books.aclose)
+            stack.push_async_callback(self._parts.books.aclose)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             background = [
-                tasks.create_task(self.feed.follow(), name="feed"),
-                tasks.create_task(self.limits.sweep(), name="slow heads"),
+                tasks.create_task(self._parts.feed.follow(), name="feed"),
+                tasks.create_task(self._parts.limits.sweep(), name="slow heads"),
             ]
             await self._first_routes()
-            await self.books.load_budgets()  # after the feed has named them, before anything is spent
-            background.append(tasks.create_task(self.books.run(), name="books"))
-            background.append(tasks.create_task(self.scaler.watch(), name="agent events"))
+            await self._parts.books.load_budgets()  # after the feed has named them, before anything is spent
+            background.append(tasks.create_task(self._parts.books.run(), name="books"))
+            background.append(tasks.create_task(self._parts.scaler.watch(), name="agent events"))
             await self._first_instances()
-            background.append(tasks.create_task(self.scaler.run(), name="autoscaler"))
-            background += self.calls.start(tasks)
-            if isinstance(self.quotas, RedisQuotas):
-                background.append(tasks.create_task(self.quotas.run(), name="quotas"))
-            if self.shared is not None and self.siblings is not None:
-                keeper = Keeper(self.shared, scaler=self.scaler, leases=self.fleet, is_process_alive=self.siblings.is_process_alive)
+            background.append(tasks.create_task(self._parts.scaler.run(), name="autoscaler"))
+            background += self._parts.calls.start(tasks)
+            background += [tasks.create_task(make(), name=name) for name, make in self._parts.loops]
+            if self._parts.shared is not None and self._parts.siblings is not None:
+                keeper = Keeper(
+                    self._parts.shared,
+                    scaler=self._parts.scaler,
+                    leases=self._parts.fleet,
+                    is_process_alive=self._parts.siblings.is_process_alive,
+                )
                 background.append(tasks.create_task(keeper.run(), name="membership"))
-            sockets = [listener] if self.socket is None else [listener, listen_unix(self.socket)]
+            sockets = [listener] if self._parts.socket is None else [listener, listen_unix(self._parts.socket)]
             serving = tasks.create_task(server.serve(sockets=sockets), name="http")
             await server.wait_started()
             if ready_fd is not None:
                 os.write(ready_fd, b"\n")
                 os.close(ready_fd)
-            log.info("activator serves id=%s address=%s:%d", self.id, *listener.getsockname()[:2])
+            log.info("activator serves id=%s address=%s:%d", self._parts.site.id, *listener.getsockname()[:2])
             _calm_collector()
             await stop.wait()
             await self._shutdown(server, serving, background)
@@ -195,14 +99,14 @@ class Activator:
     async def _first_routes(self) -> None:
         try:
             async with asyncio.timeout(FIRST_ROUTES_S):
-                await self.feed.first_answer.wait()
+                await self._parts.feed.first_answer.wait()
         except TimeoutError:
-            log.warning("controller is not there yet; serving with the routes on disk version=%d", self.table.version)
+            log.warning("controller is not there yet; serving with the routes on disk version=%d", self._parts.table.version)
 
     async def _first_instances(self) -> None:
         try:
             async with asyncio.timeout(FIRST_INSTANCES_S):
-                await self.scaler.reconciled.wait()
+                await self._parts.scaler.reconciled.wait()
         except TimeoutError:
             log.warning("node agent is not there yet; serving without the instances that it may have")
 
@@ -211,30 +115,32 @@ class Activator:
         # closes last (it is outermost on the exit stack), because every ended call writes to it.
         server.should_exit = True
         await serving
-        await self.calls.aclose()
+        await self._parts.calls.aclose()
         for task in background:
             task.cancel()
-        await self.scaler.aclose()
+        await self._parts.scaler.aclose()
         await self._close_shared()
-        await self.fleet.aclose()
-        await self.feed.aclose()
-        await self.control.aclose()
+        await self._parts.fleet.aclose()
+        await self._parts.feed.aclose()
+        await self._parts.control.aclose()
+        for close in self._parts.closing:
+            await close()
 
     async def _close_shared(self) -> None:
         # After the throttlers: they give back what they had asked for. Siblings may still be asking us, but no request is left to ask them.
-        if self.siblings is not None:
-            await self.siblings.aclose()
-        if isinstance(self.strangers, SharedStrangerLimit):
-            await self.strangers.aclose()
-        await self.quotas.aclose()
-        if self.shared is not None:
-            await self.shared.aclose()
+        if self._parts.siblings is not None:
+            await self._parts.siblings.aclose()
+        if isinstance(self._parts.strangers, SharedStrangerLimit):
+            await self._parts.strangers.aclose()
+        await self._parts.quotas.aclose()
+        if self._parts.shared is not None:
+            await self._parts.shared.aclose()
 
     def _uvicorn_config(self) -> uvicorn.Config:
         return uvicorn.Config(
-            self.gateway,
+            self._parts.gateway,
             loop="none",
-            http=self.limits.protocol(),
+            http=self._parts.limits.protocol(),
             ws="websockets-sansio",
             lifespan="off",
             access_log=False,
@@ -294,27 +200,6 @@ def listen_unix(path: Path) -> socket.socket:
     return listener
 
 
-def _shared_state(settings: ActivatorSettings, key: PlatformKey, member: str) -> RedisState | None:
-    """None for a lone activator: it asks nobody."""
-    if settings.activators == 1 or settings.redis_url is None:
-        return None
-    return RedisState(settings.redis_url, platform=platform_id(key.token), member=member)
-
-
-def _quota_store(settings: ActivatorSettings, key: PlatformKey, member: str) -> QuotaStore:
-    """Where quotas are counted. Redis need not be there yet: `activator.without_redis` says what happens until it is."""
-    if not settings.counts_in_redis or settings.redis_url is None:
-        return ProcessQuotas()
-    return RedisQuotas(settings.redis_url, platform=platform_id(key.token), member=member, is_open=settings.is_open_without_redis)
-
-
-def _shared_money(settings: ActivatorSettings, key: PlatformKey, member: str) -> RedisMoney | None:
-    """None where no other activator spends from the same budgets."""
-    if not settings.counts_in_redis or settings.redis_url is None:
-        return None
-    return RedisMoney(settings.redis_url, platform=platform_id(key.token), member=member)
-
-
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="activator", description="The data plane of pilotlight.")
     parser.add_argument("--config", type=Path, default=None, help="platform.yaml")
@@ -344,7 +229,7 @@ def main(argv: list[str] | None = None) -> None:
     except OSError as e:
         sys.exit(f"activator: cannot listen on {settings.listen}: {e.strerror}: is another platform running? Set activator.listen")
     try:
-        activator = Activator(settings=settings, prices=prices, paths=paths, index=arguments.index)
+        parts = Assembly(settings=settings, prices=prices, site=site_of(paths, arguments.index))
     except JournalInUse as e:
         sys.exit(f"activator: a-{arguments.index} is already served: {e}")
     except JournalFull as e:
@@ -352,11 +237,12 @@ def main(argv: list[str] | None = None) -> None:
     if (address := settings.metrics_address(arguments.index)) is not None:
         host, port = address
         try:
-            start_http_server(port, host, registry=activator.metrics.registry)
+            start_http_server(port, host, registry=parts.metrics.registry)
         except OSError as e:
             sys.exit(f"activator: cannot serve metrics on {host}:{port}: {e.strerror}: set activator.metrics_listen")
 
     async def life() -> None:
+        activator = Activator(parts)
         await activator.startup()
         await activator.run(listener, arguments.ready_fd)
 

@@ -1,0 +1,191 @@
+"""What one activator is made of, in the order in which it is made: settings in, objects out; nothing runs yet.
+
+Each small function makes one group of parts and says what it needs by what it reads. A part that runs by itself adds itself to `loops`,
+one that must be closed at the end to `closing`: the process (`activator.__main__`) starts and ends them without knowing them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from activator.admission import ProcessQueue, StrangerLimit
+from activator.billing.books import Books, ControllerLedger
+from activator.billing.redis_money import RedisMoney
+from activator.calls import SubmittedCalls
+from activator.control import ControlPlane
+from activator.dispatch import Dispatcher
+from activator.edge import EdgeLimits
+from activator.entry import Entrance
+from activator.fairness.gate import Gate
+from activator.fairness.terms import share_of
+from activator.feed import FeedFollower
+from activator.fleet import NodeFleet
+from activator.gateway import Gateway
+from activator.metrics import Metrics
+from activator.passthrough import Passthrough
+from activator.quotas.process import ProcessQuotas
+from activator.quotas.redis_store import RedisQuotas
+from activator.quotas.store import QuotaStore
+from activator.routes import RouteTable, Target
+from activator.scaler import Scaler
+from activator.settings import ActivatorSettings
+from activator.shared.redis_state import RedisState, platform_id
+from activator.shared.strangers import SharedStrangerLimit
+from activator.siblings import Siblings, socket_of
+from activator.throttler import Throttler
+from pilotlight.pricing import PriceSettings
+from pilotlight.seal import PlatformKey
+from weight_cache.settings import Paths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where an activator lives and who it is.
+
+    Attributes:
+        id: its name among the activators: `a-0`.
+        index: which activator of this machine, from 0.
+        home: directory of its journal and its copy of the routes.
+        key: the platform's key.
+        controller: socket of the controller.
+    """
+
+    id: str
+    index: int
+    paths: Paths
+    home: Path
+    key: PlatformKey
+    controller: Path
+
+
+def site_of(paths: Paths, index: int) -> Site:
+    """The place of activator `index`; its directory is made."""
+    home = paths.home / "activator" / f"a-{index}"
+    home.mkdir(parents=True, exist_ok=True)
+    key = PlatformKey.load_or_create(paths.home / "platform.key")
+    return Site(id=f"a-{index}", index=index, paths=paths, home=home, key=key, controller=paths.socket("controller"))
+
+
+class Assembly:
+    """The parts of one activator. Owner: the event loop of its process, once it runs.
+
+    Attributes:
+        loops: what runs from start to end beside the server: (name of the task, what makes it). Started once the routes and budgets are
+            known, cancelled once the last request was answered.
+        closing: closed after the loops, in this order.
+    """
+
+    def __init__(self, *, settings: ActivatorSettings, prices: PriceSettings, site: Site) -> None:
+        self.settings = settings
+        self.site = site
+        self.loops: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
+        self.closing: list[Callable[[], Awaitable[None]]] = []
+        self.metrics = Metrics(series=settings.metrics_series)
+        self._make_routes(prices)
+        self._make_books()
+        self._make_shared()
+        self._make_scaler()
+        self._make_dispatch()
+        self._make_calls()
+        self._make_gateway()
+
+    def _make_routes(self, prices: PriceSettings) -> None:
+        settings, site = self.settings, self.site
+        self.table = RouteTable(prices.lists(), site.key)
+        self.metrics.collect_tenants(self.table.tenant_names)
+        self.quotas = _quota_store(settings, site)
+        self.entrance = Entrance(table=self.table, store=self.quotas, settings=settings)
+        self.feed = FeedFollower(table=self.table, socket=site.controller, token=site.key.token, log_path=site.home / "routes.ndjson")
+        if isinstance(self.quotas, RedisQuotas):
+            self.loops.append(("quotas", self.quotas.run))
+
+    def _make_books(self) -> None:
+        settings, site = self.settings, self.site
+        self.books = Books(
+            directory=site.home, activator=site.id, sync_s=settings.journal_sync_s, free_idle_s=settings.scaledown_window_s,
+            ledger=ControllerLedger(socket=site.controller, token=site.key.token, activator=site.id),
+            money=_shared_money(settings, site), is_open_without_money=settings.is_open_without_redis("budget"),
+            is_served_unbilled=settings.journal_full == "serve", on_unbilled=self.metrics.unbilled,
+        )  # fmt: skip
+        self.table.on_budget = self.books.budgets.apply
+        self.metrics.collect_journal(self.books.lag)
+
+    def _make_shared(self) -> None:
+        settings, site = self.settings, self.site
+        self.shared = _shared_state(settings, site)
+        rate_per_s = settings.unauthenticated_per_s
+        self.strangers = SharedStrangerLimit(self.shared, rate_per_s=rate_per_s) if self.shared else StrangerLimit(rate_per_s=rate_per_s)
+        self.socket = socket_of(site.paths.run, site.index) if settings.activators > 1 else None
+        self.siblings = Siblings(site.paths.run, index=site.index, count=settings.activators) if settings.activators > 1 else None
+
+    def _make_scaler(self) -> None:
+        self.fleet = NodeFleet(
+            socket=self.site.paths.socket("snapshotter"), lessee=self.site.id, share_of=lambda tenant: share_of(self.table, tenant)
+        )  # fmt: skip
+        self.queue = ProcessQueue(self.settings.max_queued)
+        self.metrics.collect_waiting(self.queue.counts)
+        self.gate = Gate(self.table)
+        self.scaler = Scaler(
+            table=self.table, fleet=self.fleet, make_throttler=self._make_throttler, gate=self.gate,
+            may_run=lambda target: not self.books.is_spent(target),
+        )  # fmt: skip
+        self.metrics.collect_instances(self.scaler.states)
+
+    def _make_throttler(self, target: Target) -> Throttler:
+        return Throttler(
+            target, fleet=self.fleet, queue=self.queue, secret_env=self.table.secret_env, observer=self.metrics,
+            account=self.books.account, allowance=self.shared, gate=self.gate,
+        )  # fmt: skip
+
+    def _make_dispatch(self) -> None:
+        self.dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of, may_pay=self.books.check)
+
+    def _make_calls(self) -> None:
+        site = self.site
+        self.control = ControlPlane(
+            site.controller, table=self.table, strangers=self.strangers, catch_up=self.feed.catch_up,
+            others_catch_up=self.siblings.catch_up if self.siblings is not None else None,
+        )  # fmt: skip
+        self.calls = SubmittedCalls(
+            books=self.books, dispatcher=self.dispatcher, table=self.table, entrance=self.entrance, control=self.control,
+            settings=self.settings, metrics=self.metrics, controller=site.controller, token=site.key.token, siblings=self.siblings,
+        )  # fmt: skip
+
+    def _make_gateway(self) -> None:
+        settings = self.settings
+        self.limits = EdgeLimits(
+            max_per_address=settings.max_connections_per_address,
+            max_head_bytes=settings.max_header_bytes,
+            head_timeout_s=settings.header_timeout_s,
+        )
+        self.gateway = Gateway(
+            settings=settings, table=self.table, entrance=self.entrance, strangers=self.strangers, dispatcher=self.dispatcher,
+            calls=self.calls, scaler=self.scaler, passthrough=Passthrough(dispatcher=self.dispatcher, metrics=self.metrics),
+            control=self.control, metrics=self.metrics,
+        )  # fmt: skip
+
+
+def _shared_state(settings: ActivatorSettings, site: Site) -> RedisState | None:
+    """None for a lone activator: it asks nobody."""
+    if settings.activators == 1 or settings.redis_url is None:
+        return None
+    return RedisState(settings.redis_url, platform=platform_id(site.key.token), member=site.id)
+
+
+def _quota_store(settings: ActivatorSettings, site: Site) -> QuotaStore:
+    """Where quotas are counted. Redis need not be there yet: `activator.without_redis` says what happens until it is."""
+    if not settings.counts_in_redis or settings.redis_url is None:
+        return ProcessQuotas()
+    return RedisQuotas(
+        settings.redis_url, platform=platform_id(site.key.token), member=site.id, is_open=settings.is_open_without_redis
+    )  # fmt: skip
+
+
+def _shared_money(settings: ActivatorSettings, site: Site) -> RedisMoney | None:
+    """None where no other activator spends from the same budgets."""
+    if not settings.counts_in_redis or settings.redis_url is None:
+        return None
+    return RedisMoney(settings.redis_url, platform=platform_id(site.key.token), member=site.id)
