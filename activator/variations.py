@@ -1,0 +1,83 @@
+"""What may be done with a call beside waiting for its answer: submit it, submit it under an id of one's own, or only warm up for it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from activator import warmups
+from activator.calls import SubmittedCalls, function_of_put
+from activator.dispatch import Call, Dispatcher
+from activator.entry import Entry, split_function
+from activator.quotas.admission import Admission
+from activator.reception import Reception
+from activator.request import Request
+from activator.scaler import Scaler
+from activator.settings import ActivatorSettings
+from pilotlight import errors
+from pilotlight.types import Scope as KeyScope
+
+Admit = Callable[[Request, Entry, str, Admission | None], Awaitable[Call]]
+"""The gateway's: read a request's body and check its arguments."""
+
+
+class Variations:
+    """The gateway's verbs but `invoke`."""
+
+    def __init__(
+        self,
+        *,
+        settings: ActivatorSettings,
+        reception: Reception,
+        calls: SubmittedCalls,
+        dispatcher: Dispatcher,
+        scaler: Scaler,
+        admit: Admit,
+    ) -> None:
+        self._settings = settings
+        self._reception = reception
+        self._calls = calls
+        self._dispatcher = dispatcher
+        self._scaler = scaler
+        self._admit = admit
+
+    def __repr__(self) -> str:
+        return f"<Variations {self._calls!r}>"
+
+    async def submit(self, request: Request, entry: Entry, method: str) -> None:
+        """`POST …:submit`: durable in the journal, then 202; the caller polls `GET /v1/calls/{id}`."""
+        call = await self._admit_later(request, entry, method)
+        await self._calls.submit(request, entry.caller, call)
+
+    async def put_call(self, request: Request, own_id: str) -> None:
+        """`PUT /v1/calls/{id}?function=app/function`: submit under an id of the caller's, so that a repeat is the same call."""
+        caller = self._reception.reader(request)
+        if await self._calls.put_elsewhere(request, caller, own_id):
+            return
+        owner, function = split_function(function_of_put(request))
+        targets, method = self._reception.targets(request, caller, function, owner)
+        entry = self._reception.enter(request, caller, targets)
+        call = await self._admit_later(request, entry, method)
+        await self._calls.put(request, caller, call, own_id)
+
+    async def _admit_later(self, request: Request, entry: Entry, method: str) -> Call:
+        """A call that counts as a request now, and among those that run at once when it runs."""
+        if entry.caller.is_anonymous:
+            raise errors.Unauthenticated("submitting a call needs an API key: without one nobody could ask for its result")
+        return await self._admit(request, entry, method, await entry.admit(holds=0))
+
+    async def warmup(self, request: Request, entry: Entry, method: str) -> None:
+        """`POST …:warmup`: make the next start fast; counts as a request. Needs scope `deploy` of the function's own tenant.
+
+        `?snapshot=false` leaves the snapshot out; with `Accept: application/x-ndjson` its stages are told as they come.
+        """
+        if entry.foreign or not entry.caller.scope.reaches(KeyScope.DEPLOY):
+            raise errors.Forbidden("warming up needs an API key of scope 'deploy' of the function's own tenant")
+        await entry.admit(holds=0)
+        self._dispatcher.check_start(entry.target)
+        await request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
+        snapshot = b"snapshot=false" not in request.scope["query_string"].split(b"&")
+        if warmups.wants_stages(request):
+            await warmups.stream(request, partial(self._scaler.warm_up, entry.target, snapshot=snapshot))
+        else:
+            await request.respond_json(200, await self._scaler.warm_up(entry.target, snapshot=snapshot))
