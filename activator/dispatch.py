@@ -38,11 +38,13 @@ class Call:
         admission: what it holds of its quotas until its end; None = nothing.
         rank: its place among those that wait.
         caller: id of the tenant that calls another one's function; "" = the function's own, who pays in either case.
+        began_ns, routed_ns: when its request was there, and when it was routed; without the time that its body took to come. `received_ns`:
+            when it was admitted.
     """
 
-    __slots__ = ("accept", "admission", "attempt", "body", "caller", "content_type", "deadline_s", "extra_headers", "id", "key_id",
-                 "method", "path", "rank", "received_ns", "reserved_ns", "start_kind", "start_ms", "started_at", "target",
-                 "weights")  # fmt: skip
+    __slots__ = ("accept", "admission", "attempt", "began_ns", "body", "caller", "content_type", "deadline_s", "extra_headers", "id",
+                 "key_id", "method", "path", "rank", "received_ns", "reserved_ns", "routed_ns", "start_kind", "start_ms", "started_at",
+                 "target", "weights")  # fmt: skip
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class Call:
         self.rank = rank
         self.caller = caller
         self.attempt = 1
-        self.received_ns = time.monotonic_ns()
+        self.began_ns = self.routed_ns = self.received_ns = time.monotonic_ns()
         self.started_at = time.time()
         self.reserved_ns = 0
         self.start_kind = StartKind.WARM
