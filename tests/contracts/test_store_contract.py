@@ -14,11 +14,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.exc import DBAPIError
 
-from pilotlight.controller import audit, bills, bootstrap, calls, feed, keys, launch, ledger, lock, registry, tables, tenants
+from pilotlight.controller import audit, bills, bootstrap, calls, feed, history, keys, launch, ledger, lock, registry, tables, tenants
 from pilotlight.controller.figures import functions, latency, newest, shares
 from pilotlight.controller.figures import usage as use
 from pilotlight.controller.figures.spans import Span
-from pilotlight.controller.registry import Place
+from pilotlight.controller.places import Place
 from pilotlight.controller.store import Store
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import CallRecord, FunctionRoute
@@ -162,7 +162,7 @@ def test_a_deleted_app_is_gone_but_its_history_stays(store: Store, place: Place)
         assert registry.apps(sql, **where) == []
         with pytest.raises(NotFound, match="no app 'search'"):
             registry.app(sql, **where, name="search")
-        assert [h["action"] for h in registry.history(sql, **where, name="search", limit=9)] == ["delete", "deploy"]
+        assert [h["action"] for h in history.entries(sql, **where, app="search", limit=9)] == ["delete", "deploy"]
 
 
 def test_the_feed_keeps_only_the_newest_change_of_a_thing(store: Store, place: Place) -> None:

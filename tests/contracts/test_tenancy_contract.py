@@ -14,8 +14,8 @@ from fastapi import FastAPI
 
 from pilotlight.controller import access, audit, keys, launch, problems, quotas, registry, tables, tenants
 from pilotlight.controller.keys import Reach
+from pilotlight.controller.places import Place
 from pilotlight.controller.plans import Terms, terms_of
-from pilotlight.controller.registry import Place
 from pilotlight.controller.store import Store
 from pilotlight.errors import Conflict, NotFound, Unauthenticated
 from pilotlight.quotas import BUILT_IN

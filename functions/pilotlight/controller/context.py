@@ -14,7 +14,7 @@ from pilotlight.controller.access import Principal
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
 from pilotlight.controller.metrics import Metrics
-from pilotlight.controller.registry import Place
+from pilotlight.controller.places import Place
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.store import Store
 from pilotlight.errors import Forbidden

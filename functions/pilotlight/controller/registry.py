@@ -13,32 +13,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller import audit, launch, publishing, tables
+from pilotlight.controller import audit, history, publishing, revisions, tables
+from pilotlight.controller.places import Place
+from pilotlight.controller.revisions import Told
 from pilotlight.controller.store import Write
 from pilotlight.errors import NotFound
-from pilotlight.spec import FunctionSpec, canonical_json, to_json
+from pilotlight.spec import FunctionSpec, to_json
 
 MAX_TRAFFIC = 100
-DIGEST_HEX = 6
-"""Hex digits of the content hash in a revision's name; the ordinal already makes it unique within its function."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where an app lives, and who changes it: what every change of the registry needs to know.
-
-    Attributes:
-        uid: the tenant's uid on nodes, which launches carry.
-        actor: id of the key, for the audit log.
-        request: id of the request, for the audit log.
-    """
-
-    tenant: str
-    uid: int | None
-    environment: str
-    app: str
-    actor: str
-    request: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +48,11 @@ def deploy(
 ) -> Deployment:
     """Make the app consist of exactly `specs`, all traffic on them. The caller has checked what they refer to."""
     before = _current(write.sql, place)
-    version = _next_version(write, place)
+    version = history.next_version(write, place, stopped=False)
     deployed = tuple(_deploy_function(write, place, spec) for spec in specs)
     removed = _remove(write, place, names=set(before) - {spec.name for spec in specs})
     after = {d.function: d.revision for d in deployed}
-    listed = canonical_json(to_json(deployed)).decode()
-    _history(write, place, version=version, action="deploy", message=message, labels=labels or {}, functions=listed)
+    history.note(write, place, version=version, action="deploy", message=message, labels=labels, functions=to_json(deployed))
     _audit(write, place, "app.deploy", before={"functions": before}, after={"functions": after, "version": version})
     return Deployment(app=place.app, environment=place.environment, version=version, functions=deployed, removed=removed)
 
@@ -79,11 +60,11 @@ def deploy(
 def stop(write: Write, place: Place) -> int:
     """Answer 503 for every function of the app until it is deployed again; returns the new version. Raises NotFound."""
     _demand(write.sql, place)
-    version = _next_version(write, place, stopped=True)
+    version = history.next_version(write, place, stopped=True)
     names = _current(write.sql, place)
     for name in names:
-        publishing.publish(write, _id(place, name))
-    _history(write, place, version=version, action="stop", message="", labels={}, functions=_listed(names))
+        publishing.publish(write, place.function_id(name))
+    history.note(write, place, version=version, action="stop", functions=_listed(names))
     _audit(write, place, "app.stop", after={"version": version})
     return version
 
@@ -92,10 +73,10 @@ def delete(write: Write, place: Place) -> tuple[str, ...]:
     """Remove the app's functions; their ids. Its history and its revisions stay: a bill must be explainable. Raises NotFound."""
     _demand(write.sql, place)
     names = _current(write.sql, place)
-    version = _next_version(write, place)
+    version = history.next_version(write, place)
     removed = _remove(write, place, names=set(names))
-    write.sql.execute(sa.update(tables.apps).where(*_is_app(place)).values(deleted_at=write.now))
-    _history(write, place, version=version, action="delete", message="", labels={}, functions=_listed(names))
+    write.sql.execute(sa.update(tables.apps).where(*place.is_app()).values(deleted_at=write.now))
+    history.note(write, place, version=version, action="delete", functions=_listed(names))
     _audit(write, place, "app.delete", before={"functions": names})
     return removed
 
@@ -114,7 +95,7 @@ def switch_snapshots(write: Write, place: Place, *, function: str, enabled: bool
 def find_function(sql: sa.Connection, place: Place, name: str) -> sa.Row[Any]:
     """A deployed function's row. Raises NotFound."""
     table = tables.functions
-    row = sql.execute(sa.select(table).where(table.c.id == _id(place, name), table.c.removed_at.is_(None))).first()
+    row = sql.execute(sa.select(table).where(table.c.id == place.function_id(name), table.c.removed_at.is_(None))).first()
     if row is None:
         raise NotFound(f"there is no function {place.app}/{name} in environment {place.environment!r}", app=place.app, function=name)
     return row
@@ -123,9 +104,9 @@ def find_function(sql: sa.Connection, place: Place, name: str) -> sa.Row[Any]:
 def demand_known(sql: sa.Connection, place: Place, function: str | None) -> None:
     """Raise NotFound for an app, or a function of it, that was never deployed; a deleted one is known."""
     table = tables.functions
-    if sql.execute(sa.select(tables.apps.c.name).where(*_is_app(place))).first() is None:
+    if sql.execute(sa.select(tables.apps.c.name).where(*place.is_app())).first() is None:
         raise _no_app(place.app, place.environment)
-    if function and sql.execute(sa.select(table.c.id).where(table.c.id == _id(place, function))).first() is None:
+    if function and sql.execute(sa.select(table.c.id).where(table.c.id == place.function_id(function))).first() is None:
         raise NotFound(f"app {place.app!r} never had a function {function!r}", app=place.app, function=function)
 
 
@@ -154,7 +135,7 @@ def app(sql: sa.Connection, *, tenant: str, environment: str, name: str) -> dict
         sa.select(functions, traffic.c.revision, traffic.c.weight, revisions.c.spec)
         .join(traffic, traffic.c.function == functions.c.id)
         .join(revisions, (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision))
-        .where(*_in_app(place), functions.c.removed_at.is_(None))
+        .where(*place.in_app(), functions.c.removed_at.is_(None))
         .order_by(functions.c.name, traffic.c.revision)
     )
     found: dict[str, dict[str, Any]] = {}
@@ -174,48 +155,22 @@ def gpus_of(sql: sa.Connection, revisions: Sequence[str]) -> dict[str, int]:
     return {revision: max(1, resources["gpu_count"]) if resources["gpu"] else 0 for revision, resources in found.items()}
 
 
-def history(sql: sa.Connection, *, tenant: str, environment: str, name: str, limit: int) -> list[dict[str, Any]]:
-    """An app's deployments, newest first; those of a deleted app too. Raises NotFound."""
-    table = tables.deployments
-    query = sa.select(table).where(table.c.tenant == tenant, table.c.environment == environment, table.c.app == name)
-    rows = sql.execute(query.order_by(table.c.version.desc()).limit(limit)).mappings().all()
-    if not rows:
-        raise _no_app(name, environment)
-    kept = ("version", "action", "created_at", "created_by", "message")
-    return [
-        {**{key: row[key] for key in kept}, "labels": json.loads(row["labels"]), "functions": json.loads(row["functions"])} for row in rows
-    ]
-
-
 def _deploy_function(write: Write, place: Place, spec: FunctionSpec) -> Deployed:
-    function = _id(place, spec.name)
+    function = place.function_id(spec.name)
     table, traffic = tables.functions, tables.traffic
     row = {"tenant": place.tenant, "environment": place.environment, "app": place.app, "name": spec.name}
     insert = write.insert(table).values(id=function, **row, revisions=0, created_at=write.now)
     write.sql.execute(insert.on_conflict_do_update(index_elements=["id"], set_={"removed_at": None}))
-    revision, created = _revision(write, function, spec)
+    revision, created = revisions.ensure(write, function, spec, told=Told(author=place.actor))
     write.sql.execute(sa.delete(traffic).where(traffic.c.function == function))
     write.sql.execute(sa.insert(traffic).values(function=function, revision=revision, weight=MAX_TRAFFIC))
     publishing.publish(write, function)
     return Deployed(function=spec.name, revision=revision, created=created)
 
 
-def _revision(write: Write, function: str, spec: FunctionSpec) -> tuple[str, bool]:
-    table, functions, digest = tables.revisions, tables.functions, spec.digest()
-    known = write.sql.execute(sa.select(table.c.name).where(table.c.function == function, table.c.digest == digest)).scalar()
-    if known is not None:
-        return str(known), False
-    count = sa.update(functions).where(functions.c.id == function).values(revisions=functions.c.revisions + 1)
-    ordinal = write.sql.execute(count.returning(functions.c.revisions)).scalar_one()
-    name = f"v{ordinal}-{digest[:DIGEST_HEX]}"
-    row = {"function": function, "name": name, "digest": digest, "ordinal": ordinal, "created_at": write.now}
-    write.sql.execute(sa.insert(table).values(**row, spec=canonical_json(to_json(spec)).decode()))
-    return name, True
-
-
 def _remove(write: Write, place: Place, *, names: set[str]) -> tuple[str, ...]:
     table = tables.functions
-    gone = tuple(_id(place, name) for name in sorted(names))
+    gone = tuple(place.function_id(name) for name in sorted(names))
     for function in gone:
         write.sql.execute(sa.delete(tables.traffic).where(tables.traffic.c.function == function))
         write.sql.execute(sa.update(table).where(table.c.id == function).values(removed_at=write.now))
@@ -223,26 +178,16 @@ def _remove(write: Write, place: Place, *, names: set[str]) -> tuple[str, ...]:
     return gone
 
 
-def _next_version(write: Write, place: Place, *, stopped: bool = False) -> int:
-    table = tables.apps
-    row = {"stopped": stopped, "updated_at": write.now, "deleted_at": None}
-    insert = write.insert(table).values(
-        tenant=place.tenant, environment=place.environment, name=place.app, version=1, created_at=write.now, **row
-    )
-    insert = insert.on_conflict_do_update(index_elements=["tenant", "environment", "name"], set_={**row, "version": table.c.version + 1})
-    return int(write.sql.execute(insert.returning(table.c.version)).scalar_one())
-
-
 def _current(sql: sa.Connection, place: Place) -> dict[str, str]:
     """Functions of the app that are there now, with the revision that has most traffic."""
     functions, traffic = tables.functions, tables.traffic
     query = sa.select(functions.c.name, traffic.c.revision).join(traffic, traffic.c.function == functions.c.id)
-    query = query.where(*_in_app(place), functions.c.removed_at.is_(None)).order_by(functions.c.name, traffic.c.weight)
+    query = query.where(*place.in_app(), functions.c.removed_at.is_(None)).order_by(functions.c.name, traffic.c.weight)
     return {row.name: row.revision for row in sql.execute(query)}
 
 
 def _demand(sql: sa.Connection, place: Place) -> sa.RowMapping:
-    row = sql.execute(sa.select(tables.apps).where(*_is_app(place), tables.apps.c.deleted_at.is_(None))).mappings().first()
+    row = sql.execute(sa.select(tables.apps).where(*place.is_app(), tables.apps.c.deleted_at.is_(None))).mappings().first()
     if row is None:
         raise _no_app(place.app, place.environment)
     return row
@@ -252,32 +197,10 @@ def _no_app(name: str, environment: str) -> NotFound:
     return NotFound(f"there is no app {name!r} in environment {environment!r}", app=name, environment=environment)
 
 
-def _is_app(place: Place) -> tuple[sa.ColumnElement[bool], ...]:
-    table = tables.apps
-    return (table.c.tenant == place.tenant, table.c.environment == place.environment, table.c.name == place.app)
-
-
-def _in_app(place: Place) -> tuple[sa.ColumnElement[bool], ...]:
-    table = tables.functions
-    return (table.c.tenant == place.tenant, table.c.environment == place.environment, table.c.app == place.app)
-
-
-def _id(place: Place, function: str) -> str:
-    return launch.function_id(tenant=place.tenant, environment=place.environment, app=place.app, function=function)
-
-
-def _listed(names: Mapping[str, str]) -> str:
-    return canonical_json([{"function": name, "revision": revision, "created": False} for name, revision in names.items()]).decode()
-
-
-def _history(write: Write, place: Place, *, version: int, action: str, message: str, labels: Mapping[str, str], functions: str) -> None:
-    row = {"tenant": place.tenant, "environment": place.environment, "app": place.app, "version": version, "action": action}
-    texts = {"message": message, "labels": canonical_json(dict(labels)).decode(), "functions": functions}
-    write.sql.execute(sa.insert(tables.deployments).values(**row, **texts, created_at=write.now, created_by=place.actor))
+def _listed(names: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"function": name, "revision": revision, "created": False} for name, revision in names.items()]
 
 
 def _audit(write: Write, place: Place, action: str, *, before: Any = None, after: Any = None) -> None:
-    subject = f"{place.environment}/{place.app}"
-    audit.record(
-        write, tenant=place.tenant, actor=place.actor, action=action, subject=subject, before=before, after=after, request=place.request
-    )
+    named = {"tenant": place.tenant, "actor": place.actor, "subject": place.subject, "request": place.request}
+    audit.record(write, **named, action=action, before=before, after=after)

@@ -104,9 +104,12 @@ revisions = sa.Table(
     _time("created_at"),
     *(sa.Column(name, sa.Text, nullable=False, server_default="{}") for name in ("lineage", "evaluation")),
     sa.Column("created_by", sa.Text, nullable=False, server_default=""),
+    _time("served_at", null=True),
     sa.UniqueConstraint("function", "digest"),
 )
-"""`spec` is what the revision is; `lineage` and `evaluation` are what was told of it, which its digest does not cover."""
+"""`spec` is what the revision is; `lineage` and `evaluation` are what was told of it, which its digest does not cover.
+
+`served_at`: when it first took traffic; null = it never did."""
 
 approvals = sa.Table(
     "approvals",

@@ -16,7 +16,7 @@ from typing import Any, Self
 import sqlalchemy as sa
 
 from pilotlight.controller import audit, tables
-from pilotlight.controller.registry import Place
+from pilotlight.controller.places import Place
 from pilotlight.controller.store import Write
 from pilotlight.controller.tenants import demand_environment
 from pilotlight.errors import Conflict, InvalidInput, NotFound

@@ -9,6 +9,7 @@ import anyio.to_thread
 from fastapi import APIRouter, Path, Query, Response
 
 from pilotlight.controller import garbage, holdings, references, registry, tenants, weights
+from pilotlight.controller import history as histories
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api import models
 from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, place
@@ -76,7 +77,7 @@ def history(context: Ctx, caller: Deployer, app: AppName, limit: Annotated[int, 
     """What changed in an app, newest first."""
     caller.demand_app(app)
     with context.store.read() as sql:
-        return {"history": registry.history(sql, tenant=caller.tenant, environment=caller.environment, name=app, limit=limit)}
+        return {"history": histories.entries(sql, tenant=caller.tenant, environment=caller.environment, app=app, limit=limit)}
 
 
 @router.post("/{app}:stop")

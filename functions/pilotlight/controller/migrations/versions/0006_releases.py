@@ -269,6 +269,8 @@ def upgrade() -> None:
     op.add_column("revisions", sa.Column("lineage", sa.Text(), server_default="{}", nullable=False))
     op.add_column("revisions", sa.Column("evaluation", sa.Text(), server_default="{}", nullable=False))
     op.add_column("revisions", sa.Column("created_by", sa.Text(), server_default="", nullable=False))
+    op.add_column("revisions", sa.Column("served_at", sa.Double(), nullable=True))
+    op.execute("UPDATE revisions SET served_at = created_at")  # until now, what was deployed took the traffic at once
     op.add_column("usage", sa.Column("experiment", sa.Text(), server_default="", nullable=False))
     op.add_column("usage", sa.Column("arm", sa.Text(), server_default="", nullable=False))
     op.add_column("usage", sa.Column("unit", sa.Text(), server_default="", nullable=False))
