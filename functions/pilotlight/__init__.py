@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from pilotlight.sdk.marks import PilotlightWarning, asgi_app, batched, concurrent, enter, exit, method
     from pilotlight.sdk.promises import Cron, Period, Retries, cached_answer, static_answer
     from pilotlight.sdk.secret import Secret
+    from pilotlight.sdk.spans import span
     from pilotlight.sdk.weights import Weights
 
 __version__ = "0.1.0"
@@ -70,6 +71,7 @@ _WHERE = {
     "pilotlight.policies": ("Fallback", "ModelCard", "Objectives", "RetryPolicy", "Schedule", "Variant"),
     "pilotlight.sdk.promises": ("Cron", "Period", "Retries", "cached_answer", "static_answer"),
     "pilotlight.sdk.secret": ("Secret",),
+    "pilotlight.sdk.spans": ("span",),
     "pilotlight.sdk.weights": ("Weights",),
 }
 _MODULES = ("weights",)
@@ -141,6 +143,7 @@ __all__ = [
     "exit",
     "is_local",
     "method",
+    "span",
     "static_answer",
     "weights",
 ]

@@ -1,0 +1,125 @@
+"""`with pilotlight.span("tokenise", tokens=12):` a part of a call that has a name in its trace. Outside a worker's call it does nothing.
+
+Spans nest by context variable, so they are right in `async` code, in call threads, in `asyncio.to_thread` and across the items of a
+generator. A thread that user code starts itself has a context of its own (before Python 3.14): run it in `contextvars.copy_context()`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar, cast
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Recorder(Protocol):
+    """Who keeps the spans of one call; safe from any thread."""
+
+    def begin(self, begun: span, parent: span | None) -> str:
+        """The id of a new span; "" when no more are kept."""
+        ...
+
+    def end(self, ended: span) -> None:
+        """A span is over."""
+        ...
+
+
+class span:  # noqa: N801 - it reads as a statement
+    """A named part of a call, as a context manager (`with` and `async with`) or a decorator.
+
+    Attributes:
+        id: 16 hex digits; "" while it is not recorded.
+        parent: id of the span around it; "" = the call itself.
+        began_ns, ended_ns: `time.perf_counter_ns()`.
+        error: type of the exception that ended it; "" = none.
+        attributes: texts, numbers and booleans; `set` adds some.
+    """
+
+    __slots__ = ("_outer", "_recorder", "attributes", "began_ns", "ended_ns", "error", "id", "name", "parent")
+
+    def __init__(self, name: str, **attributes: Any) -> None:
+        self.name = name
+        self.attributes = attributes
+        self.id = ""
+        self.parent = ""
+        self.error = ""
+        self.began_ns = 0
+        self.ended_ns = 0
+        self._recorder: Recorder | None = None
+        self._outer: Current = None
+
+    def __repr__(self) -> str:
+        return f"<span {self.name!r} {'ended' if self.ended_ns else 'open' if self.began_ns else 'new'}>"
+
+    def set(self, **attributes: Any) -> Self:
+        """Add attributes to it."""
+        self.attributes.update(attributes)
+        return self
+
+    def __enter__(self) -> Self:
+        outer = CURRENT.get()
+        if outer is None:
+            return self
+        around = outer if isinstance(outer, span) else None
+        recorder = around._recorder if around is not None else outer
+        self._outer, self._recorder = outer, cast(Recorder, recorder)
+        self.id = self._recorder.begin(self, around)
+        self.parent = around.id if around is not None else ""
+        if self.id:
+            CURRENT.set(self)
+        self.began_ns = time.perf_counter_ns()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if not self.id or self.ended_ns or self._recorder is None:
+            return
+        self.ended_ns = time.perf_counter_ns()
+        if kind is not None and not issubclass(kind, GeneratorExit | StopIteration | StopAsyncIteration):
+            self.error = kind.__qualname__
+        if CURRENT.get() is self:  # else it ends in another context, or before one inside it: nothing to put back here
+            CURRENT.set(self._open_outer())
+        self._recorder.end(self)
+
+    def _open_outer(self) -> Current:
+        """What was around it, passing over what ended before it did, as spans of generators may."""
+        outer = self._outer
+        while isinstance(outer, span) and outer.ended_ns:
+            outer = outer._outer
+        return outer
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.__exit__(kind, error, traceback)
+
+    def __call__(self, function: _Function) -> _Function:
+        """As a decorator: each call of the function is a span."""
+        name, attributes = self.name, dict(self.attributes)
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"{function.__qualname__} is a generator: write `with pilotlight.span({name!r}):` in it")
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def waiting(*args: Any, **kwargs: Any) -> Any:
+                with span(name, **attributes):
+                    return await function(*args, **kwargs)
+
+            return cast(_Function, waiting)
+
+        @functools.wraps(function)
+        def calling(*args: Any, **kwargs: Any) -> Any:
+            with span(name, **attributes):
+                return function(*args, **kwargs)
+
+        return cast(_Function, calling)
+
+
+Current = span | Recorder | None
+CURRENT: ContextVar[Current] = ContextVar("pilotlight_span", default=None)
+"""The innermost span that is open here, the call's recorder where none is, None outside calls."""

@@ -1,0 +1,93 @@
+"""W3C trace context (https://www.w3.org/TR/trace-context/): what a caller says of the trace that its call is a part of.
+
+A call that comes without one begins a trace of its own, whose ids are read off the call's id: they cost nothing, the worker knows them
+without being told, and whoever has the call's id has the trace. (The last 80 bits of a call's id are random, as level 2 of the
+recommendation wants them.) Frozen, standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import NamedTuple
+
+SAMPLED = 0x01
+"""Bit of the flags: who calls keeps this trace."""
+MAX_STATE_BYTES = 512
+"""Of a `tracestate` that is passed on; the recommendation asks for at least so much (§3.3.1.5)."""
+MAX_MEMBER_BYTES = 128
+"""Members longer than this are the first to go where there is too much."""
+_MAX_MEMBERS = 32
+_PARENT = re.compile(rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
+_KEY = rb"(?:[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13}|[a-z0-9][a-z0-9_\-*/]{0,255})"
+_MEMBER = re.compile(_KEY + rb"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]\Z")
+_CALL = re.compile(r"req-(?!0{32})[0-9a-f]{32}\Z")
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio, odd: multiples of it, modulo 2^64, never meet before 2^64 of them (Knuth, vol. 3, §6.4)."""
+_SILVER = 0xD1B54A32D192ED03
+"""Another odd number, so that attempts and children do not meet."""
+_MASK = 2**64 - 1
+
+
+class Parent(NamedTuple):
+    """The span that a call is made from: ids as lower-case hex of 32 and 16 digits."""
+
+    trace_id: str
+    span_id: str
+    is_sampled: bool
+
+
+def parse(traceparent: bytes) -> Parent | None:
+    """The parent that a header names; None when it is not one (§3.2.2): then a new trace begins, and `tracestate` is not looked at."""
+    match = _PARENT.match(traceparent.strip(b" \t"))
+    if match is None:
+        return None
+    version, trace_id, span_id, flags, rest = match.groups()
+    if rest is not None and version == b"00":
+        return None
+    return Parent(trace_id.decode(), span_id.decode(), bool(int(flags, 16) & SAMPLED))
+
+
+def passed_on_state(tracestate: bytes) -> bytes:
+    """What of a `tracestate` goes on: all of it, whole members up to MAX_STATE_BYTES where it is longer, nothing where it is broken."""
+    members = [member.strip(b" \t") for member in tracestate.split(b",")]
+    members = [member for member in members if member]
+    keys = {member.partition(b"=")[0] for member in members}
+    if len(members) > _MAX_MEMBERS or len(keys) < len(members) or not all(map(_MEMBER.match, members)):
+        return b""
+    if len(b",".join(members)) > MAX_STATE_BYTES:
+        members = [member for member in members if len(member) <= MAX_MEMBER_BYTES]
+    while len(b",".join(members)) > MAX_STATE_BYTES:
+        members.pop()
+    return b",".join(members)
+
+
+def trace_id_of(call_id: str) -> str:
+    """The trace that a call begins when its caller is in none."""
+    return call_id[4:] if _CALL.match(call_id) else hashlib.blake2b(call_id.encode(), digest_size=16).hexdigest()
+
+
+def root_span_of(call_id: str) -> str:
+    """The span of the whole call."""
+    return trace_id_of(call_id)[16:]
+
+
+def attempt_span_of(call_id: str, attempt: int = 1) -> str:
+    """The span of the execution of one attempt, which is the parent of what the function does."""
+    first = int(trace_id_of(call_id)[12:28], 16)
+    return f"{(first + (attempt - 1) * _SILVER) & _MASK or 1:016x}"
+
+
+def child_of(span_id: str, number: int) -> str:
+    """The id of the `number`th span below another one, from 1."""
+    return f"{(int(span_id, 16) + number * _GOLDEN) & _MASK or 1:016x}"
+
+
+def traceparent(trace_id: str, span_id: str, *, is_sampled: bool) -> str:
+    """The header that names a span as the parent."""
+    return f"00-{trace_id}-{span_id}-{'01' if is_sampled else '00'}"
+
+
+def traceparent_of(call_id: str, attempt: int = 1) -> str:
+    """The header of an attempt of a call whose caller was in no trace, and that is not kept as it stands."""
+    return traceparent(trace_id_of(call_id), attempt_span_of(call_id, attempt), is_sampled=False)

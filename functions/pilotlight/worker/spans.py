@@ -1,0 +1,143 @@
+"""What a call's own code records of itself, and how it reaches the activator: one header, asked for by a sampled trace.
+
+Spans are kept for every call, because whether its trace is kept is known at its end: they are sent for a sampled one, for one that
+failed, and for one slower than the function's objective. User code may do what it likes here, so everything has a bound, and the
+activator believes none of it.
+
+Where user code has OpenTelemetry's API loaded, its current span is ours (a remote parent that is not recorded), so that spans of its own
+hang where they belong; without it nothing of it is imported.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import sys
+import time
+from typing import Any
+
+from pilotlight.protocol import HEADER_SPANS
+from pilotlight.sdk.spans import span
+from pilotlight.tracecontext import Parent, attempt_span_of, child_of, parse, trace_id_of
+
+MAX_SPANS = 64
+MAX_BYTES = 8192
+"""Of the header's value: heads of 64 KiB are common, and this one must never be what breaks an answer."""
+MAX_ATTRIBUTES = 16
+MAX_CHARS = 256
+_LINE = HEADER_SPANS.encode() + b": "
+_OPENTELEMETRY = "opentelemetry.trace"
+
+
+class CallSpans:
+    """The spans of one call; a `sdk.spans.Recorder`. Made for every call, so it computes nothing before it is asked."""
+
+    __slots__ = ("_began_ns", "_call", "_context", "_ended", "_foreign", "_numbers", "_traceparent", "attempt")
+
+    def __init__(self, call: str, traceparent: bytes | None, attempt: int = 1) -> None:
+        self._call = call
+        self._traceparent = traceparent
+        self.attempt = attempt
+        self._began_ns = time.perf_counter_ns()
+        self._context: Parent | None = None
+        self._ended: list[span] = []
+        self._numbers: itertools.count[int] | None = None
+        self._foreign: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"<CallSpans {self._call} {len(self._ended)} ended>"
+
+    @property
+    def context(self) -> Parent:
+        """The span that the call runs in: the activator's, of this attempt."""
+        if self._context is None:
+            given = parse(self._traceparent) if self._traceparent is not None else None
+            self._context = given or Parent(trace_id_of(self._call), attempt_span_of(self._call, self.attempt), False)
+        return self._context
+
+    # -- sdk.spans.Recorder, from any thread -----------------------------------------------------------------------------
+    def begin(self, begun: span, parent: span | None) -> str:
+        """The id of a new span; "" when there are too many."""
+        if self._numbers is None:
+            self._numbers = itertools.count(1)
+        number = next(self._numbers)
+        if number > MAX_SPANS:
+            return ""
+        identity = child_of(self.context.span_id, number)
+        if _OPENTELEMETRY in sys.modules:
+            self._foreign[identity] = _enter(Parent(self.context.trace_id, identity, self.context.is_sampled))
+        return identity
+
+    def end(self, ended: span) -> None:
+        """A span is over."""
+        self._ended.append(ended)
+        if ended.id in self._foreign:
+            _leave(ended.id, self._foreign.pop(ended.id))
+
+    # -- the call ----------------------------------------------------------------------------------------------------------
+    def make_current(self) -> None:
+        """Let OpenTelemetry's API, where user code has loaded it, see the activator's span as the current one of this context."""
+        if _OPENTELEMETRY in sys.modules:
+            _enter(self.context)
+
+    def line(self, status: int, *, slow_s: float) -> bytes:
+        """The header line of an answer, with CRLF; empty for a call that nobody will look at."""
+        ms = (time.perf_counter_ns() - self._began_ns) / 1e6
+        if status >= 500 or ms > slow_s * 1000 or (self._traceparent is not None and self.context.is_sampled):
+            return _LINE + self._encoded(ms) + b"\r\n"
+        return b""
+
+    def _encoded(self, ms: float) -> bytes:
+        ended = sorted(self._ended[:MAX_SPANS], key=lambda one: one.began_ns)
+        rows = [self._row(one) for one in ended]
+        begun = next(self._numbers) - 1 if self._numbers is not None else 0
+        dropped = max(0, begun - MAX_SPANS)
+        while True:
+            body = {"ms": round(ms, 3), "spans": rows, "dropped": dropped}
+            text = base64.b64encode(json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode(errors="replace"))
+            if len(text) <= MAX_BYTES or not rows:
+                return text
+            half = len(rows) // 2  # the later ones go: what began first is what others hang on
+            dropped += len(rows) - half
+            rows = rows[:half]
+
+    def _row(self, one: span) -> list[Any]:
+        began_ms = round((one.began_ns - self._began_ns) / 1e6, 3)
+        took_ms = round((one.ended_ns - one.began_ns) / 1e6, 3)
+        attributes = {str(name)[:MAX_CHARS]: _plain(value) for name, value in itertools.islice(one.attributes.items(), MAX_ATTRIBUTES)}
+        return [one.id, one.parent, str(one.name)[:MAX_CHARS], began_ms, took_ms, one.error[:MAX_CHARS], attributes]
+
+
+def _plain(value: Any) -> str | int | float | bool:
+    """An attribute as OpenTelemetry has them. A value whose own text raises is its type's name."""
+    if isinstance(value, bool | str):
+        return value[:MAX_CHARS] if isinstance(value, str) else value
+    if isinstance(value, int) and -(2**63) <= value < 2**63:
+        return value
+    if isinstance(value, float) and value - value == 0:
+        return value
+    try:
+        return str(value)[:MAX_CHARS]
+    except Exception:  # noqa: BLE001  # user code's own __str__
+        return type(value).__name__
+
+
+def _enter(parent: Parent) -> Any:
+    """Make a span that we do not record OpenTelemetry's current one in this context; returns what was current."""
+    from opentelemetry import context, trace
+
+    outer = context.get_current()
+    remote = trace.SpanContext(
+        int(parent.trace_id, 16), int(parent.span_id, 16), is_remote=True, trace_flags=trace.TraceFlags(int(parent.is_sampled))
+    )
+    context.attach(trace.set_span_in_context(trace.NonRecordingSpan(remote), outer))
+    return outer
+
+
+def _leave(identity: str, outer: Any) -> None:
+    """Put back what was current, unless something else is by now (a span ends in another context than it began, or early)."""
+    from opentelemetry import context, trace
+
+    if trace.get_current_span().get_span_context().span_id == int(identity, 16):
+        context.attach(outer)
