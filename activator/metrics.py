@@ -6,57 +6,46 @@ own for as long as the process runs, and what comes after them is summed under `
 
 from __future__ import annotations
 
-import threading
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.registry import Collector
 
 from activator.billing.shipping import Lag
+from activator.collectors import (
+    FAST,
+    FUNCTION,
+    OTHER,
+    CallCollector,
+    FunctionTally,
+    InstanceCollector,
+    Names,
+    SharedCollector,
+    TenantCollector,
+    WaitingCollector,
+)
 from activator.dispatch import Exchange
+from activator.observing.observer import Observer
 from activator.routes import Target
 from activator.shared.state import SharedStatistics
 from pilotlight.errors import BudgetReserved, OverBudget, OverQuota, PilotlightError, Shed
 from snapshotter.types import InstanceInfo
 
+__all__ = ["DEFAULT_SERIES", "OTHER", "Metrics", "Names"]
+
 DEFAULT_SERIES = 1000
-OTHER = "other"
 _STATUSES_PER_FUNCTION = 24
 """A web application may answer with any of 500 statuses; what it adds to these is counted by its hundred, as `4xx`."""
-_FUNCTION = ("tenant", "app", "function")
-_FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-
-
-class Names:
-    """The first `limit` names that come; all others are `other`. Safe from any thread: known names take no lock, new ones do."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._known: set[tuple[str, ...]] = set()
-        self._lock = threading.Lock()
-
-    def __repr__(self) -> str:
-        return f"<Names {len(self._known)}/{self._limit}>"
-
-    def of(self, *labels: str) -> tuple[str, ...]:
-        """The labels themselves, or as many `other`."""
-        if labels in self._known:
-            return labels
-        with self._lock:
-            if len(self._known) < self._limit:
-                self._known.add(labels)
-                return labels
-        return (OTHER,) * len(labels)
 
 
 class Metrics:
-    """The activator's metrics in a registry of their own; `series` tenants and as many functions have some of their own."""
+    """The activator's metrics in a registry of their own; `series` tenants and as many functions have some of their own.
+
+    `observer` counts the same calls by revision and arm, for the controller.
+    """
 
     def __init__(self, *, series: int = DEFAULT_SERIES) -> None:
         self.registry = CollectorRegistry()
+        self.observer = Observer()
         self._series = series
         self.tenants = Names(series)
         self.functions = Names(series)
@@ -64,11 +53,11 @@ class Metrics:
         self._cold = Counter(
             "pilotlight_cold_calls",
             "Calls that waited for a start, by the rung it took.",
-            (*_FUNCTION, "start_kind"),
+            (*FUNCTION, "start_kind"),
             registry=self.registry,
         )
         self._start = Histogram(
-            "pilotlight_start_seconds", "Time to bring an instance up, by rung.", (*_FUNCTION, "start_kind"), buckets=_FAST,
+            "pilotlight_start_seconds", "Time to bring an instance up, by rung.", (*FUNCTION, "start_kind"), buckets=FAST,
             registry=self.registry,
         )  # fmt: skip
         self._start_phase = Counter(
@@ -78,11 +67,11 @@ class Metrics:
             registry=self.registry,
         )
         self._start_failures = Counter(
-            "pilotlight_start_failures", "Starts that failed, by the error's code.", (*_FUNCTION, "code"), registry=self.registry
+            "pilotlight_start_failures", "Starts that failed, by the error's code.", (*FUNCTION, "code"), registry=self.registry
         )
         self._wait = Histogram(
             "pilotlight_priority_wait_seconds", "From arrival to a slot, of calls that did not find one free.", ("priority",),
-            buckets=_FAST, registry=self.registry,
+            buckets=FAST, registry=self.registry,
         )  # fmt: skip
         self._unbilled = Counter(
             "pilotlight_unbilled_calls",
@@ -93,19 +82,30 @@ class Metrics:
             "pilotlight_journal_lag_seconds", "Age of the oldest usage record not yet in the ledger.", registry=self.registry
         )
         self._journal_lag = Gauge("pilotlight_journal_lag_records", "Usage records not yet in the ledger.", registry=self.registry)
-        self._by_function: dict[str, _FunctionTally] = {}
-        self._by_labels: dict[tuple[str, ...], _FunctionTally] = {}
-        self.registry.register(_CallCollector(self._by_labels))
+        self._by_function: dict[str, FunctionTally] = {}
+        self._by_labels: dict[tuple[str, ...], FunctionTally] = {}
+        self.registry.register(CallCollector(self._by_labels))
 
     def __repr__(self) -> str:
         return f"<Metrics {len(self._by_labels)} functions>"
 
-    def answered(self, exchange: Exchange, status: int) -> None:
-        """A call got a worker's answer."""
-        call = exchange.call
+    def answered(self, exchange: Exchange, status: int, *, first_byte_ns: int = 0, completed: bool = True, is_awaited: bool = True) -> None:
+        """A call got a worker's answer, and is closed.
+
+        Args:
+            first_byte_ns, completed: of a stream: when its first bytes came (0: none did), and whether it ended by itself.
+            is_awaited: its caller waits for it; nobody waits for a submitted call, however long it is queued.
+        """
+        call, answer = exchange.call, exchange.answer
         self.answered_warm(call.target, status, exec_s=exchange.exec_ms / 1000, queued_s=call.queued_ms / 1000)
         if call.start_ms:
             self._cold.labels(*self._labels(call.target), call.start_kind.value).inc()
+        self.observer.answered(
+            call, status=status, outcome=answer.header(b"pilotlight-outcome").decode("latin-1") if status == answer.status else "",
+            dispatched_ns=exchange.dispatched_ns, ended_ns=exchange.dispatched_ns + int(exchange.exec_ms * 1e6),
+            picos=_picos(exchange.cost), first_byte_ns=first_byte_ns, streamed=answer.body is None and is_awaited, completed=completed,
+            is_awaited=is_awaited,
+        )  # fmt: skip
 
     def waited(self, priority: str, seconds: float) -> None:
         """A call of this priority got a slot after waiting for it."""
@@ -124,14 +124,18 @@ class Metrics:
         tally.queue_wait.observe(queued_s)
         tally.execution.observe(exec_s)
 
-    def refused(self, status: int) -> None:
-        """A request was answered with an error of the platform's."""
+    def refused(self, status: int, target: Target | None = None, arm: str = "") -> None:
+        """A request was answered with an error of the platform's; `target`: it was to be called, and nothing was counted of it yet."""
         self._refusals.counted(status)
+        if target is not None:
+            self.observer.refused(target, status, arm=arm)
 
-    def turned_away(self, error: PilotlightError, tenant: str) -> None:
+    def turned_away(self, error: PilotlightError, tenant: str, target: Target | None = None, arm: str = "") -> None:
         """The same, with the reason: quota, budget or shedding, and whose (the tenant's id; "" when nobody knows)."""
         self._refusals.counted(error.status)
         self._refusals.explained(error, tenant)
+        if target is not None:
+            self.observer.refused(target, error.status, error, arm=arm)
 
     def unbilled(self) -> None:
         """A call was served without a record of it."""
@@ -139,12 +143,14 @@ class Metrics:
 
     def instance_ready(self, target: Target, info: InstanceInfo, seconds: float) -> None:
         """An instance came up."""
+        self.observer.started(target, ok=True)
         self._start.labels(*self._labels(target), info.start_kind.value).observe(seconds)
         for phase, ms in info.phases_ms.items():
             self._start_phase.labels(info.start_kind.value, phase).inc(ms / 1000)
 
     def start_failed(self, target: Target, code: str) -> None:
         """A start failed."""
+        self.observer.started(target, ok=False)
         self._start_failures.labels(*self._labels(target), code).inc()
 
     def collect_journal(self, lag: Callable[[], Lag]) -> None:
@@ -154,28 +160,28 @@ class Metrics:
 
     def collect_instances(self, states: Callable[[], Mapping[tuple[str, str, str, str], int]]) -> None:
         """Export instances by state, read when scraped; keys are (tenant, app, function, state)."""
-        self.registry.register(_InstanceCollector(states, self.functions))
+        self.registry.register(InstanceCollector(states, self.functions))
 
     def collect_waiting(self, waiting: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         """Export calls that wait for a slot, read when scraped; keys are (tenant, priority)."""
-        self.registry.register(_WaitingCollector(waiting, self.tenants))
+        self.registry.register(WaitingCollector(waiting, self.tenants))
 
     def collect_tenants(self, names: Callable[[], Mapping[str, str]]) -> None:
         """Export names of tenants by their ids, read when scraped: queries join them to what is counted by id."""
-        self.registry.register(_TenantCollector(names, self.tenants))
+        self.registry.register(TenantCollector(names, self.tenants))
 
     def collect_shared(self, statistics: Callable[[], SharedStatistics]) -> None:
         """Export what several activators share, read when scraped."""
-        self.registry.register(_SharedCollector(statistics, self._series))
+        self.registry.register(SharedCollector(statistics, self._series))
 
     def _labels(self, target: Target) -> tuple[str, ...]:
         return self.functions.of(target.tenant, target.app, target.function)
 
-    def _tally(self, target: Target) -> _FunctionTally:
+    def _tally(self, target: Target) -> FunctionTally:
         labels = self._labels(target)
         tally = self._by_labels.get(labels)
         if tally is None:
-            tally = self._by_labels[labels] = _FunctionTally(labels)
+            tally = self._by_labels[labels] = FunctionTally(labels)
         self._by_function[target.function_id] = tally
         return tally
 
@@ -211,132 +217,6 @@ class _Refusals:
             self._budget.labels(name, error.type).inc()
 
 
-class _Tally:
-    """A histogram that costs a call one bisection: the hot path cannot afford a lock for each of a dozen numbers."""
-
-    __slots__ = ("counts", "total")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(_FAST) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(_FAST, value)] += 1
-        self.total += value
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts by upper bound, as Prometheus wants them."""
-        bounds = [str(bound) for bound in _FAST] + ["+Inf"]
-        return list(zip(bounds, accumulate(self.counts), strict=True))
-
-
-class _FunctionTally:
-    """What is counted for each call of one function. Owner: the event loop; read by the metrics thread, which may see it a call late."""
-
-    __slots__ = ("execution", "labels", "queue_wait", "rare", "statuses")
-
-    def __init__(self, labels: tuple[str, ...]) -> None:
-        self.labels = labels
-        self.statuses: dict[int, int] = {}
-        self.rare: dict[int, int] = {}
-        self.queue_wait = _Tally()
-        self.execution = _Tally()
-
-    def by_status(self) -> Iterator[tuple[str, int]]:
-        """Counts by status, or by its hundred."""
-        for status, count in list(self.statuses.items()):
-            yield str(status), count
-        for hundred, count in list(self.rare.items()):
-            yield f"{hundred}xx", count
-
-
-class _CallCollector(Collector):
-    def __init__(self, tallies: Mapping[tuple[str, ...], _FunctionTally]) -> None:
-        self._tallies = tallies
-
-    def collect(self) -> Iterator[CounterMetricFamily | HistogramMetricFamily]:
-        """Current values (Prometheus' own interface)."""
-        requests = CounterMetricFamily("pilotlight_requests", "Calls answered, by status.", labels=(*_FUNCTION, "status"))
-        queue = HistogramMetricFamily(
-            "pilotlight_queue_wait_seconds", "From arrival to a slot, without the start waited for.", labels=_FUNCTION
-        )
-        execution = HistogramMetricFamily("pilotlight_execution_seconds", "From dispatch to the last byte.", labels=_FUNCTION)
-        for tally in list(self._tallies.values()):
-            for status, count in tally.by_status():
-                requests.add_metric((*tally.labels, status), count)
-            queue.add_metric(tally.labels, tally.queue_wait.buckets(), tally.queue_wait.total)
-            execution.add_metric(tally.labels, tally.execution.buckets(), tally.execution.total)
-        yield from (requests, queue, execution)
-
-
-class _InstanceCollector(Collector):
-    def __init__(self, states: Callable[[], Mapping[tuple[str, str, str, str], int]], functions: Names) -> None:
-        self._states = states
-        self._functions = functions
-
-    def collect(self) -> list[GaugeMetricFamily]:
-        """Current counts (Prometheus' own interface)."""
-        family = GaugeMetricFamily(
-            "pilotlight_instances",
-            "Instances by state; calls_waiting and calls_in_flight are calls, starts_held_up starts that wait for a quota or for room.",
-            labels=(*_FUNCTION, "state"),
-        )
-        return [_summed(family, (((*self._functions.of(*labels[:3]), labels[3]), count) for labels, count in self._states().items()))]
-
-
-class _WaitingCollector(Collector):
-    def __init__(self, waiting: Callable[[], Mapping[tuple[str, str], int]], tenants: Names) -> None:
-        self._waiting = waiting
-        self._tenants = tenants
-
-    def collect(self) -> list[GaugeMetricFamily]:
-        """Current counts (Prometheus' own interface)."""
-        family = GaugeMetricFamily("pilotlight_waiting_calls", "Calls that wait for a slot.", labels=("tenant", "priority"))
-        return [_summed(family, (((*self._tenants.of(tenant), priority), count) for (tenant, priority), count in self._waiting().items()))]
-
-
-class _TenantCollector(Collector):
-    def __init__(self, names: Callable[[], Mapping[str, str]], tenants: Names) -> None:
-        self._names = names
-        self._tenants = tenants
-
-    def collect(self) -> list[GaugeMetricFamily]:
-        """Those that have series of their own, and `other`, so that joins keep it (Prometheus' own interface)."""
-        family = GaugeMetricFamily("pilotlight_tenant", "1 for each tenant, with its name.", labels=("tenant", "name"))
-        for tenant, name in self._names().items():
-            if self._tenants.of(tenant) == (tenant,):
-                family.add_metric((tenant, name), 1)
-        family.add_metric((OTHER, OTHER), 1)
-        return [family]
-
-
-def _summed(family: GaugeMetricFamily, values: Iterable[tuple[tuple[str, ...], float]]) -> GaugeMetricFamily:
-    """`family` with the sums of `values` by their labels: several may have come to be `other`."""
-    sums: dict[tuple[str, ...], float] = {}
-    for labels, value in values:
-        sums[labels] = sums.get(labels, 0) + value
-    for labels, value in sums.items():
-        family.add_metric(labels, value)
-    return family
-
-
-class _SharedCollector(Collector):
-    def __init__(self, statistics: Callable[[], SharedStatistics], series: int) -> None:
-        self._statistics = statistics
-        self._series = series
-
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """Current values (Prometheus' own interface)."""
-        now = self._statistics()
-        yield GaugeMetricFamily("pilotlight_activator_members", "Activators that live, as this one sees it.", value=now.members)
-        yield GaugeMetricFamily("pilotlight_shared_state_up", "1 while the shared state (Redis) answers.", value=int(now.is_reachable))
-        yield CounterMetricFamily(
-            "pilotlight_allowance_refused", "Starts that had to wait because other activators hold the instances.", value=now.refused
-        )
-        allowance = GaugeMetricFamily("pilotlight_instance_allowance", "Instances that this activator may hold now.", labels=("revision",))
-        own = dict(list(now.allowance.items())[: self._series])
-        for revision, count in own.items():
-            allowance.add_metric((revision,), count)
-        if len(own) < len(now.allowance):
-            allowance.add_metric((OTHER,), sum(now.allowance.values()) - sum(own.values()))
-        yield allowance
+def _picos(cost: str) -> int:
+    """A cost in picounits: its text has none, or twelve decimals (`usage.cost_text`)."""
+    return int(cost.replace(".", ""))

@@ -7,8 +7,8 @@ Every finished call is in exactly one of `answered`, `failed`, `refused` and `ca
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 SHADOW_ARM = "~shadow"
@@ -16,7 +16,8 @@ SHADOW_ARM = "~shadow"
 GROWTH = 1.1
 """Latency buckets grow by a tenth: bucket b holds up to GROWTH**b milliseconds."""
 CLOCKS = ("warm", "cold", "first_byte", "route", "admit", "queue", "start", "exec")
-"""`warm` and `cold`: a whole call that did not, or did, wait for a start; `first_byte` of a stream; and the stages."""
+"""`warm`: a whole call that neither streamed nor waited for a start; `first_byte`: of a stream that did not wait for one; `cold`: a call
+that did wait for one, whole or to its first byte; and the stages."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,20 +28,20 @@ class Observation:
         minute: whole minutes since the epoch, of the call's end.
         arm: of an experiment; "" for none, SHADOW_ARM for copies.
         answered: a success, degraded ones included.
-        failed: what the platform or the function did not manage: status 500 and above, but for answers of the function's own making that
-            say 501 or 503 with an outcome `ok`.
-        refused: intentional: status 400 to 498.
+        failed: what the platform or the function did not manage: status 500 and above.
+        refused: intentional: status 400 to 498, and answers of the function's own making that say 501 or 503 with an outcome `ok`.
         cancelled: the caller left.
         degraded: of those answered: by a variant or a fallback.
         cold: of those answered: waited for a start.
         raised, invalid, crashed, late: of those failed: user code raised; the answer broke its schema; the instance died; a clock ran out.
         starts, starts_failed: of instances.
-        streams, streams_completed: answers that streamed, and of these the ones that ended by themselves.
+        streams, streams_completed: of those answered: they streamed, and of these the ones that ended by themselves; a stream that broke
+            after it had begun is answered and not completed.
         calls_billed, cost_picos, tokens_in, tokens_out, exec_ms: sums over the records that were closed.
         compared, matched: of a shadow: copies whose answer was compared, and was the same.
         skipped: of a shadow: copies that were not made, because of its cap or for want of room.
         overruns: stage → calls that took longer in it than its budget.
-        latency: clock → bucket → calls; of calls answered.
+        latency: clock → bucket → calls; of calls answered and not degraded. Each is in one of `cold`, `first_byte` and `warm`.
     """
 
     tenant: str
@@ -112,3 +113,38 @@ def slower_than(buckets: Mapping[int, int], seconds: float) -> int:
     """Calls in buckets above the one that `seconds` falls into: those certainly, to a tenth, slower."""
     bound = bucket_of(seconds * 1000)
     return sum(count for bucket, count in buckets.items() if bucket > bound)
+
+
+def judged(observation: Observation) -> int:
+    """Calls that somebody answers for: those answered and those that failed; not those refused on purpose, nor left by their callers."""
+    return observation.answered + observation.failed
+
+
+def errors(observation: Observation) -> int:
+    """Of those judged: failed, or a stream that broke after it had begun."""
+    return observation.failed + observation.streams - observation.streams_completed
+
+
+def added(observations: Iterable[Observation]) -> Observation | None:
+    """The sum of several, under the key of the first and the earliest minute; None without any."""
+    total: Observation | None = None
+    for one in observations:
+        if total is None:
+            total = replace(one, overruns=dict(one.overruns), latency={clock: dict(counts) for clock, counts in one.latency.items()})
+        else:
+            add_to(total, one)
+    return total
+
+
+def add_to(total: Observation, one: Observation) -> None:
+    """Add the counts of `one`."""
+    total.minute = min(total.minute, one.minute)
+    for name in COUNTS:
+        if count := getattr(one, name):
+            setattr(total, name, getattr(total, name) + count)
+    for stage, calls in one.overruns.items():
+        total.overruns[stage] = total.overruns.get(stage, 0) + calls
+    for clock, buckets in one.latency.items():
+        known = total.latency.setdefault(clock, {})
+        for bucket, calls in buckets.items():
+            known[bucket] = known.get(bucket, 0) + calls

@@ -20,6 +20,12 @@ MAX_RUNGS = 8
 """Of fallbacks, and of variants: each rung costs the caller time."""
 STAGES = ("route", "admit", "queue", "start", "exec")
 """The stages of a request's life that have budgets of their own; they add up to its latency."""
+MIN_STAGE_S = 0.0001
+"""The least budget of a stage."""
+MIN_LEFT = 0.1
+"""The part of `warm_latency_s` that stages without a budget of their own share at least, however much the others were given."""
+_STAGE_SHARES = {"route": 0.05, "admit": 0.05, "queue": 0.2, "exec": 0.7}
+"""Of a warm call's time, where nothing else is said: most of it is the function's own."""
 _GATE = re.compile(r"\s*(>=|<=|>|<|==)\s*(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*\Z")
 
 
@@ -163,7 +169,19 @@ class Objectives:
         for stage, seconds in self.stages_s.items():
             if stage not in STAGES:
                 raise InvalidInput(f"objectives: there is no stage {stage!r}; there are {', '.join(STAGES)}", parameter="objectives")
-            bound(f"stages_s.{stage}", seconds, 0.0001, 86_400)
+            bound(f"stages_s.{stage}", seconds, MIN_STAGE_S, 86_400)
+
+    def budgets_s(self) -> dict[str, float]:
+        """The budget of each stage in seconds: those given, and of the others a share of what they leave.
+
+        Without any given, the four stages of a warm call add up to `warm_latency_s`, and all five to `cold_latency_s`.
+        """
+        given_s = sum(seconds for stage, seconds in self.stages_s.items() if stage != "start")
+        left_s = max(self.warm_latency_s - given_s, self.warm_latency_s * MIN_LEFT)
+        shares = {stage: share for stage, share in _STAGE_SHARES.items() if stage not in self.stages_s}
+        own = {stage: max(MIN_STAGE_S, left_s * share / sum(shares.values())) for stage, share in shares.items()}
+        start_s = max(MIN_STAGE_S, self.cold_latency_s - self.warm_latency_s)
+        return {stage: self.stages_s.get(stage, own.get(stage, start_s)) for stage in STAGES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,3 +240,7 @@ def bound(key: str, value: float, low: float, high: float) -> None:
     """Raise InvalidInput unless `value` is a number from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise InvalidInput(f"{key} = {value!r}: must be between {low:g} and {high:g}", parameter=key)
+
+
+DEFAULT_OBJECTIVES = Objectives()
+"""Of functions that declare none: what is shown of them. Nobody is called for a latency that was never promised."""
