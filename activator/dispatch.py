@@ -40,11 +40,14 @@ class Call:
         caller: id of the tenant that calls another one's function; "" = the function's own, who pays in either case.
         began_ns, routed_ns: when its request was there, and when it was routed; without the time that its body took to come. `received_ns`:
             when it was admitted.
+        attempt: which one this is, from 1, of those that took a slot; `retries`: those of them that the function's own policy asked for.
+        degraded: what answers in place of the target that was asked, as `pilotlight-degraded` says it; "" for the target itself.
+        asked: the target that was asked, where `target` is a variant or a fallback of it; None where it is `target`.
     """
 
-    __slots__ = ("accept", "admission", "attempt", "began_ns", "body", "caller", "content_type", "deadline_s", "extra_headers", "id",
-                 "key_id", "method", "path", "rank", "received_ns", "reserved_ns", "routed_ns", "start_kind", "start_ms", "started_at",
-                 "target", "weights")  # fmt: skip
+    __slots__ = ("accept", "admission", "asked", "attempt", "began_ns", "body", "caller", "content_type", "deadline_s", "degraded",
+                 "extra_headers", "id", "key_id", "method", "path", "rank", "received_ns", "reserved_ns", "retries", "routed_ns",
+                 "start_kind", "start_ms", "started_at", "target", "weights")  # fmt: skip
 
     def __init__(
         self,
@@ -75,6 +78,9 @@ class Call:
         self.rank = rank
         self.caller = caller
         self.attempt = 1
+        self.retries = 0
+        self.degraded = ""
+        self.asked: Target | None = None
         self.began_ns = self.routed_ns = self.received_ns = time.monotonic_ns()
         self.started_at = time.time()
         self.reserved_ns = 0

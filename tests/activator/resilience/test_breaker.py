@@ -1,0 +1,147 @@
+"""The circuit breaker, by a manual clock."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from activator.resilience.breaker import JITTER, MAX_DOUBLINGS, WINDOW_S, Breaker, BreakerTerms, Ending, State, Window
+
+TERMS = BreakerTerms(error_ratio=0.5, min_calls=4, open_s=5)
+
+
+def make_breaker(seed: int = 1) -> Breaker:
+    return Breaker(TERMS, rng=random.Random(seed))
+
+
+def end(breaker: Breaker, text: str, now: float) -> None:
+    """`.` is an answer, `x` a failure, `r` a raise, `-` nothing."""
+    kinds = {".": Ending.ANSWERED, "x": Ending.FAILED, "r": Ending.RAISED, "-": Ending.NEITHER}
+    for letter in text:
+        breaker.ended(kinds[letter], now)
+
+
+def open_at(now: float) -> Breaker:
+    breaker = make_breaker()
+    end(breaker, "xxxx", now)
+    assert breaker.state is State.OPEN
+    return breaker
+
+
+def test_it_stays_closed_below_its_volume() -> None:
+    breaker = make_breaker()
+    end(breaker, "xxx", 100)
+    assert breaker.state is State.CLOSED
+    assert breaker.admits(100)
+
+
+def test_it_opens_when_half_of_enough_calls_failed_and_says_how_many_did() -> None:
+    breaker = make_breaker()
+    end(breaker, "..xx", 100)
+    assert breaker.state is State.OPEN
+    assert breaker.error_ratio == 0.5
+    assert not breaker.admits(100)
+
+
+def test_it_stays_closed_while_most_calls_are_answered() -> None:
+    breaker = make_breaker()
+    for second in range(100):
+        end(breaker, "..x", 100 + second)
+    assert breaker.state is State.CLOSED
+
+
+def test_what_user_code_raised_is_no_failure_of_the_revision() -> None:
+    breaker = make_breaker()
+    end(breaker, "r" * 50, 100)
+    assert breaker.state is State.CLOSED
+    assert breaker.is_quiet(100)
+
+
+def test_failures_of_more_than_ten_seconds_ago_say_nothing() -> None:
+    breaker = make_breaker()
+    end(breaker, "xxx", 100)
+    end(breaker, "x", 100 + WINDOW_S)
+    assert breaker.state is State.CLOSED
+
+
+def test_after_its_pause_one_probe_goes_and_no_second() -> None:
+    breaker = open_at(100)
+    assert not breaker.admits(104.9)
+    after = 100 + 5 * (1 + JITTER)
+    assert breaker.admits(after)
+    breaker.go(after)
+    assert breaker.state is State.HALF_OPEN
+    assert not breaker.admits(after)
+
+
+def test_an_answered_probe_closes_it() -> None:
+    breaker = open_at(100)
+    breaker.go(110)
+    end(breaker, ".", 111)
+    assert breaker.state is State.CLOSED
+    assert breaker.admits(111)
+    end(breaker, "xxx", 111)
+    assert breaker.state is State.CLOSED, "the old failures were forgotten"
+
+
+def test_a_failed_probe_opens_it_for_twice_as_long_up_to_a_bound() -> None:
+    breaker, now = open_at(100), 100.0
+    for failures in range(1, 9):
+        now += 1000
+        breaker.go(now)
+        end(breaker, "x", now)
+        pause_s = 5 * 2 ** min(failures, MAX_DOUBLINGS)
+        assert pause_s <= breaker.retry_after_s(now) <= pause_s * (1 + JITTER)
+
+
+def test_a_probe_whose_caller_left_leaves_its_place_to_another() -> None:
+    breaker = open_at(100)
+    breaker.go(110)
+    end(breaker, "-", 110)
+    assert breaker.state is State.HALF_OPEN
+    assert breaker.admits(110)
+
+
+def test_calls_that_began_before_it_opened_change_nothing_while_it_is_open() -> None:
+    breaker = open_at(100)
+    end(breaker, "....x", 101)
+    assert breaker.state is State.OPEN
+    assert breaker.retry_after_s(101) <= 5 * (1 + JITTER) - 1
+
+
+def test_it_is_quiet_once_its_failures_are_old() -> None:
+    breaker = make_breaker()
+    end(breaker, "x.", 100)
+    assert not breaker.is_quiet(105)
+    assert breaker.is_quiet(100 + WINDOW_S)
+
+
+def test_its_pauses_differ_so_that_several_do_not_probe_in_step() -> None:
+    pauses = {first_pause_s(seed) for seed in range(8)}
+    assert len(pauses) == 8
+
+
+def first_pause_s(seed: int) -> float:
+    breaker = make_breaker(seed)
+    end(breaker, "xxxx", 0)
+    return breaker.retry_after_s(0)
+
+
+def test_a_clock_that_jumps_back_forgets_nothing_and_breaks_nothing() -> None:
+    window = Window()
+    window.add(100, failed=True)
+    window.add(50, failed=True)
+    assert window.counts(100) == (2, 2)
+
+
+@pytest.mark.parametrize("gap_s", [1, 9, 10, 11, 1000])
+def test_a_window_counts_exactly_the_last_ten_seconds(gap_s: int) -> None:
+    window = Window()
+    window.add(100, failed=True)
+    window.add(100 + gap_s, failed=False)
+    assert window.counts(100 + gap_s) == ((2, 1) if gap_s < WINDOW_S else (1, 0))
+
+
+def test_its_repr_is_a_status_line() -> None:
+    assert repr(open_at(100)) == "<Breaker open <Window 4 of 4 failed>>"
