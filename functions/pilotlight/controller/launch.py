@@ -6,8 +6,10 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pilotlight import traffic
 from pilotlight.protocol import FunctionRoute
 from pilotlight.spec import FunctionSpec, to_json
+from pilotlight.traffic import TrafficDocument
 from pilotlight.types import FunctionId
 from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
 
@@ -61,16 +63,15 @@ def route(
     environment: str,
     app: str,
     function: str,
-    traffic: Sequence[tuple[str, int]],
+    document: TrafficDocument,
     specs: Mapping[str, FunctionSpec],
     stopped: bool,
     snapshots: bool,
     variables: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
-    """The document that activators route by; `specs` are those of every revision with traffic, the rest as in `launch_spec`."""
+    """The document that activators route by; `specs` are those of every revision that `document` names, the rest as in `launch_spec`."""
     revisions: dict[str, dict[str, Any]] = {}
-    for name, _ in traffic:
-        spec = specs[name]
+    for name, spec in sorted(specs.items()):
         launch = launch_spec(
             spec, revision=name, tenant=tenant, uid=uid, environment=environment, app=app, snapshots=snapshots, variables=variables
         )
@@ -81,7 +82,8 @@ def route(
         environment=environment,
         app=app,
         function=function,
-        traffic=tuple(traffic),
+        traffic=tuple(sorted(document.weights.items())),
         revisions=revisions,
         stopped=stopped,
+        document=traffic.to_json(document),
     ).to_json()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 import sqlalchemy as sa
 
+from pilotlight import traffic
 from pilotlight.controller import feed, launch, tables
 from pilotlight.controller.store import Write
+from pilotlight.errors import NotFound
 from pilotlight.spec import FunctionSpec, from_json
+from pilotlight.traffic import TrafficDocument
 
 
 def publish(write: Write, function: str) -> None:
@@ -18,7 +22,11 @@ def publish(write: Write, function: str) -> None:
     same_app = (apps.c.tenant == functions.c.tenant) & (apps.c.environment == functions.c.environment) & (apps.c.name == functions.c.app)
     query = sa.select(functions, apps.c.stopped, tenants.c.uid).join(apps, same_app).join(tenants, tenants.c.id == functions.c.tenant)
     row = write.sql.execute(query.where(functions.c.id == function)).one()
-    traffic, specs = _traffic(write.sql, function)
+    told = document(write.sql, function)
+    if not told.weights:
+        return  # its first revision still waits to be let in
+    told = replace(told, tags={**aliases(write.sql, function), **told.tags})
+    specs = _specs(write.sql, function, told.named())
     named = {secret for spec in specs.values() for secret in spec.secrets}
     route = launch.route(
         tenant=row.tenant,
@@ -26,7 +34,7 @@ def publish(write: Write, function: str) -> None:
         environment=row.environment,
         app=row.app,
         function=row.name,
-        traffic=traffic,
+        document=told,
         specs=specs,
         stopped=row.stopped,
         snapshots=row.snapshots,
@@ -35,35 +43,58 @@ def publish(write: Write, function: str) -> None:
     feed.append(write, feed.FUNCTION, _key(row), route)
 
 
+def document(sql: sa.Connection, function: str) -> TrafficDocument:
+    """A function's traffic as it is stored; the rows decide on the weights. Raises NotFound."""
+    functions, table = tables.functions, tables.traffic
+    row = sql.execute(sa.select(functions.c.document, functions.c.generation).where(functions.c.id == function)).first()
+    if row is None:
+        raise NotFound(f"there is no function {function}", function=function)
+    rows = sql.execute(sa.select(table.c.revision, table.c.weight).where(table.c.function == function).order_by(table.c.revision))
+    weights = {row.revision: row.weight for row in rows if row.weight}
+    if not weights:
+        return TrafficDocument(salt=function, generation=row.generation)
+    stored = replace(traffic.from_json(json.loads(row.document)), generation=row.generation, salt=function)
+    return stored if stored.weights == weights and stored.segments else traffic.reweighted(stored, weights)
+
+
+def aliases(sql: sa.Connection, function: str) -> dict[str, str]:
+    """A function's aliases: name → revision."""
+    table = tables.aliases
+    rows = sql.execute(sa.select(table.c.name, table.c.revision).where(table.c.function == function))
+    return {row.name: row.revision for row in rows}
+
+
 def withdraw(write: Write, function: str) -> None:
-    """Tell that a function is gone."""
+    """Tell that a function is gone; one of its name that comes later begins without its tags, pins and experiments."""
     row = write.sql.execute(sa.select(tables.functions).where(tables.functions.c.id == function)).one()
+    write.sql.execute(sa.update(tables.functions).where(tables.functions.c.id == function).values(document="{}"))
     feed.append(write, feed.FUNCTION, _key(row), None)
 
 
 def users_of_secret(sql: sa.Connection, *, tenant: str, environment: str, name: str) -> dict[str, str]:
-    """Functions (id → `app/function`) with a revision in traffic that names the secret."""
-    functions, traffic, revisions = tables.functions, tables.traffic, tables.revisions
+    """Functions (id → `app/function`) with a revision that can be called and names the secret."""
+    functions, revisions = tables.functions, tables.revisions
     query = (
-        sa.select(functions.c.id, functions.c.app, functions.c.name, revisions.c.spec)
-        .join(traffic, traffic.c.function == functions.c.id)
-        .join(revisions, (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision))
+        sa.select(functions.c.id, functions.c.app, functions.c.name, revisions.c.name.label("revision"), revisions.c.spec)
+        .join(revisions, revisions.c.function == functions.c.id)
         .where(functions.c.tenant == tenant, functions.c.environment == environment, functions.c.removed_at.is_(None))
-        .where(revisions.c.spec.contains(f'"{name}"', autoescape=True))  # narrows in the database; the next line decides
+        .where(revisions.c.spec.contains(f'"{name}"', autoescape=True))  # narrows in the database; the next lines decide
     )
-    return {row.id: f"{row.app}/{row.name}" for row in sql.execute(query) if name in json.loads(row.spec)["secrets"]}
+    found: dict[str, str] = {}
+    for row in sql.execute(query):
+        if row.id not in found and name in json.loads(row.spec)["secrets"] and row.revision in _callable(sql, row.id):
+            found[row.id] = f"{row.app}/{row.name}"
+    return found
 
 
-def _traffic(sql: sa.Connection, function: str) -> tuple[list[tuple[str, int]], dict[str, FunctionSpec]]:
-    traffic, revisions = tables.traffic, tables.revisions
-    query = (
-        sa.select(traffic.c.revision, traffic.c.weight, revisions.c.spec)
-        .join(revisions, (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision))
-        .where(traffic.c.function == function)
-        .order_by(traffic.c.revision)
-    )
-    rows = sql.execute(query).all()
-    return [(row.revision, row.weight) for row in rows], {row.revision: from_json(FunctionSpec, json.loads(row.spec)) for row in rows}
+def _callable(sql: sa.Connection, function: str) -> frozenset[str]:
+    return document(sql, function).named() | frozenset(aliases(sql, function).values())
+
+
+def _specs(sql: sa.Connection, function: str, names: Collection[str]) -> dict[str, FunctionSpec]:
+    table = tables.revisions
+    rows = sql.execute(sa.select(table.c.name, table.c.spec).where(table.c.function == function, table.c.name.in_(names)))
+    return {row.name: from_json(FunctionSpec, json.loads(row.spec)) for row in rows}
 
 
 def _variables(sql: sa.Connection, *, tenant: str, environment: str, names: Iterable[str]) -> Mapping[str, list[str]]:
