@@ -14,16 +14,10 @@ from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
-from pilotlight.controller import tables
+from pilotlight.controller import tables, webhooks
 from pilotlight.controller.store import Write
+from pilotlight.controller.webhooks import CLAIM_S
 
-CLAIM_S = 60.0
-"""Longer than an attempt can take (webhooks.ATTEMPT_S)."""
-GIVE_UP_AFTER_S = 3 * 86_400.0
-"""A weekend and a working day: whoever has not repaired the receiver by then reads the dashboard."""
-FIRST_DELAY_S, GROWTH, LONGEST_DELAY_S = 5.0, 4.0, 6 * 3600.0
-JITTER = 0.2
-"""Receivers that fail for many budgets at once are not asked for all of them at once again."""
 MAX_ERROR = 500
 AT_ONCE_OF_ONE = 8
 """Alerts of one tenant in a round: whose receivers are slow holds up its own alerts, however many it has."""
@@ -143,10 +137,7 @@ def retry_in_s(alert: Alert, *, now: float, chance: float, asked_s: float = 0.0)
         chance: uniform in [0, 1), for the jitter.
         asked_s: what the receiver asked for (Retry-After).
     """
-    # Bounded before it is raised to a power: an alert that is tried for three days stays far below, a broken row may not.
-    plain_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * GROWTH ** min(alert.attempts - 1, 20))
-    delay_s = max(plain_s * (1 - JITTER + 2 * JITTER * chance), min(asked_s, LONGEST_DELAY_S))
-    return delay_s if now + delay_s <= alert.at + GIVE_UP_AFTER_S else None
+    return webhooks.retry_in_s(attempts=alert.attempts, begun_at=alert.at, now=now, chance=chance, asked_s=asked_s)
 
 
 def next_at(sql: sa.Connection) -> float | None:

@@ -12,7 +12,7 @@
 | `pilotlight_controller_blob_bytes_total` | counter | - | bytes of blobs received |
 | `pilotlight_controller_spend_total` | counter | `tenant`, `currency` | cost of new usage records |
 | `pilotlight_controller_budget_used_ratio` | gauge | `tenant`, `budget` | spent part of a budget in its current period |
-| `pilotlight_controller_alerts_total` | counter | `outcome` | webhooks of budgets: `delivered`, `retried`, `given-up` |
+| `pilotlight_controller_alerts_total` | counter | `outcome` | webhooks, of budgets and named ones: `delivered`, `retried`, `given-up` |
 
 Tenants and budgets have series of their own up to SERIES; what comes after them is `other` (spend) or left out (budgets).
 """
@@ -50,7 +50,7 @@ class Metrics:
         self.usage_records = Counter(_PREFIX + "usage_records", "New usage records", registry=registry)
         self.usage_conflicts = Counter(_PREFIX + "usage_conflicts", "Usage ids that came with other content", registry=registry)
         self.blob_bytes = Counter(_PREFIX + "blob_bytes", "Bytes of blobs received", registry=registry)
-        self.alerts = Counter(_PREFIX + "alerts", "Webhooks of budgets", ["outcome"], registry=registry)
+        self.alerts = Counter(_PREFIX + "alerts", "Messages to webhooks", ["outcome"], registry=registry)
         self._spend = Counter(_PREFIX + "spend", "Cost of new usage records", ["tenant", "currency"], registry=registry)
         self._budgets = Gauge(
             _PREFIX + "budget_used_ratio", "Spent part of a budget in its current period", ["tenant", "budget"], registry=registry

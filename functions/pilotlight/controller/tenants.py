@@ -195,9 +195,9 @@ def _forget(write: Write, *, tenant: str, name: str) -> None:
         feed.append(write, feed.QUOTA, f"{tenant}/{name}/{row.app}/{row.function}", None)
     functions = tables.functions
     ids = sa.select(functions.c.id).where(functions.c.tenant == tenant, functions.c.environment == name)
-    for table in (tables.traffic, tables.revisions):
+    for table in (tables.traffic, tables.schedules, tables.revisions):
         sql.execute(sa.delete(table).where(table.c.function.in_(ids)))
-    for owned in (functions, tables.deployments, tables.apps, tables.weights):
+    for owned in (functions, tables.deployments, tables.apps, tables.weights, tables.webhooks):
         sql.execute(sa.delete(owned).where(owned.c.tenant == tenant, owned.c.environment == name))
     sql.execute(sa.delete(tables.environments).where(tables.environments.c.tenant == tenant, tables.environments.c.name == name))
 

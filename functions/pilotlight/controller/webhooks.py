@@ -34,6 +34,13 @@ from pilotlight.protocol import CONTENT_JSON
 PUBLIC, ANY = "public", "any"
 ATTEMPT_S = 15.0
 """For all of an attempt, from the name's look-up to the answer's head: the specification recommends 15 to 30 s."""
+GIVE_UP_AFTER_S = 3 * 86_400.0
+"""A weekend and a working day: whoever has not repaired the receiver by then reads the list of what was not delivered."""
+FIRST_DELAY_S, GROWTH, LONGEST_DELAY_S = 5.0, 4.0, 6 * 3600.0
+JITTER = 0.2
+"""Receivers that fail for many messages at once are not asked for all of them at once again."""
+CLAIM_S = 60.0
+"""For how long a deliverer has a message to itself: longer than an attempt can take."""
 MAX_URL = 2000
 MAX_ADDRESSES = 3
 """Of one name, tried one after the other: the first may be of a family that has no route from here."""
@@ -104,6 +111,19 @@ def headers(message: Message, body: bytes, *, secret: str, now: float) -> dict[s
         "webhook-timestamp": str(timestamp),
         "webhook-signature": sign(secret, id=message.id, timestamp=timestamp, body=body),
     }
+
+
+def retry_in_s(*, attempts: int, begun_at: float, now: float, chance: float, asked_s: float = 0.0) -> float | None:
+    """How long to wait after attempt number `attempts` failed; None: it is given up, GIVE_UP_AFTER_S after `begun_at`.
+
+    Args:
+        chance: uniform in [0, 1), for the jitter.
+        asked_s: what the receiver asked for (Retry-After).
+    """
+    # Bounded before it is raised to a power: what is tried for three days stays far below, a broken row may not.
+    plain_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * GROWTH ** min(attempts - 1, 20))
+    delay_s = max(plain_s * (1 - JITTER + 2 * JITTER * chance), min(asked_s, LONGEST_DELAY_S))
+    return delay_s if now + delay_s <= begun_at + GIVE_UP_AFTER_S else None
 
 
 def check_url(url: str, *, policy: str) -> str:

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from pilotlight.controller import alerts, audit, budgets, ledger, tenants
-from pilotlight.controller.alerts import CLAIM_S, GIVE_UP_AFTER_S, LONGEST_DELAY_S, Alert, retry_in_s
+from pilotlight.controller.alerts import Alert, retry_in_s
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.budget_terms import parse
 from pilotlight.controller.budgets import Budget
 from pilotlight.controller.deliverer import Deliverer
 from pilotlight.controller.metrics import Metrics
 from pilotlight.controller.store import Store
-from pilotlight.controller.webhooks import Sender
+from pilotlight.controller.webhooks import CLAIM_S, GIVE_UP_AFTER_S, LONGEST_DELAY_S, Sender
 from pilotlight.seal import PlatformKey
 from tests.fakes.hooks import OK, Receiver
 from tests.functions.controller.parts import ManualClock, usage

@@ -18,8 +18,8 @@ from pilotlight.controller.api.models import Body
 from pilotlight.controller.budget_terms import DEFAULT_ALERTS, MAX_ALERTS, Terms
 from pilotlight.controller.budgets import Budget, Overview
 from pilotlight.controller.context import Admin, Biller, Context, Ctx, RequestId, platform_token
-from pilotlight.controller.deliverer import told
 from pilotlight.controller.forecast import Forecast
+from pilotlight.controller.outboxes import told
 from pilotlight.controller.plans import terms_of
 from pilotlight.controller.webhooks import Message, Sender
 from pilotlight.errors import Conflict, Forbidden, NotFound

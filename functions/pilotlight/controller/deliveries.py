@@ -1,0 +1,145 @@
+"""Deliveries: what named webhooks are told, each a row from the transaction of its event until the receiver took it, or was given up.
+
+So an event is neither lost nor told before it happened. The id of a delivery is the webhook-id of every attempt: a receiver can tell
+a second delivery from a second event. `next_attempt_at` is when somebody may next try; whoever tries moves it first (`claim`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from pilotlight.controller import endpoints, tables
+from pilotlight.controller.store import Write
+from pilotlight.controller.webhooks import CLAIM_S, Message
+from pilotlight.spec import canonical_json
+
+AT_ONCE_OF_ONE = 8
+"""Deliveries of one tenant in a round: whose receivers are slow holds up its own, however many it has."""
+KEPT_S = 7 * 86_400.0
+"""How long one that is over is listed."""
+MAX_ERROR = 500
+CALL_FINISHED = "call.finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One event for one webhook. Times are seconds since the epoch.
+
+    Attributes:
+        body: the event's data, JSON text.
+        delivered_at: when the receiver took it; None: not yet, or never.
+        next_attempt_at: when it is tried next; None: not any more.
+        error: what the last attempt came to, if it failed.
+    """
+
+    id: str
+    tenant: str
+    environment: str
+    webhook: str
+    event: str
+    body: str
+    at: float
+    delivered_at: float | None
+    next_attempt_at: float | None
+    attempts: int
+    error: str | None
+
+    def message(self) -> Message:
+        """What is posted."""
+        return Message(id=self.id, type=self.event, at=self.at, data=json.loads(self.body))
+
+
+_COLUMNS = tuple(tables.deliveries.c[name] for name in Delivery.__slots__)
+
+
+def enqueue(
+    write: Write, *, tenant: str, environment: str, event: str, body: Mapping[str, Any], webhook: str | None = None, once: str = ""
+) -> int:
+    """Tell an event to every webhook of the environment that asks for it, and to `webhook` by name; returns how many are told.
+
+    Nothing happens where there is none: who makes events need not know who listens. Posted after the transaction, signed, and again
+    until it is taken (at least once).
+
+    Args:
+        body: JSON values; they must not hold what the environment's administrators may not see.
+        once: names the event, so that telling it again changes nothing; "" = each call is an event of its own.
+    """
+    names = {one.name for one in endpoints.listing(write.sql, tenant=tenant, environment=environment) if one.wants(event)}
+    if webhook:
+        names.add(webhook)
+    text = canonical_json(dict(body)).decode()
+    new = 0
+    for name in sorted(names):
+        row = {"id": _id(tenant, environment, name, event, once), "tenant": tenant, "environment": environment, "webhook": name}
+        insert = write.insert(tables.deliveries).values(**row, event=event, body=text, at=write.now, next_attempt_at=write.now, attempts=0)
+        new += write.sql.execute(insert.on_conflict_do_nothing(index_elements=["id"])).rowcount
+    if new:
+        write.fed = True  # rings the bell after the commit: the deliverer listens to it, and followers of the feed find nothing new
+    return new
+
+
+def claim(write: Write, *, limit: int) -> list[Delivery]:
+    """Take deliveries whose time has come, for CLAIM_S; the attempt is counted before it is made."""
+    table = tables.deliveries
+    order = (table.c.next_attempt_at, table.c.id)
+    turn = sa.func.row_number().over(partition_by=table.c.tenant, order_by=order).label("turn")
+    due = sa.select(*_COLUMNS, turn).where(table.c.next_attempt_at <= write.now).subquery()
+    columns = [due.c[name] for name in Delivery.__slots__]
+    query = sa.select(*columns).where(due.c.turn <= AT_ONCE_OF_ONE).order_by(due.c.next_attempt_at, due.c.id).limit(limit)
+    taken = [replace(one, attempts=one.attempts + 1) for one in (Delivery(**row) for row in write.sql.execute(query).mappings())]
+    for one in taken:
+        values = {"next_attempt_at": write.now + CLAIM_S, "attempts": one.attempts}
+        write.sql.execute(sa.update(table).where(table.c.id == one.id).values(**values))
+    return taken
+
+
+def settle(write: Write, delivery: Delivery, *, error: str | None, retry_in_s: float | None = None) -> None:
+    """Note what an attempt came to. `error` None: delivered. `retry_in_s` None: no further attempt."""
+    done = {
+        "delivered_at": write.now if error is None else None,
+        "next_attempt_at": None if error is None or retry_in_s is None else write.now + retry_in_s,
+        "error": None if error is None else error[:MAX_ERROR],
+    }
+    write.sql.execute(sa.update(tables.deliveries).where(tables.deliveries.c.id == delivery.id).values(**done))
+
+
+def next_at(sql: sa.Connection) -> float | None:
+    """When the next attempt is due (seconds since the epoch); None: nothing waits."""
+    due = tables.deliveries.c.next_attempt_at
+    at = sql.execute(sa.select(sa.func.min(due)).where(due.is_not(None))).scalar_one()
+    return None if at is None else float(at)
+
+
+def listing(
+    sql: sa.Connection, *, tenant: str, environment: str, webhook: str | None = None, is_failed: bool | None = None, limit: int = 100
+) -> list[Delivery]:
+    """Deliveries of an environment, newest first. `is_failed`: those that were given up, or not those."""
+    table = tables.deliveries
+    query = sa.select(*_COLUMNS).where(table.c.tenant == tenant, table.c.environment == environment)
+    if webhook is not None:
+        query = query.where(table.c.webhook == webhook)
+    if is_failed is not None:
+        failed = table.c.delivered_at.is_(None) & table.c.next_attempt_at.is_(None)
+        query = query.where(failed if is_failed else sa.not_(failed))
+    rows = sql.execute(query.order_by(table.c.at.desc(), table.c.id).limit(limit)).mappings()
+    return [Delivery(**row) for row in rows]
+
+
+def purge(write: Write, *, now: float) -> int:
+    """Forget those that were over KEPT_S ago; returns how many."""
+    table = tables.deliveries
+    over = table.c.next_attempt_at.is_(None) & (table.c.at < now - KEPT_S)
+    return write.sql.execute(sa.delete(table).where(over)).rowcount
+
+
+def _id(tenant: str, environment: str, webhook: str, event: str, once: str) -> str:
+    if not once:
+        return f"dl-{secrets.token_hex(12)}"
+    return "dl-" + hashlib.sha256(f"{tenant}\0{environment}\0{webhook}\0{event}\0{once}".encode()).hexdigest()[:24]
