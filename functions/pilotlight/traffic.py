@@ -304,8 +304,9 @@ def _check_experiment(experiment: ExperimentTraffic) -> None:
     if not experiment.id or not experiment.salt or not _is_percent(experiment.percent):
         raise InvalidInput("an experiment has an id, a salt, and a percent from 0 to 100", parameter="experiment")
     arms = experiment.arms
-    if not 1 <= len(arms) <= MAX_ARMS or len({arm.name for arm in arms}) != len(arms):
-        raise InvalidInput(f"an experiment has 1 to {MAX_ARMS} arms with names of their own", parameter="experiment")
+    # A stopped arm's part goes to another in its place, so that nobody else changes sides: one arm may have several parts.
+    if not 1 <= len(arms) <= MAX_ARMS or len({arm.name for arm in arms}) != len({(arm.name, arm.revision) for arm in arms}):
+        raise InvalidInput(f"an experiment has 1 to {MAX_ARMS} arms with names and revisions of their own", parameter="experiment")
     for arm in arms:
         if not _NAME.match(arm.name) or not _is_percent(arm.share):
             raise InvalidInput(f"arm {arm.name!r}: a name in small letters, and a share from 0 to 100", parameter="experiment")

@@ -159,24 +159,19 @@ rollout_decisions = sa.Table(
     *(_text(name) for name in ("verdict", "action", "reasons", "evidence")),
 )
 
-observation_minutes = sa.Table(
-    "observation_minutes",
-    metadata,
-    *(_text(name, key=True) for name in ("tenant", "function_id", "revision", "arm")),
-    sa.Column("minute", sa.BigInteger, primary_key=True, autoincrement=False),
-    *(_whole(name) for name in COUNTS),
-    sa.Index("ix_observation_minutes_minute", "minute"),
-)
-"""What activators observed, added up (`pilotlight.observations`); kept for some days."""
 
-observation_hours = sa.Table(
-    "observation_hours",
-    metadata,
-    *(_text(name, key=True) for name in ("tenant", "function_id", "revision", "arm")),
-    sa.Column("hour", sa.BigInteger, primary_key=True, autoincrement=False),
-    *(_whole(name) for name in COUNTS),
-    sa.Index("ix_observation_hours_hour", "hour"),
-)
+def _observed(name: str, unit: str) -> sa.Table:
+    """Counts of what calls looked like; by function and time first, because that is how they are asked for."""
+    return sa.Table(
+        name,
+        metadata,
+        _text("function_id", key=True),
+        sa.Column(unit, sa.BigInteger, primary_key=True, autoincrement=False),
+        *(_text(part, key=True) for part in ("revision", "arm")),
+        _text("tenant"),
+        *(_whole(count) for count in COUNTS),
+        sa.Index(f"ix_{name}_{unit}", unit),
+    )
 
 
 def _buckets(name: str, unit: str) -> sa.Table:
@@ -184,15 +179,18 @@ def _buckets(name: str, unit: str) -> sa.Table:
     return sa.Table(
         name,
         metadata,
-        *(_text(part, key=True) for part in ("tenant", "function_id", "revision", "arm")),
+        _text("function_id", key=True),
         sa.Column(unit, sa.BigInteger, primary_key=True, autoincrement=False),
-        _text("clock", key=True),
+        *(_text(part, key=True) for part in ("revision", "arm", "clock")),
         sa.Column("bucket", sa.BigInteger, primary_key=True, autoincrement=False),
         _whole("calls"),
         sa.Index(f"ix_{name}_{unit}", unit),
     )
 
 
+observation_minutes = _observed("observation_minutes", "minute")
+"""What activators observed, added up (`pilotlight.observations`); kept for some days."""
+observation_hours = _observed("observation_hours", "hour")
 observation_minute_buckets = _buckets("observation_minute_buckets", "minute")
 observation_hour_buckets = _buckets("observation_hour_buckets", "hour")
 
@@ -225,6 +223,9 @@ experiments = sa.Table(
     sa.UniqueConstraint("function", "name"),
 )
 
+EXPOSURE_COUNTS = (
+    "calls", "errors", "degraded", "mistagged", "cold", "warm", "warm_ms", "exec_ms", "cost_picos", "tokens_in", "tokens_out",
+)  # fmt: skip
 exposures = sa.Table(
     "exposures",
     metadata,
@@ -232,9 +233,19 @@ exposures = sa.Table(
     _text("unit", key=True),
     _text("arm", key=True),
     _time("first_at"),
-    *(_whole(name) for name in ("calls", "errors", "degraded", "mistagged", "exec_ms", "cost_picos", "tokens_in", "tokens_out")),
+    *(_whole(name) for name in EXPOSURE_COUNTS),
 )
 """A unit that met an experiment, once; more than one arm for a unit is a defect of the assignment, and counted as one."""
+
+exposure_latency = sa.Table(
+    "exposure_latency",
+    metadata,
+    sa.Column("experiment", sa.Text, sa.ForeignKey("experiments.id"), primary_key=True),
+    *(_text(name, key=True) for name in ("arm", "unit")),
+    sa.Column("bucket", sa.BigInteger, primary_key=True, autoincrement=False),
+    _whole("calls"),
+)
+"""A histogram of each unit's warm calls (`pilotlight.observations.bucket_of`): percentiles whose intervals know who called."""
 
 feedback = sa.Table(
     "feedback",
@@ -247,9 +258,11 @@ feedback = sa.Table(
     *(_text(name) for name in ("function_id", "revision", "experiment", "arm", "unit")),
     _time("called_at"),
     _time("at"),
+    sa.Column("reach", sa.Text, nullable=False, server_default="{}"),
     sa.Index("ix_feedback_function_id", "function_id", "metric", "called_at"),
     sa.Index("ix_feedback_experiment", "experiment", "metric"),
 )
+"""`called_at` 0 and `function_id` "": the call's record is not there yet; `reach` is what the key that told of it may touch."""
 
 schedules = sa.Table(
     "schedules",

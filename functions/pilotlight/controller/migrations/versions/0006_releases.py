@@ -32,7 +32,6 @@ COUNTS = (
     "matched",
     "skipped",
 )
-SERIES = ("tenant", "function_id", "revision", "arm")
 
 
 def upgrade() -> None:
@@ -82,6 +81,7 @@ def upgrade() -> None:
         sa.Column("unit", sa.Text(), nullable=False),
         sa.Column("called_at", sa.Double(), nullable=False),
         sa.Column("at", sa.Double(), nullable=False),
+        sa.Column("reach", sa.Text(), server_default="{}", nullable=False),
         sa.PrimaryKeyConstraint("tenant", "call", "metric", name=op.f("pk_feedback")),
     )
     op.create_index("ix_feedback_experiment", "feedback", ["experiment", "metric"], unique=False)
@@ -243,12 +243,25 @@ def upgrade() -> None:
         sa.Column("errors", sa.BigInteger(), nullable=False),
         sa.Column("degraded", sa.BigInteger(), nullable=False),
         sa.Column("mistagged", sa.BigInteger(), nullable=False),
+        sa.Column("cold", sa.BigInteger(), nullable=False),
+        sa.Column("warm", sa.BigInteger(), nullable=False),
+        sa.Column("warm_ms", sa.BigInteger(), nullable=False),
         sa.Column("exec_ms", sa.BigInteger(), nullable=False),
         sa.Column("cost_picos", sa.BigInteger(), nullable=False),
         sa.Column("tokens_in", sa.BigInteger(), nullable=False),
         sa.Column("tokens_out", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(["experiment"], ["experiments.id"], name=op.f("fk_exposures_experiment")),
         sa.PrimaryKeyConstraint("experiment", "unit", "arm", name=op.f("pk_exposures")),
+    )
+    op.create_table(
+        "exposure_latency",
+        sa.Column("experiment", sa.Text(), nullable=False),
+        sa.Column("arm", sa.Text(), nullable=False),
+        sa.Column("unit", sa.Text(), nullable=False),
+        sa.Column("bucket", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("calls", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["experiment"], ["experiments.id"], name=op.f("fk_exposure_latency_experiment")),
+        sa.PrimaryKeyConstraint("experiment", "arm", "unit", "bucket", name=op.f("pk_exposure_latency")),
     )
     op.create_table(
         "rollout_decisions",
@@ -281,10 +294,11 @@ def _observations(name: str, unit: str) -> None:
     """Counts of what calls looked like, per revision and arm; `unit` is the whole minute or hour since the epoch."""
     op.create_table(
         name,
-        *(sa.Column(part, sa.Text(), nullable=False) for part in SERIES),
+        sa.Column("function_id", sa.Text(), nullable=False),
         sa.Column(unit, sa.BigInteger(), autoincrement=False, nullable=False),
+        *(sa.Column(part, sa.Text(), nullable=False) for part in ("revision", "arm", "tenant")),
         *(sa.Column(count, sa.BigInteger(), nullable=False) for count in COUNTS),
-        sa.PrimaryKeyConstraint(*SERIES, unit, name=op.f(f"pk_{name}")),
+        sa.PrimaryKeyConstraint("function_id", unit, "revision", "arm", name=op.f(f"pk_{name}")),
     )
     op.create_index(f"ix_{name}_{unit}", name, [unit])
 
@@ -293,11 +307,11 @@ def _buckets(name: str, unit: str) -> None:
     """Histograms of their clocks."""
     op.create_table(
         name,
-        *(sa.Column(part, sa.Text(), nullable=False) for part in SERIES),
+        sa.Column("function_id", sa.Text(), nullable=False),
         sa.Column(unit, sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("clock", sa.Text(), nullable=False),
+        *(sa.Column(part, sa.Text(), nullable=False) for part in ("revision", "arm", "clock")),
         sa.Column("bucket", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("calls", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint(*SERIES, unit, "clock", "bucket", name=op.f(f"pk_{name}")),
+        sa.PrimaryKeyConstraint("function_id", unit, "revision", "arm", "clock", "bucket", name=op.f(f"pk_{name}")),
     )
     op.create_index(f"ix_{name}_{unit}", name, [unit])
