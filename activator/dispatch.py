@@ -18,6 +18,7 @@ from activator.quotas.admission import Admission
 from activator.reservation import Releases, Reservation
 from activator.routes import Target
 from activator.throttler import Throttler
+from activator.tracing.context import Attempt, Trace, kind_of, note, worker_lines
 from activator.upstream import Answer, UpstreamGone, WorkerConnection
 from pilotlight import errors
 from pilotlight.pricing import BUSY
@@ -41,13 +42,14 @@ class Call:
         began_ns, routed_ns: when its request was there, and when it was routed; without the time that its body took to come. `received_ns`:
             when it was admitted.
         attempt: which one this is, from 1, of those that took a slot; `retries`: those of them that the function's own policy asked for.
+        trace: its place in a trace; None = one of its own, and nobody asked for it. `past`: attempts before the one that runs.
         degraded: what answers in place of the target that was asked, as `pilotlight-degraded` says it; "" for the target itself.
         asked: the target that was asked, where `target` is a variant or a fallback of it; None where it is `target`.
     """
 
     __slots__ = ("accept", "admission", "asked", "attempt", "began_ns", "body", "caller", "content_type", "deadline_s", "degraded",
-                 "extra_headers", "id", "key_id", "method", "path", "rank", "received_ns", "reserved_ns", "retries", "routed_ns",
-                 "start_kind", "start_ms", "started_at", "target", "weights")  # fmt: skip
+                 "extra_headers", "id", "key_id", "method", "past", "path", "rank", "received_ns", "reserved_ns", "retries", "routed_ns",
+                 "start_kind", "start_ms", "started_at", "target", "trace", "weights")  # fmt: skip
 
     def __init__(
         self,
@@ -78,6 +80,8 @@ class Call:
         self.rank = rank
         self.caller = caller
         self.attempt = 1
+        self.trace: Trace | None = None
+        self.past: tuple[Attempt, ...] = ()
         self.retries = 0
         self.degraded = ""
         self.asked: Target | None = None
@@ -110,7 +114,7 @@ class Call:
                 b"\r\npilotlight-deadline-s: ", b"%.3f" % execution_s,
                 b"\r\ncontent-type: ", self.content_type,
                 b"\r\naccept: " + self.accept if self.accept else b"",
-                self.extra_headers,
+                self.extra_headers, worker_lines(self),
                 b"\r\ncontent-length: ", b"%d" % len(self.body), b"\r\n\r\n",
             )
         )  # fmt: skip
@@ -245,6 +249,7 @@ class Dispatcher:
         instance = reservation.instance
         connection: WorkerConnection | None = None
         ticket: Ticket | None = None
+        dispatched_ns = 0
         loop = asyncio.get_running_loop()
         try:
             ticket = await reservation.open_paid(call)
@@ -259,6 +264,7 @@ class Dispatcher:
                 timer.cancel()
             return Exchange(call, reservation=reservation, ticket=ticket, connection=connection, answer=answer, dispatched_ns=dispatched_ns)
         except BaseException as e:
+            note(call, reservation, dispatched_ns=dispatched_ns, ended_ns=time.monotonic_ns(), error=kind_of(e))
             if connection is not None:
                 connection.close()
             try:

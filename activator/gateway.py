@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -18,7 +19,7 @@ from activator.calls import SubmittedCalls
 from activator.control import ControlPlane
 from activator.dispatch import Call, Dispatcher, Exchange
 from activator.entry import Entrance, Entry, split_tenant
-from activator.heads import call_head, closed_head, trace_lines
+from activator.heads import call_head, closed_head
 from activator.metrics import Metrics
 from activator.passthrough import Passthrough
 from activator.quotas.admission import Admission
@@ -29,6 +30,7 @@ from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
 from activator.siblings import HEALTH, PASSED_ON
 from activator.targets import Targets
+from activator.tracing.tracer import Tracer
 from activator.upstream import UpstreamGone
 from activator.variations import Variations
 from activator.warm import WarmCalls, Way, is_simple
@@ -86,6 +88,7 @@ class Gateway:
         passthrough: Passthrough,
         control: ControlPlane,
         metrics: Metrics,
+        tracer: Tracer | None = None,
     ) -> None:
         self._settings = settings
         self._table = table
@@ -99,7 +102,10 @@ class Gateway:
         self._passthrough = passthrough
         self._control = control
         self._metrics = metrics
-        self.warm = WarmCalls(throttler_of=dispatcher.throttler_of, dispatcher=dispatcher, metrics=metrics, go_on=self._go_on)
+        self._tracer = tracer or Tracer()
+        self.warm = WarmCalls(
+            throttler_of=dispatcher.throttler_of, dispatcher=dispatcher, metrics=metrics, go_on=self._go_on, tracer=self._tracer
+        )  # fmt: skip
         self._resolved: dict[tuple[str, bytes, bytes], _Resolved] = {}
         self._resolved_at = -1
         self._verbs: dict[str, Handler] = {
@@ -141,6 +147,8 @@ class Gateway:
             self._metrics.turned_away(e, request.tenant)
             if not request.is_answered:
                 await request.respond_error(e)
+                if request.call is not None:
+                    self._tracer.failed(request.call, e.type, e.status)
         except UpstreamGone as e:
             log.warning("answer cut short call=%s error=%s", request.id, e)
             if connection is not None:
@@ -149,6 +157,8 @@ class Gateway:
             if connection is None or not connection.transport.is_closing():
                 raise
             self._metrics.refused(499)
+            if request.call is not None and not request.is_answered:
+                self._tracer.failed(request.call, "cancelled", 499)
         finally:
             if connection is not None:
                 connection.on_gone = None
@@ -233,7 +243,7 @@ class Gateway:
         else:
             check.check(body)
             content_type = _JSON
-        return Call(
+        call = request.call = Call(
             id=request.id,
             target=entry.target,
             method=method,
@@ -242,11 +252,12 @@ class Gateway:
             content_type=content_type,
             accept=request.headers.get(b"accept", b""),
             deadline_s=_deadline(request),
-            extra_headers=trace_lines(request.headers),
             admission=admission,
             rank=rank,
             caller=entry.foreign,
         )
+        self._tracer.begin(call, request.headers)
+        return call
 
     async def _reply(self, request: Request, exchange: Exchange, body: bytes) -> None:
         answer = exchange.answer
@@ -254,12 +265,14 @@ class Gateway:
         cost = exchange.close(status=answer.status, outcome=outcome, bytes_out=len(body))
         self._metrics.answered(exchange, answer.status)
         await request.respond_whole(answer.status, closed_head(exchange, cost), body)
+        self._tracer.answered(exchange, answer.status)
 
     async def _relay(self, request: Request, exchange: Exchange) -> None:
         answer = exchange.answer
-        sent, outcome, status = 0, "cancelled", 499
+        sent, outcome, status, first_byte_ms = 0, "cancelled", 499, 0.0
         try:
             await request.start(answer.status, header_list(call_head(exchange)))
+            first_byte_ms = (time.monotonic_ns() - exchange.call.began_ns) / 1e6
             async for chunk in answer.chunks():
                 sent += len(chunk)
                 await request.chunk(chunk)
@@ -270,6 +283,7 @@ class Gateway:
         finally:
             cost = exchange.close(status=status, outcome=outcome, bytes_out=sent)
             self._metrics.answered(exchange, status)
+            self._tracer.answered(exchange, status, first_byte_ms=first_byte_ms)
         is_events = answer.header(b"content-type").startswith(_SSE)
         await request.chunk(_usage_event(exchange, cost) if is_events else b"", more=False)
 

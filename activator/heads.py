@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from activator.dispatch import Call, Exchange
 from activator.upstream import Answer
 from snapshotter.types import StartKind
 
 _PASSED_ON = (b"content-type", b"pilotlight-outcome", b"cache-control")
 """A worker's headers that reach the caller; the rest are between the activator and the worker."""
-_TRACE = (b"traceparent", b"tracestate")
 
 
 def call_head(exchange: Exchange) -> bytes:
@@ -53,10 +50,3 @@ def quota_lines(call: Call) -> bytes:
 
 def _passed_on(answer: Answer) -> bytes:
     return b"".join([b"%b: %b\r\n" % header for header in answer.headers if header[0] in _PASSED_ON])
-
-
-def trace_lines(headers: Mapping[bytes, bytes]) -> bytes:
-    """W3C trace context goes on to the worker as it came (https://www.w3.org/TR/trace-context/); each line *begins* with CRLF."""
-    if b"traceparent" not in headers and b"tracestate" not in headers:
-        return b""
-    return b"".join([b"\r\n%b: %b" % (name, value) for name in _TRACE if (value := headers.get(name))])

@@ -7,10 +7,13 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PROBLEM, new_call_id, problem
+
+if TYPE_CHECKING:
+    from activator.dispatch import Call
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -37,10 +40,11 @@ class Request:
 
     Attributes:
         gate: the quotas that it falls under, once they are known; None = none.
+        call: what it became once it was admitted; None = not yet, or no call.
         tenant: whose request it is, once that is known; "" before.
     """
 
-    __slots__ = ("_receive", "_send", "gate", "headers", "id", "is_answered", "path", "scope", "tenant")
+    __slots__ = ("_receive", "_send", "call", "gate", "headers", "id", "is_answered", "path", "scope", "tenant")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -51,6 +55,7 @@ class Request:
         self.id = new_call_id()
         self.is_answered = False
         self.gate: TellsQuotas | None = None
+        self.call: Call | None = None
         self.tenant = ""
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema_rs
 
 from pilotlight import errors
+from pilotlight.policies import Objectives
 from pilotlight.pricing import Footprint, Rates, rate_per_s
 from pilotlight.protocol import FunctionRoute
 from pilotlight.spec import FunctionSpec, MethodSpec, from_json
@@ -98,12 +99,14 @@ class Target:
     """One revision of one function, ready to be called. Immutable once made."""
 
     __slots__ = ("_checks", "app", "environment", "footprint", "function", "function_id", "key", "launch", "rate_per_s", "rates",
-                 "revision", "spec", "tenant", "warm_head")  # fmt: skip
+                 "revision", "slow_first_ms", "slow_ms", "spec", "tenant", "warm_head")  # fmt: skip
 
     def __init__(self, route: FunctionRoute, revision: str, rates: Rates) -> None:
         document = route.revisions[revision]
         self.spec: FunctionSpec = from_json(FunctionSpec, document["spec"])
         self.launch = LaunchSpec.from_json(document["launch"])
+        promised = self.spec.objectives or Objectives()
+        self.slow_ms, self.slow_first_ms = promised.warm_latency_s * 1000, promised.first_token_s * 1000
         self.key = str(self.launch.revision)
         self.tenant = route.tenant
         self.environment = route.environment

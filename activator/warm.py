@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from activator.dispatch import Call, Dispatcher, Exchange, status_of
 from activator.entry import Entry
-from activator.heads import trace_lines, warm_head
+from activator.heads import warm_head
 from activator.metrics import Metrics
 from activator.quotas.admission import Admission
 from activator.quotas.decision import Refusal
@@ -26,6 +26,8 @@ from activator.request import Receive, Request, Scope, Send, error_answer
 from activator.reservation import Reservation
 from activator.targets import Target
 from activator.throttler import Throttler
+from activator.tracing.context import kind_of, note, worker_lines
+from activator.tracing.tracer import Tracer
 from activator.upstream import Answer, UpstreamGone, WorkerConnection
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PICKLE, new_call_id
@@ -102,11 +104,13 @@ class Way:
 class WarmCalls:
     """Begins warm calls. Owner: the event loop."""
 
-    def __init__(self, *, throttler_of: Callable[[Target], Throttler], dispatcher: Dispatcher, metrics: Metrics, go_on: GoOn) -> None:
+    def __init__(self, *, throttler_of: Callable[[Target], Throttler], dispatcher: Dispatcher, metrics: Metrics, go_on: GoOn,
+                 tracer: Tracer | None = None) -> None:  # fmt: skip
         self.throttler_of = throttler_of
         self.dispatcher = dispatcher
         self.metrics = metrics
         self.go_on = go_on
+        self.tracer = tracer or Tracer()
         self.clocks = Clocks()
 
     def begin(self, connection: EdgeProtocol, way: Way, headers: dict[bytes, bytes], body: bytes) -> bool:
@@ -152,10 +156,11 @@ class WarmCalls:
             return False
         call = Call(
             id=new_call_id(), target=target, method=way.method, key_id=way.key_id, body=body, content_type=content_type,
-            accept=headers.get(b"accept", b""), extra_headers=trace_lines(headers), admission=admission, rank=rank,
+            accept=headers.get(b"accept", b""), admission=admission, rank=rank,
             caller=way.entry.foreign,
         )  # fmt: skip
         call.reserved_ns = call.received_ns
+        self.tracer.begin(call, headers)
         worker = reservation.instance.connections.take_nowait(call.received_ns / 1e9)
         if worker is None:
             reservation.release()
@@ -169,6 +174,8 @@ class WarmCalls:
         warm = WarmCall(self, call, connection=connection, reservation=reservation, ticket=ticket, worker=worker, admission=admission)
         connection.on_gone = warm.abandon
         lines = call.extra_headers if not call.accept else b"\r\naccept: " + call.accept + call.extra_headers
+        if call.trace is not None:
+            lines += worker_lines(call)
         warm.steps = self.clocks.watch(warm, connection.loop, way.execution_s)
         worker.send(way.template % (call.id.encode(), content_type, lines, len(body), body), warm)
         return True
@@ -236,6 +243,8 @@ class WarmCall:
                 self._admission.release()
         self._calls.metrics.answered_warm(call.target, status, exec_s=exec_ms / 1000)
         self._connection.answer(status, warm_head(call, answer, cost=bill.cost, exec_ms=exec_ms), body)
+        if status >= 500 or exec_ms > call.target.slow_ms or (call.trace is not None and call.trace.kept_for):
+            self._calls.tracer.answered_warm(call, reservation, answer, dispatched_ns=self._dispatched_ns, ended_ns=now_ns, cost=bill.cost)
 
     def _as_exchange(self, answer: Answer) -> Coroutine[Any, Any, Exchange]:
         exchange = Exchange(
@@ -247,6 +256,7 @@ class WarmCall:
     def set_exception(self, error: BaseException) -> None:
         """The worker's connection broke, or a clock ran out."""
         self._end()
+        note(self._call, self._reservation, dispatched_ns=self._dispatched_ns, ended_ns=time.monotonic_ns(), error=kind_of(error))
         try:
             self._close(status_of(error), "error")
         finally:  # the caller is answered all the same
@@ -294,7 +304,7 @@ class WarmCall:
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
             request = Request(scope, receive, send)
             request.id, request.tenant = call.id, call.caller or call.target.tenant
-            request.gate = admission
+            request.gate, request.call = admission, call
             try:
                 await go_on(request, step)
             finally:

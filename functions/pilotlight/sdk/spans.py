@@ -42,7 +42,7 @@ class span:  # noqa: N801 - it reads as a statement
 
     __slots__ = ("_outer", "_recorder", "attributes", "began_ns", "ended_ns", "error", "id", "name", "parent")
 
-    def __init__(self, name: str, **attributes: Any) -> None:
+    def __init__(self, name: str, /, **attributes: Any) -> None:
         self.name = name
         self.attributes = attributes
         self.id = ""
@@ -56,7 +56,7 @@ class span:  # noqa: N801 - it reads as a statement
     def __repr__(self) -> str:
         return f"<span {self.name!r} {'ended' if self.ended_ns else 'open' if self.began_ns else 'new'}>"
 
-    def set(self, **attributes: Any) -> Self:
+    def set(self, /, **attributes: Any) -> Self:
         """Add attributes to it."""
         self.attributes.update(attributes)
         return self

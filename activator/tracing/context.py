@@ -1,0 +1,114 @@
+"""A call's place in a trace, and the attempts that came before its last one. Both are made for few calls: most carry neither."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from pilotlight import errors
+from pilotlight.tracecontext import attempt_span_of, trace_id_of, traceparent
+from snapshotter.types import StartKind
+
+if TYPE_CHECKING:
+    from activator.dispatch import Call
+    from activator.instances import Instance
+    from activator.reservation import Reservation
+
+ASKED, DRAWN, ERROR, COLD, SLOW, SHADOWED = "asked", "drawn", "error", "cold", "slow", "shadow"
+"""Why a trace is kept: its caller keeps it; by chance; its call failed, waited for a start, or was slow; it is the copy of one."""
+
+MAX_ATTEMPTS = 32
+"""Of one call, that its trace shows."""
+
+
+class Trace:
+    """Where a call stands in a trace.
+
+    Attributes:
+        id: 32 hex digits.
+        parent: the caller's span, 16 hex digits; "" = the call begins the trace.
+        state: `tracestate`, passed on as it came.
+        kept_for: ASKED or DRAWN when it is known from the start that the trace is kept; "" = its end decides.
+        link: `<trace id>-<span id>` of the call that this one is a copy of; "" for others.
+    """
+
+    __slots__ = ("id", "kept_for", "link", "parent", "state")
+
+    def __init__(self, id: str, parent: str = "", *, state: bytes = b"", kept_for: str = "", link: str = "") -> None:
+        self.id = id
+        self.parent = parent
+        self.state = state
+        self.kept_for = kept_for
+        self.link = link
+
+    def __repr__(self) -> str:
+        return f"<Trace {self.id} {self.kept_for or 'undecided'}>"
+
+    def lines(self, call_id: str, attempt: int, *, is_sampled: bool) -> bytes:
+        """Header lines for the worker, each *beginning* with CRLF."""
+        span = attempt_span_of(call_id, attempt)
+        line = b"\r\ntraceparent: " + traceparent(self.id, span, is_sampled=is_sampled).encode()
+        return line + b"\r\ntracestate: " + self.state if self.state else line
+
+
+class Attempt(NamedTuple):
+    """One attempt of a call. Times are monotonic nanoseconds.
+
+    Attributes:
+        number: from 1.
+        waited_ns: since when it waited for its slot.
+        reserved_ns: when it had one; 0 = it never did.
+        start_ms: the part of the wait that was a start.
+        instance: whose slot it was; None = it had none.
+        dispatched_ns: when it was sent to the worker; 0 = it was not.
+        error: type of what ended it; "" = an answer did.
+    """
+
+    number: int
+    waited_ns: int
+    reserved_ns: int
+    start_ms: float
+    instance: Instance | None
+    dispatched_ns: int
+    ended_ns: int
+    error: str = ""
+
+
+def worker_lines(call: Call) -> bytes:
+    """What a worker is told of the trace, header lines that *begin* with CRLF: nothing where it can tell by the call's id.
+
+    A call that waited for a start is kept, so its spans are asked for.
+    """
+    trace, waited = call.trace, call.start_kind is not StartKind.WARM
+    if trace is None:
+        if call.attempt == 1 and not waited:
+            return b""
+        trace = Trace(trace_id_of(call.id))
+    return trace.lines(call.id, call.attempt, is_sampled=waited or bool(trace.kept_for))
+
+
+def kind_of(error: BaseException) -> str:
+    """What `error.type` says of it: the problem's type where it is one of ours."""
+    if isinstance(error, errors.PilotlightError):
+        return error.type
+    return {"CancelledError": "cancelled", "UpstreamGone": "worker-gone"}.get(type(error).__name__, type(error).__qualname__)
+
+
+def note(call: Call, reservation: Reservation | None, *, dispatched_ns: int, ended_ns: int, error: str) -> None:
+    """An attempt of the call ended without an answer: it is remembered for its trace."""
+    if len(call.past) < MAX_ATTEMPTS:
+        call.past = (*call.past, attempt_of(call, reservation, dispatched_ns=dispatched_ns, ended_ns=ended_ns, error=error))
+
+
+def attempt_of(call: Call, reservation: Reservation | None, *, dispatched_ns: int, ended_ns: int, error: str = "") -> Attempt:
+    """The attempt that ends now."""
+    past = call.past
+    return Attempt(
+        number=call.attempt,
+        waited_ns=past[-1].ended_ns if past else call.received_ns,
+        reserved_ns=call.reserved_ns if reservation is not None else 0,
+        start_ms=reservation.start_ms if reservation is not None else 0.0,
+        instance=reservation.instance if reservation is not None else None,
+        dispatched_ns=dispatched_ns,
+        ended_ns=ended_ns,
+        error=error,
+    )

@@ -1,0 +1,120 @@
+"""Kept traces on their way to the controller. Bounded: traces are told when there is room, calls are served in any case."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+
+from activator.tracing.document import Json
+from pilotlight.protocol import HEADER_PLATFORM_TOKEN, TRACES_PATH
+
+log = logging.getLogger(__name__)
+
+MAX_HELD = 1000
+"""Traces; each has some kilobytes, 16 at most."""
+BATCH = 100
+GATHER_S = 0.5
+BACKOFF_S = (0.5, 1.0, 2.0, 5.0)
+"""Waits while the controller is away; the last one repeats."""
+
+
+class TraceStore(Protocol):
+    """Where traces go."""
+
+    async def put(self, traces: Sequence[Json]) -> None:
+        """Take them all. Raises httpx.HTTPError."""
+        ...
+
+
+class ControllerTraces:
+    """The controller's."""
+
+    def __init__(self, *, socket: Path, token: str, activator: str) -> None:
+        self._activator = activator
+        self._client = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=str(socket)), base_url="http://controller", headers={HEADER_PLATFORM_TOKEN: token},
+            timeout=10.0,
+        )  # fmt: skip
+
+    async def put(self, traces: Sequence[Json]) -> None:
+        """See TraceStore."""
+        response = await self._client.post(TRACES_PATH, json={"activator": self._activator, "traces": list(traces)})
+        response.raise_for_status()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+
+class Outbox:
+    """Owner: the event loop. `put` never waits; `run` sends until it is cancelled.
+
+    Attributes:
+        dropped: traces for which there was no room, or that the controller refused.
+    """
+
+    def __init__(self, store: TraceStore, *, max_held: int = MAX_HELD, gather_s: float = GATHER_S) -> None:
+        self._store = store
+        self._max_held = max_held
+        self._gather_s = gather_s
+        self._held: deque[Json] = deque()
+        self._news = asyncio.Event()
+        self.dropped = 0
+        self.sent = 0
+
+    def __repr__(self) -> str:
+        return f"<Outbox {len(self._held)} held, {self.sent} sent, {self.dropped} dropped>"
+
+    def put(self, trace: Json) -> None:
+        """Have a trace sent; the oldest one goes where there is no room."""
+        if len(self._held) >= self._max_held:
+            self._held.popleft()
+            self.dropped += 1
+        self._held.append(trace)
+        self._news.set()
+
+    async def run(self) -> None:
+        """Send what comes, in batches."""
+        failures = 0
+        while True:
+            await self._news.wait()
+            await asyncio.sleep(self._gather_s)
+            try:
+                await self.flush()
+                failures = 0
+            except httpx.HTTPError as e:
+                wait_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
+                failures += 1
+                log.warning("traces not sent held=%d retry_s=%.1f error=%r", len(self._held), wait_s, e)
+                await asyncio.sleep(wait_s)
+
+    async def flush(self) -> None:
+        """Send what there is. Raises httpx.HTTPError, and keeps what was not taken."""
+        while self._held:
+            batch = [self._held.popleft() for _ in range(min(BATCH, len(self._held)))]
+            try:
+                await self._store.put(batch)
+            except httpx.HTTPStatusError as e:
+                if e.response.status_code >= 500:
+                    self._put_back(batch)
+                    raise
+                self.dropped += len(batch)  # these it will never take
+                log.error("the controller refused traces count=%d status=%d", len(batch), e.response.status_code)
+            except BaseException:
+                self._put_back(batch)
+                raise
+            else:
+                self.sent += len(batch)
+        self._news.clear()
+
+    def _put_back(self, batch: Sequence[Json]) -> None:
+        room = max(0, self._max_held - len(self._held))
+        kept = batch[len(batch) - room :] if room < len(batch) else batch
+        self.dropped += len(batch) - len(kept)
+        self._held.extendleft(reversed(kept))

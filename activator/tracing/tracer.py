@@ -1,0 +1,162 @@
+"""Decides which calls' traces are kept, and makes them. Owner: the event loop.
+
+A call that is not kept costs one look at its headers and one random number at its beginning, and a comparison at its end
+(`benchmarks/tracing.py` measures them); nothing is made for it. What is kept goes to `keep`, a bounded place of somebody else's.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from activator.dispatch import Call, Exchange
+from activator.reservation import Reservation
+from activator.targets import Target
+from activator.tracing import reported
+from activator.tracing.context import ASKED, COLD, DRAWN, ERROR, SHADOWED, SLOW, Attempt, Trace, attempt_of
+from activator.tracing.document import Ended, Json, document, trace_of
+from activator.tracing.sampling import Sampling
+from activator.upstream import Answer
+from pilotlight.protocol import HEADER_SPANS
+from pilotlight.tracecontext import parse, passed_on_state, root_span_of
+from snapshotter.types import StartKind
+
+_SPANS = HEADER_SPANS.encode()
+_random = random.random
+
+
+class Exemplifies(Protocol):
+    """What points from its figures to a trace."""
+
+    def exemplify(self, target: Target, *, exec_s: float, trace_id: str, at: float) -> None:
+        """A call of this target took so long, and its trace is kept."""
+        ...
+
+
+def forget(trace: Json) -> None:
+    """Keeps nothing."""
+
+
+class Tracer:
+    """See the module. `share` of the calls whose callers say nothing are kept by chance."""
+
+    def __init__(
+        self,
+        *,
+        share: float = 0.0,
+        keep: Callable[[Json], None] = forget,
+        exemplars: Exemplifies | None = None,
+        activator: str = "",
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._share = share
+        self._keep = keep
+        self._exemplars = exemplars
+        self._activator = activator
+        self._node = socket.gethostname()
+        self._clock_ns = clock_ns
+        self._sampling = Sampling()
+        self.kept = 0
+        self.passed_over = 0
+
+    def __repr__(self) -> str:
+        return f"<Tracer {self.kept} kept, {self.passed_over} over the rate>"
+
+    # -- at a call's beginning ---------------------------------------------------------------------------------------------
+    def begin(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
+        """Place a call in its caller's trace, if it is in one, and decide whether it is kept whatever becomes of it."""
+        if b"traceparent" in headers:
+            self._join(call, headers)
+        elif _random() < self._share:
+            self._draw(call)
+
+    def _join(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
+        parent = parse(headers[b"traceparent"])
+        if parent is None:  # broken: a new trace begins, as if nothing had been said (§4.3)
+            if _random() < self._share:
+                self._draw(call)
+            return
+        given = headers.get(b"tracestate")
+        trace = call.trace = Trace(parent.trace_id, parent.span_id, state=passed_on_state(given) if given else b"")
+        if parent.is_sampled and self._take(call.caller or call.target.tenant, ASKED):
+            trace.kept_for = ASKED
+
+    def _draw(self, call: Call) -> None:
+        if self._take(call.target.tenant, DRAWN):
+            call.trace = Trace(trace_of(call), kept_for=DRAWN)
+
+    def shadow(self, copy: Call, original: Call) -> None:
+        """`copy` is a shadow of `original`: a trace of its own, linked to the other, kept where the other is."""
+        kept = original.trace is not None and original.trace.kept_for and self._take(copy.target.tenant, SHADOWED)
+        link = f"{trace_of(original)}-{root_span_of(original.id)}"
+        copy.trace = Trace(trace_of(copy), kept_for=SHADOWED if kept else "", link=link)
+
+    # -- at its end --------------------------------------------------------------------------------------------------------
+    def answered(self, exchange: Exchange, status: int, **more: Any) -> None:
+        """A worker's answer went to the caller, or as much of it as there was. `more`: fields of `Ended`."""
+        call, reservation = exchange.call, exchange.reservation
+        ended_ns = exchange.dispatched_ns + int(exchange.exec_ms * 1e6)
+        reason = self._reason(call, status, ended_ns, more.get("first_byte_ms"))
+        if reason == SLOW and more.get("is_submitted"):  # nobody waits for it
+            reason = call.trace.kept_for if call.trace is not None else ""
+        if reason and self._is_kept(call, reason):
+            last = attempt_of(call, reservation, dispatched_ns=exchange.dispatched_ns, ended_ns=ended_ns)
+            self._make(call, reason, (*call.past, last), status, ended_ns, cost=exchange.cost, reported=_reported(exchange.answer), **more)
+
+    def answered_warm(self, call: Call, reservation: Reservation, answer: Answer, *, dispatched_ns: int, ended_ns: int, cost: str) -> None:
+        """The same for a call without a task, of which `is_of_interest` said so."""
+        reason = self._reason(call, answer.status, ended_ns, None)
+        if reason and self._is_kept(call, reason):
+            last = attempt_of(call, reservation, dispatched_ns=dispatched_ns, ended_ns=ended_ns)
+            self._make(call, reason, (*call.past, last), answer.status, ended_ns, cost=cost, reported=_reported(answer))
+
+    def failed(self, call: Call, error: str, status: int, **more: Any) -> None:
+        """No worker answered; `error` is the type of what the caller is told instead."""
+        ended_ns = self._clock_ns()
+        reason = ERROR if status >= 500 else call.trace.kept_for if call.trace is not None else ""
+        if reason and self._is_kept(call, reason):
+            past = call.past
+            if not past or (past[-1].number < call.attempt and not past[-1].error):
+                past = (*past, attempt_of(call, None, dispatched_ns=0, ended_ns=ended_ns, error=error))
+            self._make(call, reason, past, status, ended_ns, error=error, **more)
+
+    @staticmethod
+    def _reason(call: Call, status: int, ended_ns: int, first_byte_ms: float | None) -> str:
+        if status >= 500:
+            return ERROR
+        if call.start_kind is not StartKind.WARM:
+            return COLD
+        target = call.target
+        if first_byte_ms > target.slow_first_ms if first_byte_ms is not None else ended_ns - call.began_ns > target.slow_ms * 1e6:
+            return SLOW
+        return call.trace.kept_for if call.trace is not None else ""
+
+    def _is_kept(self, call: Call, reason: str) -> bool:
+        return (call.trace is not None and bool(call.trace.kept_for)) or self._take(call.target.tenant, reason)
+
+    def _take(self, tenant: str, reason: str) -> bool:
+        taken = self._sampling.take(tenant, reason, self._clock_ns() / 1e9)
+        self.passed_over += not taken
+        return taken
+
+    def _make(self, call: Call, reason: str, attempts: tuple[Attempt, ...], status: int, ended_ns: int, **more: Any) -> None:
+        more.setdefault("route", f"/v1/functions/{call.target.app}/{call.target.function}:invoke")
+        trace = document(
+            Ended(
+                call=call, kept_for=reason, attempts=attempts, status=status, ended_ns=ended_ns, node=self._node,
+                activator=self._activator, **more,
+            )
+        )  # fmt: skip
+        self.kept += 1
+        self._keep(trace)
+        last = attempts[-1] if attempts else None
+        if self._exemplars is not None and last is not None and last.dispatched_ns:
+            exec_s = (last.ended_ns - last.dispatched_ns) / 1e9
+            self._exemplars.exemplify(call.target, exec_s=exec_s, trace_id=trace["id"], at=trace["at"])
+
+
+def _reported(answer: Answer) -> reported.Reported | None:
+    return reported.parse(answer.header(_SPANS))
