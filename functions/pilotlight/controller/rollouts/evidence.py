@@ -1,0 +1,77 @@
+"""What was seen of a rollout's two revisions, read from what activators and callers told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import sqlalchemy as sa
+
+from pilotlight.controller import feedback, observations
+from pilotlight.controller.rollouts.baseline import minus
+from pilotlight.controller.rollouts.failures import HOUR_S, RECENT_S
+from pilotlight.controller.rollouts.ledger import Rollout
+from pilotlight.controller.rollouts.plan import FEEDBACK, Plan
+from pilotlight.controller.rollouts.records import Evidence
+from pilotlight.controller.rollouts.statistics import Sample
+from pilotlight.observations import SHADOW_ARM, Observation, added
+from pilotlight.traffic import WHOLE
+
+MINUTE_S = 60.0
+
+
+def gather(sql: sa.Connection, rollout: Rollout, baseline: Mapping[str, Observation], *, now: float) -> tuple[Evidence, Evidence]:
+    """Of the candidate and of stable, over the same minutes.
+
+    In the last step stable has no calls any more: it is what it was since the rollout began.
+    """
+    is_last = rollout.weight == WHOLE
+    step = _seen(sql, rollout, since_s=rollout.step_began_at, now=now)
+    recent = _seen(sql, rollout, since_s=max(now - RECENT_S, rollout.created_at), now=now)
+    hour = _seen(sql, rollout, since_s=max(now - HOUR_S, rollout.created_at), now=now)
+    whole = _seen(sql, rollout, since_s=rollout.created_at, now=now) if is_last else step
+
+    def of(revision: str, seen: Mapping[str, Observation], *, since_s: float, before: Observation | None) -> Evidence:
+        told = _feedback(sql, rollout, revision, since_s=since_s, now=now)
+        return Evidence(step=minus(seen[revision], before), recent=recent[revision], hour=hour[revision], feedback=told)
+
+    candidate = of(rollout.candidate, step, since_s=rollout.step_began_at, before=baseline.get(rollout.candidate))
+    if is_last:
+        return candidate, of(rollout.stable, whole, since_s=rollout.created_at, before=None)
+    return candidate, of(rollout.stable, step, since_s=rollout.step_began_at, before=baseline.get(rollout.stable))
+
+
+def this_minute(sql: sa.Connection, *, tenant: str, function_id: str, revisions: tuple[str, str], now: float) -> dict[str, Observation]:
+    """What was seen of each revision since the minute began: the baseline of a step that begins now."""
+    return of_revisions(sql, tenant=tenant, function_id=function_id, revisions=revisions, since_s=now, now=now)
+
+
+def of_revisions(
+    sql: sa.Connection, *, tenant: str, function_id: str, revisions: tuple[str, str], since_s: float, now: float
+) -> dict[str, Observation]:
+    """Sums over whole minutes, from the one that `since_s` is in; of all arms but copies. Nothing seen is an empty Observation."""
+    first_s = since_s // MINUTE_S * MINUTE_S
+    found = observations.window(sql, function_id=function_id, since_s=first_s, until_s=now + 1)
+    return {
+        revision: added(seen for (name, arm), seen in found.items() if name == revision and arm != SHADOW_ARM)
+        or Observation(tenant=tenant, function_id=function_id, revision=revision, minute=int(first_s // MINUTE_S))
+        for revision in revisions
+    }
+
+
+def _seen(sql: sa.Connection, rollout: Rollout, *, since_s: float, now: float) -> dict[str, Observation]:
+    revisions = (rollout.candidate, rollout.stable)
+    return of_revisions(sql, tenant=rollout.tenant, function_id=rollout.function_id, revisions=revisions, since_s=since_s, now=now)
+
+
+def _feedback(sql: sa.Connection, rollout: Rollout, revision: str, *, since_s: float, now: float) -> dict[str, Sample]:
+    out = {}
+    for metric in feedback_metrics(rollout.plan):
+        told = feedback.window(sql, function_id=rollout.function_id, revision=revision, metric=metric, since_s=since_s, until_s=now + 1)
+        out[metric] = Sample(n=told.n, mean=told.mean, variance=told.variance) if told.n else Sample(n=0, mean=0.0, variance=0.0)
+    return out
+
+
+def feedback_metrics(plan: Plan) -> tuple[str, ...]:
+    """Names of the feedback that the plan's gates rest on."""
+    named = {name for gate in plan.gates for name in (gate.metric, gate.paid_by) if name.startswith(FEEDBACK)}
+    return tuple(sorted(name.removeprefix(FEEDBACK) for name in named))
