@@ -25,6 +25,7 @@ from activator.feed import FeedFollower
 from activator.fleet import NodeFleet
 from activator.gateway import Gateway
 from activator.metrics import Metrics
+from activator.observing.posting import ControllerReceiver, Posting
 from activator.passthrough import Passthrough
 from activator.quotas.process import ProcessQuotas
 from activator.quotas.redis_store import RedisQuotas
@@ -84,6 +85,7 @@ class Assembly:
         self.loops: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
         self.closing: list[Callable[[], Awaitable[None]]] = []
         self.metrics = Metrics(series=settings.metrics_series)
+        self._make_posting()
         self._make_routes(prices)
         self._make_books()
         self._make_shared()
@@ -91,6 +93,12 @@ class Assembly:
         self._make_dispatch()
         self._make_calls()
         self._make_gateway()
+
+    def _make_posting(self) -> None:
+        receiver = ControllerReceiver(socket=self.site.controller, token=self.site.key.token)
+        self.posting = Posting(self.metrics.observer, receiver, activator=self.site.id)
+        self.loops.append(("observations", self.posting.run))
+        self.closing.append(self.posting.aclose)
 
     def _make_routes(self, prices: PriceSettings) -> None:
         settings, site = self.settings, self.site

@@ -1,0 +1,33 @@
+"""What calls looked like comes in: a path of our own processes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anyio.to_thread
+from fastapi import APIRouter, Depends, Request
+
+from pilotlight.controller import observations
+from pilotlight.controller.context import Context, Ctx, platform_token
+from pilotlight.errors import InvalidInput
+from pilotlight.protocol import OBSERVATIONS_PATH
+
+internal = APIRouter(dependencies=[Depends(platform_token)], include_in_schema=False)
+
+
+@internal.post(OBSERVATIONS_PATH)
+async def take(context: Ctx, request: Request) -> dict[str, bool]:
+    """Count what an activator observed; `accepted` is False for a post that was counted before."""
+    return {"accepted": await anyio.to_thread.run_sync(_take, context, await request.body())}
+
+
+def _take(context: Context, text: bytes) -> bool:
+    try:
+        body: Any = json.loads(text)
+    except ValueError as e:
+        raise InvalidInput(f"observations: the body is not JSON: {e}") from e
+    if not isinstance(body, dict):
+        raise InvalidInput("observations: the body must be an object")
+    with context.store.write() as write:
+        return observations.take(write, body)
