@@ -33,11 +33,11 @@ async def read_body(receive: ASGIReceiveCallable) -> bytes | None:
     return None
 
 
-async def answer(send: ASGISendCallable, status: int, content_type: bytes, outcome: bytes, body: bytes) -> None:
-    """One whole answer."""
+async def answer(send: ASGISendCallable, status: int, content_type: bytes, outcome: bytes, body: bytes, *, lines: bytes = b"") -> None:
+    """One whole answer; `lines`: further header lines, each ending in CRLF, that our own server writes as they are."""
     cycle = getattr(send, "__self__", None)
     if type(cycle) is RequestResponseCycle and not cycle.response_started and cycle.scope["method"] != "HEAD":
-        _write_whole(cycle, _head(status, content_type, outcome, cycle.keep_alive), body)
+        _write_whole(cycle, _head(status, content_type, outcome, cycle.keep_alive), body, lines)
         return
     headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), (OUTCOME, outcome)]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -49,10 +49,10 @@ async def answer_problem(send: ASGISendCallable, error: Any, *, outcome: bytes, 
     await answer_document(send, results.problem_of(error), outcome=outcome, call=call)
 
 
-async def answer_document(send: ASGISendCallable, document: dict[str, Any], *, outcome: bytes, call: str = "") -> None:
+async def answer_document(send: ASGISendCallable, document: dict[str, Any], *, outcome: bytes, call: str = "", lines: bytes = b"") -> None:
     """Answer a problem document."""
     body = {**document, "instance": call} if call else document
-    await answer(send, document["status"], PROBLEM, outcome, json.dumps(body).encode())
+    await answer(send, document["status"], PROBLEM, outcome, json.dumps(body).encode(), lines=lines)
 
 
 async def start(send: ASGISendCallable, status: int, content_type: bytes, outcome: bytes) -> None:
@@ -60,12 +60,27 @@ async def start(send: ASGISendCallable, status: int, content_type: bytes, outcom
     await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", content_type), (OUTCOME, outcome)]})
 
 
-def _write_whole(cycle: RequestResponseCycle, head: bytes, body: bytes) -> None:
+async def end(send: ASGISendCallable, body: bytes, lines: bytes = b"") -> None:
+    """The last piece of a body, and trailer lines behind it where it is chunked (RFC 9112 §7.1.2)."""
+    cycle = getattr(send, "__self__", None)
+    if not lines or type(cycle) is not RequestResponseCycle or not cycle.chunked_encoding or cycle.disconnected:
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+        return
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    cycle.response_complete = True
+    cycle.transport.write(b"0\r\n%b\r\n" % lines)
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
+
+
+def _write_whole(cycle: RequestResponseCycle, head: bytes, body: bytes, lines: bytes) -> None:
     """What two ASGI messages would do, in one write and without checking headers that are our own: a quarter of a small call's time."""
     if cycle.disconnected:
         return
     cycle.response_started = cycle.response_complete = True
-    cycle.transport.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
+    cycle.transport.write(b"%b%d\r\n%b\r\n%b" % (head, len(body), lines, body))
     cycle.message_event.set()
     if not cycle.keep_alive:
         cycle.transport.close()

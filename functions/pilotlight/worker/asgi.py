@@ -17,7 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from pilotlight.protocol import CONTENT_PROBLEM, HEADER_CALL, HEADER_OUTCOME, HEADER_ROOT_PATH, WORKER_ASGI
+from pilotlight.sdk.spans import CURRENT
 from pilotlight.worker import faults, output, results
+from pilotlight.worker.spans import CallSpans
 
 _ROOT_PATH = HEADER_ROOT_PATH.encode()
 _CALL = HEADER_CALL.encode()
@@ -99,15 +101,15 @@ class WebApplication:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass one request or WebSocket through."""
-        root_path, call = "", ""
-        for name, value in scope["headers"]:
-            if name == _ROOT_PATH:
-                root_path = value.decode("latin-1").rstrip("/")
-            elif name == _CALL:
-                call = value.decode("latin-1")
+        headers = dict(scope["headers"])
+        root_path = headers.get(_ROOT_PATH, b"").decode("latin-1").rstrip("/")
+        call = headers.get(_CALL, b"").decode("latin-1")
+        spans = CallSpans(call, headers.get(b"traceparent"))
         output.CALL.set(call)
+        CURRENT.set(spans)
+        spans.make_current()
         inner = {**scope, **_paths(scope, root_path), "root_path": root_path, "state": self._state.copy(), "extensions": {}}
-        sender = _Sender(send)
+        sender = _Sender(send, spans)
         try:
             await self._app(inner, receive, sender)
         except Exception as e:
@@ -141,21 +143,24 @@ def _scope(path: str, state: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Sender:
-    """Adds the outcome header to the head of an answer."""
+    """Adds the outcome header to the head of an answer, and what was recorded of it until then where somebody asks."""
 
-    def __init__(self, send: Any) -> None:
+    def __init__(self, send: Any, spans: CallSpans) -> None:
         self._send = send
+        self._spans = spans
         self.started = False
 
     async def __call__(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             self.started = True
-            message = {**message, "headers": [*message.get("headers", ()), (_OUTCOME, b"ok")]}
+            own = [(_OUTCOME, b"ok"), *self._spans.header(message["status"])]
+            message = {**message, "headers": [*message.get("headers", ()), *own]}
         await self._send(message)
 
     async def answer_raised(self, error: BaseException) -> None:
         body = results.as_json(faults.as_problem(error))
         headers = [(b"content-type", CONTENT_PROBLEM.encode()), (b"content-length", b"%d" % len(body)), (_OUTCOME, b"raised")]
+        headers += self._spans.header(500)
         await self._send({"type": "http.response.start", "status": 500, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import math
 import types
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,19 +20,23 @@ from pilotlight.protocol import (
     CONTENT_JSON,
     CONTENT_PICKLE,
     CONTENT_SSE,
+    HEADER_ATTEMPT,
     HEADER_CALL,
     HEADER_DEADLINE,
     WORKER_INVOKE,
 )
+from pilotlight.sdk.spans import CURRENT
 from pilotlight.worker import faults, output, results
-from pilotlight.worker.answers import answer, answer_document, answer_problem, read_body, start
+from pilotlight.worker.answers import answer, answer_document, answer_problem, end, read_body, start
 from pilotlight.worker.deadlines import Deadlines
+from pilotlight.worker.spans import CallSpans
 from pilotlight.worker.target import Method, Style
 from pilotlight.worker.threads import CallThread, CallThreads, Outcome
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, HTTPScope
 
+_ATTEMPT = HEADER_ATTEMPT.encode()
 _CALL = HEADER_CALL.encode()
 _DEADLINE = HEADER_DEADLINE.encode()
 _JSON = CONTENT_JSON.encode()
@@ -48,12 +53,14 @@ class Call:
         seconds: what the execution clock has left; 0 for no bound.
         expires_at: event loop's time at which it does; set by Deadlines.
         stopped: None while it is wanted; else why not: `left` or `deadline`.
+        spans: what its own code records of it.
     """
 
-    __slots__ = ("_task", "accept", "expires_at", "id", "seconds", "speaks_pickle", "stopped", "thread")
+    __slots__ = ("_task", "accept", "expires_at", "id", "seconds", "spans", "speaks_pickle", "stopped", "thread")
 
-    def __init__(self, headers: Mapping[bytes, bytes]) -> None:
+    def __init__(self, headers: Mapping[bytes, bytes], *, slow_s: float = math.inf) -> None:
         self.id = headers.get(_CALL, b"").decode("latin-1")
+        self.spans = CallSpans(self.id, headers.get(b"traceparent"), headers.get(_ATTEMPT), slow_s=slow_s)
         self.speaks_pickle = headers.get(b"content-type", b"").startswith(_PICKLE)
         self.accept = headers.get(b"accept", b"")
         self.seconds = _seconds(headers[_DEADLINE]) if _DEADLINE in headers else 0.0
@@ -89,8 +96,10 @@ class Call:
 class Calls:
     """Runs calls on the target's methods. Owned by the event loop: no lock."""
 
-    def __init__(self, methods: Mapping[str, Method], *, max_inputs: int) -> None:
+    def __init__(self, methods: Mapping[str, Method], *, max_inputs: int, slow_s: float = math.inf) -> None:
+        """`slow_s`: what a call that took longer recorded of itself is told without being asked."""
         self._methods = methods
+        self._slow_s = slow_s
         self._max_inputs = max_inputs
         self._running = 0
         self._threads = CallThreads()
@@ -125,8 +134,10 @@ class Calls:
             await self._run(method, scope, body, send)
 
     async def _run(self, method: Method, scope: HTTPScope, body: bytes, send: ASGISendCallable) -> None:
-        call = Call(dict(scope["headers"]))
+        call = Call(dict(scope["headers"]), slow_s=self._slow_s)
         output.CALL.set(call.id)
+        CURRENT.set(call.spans)
+        call.spans.make_current()
         connection: Any = scope["extensions"]["connection"]  # put there by server.Connection
         connection.on_leave(call.leave)
         if call.seconds > 0:
@@ -194,7 +205,7 @@ class Calls:
                 tail = framer.end() if call.stopped is None else framer.error(_late(call))
             except BaseException as e:  # noqa: BLE001  # as in _perform: the headers are out, so the error travels in the stream
                 tail = framer.error(_late(call) if call.stopped else e)
-            await send({"type": "http.response.body", "body": tail, "more_body": False})
+            await end(send, tail, call.spans.line(200))
         finally:
             await items.aclose()  # type: ignore[attr-defined]  # an async generator
 
@@ -228,9 +239,9 @@ class Calls:
 
 async def _answer_value(call: Call, value: Any, send: ASGISendCallable) -> None:
     if call.speaks_pickle:
-        await answer(send, 200, _PICKLE, b"ok", results.as_pickle(value))
+        await answer(send, 200, _PICKLE, b"ok", results.as_pickle(value), lines=call.spans.line(200))
     else:
-        await answer(send, 200, _JSON, b"ok", results.as_json(value))
+        await answer(send, 200, _JSON, b"ok", results.as_json(value), lines=call.spans.line(200))
 
 
 async def _answer_raised(call: Call, error: BaseException, send: ASGISendCallable) -> None:
@@ -246,9 +257,9 @@ async def _answer_raised(call: Call, error: BaseException, send: ASGISendCallabl
         return
     faults.report(error)
     if call.speaks_pickle:
-        await answer(send, 500, _PICKLE, b"raised", faults.as_pickle(error))
+        await answer(send, 500, _PICKLE, b"raised", faults.as_pickle(error), lines=call.spans.line(500))
     else:
-        await answer_document(send, faults.as_problem(error), outcome=b"raised", call=call.id)
+        await answer_document(send, faults.as_problem(error), outcome=b"raised", call=call.id, lines=call.spans.line(500))
 
 
 def _framer(call: Call) -> results.Framer:

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from pilotlight.errors import NotFound
+from pilotlight.policies import Objectives
 from pilotlight.protocol import CONTENT_JSON, WORKER_ASGI, WORKER_HEALTH, WORKER_INVOKE
 from pilotlight.spec import FunctionSpec
 from pilotlight.worker import faults, hooks, results
@@ -77,7 +78,8 @@ class Server:
 
     def __init__(self, target: Target, spec: FunctionSpec) -> None:
         self._target = target
-        self._calls = Calls(target.methods, max_inputs=spec.scaling.max_inputs)
+        slow_s = (spec.objectives or Objectives()).warm_latency_s
+        self._calls = Calls(target.methods, max_inputs=spec.scaling.max_inputs, slow_s=slow_s)
         self._web = target.web
         startup_s = spec.clocks.startup_s
         self._hook_s = min(hooks.HOOK_S, startup_s) if spec.snapshot else startup_s

@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import math
 import sys
 import time
 from typing import Any
@@ -26,19 +27,22 @@ MAX_BYTES = 8192
 """Of the header's value: heads of 64 KiB are common, and this one must never be what breaks an answer."""
 MAX_ATTRIBUTES = 16
 MAX_CHARS = 256
-_LINE = HEADER_SPANS.encode() + b": "
+_NAME = HEADER_SPANS.encode()
+_LINE = _NAME + b": "
 _OPENTELEMETRY = "opentelemetry.trace"
 
 
 class CallSpans:
     """The spans of one call; a `sdk.spans.Recorder`. Made for every call, so it computes nothing before it is asked."""
 
-    __slots__ = ("_began_ns", "_call", "_context", "_ended", "_foreign", "_numbers", "_traceparent", "attempt")
+    __slots__ = ("_attempt", "_began_ns", "_call", "_context", "_ended", "_foreign", "_numbers", "_slow_s", "_traceparent")
 
-    def __init__(self, call: str, traceparent: bytes | None, attempt: int = 1) -> None:
+    def __init__(self, call: str, traceparent: bytes | None = None, attempt: bytes | None = None, *, slow_s: float = math.inf) -> None:
+        """`traceparent` and `attempt`: headers of the request. A call that takes longer than `slow_s` is told of without being asked."""
         self._call = call
         self._traceparent = traceparent
-        self.attempt = attempt
+        self._attempt = attempt
+        self._slow_s = slow_s
         self._began_ns = time.perf_counter_ns()
         self._context: Parent | None = None
         self._ended: list[span] = []
@@ -53,7 +57,7 @@ class CallSpans:
         """The span that the call runs in: the activator's, of this attempt."""
         if self._context is None:
             given = parse(self._traceparent) if self._traceparent is not None else None
-            self._context = given or Parent(trace_id_of(self._call), attempt_span_of(self._call, self.attempt), False)
+            self._context = given or Parent(trace_id_of(self._call), attempt_span_of(self._call, _number(self._attempt)), False)
         return self._context
 
     # -- sdk.spans.Recorder, from any thread -----------------------------------------------------------------------------
@@ -81,12 +85,17 @@ class CallSpans:
         if _OPENTELEMETRY in sys.modules:
             _enter(self.context)
 
-    def line(self, status: int, *, slow_s: float) -> bytes:
+    def line(self, status: int) -> bytes:
         """The header line of an answer, with CRLF; empty for a call that nobody will look at."""
         ms = (time.perf_counter_ns() - self._began_ns) / 1e6
-        if status >= 500 or ms > slow_s * 1000 or (self._traceparent is not None and self.context.is_sampled):
+        if status >= 500 or ms > self._slow_s * 1000 or (self._traceparent is not None and self.context.is_sampled):
             return _LINE + self._encoded(ms) + b"\r\n"
         return b""
+
+    def header(self, status: int) -> list[tuple[bytes, bytes]]:
+        """The same as ASGI has it."""
+        line = self.line(status)
+        return [(_NAME, line[len(_LINE) : -2])] if line else []
 
     def _encoded(self, ms: float) -> bytes:
         ended = sorted(self._ended[:MAX_SPANS], key=lambda one: one.began_ns)
@@ -107,6 +116,10 @@ class CallSpans:
         took_ms = round((one.ended_ns - one.began_ns) / 1e6, 3)
         attributes = {str(name)[:MAX_CHARS]: _plain(value) for name, value in itertools.islice(one.attributes.items(), MAX_ATTRIBUTES)}
         return [one.id, one.parent, str(one.name)[:MAX_CHARS], began_ms, took_ms, one.error[:MAX_CHARS], attributes]
+
+
+def _number(attempt: bytes | None) -> int:
+    return int(attempt) if attempt is not None and attempt.isdigit() and len(attempt) < 5 else 1
 
 
 def _plain(value: Any) -> str | int | float | bool:
