@@ -9,7 +9,7 @@ from dataclasses import replace
 import sqlalchemy as sa
 
 from pilotlight import traffic
-from pilotlight.controller import feed, launch, tables
+from pilotlight.controller import feed, launch, schedules, tables
 from pilotlight.controller.store import Write
 from pilotlight.errors import NotFound
 from pilotlight.spec import FunctionSpec, from_json
@@ -41,6 +41,7 @@ def publish(write: Write, function: str) -> None:
         variables=_variables(write.sql, tenant=row.tenant, environment=row.environment, names=named),
     )
     feed.append(write, feed.FUNCTION, _key(row), route)
+    schedules.sync(write, function, None if row.stopped else specs[told.heaviest()])
 
 
 def document(sql: sa.Connection, function: str) -> TrafficDocument:
@@ -69,6 +70,7 @@ def withdraw(write: Write, function: str) -> None:
     row = write.sql.execute(sa.select(tables.functions).where(tables.functions.c.id == function)).one()
     write.sql.execute(sa.update(tables.functions).where(tables.functions.c.id == function).values(document="{}"))
     feed.append(write, feed.FUNCTION, _key(row), None)
+    schedules.sync(write, function, None)
 
 
 def users_of_secret(sql: sa.Connection, *, tenant: str, environment: str, name: str) -> dict[str, str]:

@@ -1,0 +1,106 @@
+"""Due calls: submitted calls that the control plane began, until exactly one activator has them in its journal.
+
+A call is handed out on a claim (`claim`), written into that activator's journal, and *taken* (`take`) before it runs. Who does not take in
+CLAIM_S loses the claim to whoever asks next; who was taken as its keeper stays that, however often it asks again. So wherever a process is
+killed, a call is run by one activator: one that has it in its journal but did not take it asks again, and is told that it is another's.
+
+Rows that were taken stay for a while: they are the answer to that question.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from pilotlight.controller import calls, tables
+from pilotlight.controller.store import Write
+from pilotlight.protocol import CONTENT_JSON, CallRecord
+from pilotlight.spec import canonical_json
+
+CLAIM_S = 30.0
+"""Long enough for a journal's group commit and one request; a process that starts again asks for its own at once."""
+MAX_HANDED_OUT = 100
+KEPT_S = 8 * 86_400.0
+"""Longer than any call waits in a journal (the clocks of a function are bounded by 7 days)."""
+FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
+
+
+def payload(record: CallRecord, *, body: bytes, content_type: str = CONTENT_JSON, accept: str = CONTENT_JSON) -> dict[str, Any]:
+    """A call as journals hold it: what its function gets, in whose name. By no key: the function's own tenant calls."""
+    encoded = base64.b64encode(body).decode()
+    return {"record": record.to_json(), "owner": record.tenant, "key": "", "content_type": content_type, "accept": accept, "body": encoded}
+
+
+def add(write: Write, held: Mapping[str, Any], *, due_at: float) -> int:
+    """Hand a call out to whichever activator asks next, once; returns 0 if it was made before. It can be asked for at once, too."""
+    record = CallRecord.from_json(held["record"])
+    name = f"{record.id}/{record.sequence}"
+    row = {"id": name, "tenant": record.tenant, "document": canonical_json({**held, "due": name}).decode(), "due_at": due_at}
+    insert = write.insert(tables.due_calls).values(**row).on_conflict_do_nothing(index_elements=["id"])
+    if not write.sql.execute(insert).rowcount:
+        return 0
+    calls.put(write, [record])
+    write.fed = True  # rings the bell after the commit: activators that ask for due calls wait for it
+    return 1
+
+
+def claim(write: Write, *, activator: str, limit: int = MAX_HANDED_OUT) -> list[dict[str, Any]]:
+    """What this activator shall write down, the longest due first: also what it was given before and did not take."""
+    table = tables.due_calls
+    free = table.c.claimed_by.is_(None) | (table.c.claimed_until.is_not(None) & _is_mine_or_free(activator, write.now))
+    rows = write.sql.execute(sa.select(table.c.id, table.c.document).where(free).order_by(table.c.due_at, table.c.id).limit(limit)).all()
+    if rows:
+        mine = table.c.id.in_([row.id for row in rows])
+        write.sql.execute(sa.update(table).where(mine).values(claimed_by=activator, claimed_until=write.now + CLAIM_S))
+    return [json.loads(row.document) for row in rows]
+
+
+def has_any(sql: sa.Connection, *, activator: str, now: float) -> bool:
+    """Whether `claim` would find something: a look that takes no lock."""
+    table = tables.due_calls
+    free = table.c.claimed_by.is_(None) | (table.c.claimed_until.is_not(None) & _is_mine_or_free(activator, now))
+    return sql.execute(sa.select(table.c.id).where(free).limit(1)).first() is not None
+
+
+def take(write: Write, *, activator: str, ids: Collection[str]) -> list[str]:
+    """Note that they are in this activator's journal; returns which of them are its own to run."""
+    table = tables.due_calls
+    query = sa.select(table.c.id, table.c.claimed_by).where(table.c.id.in_(list(ids)))
+    known = {row.id: row.claimed_by for row in write.sql.execute(query)}
+    mine = [one for one in ids if known.get(one) == activator or (one not in known and _is_open(write.sql, one))]
+    write.sql.execute(sa.update(table).where(table.c.id.in_(mine)).values(claimed_until=None))
+    return mine
+
+
+def purge(write: Write, *, now: float) -> int:
+    """Forget what was taken long ago; returns how many."""
+    table = tables.due_calls
+    taken = table.c.claimed_by.is_not(None) & table.c.claimed_until.is_(None) & (table.c.due_at < now - KEPT_S)
+    return write.sql.execute(sa.delete(table).where(taken)).rowcount
+
+
+def again(record: CallRecord, *, now: float) -> CallRecord:
+    """A dead letter's record as that of a call that waits again; its attempts count on."""
+    fresh = CallRecord(
+        id=record.id, tenant=record.tenant, environment=record.environment, app=record.app, function=record.function,
+        method=record.method, state="QUEUED", sequence=record.sequence + 1, submitted_at=record.submitted_at,
+        expires_at=max(record.expires_at, now + KEPT_S), labels=record.labels,
+    )  # fmt: skip
+    return replace(fresh, attempt=record.attempt, schedule=record.schedule, webhook=record.webhook)
+
+
+def _is_mine_or_free(activator: str, now: float) -> sa.ColumnElement[bool]:
+    table = tables.due_calls
+    return (table.c.claimed_by == activator) | (table.c.claimed_until < now)
+
+
+def _is_open(sql: sa.Connection, name: str) -> bool:
+    """Whether a call whose row is gone has not ended: then it was taken, by whoever still has it."""
+    table = tables.calls
+    state = sql.execute(sa.select(table.c.state).where(table.c.id == name.partition("/")[0])).scalar_one_or_none()
+    return state is not None and state not in FINAL
