@@ -27,8 +27,10 @@ from pilotlight.controller.api import (
     observations,
     plans,
     quotas,
+    rollouts,
     snapshots,
     tenancy,
+    traces,
     weights,
 )
 from pilotlight.controller.audit import coming_from
@@ -86,9 +88,12 @@ def build(context: Context) -> ASGIApp:
         snapshots.router,
         weights.router,
         books.router,
+        rollouts.router,
         invoices.router,
         budgets.router,
         budgets.internal,
+        traces.router,
+        traces.internal,
         dashboard.router,
         reference.router,
     ):

@@ -333,7 +333,8 @@ traces = sa.Table(
     metadata,
     _text("tenant", key=True),
     _text("id", key=True),
-    *(_text(name) for name in ("call", "environment", "app", "function", "revision", "start_kind", "kept_for", "document")),
+    _text("call", key=True),
+    *(_text(name) for name in ("environment", "app", "function", "revision", "arm", "start_kind", "kept_for", "document")),
     _whole("status"),
     sa.Column("duration_ms", sa.Double, nullable=False),
     _time("at"),
@@ -564,9 +565,11 @@ calls = sa.Table(
     _time("submitted_at"),
     _time("expires_at"),
     _text("record"),
+    _text("payload", null=True),
     sa.Index("ix_calls_tenant_submitted_at", "tenant", "submitted_at"),
     sa.Index("ix_calls_expires_at", "expires_at"),
 )
+"""`payload`: of a dead letter what its function was given, as an activator's journal had it; null = the call is none."""
 
 audit = sa.Table(
     "audit",

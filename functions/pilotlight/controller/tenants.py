@@ -197,7 +197,7 @@ def _forget(write: Write, *, tenant: str, name: str) -> None:
     ids = sa.select(functions.c.id).where(functions.c.tenant == tenant, functions.c.environment == name)
     for table in (tables.traffic, tables.schedules, tables.revisions):
         sql.execute(sa.delete(table).where(table.c.function.in_(ids)))
-    for owned in (functions, tables.deployments, tables.apps, tables.weights, tables.webhooks):
+    for owned in (functions, tables.deployments, tables.apps, tables.weights, tables.webhooks, tables.traces):
         sql.execute(sa.delete(owned).where(owned.c.tenant == tenant, owned.c.environment == name))
     sql.execute(sa.delete(tables.environments).where(tables.environments.c.tenant == tenant, tables.environments.c.name == name))
 

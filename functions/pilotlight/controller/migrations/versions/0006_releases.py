@@ -116,13 +116,14 @@ def upgrade() -> None:
         sa.Column("app", sa.Text(), nullable=False),
         sa.Column("function", sa.Text(), nullable=False),
         sa.Column("revision", sa.Text(), nullable=False),
+        sa.Column("arm", sa.Text(), nullable=False),
         sa.Column("start_kind", sa.Text(), nullable=False),
         sa.Column("kept_for", sa.Text(), nullable=False),
         sa.Column("document", sa.Text(), nullable=False),
         sa.Column("status", sa.BigInteger(), nullable=False),
         sa.Column("duration_ms", sa.Double(), nullable=False),
         sa.Column("at", sa.Double(), nullable=False),
-        sa.PrimaryKeyConstraint("tenant", "id", name=op.f("pk_traces")),
+        sa.PrimaryKeyConstraint("tenant", "id", "call", name=op.f("pk_traces")),
     )
     op.create_index("ix_traces_tenant_at", "traces", ["tenant", "at"], unique=False)
     op.create_index("ix_traces_tenant_call", "traces", ["tenant", "call"], unique=False)
@@ -284,6 +285,7 @@ def upgrade() -> None:
     op.add_column("revisions", sa.Column("created_by", sa.Text(), server_default="", nullable=False))
     op.add_column("revisions", sa.Column("served_at", sa.Double(), nullable=True))
     op.execute("UPDATE revisions SET served_at = created_at")  # until now, what was deployed took the traffic at once
+    op.add_column("calls", sa.Column("payload", sa.Text(), nullable=True))
     op.add_column("usage", sa.Column("experiment", sa.Text(), server_default="", nullable=False))
     op.add_column("usage", sa.Column("arm", sa.Text(), server_default="", nullable=False))
     op.add_column("usage", sa.Column("unit", sa.Text(), server_default="", nullable=False))
