@@ -8,28 +8,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller import audit, history, publishing, revisions, tables
+from pilotlight.controller import audit, history, publishing, releases, revisions, tables
+from pilotlight.controller.experiments import lifecycle as experiments
 from pilotlight.controller.places import Place
-from pilotlight.controller.revisions import Told
+from pilotlight.controller.releases import Terms
+from pilotlight.controller.rollouts import lifecycle as rollouts
 from pilotlight.controller.store import Write
 from pilotlight.errors import NotFound
 from pilotlight.spec import FunctionSpec, to_json
 
-MAX_TRAFFIC = 100
+_AT_ONCE = Terms()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed:
-    """One function after a deploy; `created` says that its revision is new."""
+    """One function after a deploy; `created` says that its revision is new, the rest is as in `releases.Released`."""
 
     function: str
     revision: str
     created: bool
+    stage: str = releases.Stage.LIVE.value
+    approvals: int = 0
+    rollout: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +49,26 @@ class Deployment:
 
 
 def deploy(
-    write: Write, place: Place, *, specs: Sequence[FunctionSpec], message: str = "", labels: Mapping[str, str] | None = None
+    write: Write,
+    place: Place,
+    *,
+    specs: Sequence[FunctionSpec],
+    message: str = "",
+    labels: Mapping[str, str] | None = None,
+    terms: Terms = _AT_ONCE,
+    action: str = "deploy",
 ) -> Deployment:
-    """Make the app consist of exactly `specs`, all traffic on them. The caller has checked what they refer to."""
+    """Make the app consist of exactly `specs`, released as `terms` say. The caller has checked what they refer to.
+
+    Raises Incompatible, GateFailed, ReleaseFrozen, InvalidInput; then nothing has changed.
+    """
     before = _current(write.sql, place)
     version = history.next_version(write, place, stopped=False)
-    deployed = tuple(_deploy_function(write, place, spec) for spec in specs)
+    deployed = tuple(_deploy_function(write, place, spec, terms) for spec in specs)
     removed = _remove(write, place, names=set(before) - {spec.name for spec in specs})
     after = {d.function: d.revision for d in deployed}
-    history.note(write, place, version=version, action="deploy", message=message, labels=labels, functions=to_json(deployed))
-    _audit(write, place, "app.deploy", before={"functions": before}, after={"functions": after, "version": version})
+    history.note(write, place, version=version, action=action, message=message, labels=labels, functions=to_json(deployed))
+    _audit(write, place, f"app.{action}", before={"functions": before}, after={"functions": after, "version": version})
     return Deployment(app=place.app, environment=place.environment, version=version, functions=deployed, removed=removed)
 
 
@@ -130,11 +145,12 @@ def app(sql: sa.Connection, *, tenant: str, environment: str, name: str) -> dict
     place = Place(tenant=tenant, uid=None, environment=environment, app=name, actor="")
     row = _demand(sql, place)
     out = {key: row[key] for key in ("name", "environment", "version", "stopped", "created_at", "updated_at")}
-    functions, traffic, revisions = tables.functions, tables.traffic, tables.revisions
+    functions, traffic, revisions, later = tables.functions, tables.traffic, tables.revisions, tables.revisions.alias()
+    newest = sa.select(later.c.name).where(later.c.function == functions.c.id).order_by(later.c.ordinal.desc()).limit(1).scalar_subquery()
     query = (
         sa.select(functions, traffic.c.revision, traffic.c.weight, revisions.c.spec)
-        .join(traffic, traffic.c.function == functions.c.id)
-        .join(revisions, (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision))
+        .outerjoin(traffic, traffic.c.function == functions.c.id)
+        .outerjoin(revisions, (revisions.c.function == functions.c.id) & (revisions.c.name == sa.func.coalesce(traffic.c.revision, newest)))
         .where(*place.in_app(), functions.c.removed_at.is_(None))
         .order_by(functions.c.name, traffic.c.revision)
     )
@@ -142,7 +158,9 @@ def app(sql: sa.Connection, *, tenant: str, environment: str, name: str) -> dict
     for part in sql.execute(query):
         entry = {"id": part.id, "name": part.name, "created_at": part.created_at, "snapshots": part.snapshots, "traffic": []}
         entry["spec"] = json.loads(part.spec)
-        found.setdefault(part.name, entry)["traffic"].append({"revision": part.revision, "weight": part.weight})
+        shares = found.setdefault(part.name, entry)["traffic"]
+        if part.revision is not None:  # else its first revision waits for approval
+            shares.append({"revision": part.revision, "weight": part.weight})
     return {**out, "functions": list(found.values())}
 
 
@@ -155,23 +173,27 @@ def gpus_of(sql: sa.Connection, revisions: Sequence[str]) -> dict[str, int]:
     return {revision: max(1, resources["gpu_count"]) if resources["gpu"] else 0 for revision, resources in found.items()}
 
 
-def _deploy_function(write: Write, place: Place, spec: FunctionSpec) -> Deployed:
-    function = place.function_id(spec.name)
-    table, traffic = tables.functions, tables.traffic
+def _deploy_function(write: Write, place: Place, spec: FunctionSpec, terms: Terms) -> Deployed:
+    function, table = place.function_id(spec.name), tables.functions
     row = {"tenant": place.tenant, "environment": place.environment, "app": place.app, "name": spec.name}
     insert = write.insert(table).values(id=function, **row, revisions=0, created_at=write.now)
     write.sql.execute(insert.on_conflict_do_update(index_elements=["id"], set_={"removed_at": None}))
-    revision, created = revisions.ensure(write, function, spec, told=Told(author=place.actor))
-    write.sql.execute(sa.delete(traffic).where(traffic.c.function == function))
-    write.sql.execute(sa.insert(traffic).values(function=function, revision=revision, weight=MAX_TRAFFIC))
-    publishing.publish(write, function)
-    return Deployed(function=spec.name, revision=revision, created=created)
+    told = replace(terms.told, author=terms.told.author or place.actor)
+    revision, created = revisions.ensure(write, function, spec, told=told)
+    done = releases.release(write, place, function=spec.name, revision=revision, terms=terms)
+    if done.stage is not releases.Stage.LIVE:
+        publishing.publish(write, function)  # it may have been stopped
+    return Deployed(
+        function=spec.name, revision=revision, created=created, stage=done.stage.value, approvals=done.approvals, rollout=done.rollout
+    )
 
 
 def _remove(write: Write, place: Place, *, names: set[str]) -> tuple[str, ...]:
     table = tables.functions
     gone = tuple(place.function_id(name) for name in sorted(names))
     for function in gone:
+        rollouts.end(write, function, reason="the function was removed")
+        experiments.stop(write, function, reason="the function was removed")
         write.sql.execute(sa.delete(tables.traffic).where(tables.traffic.c.function == function))
         write.sql.execute(sa.update(table).where(table.c.id == function).values(removed_at=write.now))
         publishing.withdraw(write, function)
@@ -179,11 +201,11 @@ def _remove(write: Write, place: Place, *, names: set[str]) -> tuple[str, ...]:
 
 
 def _current(sql: sa.Connection, place: Place) -> dict[str, str]:
-    """Functions of the app that are there now, with the revision that has most traffic."""
+    """Functions of the app that are there now, with the revision that has most traffic; "" for one that waits for its first."""
     functions, traffic = tables.functions, tables.traffic
-    query = sa.select(functions.c.name, traffic.c.revision).join(traffic, traffic.c.function == functions.c.id)
+    query = sa.select(functions.c.name, traffic.c.revision).outerjoin(traffic, traffic.c.function == functions.c.id)
     query = query.where(*place.in_app(), functions.c.removed_at.is_(None)).order_by(functions.c.name, traffic.c.weight)
-    return {row.name: row.revision for row in sql.execute(query)}
+    return {row.name: row.revision or "" for row in sql.execute(query)}
 
 
 def _demand(sql: sa.Connection, place: Place) -> sa.RowMapping:

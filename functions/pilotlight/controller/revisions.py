@@ -38,9 +38,7 @@ def ensure(write: Write, function_id: str, spec: FunctionSpec, *, told: Told) ->
     table, functions, digest = tables.revisions, tables.functions, spec.digest()
     known = write.sql.execute(sa.select(table).where(table.c.function == function_id, table.c.digest == digest)).first()
     if known is not None:
-        lineage = {**told.lineage, **json.loads(known.lineage)}
-        evaluation = {**json.loads(known.evaluation), **told.evaluation}
-        _tell(write, function_id, str(known.name), lineage=lineage, evaluation=evaluation)
+        tell(write, function_id, str(known.name), told=told)
         return str(known.name), False
     count = sa.update(functions).where(functions.c.id == function_id).values(revisions=functions.c.revisions + 1)
     ordinal = write.sql.execute(count.returning(functions.c.revisions)).scalar_one()
@@ -49,6 +47,15 @@ def ensure(write: Write, function_id: str, spec: FunctionSpec, *, told: Told) ->
     texts = {"spec": _text(to_json(spec)), "lineage": _text(told.lineage), "evaluation": _text(told.evaluation)}
     write.sql.execute(sa.insert(table).values(**row, **texts, created_by=told.author))
     return name, True
+
+
+def tell(write: Write, function_id: str, revision: str, *, told: Told) -> None:
+    """Complete a revision's lineage, where its first words stay; of its evaluation newer numbers replace older ones."""
+    table, known = tables.revisions, row(write.sql, function_id=function_id, revision=revision)
+    lineage = {**told.lineage, **json.loads(known.lineage)}
+    evaluation = {**json.loads(known.evaluation), **told.evaluation}
+    update = sa.update(table).where(table.c.function == function_id, table.c.name == revision)
+    write.sql.execute(update.values(lineage=_text(lineage), evaluation=_text(evaluation)))
 
 
 def spec_of(sql: sa.Connection, *, function_id: str, revision: str) -> FunctionSpec:
@@ -70,12 +77,6 @@ def newest_of(sql: sa.Connection, *, function_id: str, names: list[str]) -> str:
     table = tables.revisions
     query = sa.select(table.c.name).where(table.c.function == function_id, table.c.name.in_(names)).order_by(table.c.ordinal.desc())
     return str(sql.execute(query.limit(1)).scalar_one())
-
-
-def _tell(write: Write, function_id: str, name: str, *, lineage: Mapping[str, str], evaluation: Mapping[str, float]) -> None:
-    table = tables.revisions
-    values = {"lineage": _text(lineage), "evaluation": _text(evaluation)}
-    write.sql.execute(sa.update(table).where(table.c.function == function_id, table.c.name == name).values(**values))
 
 
 def _text(value: Any) -> str:

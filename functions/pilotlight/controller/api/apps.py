@@ -13,7 +13,12 @@ from pilotlight.controller import history as histories
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api import models
 from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, place
+from pilotlight.controller.releases import Terms
+from pilotlight.controller.revisions import Told
+from pilotlight.controller.rollouts import plan
+from pilotlight.errors import InvalidInput
 from pilotlight.spec import to_json
+from pilotlight.types import Scope
 
 router = APIRouter(prefix="/v1/apps", tags=["apps"])
 AppName = Annotated[str, Path(max_length=63)]
@@ -23,6 +28,8 @@ AppName = Annotated[str, Path(max_length=63)]
 async def deploy(context: Ctx, caller: Deployer, request: RequestId, app: AppName, body: models.DeployRequest) -> models.DeployResponse:
     """Make the app consist of exactly these functions, at once or not at all."""
     caller.demand_app(app)
+    if body.override_freeze:
+        caller.demand(Scope.ADMIN)
     done, unpinned = await anyio.to_thread.run_sync(partial(_deploy, context, caller, request=request, app=app, body=body))
     await garbage.forget(context.agent, done.removed)
     await holdings.settle(context.cache, context.store, unpinned)
@@ -52,7 +59,22 @@ def _deploy(
         where = place(caller, app, request)
         is_bound = caller.bound_app is not None
         unpinned = weights.note_deployed(write, where, specs=specs, manifests=manifests, is_bound=is_bound)
-        return registry.deploy(write, where, specs=specs, message=body.message, labels=body.labels), unpinned
+        done = registry.deploy(write, where, specs=specs, message=body.message, labels=body.labels, terms=_terms(body))
+        return done, unpinned
+
+
+def _terms(body: models.DeployRequest) -> Terms:
+    if body.no_traffic and body.rollout is not None:
+        text = "no_traffic keeps the traffic as it is, and a rollout moves it: give one of them"
+        raise InvalidInput(text, parameter="rollout")
+    return Terms(
+        told=Told(lineage=body.meta, evaluation=body.evaluation),
+        plan=plan.parse(body.rollout) if body.rollout is not None else None,
+        no_traffic=body.no_traffic,
+        tag=body.tag or "",
+        allow_breaking=body.allow_breaking,
+        override_freeze=body.override_freeze,
+    )
 
 
 @router.get("", response_model=models.AppList)

@@ -33,12 +33,26 @@ FunctionSpecBody = Annotated[dict[str, Any], WithJsonSchema(_schema_of(FunctionS
 ImageSpecBody = Annotated[dict[str, Any], WithJsonSchema(_schema_of(ImageSpec))]
 
 
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Numbers = dict[Annotated[str, Field(min_length=1, max_length=128)], Number]
+Meta = dict[Annotated[str, Field(min_length=1, max_length=128)], Annotated[str, Field(max_length=1024)]]
+
+
 class DeployRequest(Body):
-    """A deploy: the whole app, as it shall be."""
+    """A deploy: the whole app, as it shall be, and how what is new takes over."""
 
     functions: list[FunctionSpecBody]
     message: str = Field(default="", max_length=2000)
     labels: dict[str, str] = Field(default_factory=dict, max_length=64)
+    meta: Meta = Field(default_factory=dict, max_length=64, description="lineage of the new revisions, such as {'git.commit': '…'}")
+    evaluation: Numbers = Field(default_factory=dict, max_length=256, description="numbers of their offline evaluation, by metric")
+    rollout: dict[str, Any] | None = Field(
+        default=None, description="take over step by step ({'steps': [5, 100], …}); null = at once"
+    )
+    no_traffic: bool = Field(default=False, description="make the revisions, and leave the traffic as it is")
+    tag: str | None = Field(default=None, max_length=63, description="by which the new revisions can be called, whatever their traffic")
+    allow_breaking: bool = Field(default=False, description="no caller depends on what a new schema breaks")
+    override_freeze: bool = Field(default=False, description="release although an error budget is spent; needs a key of scope admin")
 
 
 class DeployedFunction(Body):
@@ -47,6 +61,9 @@ class DeployedFunction(Body):
     function: str
     revision: str
     created: bool
+    stage: Literal["live", "waiting", "no_traffic", "rollout"] = Field(default="live", description="waiting: it needs approvals")
+    approvals: int = Field(default=0, description="how many it still needs")
+    rollout: str = Field(default="", description="the id of the one that brings it")
 
 
 class DeployResponse(Body):
@@ -114,7 +131,7 @@ class AppDetail(Body):
 
 
 class HistoryEntry(Body):
-    """One change of an app: `action` is `deploy`, `stop` or `delete`."""
+    """One change of an app: `action` is `deploy`, `rollback`, `promote`, `stop`, `delete`, or another that moved its traffic."""
 
     version: int
     action: str

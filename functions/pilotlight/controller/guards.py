@@ -1,0 +1,58 @@
+"""What must hold before a revision takes traffic from another: its schemas, its offline evaluation, and an error budget that is not spent.
+
+Approvals are asked for where traffic changes (`approvals.admit`), so that no way leads around them. Going back is not guarded by any of
+these.
+"""
+
+from __future__ import annotations
+
+import json
+
+from pilotlight.controller import compatibility, revisions
+from pilotlight.controller.objectives import freeze
+from pilotlight.controller.places import Place
+from pilotlight.controller.store import Write
+from pilotlight.errors import GateFailed, Incompatible
+from pilotlight.policies import parse_gate
+from pilotlight.spec import FunctionSpec
+
+
+def demand(write: Write, place: Place, *, function: str, revision: str, serving: str, allow_breaking: bool, override_freeze: bool) -> None:
+    """Raise Incompatible, GateFailed or ReleaseFrozen unless `revision` may take over from `serving`; "" = nothing serves yet."""
+    function_id = place.function_id(function)
+    new = revisions.spec_of(write.sql, function_id=function_id, revision=revision)
+    if serving and not allow_breaking:
+        demand_compatible(revisions.spec_of(write.sql, function_id=function_id, revision=serving), new, serving=serving)
+    demand_gates(new, evaluation=evaluation_of(write, function_id, revision))
+    if serving and not override_freeze:
+        freeze.demand(write.sql, function_id, now=write.now)
+
+
+def demand_compatible(old: FunctionSpec, new: FunctionSpec, *, serving: str) -> None:
+    """Raise Incompatible, naming every break."""
+    if found := compatibility.breaks(old, new):
+        how = "keep it as it was, or say that no caller depends on it: --allow-breaking"
+        text = f"function {new.name!r} would break callers of {serving}, which serves: {'; '.join(found)}; {how}"
+        raise Incompatible(text, function=new.name, serving=serving, breaks=found)
+
+
+def demand_gates(spec: FunctionSpec, *, evaluation: dict[str, float]) -> None:
+    """Raise GateFailed, naming each number that is missing or not good enough. `<function>.<metric>` goes before `<metric>`."""
+    failed = []
+    for metric, text in spec.require.items():
+        gate = parse_gate(metric, text)
+        value = evaluation.get(f"{spec.name}.{metric}", evaluation.get(metric))
+        if value is None:
+            failed.append(f"{gate}: there is no such number")
+        elif not gate.passes(value):
+            failed.append(f"{gate}: it is {value:g}")
+    if failed:
+        how = "give the numbers of its offline evaluation with --eval metrics.json, or change what it requires"
+        raise GateFailed(
+            f"function {spec.name!r} does not reach what it requires: {'; '.join(failed)}; {how}", function=spec.name, failed=failed
+        )
+
+
+def evaluation_of(write: Write, function_id: str, revision: str) -> dict[str, float]:
+    """The numbers that were told of a revision."""
+    return dict(json.loads(revisions.row(write.sql, function_id=function_id, revision=revision).evaluation))
