@@ -24,6 +24,7 @@ from activator.collectors import (
     WaitingCollector,
 )
 from activator.dispatch import Exchange
+from activator.observing.indicators import Indicators
 from activator.observing.observer import Observer
 from activator.routes import Target
 from activator.shared.state import SharedStatistics
@@ -45,10 +46,12 @@ class Metrics:
 
     def __init__(self, *, series: int = DEFAULT_SERIES) -> None:
         self.registry = CollectorRegistry()
-        self.observer = Observer()
         self._series = series
         self.tenants = Names(series)
         self.functions = Names(series)
+        indicators = Indicators(self.functions)
+        self.registry.register(indicators)
+        self.observer = Observer(indicators.add)
         self._refusals = _Refusals(self.registry, self.tenants)
         self._cold = Counter(
             "pilotlight_cold_calls",

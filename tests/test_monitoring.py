@@ -22,8 +22,10 @@ from activator.metrics import Metrics as ActivatorMetrics
 from activator.shared.state import SharedStatistics
 from pilotlight.controller.metrics import Metrics as ControllerMetrics
 from pilotlight.errors import BudgetReserved, OverQuota, Shed
+from pilotlight.policies import Objectives
 from snapshotter.metrics import Metrics as AgentMetrics
 from snapshotter.types import SnapshotState, StartKind
+from tests.fakes.routes import spec_of, target_of
 from tests.weight_cache.served import node_with_client
 from weight_cache.metrics import StoreCollector, TierCollector
 
@@ -71,11 +73,13 @@ def _exported() -> Exported:
 
 def _activator() -> Iterator[Any]:
     metrics = ActivatorMetrics()
-    target: Any = SimpleNamespace(function_id="f", tenant="t-1", app="a", function="f")
+    target = target_of(spec_of("f", objectives=Objectives()), app="a", tenant="t-1")
     started: Any = SimpleNamespace(start_kind=StartKind.FORK, phases_ms={"fork": 1.0})
-    call: Any = SimpleNamespace(target=target, queued_ms=1, start_ms=1, start_kind=StartKind.FORK)
-    exchange: Any = SimpleNamespace(call=call, exec_ms=1)
+    call: Any = SimpleNamespace(target=target, queued_ms=1, start_ms=1, start_kind=StartKind.FORK, began_ns=0, routed_ns=0, received_ns=0)
+    answer = SimpleNamespace(status=200, body=b"{}", header=lambda _: b"ok")
+    exchange: Any = SimpleNamespace(call=call, exec_ms=1, answer=answer, cost="0.000000000001", dispatched_ns=0)
     metrics.answered(exchange, 200)
+    metrics.observer.take(0)
     for error in (OverQuota("", of="key", quota="concurrent"), Shed("", priority="batch"), BudgetReserved("")):
         metrics.turned_away(error, "t-1")
     metrics.waited("batch", 1.0)

@@ -6,6 +6,7 @@ The hot path is `answered_warm`: a dictionary look-up, two bisections and some a
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from activator.observing.tally import BOUNDS, Tally, stages_of
@@ -25,9 +26,10 @@ _BY_STATUS = {502: "crashed", 504: "late"}
 
 
 class Observer:
-    """What was counted since the last `take`."""
+    """What was counted since the last `take`; `on_taken` is told each observation with whose it is."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_taken: Callable[[Target, Observation], None] | None = None) -> None:
+        self._on_taken = on_taken
         self._plain: dict[Target, Tally] = {}
         self._armed: dict[tuple[Target, str], Tally] = {}
 
@@ -140,10 +142,15 @@ class Observer:
         armed, self._armed = self._armed, {}
         found = [(target, "", tally) for target, tally in plain.items()]
         found += [(target, arm, tally) for (target, arm), tally in armed.items()]
-        return [
-            tally.to_observation(tenant=target.tenant, function_id=target.function_id, revision=target.revision, arm=arm, minute=minute)
-            for target, arm, tally in found
-        ]
+        observations = []
+        for target, arm, tally in found:
+            one = tally.to_observation(
+                tenant=target.tenant, function_id=target.function_id, revision=target.revision, arm=arm, minute=minute
+            )  # fmt: skip
+            if self._on_taken is not None:
+                self._on_taken(target, one)
+            observations.append(one)
+        return observations
 
     def _tally(self, target: Target, arm: str) -> Tally:
         if not arm:

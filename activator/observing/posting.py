@@ -130,7 +130,7 @@ class Posting:
             delay_s = RETRY_S[min(self._failures, len(RETRY_S)) - 1] if self._failures else self._until_next_s()
             await asyncio.sleep(delay_s)
             self.count()
-            await self._post_all()
+            await self.post()
 
     def _until_next_s(self) -> float:
         """To the next whole second of the clock, so that a minute's last calls are that minute's."""
@@ -143,14 +143,14 @@ class Posting:
         self._kept.add(self._observer.take(int(min(since, now) // 60)))
         oldest = int(now // 60) - KEPT_MINUTES
         lost = self._kept.forget(before=oldest)
-        if self._sent and max(one.minute for one in self._sent) < oldest:
-            lost += len(self._sent)
-            self._sent = ()
+        lost += sum(one.minute < oldest for one in self._sent)  # if it arrived after all, the rest of it is not taken either
+        self._sent = [one for one in self._sent if one.minute >= oldest]
         if lost:
             self.lost += lost
             log.error("event=observations_lost count=%d: the controller has been away for too long", lost)
 
-    async def _post_all(self) -> None:
+    async def post(self) -> None:
+        """Post what is kept, until there is nothing left or a post fails."""
         while self._sent or self._kept:
             if not self._sent:
                 self._sent = self._kept.take(BATCH)
@@ -185,5 +185,5 @@ class Posting:
     async def aclose(self) -> None:
         """Post what there is, once, and close the connection."""
         self.count()
-        await self._post_all()
+        await self.post()
         await self._receiver.aclose()
