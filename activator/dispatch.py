@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 
 from activator.billing.account import Ticket
+from activator.billing.usage import marked
+from activator.choice import Choice
 from activator.fairness.rank import DEFAULT_RANK, Rank
 from activator.quotas.admission import Admission
 from activator.reservation import Releases, Reservation
@@ -37,6 +39,7 @@ class Call:
 
     Attributes:
         admission: what it holds of its quotas until its end; None = nothing.
+        choice: why `target` answers it; None = it is the only one, and there is nothing to say.
         rank: its place among those that wait.
         caller: id of the tenant that calls another one's function; "" = the function's own, who pays in either case.
         began_ns, routed_ns: when its request was there, and when it was routed; without the time that its body took to come. `received_ns`:
@@ -47,9 +50,9 @@ class Call:
         asked: the target that was asked, where `target` is a variant or a fallback of it; None where it is `target`.
     """
 
-    __slots__ = ("accept", "admission", "asked", "attempt", "began_ns", "body", "caller", "content_type", "deadline_s", "degraded",
-                 "extra_headers", "id", "key_id", "method", "past", "path", "rank", "received_ns", "reserved_ns", "retries", "routed_ns",
-                 "start_kind", "start_ms", "started_at", "target", "trace", "weights")  # fmt: skip
+    __slots__ = ("accept", "admission", "asked", "attempt", "began_ns", "body", "caller", "choice", "content_type", "deadline_s",
+                 "degraded", "extra_headers", "id", "key_id", "method", "past", "path", "rank", "received_ns", "reserved_ns", "retries",
+                 "routed_ns", "start_kind", "start_ms", "started_at", "target", "trace", "weights")  # fmt: skip
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class Call:
         admission: Admission | None = None,
         rank: Rank = DEFAULT_RANK,
         caller: str = "",
+        choice: Choice | None = None,
     ) -> None:
         self.id = id
         self.target = target
@@ -79,6 +83,7 @@ class Call:
         self.admission = admission
         self.rank = rank
         self.caller = caller
+        self.choice = choice
         self.attempt = 1
         self.trace: Trace | None = None
         self.past: tuple[Attempt, ...] = ()
@@ -94,6 +99,12 @@ class Call:
 
     def __repr__(self) -> str:
         return f"<Call {self.id} {self.target!r} attempt {self.attempt}>"
+
+    @property
+    def mark(self) -> str:
+        """What its records say that few do (`usage.marked`): its arm, and what answered in place of the target."""
+        mark = self.choice.mark if self.choice is not None else ""
+        return mark + marked(degraded=self.degraded) if self.degraded else mark
 
     @property
     def queued_ms(self) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 from activator.admission import StrangerLimit
 from activator.callers import Caller
 from activator.calls import SubmittedCalls
+from activator.choice import MAX_UNITS, Choice
 from activator.control import ControlPlane
 from activator.dispatch import Call, Dispatcher, Exchange
 from activator.entry import Entrance, Entry, split_tenant
@@ -23,13 +24,12 @@ from activator.heads import call_head, closed_head
 from activator.metrics import Metrics
 from activator.passthrough import Passthrough
 from activator.quotas.admission import Admission
-from activator.reception import RAW, Reception
+from activator.reception import RAW, TAG, Reception, tag_in_query
 from activator.request import Receive, Request, Scope, Send, header_list
-from activator.routes import RouteTable
+from activator.routes import Routed, RouteTable
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
 from activator.siblings import HEALTH, PASSED_ON
-from activator.targets import Targets
 from activator.tracing.tracer import Tracer
 from activator.upstream import UpstreamGone
 from activator.variations import Variations
@@ -57,19 +57,50 @@ Handler = Callable[[Request, Entry, str], Awaitable[None]]
 class _Resolved:
     """What route and authenticate found for one path and key."""
 
-    __slots__ = ("caller", "handler", "method", "targets", "way")
+    __slots__ = ("caller", "handler", "method", "routed", "tag", "way", "ways")
 
-    def __init__(self, handler: Handler, caller: Caller, targets: Targets, method: str) -> None:
+    def __init__(self, handler: Handler, caller: Caller, routed: Routed, method: str, tag: str) -> None:
         self.handler = handler
         self.caller = caller
-        self.targets = targets
+        self.routed = routed
         self.method = method
+        self.tag = tag
         self.way: Way | None = None
+        self.ways: dict[Choice, Way | None] | None = None
 
     @property
     def is_lasting(self) -> bool:
         """Whether it holds for further requests: not for a key that expires, nor for a caller who is known by its address only."""
         return self.caller.expires_at is None and not self.caller.is_anonymous
+
+    def let_warm(self, entrance: Entrance) -> None:
+        """From now on its calls may go without a task, where that is possible: `way` is for all of them, else `ways` by their choice."""
+        routed, caller = self.routed, self.caller
+        only = routed.choose(caller, {}, self.tag) if self.tag else routed.only
+        if only is None:
+            self.ways = {}
+        else:
+            self.way = _way(entrance, caller, only, self.method, is_told=bool(self.tag) or not routed.is_plain)
+
+    def warm_way(self, entrance: Entrance, headers: dict[bytes, bytes]) -> Way | None:
+        """The way of a call whose revision depends on the call; None when it cannot go without a task."""
+        ways = self.ways
+        if ways is None:
+            return None
+        choice = self.routed.choose(self.caller, headers)
+        if choice in ways:
+            return ways[choice]
+        if len(ways) >= MAX_UNITS:
+            ways.clear()
+        way = ways[choice] = _way(entrance, self.caller, choice, self.method)
+        return way
+
+
+def _way(entrance: Entrance, caller: Caller, choice: Choice, method: str, *, is_told: bool = True) -> Way | None:
+    entry = entrance.entry(caller, choice.target)
+    if entry.gate is not None and not entry.gate.is_immediate:
+        return None
+    return Way(entry, method, choice if is_told else None)
 
 
 class Gateway:
@@ -128,9 +159,12 @@ class Gateway:
             return None
         asked = (url.decode("latin-1"), headers.get(b"authorization", b""), headers.get(b"pilotlight-environment", b""))
         resolved = self._resolved.get(asked)
-        if resolved is None or resolved.way is None or not is_simple(headers, max_body_bytes=resolved.way.entry.body_bytes):
+        if resolved is None or TAG in headers:
             return None
-        return resolved.way
+        way = resolved.way or resolved.warm_way(self._entrance, headers)
+        if way is None or not is_simple(headers, max_body_bytes=way.entry.body_bytes):
+            return None
+        return way
 
     async def _go_on(self, request: Request, step: Coroutine[Any, Any, Exchange]) -> None:
         """A warm call that went out without a task stopped being simple."""
@@ -169,7 +203,7 @@ class Gateway:
         if place.startswith(FUNCTIONS):
             resolved = self._resolve(request, owner, place)
             if resolved is not None:
-                entry = self._reception.enter(request, resolved.caller, resolved.targets)
+                entry = self._reception.enter(request, resolved.caller, resolved.routed, resolved.tag or tag_in_query(request))
                 await resolved.handler(request, entry, resolved.method)
                 return
         if place.startswith(RAW):
@@ -201,14 +235,12 @@ class Gateway:
             if handler is None or request.verb != "POST":
                 return None
             caller = self._reception.identify(request, owner)
-            targets, method = self._reception.targets(request, caller, address, owner)
-            resolved = _Resolved(handler, caller, targets, method)
+            routed, method, tag = self._reception.routed(request, caller, address, owner)
+            resolved = _Resolved(handler, caller, routed, method, tag)
             if resolved.is_lasting and self._table.is_known(asked[1]):
                 self._resolved[asked] = resolved
-            if verb == "invoke" and resolved.is_lasting and len(targets) == 1:
-                entry = self._entrance.entry(caller, targets[0][1])
-                if entry.gate is None or entry.gate.is_immediate:
-                    resolved.way = Way(entry, method)
+            if verb == "invoke" and resolved.is_lasting:
+                resolved.let_warm(self._entrance)
         return resolved if request.verb == "POST" else None
 
     # -- the sentence -------------------------------------------------------------------------------------------------
@@ -243,6 +275,7 @@ class Gateway:
         else:
             check.check(body)
             content_type = _JSON
+        choice = request.choice
         call = request.call = Call(
             id=request.id,
             target=entry.target,
@@ -255,6 +288,8 @@ class Gateway:
             admission=admission,
             rank=rank,
             caller=entry.foreign,
+            choice=choice,
+            extra_headers=choice.line if choice is not None else b"",
         )
         self._tracer.begin(call, request.headers)
         return call

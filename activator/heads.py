@@ -16,6 +16,8 @@ def call_head(exchange: Exchange) -> bytes:
     head = call.target.warm_head
     if call.start_kind is not StartKind.WARM:
         head = head.replace(b"WARM", call.start_kind.encode())
+    if call.choice is not None:
+        head += call.choice.head
     return b"x-request-id: %b\r\n%b%b%b" % (call.id.encode(), head, quota_lines(call), _passed_on(exchange.answer))
 
 
@@ -35,6 +37,8 @@ def weights_timing(call: Call) -> bytes:
 def warm_head(call: Call, answer: Answer, *, cost: str, exec_ms: float) -> bytes:
     """`closed_head` and the length of a call that waited for nothing."""
     quotas = call.admission.head() if call.admission is not None else b""
+    if call.choice is not None:
+        quotas += call.choice.head
     return (
         b"x-request-id: %b\r\n%b%b%bpilotlight-cost: %b\r\nserver-timing: queue;dur=0.00, start;dur=0.00, exec;dur=%.2f\r\n"
         b"content-length: %d\r\n"

@@ -303,7 +303,7 @@ async def _deny(request: Request, send: Send, error: errors.PilotlightError) -> 
 def _call_of(request: Request, entry: Entry) -> Call:
     return Call(
         id=request.id, target=entry.target, method="", key_id=entry.caller.key_id, body=b"", rank=entry.rank(request.headers),
-        caller=entry.foreign,
+        caller=entry.foreign, choice=request.choice,
     )  # fmt: skip
 
 

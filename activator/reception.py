@@ -1,19 +1,24 @@
-"""Who is calling, and what: the first two steps of every request, the same for calls, raw HTTP and WebSockets."""
+"""Who is calling, and what: the first two steps of every request, the same for calls, raw HTTP and WebSockets.
+
+A caller of the function's own tenant may name a tag or a revision: in the path (`app/function@tag`), in the header `Pilotlight-Tag`, or,
+for calls, as `?tag=`; of several the first one here counts. The query of what follows `/fn/` is the function's own, and is not looked at.
+"""
 
 from __future__ import annotations
 
 import time
+from urllib.parse import parse_qs
 
 from activator.admission import StrangerLimit
 from activator.callers import ANONYMOUS, Caller
 from activator.entry import Entrance, Entry, split_tenant
 from activator.request import Request
-from activator.routes import RouteTable
-from activator.targets import Targets, choose
+from activator.routes import Routed, RouteTable
 from pilotlight import errors
 from pilotlight.types import DEFAULT_ENVIRONMENT, FunctionAddress, TenantId, parse_function_path
 
 RAW = "/fn/"
+TAG = b"pilotlight-tag"
 NOBODY = "-"
 """Stands for the id of a tenant that there is not."""
 
@@ -53,8 +58,9 @@ class Reception:
         self._entrance.check_not_suspended(caller.tenant)
         return caller
 
-    def targets(self, request: Request, caller: Caller, path: str, owner: str | None = None) -> tuple[Targets, str]:
-        """The revisions of the function at `path`, and the method asked for. Raises NotFound, Forbidden, Unauthenticated, Unavailable."""
+    def routed(self, request: Request, caller: Caller, path: str, owner: str | None = None) -> tuple[Routed, str, str]:
+        """The function at `path`, the method and the tag that the path names. Raises NotFound, Forbidden, Unauthenticated, Unavailable."""
+        path, _, tag = path.partition("@")
         try:
             app, function, method = parse_function_path(path)
         except ValueError as e:
@@ -65,7 +71,7 @@ class Reception:
         tenant = caller.tenant if owner is None else self._table.tenant_named(owner) or NOBODY
         address = FunctionAddress(tenant=TenantId(tenant), environment=environment, app=app, function=function, method=method)
         try:
-            return self._table.targets_for(caller, address), method
+            return self._table.routed_for(caller, address), method, tag
         except errors.NotFound as e:
             if not caller.is_anonymous:
                 raise
@@ -73,9 +79,14 @@ class Reception:
             self._strangers.check(request.address, time.monotonic())
             raise errors.Unauthenticated("no API key: send the header 'Authorization: Bearer <key>'") from e
 
-    def enter(self, request: Request, caller: Caller, targets: Targets) -> Entry:
-        """The way in, of which the answer tells the quotas whatever becomes of the request. Raises Forbidden."""
-        entry = self._entrance.entry(caller, choose(targets), request.address)
+    def enter(self, request: Request, caller: Caller, routed: Routed, tag: str) -> Entry:
+        """The way in, of which the answer tells the quotas whatever becomes of the request. Raises Forbidden, NotFound."""
+        if not tag and (asked := request.headers.get(TAG)) is not None:
+            tag = asked.decode("latin-1")
+        choice = routed.choose(caller, request.headers, tag)
+        if choice is not routed.only or not routed.is_plain:
+            request.choice = choice
+        entry = self._entrance.entry(caller, choice.target, request.address)
         request.gate = entry.gate
         request.tenant = caller.tenant or entry.target.tenant
         return entry
@@ -85,5 +96,11 @@ class Reception:
         owner, place = split_tenant(request.path)
         app, _, rest = place.removeprefix(RAW).partition("/")
         caller = self.identify(request, owner)
-        targets, _ = self.targets(request, caller, f"{app}/{rest.partition('/')[0]}", owner)
-        return self.enter(request, caller, targets)
+        routed, _, tag = self.routed(request, caller, f"{app}/{rest.partition('/')[0]}", owner)
+        return self.enter(request, caller, routed, tag)
+
+
+def tag_in_query(request: Request) -> str:
+    """What `?tag=` says; "" where it is not there."""
+    query: bytes = request.scope["query_string"]
+    return parse_qs(query.decode("latin-1")).get("tag", [""])[0] if b"tag=" in query else ""

@@ -13,6 +13,7 @@ from pilotlight import errors
 from pilotlight.protocol import CONTENT_PROBLEM, new_call_id, problem
 
 if TYPE_CHECKING:
+    from activator.choice import Choice
     from activator.dispatch import Call
 
 Scope = MutableMapping[str, Any]
@@ -42,9 +43,10 @@ class Request:
         gate: the quotas that it falls under, once they are known; None = none.
         call: what it became once it was admitted; None = not yet, or no call.
         tenant: whose request it is, once that is known; "" before.
+        choice: which revision answers it, and why; None = one revision answers all, or nobody has chosen yet.
     """
 
-    __slots__ = ("_receive", "_send", "call", "gate", "headers", "id", "is_answered", "path", "scope", "tenant")
+    __slots__ = ("_receive", "_send", "call", "choice", "gate", "headers", "id", "is_answered", "path", "scope", "tenant")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -57,6 +59,7 @@ class Request:
         self.gate: TellsQuotas | None = None
         self.call: Call | None = None
         self.tenant = ""
+        self.choice: Choice | None = None
 
     def __repr__(self) -> str:
         return f"<Request {self.id} {self.verb} {self.path}>"

@@ -38,6 +38,11 @@ class Billable(Protocol):
     deadline_s: float | None
 
     @property
+    def mark(self) -> str:
+        """What its record says that few do (`billing.usage.marked`)."""
+        ...
+
+    @property
     def queued_ms(self) -> float:
         """Milliseconds that it waited, without the start."""
         ...
@@ -80,6 +85,7 @@ class Reservation:
             call=call.id, attempt=call.attempt, key=call.key_id, method=call.method, start_kind=self.start_kind.value,
             queued_ms=int(call.queued_ms), start_ms=int(self.start_ms), now_ns=time.monotonic_ns(), at_ns=time.time_ns(),
             caller=call.caller, limit_ns=None if call.deadline_s is None else max(0, int(call.remaining_s(call.deadline_s) * 1e9)),
+            mark=call.mark,
         )  # fmt: skip
 
     async def open_paid(self, call: Billable) -> Ticket:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from activator.callers import ANONYMOUS, Caller, Keys
-from activator.targets import Target, Targets, choose
+from activator.choice import Routed, document_of
+from activator.targets import Target
 from activator.tenants import Tenants
 from pilotlight import errors
 from pilotlight.pricing import Rates
@@ -25,7 +26,7 @@ from pilotlight.seal import PlatformKey
 from pilotlight.spec import PUBLIC
 from pilotlight.types import DEFAULT_ENVIRONMENT, FunctionAddress
 
-__all__ = ["ANONYMOUS", "Caller", "RouteTable", "Target", "Targets", "choose"]
+__all__ = ["ANONYMOUS", "Caller", "RouteTable", "Routed", "Target"]
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +35,8 @@ class RouteTable:
     """Functions, keys, tenants, quotas and secrets by name.
 
     `version` is the position in the feed; `generation` changes with everything that could make an earlier answer wrong. `on_function` is
-    told the name of a function that changed, and the keys of the revisions that took calls before and do not any more. `on_budget` is told
-    the id of a budget and what it is now, None when it is gone.
+    told the name of a function that changed, and the keys of the revisions that could be called before and cannot any more. `on_budget` is
+    told the id of a budget and what it is now, None when it is gone.
     """
 
     def __init__(self, lists: Mapping[str, Rates], platform_key: PlatformKey) -> None:
@@ -45,7 +46,7 @@ class RouteTable:
         self._platform_key = platform_key
         self._functions: dict[str, bytes] = {}
         self._kept_warm: set[str] = set()
-        self._targets: dict[str, Targets] = {}
+        self._routed: dict[str, Routed] = {}
         self._keys = Keys()
         self.tenants = Tenants()
         self._quotas: dict[str, Quotas] = {}
@@ -80,7 +81,7 @@ class RouteTable:
         for budget in self._budgets:
             self.on_budget(budget, None)
         for held in (
-            self._functions, self._kept_warm, self._targets, self._keys, self.tenants, self._quotas, self._budgets, self._secrets,
+            self._functions, self._kept_warm, self._routed, self._keys, self.tenants, self._quotas, self._budgets, self._secrets,
         ):  # fmt: skip
             held.clear()
 
@@ -91,13 +92,12 @@ class RouteTable:
             self._functions.pop(name, None)
         else:
             route = FunctionRoute.from_json(value)
-            rates = self.rates_of(route.tenant)
-            targets = [Target(route, revision, rates) for revision, _ in route.traffic]  # refuses a broken one; made again when called
+            routed = Routed(route, self.rates_of(route.tenant))  # refuses a broken one; made again when called
             self._functions[name] = zlib.compress(json.dumps(value).encode(), level=1)
-            if any(target.spec.scaling.min_instances for target in targets):
+            if any(target.spec.scaling.min_instances for target in routed.targets.values()):
                 self._kept_warm.add(name)
-        self._targets.pop(name, None)
-        self.on_function(name, _routed(before) - _routed(route))
+        self._routed.pop(name, None)
+        self.on_function(name, _callable(before) - _callable(route))
 
     def _apply_key(self, key_id: str, value: Any) -> None:
         self._keys.apply(key_id, value)
@@ -107,8 +107,8 @@ class RouteTable:
         self.tenants.apply(tenant, value)
         self._keys.forget_proofs()
         if self.rates_of(tenant) is not before:
-            for name in [name for name in self._targets if name.startswith(f"{tenant}/")]:
-                del self._targets[name]  # priced anew
+            for name in [name for name in self._routed if name.startswith(f"{tenant}/")]:
+                del self._routed[name]  # priced anew
                 self.on_function(name, frozenset())
 
     def _apply_quota(self, name: str, value: Any) -> None:
@@ -186,61 +186,58 @@ class RouteTable:
         """All names by id."""
         return self.tenants.names()
 
-    def targets_for(self, caller: Caller, address: FunctionAddress) -> Targets:
-        """`targets` for a caller that may be another tenant's. What it may not call does not exist for it. Raises NotFound, Unavailable."""
+    def routed_for(self, caller: Caller, address: FunctionAddress) -> Routed:
+        """`routed` for a caller that may be another tenant's. What it may not call does not exist for it. Raises NotFound, Unavailable."""
         if caller.tenant != address.tenant and not self._is_open_to(caller, address):
             raise _no_function(address)
-        return self.targets(address)
+        return self.routed(address)
 
     def _is_open_to(self, caller: Caller, address: FunctionAddress) -> bool:
-        """Whether every revision with traffic is public, or shared with the caller's tenant."""
+        """Whether every revision that may answer it is public, or shared with the caller's tenant."""
         name = _name_of(address)
-        if (known := self._targets.get(name)) is not None:
-            shared = [target.spec.access for _, target in known]
+        if (known := self._routed.get(name)) is not None:
+            shared = [target.spec.access for target in known.answering]
         elif (route := self._route(name)) is not None:
-            shared = [route.revisions[revision]["spec"].get("access", ()) for revision, weight in route.traffic if weight]
+            shared = [route.revisions[revision]["spec"].get("access", ()) for revision in document_of(route).answering()]
         else:
             return False
         names = {PUBLIC, caller.tenant_name} - {""}
         return all(not names.isdisjoint(access) for access in shared)
 
-    def targets(self, address: FunctionAddress) -> Targets:
-        """The revisions that share this function's traffic. Raises NotFound or Unavailable."""
+    def routed(self, address: FunctionAddress) -> Routed:
+        """The function's revisions, and the choice between them. Raises NotFound or Unavailable."""
         name = _name_of(address)
-        return self._targets.get(name) or self._make_targets(name, address)
+        return self._routed.get(name) or self._make_routed(name, address)
 
-    def target(self, address: FunctionAddress) -> Target:
-        """The revision that serves this call, by traffic weight. Raises NotFound or Unavailable."""
-        return choose(self.targets(address))
+    def target(self, address: FunctionAddress, revision: str = "") -> Target:
+        """`revision` while it can be called, else the one that serves this call, by weight. Raises NotFound or Unavailable."""
+        return self.routed(address).any(revision)
 
-    def _make_targets(self, name: str, address: FunctionAddress) -> Targets:
+    def _make_routed(self, name: str, address: FunctionAddress) -> Routed:
         route = self._route(name)
         if route is None:
             raise _no_function(address)
         if route.stopped:
             raise errors.Unavailable(f"app {address.app!r} is stopped: deploy it again to start it", retry_after_s=30)
-        rates = self.rates_of(route.tenant)
-        targets = tuple((weight, Target(route, revision, rates)) for revision, weight in route.traffic if weight)
-        self._targets[name] = targets
-        return targets
+        routed = self._routed[name] = Routed(route, self.rates_of(route.tenant))
+        return routed
 
     def _route(self, name: str) -> FunctionRoute | None:
         document = self._functions.get(name)
         return FunctionRoute.from_json(json.loads(zlib.decompress(document))) if document is not None else None
 
     def targets_of(self, name: str) -> tuple[Target, ...]:
-        """The revisions with traffic of `<tenant>/<environment>/<app>/<function>`; empty when gone or stopped.
+        """The revisions of `<tenant>/<environment>/<app>/<function>` that can be called; empty when gone or stopped.
 
         Made for this answer only unless the function was called: thousands that are merely deployed must not be kept parsed.
         """
-        known = self._targets.get(name)
+        known = self._routed.get(name)
         if known is not None:
-            return tuple(target for _, target in known)
+            return tuple(known.targets.values())
         route = self._route(name)
         if route is None or route.stopped:
             return ()
-        rates = self.rates_of(route.tenant)
-        return tuple(Target(route, revision, rates) for revision, weight in route.traffic if weight)
+        return tuple(Routed(route, self.rates_of(route.tenant)).targets.values())
 
     def kept_warm(self) -> list[str]:
         """Names of functions that want instances without being asked (`min_instances`)."""
@@ -281,11 +278,11 @@ def _no_function(address: FunctionAddress) -> errors.NotFound:
     return errors.NotFound(f"no function {address.app}/{address.function}{environment}: `pilotlight app list` shows what is deployed")
 
 
-def _routed(route: FunctionRoute | None) -> frozenset[str]:
-    """Keys of the revisions that take calls."""
+def _callable(route: FunctionRoute | None) -> frozenset[str]:
+    """Keys of the revisions that can be called: those with a weight, and those that are only named."""
     if route is None or route.stopped:
         return frozenset()
-    return frozenset(str(route.revisions[revision]["launch"]["revision"]) for revision, weight in route.traffic if weight)
+    return frozenset(str(route.revisions[revision]["launch"]["revision"]) for revision in document_of(route).named())
 
 
 def _as_variables(name: str, text: str) -> dict[str, str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 from collections.abc import Mapping
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -96,14 +96,22 @@ def _parameter(error: jsonschema_rs.ValidationError) -> str:
 
 
 class Target:
-    """One revision of one function, ready to be called. Immutable once made."""
+    """One revision of one function, ready to be called. Immutable once made.
 
-    __slots__ = ("_checks", "app", "environment", "footprint", "function", "function_id", "key", "launch", "rate_per_s", "rates",
-                 "revision", "slow_first_ms", "slow_ms", "spec", "tenant", "warm_head")  # fmt: skip
+    Attributes:
+        is_stable: the way back of a rollout: it keeps room for all of the function's traffic.
+    """
 
-    def __init__(self, route: FunctionRoute, revision: str, rates: Rates) -> None:
+    __slots__ = ("_checks", "app", "environment", "footprint", "function", "function_id", "is_stable", "key", "launch", "rate_per_s",
+                 "rates", "revision", "slow_first_ms", "slow_ms", "spec", "tenant", "warm_head")  # fmt: skip
+
+    def __init__(
+        self, route: FunctionRoute, revision: str, rates: Rates, *, is_stable: bool = False, min_instances: int | None = None
+    ) -> None:
+        """`min_instances`: 0 for a revision that nobody is sent to unasked, at least so many for any other; None = as its spec says."""
         document = route.revisions[revision]
-        self.spec: FunctionSpec = from_json(FunctionSpec, document["spec"])
+        self.spec: FunctionSpec = _kept(from_json(FunctionSpec, document["spec"]), min_instances)
+        self.is_stable = is_stable
         self.launch = LaunchSpec.from_json(document["launch"])
         promised = self.spec.objectives or Objectives()
         self.slow_ms, self.slow_first_ms = promised.warm_latency_s * 1000, promised.first_token_s * 1000
@@ -150,17 +158,8 @@ class Target:
         return check
 
 
-Targets = tuple[tuple[int, Target], ...]
-"""Revisions of one function with their share of the traffic; shares add up to 100."""
-
-
-def choose(targets: Targets) -> Target:
-    """One of them, by weight."""
-    if len(targets) == 1:
-        return targets[0][1]
-    draw = random.randrange(100)
-    for weight, target in targets:
-        draw -= weight
-        if draw < 0:
-            return target
-    return targets[-1][1]
+def _kept(spec: FunctionSpec, min_instances: int | None) -> FunctionSpec:
+    if min_instances is None:
+        return spec
+    wanted = max(spec.scaling.min_instances, min_instances) if min_instances else 0
+    return replace(spec, scaling=replace(spec.scaling, min_instances=wanted))

@@ -85,8 +85,9 @@ class Throttler:
 
     def retarget(self, target: Target) -> None:
         """The same revision was told anew: starts from now on launch what `target` says (whether it may be kept on disk, its prices, …)."""
-        if target.launch != self.target.launch or target.rates != self.target.rates:
-            self.target = target
+        is_other = target.launch != self.target.launch or target.rates != self.target.rates
+        self.target = target
+        if is_other:
             self._comings.retarget(target)
 
     # -- slots --------------------------------------------------------------------------------------------------------

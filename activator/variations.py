@@ -10,7 +10,7 @@ from activator.calls import SubmittedCalls, function_of_put
 from activator.dispatch import Call, Dispatcher
 from activator.entry import Entry, split_function
 from activator.quotas.admission import Admission
-from activator.reception import Reception
+from activator.reception import Reception, tag_in_query
 from activator.request import Request
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
@@ -55,8 +55,8 @@ class Variations:
         if await self._calls.put_elsewhere(request, caller, own_id):
             return
         owner, function = split_function(function_of_put(request))
-        targets, method = self._reception.targets(request, caller, function, owner)
-        entry = self._reception.enter(request, caller, targets)
+        routed, method, tag = self._reception.routed(request, caller, function, owner)
+        entry = self._reception.enter(request, caller, routed, tag or tag_in_query(request))
         call = await self._admit_later(request, entry, method)
         await self._calls.put(request, caller, call, own_id)
 

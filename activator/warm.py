@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from activator.choice import Choice
 from activator.dispatch import Call, Dispatcher, Exchange, status_of
 from activator.entry import Entry
 from activator.heads import warm_head
@@ -83,13 +84,15 @@ class Clocks:
 
 
 class Way:
-    """What all warm calls of one path, key and revision share."""
+    """What all warm calls of one path, key and choice share. `choice` None: there is nothing to say of why the revision answers."""
 
-    __slots__ = ("check", "entry", "execution_s", "key_id", "method", "target", "template")
+    __slots__ = ("check", "choice", "entry", "execution_s", "key_id", "line", "method", "target", "template")
 
-    def __init__(self, entry: Entry, method: str) -> None:
+    def __init__(self, entry: Entry, method: str, choice: Choice | None = None) -> None:
         """Raises NotFound for a method that the revision does not have."""
         self.entry = entry
+        self.choice = choice
+        self.line = choice.line if choice is not None else b""
         self.target = target = entry.target
         self.method = method
         self.key_id = entry.caller.key_id
@@ -156,8 +159,8 @@ class WarmCalls:
             return False
         call = Call(
             id=new_call_id(), target=target, method=way.method, key_id=way.key_id, body=body, content_type=content_type,
-            accept=headers.get(b"accept", b""), admission=admission, rank=rank,
-            caller=way.entry.foreign,
+            accept=headers.get(b"accept", b""), extra_headers=way.line, admission=admission, rank=rank,
+            caller=way.entry.foreign, choice=way.choice,
         )  # fmt: skip
         call.reserved_ns = call.received_ns
         self.tracer.begin(call, headers)
@@ -303,7 +306,7 @@ class WarmCall:
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
             request = Request(scope, receive, send)
-            request.id, request.tenant = call.id, call.caller or call.target.tenant
+            request.id, request.tenant, request.choice = call.id, call.caller or call.target.tenant, call.choice
             request.gate, request.call = admission, call
             try:
                 await go_on(request, step)

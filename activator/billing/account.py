@@ -14,7 +14,7 @@ from activator.billing.budgets import CLOCK_STEP_NS, Budgets, Cover, Subject
 from activator.billing.errors import JournalFull
 from activator.billing.journal import Journal
 from activator.billing.meter import InstanceMeter
-from activator.billing.usage import UsageSubject, UsageTemplate, cost_text
+from activator.billing.usage import CALL, SHADOW, UsageSubject, UsageTemplate, cost_text
 from pilotlight.pricing import BUSY, Footprint, Rates
 
 NO_LIMIT_NS = 7 * 86_400 * 10**9
@@ -40,6 +40,8 @@ class Ticket:
     worst: int
     turn: int
     is_billed: bool = True
+    mark: str = ""
+    is_shadow: bool = False
 
 
 class Bill(NamedTuple):
@@ -82,7 +84,7 @@ class InstanceAccount:
         self._subject = subject
         self._footprint = footprint
         self._rates = rates
-        self._templates: dict[tuple[str, str, str], UsageTemplate] = {}
+        self._templates: dict[tuple[str, str, str, str], UsageTemplate] = {}
         self._budgets = budgets if budgets is not None else Budgets()
         self._limit_ns = limit_ns
         self._on_unbilled = on_unbilled
@@ -95,37 +97,44 @@ class InstanceAccount:
 
     def open(
         self, *, call: str, attempt: int, key: str, method: str, start_kind: str, queued_ms: int, start_ms: int, now_ns: int, at_ns: int,
-        caller: str = "", limit_ns: int | None = None,
+        caller: str = "", limit_ns: int | None = None, mark: str = "", is_shadow: bool = False,
     ) -> Ticket:  # fmt: skip
         """Reserve the worst case, write the attempt down and start metering it; `limit_ns` is less than the execution clock where known.
 
+        `mark`: what few records say (`usage.marked`). `is_shadow`: it is the copy of a call: it costs nothing, so no budget is asked.
+
         Raises JournalFull, Conflict, OverBudget, BudgetReserved, AllowanceNeeded: then it must not be dispatched.
         """
-        template = self._templates.get((key, method, caller)) or self._make_template(key, method, caller)
+        kind = SHADOW if is_shadow else CALL
+        template = self._templates.get((key, method, caller, kind)) or self._make_template(key, method, caller, kind)
         name = f"{call}/{attempt}"
         cover = self._cover
         if cover.generation != self._budgets.generation:
             cover = self._cover = self._budgets.cover(cover.subject)
         worst = turn = 0
-        if cover.purses:
+        if cover.purses and not is_shadow:
             ends_ns = self._limit_ns if limit_ns is None else min(limit_ns, self._limit_ns)
             worst = self._worst if limit_ns is None else template.picos(ends_ns + CLOCK_STEP_NS)
             turn = cover.reserve(name, worst, at_ns=at_ns, ends_ns=at_ns + ends_ns)
         else:
             turn = self._budgets.turn
-        ticket = Ticket(name, call, attempt, start_kind, template, at_ns, queued_ms, start_ms, cover, worst, turn)
+        ticket = Ticket(
+            name, call, attempt, start_kind, template, at_ns, queued_ms, start_ms, cover, worst, turn, mark=mark, is_shadow=is_shadow
+        )
         try:
             virtual_ns = self.meter.begin(name, now_ns)
         except BaseException:
-            cover.release(name, worst, turn=turn)
+            if not is_shadow:
+                cover.release(name, worst, turn=turn)
             raise
         try:
             self._journal.open_call(
                 template, call=call, attempt=attempt, start_kind=start_kind, at_ns=at_ns,
-                queued_ms=queued_ms, start_ms=start_ms, virtual_ns=virtual_ns,
+                queued_ms=queued_ms, start_ms=start_ms, virtual_ns=virtual_ns, mark=mark,
             )  # fmt: skip
         except BaseException as e:
-            cover.release(name, worst, turn=turn)
+            if not is_shadow:
+                cover.release(name, worst, turn=turn)
             if isinstance(e, JournalFull) and self._on_unbilled is not None:
                 self._on_unbilled()
                 ticket.is_billed = False
@@ -159,8 +168,9 @@ class InstanceAccount:
             id=ticket.id, call=ticket.call, attempt=ticket.attempt, start_kind=ticket.start_kind, started_ns=ticket.at_ns,
             queued_ms=ticket.queued_ms, start_ms=ticket.start_ms, exec_ms=exec_ms, billed_ns=billed_ns, cost=cost, status=status,
             outcome=outcome, tokens_in=tokens_in, tokens_out=tokens_out, bytes_in=bytes_in, bytes_out=bytes_out,
+            mark=ticket.mark,
         )  # fmt: skip
-        if cover.purses or cover.generation != self._budgets.generation:
+        if (cover.purses or cover.generation != self._budgets.generation) and not ticket.is_shadow:
             cover.settle(ticket.id, ticket.worst, picos, turn=ticket.turn, at_ns=ticket.at_ns)
         self._journal.close_call(ticket.id, record, at_ns=at_ns, virtual_ns=meter.virtual_at_last_ns)
         return Bill(exec_ms, billed_ns, cost, picos)
@@ -190,7 +200,8 @@ class InstanceAccount:
         self._budgets.cover(self._cover.subject).pay(picos, started_ns)
         self._journal.append_record(record, at_ns=at_ns)
 
-    def _make_template(self, key: str, method: str, caller: str) -> UsageTemplate:
+    def _make_template(self, key: str, method: str, caller: str, kind: str) -> UsageTemplate:
         subject = replace(self._subject, key=key, method=method, caller=caller)
-        template = self._templates[key, method, caller] = UsageTemplate(subject, footprint=self._footprint, rates=self._rates)
+        template = UsageTemplate(subject, footprint=self._footprint, rates=self._rates, kind=kind)
+        self._templates[key, method, caller, kind] = template
         return template

@@ -28,7 +28,7 @@ from activator.billing.errors import JournalFull
 from activator.billing.log import SegmentLog
 from activator.billing.recovery import HeldCall, Scan, lost_records, scan
 from activator.billing.segments import Cursor, lock, read_segment
-from activator.billing.usage import UsageTemplate
+from activator.billing.usage import UsageTemplate, marked
 from pilotlight.errors import Conflict, NotFound
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec import canonical_json
@@ -164,6 +164,7 @@ class Journal:
         queued_ms: int,
         start_ms: int,
         virtual_ns: int,
+        mark: str = "",
     ) -> None:
         """Write down that an attempt is about to be dispatched. Raises JournalFull: then it must not be; Conflict: it is open already."""
         name = f"{call}/{attempt}"
@@ -172,7 +173,7 @@ class Journal:
         prefix = self._template_line(template)
         line = lines.opened(
             n=template.number, call=call, attempt=attempt, start_kind=start_kind, at_ns=at_ns,
-            queued_ms=queued_ms, start_ms=start_ms, virtual_ns=virtual_ns,
+            queued_ms=queued_ms, start_ms=start_ms, virtual_ns=virtual_ns, mark=mark,
         )  # fmt: skip
         offset = self._log.append(prefix + line if prefix else line) + len(prefix)
         template.segment = segment = self._log.number
@@ -389,7 +390,7 @@ class Journal:
         prefix = self._template_line(opened.template)
         line = lines.opened(
             n=opened.template.number, call=body["c"], attempt=body["a"], start_kind=body["k"], at_ns=body["at"],
-            queued_ms=body["q"], start_ms=body["s"], virtual_ns=body["v"],
+            queued_ms=body["q"], start_ms=body["s"], virtual_ns=body["v"], mark=marked(**body.get("m", {})),
         )  # fmt: skip
         at_ns, virtual_ns = self._clocks[opened.template.instance]
         clock = lines.virtual(instance=opened.template.instance, at_ns=at_ns, virtual_ns=virtual_ns)

@@ -4,7 +4,7 @@
 |---|---|---|
 | J | version, activator, life, segment, at | first line of a segment; `life` names the process that wrote it |
 | T | n, request, minimum, step, u | a template: the fixed fields `u` of the records that name `n` in this segment, and prices of a call |
-| O | n, c, a, k, at, q, s, v | attempt `a` of call `c` is being dispatched; virtual clock `v` of its instance |
+| O | n, c, a, k, at, q, s, v, m | attempt `a` of call `c` goes out; virtual clock `v` of its instance; `m`: what few records say |
 | V | i, at, v | the virtual clock of instance `i` was `v` |
 | C | at, v, u | closed: the complete UsageRecord `u` (always last, so that it can be cut out unparsed) |
 | H | at | proof of life |
@@ -41,11 +41,14 @@ def template(n: int, usage: UsageTemplate) -> bytes:
     )
 
 
-def opened(*, n: int, call: str, attempt: int, start_kind: str, at_ns: int, queued_ms: int, start_ms: int, virtual_ns: int) -> bytes:
-    """An attempt is being dispatched."""
+def opened(
+    *, n: int, call: str, attempt: int, start_kind: str, at_ns: int, queued_ms: int, start_ms: int, virtual_ns: int, mark: str = ""
+) -> bytes:
+    """An attempt is being dispatched. `mark`: see `usage.marked`."""
+    more = f',"m":{{{mark[1:]}}}' if mark else ""
     return (
         f'{{"t":"O","n":{n},"c":{quoted(call)},"a":{attempt},"k":"{start_kind}","at":{at_ns},'
-        f'"q":{queued_ms},"s":{start_ms},"v":{virtual_ns}}}\n'
+        f'"q":{queued_ms},"s":{start_ms},"v":{virtual_ns}{more}}}\n'
     ).encode()
 
 

@@ -177,5 +177,6 @@ def _lost(id: str, attempt: OpenAttempt, found: Scan, sharers: int) -> UsageReco
         exec_ms=max(0, proof_ns - line["at"]) // 1_000_000,
         billed_ns=billed_ns,
         outcome=LOST,
+        **line.get("m", {}),
         cost=f"{price(billable, Decimal(attempt.fixed['rate_per_s']), Decimal(attempt.request_price)):f}",
     )

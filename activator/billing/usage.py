@@ -12,6 +12,8 @@ from pilotlight.pricing import Footprint, Rates, billable_ns, kind_factor, rate_
 from pilotlight.spec import canonical_json
 
 CALL = "CALL"
+SHADOW = "SHADOW"
+"""The copy of a call: it costs nothing."""
 PICO = 10**12
 """Picounits of one unit: costs are kept to them (pricing.COST_QUANTUM)."""
 MAX_MAGNITUDE = 15
@@ -39,6 +41,7 @@ class UsageTemplate:
     """Formats the records of one subject. Immutable but for `segment` and `number`, where the journal notes its own copy.
 
     `kind` other than CALL gives the records of spans: their rate is that of their kind, no call is priced, and nothing is rounded up.
+    Those of SHADOW cost nothing.
     """
 
     __slots__ = ("_half", "_is_stepped", "_per_ns", "_per_request", "_per_token_in", "_per_token_out", "_prefix", "_rates", "_unit",
@@ -47,9 +50,10 @@ class UsageTemplate:
     def __init__(self, subject: UsageSubject, *, footprint: Footprint, rates: Rates, kind: str = CALL) -> None:
         """Raises KeyError when the footprint's accelerator has no price."""
         is_call = kind == CALL
-        rate = rate_per_s(footprint, rates) * kind_factor(kind, rates)
+        rate = rate_per_s(footprint, rates) * kind_factor(kind, rates) if kind != SHADOW else Decimal(0)
         request = rates.request if is_call else Decimal(0)
-        prices = (rate.scaleb(-9), request, rates.token_in, rates.token_out)
+        tokens = (rates.token_in, rates.token_out) if kind != SHADOW else (Decimal(0), Decimal(0))
+        prices = (rate.scaleb(-9), request, *tokens)
         (self._per_ns, self._per_request, self._per_token_in, self._per_token_out), self._unit = _as_integers(prices)
         self._half = self._unit // 2
         self._rates = rates
@@ -123,14 +127,23 @@ class UsageTemplate:
         tokens_out: int = 0,
         bytes_in: int = 0,
         bytes_out: int = 0,
+        mark: str = "",
     ) -> bytes:
-        """A whole UsageRecord as one line of JSON (no newline). `started_ns` is wall time; `outcome` and `start_kind` are our own words."""
+        """A whole UsageRecord as one line of JSON (no newline). `started_ns` is wall time; `outcome` and `start_kind` are our own words.
+
+        `mark`: what few records say (`marked`).
+        """
         return (
             f'{self._prefix},"id":{quoted(id)},"call":{quoted(call)},"attempt":{attempt},"start_kind":"{start_kind}",'
             f'"started_at":{started_ns / 1e9:.6f},"queued_ms":{queued_ms},"start_ms":{start_ms},"exec_ms":{exec_ms},'
             f'"billed_ns":{billed_ns},"tokens_in":{tokens_in},"tokens_out":{tokens_out},"bytes_in":{bytes_in},'
-            f'"bytes_out":{bytes_out},"status":{status},"outcome":"{outcome}","cost":"{cost}"}}'
+            f'"bytes_out":{bytes_out},"status":{status},"outcome":"{outcome}","cost":"{cost}"{mark}}}'
         ).encode()
+
+
+def marked(**fields: str) -> str:
+    """Fields of a record that few records have, as JSON members that each begin with a comma; those that are "" are left out."""
+    return "".join(f',"{name}":{quoted(value)}' for name, value in fields.items() if value)
 
 
 def cost_text(picos: int) -> str:

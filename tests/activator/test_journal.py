@@ -44,7 +44,7 @@ def test_a_call_becomes_one_complete_record(tmp_path: Path) -> None:
     assert (record.id, record.call, record.method, record.key, record.outcome) == ('r"1/1', 'r"1', "embed", "k-1", "ok")
     assert (record.queued_ms, record.start_ms, record.exec_ms, record.started_at) == (3, 12, 500, 1000.0)
     assert Decimal(record.cost) == price(record.billed_ns, Decimal(record.rate_per_s), Decimal("0.000001"))
-    unset = {"caller", "corrects", "note"}
+    unset = {"caller", "corrects", "note", "experiment", "arm", "unit", "degraded"}
     assert set(body) | unset == set(UsageRecord.__dataclass_fields__), "nothing else is left to a default"
     journal.close()
 
