@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 
 import anyio.to_thread
@@ -22,6 +22,7 @@ from pilotlight.controller.blobs import BlobFiles
 from pilotlight.controller.context import Context
 from pilotlight.controller.lock import ControllerLock
 from pilotlight.controller.metrics import Metrics
+from pilotlight.controller.rollouts import loop as rollouts
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.store import Store
 from pilotlight.errors import PilotlightError
@@ -99,11 +100,8 @@ async def _run(context: Context, path: Path, ready_fd: int | None) -> None:
     server = _Server(settings, bell=context.bell, ready_fd=ready_fd)
     exposed_at = context.config.paths.run / "metrics-controller.sock"
     exposed = await context.metrics.expose(socket_path=exposed_at, listen=context.config.settings.metrics_listen)
-    janitor = asyncio.create_task(_keep_tidy(context), name="janitor")
-    alerts = asyncio.create_task(deliverer.deliver(context), name="deliverer")
-    gauges = asyncio.create_task(_measure_budgets(context), name="budgets")
-    books = asyncio.create_task(bookkeeping.keep(context), name="bookkeeping")
-    for task in (janitor, alerts, gauges, books):
+    tasks = [asyncio.create_task(run(context), name=name) for name, run in _LOOPS.items()]
+    for task in tasks:
         task.add_done_callback(_tell_end)
     listener = _listen(path)
     loop = asyncio.get_running_loop()
@@ -116,9 +114,9 @@ async def _run(context: Context, path: Path, ready_fd: int | None) -> None:
     finally:
         # The socket's name goes first: who connects now is told at once that nobody is here.
         _unlisten(path)
-        for task in (janitor, alerts, books, gauges):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(janitor, alerts, books, gauges, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for one in exposed:
             one.close()
         _unlisten(exposed_at)
@@ -213,3 +211,13 @@ def _tidy(context: Context) -> None:
     while expired == EXPIRE_BATCH:  # in batches, so that nobody waits long for the write lock
         with context.store.write() as write:
             expired = calls.expire(write, now=now, limit=EXPIRE_BATCH)
+
+
+_LOOPS: Mapping[str, Callable[[Context], Coroutine[None, None, None]]] = {
+    "janitor": _keep_tidy,
+    "deliverer": deliverer.deliver,
+    "budgets": _measure_budgets,
+    "bookkeeping": bookkeeping.keep,
+    "rollouts": rollouts.run,
+}
+"""What runs for as long as the process does, by the name of its task; each goes on after its errors."""

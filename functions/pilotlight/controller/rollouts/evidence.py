@@ -25,10 +25,11 @@ def gather(sql: sa.Connection, rollout: Rollout, baseline: Mapping[str, Observat
     In the last step stable has no calls any more: it is what it was since the rollout began.
     """
     is_last = rollout.weight == WHOLE
+    began_at = min(rollout.created_at, rollout.step_began_at)  # a clock that was set back has made the step begin before the rollout
     step = _seen(sql, rollout, since_s=rollout.step_began_at, now=now)
-    recent = _seen(sql, rollout, since_s=max(now - RECENT_S, rollout.created_at), now=now)
-    hour = _seen(sql, rollout, since_s=max(now - HOUR_S, rollout.created_at), now=now)
-    whole = _seen(sql, rollout, since_s=rollout.created_at, now=now) if is_last else step
+    recent = _seen(sql, rollout, since_s=max(now - RECENT_S, began_at), now=now)
+    hour = _seen(sql, rollout, since_s=max(now - HOUR_S, began_at), now=now)
+    whole = _seen(sql, rollout, since_s=began_at, now=now) if is_last else step
 
     def of(revision: str, seen: Mapping[str, Observation], *, since_s: float, before: Observation | None) -> Evidence:
         told = _feedback(sql, rollout, revision, since_s=since_s, now=now)
@@ -36,7 +37,7 @@ def gather(sql: sa.Connection, rollout: Rollout, baseline: Mapping[str, Observat
 
     candidate = of(rollout.candidate, step, since_s=rollout.step_began_at, before=baseline.get(rollout.candidate))
     if is_last:
-        return candidate, of(rollout.stable, whole, since_s=rollout.created_at, before=None)
+        return candidate, of(rollout.stable, whole, since_s=began_at, before=None)
     return candidate, of(rollout.stable, step, since_s=rollout.step_began_at, before=baseline.get(rollout.stable))
 
 

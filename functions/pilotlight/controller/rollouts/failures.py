@@ -1,20 +1,18 @@
 """What ends a rollout at once, whatever its gates say: instances that cannot start, answers that break their schema, a burn alarm.
 
-The alarm is the first row of the SRE workbook's multi-window table (chapter 5): a burn rate of 14.4 over an hour *and* over five minutes.
-Of a candidate the hour is what there is of it.
+The alarm is the first of `objectives.burn`: a burn rate of 14.4 over an hour *and* over five minutes. Of a candidate the hour is what there
+is of it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pilotlight.controller.objectives import burn
 from pilotlight.controller.rollouts.records import Evidence
 from pilotlight.observations import Observation, errors, judged
 
-BURN = 14.4
-RECENT_S, HOUR_S = 300.0, 3600.0
-MIN_FAILED, MIN_CALLS = 5, 50
-"""Below these a burn rate is noise: one failure of ten calls burns at 100."""
+RECENT_S, HOUR_S = float(burn.FAST.short_s), float(burn.FAST.long_s)
 CRASHED_STARTS = 3
 INVALID, INVALID_SHARE = 3, 0.01
 """Answers that break their schema, and their share of all, that no version may give."""
@@ -33,14 +31,6 @@ def of(seen: Evidence, availability: float) -> Failure | None:
     return _crash_loop(seen.recent) or _schema(seen.recent) or _burning(seen, availability)
 
 
-def burn(seen: Observation, availability: float) -> float | None:
-    """How many times faster than allowed the error budget is spent; None by too few calls."""
-    calls, failed = judged(seen), errors(seen)
-    if calls < MIN_CALLS or failed < MIN_FAILED:
-        return None
-    return (failed / calls) / (1 - availability)
-
-
 def _crash_loop(recent: Observation) -> Failure | None:
     if recent.starts_failed < CRASHED_STARTS or recent.starts > recent.starts_failed:
         return None
@@ -55,8 +45,12 @@ def _schema(recent: Observation) -> Failure | None:
 
 
 def _burning(seen: Evidence, availability: float) -> Failure | None:
-    short, long = burn(seen.recent, availability), burn(seen.hour, availability)
-    if short is None or long is None or min(short, long) < BURN:
+    short, long = _spent(seen.recent, availability), _spent(seen.hour, availability)
+    if not burn.fires(short, long):
         return None
-    rates = f"{short:.1f} over 5 minutes and {long:.1f} over an hour"
-    return Failure(cause="burn_rate", reason=f"burn-rate alarm: {rates} (≥ {BURN}) of an objective of {availability:.3%}")
+    rates = f"{short.burn or 0.0:.1f} over 5 minutes and {long.burn or 0.0:.1f} over an hour"
+    return Failure(cause="burn_rate", reason=f"burn-rate alarm: {rates} (over {burn.FAST.factor}) of an objective of {availability:.3%}")
+
+
+def _spent(seen: Observation, availability: float) -> burn.Spent:
+    return burn.Spent(bad=errors(seen), total=judged(seen), budget=round(1 - availability, 9))

@@ -70,7 +70,8 @@ def end(write: Write, function_id: str, *, state: State = State.SUPERSEDED, reas
     ledger.update(write, rollout, state=state.value, reason=reason, finished_at=write.now)
     last = Decision(verdict=Verdict.ROLLBACK if state is State.ROLLED_BACK else Verdict.HOLD, cause=state.value, reasons=(reason,))
     ledger.note(write, rollout.id, step=rollout.step, decision=last)
-    if not keep_stable and traffic.get(write.sql, function_id).stable:
+    current = traffic.get(write.sql, function_id)
+    if not keep_stable and current.stable and current.weights:
         traffic.change(write, rollout.place(), rollout.function, lambda document: replace(document, stable=""), action="")
     ended = replace(rollout, state=state, reason=reason, finished_at=write.now)
     _tell(write, ended, f"rollout.{'rolled_back' if state is State.ROLLED_BACK else 'ended'}", (reason,), once=f"{rollout.id}/end")
@@ -129,24 +130,24 @@ def finish(write: Write, rollout: Rollout, *, state: State, decision: Decision, 
 
 
 # -- by hand ----------------------------------------------------------------------------------------------------------
-def pause(write: Write, rollout: Rollout, *, place: Place) -> None:
+def pause(write: Write, rollout: Rollout, place: Place) -> None:
     """Keep a rollout at its step; what is bad still takes it back. Raises Conflict when it is over."""
     _switch(write, rollout, State.PAUSED, place=place, action="rollout.pause")
 
 
-def resume(write: Write, rollout: Rollout, *, place: Place) -> None:
+def resume(write: Write, rollout: Rollout, place: Place) -> None:
     """Let a paused rollout go on. Raises Conflict when it is over."""
     _switch(write, rollout, State.RUNNING, place=place, action="rollout.resume")
 
 
-def promote(write: Write, rollout: Rollout, *, place: Place) -> None:
+def promote(write: Write, rollout: Rollout, place: Place) -> None:
     """All traffic to the candidate now, whatever the gates say. Raises Conflict when it is over."""
     demand_active(rollout)
     decision = Decision(verdict=Verdict.DONE, cause="by_hand", reasons=(f"promoted by {place.actor}",), weight=WHOLE)
     finish(write, rollout, state=State.DONE, decision=decision, place=place, action="rollout.promote")
 
 
-def abort(write: Write, rollout: Rollout, *, place: Place) -> None:
+def abort(write: Write, rollout: Rollout, place: Place) -> None:
     """All traffic back to stable now. Raises Conflict when it is over."""
     demand_active(rollout)
     decision = Decision(verdict=Verdict.ROLLBACK, cause="by_hand", reasons=(f"aborted by {place.actor}",), weight=0)

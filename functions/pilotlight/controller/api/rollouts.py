@@ -1,0 +1,157 @@
+"""Rollouts: where a candidate is, what was decided of it and why, and the hand that overrules it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query
+from pydantic import Field
+
+from pilotlight.controller.access import Principal
+from pilotlight.controller.api.models import Body
+from pilotlight.controller.context import Context, Ctx, Deployer, RequestId
+from pilotlight.controller.places import Place
+from pilotlight.controller.rollouts import ledger, lifecycle, views
+from pilotlight.controller.rollouts.ledger import Rollout
+from pilotlight.controller.store import Write
+from pilotlight.errors import NotFound
+
+router = APIRouter(prefix="/v1/rollouts", tags=["rollouts"])
+RolloutId = Annotated[str, Path(max_length=64)]
+MAX_DECISIONS = 1000
+
+
+class RolloutInfo(Body):
+    """A rollout. Times are seconds since the epoch; `weight` is the candidate's percent of the traffic."""
+
+    id: str
+    environment: str
+    app: str
+    function: str
+    candidate: str
+    stable: str
+    state: str = Field(description="`running`, `paused`, `done`, `rolled_back`, `halted`, `aborted` or `superseded`")
+    reason: str
+    steps: list[int] = Field(description="percents of the traffic")
+    step: int = Field(description="index into `steps`")
+    weight: int
+    every_s: float
+    elapsed_s: float = Field(description="since the step began")
+    created_by: str
+    created_at: float
+    step_began_at: float
+    updated_at: float
+    finished_at: float | None
+
+
+class GateInfo(Body):
+    """What one gate found; numbers in `unit` (`share`, `ms`, `money` or none), null = no data."""
+
+    metric: str
+    kind: str
+    outcome: str = Field(description="`pass`, `fail`, `unclear` or `no_data`")
+    candidate: float | None
+    stable: float | None
+    limit: float | None
+    samples: int
+    reason: str
+    unit: str
+
+
+class Judgement(Body):
+    """What would be decided at this moment."""
+
+    verdict: str
+    cause: str
+    action: str
+    reasons: list[str]
+    gates: list[GateInfo]
+
+
+class DecisionInfo(Judgement):
+    """A decision that was made; one that stays the same is stored once a minute."""
+
+    number: int
+    at: float
+    step: int
+
+
+class RolloutDetail(RolloutInfo):
+    """A rollout with its plan, its decisions (newest first), and what would be decided now."""
+
+    plan: dict[str, Any]
+    now: Judgement | None = Field(description="null once it is over")
+    decisions: list[DecisionInfo]
+
+
+class RolloutList(Body):
+    """Rollouts within reach of the key, newest first."""
+
+    rollouts: list[RolloutInfo]
+
+
+@router.get("")
+def list_rollouts(
+    *, context: Ctx, caller: Deployer, app: str | None = None, function: str | None = None,
+    state: Literal["active", "running", "paused", "done", "rolled_back", "halted", "aborted", "superseded"] | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> RolloutList:  # fmt: skip
+    """The rollouts of the environment."""
+    app, function = caller.narrowed(app, function)
+    with context.store.read() as sql:
+        found = ledger.listing(
+            sql, tenant=caller.tenant, environment=caller.environment, app=app, function=function, state=state, limit=limit
+        )
+    now = context.clock()
+    return RolloutList(rollouts=[RolloutInfo(**views.summary(rollout, now=now)) for rollout in found])
+
+
+@router.get("/{rollout}")
+def get_rollout(
+    context: Ctx, caller: Deployer, rollout: RolloutId, limit: Annotated[int, Query(ge=1, le=MAX_DECISIONS)] = 50
+) -> RolloutDetail:
+    """One rollout, with up to `limit` decisions."""
+    with context.store.read() as sql:
+        found = ledger.find(sql, tenant=caller.tenant, rollout=rollout)
+        _demand_sight(caller, found)
+        return RolloutDetail(**views.detail(sql, found, now=context.clock(), limit=limit))
+
+
+@router.post("/{rollout}:pause")
+def pause_rollout(context: Ctx, caller: Deployer, request: RequestId, rollout: RolloutId) -> RolloutInfo:
+    """Keep it at its step; what is bad still takes it back."""
+    return _act(context, caller, request, rollout, lifecycle.pause)
+
+
+@router.post("/{rollout}:resume")
+def resume_rollout(context: Ctx, caller: Deployer, request: RequestId, rollout: RolloutId) -> RolloutInfo:
+    """Let a paused one go on."""
+    return _act(context, caller, request, rollout, lifecycle.resume)
+
+
+@router.post("/{rollout}:promote")
+def promote_rollout(context: Ctx, caller: Deployer, request: RequestId, rollout: RolloutId) -> RolloutInfo:
+    """All traffic to the candidate now, whatever its gates say."""
+    return _act(context, caller, request, rollout, lifecycle.promote)
+
+
+@router.post("/{rollout}:abort")
+def abort_rollout(context: Ctx, caller: Deployer, request: RequestId, rollout: RolloutId) -> RolloutInfo:
+    """All traffic back to stable now."""
+    return _act(context, caller, request, rollout, lifecycle.abort)
+
+
+def _act(context: Context, caller: Principal, request: str, rollout: str, act: Callable[[Write, Rollout, Place], None]) -> RolloutInfo:
+    with context.store.write() as write:
+        found = ledger.find(write.sql, tenant=caller.tenant, rollout=rollout)
+        _demand_sight(caller, found)
+        act(write, found, found.place(actor=caller.key, request=request))
+        after = ledger.find(write.sql, tenant=caller.tenant, rollout=rollout)
+        return RolloutInfo(**views.summary(after, now=write.now))
+
+
+def _demand_sight(caller: Principal, found: Rollout) -> None:
+    """What is out of a key's reach does not exist for it."""
+    if caller.bound_environment not in (None, found.environment) or not caller.may_see(found.app, found.function):
+        raise NotFound(f"there is no rollout {found.id!r} within reach of key {caller.key}", rollout=found.id)

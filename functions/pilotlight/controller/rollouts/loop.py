@@ -1,0 +1,136 @@
+"""The loop that judges every rollout that goes on, each second, and does what was decided.
+
+All that it knows between two looks is in the tables, so a controller that was killed goes on where it was. Two clocks are compared: when
+the wall clock was set meanwhile (either way), the steps begin anew, because neither their time nor their minutes mean anything then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import anyio.to_thread
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from pilotlight.controller import traffic
+from pilotlight.controller.context import Context
+from pilotlight.controller.rollouts import evidence, ledger, lifecycle
+from pilotlight.controller.rollouts.judge import judge
+from pilotlight.controller.rollouts.ledger import Rollout
+from pilotlight.controller.rollouts.records import Decision, Standing, State, Verdict
+from pilotlight.controller.store import Store
+from pilotlight.errors import NotFound, PilotlightError
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+JUMP_S = 5.0
+"""Of the wall clock against the monotonic one: more than a slow round, or the slewing of a time service, makes."""
+NOTE_EVERY_S = 60.0
+"""A decision that stays the same is stored this often, with its newest numbers."""
+
+
+async def run(context: Context) -> None:
+    """Judge until cancelled."""
+    keeper = Keeper(store=context.store, clock=context.clock)
+    while True:
+        try:
+            await anyio.to_thread.run_sync(keeper.round)
+        except (PilotlightError, SQLAlchemyError) as e:
+            log.error("event=rollouts_failed error=%r", e)  # a full disk, a lost database: the next round tries again
+        await asyncio.sleep(TICK_S)
+
+
+class Keeper:
+    """Owner: the loop; `round` runs in one thread at a time. `clock`: wall time; `monotonic`: seconds that nobody sets."""
+
+    def __init__(self, *, store: Store, clock: Callable[[], float], monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._monotonic = monotonic
+        self._looked_at: tuple[float, float] | None = None
+        self.rounds = 0
+
+    def __repr__(self) -> str:
+        return f"<Keeper rounds={self.rounds}>"
+
+    def round(self) -> int:
+        """Judge each rollout once; returns how many changed or had something stored."""
+        self.rounds += 1
+        jumped = self._jumped()
+        with self._store.read() as sql:
+            found = ledger.active(sql)
+        return sum(self._look(rollout, jumped=jumped) for rollout in found)
+
+    def _jumped(self) -> bool:
+        wall, steady = self._clock(), self._monotonic()
+        before, self._looked_at = self._looked_at, (wall, steady)
+        return before is not None and abs((wall - before[0]) - (steady - before[1])) > JUMP_S
+
+    def _look(self, rollout: Rollout, *, jumped: bool) -> bool:
+        now = self._clock()
+        if jumped or now < rollout.updated_at - JUMP_S:
+            with self._store.write() as write:
+                return lifecycle.start_over(write, rollout, reason="the clock was set: the step begins anew")
+        with self._store.read() as sql:
+            if not is_as_planned(sql, rollout):
+                decision = None
+            else:
+                decision = judged(sql, rollout, now=now)
+                if _is_nothing_new(sql, rollout, decision, now):
+                    return False
+        if decision is None:
+            with self._store.write() as write:
+                return lifecycle.end(write, rollout.function_id, reason="its traffic was changed by hand") is not None
+        return self._follow(rollout, decision)
+
+    def _follow(self, rollout: Rollout, decision: Decision) -> bool:
+        try:
+            with self._store.write() as write:
+                done = lifecycle.follow(write, rollout, decision)
+        except PilotlightError as e:
+            return self._refused(rollout, e)
+        if done:
+            words = (rollout.id, rollout.name, rollout.candidate, decision.verdict, decision.cause, decision.action)
+            log.info("event=rollout_judged rollout=%s function=%s candidate=%s verdict=%s cause=%s action=%r", *words)
+        return done
+
+    def _refused(self, rollout: Rollout, error: PilotlightError) -> bool:
+        """The traffic may not be moved so (a cap, an approval that was lost): that is a reason to hold, once told."""
+        log.warning("event=rollout_refused rollout=%s error=%s", rollout.id, error)
+        held = Decision(verdict=Verdict.HOLD, cause="refused", reasons=(f"the traffic cannot be moved: {error}",))
+        with self._store.write() as write:
+            if _is_nothing_new(write.sql, rollout, held, write.now):
+                return False
+            return lifecycle.follow(write, rollout, held)
+
+
+def judged(sql: sa.Connection, rollout: Rollout, *, now: float) -> Decision:
+    """What is to be done with a rollout now; nothing is changed."""
+    standing = Standing(
+        step=rollout.step,
+        step_began_at=rollout.step_began_at,
+        is_paused=rollout.state is State.PAUSED,
+        is_told=ledger.is_told(sql, rollout),
+    )
+    candidate, stable = evidence.gather(sql, rollout, ledger.baseline_of(sql, rollout), now=now)
+    return judge(rollout.plan, standing, candidate, stable, now=now)
+
+
+def is_as_planned(sql: sa.Connection, rollout: Rollout) -> bool:
+    """Whether the traffic is what the rollout made of it: an operator's hand comes first."""
+    try:
+        weights = traffic.get(sql, rollout.function_id).weights
+    except NotFound:
+        return False
+    return dict(weights) == lifecycle.split(rollout.candidate, rollout.stable, rollout.weight)
+
+
+def _is_nothing_new(sql: sa.Connection, rollout: Rollout, decision: Decision, now: float) -> bool:
+    if decision.verdict is not Verdict.HOLD or decision.tell:
+        return False
+    last = ledger.decisions(sql, rollout.id, limit=1)
+    return bool(last) and last[0].evidence.get("signature") == decision.signature and 0 <= now - last[0].at < NOTE_EVERY_S

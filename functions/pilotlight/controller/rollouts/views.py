@@ -1,0 +1,55 @@
+"""Rollouts as they are told: to callers of the API, and on the dashboard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from pilotlight.controller.rollouts import ledger, loop
+from pilotlight.controller.rollouts.ledger import Noted, Rollout
+from pilotlight.controller.rollouts.plan import metric_of
+from pilotlight.controller.rollouts.records import ACTIVE
+from pilotlight.spec import to_json
+
+
+def summary(rollout: Rollout, *, now: float) -> dict[str, Any]:
+    """One rollout, as lists have it."""
+    same = ("id", "environment", "app", "function", "candidate", "stable", "reason", "created_by", "step", "weight")
+    times = ("step_began_at", "created_at", "updated_at", "finished_at")
+    return {
+        **{name: getattr(rollout, name) for name in (*same, *times)},
+        "state": rollout.state.value,
+        "steps": list(rollout.plan.steps),
+        "every_s": rollout.plan.every_s,
+        "elapsed_s": max(0.0, (rollout.finished_at or now) - rollout.step_began_at),
+    }
+
+
+def detail(sql: sa.Connection, rollout: Rollout, *, now: float, limit: int) -> dict[str, Any]:
+    """One rollout with its plan, its decisions, and what would be decided now (of one that is over: None)."""
+    live = loop.judged(sql, rollout, now=now) if rollout.state.value in ACTIVE else None
+    return {
+        **summary(rollout, now=now),
+        "plan": to_json(rollout.plan),
+        "now": None
+        if live is None
+        else {"verdict": live.verdict.value, "cause": live.cause, "action": live.action, "reasons": list(live.reasons),
+              "gates": [_gate(gate.to_json()) for gate in live.gates]},
+        "decisions": [decision(noted) for noted in ledger.decisions(sql, rollout.id, limit=limit)],
+    }  # fmt: skip
+
+
+def decision(noted: Noted) -> dict[str, Any]:
+    """One decision that was stored."""
+    same = ("number", "at", "step", "verdict", "action")
+    return {
+        **{name: getattr(noted, name) for name in same},
+        "cause": noted.evidence.get("cause", ""),
+        "reasons": list(noted.reasons),
+        "gates": [_gate(gate) for gate in noted.evidence.get("gates", [])],
+    }
+
+
+def _gate(body: dict[str, Any]) -> dict[str, Any]:
+    return {**body, "outcome": str(body["outcome"]), "unit": metric_of(body["metric"]).unit}
