@@ -3,33 +3,83 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller import ledger, tables
+from pilotlight.controller import deliveries, endpoints, ledger, tables
 from pilotlight.controller.store import Write
 from pilotlight.errors import NotFound
 from pilotlight.protocol import CallRecord, UsageRecord
 from pilotlight.spec import canonical_json, to_json
 
+FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
+"""States that a call does not leave, but for a dead letter that is sent again."""
+DEAD = "DEAD"
+"""What lists call the state of a dead letter: it FAILED after its last attempt."""
 _STATES = {"ok": "SUCCEEDED", "cancelled": "CANCELLED"}
 
 
-def put(write: Write, records: Sequence[CallRecord]) -> None:
-    """Keep the newest `sequence` of each call; an older one, or the same again, changes nothing."""
-    table = tables.calls
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which calls are asked for; None = whatever it is.
+
+    Attributes:
+        tenant: id.
+        state: one of a CallRecord's, or DEAD.
+        schedule: id of the schedule that began it.
+        before: submitted before then (seconds since the epoch), for the next page.
+    """
+
+    tenant: str
+    environment: str | None = None
+    app: str | None = None
+    function: str | None = None
+    call: str | None = None
+    state: str | None = None
+    schedule: str | None = None
+    before: float | None = None
+
+
+def put(write: Write, records: Sequence[CallRecord], *, payloads: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    """Keep the newest `sequence` of each call; an older one, or the same again, changes nothing. A call that ends is told to webhooks.
+
+    Args:
+        payloads: of those that are dead letters, by call id: what journals hold of them, so that they can be sent again.
+    """
+    table, listeners = tables.calls, _Listeners(write.sql)
     for record in records:
         keys = {"tenant": record.tenant, "id": record.id}
         row = {
             name: getattr(record, name) for name in ("environment", "app", "function", "state", "sequence", "submitted_at", "expires_at")
         }
         row["record"] = canonical_json(to_json(record)).decode()
+        held = (payloads or {}).get(record.id) if record.is_dead else None
+        row["payload"] = None if held is None else canonical_json(dict(held)).decode()
         insert = write.insert(table).values(**keys, **row)
         newer = insert.excluded.sequence > table.c.sequence
-        write.sql.execute(insert.on_conflict_do_update(index_elements=["tenant", "id"], set_=row, where=newer))
+        upsert = insert.on_conflict_do_update(index_elements=["tenant", "id"], set_=row, where=newer).returning(table.c.id)
+        is_new = write.sql.execute(upsert).first() is not None
+        if is_new and record.state in FINAL and listeners.hear_of(record):
+            _tell(write, record)
+
+
+def listing(sql: sa.Connection, wanted: Wanted, *, limit: int) -> list[dict[str, Any]]:
+    """Submitted calls as CallRecord (JSON) without their results, newest first."""
+    table = tables.calls
+    query = sa.select(table.c.record).where(*_conditions(wanted)).order_by(table.c.submitted_at.desc(), table.c.id.desc()).limit(limit)
+    return [{**json.loads(text), "result": ""} for text in sql.execute(query).scalars()]
+
+
+def dead(sql: sa.Connection, wanted: Wanted, *, limit: int) -> list[tuple[CallRecord, dict[str, Any]]]:
+    """Dead letters with what journals held of them, the oldest first."""
+    table = tables.calls
+    query = sa.select(table.c.record, table.c.payload).where(*_conditions(wanted), table.c.payload.is_not(None))
+    rows = sql.execute(query.order_by(table.c.submitted_at, table.c.id).limit(limit)).all()
+    return [(CallRecord.from_json(json.loads(row.record)), json.loads(row.payload)) for row in rows]
 
 
 def get(sql: sa.Connection, *, tenant: str, call: str) -> dict[str, Any]:
@@ -49,6 +99,48 @@ def expire(write: Write, *, now: float, limit: int) -> int:
     old = sa.select(table.c.tenant, table.c.id).where(table.c.expires_at < now).limit(limit).subquery()
     gone = sa.delete(table).where(sa.tuple_(table.c.tenant, table.c.id).in_(sa.select(old.c.tenant, old.c.id)))
     return len(write.sql.execute(gone.returning(table.c.id)).all())
+
+
+class _Listeners:
+    """Whether anybody listens to calls that end, asked once for each environment. Owner: one transaction."""
+
+    def __init__(self, sql: sa.Connection) -> None:
+        self._sql = sql
+        self._known: dict[tuple[str, str], bool] = {}
+
+    def hear_of(self, record: CallRecord) -> bool:
+        if record.webhook:
+            return True
+        place = (record.tenant, record.environment)
+        if place not in self._known:
+            found = endpoints.listing(self._sql, tenant=record.tenant, environment=record.environment)
+            self._known[place] = any(one.wants(deliveries.CALL_FINISHED) for one in found)
+        return self._known[place]
+
+
+def _tell(write: Write, record: CallRecord) -> None:
+    named = ("id", "state", "status", "outcome", "environment", "app", "function", "method", "revision", "submitted_at", "finished_at")
+    facts = {name: getattr(record, name) for name in (*named, "attempt", "is_dead", "schedule", "cost", "arm")}
+    deliveries.enqueue(
+        write, tenant=record.tenant, environment=record.environment, event=deliveries.CALL_FINISHED,
+        body={**facts, "url": f"/v1/calls/{record.id}"}, webhook=record.webhook or None, once=f"{record.id}/{record.sequence}",
+    )  # fmt: skip
+
+
+def _conditions(wanted: Wanted) -> Iterator[sa.ColumnElement[bool]]:
+    table = tables.calls
+    yield table.c.tenant == wanted.tenant
+    for name in ("environment", "app", "function"):
+        if (value := getattr(wanted, name)) is not None:
+            yield table.c[name] == value
+    if wanted.call is not None:
+        yield table.c.id == wanted.call
+    if wanted.state is not None:
+        yield table.c.payload.is_not(None) if wanted.state == DEAD else table.c.state == wanted.state
+    if wanted.schedule is not None:
+        yield table.c.record.contains(f'"schedule":"{wanted.schedule}"', autoescape=True)
+    if wanted.before is not None:
+        yield table.c.submitted_at < wanted.before
 
 
 def _synchronous(attempts: Sequence[UsageRecord]) -> CallRecord:

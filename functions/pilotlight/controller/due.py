@@ -18,6 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from pilotlight.controller import calls, tables
+from pilotlight.controller.calls import Wanted
 from pilotlight.controller.store import Write
 from pilotlight.protocol import CONTENT_JSON, CallRecord
 from pilotlight.spec import canonical_json
@@ -27,7 +28,6 @@ CLAIM_S = 30.0
 MAX_HANDED_OUT = 100
 KEPT_S = 8 * 86_400.0
 """Longer than any call waits in a journal (the clocks of a function are bounded by 7 days)."""
-FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 
 
 def payload(record: CallRecord, *, body: bytes, content_type: str = CONTENT_JSON, accept: str = CONTENT_JSON) -> dict[str, Any]:
@@ -84,8 +84,17 @@ def purge(write: Write, *, now: float) -> int:
     return write.sql.execute(sa.delete(table).where(taken)).rowcount
 
 
-def again(record: CallRecord, *, now: float) -> CallRecord:
-    """A dead letter's record as that of a call that waits again; its attempts count on."""
+def redrive(write: Write, wanted: Wanted, *, limit: int) -> list[str]:
+    """Send dead letters again, the oldest first, with their attempts counting on; returns their ids."""
+    sent = []
+    for record, held in calls.dead(write.sql, wanted, limit=limit):
+        add(write, {**held, "record": _again(record, now=write.now).to_json()}, due_at=write.now)
+        sent.append(record.id)
+    return sent
+
+
+def _again(record: CallRecord, *, now: float) -> CallRecord:
+    """A dead letter's record as that of a call that waits again."""
     fresh = CallRecord(
         id=record.id, tenant=record.tenant, environment=record.environment, app=record.app, function=record.function,
         method=record.method, state="QUEUED", sequence=record.sequence + 1, submitted_at=record.submitted_at,
@@ -103,4 +112,4 @@ def _is_open(sql: sa.Connection, name: str) -> bool:
     """Whether a call whose row is gone has not ended: then it was taken, by whoever still has it."""
     table = tables.calls
     state = sql.execute(sa.select(table.c.state).where(table.c.id == name.partition("/")[0])).scalar_one_or_none()
-    return state is not None and state not in FINAL
+    return state is not None and state not in calls.FINAL
