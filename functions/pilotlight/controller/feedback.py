@@ -116,6 +116,12 @@ def join(write: Write, *, limit: int = JOIN_BATCH) -> int:
     return len(rows)
 
 
+def is_anything_waiting(sql: sa.Connection) -> bool:
+    """Whether there is feedback whose record has not come: one look-up, so that nobody takes the write lock for nothing."""
+    table = tables.feedback
+    return sql.execute(sa.select(table.c.call).where(table.c.function_id == "", table.c.called_at == 0).limit(1)).first() is not None
+
+
 def window(sql: sa.Connection, *, function_id: str, revision: str | None, metric: str, since_s: float, until_s: float) -> Window:
     """Feedback of `metric` (or `label=<text>`) on calls that began from `since_s` to before `until_s`; of all revisions for None."""
     table = tables.feedback

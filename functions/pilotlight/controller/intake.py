@@ -1,4 +1,4 @@
-"""Records come in: into the ledger, and what they cost into the alerts of budgets, in one transaction."""
+"""Records come in: into the ledger, what they cost into the alerts of budgets, who met an experiment into it; in one transaction."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pilotlight.controller import budgets, ledger
+from pilotlight.controller.experiments import exposures
 from pilotlight.controller.ledger import Added
 from pilotlight.controller.store import Write
 from pilotlight.protocol import BudgetState
@@ -14,4 +15,6 @@ from pilotlight.protocol import BudgetState
 def take(write: Write, rows: Sequence[Mapping[str, Any]]) -> tuple[Added, dict[str, BudgetState]]:
     """Add records (JSON values, see `ledger.add_rows`); returns also what was spent of each budget that they fall under."""
     added = ledger.add_rows(write, rows)
+    if added.in_experiments:
+        exposures.take(write, added.in_experiments)
     return added, budgets.after_usage(write, new=added.spent, batch=added.batch)

@@ -39,9 +39,10 @@ _TYPES: dict[str, tuple[type, ...]] = {f.name: _KINDS[str(f.type)] for f in fiel
 _SOUND = frozenset(product(*_TYPES.values()))
 """Every combination of types that a record may have, in the order of its fields: one look-up checks a whole record."""
 _values = itemgetter(*_TYPES)
-_STARTED_AT, _COST, _KIND = AT["started_at"], AT["cost"], AT["kind"]
+_STARTED_AT, _COST, _KIND, _EXPERIMENT = AT["started_at"], AT["cost"], AT["kind"], AT["experiment"]
 Row = tuple[Any, ...]
 """A record as the ledger keeps it, in the order of `COLUMNS`."""
+_experiment = itemgetter(_EXPERIMENT)
 _tenant_and_month = itemgetter(AT["tenant"], AT["month"])
 _ISSUED = "SELECT tenant, currency, month FROM invoices WHERE tenant {} AND month >= {}"
 _is_plain = re.compile(r"[0-9]{1,6}\.[0-9]{12}").fullmatch
@@ -57,12 +58,14 @@ class Added:
         conflicts: ids that are there already with other content; the first content stands.
         spent: money of the new records, in picounits.
         batch: money of all of them as they were sent, those that were there before included.
+        in_experiments: those of the new records that were made in one.
     """
 
     new: int
     conflicts: Sequence[str] = ()
     spent: Mapping[Spending, int] = field(default_factory=dict)
     batch: Mapping[Spending, int] = field(default_factory=dict)
+    in_experiments: Sequence[Row] = ()
 
 
 def add(write: Write, records: Sequence[UsageRecord]) -> Added:
@@ -79,27 +82,28 @@ def add_rows(write: Write, rows: Sequence[Mapping[str, Any]]) -> Added:
         return Added(new=0)
     values = _in_open_months(write.sql, [_row(row, i, write.now) for i, row in enumerate(rows)])
     try:
-        new, sums = _insert(write, values)
+        fresh, sums = _insert(write, values)
         rollups.add(write, sums)
     except (OverflowError, UnicodeEncodeError, sa.exc.DataError) as e:
         raise InvalidInput(f"usage: a number or a text of these records does not fit into the ledger: {e}") from e
-    spent = spending(sums.days)
+    spent, new = spending(sums.days), len(fresh)
+    assigned = [row for row in fresh if row[_EXPERIMENT]] if any(map(_experiment, fresh)) else ()
     if new == len(rows):
-        return Added(new=new, spent=spent, batch=spent)
+        return Added(new=new, spent=spent, batch=spent, in_experiments=assigned)
     conflicts = _conflicts(write, [_checked(row, i) for i, row in enumerate(rows)])
-    return Added(new=new, conflicts=conflicts, spent=spent, batch=spending(aggregate(values).days))
+    return Added(new=new, conflicts=conflicts, spent=spent, batch=spending(aggregate(values).days), in_experiments=assigned)
 
 
-def _insert(write: Write, values: Sequence[Row]) -> tuple[int, Aggregate]:
-    """One prepared statement for the whole batch. Only when it tells that some were there already is it asked which."""
+def _insert(write: Write, values: Sequence[Row]) -> tuple[Sequence[Row], Aggregate]:
+    """Those that are new. One prepared statement for the whole batch; only when it tells that some were there is it asked which."""
     with write.sql.begin_nested() as attempt:
         if _insert_all(write.sql, values) == len(values):
-            return len(values), aggregate(values)
+            return values, aggregate(values)
         attempt.rollback()
     fresh = _unknown(write.sql, values)
     if fresh:
         _insert_all(write.sql, fresh)
-    return len(fresh), aggregate(fresh)
+    return fresh, aggregate(fresh)
 
 
 def _insert_all(sql: sa.Connection, values: Sequence[Row]) -> int:

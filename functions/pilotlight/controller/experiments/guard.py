@@ -1,0 +1,81 @@
+"""What watches over experiments without anybody looking: arms beyond their bounds are stopped, feedback that waited is joined."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import anyio.to_thread
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from pilotlight.controller import feedback, tables
+from pilotlight.controller.context import Context
+from pilotlight.controller.experiments import lifecycle, report
+from pilotlight.controller.experiments.evidence import Evidence
+from pilotlight.controller.experiments.lifecycle import Experiment
+from pilotlight.controller.places import Place
+from pilotlight.controller.store import Write
+from pilotlight.errors import PilotlightError
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 2.0
+"""Records come about a second after their calls: a bad arm is stopped some seconds after it shows."""
+ACTOR = "platform"
+
+
+async def run(context: Context) -> None:
+    """Watch until cancelled."""
+    while True:
+        try:
+            await anyio.to_thread.run_sync(look, context)
+        except (PilotlightError, SQLAlchemyError) as e:
+            log.error("event=experiments_not_watched error=%r", e)  # a full disk, a lost database: the next round tries again
+        await asyncio.sleep(ROUND_S)
+
+
+def look(context: Context) -> list[str]:
+    """One round; returns the arms that were stopped, as `<experiment>/<arm>`."""
+    if _somebody_waits(context):
+        with context.store.write() as write:
+            feedback.join(write)
+    stopped: list[str] = []
+    with context.store.read() as sql:
+        breaches = [(found, _breach(sql, found)) for found in lifecycle.running(sql)]
+    for found, breach in breaches:
+        if breach is not None:
+            try:
+                with context.store.write() as write:
+                    stopped += _stop(write, found, breach)
+            except PilotlightError as e:  # of one experiment; the others are looked after
+                log.error("event=arm_not_stopped experiment=%s arm=%s error=%r", found.id, breach.arm, e)
+    return stopped
+
+
+def _breach(sql: sa.Connection, found: Experiment) -> report.Watched | None:
+    """The first guardrail that is breached. Also in an experiment whose report is invalid: callers are protected first."""
+    if not found.design.guardrails:
+        return None
+    evidence = Evidence(sql, found.id, found.design)
+    return next((one for one in report.watch(evidence, found.design) if one.state == report.BREACHED), None)
+
+
+def _stop(write: Write, seen: Experiment, breach: report.Watched) -> list[str]:
+    found = lifecycle.get(write.sql, tenant=seen.tenant, experiment=seen.id)
+    if found.state != lifecycle.RUNNING or breach.arm in found.design.stopped:  # somebody was quicker
+        return []
+    place = Place(tenant=found.tenant, uid=_uid(write.sql, found.tenant), environment=found.environment, app=found.app, actor=ACTOR)
+    lifecycle.stop_arm(write, place, found, arm=breach.arm, reason=str(breach))
+    log.warning("event=arm_stopped experiment=%s arm=%s why=%r", found.id, breach.arm, str(breach))
+    return [f"{found.id}/{breach.arm}"]
+
+
+def _uid(sql: sa.Connection, tenant: str) -> int | None:
+    uid: int | None = sql.execute(sa.select(tables.tenants.c.uid).where(tables.tenants.c.id == tenant)).scalar_one()
+    return uid
+
+
+def _somebody_waits(context: Context) -> bool:
+    with context.store.read() as sql:
+        return feedback.is_anything_waiting(sql)

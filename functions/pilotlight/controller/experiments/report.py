@@ -1,0 +1,157 @@
+"""What an experiment shows: arms, differences to the first arm with their intervals, and whether any of it may be believed.
+
+Three things make a report invalid, whatever its numbers say: units are spread over the arms otherwise than planned (a sample ratio
+mismatch), calls were answered by another revision than their arm's, and units met two arms though none was stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from pilotlight.controller.experiments import stats
+from pilotlight.controller.experiments.design import METRICS, Design, Guardrail
+from pilotlight.controller.experiments.evidence import Evidence, Met, contrasts
+from pilotlight.controller.experiments.lifecycle import Experiment
+from pilotlight.controller.experiments.stats import Interval
+
+VALIDITY = (
+    "Intervals are confidence sequences: each holds at all times together with probability 95 %, so look as often as you like, and stop "
+    "when you like."
+)
+BREACHED, WITHIN, OPEN, UNKNOWN = "breached", "within", "open", "unknown"
+HIGHER, LOWER, NOT_SHOWN, INVALID = "higher", "lower", "not shown", "invalid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """A guardrail and an arm: how far the arm is from the bound (`interval`: beyond the bound where it is above 0 throughout)."""
+
+    guardrail: Guardrail
+    arm: str
+    state: str
+    interval: Interval | None
+
+    def __str__(self) -> str:
+        if self.interval is None:
+            return f"{self.guardrail}: {self.state}"
+        return f"guardrail '{self.guardrail}' is {self.state}: by {self.interval.value:.4g}, at least {self.interval.low:.4g}"
+
+
+def make(sql: sa.Connection, found: Experiment, *, now: float) -> dict[str, Any]:
+    """The whole report, as JSON values."""
+    evidence = Evidence(sql, found.id, found.design)
+    met = evidence.met()
+    ratio = sample_ratio(found.design, met)
+    problems = list(troubles(found.design, met, crossed=evidence.crossed(), ratio=ratio))
+    metrics = [*METRICS, *evidence.told()]
+    values = {metric: evidence.intervals(metric, alpha=stats.ALPHA) for metric in metrics}
+    return {
+        "experiment": found.to_json(),
+        "at": now,
+        "valid": not problems,
+        "problems": problems,
+        "alpha": stats.ALPHA,
+        "peeking": VALIDITY,
+        "arms": [_arm(found.design, arm.name, met, values) for arm in found.design.arms],
+        "comparisons": _comparisons(evidence, found.design, metrics, values, is_valid=not problems),
+        "sample_ratio": ratio,
+        "guardrails": [
+            {"guardrail": str(one.guardrail), "arm": one.arm, "state": one.state, **_bounds(one.interval)}
+            for one in watch(evidence, found.design)
+        ],
+    }
+
+
+def sample_ratio(design: Design, met: Mapping[str, Met]) -> dict[str, Any]:
+    """Units per arm against the planned shares, up to the first stop of an arm: from then on shares are others."""
+    observed = [met.get(arm.name, Met()).units_before for arm in design.arms]
+    shares = [arm.share / 100 for arm in design.arms]
+    statistic, p = stats.chi_square(observed, shares)
+    names = [arm.name for arm in design.arms]
+    return {
+        "observed": dict(zip(names, observed, strict=True)),
+        "expected": {name: sum(observed) * share for name, share in zip(names, shares, strict=True)},
+        "chi_square": statistic,
+        "p_single_look": p,
+        "p": stats.ratio_p(observed, shares),
+    }
+
+
+def troubles(design: Design, met: Mapping[str, Met], *, crossed: int, ratio: Mapping[str, Any]) -> list[str]:
+    """Why nothing of the report counts; empty when it may be believed."""
+    out = []
+    if ratio["p"] < stats.SRM_ALPHA:
+        seen = ", ".join(f"{arm} {count} (planned {ratio['expected'][arm]:.0f})" for arm, count in ratio["observed"].items())
+        out.append(f"sample ratio mismatch: {seen}; by chance that happens once in {1 / max(ratio['p'], 1e-300):.2g} experiments")
+    wrong = {arm.name: (met.get(arm.name, Met()).mistagged, arm.revision) for arm in design.arms}
+    out.extend(f"arm {name}: {n} calls were answered by another revision than {revision}" for name, (n, revision) in wrong.items() if n)
+    planned = {arm.name for arm in design.arms}
+    out.extend(f"{one.calls} calls name the arm {name!r}, which is not planned" for name, one in sorted(met.items()) if name not in planned)
+    if crossed:
+        out.append(f"{crossed} units met more than one arm")
+    return out
+
+
+def watch(evidence: Evidence, design: Design) -> list[Watched]:
+    """Every guardrail for every arm that still answers. Together they stop an arm that is within its bounds with 5 % at most, ever."""
+    first, *others = design.arms
+    arms = [arm.name for arm in others if arm.name not in design.stopped]
+    alpha = stats.ALPHA / max(1, len(others) * len(design.guardrails))
+    out: list[Watched] = []
+    for guardrail in design.guardrails:
+        factor = 1 + guardrail.allowed if guardrail.is_relative else 1.0
+        found = contrasts(evidence, guardrail.metric, first=first.name, arms=arms, factor=factor, alpha=alpha)
+        out.extend(_watched(guardrail, arm, found.get(arm)) for arm in arms)
+    return out
+
+
+def _watched(guardrail: Guardrail, arm: str, found: Interval | None) -> Watched:
+    if found is None:
+        return Watched(guardrail=guardrail, arm=arm, state=UNKNOWN, interval=None)
+    bound = 0.0 if guardrail.is_relative else guardrail.allowed
+    sign = 1.0 if guardrail.is_ceiling else -1.0
+    low, high = sorted((sign * (found.low - bound), sign * (found.high - bound)))
+    beyond = Interval(value=sign * (found.value - bound), low=low, high=high)
+    state = BREACHED if beyond.low > 0 else WITHIN if beyond.high < 0 else OPEN
+    return Watched(guardrail=guardrail, arm=arm, state=state, interval=beyond)
+
+
+def _arm(design: Design, name: str, met: Mapping[str, Met], values: Mapping[str, Mapping[str, Interval]]) -> dict[str, Any]:
+    arm, one, stopped = design.arm(name), met.get(name, Met()), design.stopped.get(name)
+    counts = {"units": one.units, "calls": one.calls, "mistagged": one.mistagged}
+    stop = None if stopped is None else {"at": stopped.at, "reason": stopped.reason}
+    known = {metric: _bounds(found[name]) for metric, found in values.items() if name in found}
+    return {"name": name, "revision": arm.revision, "share": arm.share, "stopped": stop, **counts, "metrics": known}
+
+
+def _comparisons(
+    evidence: Evidence, design: Design, metrics: list[str], values: Mapping[str, Mapping[str, Interval]], *, is_valid: bool
+) -> list[dict[str, Any]]:
+    first, *others = (arm.name for arm in design.arms)
+    out = []
+    for metric in metrics:
+        found = contrasts(evidence, metric, first=first, arms=others, alpha=stats.ALPHA)
+        for arm, difference in found.items():
+            base = values[metric][first].value
+            share = {"relative": difference.value / base} if base else {"relative": None}
+            verdict = _verdict(difference) if is_valid else INVALID
+            out.append({"metric": metric, "arm": arm, "first": first, **_bounds(difference), **share, "verdict": verdict})
+    return out
+
+
+def _verdict(difference: Interval) -> str:
+    return HIGHER if difference.low > 0 else LOWER if difference.high < 0 else NOT_SHOWN
+
+
+def _bounds(found: Interval | None) -> dict[str, float | None]:
+    """As JSON, which has no infinities: null is no bound."""
+    if found is None:
+        return {"value": None, "low": None, "high": None}
+    return {
+        name: value if math.isfinite(value) else None for name, value in (("value", found.value), ("low", found.low), ("high", found.high))
+    }
