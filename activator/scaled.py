@@ -33,10 +33,14 @@ class Scaled:
     def __repr__(self) -> str:
         return f"<Scaled {self.throttler!r} last {self.decision}>"
 
-    def record(self, now: float) -> None:
-        """Take the load since the last time into both windows."""
+    def measure(self, now: float) -> float:
+        """Average calls at once since the last time."""
         concurrency = self.throttler.load.take(now, now - self.recorded_at)
         self.recorded_at = now
+        return concurrency
+
+    def record(self, now: float, concurrency: float) -> None:
+        """Take a load into both windows."""
         self.stable.record(now, concurrency)
         self.panic.record(now, concurrency)
 
@@ -56,7 +60,7 @@ class Scaled:
             start_s=throttler.expected_start_s(),
         )
         spec = self.spec
-        if spec.min_instances and spec.min_instances != throttler.min_instances:
+        if spec.min_instances != throttler.min_instances:  # a budget is spent, activators share it, or a rollout keeps it as the way back
             spec = replace(spec, min_instances=throttler.min_instances)
         decision, self.state = decide(now, observed, spec, self.state)
         if self.decision is None or decision.desired != self.decision.desired:

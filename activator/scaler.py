@@ -265,12 +265,22 @@ class Scaler:
             await asyncio.sleep(RECORD_S)
             tick += 1
             now = self._clock()
+            self.record(now)
             for scaled in list(self._scaled.values()):
-                scaled.record(now)
                 if tick % DECIDE_EVERY == 0:
                     self._apply(scaled, now)
                 if tick % SETTLE_EVERY == 0:
                     scaled.throttler.settle_idle()
+
+    def record(self, now: float) -> None:
+        """Take every revision's load since the last time. A rollout's way back is scaled as if all calls of its function were its own:
+        when the candidate is taken back, there is room for them."""
+        loads = {key: scaled.measure(now) for key, scaled in self._scaled.items()}
+        for key, scaled in self._scaled.items():
+            load = loads[key]
+            if scaled.throttler.target.is_stable:
+                load = sum(loads[other] for other, beside in self._scaled.items() if beside.name == scaled.name)
+            scaled.record(now, load)
 
     def _apply(self, scaled: Scaled, now: float) -> None:
         throttler = scaled.throttler

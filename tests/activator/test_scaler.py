@@ -18,6 +18,7 @@ from activator.scaler import FORGET_S, Scaler
 from activator.throttler import Throttler
 from pilotlight.protocol import FeedChange
 from pilotlight.spec import Scaling
+from pilotlight.traffic import TrafficDocument, reweighted, to_json
 from snapshotter import errors
 from snapshotter.types import StartKind
 from tests.activator.conftest import MemoryLedger
@@ -59,8 +60,8 @@ class Rig:
         """Seconds go by, with a tick at each."""
         for n in range(seconds):
             self.clock.advance(1.0)
+            self.scaler.record(self.clock())
             for scaled in list(self.scaler._scaled.values()):
-                scaled.record(self.clock())
                 if n % 2:
                     self.scaler._apply(scaled, self.clock())
 
@@ -364,3 +365,58 @@ async def test_templates_of_revisions_that_left_while_no_activator_ran_go_at_its
     await rig.scaler.reconcile()
     await until(lambda: rig.fleet.dropped == ["f-shop-hello@v1-abcdef"])
     assert rig.fleet.prepared == {kept.key}
+
+
+def in_rollout(rig: Rig, weights: dict[str, int], *, stable: str = "v1-abcdef") -> dict[str, Throttler]:
+    """A rollout's document takes effect; the throttlers of its revisions."""
+    spec = spec_of(scaling=Scaling(max_inputs=1, max_instances=6, scaledown_window_s=4))
+    routes = {name: route_of(spec, revision=name) for name in {stable, *weights} - {""}}
+    document = reweighted(TrafficDocument(stable=stable), weights)
+    route = replace(
+        next(iter(routes.values())),
+        traffic=tuple(weights.items()),
+        revisions={name: one.revisions[name] for name, one in routes.items()},
+        document=to_json(document),
+    )
+    rig._seq += 1
+    rig.table.apply(change(rig._seq, route))
+    return {target.revision: rig.scaler.throttler_of(target) for target in rig.table.targets_of(f"{TENANT}/main/shop/hello")}
+
+
+async def test_a_rollout_keeps_one_instance_of_stable_warm_though_nobody_calls_it(rig: Rig) -> None:
+    rig.scaler.reconciled.set()
+    both = in_rollout(rig, {"v1-abcdef": 95, "v2-fedcba": 5})
+    await until(lambda: len(both["v1-abcdef"].instances) == 1)
+
+    in_rollout(rig, {"v2-fedcba": 100})
+    rig.pass_s(200)
+
+    assert (len(both["v1-abcdef"].instances), both["v1-abcdef"].is_retired) == (1, False)
+
+
+async def test_a_revision_that_was_scaled_before_its_rollout_began_is_kept_warm_too(rig: Rig) -> None:
+    throttler = rig.scaler.throttler_of(rig.deploy(Scaling(scaledown_window_s=4)))
+    (await throttler.reserve(5.0)).release()
+    rig.scaler.reconciled.set()
+    in_rollout(rig, {"v1-abcdef": 95, "v2-fedcba": 5})
+    rig.pass_s(200)
+
+    assert len(throttler.instances) == 1
+
+
+async def test_stable_has_room_for_the_candidates_calls(rig: Rig) -> None:
+    rig.scaler.reconciled.set()
+    both = in_rollout(rig, {"v2-fedcba": 100})
+    calls = [await both["v2-fedcba"].reserve(5.0) for _ in range(3)]
+    rig.pass_s(10)
+    await until(lambda: len(both["v1-abcdef"].instances) == 3)
+
+    for call in calls:
+        call.release()
+    in_rollout(rig, {"v1-abcdef": 100}, stable="")  # rolled back
+    again = [both["v1-abcdef"].reserve_nowait() for _ in range(3)]
+
+    assert all(reservation is not None for reservation in again)
+    for reservation in again:
+        assert reservation is not None
+        reservation.release()
