@@ -37,6 +37,7 @@ from activator.shared.redis_state import RedisState, platform_id
 from activator.shared.strangers import SharedStrangerLimit
 from activator.siblings import Siblings, socket_of
 from activator.throttler import Throttler
+from activator.tracing.desk import TraceDesk
 from pilotlight.pricing import PriceSettings
 from pilotlight.seal import PlatformKey
 from weight_cache.settings import Paths
@@ -86,6 +87,7 @@ class Assembly:
         self.closing: list[Callable[[], Awaitable[None]]] = []
         self.metrics = Metrics(series=settings.metrics_series)
         self._make_posting()
+        self._make_tracing()
         self._make_routes(prices)
         self._make_books()
         self._make_shared()
@@ -99,6 +101,16 @@ class Assembly:
         self.posting = Posting(self.metrics.observer, receiver, activator=self.site.id)
         self.loops.append(("observations", self.posting.run))
         self.closing.append(self.posting.aclose)
+
+    def _make_tracing(self) -> None:
+        settings, site = self.settings, self.site
+        self.traces = TraceDesk(
+            share=settings.traces_sampled, controller=site.controller, token=site.key.token, activator=site.id,
+            endpoint=settings.otlp_endpoint, exemplars=None,
+        )  # fmt: skip
+        self.traces.collect(self.metrics.registry)
+        self.loops.append(("traces", self.traces.run))
+        self.closing.append(self.traces.aclose)
 
     def _make_routes(self, prices: PriceSettings) -> None:
         settings, site = self.settings, self.site
@@ -172,7 +184,7 @@ class Assembly:
         self.gateway = Gateway(
             settings=settings, table=self.table, entrance=self.entrance, strangers=self.strangers, dispatcher=self.dispatcher,
             calls=self.calls, scaler=self.scaler, passthrough=Passthrough(dispatcher=self.dispatcher, metrics=self.metrics),
-            control=self.control, metrics=self.metrics,
+            control=self.control, metrics=self.metrics, tracer=self.traces.tracer,
         )  # fmt: skip
 
 

@@ -113,6 +113,14 @@ class Outbox:
                 self.sent += len(batch)
         self._news.clear()
 
+    async def flush_or_drop(self) -> None:
+        """`flush` at the end of the process: what the controller does not take now is lost."""
+        try:
+            await self.flush()
+        except httpx.HTTPError as e:
+            self.dropped += len(self._held)
+            log.warning("traces lost count=%d error=%r", len(self._held), e)
+
     def _put_back(self, batch: Sequence[Json]) -> None:
         room = max(0, self._max_held - len(self._held))
         kept = batch[len(batch) - room :] if room < len(batch) else batch

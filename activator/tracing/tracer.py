@@ -59,11 +59,11 @@ class Tracer:
         self._node = socket.gethostname()
         self._clock_ns = clock_ns
         self._sampling = Sampling()
-        self.kept = 0
+        self.kept: dict[str, int] = {}
         self.passed_over = 0
 
     def __repr__(self) -> str:
-        return f"<Tracer {self.kept} kept, {self.passed_over} over the rate>"
+        return f"<Tracer {sum(self.kept.values())} kept, {self.passed_over} over the rate>"
 
     # -- at a call's beginning ---------------------------------------------------------------------------------------------
     def begin(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
@@ -150,7 +150,7 @@ class Tracer:
                 activator=self._activator, **more,
             )
         )  # fmt: skip
-        self.kept += 1
+        self.kept[reason] = self.kept.get(reason, 0) + 1
         self._keep(trace)
         last = attempts[-1] if attempts else None
         if self._exemplars is not None and last is not None and last.dispatched_ns:

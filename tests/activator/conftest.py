@@ -30,6 +30,8 @@ from activator.routes import Target
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
 from activator.throttler import Throttler
+from activator.tracing.document import Json
+from activator.tracing.tracer import Tracer
 from pilotlight.protocol import BudgetState, FeedChange, FunctionRoute, UsageRecord
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_fleet import FakeFleet
@@ -105,11 +107,17 @@ class Edge:
             passthrough=Passthrough(dispatcher=dispatcher, metrics=self.metrics),
             control=self.control,
             metrics=self.metrics,
+            tracer=Tracer(share=settings.traces_sampled, keep=self.keep, activator="a-0"),
         )
         self._seq = 0
+        self.traces: list[Json] = []
         self.url = ""
         self.client = httpx.AsyncClient()
         self.add_key(KEY)
+
+    def keep(self, trace: Json) -> None:
+        """A trace that was kept."""
+        self.traces.append(trace)
 
     def _throttler(self, target: Target) -> Throttler:
         return Throttler(
