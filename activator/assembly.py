@@ -30,6 +30,8 @@ from activator.passthrough import Passthrough
 from activator.quotas.process import ProcessQuotas
 from activator.quotas.redis_store import RedisQuotas
 from activator.quotas.store import QuotaStore
+from activator.resilience.breaker import BreakerTerms
+from activator.resilience.ladder import Ladder
 from activator.routes import RouteTable, Target
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
@@ -158,10 +160,13 @@ class Assembly:
         return Throttler(
             target, fleet=self.fleet, queue=self.queue, secret_env=self.table.secret_env, observer=self.metrics,
             account=self.books.account, allowance=self.shared, gate=self.gate,
+            terms=_breaker_terms(self.settings),
         )  # fmt: skip
 
     def _make_dispatch(self) -> None:
-        self.dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of, may_pay=self.books.check)
+        settings, throttler_of = self.settings, self.scaler.throttler_of
+        self.dispatcher = Dispatcher(throttler_of=throttler_of, may_pay=self.books.check, retry_budget=settings.retry_budget)
+        self.dispatcher.fallbacks = Ladder(routes=self.table, throttler_of=throttler_of)
 
     def _make_calls(self) -> None:
         site = self.site
@@ -186,6 +191,10 @@ class Assembly:
             calls=self.calls, scaler=self.scaler, passthrough=Passthrough(dispatcher=self.dispatcher, metrics=self.metrics),
             control=self.control, metrics=self.metrics, tracer=self.traces.tracer,
         )  # fmt: skip
+
+
+def _breaker_terms(settings: ActivatorSettings) -> BreakerTerms:
+    return BreakerTerms(error_ratio=settings.breaker_error_ratio, min_calls=settings.breaker_min_calls, open_s=settings.breaker_open_s)
 
 
 def _shared_state(settings: ActivatorSettings, site: Site) -> RedisState | None:

@@ -1,8 +1,7 @@
 """From an admitted call to a worker's answer: reserve → open the record → forward, and the retry rule.
 
 An attempt that fails before any byte of the request reached a worker is made once more elsewhere, because nothing can have happened; one
-that
-fails later is made again only when the function is declared idempotent and its caller has seen nothing. A worker that says it is busy
+that fails later is made again only when the function is declared idempotent and its caller has seen nothing. A worker that says it is busy
 (it still finishes a call whose caller left) has not begun either: the call is put back in front.
 """
 
@@ -10,22 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
 
 from activator.billing.account import Ticket
-from activator.billing.usage import marked
-from activator.choice import Choice
-from activator.fairness.rank import DEFAULT_RANK, Rank
-from activator.quotas.admission import Admission
+from activator.call import Call, Exchange
 from activator.reservation import Releases, Reservation
+from activator.resilience.budgets import RetryBudgets
+from activator.resilience.persistence import Persistence
 from activator.routes import Target
 from activator.throttler import Throttler
-from activator.tracing.context import Attempt, Trace, kind_of, note, worker_lines
+from activator.tracing.context import kind_of, note
 from activator.upstream import Answer, UpstreamGone, WorkerConnection
 from pilotlight import errors
 from pilotlight.pricing import BUSY
-from pilotlight.protocol import CONTENT_JSON
 from snapshotter.types import StartKind
+
+__all__ = ["Call", "Dispatcher", "Exchange", "status_of"]
 
 GONE_REASON_WAIT_S = 0.5
 """A broken connection is seen before the agent's word on why: wait this long for it, so that the caller reads "out of memory", not
@@ -34,175 +34,45 @@ BUSY_PATIENCE_S = 2.0
 """A worker that is still busy with an abandoned call after this long is replaced."""
 
 
-class Call:
-    """One invocation, from the moment its request was read. `now` values are monotonic seconds, `*_ns` monotonic nanoseconds.
-
-    Attributes:
-        admission: what it holds of its quotas until its end; None = nothing.
-        choice: why `target` answers it; None = it is the only one, and there is nothing to say.
-        rank: its place among those that wait.
-        caller: id of the tenant that calls another one's function; "" = the function's own, who pays in either case.
-        began_ns, routed_ns: when its request was there, and when it was routed; without the time that its body took to come. `received_ns`:
-            when it was admitted.
-        attempt: which one this is, from 1, of those that took a slot; `retries`: those of them that the function's own policy asked for.
-        trace: its place in a trace; None = one of its own, and nobody asked for it. `past`: attempts before the one that runs.
-        degraded: what answers in place of the target that was asked, as `pilotlight-degraded` says it; "" for the target itself.
-        asked: the target that was asked, where `target` is a variant or a fallback of it; None where it is `target`.
-    """
-
-    __slots__ = ("accept", "admission", "asked", "attempt", "began_ns", "body", "caller", "choice", "content_type", "deadline_s",
-                 "degraded", "extra_headers", "id", "key_id", "method", "past", "path", "rank", "received_ns", "reserved_ns", "retries",
-                 "routed_ns", "start_kind", "start_ms", "started_at", "target", "trace", "weights")  # fmt: skip
-
-    def __init__(
-        self,
-        *,
-        id: str,
-        target: Target,
-        method: str,
-        key_id: str,
-        body: bytes,
-        content_type: bytes = CONTENT_JSON.encode(),
-        accept: bytes = b"",
-        deadline_s: float | None = None,
-        extra_headers: bytes = b"",
-        admission: Admission | None = None,
-        rank: Rank = DEFAULT_RANK,
-        caller: str = "",
-        choice: Choice | None = None,
-    ) -> None:
-        self.id = id
-        self.target = target
-        self.method = method
-        self.key_id = key_id
-        self.body = body
-        self.content_type = content_type
-        self.accept = accept
-        self.deadline_s = deadline_s
-        self.extra_headers = extra_headers
-        self.admission = admission
-        self.rank = rank
-        self.caller = caller
-        self.choice = choice
-        self.attempt = 1
-        self.trace: Trace | None = None
-        self.past: tuple[Attempt, ...] = ()
-        self.retries = 0
-        self.degraded = ""
-        self.asked: Target | None = None
-        self.began_ns = self.routed_ns = self.received_ns = time.monotonic_ns()
-        self.started_at = time.time()
-        self.reserved_ns = 0
-        self.start_kind = StartKind.WARM
-        self.start_ms = 0.0
-        self.weights = ""
-
-    def __repr__(self) -> str:
-        return f"<Call {self.id} {self.target!r} attempt {self.attempt}>"
-
-    @property
-    def mark(self) -> str:
-        """What its records say that few do (`usage.marked`): its arm, and what answered in place of the target."""
-        mark = self.choice.mark if self.choice is not None else ""
-        return mark + marked(degraded=self.degraded) if self.degraded else mark
-
-    @property
-    def queued_ms(self) -> float:
-        """Milliseconds from arrival to a slot, without the start it waited for."""
-        return max(0.0, (self.reserved_ns - self.received_ns) / 1e6 - self.start_ms)
-
-    def remaining_s(self, clock_s: float) -> float:
-        """Seconds left of the caller's own deadline, at most `clock_s`."""
-        if self.deadline_s is None:
-            return clock_s
-        return min(clock_s, self.deadline_s - (time.monotonic_ns() - self.received_ns) / 1e9)
-
-    def request_head(self, execution_s: float) -> bytes:
-        """The request to the worker, up to its body."""
-        return b"".join(
-            (
-                b"POST /invoke/", self.method.encode(), b" HTTP/1.1\r\nhost: worker\r\npilotlight-call: ", self.id.encode(),
-                b"\r\npilotlight-deadline-s: ", b"%.3f" % execution_s,
-                b"\r\ncontent-type: ", self.content_type,
-                b"\r\naccept: " + self.accept if self.accept else b"",
-                self.extra_headers, worker_lines(self),
-                b"\r\ncontent-length: ", b"%d" % len(self.body), b"\r\n\r\n",
-            )
-        )  # fmt: skip
-
-
-class Exchange:
-    """One attempt that reached a worker and has its answer, whole or streaming. Whoever holds it must `close` it exactly once.
-
-    The execution clock runs until the last byte (`spec.Clocks`): a stream that does not end with it is closed, billed and cut off.
-    """
-
-    __slots__ = ("_clock", "_is_closed", "answer", "call", "connection", "cost", "dispatched_ns", "exec_ms", "reservation",
-                 "ticket")  # fmt: skip
-
-    def __init__(
-        self, call: Call, *, reservation: Reservation, ticket: Ticket, connection: WorkerConnection, answer: Answer, dispatched_ns: int
-    ) -> None:
-        self.call = call
-        self.reservation = reservation
-        self.ticket = ticket
-        self.connection = connection
-        self.answer = answer
-        self.dispatched_ns = dispatched_ns
-        self.exec_ms = 0.0
-        self.cost = "0"
-        self._is_closed = False
-        self._clock = self._watch() if answer.body is None else None
-
-    def _watch(self) -> asyncio.TimerHandle:
-        ran_s = (time.monotonic_ns() - self.dispatched_ns) / 1e9
-        left_s = self.call.remaining_s(self.call.target.spec.clocks.execution_s - ran_s)
-        return asyncio.get_running_loop().call_later(max(0.0, left_s), self._overrun)
-
-    def _overrun(self) -> None:
-        """It may never end, and its caller may not even read: billed now, and its instance is replaced."""
-        self.connection.close()
-        self.reservation.instance.is_stuck = True
-        self.reservation.throttler.drain(self.reservation.instance)
-        self.close(status=504, outcome="error", bytes_out=0)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the worker did not begin: it still finishes another call."""
-        return self.answer.status == 503 and self.answer.header(b"pilotlight-outcome") == b"busy"
-
-    def close(self, *, status: int, outcome: str, bytes_out: int) -> str:
-        """End the attempt: the record is closed, the slot and the connection are given back. Returns the cost as text.
-
-        Nothing more happens when the execution clock has ended it before.
-        """
-        if self._is_closed:
-            return self.cost
-        self._is_closed = True
-        if self._clock is not None:
-            self._clock.cancel()
-        now_ns = time.monotonic_ns()
-        self.exec_ms = (now_ns - self.dispatched_ns) / 1e6
-        body_bytes = len(self.call.body)
-        try:
-            self.cost = self.reservation.close(self.ticket, status=status, outcome=outcome, bytes_in=body_bytes, bytes_out=bytes_out)
-        finally:  # a record that cannot be closed must not cost a slot as well
-            self.reservation.instance.connections.give_back(self.connection, now_ns / 1e9)
-            self.reservation.release()
-        return self.cost
-
-
 def _free(target: Target, limit_s: float) -> None:
     """Calls that nobody counts the money of."""
 
 
-class Dispatcher:
-    """Runs calls on reserved slots."""
+class Fallbacks(Protocol):
+    """What answers where a function cannot (`resilience.ladder`)."""
 
-    def __init__(self, *, throttler_of: Callable[[Target], Throttler], may_pay: Callable[[Target, float], None] = _free) -> None:
-        """`may_pay` raises when no budget lets a call of this target run for so many seconds: asked before a call waits for a slot."""
+    def remember(self, call: Call, answer: Answer) -> None:
+        """A function answered: perhaps it may be given again."""
+        ...
+
+    def free_variant(self, call: Call) -> tuple[Call, Reservation] | None:
+        """A variant that has a free slot for a call whose own function has none."""
+        ...
+
+    async def climb(self, call: Call, failure: errors.PilotlightError, run: Callable[[Call], Awaitable[Exchange]]) -> Exchange:
+        """The answer of something else. Raises `failure`, or one like it, when there is none."""
+        ...
+
+
+class Dispatcher:
+    """Runs calls on reserved slots.
+
+    Attributes:
+        persistence: what tries calls again.
+        fallbacks: what answers in place of functions; None = nothing does.
+    """
+
+    def __init__(
+        self, *, throttler_of: Callable[[Target], Throttler], may_pay: Callable[[Target, float], None] = _free, retry_budget: float = 0.2
+    ) -> None:
+        """`may_pay` raises when no budget lets a call of this target run for so many seconds: asked before a call waits for a slot.
+
+        `retry_budget`: retries that a caller may cause, as a share of its calls.
+        """
         self.throttler_of = throttler_of
         self._may_pay = may_pay
+        self.persistence = Persistence(RetryBudgets(retry_budget))
+        self.fallbacks: Fallbacks | None = None
 
     def check(self, call: Call) -> None:
         """Refuse a call that its budgets cannot pay before it waits, or has an instance started. Raises OverBudget, BudgetReserved."""
@@ -212,18 +82,51 @@ class Dispatcher:
         """The same for a start that no call waits for: nothing is started that could not run one. Raises OverBudget, BudgetReserved."""
         self._may_pay(target, target.spec.clocks.execution_s)
 
-    async def begin(self, call: Call) -> Exchange:
+    async def begin(self, call: Call, *, is_patient: bool = True, has_fallback: bool = True) -> Exchange:
         """Reserve, open the record, forward; returns when the answer (or its head) is there.
 
-        Raises TooManyRequests, DeadlineExceeded, StartFailed, Unavailable, WorkerCrashed, JournalFull, OverBudget. Cancelling it frees
-        everything.
+        `is_patient`: a failure is tried again as the function declares. `has_fallback`: where it cannot answer, its fallbacks may.
+
+        Raises TooManyRequests, DeadlineExceeded, StartFailed, Unavailable, CircuitOpen, WorkerCrashed, JournalFull, OverBudget.
+        Cancelling it frees everything.
         """
+        self.persistence.count(call.key_id)
+        return await self.settle(call, self._begin(call), is_patient=is_patient, has_fallback=has_fallback)
+
+    async def settle(
+        self, call: Call, step: Coroutine[Any, Any, Exchange], *, is_patient: bool = True, has_fallback: bool = True
+    ) -> Exchange:
+        """The same for a call whose first attempt is under way: `step` ends it."""
+        spec = call.target.spec
+        try:
+            if spec.retries is not None and is_patient:
+                exchange = await self.persistence.carry(call, step, self._begin)
+            else:
+                exchange = await step
+        except errors.PilotlightError as e:
+            if self.fallbacks is None or not has_fallback or not (spec.fallback or spec.variants):
+                raise
+            return await self.fallbacks.climb(call, e, self._begin)
+        if spec.fallback:
+            self.remember(exchange.call, exchange.answer)
+        return exchange
+
+    def remember(self, call: Call, answer: Answer) -> None:
+        """A call of a function with fallbacks was answered."""
+        if self.fallbacks is not None:
+            self.fallbacks.remember(call, answer)
+
+    async def _begin(self, call: Call, held: Reservation | None = None) -> Exchange:
+        """One attempt, or two by the platform's own rule; `held`: the slot that it has already."""
         throttler = self.throttler_of(call.target)
         busy_since = 0.0
         while True:
-            reservation = throttler.reserve_nowait()
+            reservation = held or throttler.reserve_nowait()
+            held = None
             if reservation is None:
                 self.check(call)
+                if call.target.spec.variants and (exchange := await self._by_variant(call, throttler)) is not None:
+                    return exchange
                 reservation = await throttler.reserve(call.remaining_s(call.target.spec.clocks.queue_s), rank=call.rank)
             call.reserved_ns = time.monotonic_ns()
             if reservation.start_kind is not StartKind.WARM:
@@ -240,16 +143,33 @@ class Dispatcher:
                 return exchange
             busy_since = self._put_back(exchange, throttler, busy_since)
 
+    async def _by_variant(self, call: Call, throttler: Throttler) -> Exchange | None:
+        """Rather than wait, be answered by a variant that is free; its own instance is started meanwhile. None: there is none."""
+        found = self.fallbacks.free_variant(call) if self.fallbacks is not None and not call.degraded else None
+        if found is None:
+            return None
+        if not throttler.starting and throttler.health is None:
+            throttler.start(1)
+        other, reservation = found
+        try:
+            return await self._begin(other, reservation)
+        except errors.PilotlightError:
+            call.attempt = other.attempt + 1
+            return None
+
     async def begin_again(self, busy: Exchange) -> Exchange:
         """`begin` for a call whose worker said that it is busy."""
         self._put_back(busy, busy.reservation.throttler, 0.0)
-        return await self.begin(busy.call)
+        return await self.settle(busy.call, self._begin(busy.call))
 
     async def begin_after(self, call: Call, reservation: Reservation, gone: UpstreamGone) -> Exchange:
-        """`begin` for a call whose worker is gone, where the retry rule allows it. Raises WorkerCrashed where it does not."""
+        """`begin` for a call whose worker is gone, where the retry rules allow it. Raises WorkerCrashed where they do not."""
+        return await self.settle(call, self._after(call, reservation, gone))
+
+    async def _after(self, call: Call, reservation: Reservation, gone: UpstreamGone) -> Exchange:
         await self._judge(call, reservation, gone)
         await self._pay_again(call)
-        return await self.begin(call)
+        return await self._begin(call)
 
     async def _pay_again(self, call: Call) -> None:
         """An attempt more is a request more; a worker that was busy is none, because nothing ran. Raises OverQuota, Unavailable."""
@@ -276,6 +196,8 @@ class Dispatcher:
             return Exchange(call, reservation=reservation, ticket=ticket, connection=connection, answer=answer, dispatched_ns=dispatched_ns)
         except BaseException as e:
             note(call, reservation, dispatched_ns=dispatched_ns, ended_ns=time.monotonic_ns(), error=kind_of(e))
+            if isinstance(e, UpstreamGone | errors.DeadlineExceeded):
+                reservation.ending = call.blame
             if connection is not None:
                 connection.close()
             try:

@@ -7,6 +7,7 @@ one owner.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 
 from activator.billing.account import InstanceAccount
@@ -27,16 +28,20 @@ class Instance:
         is_stuck: a call ran out of its execution clock in it, and perhaps never ends.
         is_gone: its process has ended or is being ended; `gone_reason` says why once the agent told.
         account: its meter and its records.
+        calls: that have ended.
+        held_s: seconds for which calls held slots, less the time when those in flight got theirs: add `in_flight * now` to read it.
     """
 
-    __slots__ = ("_gone", "account", "blocked_until", "capacity", "connections", "gone_reason", "id", "idle_since", "in_flight", "info",
-                 "is_draining", "is_gone", "is_stuck", "started_at")  # fmt: skip
+    __slots__ = ("_gone", "account", "blocked_until", "calls", "capacity", "connections", "gone_reason", "held_s", "id", "idle_since",
+                 "in_flight", "info", "is_draining", "is_gone", "is_stuck", "started_at")  # fmt: skip
 
     def __init__(self, info: InstanceInfo, *, account: InstanceAccount, capacity: int, now: float) -> None:
         self.id = str(info.id)
         self.info = info
         self.capacity = capacity
         self.in_flight = 0
+        self.calls = 0
+        self.held_s = 0.0
         self.idle_since = now
         self.started_at = now
         self.blocked_until = 0.0
@@ -64,6 +69,10 @@ class Instance:
     def block(self, now: float) -> None:
         """Leave it alone for BUSY_PAUSE_S."""
         self.blocked_until = now + BUSY_PAUSE_S
+
+    def settle_idle(self) -> None:
+        """Write down what it owes for having been idle up to now."""
+        self.account.settle_idle(now_ns=time.monotonic_ns(), at_ns=time.time_ns())
 
     def leave(self) -> None:
         """It is being stopped. Should it turn out to have died of something else, `mark_gone` still says so."""

@@ -8,18 +8,23 @@ from typing import Protocol
 from activator.billing.account import Ticket
 from activator.billing.errors import AllowanceNeeded
 from activator.instances import Instance
+from activator.resilience.breaker import Ending
+from pilotlight.pricing import BUSY
 from snapshotter.types import StartKind
 from weight_cache.types import Tier
 
 MAX_BORROWINGS = 8
 """A function has a handful of budgets over it, and each may need to be borrowed from; other calls may take what came in between."""
 
+CANCELLED = "cancelled"
+"""Outcome of a call whose caller left."""
+
 
 class Releases(Protocol):
     """Whose slot it is (the Throttler)."""
 
-    def release(self, instance: Instance) -> None:
-        """The slot is free again."""
+    def release(self, instance: Instance, ending: Ending = Ending.ANSWERED) -> None:
+        """The slot is free again; `ending`: how its call ended, as far as blame goes."""
         ...
 
     def drain(self, instance: Instance) -> None:
@@ -58,15 +63,17 @@ class Reservation:
     Attributes:
         start_kind: how this call got its instance: WARM, or the rung of the start it waited for.
         start_ms: the part of the wait that was that start.
+        ending: how its call ended, as far as blame goes.
     """
 
-    __slots__ = ("instance", "start_kind", "start_ms", "throttler")
+    __slots__ = ("ending", "instance", "start_kind", "start_ms", "throttler")
 
     def __init__(self, throttler: Releases, instance: Instance, start_kind: StartKind, start_ms: float) -> None:
         self.throttler = throttler
         self.instance = instance
         self.start_kind = start_kind
         self.start_ms = start_ms
+        self.ending = Ending.ANSWERED
 
     @property
     def weights(self) -> str:
@@ -99,10 +106,12 @@ class Reservation:
 
     def close(self, ticket: Ticket, *, status: int, outcome: str, bytes_in: int, bytes_out: int) -> str:
         """Stop the meter and write the complete record; returns the cost as text."""
+        if outcome in (CANCELLED, BUSY):
+            self.ending = Ending.NEITHER
         return self.instance.account.close(
             ticket, status=status, outcome=outcome, bytes_in=bytes_in, bytes_out=bytes_out, now_ns=time.monotonic_ns(), at_ns=time.time_ns()
         ).cost
 
     def release(self) -> None:
         """Give the slot back."""
-        self.throttler.release(self.instance)
+        self.throttler.release(self.instance, self.ending)

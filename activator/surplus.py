@@ -6,11 +6,13 @@ only to a member below its fair share, if this activator is above its own; where
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from activator.instances import Instance
 from activator.shared.state import Want, fair_share
+from activator.targets import Target
 
 IDLE_SURPLUS_S = 1.0
 """Time without a call after which an instance is spare, though its scaledown_window is not over."""
@@ -55,3 +57,61 @@ def _must_share(held: int, claim: Claim) -> bool:
     if claim.max_instances < claim.members:
         return claim.starved_s >= TURN_S
     return held > fair_share(claim.max_instances, claim.members)
+
+
+class Giver(Protocol):
+    """The throttler of a revision, as far as it is asked for instances."""
+
+    target: Target
+
+    @property
+    def min_instances(self) -> int:
+        """How many it keeps warm."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Calls without a slot."""
+        ...
+
+    @property
+    def is_making_room(self) -> bool:
+        """Whether an instance is on its way out."""
+        ...
+
+    def live(self) -> Iterable[Instance]:
+        """Instances that take calls."""
+        ...
+
+
+class Generosity:
+    """For how long the other activators have lacked instances of a revision, and which one they are given. Owner: a Throttler."""
+
+    __slots__ = ("_starved_since",)
+
+    def __init__(self) -> None:
+        self._starved_since: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Generosity starved since {self._starved_since}>"
+
+    def choose(self, giver: Giver, want: Want | None, members: int, now: float) -> Instance | None:
+        """The instance to drain for others that `want` one (None: they want nothing). A gift ends their time of want."""
+        if want is None or not want.starving:
+            self._starved_since = None
+        elif self._starved_since is None:
+            self._starved_since = now
+        if want is None or giver.is_making_room:
+            return None
+        claim = Claim(
+            want=want,
+            starved_s=now - self._starved_since if self._starved_since is not None else 0.0,
+            members=members,
+            min_instances=giver.min_instances,
+            max_instances=giver.target.spec.scaling.max_instances,
+            waiting=giver.waiting,
+        )
+        victim = surplus(list(giver.live()), claim, now)
+        if victim is not None:
+            self._starved_since = None
+        return victim

@@ -25,10 +25,12 @@ from activator.fleet import Fleet
 from activator.instances import Instance, least_loaded
 from activator.load import Load
 from activator.reservation import Reservation
+from activator.resilience.breaker import BreakerTerms, Ending
+from activator.resilience.health import BAD, Health, Pace, is_its_own, noted
 from activator.routes import Target
 from activator.shared.state import Allowance, Want
 from activator.starts import Comings, StartObserver, as_answer
-from activator.surplus import Claim, surplus
+from activator.surplus import Generosity
 from activator.waiting import Line, Waiter
 from pilotlight import errors
 from pilotlight.types import Priority
@@ -44,6 +46,7 @@ class Throttler:
     Attributes:
         is_retired: no traffic any more.
         is_kept: False while its budget is spent: `min_instances` keeps nothing.
+        health: what speaks against the revision, its breaker; None while nothing does.
     """
 
     def __init__(
@@ -57,11 +60,15 @@ class Throttler:
         account: Callable[[Target, str], InstanceAccount],
         allowance: Allowance | None = None,
         gate: Gate | None = None,
+        terms: BreakerTerms = BreakerTerms(),  # noqa: B008  # frozen
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.target = target
         self._allowance = allowance
-        self._starved_since: float | None = None
+        self._generosity = Generosity()
+        self._terms = terms
+        self.health: Health | None = None
+        self._pace = Pace(clock())
         self._observer = observer
         self._account = account
         self._clock = clock
@@ -77,10 +84,9 @@ class Throttler:
         self.is_kept = True
 
     def __repr__(self) -> str:
-        flying = sum(i.in_flight for i in self.instances.values())
         return (
             f"<Throttler {self.target.app}/{self.target.function}@{self.target.revision} "
-            f"{len(self.instances)} instances, {self._comings.starting} starting, {flying} in flight, {len(self._line)} waiting>"
+            f"{len(self.instances)} instances, {self._comings.starting} starting, {self.in_flight} in flight, {len(self._line)} waiting>"
         )
 
     def retarget(self, target: Target) -> None:
@@ -94,24 +100,41 @@ class Throttler:
     def reserve_nowait(self) -> Reservation | None:
         """A free slot, or None when the call must wait."""
         now = self._clock()
-        if self._line:
+        health = self.health
+        if self._line or (health is not None and not health.breaker.admits(now)):
             return None
         instance = least_loaded(self.instances.values(), now)
         if instance is None:
             return None
+        if health is not None:
+            health.breaker.go(now)
         self.load.add(now)
         instance.in_flight += 1
+        instance.held_s -= now
         return Reservation(self, instance, StartKind.WARM, 0.0)
 
     async def reserve(self, timeout_s: float, rank: Rank = DEFAULT_RANK) -> Reservation:
         """A slot within `timeout_s`, starting instances where that helps.
 
-        Raises TooManyRequests (queue full), DeadlineExceeded (clock `queue`), StartFailed, Unavailable. Cancelling it leaves the queue.
+        Raises TooManyRequests (queue full), DeadlineExceeded (clock `queue`), StartFailed, Unavailable, CircuitOpen. Cancelling it leaves
+        the queue.
         """
         reservation = self.reserve_nowait()
         if reservation is not None:
             return reservation
-        waiter = self._enqueue(rank)
+        if self.health is not None:
+            self.health.let_wait(self.target, self._clock())
+        try:
+            return await self._wait(timeout_s, rank)
+        except BaseException as e:
+            self._note("", Ending.FAILED if is_its_own(e) else Ending.NEITHER)
+            raise
+
+    async def _wait(self, timeout_s: float, rank: Rank) -> Reservation:
+        own = QueueBound(MAX_QUEUED, self.target.key, self.target.spec.scaling.max_queued)
+        waiter = self._line.join(rank, (own, *rank.queued), patience_s=max(1.0, self.expected_start_s() or 1.0))
+        self.poke(waiter.since)
+        self._look_again_when_unblocked(waiter.since)
         timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, waiter, timeout_s)
         try:
             return await waiter.future
@@ -121,10 +144,14 @@ class Throttler:
         finally:
             timer.cancel()
 
-    def release(self, instance: Instance) -> None:
+    def release(self, instance: Instance, ending: Ending = Ending.ANSWERED) -> None:
         """A call ended: its slot goes to the one who waits longest."""
         now = self._clock()
+        if self.health is not None or ending is not Ending.ANSWERED:
+            self._note(instance.id, ending)
         instance.in_flight -= 1
+        instance.calls += 1
+        instance.held_s += now
         self.load.remove(now)
         if not instance.in_flight:
             instance.idle_since = now
@@ -139,13 +166,6 @@ class Throttler:
         """Look again: an instance that was busy may be free."""
         self._hand_out(self._clock())
 
-    def _enqueue(self, rank: Rank) -> Waiter:
-        own = QueueBound(MAX_QUEUED, self.target.key, self.target.spec.scaling.max_queued)
-        waiter = self._line.join(rank, (own, *rank.queued), patience_s=self._expected_wait_s())
-        self.poke(waiter.since)
-        self._look_again_when_unblocked(waiter.since)
-        return waiter
-
     def _hand_out(self, now: float, fresh: Instance | None = None, start_ms: float = 0.0) -> None:
         while self._line:
             instance = fresh if fresh is not None and fresh.has_slot(now) else least_loaded(self.instances.values(), now)
@@ -156,6 +176,7 @@ class Throttler:
             if waiter is None:
                 return
             instance.in_flight += 1
+            instance.held_s -= now
             kind = StartKind.WARM if instance is not fresh else instance.start_kind
             waited_ms = (now - waiter.since) * 1000
             waiter.future.set_result(Reservation(self, instance, kind, min(waited_ms, start_ms) if instance is fresh else 0.0))
@@ -177,6 +198,26 @@ class Throttler:
             message = f"no instance of {self.target.app}/{self.target.function} was free within {timeout_s:g} s"
             obstacle = errors.DeadlineExceeded(message, clock="queue", retry_after_s=1)
         self._line.answer(waiter, obstacle)
+
+    # -- what speaks against it ---------------------------------------------------------------------------------------
+    def _note(self, instance_id: str, ending: Ending) -> None:
+        """How a call ended: watching begins with the first failure, and ends when all is well again."""
+        now = self._clock()
+        self.health = noted(self.health, self._terms, instance_id, ending, now)
+        if ending in BAD and self.health is not None and self.health.should_eject(instance_id, [one.id for one in self.live()], now):
+            self._eject(self.instances[instance_id], "fails more than the others")
+
+    def look_for_slow(self, now: float) -> None:
+        """Leave an instance that has been much slower than its siblings for a while."""
+        slow = self._pace.look(list(self.live()), now)
+        if slow is not None:
+            self._eject(slow, "slower than the others")
+
+    def _eject(self, instance: Instance, why: str) -> None:
+        """No more calls for it; another comes in its place, where there is room for one."""
+        log.warning("instance ejected instance=%s target=%r why=%s", instance.id, self.target, why)
+        self.drain(instance)
+        self.start(1)
 
     # -- starts and stops ---------------------------------------------------------------------------------------------
     def poke(self, now: float) -> None:
@@ -200,8 +241,7 @@ class Throttler:
     def add(self, info: InstanceInfo, began: float | None = None) -> None:
         """An instance is ready (or was adopted): its slots go to those who wait."""
         now = self._clock()
-        account = self._account(self.target, info.id)
-        instance = Instance(info, account=account, capacity=self.target.spec.scaling.max_inputs, now=now)
+        instance = Instance(info, account=self._account(self.target, info.id), capacity=self.target.spec.scaling.max_inputs, now=now)
         self.instances[instance.id] = instance
         start_s = now - began if began is not None else 0.0
         if began is None:
@@ -248,8 +288,7 @@ class Throttler:
     @property
     def priority(self) -> Priority:
         """See starts.Owner."""
-        rank = self._line.best_rank()
-        return rank.priority if rank is not None else Priority.STANDARD
+        return self._line.priority()
 
     def gone(self, instance_id: str, reason: str) -> None:
         """An instance's process ended unasked: calls on it fail by themselves, waiters get another."""
@@ -259,7 +298,7 @@ class Throttler:
         if instance is None:
             return
         log.info("instance gone instance=%s reason=%s", instance_id, reason)
-        self._settle(instance)
+        instance.settle_idle()
         instance.mark_gone(reason)
         self._comings.give_back(instance_id)
         self.poke(self._clock())
@@ -286,10 +325,9 @@ class Throttler:
         """Write down what idle instances owe: those that min_instances holds from their first idle moment, others beyond the free
         window."""
         reserved = self.min_instances if not self.is_retired else 0
-        now_ns, at_ns = time.monotonic_ns(), time.time_ns()
         for n, instance in enumerate(self.instances.values()):
-            instance.account.reserve(is_reserved=n < reserved, now_ns=now_ns)
-            instance.account.settle_idle(now_ns=now_ns, at_ns=at_ns)
+            instance.account.reserve(is_reserved=n < reserved, now_ns=time.monotonic_ns())
+            instance.settle_idle()
 
     @property
     def min_instances(self) -> int:
@@ -298,36 +336,11 @@ class Throttler:
         return wanted if self._allowance is None else self._allowance.share(wanted)
 
     def make_room(self, want: Want | None, members: int) -> None:
-        """Other activators were refused a start of this revision (None: no longer): drain one instance for them, where that is fair.
-
-        One at a time, and none while one is on its way out; a busy one finishes its calls.
-        """
-        now = self._clock()
-        if want is None or not want.starving:
-            self._starved_since = None
-        elif self._starved_since is None:
-            self._starved_since = now
-        if want is None or self.is_making_room:
-            return
-        victim = surplus(
-            list(self.live()),
-            Claim(
-                want=want,
-                starved_s=now - self._starved_since if self._starved_since is not None else 0.0,
-                members=members,
-                min_instances=self.min_instances,
-                max_instances=self.target.spec.scaling.max_instances,
-                waiting=len(self._line),
-            ),
-            now,
-        )
+        """Other activators were refused a start of this revision (None: no longer): drain one instance for them, where that is fair."""
+        victim = self._generosity.choose(self, want, members, self._clock())
         if victim is not None:
             log.info("instance given up for another activator instance=%s want=%s", victim.id, want)
-            self._starved_since = None
             self.drain(victim)
-
-    def _settle(self, instance: Instance) -> None:
-        instance.account.settle_idle(now_ns=time.monotonic_ns(), at_ns=time.time_ns())
 
     def retire(self) -> None:
         """This revision has no traffic any more: drain everything."""
@@ -337,7 +350,7 @@ class Throttler:
 
     def _stop(self, instance: Instance, reason: str) -> None:
         self.instances.pop(instance.id, None)
-        self._settle(instance)
+        instance.settle_idle()
         instance.leave()
         log.info("instance stops instance=%s reason=%s", instance.id, reason)
         self._comings.stop(instance)
@@ -371,15 +384,11 @@ class Throttler:
 
     def oldest_wait_s(self, now: float) -> float | None:
         """How long the first in the queue has waited; None when nobody does."""
-        since = self._line.oldest_since()
-        return now - since if since is not None else None
+        return self._line.oldest_wait_s(now)
 
     def expected_start_s(self) -> float | None:
         """Seconds that the next start will take, by the rung that it will use; None when nothing is known."""
         return self.start_times.expected_s()
-
-    def _expected_wait_s(self) -> float:
-        return max(1.0, self.expected_start_s() or 1.0)
 
     def live(self) -> Iterator[Instance]:
         """Instances that take calls."""

@@ -35,11 +35,14 @@ class UpstreamGone(Exception):
 
 
 class Answer:
-    """A worker's answer: status, headers (lower-case names), and either `body` or a stream of chunks."""
+    """A worker's answer: status, headers (lower-case names), and either `body` or a stream of chunks.
+
+    Of no connection (None): one that no worker gave; then it has its body.
+    """
 
     __slots__ = ("_connection", "body", "headers", "status")
 
-    def __init__(self, connection: WorkerConnection, status: int, headers: list[tuple[bytes, bytes]], body: bytes | None) -> None:
+    def __init__(self, connection: WorkerConnection | None, status: int, headers: list[tuple[bytes, bytes]], body: bytes | None) -> None:
         self._connection = connection
         self.status = status
         self.headers = headers
@@ -55,7 +58,7 @@ class Answer:
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body of a streamed answer. Raises UpstreamGone when the worker dies in the middle."""
         connection = self._connection
-        while True:
+        while connection is not None:
             chunk = await connection.next_chunk()
             if not chunk:
                 return

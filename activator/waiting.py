@@ -15,6 +15,7 @@ from activator.fairness.rank import QueueBound, Rank
 from activator.load import Load
 from activator.reservation import Reservation
 from pilotlight import errors
+from pilotlight.types import Priority
 
 
 class Waiter:
@@ -91,12 +92,12 @@ class Line:
         for waiter in list(self._waiters):
             self.answer(waiter, error)
 
-    def oldest_since(self) -> float | None:
-        """When the one that waits longest came; None when nobody waits."""
+    def oldest_wait_s(self, now: float) -> float | None:
+        """How long the one that waits longest has waited; None when nobody waits."""
         oldest = self._waiters.oldest()
-        return oldest.since if oldest is not None else None
+        return now - oldest.since if oldest is not None else None
 
-    def best_rank(self) -> Rank | None:
-        """The rank of one of those with the highest priority; None when nobody waits."""
+    def priority(self) -> Priority:
+        """The highest of those that wait; STANDARD when nobody does."""
         first = self._waiters.first()
-        return first.rank if first is not None else None
+        return first.rank.priority if first is not None else Priority.STANDARD

@@ -25,6 +25,8 @@ from activator.quotas.admission import Admission
 from activator.quotas.decision import Refusal
 from activator.request import Receive, Request, Scope, Send, error_answer
 from activator.reservation import Reservation
+from activator.resilience.breaker import Ending
+from activator.resilience.budgets import CallerTally
 from activator.targets import Target
 from activator.throttler import Throttler
 from activator.tracing.context import kind_of, note, worker_lines
@@ -86,13 +88,14 @@ class Clocks:
 class Way:
     """What all warm calls of one path, key and choice share. `choice` None: there is nothing to say of why the revision answers."""
 
-    __slots__ = ("check", "choice", "entry", "execution_s", "key_id", "line", "method", "target", "template")
+    __slots__ = ("check", "choice", "entry", "execution_s", "key_id", "line", "method", "tally", "target", "template")
 
     def __init__(self, entry: Entry, method: str, choice: Choice | None = None) -> None:
         """Raises NotFound for a method that the revision does not have."""
         self.entry = entry
         self.choice = choice
         self.line = choice.line if choice is not None else b""
+        self.tally: CallerTally | None = None
         self.target = target = entry.target
         self.method = method
         self.key_id = entry.caller.key_id
@@ -163,6 +166,10 @@ class WarmCalls:
             caller=way.entry.foreign, choice=way.choice,
         )  # fmt: skip
         call.reserved_ns = call.received_ns
+        tally = way.tally
+        if tally is None:
+            tally = way.tally = self.dispatcher.persistence.budgets.of(way.key_id, call.received_ns / 1e9)
+        tally.calls += 1
         self.tracer.begin(call, headers)
         worker = reservation.instance.connections.take_nowait(call.received_ns / 1e9)
         if worker is None:
@@ -223,7 +230,7 @@ class WarmCall:
         """The worker answered, or began to."""
         self._end()
         body = answer.body
-        if body is None or answer.status == 503 or self._connection.is_congested:
+        if body is None or answer.status >= 500 or self._connection.is_congested:
             self._go_on(self._as_exchange(answer))
             return
         call, reservation, status = self._call, self._reservation, answer.status
@@ -246,6 +253,8 @@ class WarmCall:
                 self._admission.release()
         self._calls.metrics.answered_warm(call.target, status, exec_s=exec_ms / 1000)
         self._connection.answer(status, warm_head(call, answer, cost=bill.cost, exec_ms=exec_ms), body)
+        if call.target.spec.fallback:
+            self._calls.dispatcher.remember(call, answer)
         if status >= 500 or exec_ms > call.target.slow_ms or (call.trace is not None and call.trace.kept_for):
             self._calls.tracer.answered_warm(call, reservation, answer, dispatched_ns=self._dispatched_ns, ended_ns=now_ns, cost=bill.cost)
 
@@ -254,7 +263,8 @@ class WarmCall:
             self._call, reservation=self._reservation, ticket=self._ticket, connection=self._worker, answer=answer,
             dispatched_ns=self._dispatched_ns,
         )  # fmt: skip
-        return self._calls.dispatcher.begin_again(exchange) if exchange.is_busy else _return(exchange)
+        dispatcher = self._calls.dispatcher
+        return dispatcher.begin_again(exchange) if exchange.is_busy else dispatcher.settle(self._call, _return(exchange))
 
     def set_exception(self, error: BaseException) -> None:
         """The worker's connection broke, or a clock ran out."""
@@ -266,7 +276,7 @@ class WarmCall:
             if isinstance(error, UpstreamGone):
                 self._go_on(self._calls.dispatcher.begin_after(self._call, self._reservation, error))
             else:
-                self._go_on(_raise(error))
+                self._go_on(self._calls.dispatcher.settle(self._call, _raise(error)))
 
     def overrun(self) -> None:
         """The execution clock ran out: the instance may never return, so it is replaced; its neighbours finish first."""
@@ -291,6 +301,7 @@ class WarmCall:
 
     def _close(self, status: int, outcome: str) -> None:
         self._worker.close()
+        self._reservation.ending = Ending.FAILED  # `close` knows better of a caller who left
         try:
             self._reservation.close(self._ticket, status=status, outcome=outcome, bytes_in=len(self._call.body), bytes_out=0)
         finally:

@@ -26,6 +26,7 @@ from activator.metrics import Metrics
 from activator.passthrough import Passthrough
 from activator.quotas.process import ProcessQuotas
 from activator.quotas.store import QuotaStore
+from activator.resilience.ladder import Ladder
 from activator.routes import Target
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
@@ -82,6 +83,7 @@ class Edge:
         self.strangers = StrangerLimit(rate_per_s=settings.unauthenticated_per_s)
         self.scaler = Scaler(table=self.table, fleet=self.fleet, make_throttler=self._throttler)
         dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of, may_pay=self.books.check)
+        dispatcher.fallbacks = Ladder(routes=self.table, throttler_of=self.scaler.throttler_of)
         self.table.on_budget = self.books.budgets.apply
         nobody = directory / "controller.sock"
         self.control = ControlPlane(nobody, table=self.table, strangers=self.strangers, catch_up=_nothing_to_catch_up)

@@ -1,0 +1,202 @@
+"""A call on its way, and its exchange with the worker that answers it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+
+from activator.billing.account import Ticket
+from activator.billing.usage import marked
+from activator.choice import Choice
+from activator.fairness.rank import DEFAULT_RANK, Rank
+from activator.instances import Instance
+from activator.quotas.admission import Admission
+from activator.reservation import Reservation
+from activator.resilience.breaker import Ending
+from activator.routes import Target
+from activator.tracing.context import Attempt, Trace, worker_lines
+from activator.upstream import Answer, WorkerConnection
+from pilotlight.protocol import CONTENT_JSON
+from snapshotter.types import StartKind
+
+
+class Call:
+    """One invocation, from the moment its request was read. `now` values are monotonic seconds, `*_ns` monotonic nanoseconds.
+
+    Attributes:
+        admission: what it holds of its quotas until its end; None = nothing.
+        choice: why `target` answers it; None = it is the only one, and there is nothing to say.
+        rank: its place among those that wait.
+        caller: id of the tenant that calls another one's function; "" = the function's own, who pays in either case.
+        began_ns, routed_ns: when its request was there, and when it was routed; without the time that its body took to come. `received_ns`:
+            when it was admitted.
+        attempt: which one this is, from 1, of those that took a slot; `retries`: those of them that the function's own policy asked for.
+        trace: its place in a trace; None = one of its own, and nobody asked for it. `past`: attempts before the one that runs.
+        degraded: what answers in place of the target that was asked, as `pilotlight-degraded` says it; "" for the target itself.
+        asked: the target that was asked, where `target` is a variant or a fallback of it; None where it is `target`.
+    """
+
+    __slots__ = ("accept", "admission", "asked", "attempt", "began_ns", "body", "caller", "choice", "content_type", "deadline_s",
+                 "degraded", "extra_headers", "id", "key_id", "method", "past", "path", "rank", "received_ns", "reserved_ns", "retries",
+                 "routed_ns", "start_kind", "start_ms", "started_at", "target", "trace", "weights")  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        target: Target,
+        method: str,
+        key_id: str,
+        body: bytes,
+        content_type: bytes = CONTENT_JSON.encode(),
+        accept: bytes = b"",
+        deadline_s: float | None = None,
+        extra_headers: bytes = b"",
+        admission: Admission | None = None,
+        rank: Rank = DEFAULT_RANK,
+        caller: str = "",
+        choice: Choice | None = None,
+    ) -> None:
+        self.id = id
+        self.target = target
+        self.method = method
+        self.key_id = key_id
+        self.body = body
+        self.content_type = content_type
+        self.accept = accept
+        self.deadline_s = deadline_s
+        self.extra_headers = extra_headers
+        self.admission = admission
+        self.rank = rank
+        self.caller = caller
+        self.choice = choice
+        self.attempt = 1
+        self.trace: Trace | None = None
+        self.past: tuple[Attempt, ...] = ()
+        self.retries = 0
+        self.degraded = ""
+        self.asked: Target | None = None
+        self.began_ns = self.routed_ns = self.received_ns = time.monotonic_ns()
+        self.started_at = time.time()
+        self.reserved_ns = 0
+        self.start_kind = StartKind.WARM
+        self.start_ms = 0.0
+        self.weights = ""
+
+    def __repr__(self) -> str:
+        return f"<Call {self.id} {self.target!r} attempt {self.attempt}>"
+
+    @property
+    def mark(self) -> str:
+        """What its records say that few do (`usage.marked`): its arm, and what answered in place of the target."""
+        mark = self.choice.mark if self.choice is not None else ""
+        return mark + marked(degraded=self.degraded) if self.degraded else mark
+
+    @property
+    def queued_ms(self) -> float:
+        """Milliseconds from arrival to a slot, without the start it waited for."""
+        return max(0.0, (self.reserved_ns - self.received_ns) / 1e6 - self.start_ms)
+
+    def remaining_s(self, clock_s: float) -> float:
+        """Seconds left of the caller's own deadline, at most `clock_s`."""
+        if self.deadline_s is None:
+            return clock_s
+        return min(clock_s, self.deadline_s - (time.monotonic_ns() - self.received_ns) / 1e9)
+
+    @property
+    def blame(self) -> Ending:
+        """What it says of the revision that this call was cut off: nothing where its caller's own deadline did it."""
+        return Ending.NEITHER if self.remaining_s(1.0) <= 0 else Ending.FAILED
+
+    def stand_in(self, target: Target, degraded: str) -> Call:
+        """The same call as answered by something else, which `degraded` names: what was asked stays known, its clocks run on."""
+        other = copy.copy(self)
+        other.target = target
+        other.degraded = degraded
+        if target is not self.target:
+            other.asked = self.asked or self.target
+            other.choice = None  # an arm is a revision of what was asked: no record of another's may carry it
+        return other
+
+    def request_head(self, execution_s: float) -> bytes:
+        """The request to the worker, up to its body."""
+        return b"".join(
+            (
+                b"POST /invoke/", self.method.encode(), b" HTTP/1.1\r\nhost: worker\r\npilotlight-call: ", self.id.encode(),
+                b"\r\npilotlight-deadline-s: ", b"%.3f" % execution_s,
+                b"\r\npilotlight-attempt: %d" % self.attempt if self.attempt > 1 else b"",
+                b"\r\ncontent-type: ", self.content_type,
+                b"\r\naccept: " + self.accept if self.accept else b"",
+                self.extra_headers, worker_lines(self),
+                b"\r\ncontent-length: ", b"%d" % len(self.body), b"\r\n\r\n",
+            )
+        )  # fmt: skip
+
+
+class Exchange:
+    """One attempt that reached a worker and has its answer, whole or streaming. Whoever holds it must `close` it exactly once.
+
+    The execution clock runs until the last byte (`spec.Clocks`): a stream that does not end with it is closed, billed and cut off.
+    """
+
+    __slots__ = ("_clock", "_is_closed", "answer", "call", "connection", "cost", "dispatched_ns", "exec_ms", "reservation",
+                 "ticket")  # fmt: skip
+
+    def __init__(
+        self, call: Call, *, reservation: Reservation, ticket: Ticket, connection: WorkerConnection, answer: Answer, dispatched_ns: int
+    ) -> None:
+        self.call = call
+        self.reservation = reservation
+        self.ticket = ticket
+        self.connection = connection
+        self.answer = answer
+        self.dispatched_ns = dispatched_ns
+        self.exec_ms = 0.0
+        self.cost = "0"
+        self._is_closed = False
+        self._clock = self._watch() if answer.body is None else None
+
+    def _watch(self) -> asyncio.TimerHandle:
+        ran_s = (time.monotonic_ns() - self.dispatched_ns) / 1e9
+        left_s = self.call.remaining_s(self.call.target.spec.clocks.execution_s - ran_s)
+        return asyncio.get_running_loop().call_later(max(0.0, left_s), self._overrun)
+
+    @property
+    def instance(self) -> Instance | None:
+        """The instance that answered; None where none did."""
+        return self.reservation.instance
+
+    def _overrun(self) -> None:
+        """It may never end, and its caller may not even read: billed now, and its instance is replaced."""
+        self.connection.close()
+        self.reservation.instance.is_stuck = True
+        self.reservation.throttler.drain(self.reservation.instance)
+        self.close(status=504, outcome="error", bytes_out=0)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the worker did not begin: it still finishes another call."""
+        return self.answer.status == 503 and self.answer.header(b"pilotlight-outcome") == b"busy"
+
+    def close(self, *, status: int, outcome: str, bytes_out: int) -> str:
+        """End the attempt: the record is closed, the slot and the connection are given back. Returns the cost as text.
+
+        Nothing more happens when the execution clock has ended it before.
+        """
+        if self._is_closed:
+            return self.cost
+        self._is_closed = True
+        if self._clock is not None:
+            self._clock.cancel()
+        if status >= 500:  # the worker's own word, or its end
+            self.reservation.ending = Ending.RAISED if status == self.answer.status else self.call.blame
+        now_ns = time.monotonic_ns()
+        self.exec_ms = (now_ns - self.dispatched_ns) / 1e6
+        body_bytes = len(self.call.body)
+        try:
+            self.cost = self.reservation.close(self.ticket, status=status, outcome=outcome, bytes_in=body_bytes, bytes_out=bytes_out)
+        finally:  # a record that cannot be closed must not cost a slot as well
+            self.reservation.instance.connections.give_back(self.connection, now_ns / 1e9)
+            self.reservation.release()
+        return self.cost

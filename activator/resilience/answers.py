@@ -1,0 +1,76 @@
+"""Good answers that are kept for worse times, of functions that declare `cached_answer()` as a fallback.
+
+Bounded in bytes; the one used longest ago goes first. One answer per function, method, caller's tenant and arguments, to the byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple
+
+from activator.upstream import Answer
+
+if TYPE_CHECKING:
+    from activator.dispatch import Call
+
+MAX_BYTES = 64 * 1024 * 1024
+"""Of all answers that an activator keeps."""
+OVERHEAD_BYTES = 512
+"""What an entry costs beside its body: its key, its headers and the table's own."""
+
+Key = tuple[str, str, str, bytes, bytes, bytes]
+
+
+class Kept(NamedTuple):
+    """An answer, and when it was given, in monotonic seconds."""
+
+    answer: Answer
+    at: float
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes."""
+        return len(self.answer.body or b"") + OVERHEAD_BYTES
+
+
+class Answers:
+    """See the module. Owner: the event loop."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[Key, Kept] = OrderedDict()
+        self.bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Answers {len(self._kept)} kept, {self.bytes}/{self._max_bytes} bytes>"
+
+    def keep(self, call: Call, answer: Answer, now: float) -> None:
+        """Keep a good answer, in the place of an older one."""
+        kept = Kept(answer, now)
+        if answer.body is None or kept.size > self._max_bytes:
+            return
+        key = _key(call)
+        before = self._kept.pop(key, None)
+        if before is not None:
+            self.bytes -= before.size
+        self._kept[key] = kept
+        self.bytes += kept.size
+        while self.bytes > self._max_bytes:
+            _, oldest = self._kept.popitem(last=False)
+            self.bytes -= oldest.size
+
+    def find(self, call: Call, *, max_age_s: float, now: float) -> Answer | None:
+        """The last good answer to the same arguments; None when there is none, or none so young."""
+        key = _key(call)
+        kept = self._kept.get(key)
+        if kept is None or now - kept.at > max_age_s:
+            return None
+        self._kept.move_to_end(key)
+        return kept.answer
+
+
+def _key(call: Call) -> Key:
+    target = call.asked or call.target
+    arguments = hashlib.blake2b(call.body, digest_size=16).digest()
+    return (target.function_id, call.method, call.caller or target.tenant, call.content_type, call.accept, arguments)
