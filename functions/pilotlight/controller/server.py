@@ -20,6 +20,7 @@ from pilotlight.controller import application, bookkeeping, budgets, calls, deli
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
 from pilotlight.controller.context import Context
+from pilotlight.controller.experiments import guard as experiments
 from pilotlight.controller.lock import ControllerLock
 from pilotlight.controller.metrics import Metrics
 from pilotlight.controller.rollouts import loop as rollouts
@@ -207,6 +208,9 @@ def _tidy(context: Context) -> None:
     now = context.clock()
     with context.store.write() as write:
         feed.purge(write, before=now - feed.TOMBSTONE_TTL_S)
+        deliveries.purge(write, now=now)
+        due.purge(write, now=now)
+        idempotency.purge(write, now=now)
     expired = EXPIRE_BATCH
     while expired == EXPIRE_BATCH:  # in batches, so that nobody waits long for the write lock
         with context.store.write() as write:
@@ -216,8 +220,10 @@ def _tidy(context: Context) -> None:
 _LOOPS: Mapping[str, Callable[[Context], Coroutine[None, None, None]]] = {
     "janitor": _keep_tidy,
     "deliverer": deliverer.deliver,
+    "planner": planner.keep,
     "budgets": _measure_budgets,
     "bookkeeping": bookkeeping.keep,
     "rollouts": rollouts.run,
+    "experiments": experiments.run,
 }
 """What runs for as long as the process does, by the name of its task; each goes on after its errors."""

@@ -47,24 +47,31 @@ def make(sql: sa.Connection, found: Experiment, *, now: float) -> dict[str, Any]
     evidence = Evidence(sql, found.id, found.design)
     met = evidence.met()
     ratio = sample_ratio(found.design, met)
-    problems = list(troubles(found.design, met, crossed=evidence.crossed(), ratio=ratio))
+    doubts = troubles(found.design, met, crossed=evidence.crossed(), ratio=ratio)
     metrics = [*METRICS, *evidence.told()]
     values = {metric: evidence.intervals(metric, alpha=stats.ALPHA) for metric in metrics}
     return {
         "experiment": found.to_json(),
         "at": now,
-        "valid": not problems,
-        "problems": problems,
+        "valid": not doubts,
+        "problems": doubts,
         "alpha": stats.ALPHA,
         "peeking": VALIDITY,
         "arms": [_arm(found.design, arm.name, met, values) for arm in found.design.arms],
-        "comparisons": _comparisons(evidence, found.design, metrics, values, is_valid=not problems),
+        "comparisons": _comparisons(evidence, found.design, metrics, values, is_valid=not doubts),
         "sample_ratio": ratio,
         "guardrails": [
             {"guardrail": str(one.guardrail), "arm": one.arm, "state": one.state, **_bounds(one.interval)}
             for one in watch(evidence, found.design)
         ],
     }
+
+
+def problems(sql: sa.Connection, found: Experiment) -> list[str]:
+    """Why the report is invalid; empty when it is not."""
+    evidence = Evidence(sql, found.id, found.design)
+    met = evidence.met()
+    return troubles(found.design, met, crossed=evidence.crossed(), ratio=sample_ratio(found.design, met))
 
 
 def sample_ratio(design: Design, met: Mapping[str, Met]) -> dict[str, Any]:

@@ -1,0 +1,243 @@
+"""Experiments: arms of a function compared on a fair split of its callers."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from pilotlight.controller.access import Principal
+from pilotlight.controller.api.models import Body
+from pilotlight.controller.context import Ctx, Deployer, RequestId, place
+from pilotlight.controller.experiments import design, lifecycle, report
+from pilotlight.controller.experiments.lifecycle import Experiment
+from pilotlight.controller.places import Place
+from pilotlight.errors import Conflict, NotFound
+from pilotlight.traffic import BY_KEY, WHOLE
+
+router = APIRouter(prefix="/v1/experiments", tags=["experiments"])
+
+
+class ArmBody(Body):
+    """One side: `share` percent of the units in the experiment are answered by `revision`."""
+
+    name: str = Field(max_length=63)
+    revision: str = Field(max_length=200)
+    share: float
+
+
+class ExperimentRequest(Body):
+    """An experiment. The first arm is what the others are compared with, and gets the share of an arm that is stopped."""
+
+    app: str = Field(max_length=63)
+    function: str = Field(max_length=63)
+    name: str = Field(max_length=63)
+    arms: list[ArmBody] = Field(max_length=64)
+    unit: str = Field(default=BY_KEY, max_length=80, description="what meets one arm only: `key`, `tenant`, `header:<name>`")
+    percent: float = Field(default=float(WHOLE), description="of all units; the rest follow the function's weights")
+    guardrails: list[str] = Field(
+        default=list(design.DEFAULT_GUARDRAILS),
+        max_length=64,
+        description="`METRIC +BOUND[%]` or `METRIC -BOUND[%]`, against the first arm: an arm that is beyond is stopped",
+    )
+    start: bool = Field(default=False, description="let units in at once")
+
+
+class StoppedArm(Body):
+    """Since when an arm answers nobody, and why."""
+
+    at: float
+    reason: str
+
+
+class ExperimentInfo(Body):
+    """An experiment. `state`: DRAFT, RUNNING, STOPPED or CONCLUDED; `winner`: the arm that it was concluded with."""
+
+    id: str
+    environment: str
+    app: str
+    function: str
+    name: str
+    state: str
+    reason: str
+    winner: str
+    unit: str
+    percent: float
+    arms: list[ArmBody]
+    guardrails: list[str]
+    stopped: dict[str, StoppedArm]
+    created_by: str
+    created_at: float
+    began_at: float | None
+    ended_at: float | None
+
+
+class ExperimentList(Body):
+    """Experiments, newest first."""
+
+    experiments: list[ExperimentInfo]
+
+
+class Bounds(Body):
+    """A value, and between what the true one is with 95 %, at all times together. null: not known, or no bound."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class ArmReport(ArmBody):
+    """What an arm showed, by metric."""
+
+    stopped: StoppedArm | None
+    units: int
+    calls: int
+    mistagged: int
+    metrics: dict[str, Bounds]
+
+
+class Comparison(Bounds):
+    """An arm's metric minus the first arm's. `verdict`: higher, lower, not shown, or invalid."""
+
+    metric: str
+    arm: str
+    first: str
+    relative: float | None
+    verdict: str
+
+
+class GuardrailReport(Bounds):
+    """How far beyond its bound an arm is: breached (above 0 throughout), within (below), open, or unknown."""
+
+    guardrail: str
+    arm: str
+    state: str
+
+
+class SampleRatio(Body):
+    """Units per arm against the plan. `p` holds for any number of looks, `p_single_look` (chi-square) for one."""
+
+    observed: dict[str, int]
+    expected: dict[str, float]
+    chi_square: float
+    p_single_look: float
+    p: float
+
+
+class Report(Body):
+    """What an experiment shows. Not `valid`: nothing of it counts, for the reasons in `problems`."""
+
+    experiment: ExperimentInfo
+    at: float
+    valid: bool
+    problems: list[str]
+    alpha: float
+    peeking: str
+    arms: list[ArmReport]
+    comparisons: list[Comparison]
+    sample_ratio: SampleRatio
+    guardrails: list[GuardrailReport]
+
+
+class StopRequest(Body):
+    """Why; and which arm, null = the whole experiment."""
+
+    reason: str = Field(default="stopped by hand", max_length=lifecycle.MAX_REASON)
+    arm: str | None = Field(default=None, max_length=63)
+
+
+class ConcludeRequest(Body):
+    """The arm whose revision gets all traffic; `force`: though the report is invalid."""
+
+    arm: str = Field(max_length=63)
+    force: bool = False
+
+
+@router.post("", status_code=201)
+def create_experiment(context: Ctx, caller: Deployer, request: RequestId, body: ExperimentRequest) -> ExperimentInfo:
+    """Plan an experiment, and start it if that is asked for."""
+    caller.demand_function(body.app, body.function)
+    arms = [arm.model_dump() for arm in body.arms]
+    plan = design.parse(unit=body.unit, percent=body.percent, arms=arms, guardrails=body.guardrails, salt=os.urandom(8).hex())
+    where = place(caller, body.app, request)
+    with context.store.write() as write:
+        made = lifecycle.create(write, where, function=body.function, name=body.name, design=plan)
+        return _info(lifecycle.start(write, where, made) if body.start else made)
+
+
+@router.get("")
+def list_experiments(
+    context: Ctx,
+    caller: Deployer,
+    app: Annotated[str | None, Query(max_length=63)] = None,
+    function: Annotated[str | None, Query(max_length=63)] = None,
+) -> ExperimentList:
+    """Experiments of the environment, as far as the key reaches."""
+    app, function = caller.narrowed(app, function)
+    with context.store.read() as sql:
+        found = lifecycle.listing(sql, tenant=caller.tenant, environment=caller.environment)
+    return ExperimentList(experiments=[_info(one) for one in found if app in (None, one.app) and function in (None, one.function)])
+
+
+@router.get("/{experiment}")
+def get_experiment(context: Ctx, caller: Deployer, experiment: str) -> ExperimentInfo:
+    """One experiment."""
+    with context.store.read() as sql:
+        return _info(_seen(caller, lifecycle.get(sql, tenant=caller.tenant, experiment=experiment)))
+
+
+@router.get("/{experiment}/report")
+def get_report(context: Ctx, caller: Deployer, experiment: str) -> Report:
+    """What it shows by now; may be looked at as often as one likes."""
+    with context.store.read() as sql:
+        found = _seen(caller, lifecycle.get(sql, tenant=caller.tenant, experiment=experiment))
+        return Report(**report.make(sql, found, now=context.clock()))
+
+
+@router.post("/{experiment}:start")
+def start_experiment(context: Ctx, caller: Deployer, request: RequestId, experiment: str) -> ExperimentInfo:
+    """Let units in."""
+    with context.store.write() as write:
+        found = _seen(caller, lifecycle.get(write.sql, tenant=caller.tenant, experiment=experiment))
+        return _info(lifecycle.start(write, _place(caller, found, request), found))
+
+
+@router.post("/{experiment}:stop")
+def stop_experiment(context: Ctx, caller: Deployer, request: RequestId, experiment: str, body: StopRequest) -> ExperimentInfo:
+    """The kill switch: everybody follows the function's weights again, within a second. With `arm`: that arm's share goes to the first."""
+    with context.store.write() as write:
+        found = _seen(caller, lifecycle.get(write.sql, tenant=caller.tenant, experiment=experiment))
+        where = _place(caller, found, request)
+        if body.arm is not None:
+            return _info(lifecycle.stop_arm(write, where, found, arm=body.arm, reason=body.reason))
+        return _info(lifecycle.halt(write, where, found, reason=body.reason))
+
+
+@router.post("/{experiment}:conclude")
+def conclude_experiment(context: Ctx, caller: Deployer, request: RequestId, experiment: str, body: ConcludeRequest) -> ExperimentInfo:
+    """End it and give all traffic to the revision of an arm. Refused for an invalid report, unless forced."""
+    with context.store.write() as write:
+        found = _seen(caller, lifecycle.get(write.sql, tenant=caller.tenant, experiment=experiment))
+        problems = report.problems(write.sql, found)
+        if problems and not body.force:
+            hint = "Look at `pilotlight experiment report`; `--force` concludes it all the same."
+            raise Conflict(f"experiment {found.name!r} is invalid: {'; '.join(problems)}", problems=problems, hint=hint)
+        return _info(lifecycle.conclude(write, _place(caller, found, request), found, arm=body.arm))
+
+
+def _seen(caller: Principal, found: Experiment) -> Experiment:
+    """Raises NotFound for what is out of the key's reach."""
+    if caller.bound_environment not in (None, found.environment) or not caller.may_see(found.app, found.function):
+        raise NotFound(f"there is no experiment {found.id!r}", experiment=found.id)
+    return found
+
+
+def _place(caller: Principal, found: Experiment, request: str) -> Place:
+    return Place(tenant=found.tenant, uid=caller.uid, environment=found.environment, app=found.app, actor=caller.key, request=request)
+
+
+def _info(found: Experiment) -> ExperimentInfo:
+    body: dict[str, Any] = found.to_json()
+    return ExperimentInfo(**body)
