@@ -7,7 +7,7 @@ documents them (OpenAPI, `GET /openapi.json`); errors are `pilotlight.errors`. h
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,45 +19,20 @@ from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, CallRecord
 from pilotlight.sdk.answers import RAISED_STATUS, ItemReader, call_headers, function_path, value_of
 from pilotlight.sdk.billing import BillingResources
 from pilotlight.sdk.node import Json, lines, parts
+from pilotlight.sdk.releases import DeployedFunction, Deployment, ReleaseResources
 from pilotlight.sdk.spending import BudgetResources
 from pilotlight.sdk.tenancy import TenancyResources
 from pilotlight.sdk.transport import DEFAULT_BUDGET_S, AsyncTransport, Transport
-from pilotlight.spec import FunctionSpec, ImageSpec, to_json
+from pilotlight.spec import ImageSpec, to_json
 
 if TYPE_CHECKING:
     import httpx
 
+__all__ = ["LONG_POLL_S", "Answer", "AsyncClient", "BlobBody", "Client", "DeployedFunction", "Deployment"]
+
 LONG_POLL_S = 20.0
 """Seconds that one look at an unfinished call asks the server to wait: below the idle limits of common proxies (30 to 60 s)."""
 _FILE_PIECE_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeployedFunction:
-    """One function of a deployment: its new or unchanged revision."""
-
-    function: str
-    revision: str
-    created: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment:
-    """What a deploy made: `version` counts the app's deployments from 1."""
-
-    app: str
-    environment: str
-    version: int
-    functions: tuple[DeployedFunction, ...]
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """Parse the controller's answer."""
-        functions = tuple(
-            DeployedFunction(function=str(f["function"]), revision=str(f["revision"]), created=bool(f["created"]))
-            for f in body["functions"]
-        )
-        return cls(app=str(body["app"]), environment=str(body["environment"]), version=int(body["version"]), functions=functions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +72,7 @@ class _FileBody:
                 yield piece
 
 
-class Client(TenancyResources, BudgetResources, BillingResources):
+class Client(ReleaseResources, TenancyResources, BudgetResources, BillingResources):
     """The platform as one profile sees it. A context manager: closing it closes its connections."""
 
     def __init__(self, profile: Profile, *, retry_budget_s: float = DEFAULT_BUDGET_S) -> None:
@@ -212,34 +187,6 @@ class Client(TenancyResources, BudgetResources, BillingResources):
         with self._transport.stream("POST", "/v1/images", json=to_json(spec), repeatable=True) as response:
             yield from parts(response)
 
-    # -- apps ----------------------------------------------------------------------------------------------------------
-    def deploy(
-        self, app: str, functions: Sequence[FunctionSpec], *, message: str = "", labels: Mapping[str, str] | None = None
-    ) -> Deployment:
-        """Make these the app's functions. Deploying the same specs again creates no revision."""
-        body = {"functions": [to_json(f) for f in functions], "message": message, "labels": dict(labels or {})}
-        return Deployment.from_json(self._transport.request("POST", f"{_app_path(app)}/deploy", json=body, repeatable=True).json())
-
-    def apps(self) -> list[Json]:
-        """The environment's apps."""
-        return self._list("/v1/apps", "apps")
-
-    def app(self, app: str) -> Json:
-        """One app: its functions, revisions and traffic."""
-        return self._get(_app_path(app))
-
-    def history(self, app: str) -> list[Json]:
-        """An app's deployments, newest first."""
-        return self._list(f"{_app_path(app)}/history", "history")
-
-    def stop_app(self, app: str) -> None:
-        """Stop its instances and refuse its calls until it is deployed again."""
-        self._transport.request("POST", f"{_app_path(app)}:stop", repeatable=True)
-
-    def delete_app(self, app: str) -> None:
-        """Remove the app. Its usage records stay."""
-        self._transport.request("DELETE", _app_path(app))
-
 
 class AsyncClient:
     """The calls, for one event loop, which owns it. Cancelling an awaited call closes its connection: its slot is free at once."""
@@ -303,10 +250,6 @@ def _record(response: httpx.Response) -> CallRecord:
 
 def _call_path(call_id: str) -> str:
     return f"/v1/calls/{quote(call_id, safe='')}"
-
-
-def _app_path(app: str) -> str:
-    return f"/v1/apps/{quote(app, safe='')}"
 
 
 def _wait(wait_s: float) -> dict[str, str]:
