@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from activator.routes import RouteTable, Target
@@ -9,6 +11,8 @@ from pilotlight.pricing import Rates
 from pilotlight.protocol import FeedChange, FunctionRoute
 from pilotlight.seal import PlatformKey
 from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, Scaling, to_json
+from pilotlight.traffic import TrafficDocument, reweighted
+from pilotlight.traffic import to_json as document_to_json
 from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
 
 TEST_KEY = PlatformKey(b"MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=")
@@ -67,3 +71,17 @@ def change(seq: int, route: FunctionRoute) -> FeedChange:
 def empty_table() -> RouteTable:
     """A RouteTable that knows nothing yet."""
     return RouteTable({"test": Rates(version="test")}, TEST_KEY)
+
+
+def split_route(spec: FunctionSpec, weights: Mapping[str, int], *, named: Sequence[str] = (), **more: Any) -> FunctionRoute:
+    """A route of several revisions: `weights`, the `named` ones beside them, and the other members of its traffic document in `more`."""
+    names = sorted({*weights, *named})
+    routes = {name: route_of(spec, revision=name) for name in names}
+    first = routes[names[0]]
+    document = reweighted(TrafficDocument(salt=first.id, **more), weights)
+    return replace(
+        first,
+        traffic=tuple(sorted(weights.items())),
+        revisions={name: route.revisions[name] for name, route in routes.items()},
+        document=document_to_json(document),
+    )
