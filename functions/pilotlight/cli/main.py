@@ -19,6 +19,7 @@ from pilotlight.cli import (
     doctor,
     instance,
     quota,
+    rollout,
     snapshot,
     state,
     tenant,
@@ -29,6 +30,10 @@ from pilotlight.cli import (
 from pilotlight.cli.commands import common_callback
 from pilotlight.cli.session import Options
 
+_PARTS = (
+    up, deploy, call, app, rollout, instance, snapshot, weights, admin, tenant, quota, audit, budget, billing, state, doctor, top,
+)  # fmt: skip
+"""In the order in which --help lists them."""
 _HELP = "Serverless functions for models: scale to zero, back in milliseconds, billed per request."
 
 
@@ -52,7 +57,7 @@ def build() -> typer.Typer:
     """The whole tree of commands."""
     root = typer.Typer(name="pilotlight", help=_HELP, no_args_is_help=True, pretty_exceptions_enable=False)
     root.callback()(common_callback(_root))
-    for part in (up, deploy, call, app, instance, snapshot, weights, admin, tenant, quota, audit, budget, billing, state, doctor, top):
+    for part in _PARTS:
         part.register(root)
     return root
 
