@@ -24,7 +24,7 @@ from activator.heads import call_head, closed_head
 from activator.metrics import Metrics
 from activator.passthrough import Passthrough
 from activator.quotas.admission import Admission
-from activator.reception import RAW, TAG, Reception, tag_in_query
+from activator.reception import RAW, TAG, Reception
 from activator.request import Receive, Request, Scope, Send, header_list
 from activator.routes import Routed, RouteTable
 from activator.scaler import Scaler
@@ -178,7 +178,7 @@ class Gateway:
         try:
             await work
         except errors.PilotlightError as e:
-            self._metrics.turned_away(e, request.tenant)
+            self._metrics.turned_away(e, request.tenant, request.target, request.arm)
             if not request.is_answered:
                 await request.respond_error(e)
                 if request.call is not None:
@@ -190,7 +190,7 @@ class Gateway:
         except asyncio.CancelledError:
             if connection is None or not connection.transport.is_closing():
                 raise
-            self._metrics.refused(499)
+            self._metrics.refused(499, request.target, request.arm)
             if request.call is not None and not request.is_answered:
                 self._tracer.failed(request.call, "cancelled", 499)
         finally:
@@ -203,7 +203,7 @@ class Gateway:
         if place.startswith(FUNCTIONS):
             resolved = self._resolve(request, owner, place)
             if resolved is not None:
-                entry = self._reception.enter(request, resolved.caller, resolved.routed, resolved.tag or tag_in_query(request))
+                entry = self._reception.enter(request, resolved.caller, resolved.routed, resolved.tag)
                 await resolved.handler(request, entry, resolved.method)
                 return
         if place.startswith(RAW):
@@ -268,7 +268,9 @@ class Gateway:
         """Read the body within its bounds and check the arguments, before anything is started or billed."""
         check = entry.target.check(method)
         rank = entry.rank(request.headers)
+        asked_ns = time.monotonic_ns()
         body = await request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
+        upload_ns = time.monotonic_ns() - asked_ns  # the caller's own time
         content_type = request.headers.get(b"content-type", _JSON)
         if content_type.startswith(_PICKLE):
             content_type = _PICKLE
@@ -291,6 +293,7 @@ class Gateway:
             choice=choice,
             extra_headers=choice.line if choice is not None else b"",
         )
+        call.began_ns, call.routed_ns = request.began_ns + upload_ns, request.routed_ns + upload_ns
         self._tracer.begin(call, request.headers)
         return call
 
@@ -299,6 +302,7 @@ class Gateway:
         outcome = "ok" if answer.status < 400 else "error"
         cost = exchange.close(status=answer.status, outcome=outcome, bytes_out=len(body))
         self._metrics.answered(exchange, answer.status)
+        request.target = None  # observed
         await request.respond_whole(answer.status, closed_head(exchange, cost), body)
         self._tracer.answered(exchange, answer.status)
 
@@ -307,8 +311,8 @@ class Gateway:
         sent, outcome, status, first_byte_ms = 0, "cancelled", 499, 0.0
         try:
             await request.start(answer.status, header_list(call_head(exchange)))
-            first_byte_ms = (time.monotonic_ns() - exchange.call.began_ns) / 1e6
             async for chunk in answer.chunks():
+                first_byte_ms = first_byte_ms or (time.monotonic_ns() - exchange.call.began_ns) / 1e6
                 sent += len(chunk)
                 await request.chunk(chunk)
             outcome, status = ("ok", answer.status) if answer.status < 400 else ("error", answer.status)
@@ -317,7 +321,8 @@ class Gateway:
             raise
         finally:
             cost = exchange.close(status=status, outcome=outcome, bytes_out=sent)
-            self._metrics.answered(exchange, status)
+            self._metrics.answered(exchange, status, first_byte_ms=first_byte_ms, completed=status == answer.status)
+            request.target = None  # observed
             self._tracer.answered(exchange, status, first_byte_ms=first_byte_ms)
         is_events = answer.header(b"content-type").startswith(_SSE)
         await request.chunk(_usage_event(exchange, cost) if is_events else b"", more=False)

@@ -23,11 +23,12 @@ from activator.collectors import (
     TenantCollector,
     WaitingCollector,
 )
-from activator.dispatch import Exchange
+from activator.dispatch import Call, Exchange
 from activator.observing.indicators import Indicators
 from activator.observing.observer import Observer
 from activator.routes import Target
 from activator.shared.state import SharedStatistics
+from activator.upstream import Answer
 from pilotlight.errors import BudgetReserved, OverBudget, OverQuota, PilotlightError, Shed
 from snapshotter.types import InstanceInfo
 
@@ -92,23 +93,41 @@ class Metrics:
     def __repr__(self) -> str:
         return f"<Metrics {len(self._by_labels)} functions>"
 
-    def answered(self, exchange: Exchange, status: int, *, first_byte_ns: int = 0, completed: bool = True, is_awaited: bool = True) -> None:
-        """A call got a worker's answer, and is closed.
+    def answered(
+        self, exchange: Exchange, status: int, *, first_byte_ms: float = 0.0, completed: bool = True, is_awaited: bool = True
+    ) -> None:
+        """A call got an answer, and is closed.
 
         Args:
-            first_byte_ns, completed: of a stream: when its first bytes came (0: none did), and whether it ended by itself.
+            first_byte_ms, completed: of a stream: when its first bytes came (0: none did), and whether it ended by itself.
             is_awaited: its caller waits for it; nobody waits for a submitted call, however long it is queued.
         """
         call, answer = exchange.call, exchange.answer
         self.answered_warm(call.target, status, exec_s=exchange.exec_ms / 1000, queued_s=call.queued_ms / 1000)
         if call.start_ms:
             self._cold.labels(*self._labels(call.target), call.start_kind.value).inc()
+        if call.degraded:
+            self.observer.degraded(call.asked or call.target, status)
+            if call.asked is None:
+                return  # no worker answered
         self.observer.answered(
             call, status=status, outcome=answer.header(b"pilotlight-outcome").decode("latin-1") if status == answer.status else "",
-            dispatched_ns=exchange.dispatched_ns, ended_ns=exchange.dispatched_ns + int(exchange.exec_ms * 1e6),
-            picos=_picos(exchange.cost), first_byte_ns=first_byte_ns, streamed=answer.body is None and is_awaited, completed=completed,
-            is_awaited=is_awaited,
+            arm=call.choice.arm if call.choice is not None else "", dispatched_ns=exchange.dispatched_ns,
+            ended_ns=exchange.dispatched_ns + int(exchange.exec_ms * 1e6), picos=_picos(exchange.cost), first_byte_ms=first_byte_ms,
+            streamed=answer.body is None and is_awaited, completed=completed, is_awaited=is_awaited and not call.degraded,
         )  # fmt: skip
+
+    def closed_warm(self, call: Call, answer: Answer, *, dispatched_ns: int, ended_ns: int, picos: int) -> None:
+        """A call that waited for nothing got a worker's answer, whole, and is closed."""
+        self.answered_warm(call.target, answer.status, exec_s=(ended_ns - dispatched_ns) / 1e9)
+        arm = call.choice.arm if call.choice is not None else ""
+        if answer.status < 400:
+            self.observer.answered_warm(call, arm, dispatched_ns=dispatched_ns, ended_ns=ended_ns, picos=picos)
+        else:
+            outcome = answer.header(b"pilotlight-outcome").decode("latin-1")
+            self.observer.answered(
+                call, status=answer.status, outcome=outcome, arm=arm, dispatched_ns=dispatched_ns, ended_ns=ended_ns, picos=picos
+            )  # fmt: skip
 
     def waited(self, priority: str, seconds: float) -> None:
         """A call of this priority got a slot after waiting for it."""

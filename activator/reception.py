@@ -79,16 +79,20 @@ class Reception:
             self._strangers.check(request.address, time.monotonic())
             raise errors.Unauthenticated("no API key: send the header 'Authorization: Bearer <key>'") from e
 
-    def enter(self, request: Request, caller: Caller, routed: Routed, tag: str) -> Entry:
+    def enter(self, request: Request, caller: Caller, routed: Routed, tag: str, *, is_raw: bool = False) -> Entry:
         """The way in, of which the answer tells the quotas whatever becomes of the request. Raises Forbidden, NotFound."""
         if not tag and (asked := request.headers.get(TAG)) is not None:
             tag = asked.decode("latin-1")
+        if not tag and not is_raw:
+            tag = tag_in_query(request)
         choice = routed.choose(caller, request.headers, tag)
         if choice is not routed.only or not routed.is_plain:
             request.choice = choice
         entry = self._entrance.entry(caller, choice.target, request.address)
         request.gate = entry.gate
         request.tenant = caller.tenant or entry.target.tenant
+        request.target = entry.target
+        request.routed_ns = time.monotonic_ns()
         return entry
 
     def raw_entry(self, request: Request) -> Entry:
@@ -97,7 +101,7 @@ class Reception:
         app, _, rest = place.removeprefix(RAW).partition("/")
         caller = self.identify(request, owner)
         routed, _, tag = self.routed(request, caller, f"{app}/{rest.partition('/')[0]}", owner)
-        return self.enter(request, caller, routed, tag)
+        return self.enter(request, caller, routed, tag, is_raw=True)
 
 
 def tag_in_query(request: Request) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +16,7 @@ from pilotlight.protocol import CONTENT_PROBLEM, new_call_id, problem
 if TYPE_CHECKING:
     from activator.choice import Choice
     from activator.dispatch import Call
+    from activator.targets import Target
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -43,10 +45,13 @@ class Request:
         gate: the quotas that it falls under, once they are known; None = none.
         call: what it became once it was admitted; None = not yet, or no call.
         tenant: whose request it is, once that is known; "" before.
+        target: what it calls, once that is known and until its end was observed.
+        began_ns, routed_ns: monotonic time when it was made, and when it was routed.
         choice: which revision answers it, and why; None = one revision answers all, or nobody has chosen yet.
     """
 
-    __slots__ = ("_receive", "_send", "call", "choice", "gate", "headers", "id", "is_answered", "path", "scope", "tenant")
+    __slots__ = ("_receive", "_send", "began_ns", "call", "choice", "gate", "headers", "id", "is_answered", "path", "routed_ns", "scope",
+                 "target", "tenant")  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -60,6 +65,8 @@ class Request:
         self.call: Call | None = None
         self.tenant = ""
         self.choice: Choice | None = None
+        self.target: Target | None = None
+        self.began_ns = self.routed_ns = time.monotonic_ns()
 
     def __repr__(self) -> str:
         return f"<Request {self.id} {self.verb} {self.path}>"
@@ -68,6 +75,11 @@ class Request:
     def cycle(self) -> Any:
         """uvicorn's side of this very request, of which a connection may have several (pipelining); None in front of another server."""
         return getattr(self._send, "__self__", None)
+
+    @property
+    def arm(self) -> str:
+        """The arm of the experiment that it is in; "" for none."""
+        return self.choice.arm if self.choice is not None else ""
 
     @property
     def verb(self) -> str:

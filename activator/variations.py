@@ -10,7 +10,7 @@ from activator.calls import SubmittedCalls, function_of_put
 from activator.dispatch import Call, Dispatcher
 from activator.entry import Entry, split_function
 from activator.quotas.admission import Admission
-from activator.reception import Reception, tag_in_query
+from activator.reception import Reception
 from activator.request import Request
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
@@ -56,7 +56,7 @@ class Variations:
             return
         owner, function = split_function(function_of_put(request))
         routed, method, tag = self._reception.routed(request, caller, function, owner)
-        entry = self._reception.enter(request, caller, routed, tag or tag_in_query(request))
+        entry = self._reception.enter(request, caller, routed, tag)
         call = await self._admit_later(request, entry, method)
         await self._calls.put(request, caller, call, own_id)
 
@@ -73,6 +73,7 @@ class Variations:
         """
         if entry.foreign or not entry.caller.scope.reaches(KeyScope.DEPLOY):
             raise errors.Forbidden("warming up needs an API key of scope 'deploy' of the function's own tenant")
+        request.target = None  # no call, whatever becomes of it
         await entry.admit(holds=0)
         self._dispatcher.check_start(entry.target)
         await request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)

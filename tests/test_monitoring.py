@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from activator.billing.shipping import Lag
+from activator.dispatch import Call
 from activator.metrics import Metrics as ActivatorMetrics
 from activator.shared.state import SharedStatistics
 from pilotlight.controller.metrics import Metrics as ControllerMetrics
@@ -75,7 +76,8 @@ def _activator() -> Iterator[Any]:
     metrics = ActivatorMetrics()
     target = target_of(spec_of("f", objectives=Objectives()), app="a", tenant="t-1")
     started: Any = SimpleNamespace(start_kind=StartKind.FORK, phases_ms={"fork": 1.0})
-    call: Any = SimpleNamespace(target=target, queued_ms=1, start_ms=1, start_kind=StartKind.FORK, began_ns=0, routed_ns=0, received_ns=0)
+    call = Call(id="req-1", target=target, method="", key_id="k-1", body=b"")
+    call.start_ms, call.start_kind = 1.0, StartKind.FORK
     answer = SimpleNamespace(status=200, body=b"{}", header=lambda _: b"ok")
     exchange: Any = SimpleNamespace(call=call, exec_ms=1, answer=answer, cost="0.000000000001", dispatched_ns=0)
     metrics.answered(exchange, 200)

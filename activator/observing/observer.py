@@ -62,11 +62,10 @@ class Observer:
         status: int,
         outcome: str = "",
         arm: str = "",
-        degraded: bool = False,
         ended_ns: int,
         dispatched_ns: int,
         picos: int = 0,
-        first_byte_ns: int = 0,
+        first_byte_ms: float = 0.0,
         streamed: bool = False,
         completed: bool = True,
         is_awaited: bool = True,
@@ -76,9 +75,9 @@ class Observer:
         Args:
             status: of the answer, 499 where its caller left meanwhile.
             outcome: the worker's own word (HEADER_OUTCOME); "" where there is none.
-            first_byte_ns: of a stream, when its first bytes came; 0: none did.
+            first_byte_ms: of a stream: milliseconds from the call's beginning to its first bytes; 0: none came.
             completed: of a stream: it ended by itself.
-            is_awaited: False for a submitted call: how long it took matters to nobody's clock.
+            is_awaited: False where how long it took matters to no clock of this function: a submitted call, one in another's place.
         """
         tally = self._tally(call.target, arm)
         tally.records += 1
@@ -94,17 +93,18 @@ class Observer:
         if streamed:
             tally.streams += 1
             tally.streams_completed += completed
-        if degraded:
-            tally.degraded += 1
-        if degraded or not is_awaited:
+        if not is_awaited:
             return
-        until_ns = (first_byte_ns or ended_ns) if streamed else ended_ns
-        tally.clock("cold" if is_cold else "first_byte" if streamed else "warm", (until_ns - call.began_ns) / 1e6)
+        whole_ms = (ended_ns - call.began_ns) / 1e6
+        tally.clock("cold" if is_cold else "first_byte" if streamed else "warm", first_byte_ms or whole_ms)
         tally.stages({**_before(call, dispatched_ns), "exec": exec_ms})
 
-    def degraded(self, target: Target, *, arm: str = "") -> None:
+    def degraded(self, target: Target, status: int = 200, *, arm: str = "") -> None:
         """A call of `target` was answered in its place: by a variant, or by a rung of its fallback ladder."""
         tally = self._tally(target, arm)
+        if status >= 400:
+            _turn_away(tally, status, "")
+            return
         tally.answered += 1
         tally.degraded += 1
 
