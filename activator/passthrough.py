@@ -20,33 +20,21 @@ from activator.billing.account import Ticket
 from activator.dispatch import Call, Dispatcher
 from activator.entry import Entry
 from activator.fairness.rank import Rank
-from activator.heads import weights_timing
 from activator.metrics import Metrics
-from activator.request import Headers, Receive, Request, Scope, Send, error_answer, header_list, too_large
+from activator.raw_heads import answer_headers, arm_of, request_head, rest, root, sandboxed
+from activator.request import Receive, Request, Scope, Send, error_answer, header_list, too_large
 from activator.reservation import Reservation
+from activator.resilience.breaker import Ending
 from activator.targets import Target
 from activator.throttler import Throttler
 from activator.upstream import UpstreamGone, WorkerConnection
 from pilotlight import errors
-from pilotlight.protocol import HEADER_CALL, HEADER_RATE_LIMIT, HEADER_RATE_LIMIT_POLICY, HEADER_ROOT_PATH, TENANT_PATH
+from pilotlight.protocol import HEADER_CALL, HEADER_ROOT_PATH
 from pilotlight.spec import FunctionKind
 
-_HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"})
-_OURS = b"pilotlight-"
-"""Headers between the activator and its workers begin so: a caller's are dropped, it must not speak for us."""
-_NOT_FOR_WORKERS = _HOP_BY_HOP | {b"authorization", b"content-length", b"x-request-id"}
-"""A caller's API key ends here: user code never sees it."""
-_OURS_TO_SAY = frozenset({b"date", b"server", b"x-request-id", HEADER_RATE_LIMIT.encode(), HEADER_RATE_LIMIT_POLICY.encode()})
-"""Headers of an answer that its function does not choose."""
 _MAX_FRAME_BYTES = 16 * 1024 * 1024
 _CLOSE_S = 2.0
 """How long a worker may take to answer a WebSocket's close before its connection is cut."""
-
-_OF_THE_ORIGIN = frozenset({b"service-worker-allowed", b"clear-site-data", b"strict-transport-security"})
-_OUR_COOKIES = b"pilotlight_"
-"""The dashboard's begin so: a page that sets one would sign its visitors in as somebody else there."""
-_SANDBOX = b"sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads"
-"""Pages of public functions share the dashboard's origin: what they run must not act as the person who is signed in there."""
 
 RawEntry = Callable[[Request], Entry]
 
@@ -81,12 +69,12 @@ class Passthrough:
             async with asyncio.timeout(target.spec.clocks.execution_s):
                 await relay.run()
         except UpstreamGone as e:
-            relay.status, relay.outcome = 502, "error"
+            relay.status, relay.outcome, relay.ending = 502, "error", Ending.FAILED
             if request.is_answered:
                 raise
             raise errors.WorkerCrashed("the instance died under this request; another takes its place", reason="crashed") from e
         except TimeoutError as e:
-            relay.status, relay.outcome = 504, "error"
+            relay.status, relay.outcome, relay.ending = 504, "error", Ending.FAILED
             if request.is_answered:
                 raise UpstreamGone("the execution clock ran out in the middle of the answer", sent=True) from e
             raise errors.DeadlineExceeded(f"the request ran longer than {target.spec.clocks.execution_s:g} s", clock="execution") from e
@@ -198,13 +186,13 @@ async def _connect(scope: Scope, reservation: Reservation, call: Call) -> Client
     try:
         return await unix_connect(
             reservation.instance.info.socket,
-            f"ws://worker/asgi{_rest(scope).decode('latin-1')}",
+            f"ws://worker/asgi{rest(scope).decode('latin-1')}",
             subprotocols=scope.get("subprotocols") or None,
             max_size=_MAX_FRAME_BYTES,
             compression=None,
             open_timeout=None,  # ours is the execution clock
             close_timeout=_CLOSE_S,
-            additional_headers={HEADER_CALL: call.id, HEADER_ROOT_PATH: _root(scope, call.target)},
+            additional_headers={HEADER_CALL: call.id, HEADER_ROOT_PATH: root(scope, call.target), **arm_of(call)},
         )
     except InvalidHandshake as e:
         raise errors.Forbidden(f"the function refused the WebSocket: {e}") from e
@@ -225,6 +213,7 @@ class _Relay:
         self._sent = 0
         self.status = 499
         self.outcome = "cancelled"
+        self.ending = Ending.ANSWERED
 
     async def run(self) -> None:
         """Open the record, send the request, relay the answer. Raises UpstreamGone, JournalFull."""
@@ -233,12 +222,12 @@ class _Relay:
         connections = self._reservation.instance.connections
         connection = self._connection = connections.take_nowait(self._call.reserved_ns / 1e9) or await connections.open(loop)
         has_body = b"content-length" in request.headers or b"transfer-encoding" in request.headers
-        future = connection.request(_head(request, self._call.target, has_body=has_body), loop=loop, is_head=request.verb == "HEAD")
+        future = connection.request(request_head(request, self._call, has_body=has_body), loop=loop, is_head=request.verb == "HEAD")
         if has_body:
             await _send_body(request, connection, self._entry.raw_body_bytes)
         answer = await future
-        headers = _answer_headers(request, self._call, answer.headers)
-        await request.start(answer.status, _sandboxed(headers) if self._entry.caller.is_anonymous else headers)
+        headers = answer_headers(request, self._call, answer.headers)
+        await request.start(answer.status, sandboxed(headers) if self._entry.caller.is_anonymous else headers)
         if answer.body is not None:
             self._sent = len(answer.body)
             await request.chunk(answer.body, more=False)
@@ -248,9 +237,11 @@ class _Relay:
                 await request.chunk(chunk)
             await request.chunk(b"", more=False)
         self.status, self.outcome = answer.status, "ok" if answer.status < 500 else "error"
+        self.ending = Ending.ANSWERED if answer.status < 500 else Ending.RAISED
 
     def close(self) -> None:
         """Close the record and give back what was held."""
+        self._reservation.ending = self.ending
         try:
             if self._ticket is not None:
                 self._reservation.close(self._ticket, status=self.status, outcome=self.outcome, bytes_in=0, bytes_out=self._sent)
@@ -327,38 +318,6 @@ def _close_code(code: int | None) -> int:
     return code if code in EXTERNAL_CLOSE_CODES or 3000 <= code < 5000 else 1001
 
 
-def _prefix(scope: Scope) -> str:
-    """`/t/{tenant}` where the caller named one."""
-    path = str(scope["path"])
-    return f"{TENANT_PATH}{path[len(TENANT_PATH) :].partition('/')[0]}" if path.startswith(TENANT_PATH) else ""
-
-
-def _root(scope: Scope, target: Target) -> str:
-    return f"{_prefix(scope)}/fn/{target.app}/{target.function}"
-
-
-def _rest(scope: Scope) -> bytes:
-    """What follows `/fn/{app}/{function}` in the request's target, as the caller wrote it."""
-    before = 6 if _prefix(scope) else 4
-    raw = scope["raw_path"].partition(b"?")[0].split(b"/", before)
-    query = scope["query_string"]
-    return b"%b%b" % (b"/" + raw[before] if len(raw) > before else b"/", b"?" + query if query else b"")
-
-
-def _head(request: Request, target: Target, *, has_body: bool) -> bytes:
-    root = _root(request.scope, target).encode()
-    lines = [b"%s /asgi%s HTTP/1.1" % (request.verb.encode(), _rest(request.scope))]
-    lines += [b"%s: %s" % (name, value) for name, value in request.scope["headers"] if _is_for_worker(name)]
-    lines += [b"pilotlight-call: " + request.id.encode(), b"pilotlight-root-path: " + root, b"x-request-id: " + request.id.encode()]
-    if has_body:
-        lines.append(b"transfer-encoding: chunked")
-    return b"\r\n".join(lines) + b"\r\n\r\n"
-
-
-def _is_for_worker(name: bytes) -> bool:
-    return name not in _NOT_FOR_WORKERS and not name.startswith(_OURS)
-
-
 async def _send_body(request: Request, connection: WorkerConnection, limit_bytes: int | None) -> None:
     """Pass the body on as it comes. Raises TooLarge in the middle of one that did not say how long it is, ClientClosedRequest."""
     sent = 0
@@ -375,21 +334,3 @@ async def _send_body(request: Request, connection: WorkerConnection, limit_bytes
         if not message.get("more_body", False):
             await connection.write(b"0\r\n\r\n")
             return
-
-
-def _answer_headers(request: Request, call: Call, headers: Headers) -> Headers:
-    own: Headers = [
-        (b"x-request-id", request.id.encode()),
-        (b"pilotlight-revision", call.target.revision.encode()),
-        (b"pilotlight-start", call.start_kind.encode()),
-        (b"server-timing", b"queue;dur=%.2f, start;dur=%.2f%b" % (call.queued_ms, call.start_ms, weights_timing(call))),
-    ]
-    passed_on = [(k, v) for k, v in headers if k not in _HOP_BY_HOP and k not in _OURS_TO_SAY]
-    return own + request.quota_headers() + passed_on
-
-
-def _sandboxed(headers: Headers) -> Headers:
-    """The same for whoever may be a person with a browser; what the function says of its own content is kept."""
-    kept = (header for header in headers if header[0] not in _OF_THE_ORIGIN)
-    kept = (header for header in kept if header[0] != b"set-cookie" or _OUR_COOKIES not in header[1])
-    return [*kept, (b"content-security-policy", _SANDBOX)]

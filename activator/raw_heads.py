@@ -1,0 +1,86 @@
+"""Heads of raw HTTP: what of a request reaches the function, under which root, and what of its answer reaches the caller."""
+
+from __future__ import annotations
+
+from activator.dispatch import Call
+from activator.heads import weights_timing
+from activator.request import Headers, Request, Scope
+from activator.targets import Target
+from pilotlight.protocol import HEADER_ARM, HEADER_RATE_LIMIT, HEADER_RATE_LIMIT_POLICY, TENANT_PATH
+
+_HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"})
+_OURS = b"pilotlight-"
+"""Headers between the activator and its workers begin so: a caller's are dropped, it must not speak for us."""
+_NOT_FOR_WORKERS = _HOP_BY_HOP | {b"authorization", b"content-length", b"x-request-id"}
+"""A caller's API key ends here: user code never sees it."""
+_OURS_TO_SAY = frozenset(
+    {b"date", b"server", b"x-request-id", HEADER_ARM.encode(), HEADER_RATE_LIMIT.encode(), HEADER_RATE_LIMIT_POLICY.encode()}
+)
+"""Headers of an answer that its function does not choose."""
+_OF_THE_ORIGIN = frozenset({b"service-worker-allowed", b"clear-site-data", b"strict-transport-security"})
+_OUR_COOKIES = b"pilotlight_"
+"""The dashboard's begin so: a page that sets one would sign its visitors in as somebody else there."""
+_SANDBOX = b"sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads"
+"""Pages of public functions share the dashboard's origin: what they run must not act as the person who is signed in there."""
+
+
+def _prefix(scope: Scope) -> str:
+    """`/t/{tenant}` where the caller named one."""
+    path = str(scope["path"])
+    return f"{TENANT_PATH}{path[len(TENANT_PATH) :].partition('/')[0]}" if path.startswith(TENANT_PATH) else ""
+
+
+def root(scope: Scope, target: Target) -> str:
+    """`/fn/{app}/{function}`, with the tag that the path names: links that the function makes stay with its revision."""
+    prefix = _prefix(scope)
+    _, at, tag = str(scope["path"])[len(prefix) :].split("/", 4)[3].partition("@")
+    return f"{prefix}/fn/{target.app}/{target.function}{at}{tag}"
+
+
+def rest(scope: Scope) -> bytes:
+    """What follows `/fn/{app}/{function}` in the request's target, as the caller wrote it."""
+    before = 6 if _prefix(scope) else 4
+    raw = scope["raw_path"].partition(b"?")[0].split(b"/", before)
+    query = scope["query_string"]
+    return b"%b%b" % (b"/" + raw[before] if len(raw) > before else b"/", b"?" + query if query else b"")
+
+
+def request_head(request: Request, call: Call, *, has_body: bool) -> bytes:
+    """The request to the worker, up to its body, which goes in chunks."""
+    place = root(request.scope, call.target).encode()
+    lines = [b"%s /asgi%s HTTP/1.1" % (request.verb.encode(), rest(request.scope))]
+    lines += [b"%s: %s" % (name, value) for name, value in request.scope["headers"] if _is_for_worker(name)]
+    lines += [b"pilotlight-call: " + request.id.encode(), b"pilotlight-root-path: " + place, b"x-request-id: " + request.id.encode()]
+    lines += [f"{name}: {value}".encode() for name, value in arm_of(call).items()]
+    if has_body:
+        lines.append(b"transfer-encoding: chunked")
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def _is_for_worker(name: bytes) -> bool:
+    return name not in _NOT_FOR_WORKERS and not name.startswith(_OURS)
+
+
+def arm_of(call: Call) -> dict[str, str]:
+    """The header that says the arm of the experiment that a call is in; nothing where it is in none."""
+    return {HEADER_ARM: call.choice.arm} if call.choice is not None and call.choice.arm else {}
+
+
+def answer_headers(request: Request, call: Call, headers: Headers) -> Headers:
+    """What the caller gets: our own headers, and those of the function's that are its to say."""
+    own: Headers = [
+        (b"x-request-id", request.id.encode()),
+        (b"pilotlight-revision", call.target.revision.encode()),
+        (b"pilotlight-start", call.start_kind.encode()),
+        (b"server-timing", b"queue;dur=%.2f, start;dur=%.2f%b" % (call.queued_ms, call.start_ms, weights_timing(call))),
+    ]
+    own += [(name.encode(), value.encode()) for name, value in arm_of(call).items()]
+    passed_on = [(k, v) for k, v in headers if k not in _HOP_BY_HOP and k not in _OURS_TO_SAY]
+    return own + request.quota_headers() + passed_on
+
+
+def sandboxed(headers: Headers) -> Headers:
+    """The same for whoever may be a person with a browser; what the function says of its own content is kept."""
+    kept = (header for header in headers if header[0] not in _OF_THE_ORIGIN)
+    kept = (header for header in kept if header[0] != b"set-cookie" or _OUR_COOKIES not in header[1])
+    return [*kept, (b"content-security-policy", _SANDBOX)]
