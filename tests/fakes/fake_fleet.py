@@ -29,6 +29,8 @@ class FakeFleet:
     Attributes:
         gate: starts wait for it; set by default.
         failures: errors that the next starts raise, first in, first out.
+        broken: functions that do not start, and why.
+        behaviours: of functions that behave in their own way.
         prepared: revisions with a Template: their starts are FORK, others RESTORE from `snapshots`, else COLD.
         refusal: what the next checkpoints raise, if anything.
         launched: launches of starts, in order.
@@ -41,6 +43,8 @@ class FakeFleet:
         self.gate = asyncio.Event()
         self.gate.set()
         self.failures: list[errors.SnapshotterError] = []
+        self.broken: dict[str, errors.SnapshotterError] = {}
+        self.behaviours: dict[str, Behaviour] = {}
         self.workers: dict[str, FakeWorker] = {}
         self.started: list[str] = []
         self.stopped: list[tuple[str, float]] = []
@@ -64,7 +68,9 @@ class FakeFleet:
         await self.gate.wait()
         if self.failures:
             raise self.failures.pop(0)
-        worker = FakeWorker(self.directory / f"{instance_id}.sock", self.behaviour)
+        if target.function in self.broken:
+            raise self.broken[target.function]
+        worker = FakeWorker(self.directory / f"{instance_id}.sock", self.behaviours.get(target.function, self.behaviour))
         self.workers[instance_id] = await worker.start()
         kind = StartKind.FORK if target.key in self.prepared else StartKind.RESTORE if target.key in self.snapshots else StartKind.COLD
         self.prepared.add(target.key)
