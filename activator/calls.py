@@ -152,12 +152,14 @@ class SubmittedCalls:
         try:
             exchange, status, body = await self._wait_for_quotas(held, call)
         except errors.PilotlightError as e:
+            self._metrics.observer.refused(call.target, e.status, e)
             self._finish(held, call, failed(held.record, e))
             return
         except UpstreamGone as e:
+            self._metrics.observer.refused(call.target, 502)
             self._finish(held, call, failed(held.record, errors.WorkerCrashed(f"the instance died under this call: {e}", reason="crashed")))
             return
-        self._metrics.answered(exchange, status)
+        self._metrics.answered(exchange, status, is_awaited=False)
         self._finish(held, call, answered(held.record, exchange, status, body))
 
     async def _wait_for_quotas(self, held: _Held, call: Call) -> tuple[Exchange, int, bytes]:

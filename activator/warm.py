@@ -121,17 +121,18 @@ class WarmCalls:
 
     def begin(self, connection: EdgeProtocol, way: Way, headers: dict[bytes, bytes], body: bytes) -> bool:
         """Take a call to its worker, or refuse it by its quotas. False when it cannot go there at once; then nothing has happened."""
+        began_ns = time.monotonic_ns()
         if way.execution_s < MIN_CLOCK_S:
             return False
         gate = way.entry.gate
         if gate is None:
-            return self._begin(connection, way, headers, body, None)
+            return self._begin(connection, way, headers, body, None, began_ns=began_ns)
         refusal = gate.take_nowait(1, 1, 0)
         if refusal is not None:
             self._refuse(connection, way, refusal)
             return True
         admission = Admission(gate)
-        if self._begin(connection, way, headers, body, admission):
+        if self._begin(connection, way, headers, body, admission, began_ns=began_ns):
             return True
         admission.withdraw()
         return False
@@ -140,10 +141,12 @@ class WarmCalls:
         """Answer 429 here and now: a flood of calls over their quota must cost its neighbours as little as can be."""
         error = refusal.error()
         head, body = error_answer(error, new_call_id())
-        self.metrics.turned_away(error, way.entry.caller.tenant)
+        self.metrics.turned_away(error, way.entry.caller.tenant, way.target, way.choice.arm if way.choice is not None else "")
         connection.answer(error.status, head + way.entry.gate.head(), body)  # type: ignore[union-attr]
 
-    def _begin(self, connection: EdgeProtocol, way: Way, headers: dict[bytes, bytes], body: bytes, admission: Admission | None) -> bool:
+    def _begin(
+        self, connection: EdgeProtocol, way: Way, headers: dict[bytes, bytes], body: bytes, admission: Admission | None, *, began_ns: int
+    ) -> bool:
         target = way.target
         rank = way.entry.ranks.get(headers.get(b"pilotlight-priority"))
         if rank is None:
@@ -165,6 +168,7 @@ class WarmCalls:
             accept=headers.get(b"accept", b""), extra_headers=way.line, admission=admission, rank=rank,
             caller=way.entry.foreign, choice=way.choice,
         )  # fmt: skip
+        call.began_ns = call.routed_ns = began_ns  # its way was known: what routing took is a look-up
         call.reserved_ns = call.received_ns
         tally = way.tally
         if tally is None:
@@ -251,7 +255,7 @@ class WarmCall:
             reservation.release()
             if self._admission is not None:
                 self._admission.release()
-        self._calls.metrics.answered_warm(call.target, status, exec_s=exec_ms / 1000)
+        self._calls.metrics.closed_warm(call, answer, dispatched_ns=self._dispatched_ns, ended_ns=now_ns, picos=bill.picos)
         self._connection.answer(status, warm_head(call, answer, cost=bill.cost, exec_ms=exec_ms), body)
         if call.target.spec.fallback:
             self._calls.dispatcher.remember(call, answer)
@@ -292,7 +296,8 @@ class WarmCall:
             self._end()
             self._release()
             self._close(499, "cancelled")
-            self._calls.metrics.refused(499)
+            choice = self._call.choice
+            self._calls.metrics.refused(499, self._call.target, choice.arm if choice is not None else "")
 
     def _end(self) -> None:
         self._is_done = True
@@ -318,7 +323,7 @@ class WarmCall:
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
             request = Request(scope, receive, send)
             request.id, request.tenant, request.choice = call.id, call.caller or call.target.tenant, call.choice
-            request.gate, request.call = admission, call
+            request.gate, request.call, request.target = admission, call, call.target
             try:
                 await go_on(request, step)
             finally:
