@@ -50,7 +50,7 @@ def parse(value: bytes) -> Reported | None:
         if len({span.id for span in spans}) < len(spans):
             return None
         return Reported(_time(body["ms"]), spans, min(_count(body["dropped"]), 10**6))
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError, OverflowError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
 
 
