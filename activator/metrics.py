@@ -6,6 +6,7 @@ own for as long as the process runs, and what comes after them is summed under `
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -128,6 +129,16 @@ class Metrics:
             self.observer.answered(
                 call, status=answer.status, outcome=outcome, arm=arm, dispatched_ns=dispatched_ns, ended_ns=ended_ns, picos=picos
             )  # fmt: skip
+
+    def answered_raw(
+        self, call: Call, status: int, *, is_stream: bool, first_byte_ms: float, completed: bool = True, cost: str = "0"
+    ) -> None:
+        """A raw HTTP request was answered, or a WebSocket has ended; the function chooses its statuses itself."""
+        self.observer.answered(
+            call, status=status, outcome="ok" if completed else "", arm=call.choice.arm if call.choice is not None else "",
+            dispatched_ns=call.reserved_ns, ended_ns=time.monotonic_ns(), picos=_picos(cost),
+            first_byte_ms=first_byte_ms if is_stream else 0.0, streamed=is_stream, completed=completed,
+        )  # fmt: skip
 
     def waited(self, priority: str, seconds: float) -> None:
         """A call of this priority got a slot after waiting for it."""

@@ -63,8 +63,7 @@ class Passthrough:
             if admission is not None:
                 admission.release()
 
-    @staticmethod
-    async def _relay(target: Target, relay: _Relay, request: Request) -> None:
+    async def _relay(self, target: Target, relay: _Relay, request: Request) -> None:
         try:
             async with asyncio.timeout(target.spec.clocks.execution_s):
                 await relay.run()
@@ -80,6 +79,8 @@ class Passthrough:
             raise errors.DeadlineExceeded(f"the request ran longer than {target.spec.clocks.execution_s:g} s", clock="execution") from e
         finally:
             relay.close()
+            if request.is_answered:  # else it is observed as the error that it becomes
+                relay.observe(self._metrics)
 
     async def websocket(self, scope: Scope, receive: Receive, send: Send, raw_entry: RawEntry) -> None:
         """One WebSocket: accepted once the worker accepted it, then frames both ways until either side closes.
@@ -103,7 +104,7 @@ class Passthrough:
                 if admission is not None:
                     admission.release()
         except errors.PilotlightError as e:
-            self._metrics.turned_away(e, request.tenant)
+            self._metrics.turned_away(e, request.tenant, request.target, request.arm)
             await _deny(request, send, e)
 
     async def _hold(self, scope: Scope, receive: Receive, send: Send, reservation: Reservation, call: Call) -> None:
@@ -125,6 +126,7 @@ class Passthrough:
                     reservation.close(ticket, status=status, outcome=outcome, bytes_in=0, bytes_out=0)
             finally:
                 reservation.release()
+        self._metrics.answered_raw(call, status, is_stream=True, first_byte_ms=(call.reserved_ns - call.began_ns) / 1e6)
 
 
 async def _reserve_unless_left(throttler: Throttler, receive: Receive, timeout_s: float, rank: Rank) -> Reservation:
@@ -211,6 +213,9 @@ class _Relay:
         self._ticket: Ticket | None = None
         self._connection: WorkerConnection | None = None
         self._sent = 0
+        self._is_stream = False
+        self._first_byte_ms = 0.0
+        self._cost = "0"
         self.status = 499
         self.outcome = "cancelled"
         self.ending = Ending.ANSWERED
@@ -226,6 +231,7 @@ class _Relay:
         if has_body:
             await _send_body(request, connection, self._entry.raw_body_bytes)
         answer = await future
+        self._is_stream, self._first_byte_ms = answer.body is None, (time.monotonic_ns() - self._call.began_ns) / 1e6
         headers = answer_headers(request, self._call, answer.headers)
         await request.start(answer.status, sandboxed(headers) if self._entry.caller.is_anonymous else headers)
         if answer.body is not None:
@@ -244,11 +250,21 @@ class _Relay:
         self._reservation.ending = self.ending
         try:
             if self._ticket is not None:
-                self._reservation.close(self._ticket, status=self.status, outcome=self.outcome, bytes_in=0, bytes_out=self._sent)
+                self._cost = self._reservation.close(
+                    self._ticket, status=self.status, outcome=self.outcome, bytes_in=0, bytes_out=self._sent
+                )  # fmt: skip
         finally:
             if self._connection is not None:
                 self._reservation.instance.connections.give_back(self._connection, time.monotonic())
             self._reservation.release()
+
+    def observe(self, metrics: Metrics) -> None:
+        """It was answered, wholly or in part."""
+        metrics.answered_raw(
+            self._call, self.status, cost=self._cost, is_stream=self._is_stream, first_byte_ms=self._first_byte_ms,
+            completed=self.ending is not Ending.FAILED,
+        )  # fmt: skip
+        self._request.target = None
 
 
 async def _from_worker(worker: ClientConnection, send: Send) -> None:
@@ -292,10 +308,12 @@ async def _deny(request: Request, send: Send, error: errors.PilotlightError) -> 
 
 
 def _call_of(request: Request, entry: Entry) -> Call:
-    return Call(
+    call = Call(
         id=request.id, target=entry.target, method="", key_id=entry.caller.key_id, body=b"", rank=entry.rank(request.headers),
         caller=entry.foreign, choice=request.choice,
     )  # fmt: skip
+    call.began_ns, call.routed_ns = request.began_ns, request.routed_ns
+    return call
 
 
 def _expect_small(request: Request, limit_bytes: int | None) -> None:
