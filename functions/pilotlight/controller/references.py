@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller import blobs, images, schemas, tables, tenants
+from pilotlight.controller import blobs, images, schedules, schemas, tables, tenants
 from pilotlight.errors import InvalidInput, TooLarge
 from pilotlight.spec import PUBLIC, FunctionSpec, canonical_json, from_json, to_json
 from pilotlight.types import check_name
@@ -34,6 +34,7 @@ def parse(app: str, functions: Sequence[Mapping[str, Any]]) -> list[FunctionSpec
             raise InvalidInput(f"function {spec.name!r} is declared twice", parameter="functions")
         seen.add(spec.name)
         _check(spec)
+    schedules.check(specs)
     return specs
 
 
@@ -131,6 +132,8 @@ def _check(spec: FunctionSpec) -> None:
     for method in spec.methods:
         if method.schema is not None:
             schemas.check(method.schema, f"{where}: schema of {method.name or spec.name!r}")
+        if method.returns is not None:
+            schemas.check(method.returns, f"{where}: schema of the answer of {method.name or spec.name!r}")
     if (size := len(canonical_json(to_json(spec)))) > MAX_SPEC_BYTES:
         raise InvalidInput(f"{where}: its spec has {size} bytes: at most {MAX_SPEC_BYTES}", parameter="functions")
 

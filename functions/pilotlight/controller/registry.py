@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller import audit, history, publishing, releases, revisions, tables
+from pilotlight.controller import audit, history, publishing, releases, revisions, schedules, tables
 from pilotlight.controller.experiments import lifecycle as experiments
 from pilotlight.controller.places import Place
 from pilotlight.controller.releases import Terms
@@ -79,6 +79,7 @@ def stop(write: Write, place: Place) -> int:
     names = _current(write.sql, place)
     for name in names:
         publishing.publish(write, place.function_id(name))
+        schedules.sync(write, place.function_id(name), None)
     history.note(write, place, version=version, action="stop", functions=_listed(names))
     _audit(write, place, "app.stop", after={"version": version})
     return version
@@ -183,6 +184,8 @@ def _deploy_function(write: Write, place: Place, spec: FunctionSpec, terms: Term
     done = releases.release(write, place, function=spec.name, revision=revision, terms=terms)
     if done.stage is not releases.Stage.LIVE:
         publishing.publish(write, function)  # it may have been stopped
+    if serving := releases.serving(write.sql, function):
+        schedules.sync(write, function, revisions.spec_of(write.sql, function_id=function, revision=serving))
     return Deployed(
         function=spec.name, revision=revision, created=created, stage=done.stage.value, approvals=done.approvals, rollout=done.rollout
     )
@@ -194,6 +197,7 @@ def _remove(write: Write, place: Place, *, names: set[str]) -> tuple[str, ...]:
     for function in gone:
         rollouts.end(write, function, reason="the function was removed")
         experiments.stop(write, function, reason="the function was removed")
+        schedules.sync(write, function, None)
         write.sql.execute(sa.delete(tables.traffic).where(tables.traffic.c.function == function))
         write.sql.execute(sa.update(table).where(table.c.id == function).values(removed_at=write.now))
         publishing.withdraw(write, function)

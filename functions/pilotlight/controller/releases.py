@@ -71,23 +71,22 @@ def release(write: Write, place: Place, *, function: str, revision: str, terms: 
 
     `action`: of the history's entry; "" = the caller writes it.
     """
-    document = traffic.get(write.sql, place.function_id(function))
-    serving = document.stable or document.heaviest()
+    serves = serving(write.sql, place.function_id(function))
     if terms.no_traffic:
-        return _without_traffic(write, place, function, revision, serving=serving, tag=terms.tag)
+        return _without_traffic(write, place, function, revision, serving=serves, tag=terms.tag)
     running = ledger.running(write.sql, place.function_id(function))
     if running is not None and running.candidate == revision and terms.plan is None and not action:
         return Released(stage=Stage.ROLLOUT, rollout=running.id)  # deployed again, unchanged, while its steps go on
-    if revision != serving:
+    if revision != serves:
         guards.demand(
-            write, place, function=function, revision=revision, serving=serving,
+            write, place, function=function, revision=revision, serving=serves,
             allow_breaking=terms.allow_breaking, override_freeze=terms.override_freeze,
         )  # fmt: skip
     if left := approvals.missing(write.sql, place, function=function, revision=revision):
-        if serving and terms.tag:
+        if serves and terms.tag:
             traffic.change(write, place, function, _tagged(terms.tag, revision), action="")
         return Released(stage=Stage.WAITING, approvals=left)
-    if terms.plan is not None and serving and revision != serving:
+    if terms.plan is not None and serves and revision != serves:
         rollout = rollouts.begin(write, place, function=function, candidate=revision, plan=terms.plan)
         if terms.tag:
             traffic.change(write, place, function, _tagged(terms.tag, revision), action="")
@@ -95,6 +94,12 @@ def release(write: Write, place: Place, *, function: str, revision: str, terms: 
     rollouts.end(write, place.function_id(function), reason=f"{revision} was given all traffic")
     traffic.change(write, place, function, _whole(revision, tag=terms.tag), action=action, message=message)
     return Released(stage=Stage.LIVE)
+
+
+def serving(sql: sa.Connection, function_id: str) -> str:
+    """The revision that serves: during a rollout the one that it goes back to, else the heaviest; "" where nothing serves."""
+    document = traffic.get(sql, function_id)
+    return document.stable or document.heaviest()
 
 
 def promote(write: Write, place: Place, *, function: str, reference: str, terms: Terms, message: str = "") -> tuple[str, Released]:

@@ -195,7 +195,15 @@ def _forget(write: Write, *, tenant: str, name: str) -> None:
         feed.append(write, feed.QUOTA, f"{tenant}/{name}/{row.app}/{row.function}", None)
     functions = tables.functions
     ids = sa.select(functions.c.id).where(functions.c.tenant == tenant, functions.c.environment == name)
-    for table in (tables.traffic, tables.schedules, tables.revisions):
+    for children, column, parents in (
+        (tables.rollout_decisions, tables.rollout_decisions.c.rollout, tables.rollouts),
+        (tables.exposures, tables.exposures.c.experiment, tables.experiments),
+    ):
+        sql.execute(sa.delete(children).where(column.in_(sa.select(parents.c.id).where(parents.c.function.in_(ids)))))
+    for table in (
+        tables.rollouts, tables.experiments, tables.slo_alerts, tables.aliases, tables.approvals, tables.traffic, tables.schedules,
+        tables.revisions,
+    ):  # fmt: skip
         sql.execute(sa.delete(table).where(table.c.function.in_(ids)))
     for owned in (functions, tables.deployments, tables.apps, tables.weights, tables.webhooks, tables.traces):
         sql.execute(sa.delete(owned).where(owned.c.tenant == tenant, owned.c.environment == name))

@@ -1,0 +1,237 @@
+"""Revisions of a function: what they are, and how one comes to serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Path, Query, Response
+from pydantic import Field
+
+from pilotlight.controller import aliases, approvals, manifests, releases, traffic
+from pilotlight.controller.access import Principal
+from pilotlight.controller.api.models import Body, Meta, Numbers
+from pilotlight.controller.context import Admin, Ctx, Deployer, RequestId, place
+from pilotlight.controller.places import Place
+from pilotlight.controller.releases import Terms
+from pilotlight.controller.revisions import Told
+from pilotlight.controller.rollouts import plan
+from pilotlight.types import Scope
+
+router = APIRouter(prefix="/v1/apps", tags=["releases"])
+AppName = Annotated[str, Path(max_length=63)]
+FunctionName = Annotated[str, Path(max_length=63)]
+RevisionName = Annotated[str, Path(max_length=128, description="its name, `v6`, an alias or a tag")]
+Message = Annotated[str, Field(max_length=2000)]
+Reference = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class At:
+    """The function that a request is about, and who asks."""
+
+    place: Place
+    function: str
+    caller: Principal
+
+
+def _at(caller: Deployer, request: RequestId, app: AppName, function: FunctionName) -> At:
+    caller.demand_function(app, function)
+    return At(place=place(caller, app, request), function=function, caller=caller)
+
+
+Here = Annotated[At, Depends(_at)]
+
+
+class RevisionList(Body):
+    """Revisions, newest first."""
+
+    revisions: list[dict[str, Any]]
+
+
+class PromoteRequest(Body):
+    """A revision that shall serve: at once, or step by step."""
+
+    revision: Reference
+    message: Message = ""
+    rollout: dict[str, Any] | None = None
+    meta: Meta = Field(default_factory=dict, max_length=64)
+    evaluation: Numbers = Field(default_factory=dict, max_length=256)
+    allow_breaking: bool = False
+    override_freeze: bool = Field(default=False, description="needs a key of scope admin")
+
+
+class Promoted(Body):
+    """What became of it."""
+
+    app: str
+    function: str
+    revision: str
+    stage: Literal["live", "waiting", "no_traffic", "rollout"]
+    rollout: str = ""
+
+
+class RollbackRequest(Body):
+    """`to`: a revision; null: the one that served before."""
+
+    to: Reference | None = None
+    message: Message = ""
+
+
+class PinRequest(Body):
+    """The revision that shall answer a tenant's callers; null: the weights decide."""
+
+    tenant: str = Field(max_length=63)
+    revision: Reference | None
+
+
+class Moved(Body):
+    """A function's traffic after it was moved."""
+
+    app: str
+    function: str
+    revision: str | None
+    traffic: dict[str, Any]
+
+
+class ApproveRequest(Body):
+    """Why, if it is to be remembered."""
+
+    note: str = Field(default="", max_length=2000)
+
+
+class Approved(Body):
+    """How many approvals a revision still needs."""
+
+    app: str
+    function: str
+    revision: str
+    missing: int
+
+
+class AliasRequest(Body):
+    """What an alias shall stand for."""
+
+    revision: Reference
+
+
+class Aliases(Body):
+    """Aliases of a function: name → revision."""
+
+    aliases: dict[str, str]
+
+
+class PolicyBody(Body):
+    """How an app's releases are guarded."""
+
+    approvals: int = Field(ge=0, le=approvals.MAX_APPROVALS, description="of how many keys a new revision needs before it takes traffic")
+
+
+@router.get("/{app}/functions/{function}/revisions")
+def revision_list(context: Ctx, here: Here, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> RevisionList:
+    """A function's revisions, newest first."""
+    with context.store.read() as sql:
+        return RevisionList(revisions=manifests.listing(sql, here.place, here.function, limit=limit))
+
+
+@router.get("/{app}/functions/{function}/revisions:diff")
+def revision_diff(
+    context: Ctx,
+    here: Here,
+    before: Annotated[str, Query(alias="from", max_length=128)],
+    after: Annotated[str, Query(alias="to", max_length=128)],
+) -> dict[str, Any]:
+    """What differs between two revisions, and what of it breaks callers of the first."""
+    with context.store.read() as sql:
+        traffic.find(sql, here.place, here.function)
+        names = [aliases.resolve(sql, here.place, here.function, name) for name in (before, after)]
+        return manifests.diff(sql, here.place, here.function, before=names[0], after=names[1])
+
+
+@router.get("/{app}/functions/{function}/revisions/{revision}")
+def revision_manifest(context: Ctx, here: Here, revision: RevisionName) -> dict[str, Any]:
+    """A revision's manifest: what it pins, and what was told of it."""
+    with context.store.read() as sql:
+        traffic.find(sql, here.place, here.function)
+        return manifests.manifest(sql, here.place, here.function, aliases.resolve(sql, here.place, here.function, revision))
+
+
+@router.post("/{app}/functions/{function}/revisions/{revision}:approve")
+def approve(context: Ctx, here: Here, revision: RevisionName, body: ApproveRequest) -> Approved:
+    """Agree that a revision takes traffic. Not by the key that deployed it."""
+    with context.store.write() as write:
+        traffic.find(write.sql, here.place, here.function)
+        name = aliases.resolve(write.sql, here.place, here.function, revision)
+        missing = approvals.approve(write, here.place, function=here.function, revision=name, note=body.note)
+    return Approved(app=here.place.app, function=here.function, revision=name, missing=missing)
+
+
+@router.post("/{app}/functions/{function}:promote")
+def promote(context: Ctx, here: Here, body: PromoteRequest) -> Promoted:
+    """Let a revision that is there serve."""
+    if body.override_freeze:
+        here.caller.demand(Scope.ADMIN)
+    terms = Terms(
+        told=Told(lineage=body.meta, evaluation=body.evaluation),
+        plan=plan.parse(body.rollout) if body.rollout is not None else None,
+        allow_breaking=body.allow_breaking,
+        override_freeze=body.override_freeze,
+    )
+    with context.store.write() as write:
+        name, done = releases.promote(write, here.place, function=here.function, reference=body.revision, terms=terms, message=body.message)
+    return Promoted(app=here.place.app, function=here.function, revision=name, stage=done.stage.value, rollout=done.rollout)
+
+
+@router.post("/{app}/functions/{function}:rollback")
+def rollback(context: Ctx, here: Here, body: RollbackRequest) -> Moved:
+    """All traffic to a revision at once: the given one, or the one that served before."""
+    with context.store.write() as write:
+        name, document = releases.rollback(write, here.place, function=here.function, reference=body.to, message=body.message)
+    return Moved(app=here.place.app, function=here.function, revision=name, traffic=traffic.shown(document))
+
+
+@router.post("/{app}/functions/{function}:pin")
+def pin(context: Ctx, here: Here, body: PinRequest) -> Moved:
+    """Let a revision answer a tenant's callers, whatever the weights."""
+    with context.store.write() as write:
+        document = releases.pin(write, here.place, function=here.function, tenant=body.tenant, reference=body.revision)
+    return Moved(app=here.place.app, function=here.function, revision=document.pins.get(body.tenant), traffic=traffic.shown(document))
+
+
+@router.get("/{app}/functions/{function}/aliases")
+def alias_list(context: Ctx, here: Here) -> Aliases:
+    """A function's aliases: the platform's, and yours."""
+    with context.store.read() as sql:
+        traffic.find(sql, here.place, here.function)
+        return Aliases(aliases=aliases.of(sql, here.place.function_id(here.function)))
+
+
+@router.put("/{app}/functions/{function}/aliases/{alias}")
+def alias_set(context: Ctx, here: Here, alias: AppName, body: AliasRequest) -> Aliases:
+    """Let an alias stand for a revision."""
+    with context.store.write() as write:
+        return Aliases(aliases=aliases.move(write, here.place, function=here.function, alias=alias, reference=body.revision))
+
+
+@router.delete("/{app}/functions/{function}/aliases/{alias}", status_code=204)
+def alias_delete(context: Ctx, here: Here, alias: AppName) -> Response:
+    """Take an alias away."""
+    with context.store.write() as write:
+        aliases.move(write, here.place, function=here.function, alias=alias, reference=None)
+    return Response(status_code=204)
+
+
+@router.get("/{app}/policy")
+def policy(context: Ctx, caller: Deployer, app: AppName) -> PolicyBody:
+    """How the app's releases are guarded."""
+    caller.narrowed(app, None)
+    with context.store.read() as sql:
+        return PolicyBody(approvals=approvals.policy(sql, place(caller, app, "")).approvals)
+
+
+@router.put("/{app}/policy")
+def protect(context: Ctx, caller: Admin, request: RequestId, app: AppName, body: PolicyBody) -> PolicyBody:
+    """Let new revisions of the app need approvals before they take traffic."""
+    caller.demand_app(app)
+    with context.store.write() as write:
+        return PolicyBody(approvals=approvals.protect(write, place(caller, app, request), approvals=body.approvals).approvals)
