@@ -163,6 +163,11 @@ class Exchange:
         return asyncio.get_running_loop().call_later(max(0.0, left_s), self._overrun)
 
     @property
+    def held(self) -> Reservation | None:
+        """Its slot; None where no instance answered."""
+        return self.reservation
+
+    @property
     def instance(self) -> Instance | None:
         """The instance that answered; None where none did."""
         return self.reservation.instance

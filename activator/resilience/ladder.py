@@ -54,6 +54,11 @@ class StandIn(Exchange):
         return f"<StandIn {self.call.degraded} for {self.call!r}>"
 
     @property
+    def held(self) -> None:
+        """None: no slot was taken."""
+        return
+
+    @property
     def instance(self) -> None:
         """None: no instance answered."""
         return

@@ -97,7 +97,7 @@ class Tracer:
     # -- at its end --------------------------------------------------------------------------------------------------------
     def answered(self, exchange: Exchange, status: int, **more: Any) -> None:
         """A worker's answer went to the caller, or as much of it as there was. `more`: fields of `Ended`."""
-        call, reservation = exchange.call, exchange.reservation
+        call, reservation = exchange.call, exchange.held
         ended_ns = exchange.dispatched_ns + int(exchange.exec_ms * 1e6)
         reason = self._reason(call, status, ended_ns, more.get("first_byte_ms"))
         if reason == SLOW and more.get("is_submitted"):  # nobody waits for it
