@@ -21,6 +21,7 @@ from pilotlight.controller.api import (
     books,
     budgets,
     calls,
+    deployments,
     due,
     experiments,
     feedback,
@@ -31,16 +32,19 @@ from pilotlight.controller.api import (
     observations,
     plans,
     quotas,
+    revisions,
     rollouts,
     schedules,
     snapshots,
     tenancy,
     traces,
+    traffic,
     webhooks,
     weights,
 )
 from pilotlight.controller.audit import coming_from
 from pilotlight.controller.context import Context
+from pilotlight.controller.idempotency import Idempotency
 from pilotlight.controller.metrics import Metrics
 from pilotlight.protocol import CONTENT_PROBLEM, HEADER_REQUEST_ID, new_call_id
 
@@ -83,6 +87,8 @@ def build(context: Context) -> ASGIApp:
     for router in (
         internal.router,
         apps.router,
+        revisions.router,
+        deployments.router,
         blobs.router,
         tenancy.router,
         keys.router,
@@ -94,6 +100,7 @@ def build(context: Context) -> ASGIApp:
         snapshots.router,
         weights.router,
         books.router,
+        traffic.router,
         rollouts.router,
         invoices.router,
         budgets.router,
@@ -111,7 +118,7 @@ def build(context: Context) -> ASGIApp:
     ):
         app.include_router(router)
     app.add_api_route("/healthz", _healthz, methods=["GET"], tags=["health"])
-    return _Edge(_document_problems(app), context.metrics)
+    return _Edge(Idempotency(_document_problems(app), context), context.metrics)
 
 
 async def _healthz() -> dict[str, str]:

@@ -16,7 +16,21 @@ import anyio.to_thread
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
-from pilotlight.controller import application, bookkeeping, budgets, calls, deliverer, feed, garbage, holdings, tenants
+from pilotlight.controller import (
+    application,
+    bookkeeping,
+    budgets,
+    calls,
+    deliverer,
+    deliveries,
+    due,
+    feed,
+    garbage,
+    holdings,
+    idempotency,
+    planner,
+    tenants,
+)
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
 from pilotlight.controller.context import Context

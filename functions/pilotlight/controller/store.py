@@ -14,6 +14,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,10 @@ class Write:
         return postgresql.insert(table) if self.sql.dialect.name == "postgresql" else sqlite.insert(table)
 
 
+riding: ContextVar[Callable[[Write], None] | None] = ContextVar("written with every change", default=None)
+"""What else is written in each transaction that the current request commits (`idempotency`)."""
+
+
 class Store:
     """The open database. Safe to use from many threads; `close()` ends it."""
 
@@ -79,6 +84,8 @@ class Store:
                     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(WRITE_LOCK)))
                 write = Write(sql=connection, now=self._clock())
                 yield write
+                if (rider := riding.get()) is not None:
+                    rider(write)
         if write.fed:
             self._on_fed()
 

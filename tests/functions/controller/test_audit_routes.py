@@ -32,6 +32,12 @@ EXPERIMENT = {
     "arms": [{"name": "a", "revision": "@revision", "share": 50}, {"name": "b", "revision": "@revision", "share": 50}],
 }  # fmt: skip
 
+HELLO_0 = {"app": "search", "function": "hello", "number": "0"}
+DEAD = {
+    "id": "req-dead", "environment": "main", "app": "search", "function": "hello", "method": "", "state": "FAILED", "sequence": 3,
+    "submitted_at": 1_800_000_000.0, "expires_at": 1_900_000_000.0, "is_dead": True, "payload": {"body": ""},
+}  # fmt: skip
+
 # (method, route, what its names stand for, body, action in the log): in an order in which each can succeed
 ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
     ("PUT", "/v1/blobs/{digest}", {"digest": hashlib.sha256(NEW_BLOB).hexdigest()}, NEW_BLOB, "blob.put"),
@@ -46,13 +52,32 @@ ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
     ("POST", "/v1/weights/{name}/pin", {"name": "minilm"}, None, "weights.pin"),
     ("POST", "/v1/weights/{name}/unpin", {"name": "minilm"}, None, "weights.unpin"),
     ("DELETE", "/v1/weights/{name}", {"name": "minilm"}, None, "weights.delete"),
-    ("POST", "/v1/apps/{app}/deploy", {"app": "search"}, {"functions": [spec()]}, "app.deploy"),
+    ("POST", "/v1/apps/{app}/deploy", {"app": "search"}, {"functions": [spec(schedules=[{"period_s": 60}])]}, "app.deploy"),
+    ("POST", "/v1/schedules/{app}/{function}/{number}:pause", HELLO_0, None, "schedule.pause"),
+    ("POST", "/v1/schedules/{app}/{function}/{number}:resume", HELLO_0, None, "schedule.resume"),
+    ("POST", "/v1/schedules/{app}/{function}/{number}:run", HELLO_0, None, "schedule.run"),
+    ("POST", "/v1/calls/{call}:redrive", {"call": "req-dead"}, None, "call.redrive"),
+    ("POST", "/v1/calls:redrive", {}, {"app": "search"}, "call.redrive"),
+    ("PUT", "/v1/webhooks/{name}", {"name": "ops"}, {"url": "https://alerts.invalid/here"}, "webhook.set"),
+    ("POST", "/v1/webhooks/{name}:test", {"name": "ops"}, None, "webhook.test"),
+    ("DELETE", "/v1/webhooks/{name}", {"name": "ops"}, None, "webhook.delete"),
     ("POST", "/v1/experiments", {}, EXPERIMENT, "experiment.create"),
     ("POST", "/v1/experiments/{experiment}:start", {"experiment": "@id"}, None, "experiment.start"),
     ("POST", "/v1/experiments/{experiment}:stop", {"experiment": "@id"}, {}, "experiment.stop"),
     ("POST", "/v1/experiments/{experiment}:conclude", {"experiment": "@id"}, {"arm": "a"}, "experiment.conclude"),
     ("PUT", "/v1/quotas/functions/{app}/{function}", {"app": "search", "function": "hello"}, {"concurrent": 3}, "quota.set"),
     ("DELETE", "/v1/quotas/functions/{app}/{function}", {"app": "search", "function": "hello"}, None, "quota.set"),
+    (
+        "PUT", "/v1/functions/{app}/{function}/traffic", {"app": "search", "function": "hello"},
+        {"weights": {"stable": 100}, "tags": {"next": "stable"}}, "traffic.change",
+    ),
+    ("PATCH", "/v1/functions/{app}/{function}/traffic", {"app": "search", "function": "hello"}, {"sticky": "key"}, "traffic.change"),
+    ("POST", "/v1/apps/{app}/deploy", {"app": "search"}, {"functions": [spec(resources={"cpu": 2.0})], "rollout": {}}, "app.deploy"),
+    ("POST", "/v1/rollouts/{rollout}:pause", {"rollout": "@id"}, None, "rollout.pause"),
+    ("POST", "/v1/rollouts/{rollout}:resume", {"rollout": "@id"}, None, "rollout.resume"),
+    ("POST", "/v1/rollouts/{rollout}:promote", {"rollout": "@id"}, None, "rollout.promote"),
+    ("POST", "/v1/apps/{app}/deploy", {"app": "search"}, {"functions": [spec()], "rollout": {}}, "app.deploy"),
+    ("POST", "/v1/rollouts/{rollout}:abort", {"rollout": "@id"}, None, "rollout.rollback"),
     ("PUT", "/v1/functions/{app}/{function}/snapshots", {"app": "search", "function": "hello"}, {"enabled": False}, "snapshots.disable"),
     ("DELETE", "/v1/functions/{app}/{function}/snapshots", {"app": "search", "function": "hello"}, None, "snapshots.delete"),
     ("POST", "/v1/apps/{app}:stop", {"app": "search"}, None, "app.stop"),
@@ -89,6 +114,7 @@ async def prepare(controller: Controller, tmp_path: Path) -> str:
     controller.agent.snapshots = [snapshot(tenant)]
     record = usage(tenant=tenant, started_at=controller.clock.now - LAST_MONTH_S, cost="0.5")
     assert (await controller.internal("/internal/usage", {"activator": "a", "records": [record.to_json()]})).status_code == 200
+    assert (await controller.internal("/internal/calls", {"calls": [{**DEAD, "tenant": tenant}]})).status_code == 200
     return await upload(controller.http, tmp_path / "model")
 
 
@@ -127,6 +153,8 @@ def _json(body: Any, **names: str) -> dict[str, Any]:
 
 def _id(answer: httpx.Response) -> str:
     body = answer.json() if answer.headers.get("content-type") == "application/json" else {}
+    if isinstance(body, dict) and "rollout" in (body.get("functions") or [{}])[0]:
+        return str(body["functions"][0]["rollout"])
     return str(body.get("id", "")) if isinstance(body, dict) else ""
 
 

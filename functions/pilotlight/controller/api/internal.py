@@ -86,10 +86,12 @@ def _refuse_constant(name: str) -> Any:
 
 @router.post(CALLS_PATH)
 def put_calls(context: Ctx, body: CallsRequest) -> Accepted:
-    """Keep the newest state of each call."""
+    """Keep the newest state of each call; a dead letter comes with its `payload`, what the journal held of it."""
+    payloads = [item.pop("payload", None) for item in body.calls]
     records = [_record(CallRecord, item, f"calls[{i}]") for i, item in enumerate(body.calls)]
+    held = {record.id: payload for record, payload in zip(records, payloads, strict=True) if isinstance(payload, dict)}
     with context.store.write() as write:
-        calls.put(write, records)
+        calls.put(write, records, payloads=held)
     return Accepted(accepted=len(records))
 
 

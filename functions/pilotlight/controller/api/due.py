@@ -1,0 +1,70 @@
+"""Due calls, for activators: handed out on a claim, and taken. The platform token opens this."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Annotated, Any
+
+import anyio.to_thread
+from fastapi import APIRouter, Depends, Query
+from pydantic import Field
+
+from pilotlight.controller import due
+from pilotlight.controller.api.internal import MAX_WAIT_S
+from pilotlight.controller.api.models import Body
+from pilotlight.controller.context import Context, Ctx, platform_token
+from pilotlight.protocol import DUE_PATH
+
+router = APIRouter(dependencies=[Depends(platform_token)], include_in_schema=False)
+
+
+class DueCalls(Body):
+    """Calls as journals hold them, claimed for who asked."""
+
+    calls: list[dict[str, Any]]
+
+
+class TakeRequest(Body):
+    """These (`due` of each) are in the journal of this activator."""
+
+    activator: str = Field(max_length=64)
+    ids: list[str] = Field(max_length=10_000)
+
+
+class Taken(Body):
+    """Those of them that are its own to run; the others are another's, and must be forgotten."""
+
+    yours: list[str]
+
+
+@router.get(DUE_PATH)
+async def ask(
+    context: Ctx, activator: Annotated[str, Query(max_length=64)], wait_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S)] = 0
+) -> DueCalls:
+    """What this activator shall run, waiting up to `wait_s` for the first of it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(wait_s) as patience:
+            while True:
+                ring = context.bell.next_ring()
+                found = await anyio.to_thread.run_sync(_claim, context, activator)
+                if found or context.bell.closed or wait_s == 0:
+                    patience.reschedule(None)
+                    return DueCalls(calls=found)
+                await ring.wait()
+    return DueCalls(calls=await anyio.to_thread.run_sync(_claim, context, activator))
+
+
+@router.post(DUE_PATH)
+def take(context: Ctx, body: TakeRequest) -> Taken:
+    """Take what is in a journal."""
+    with context.store.write() as write:
+        return Taken(yours=due.take(write, activator=body.activator, ids=body.ids))
+
+
+def _claim(context: Context, activator: str) -> list[dict[str, Any]]:
+    with context.store.read() as sql:  # a look takes no lock, and mostly nothing is due
+        if not due.has_any(sql, activator=activator, now=context.clock()):
+            return []
+    with context.store.write() as write:
+        return due.claim(write, activator=activator)

@@ -1,0 +1,99 @@
+"""Schedules: when functions call themselves; pausing them, and calling at once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Response
+from pydantic import Field
+
+from pilotlight.controller import schedules
+from pilotlight.controller.access import Principal
+from pilotlight.controller.api.models import Body
+from pilotlight.controller.context import Ctx, Deployer, RequestId
+from pilotlight.controller.schedules import Planned
+from pilotlight.controller.store import Write
+from pilotlight.spec import to_json
+
+router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
+App = Annotated[str, Path(max_length=63)]
+Function = Annotated[str, Path(max_length=63)]
+Number = Annotated[int, Path(ge=0, le=1000, description="as listed")]
+
+
+class ScheduleInfo(Body):
+    """A schedule of a function. It is declared with the function; what is here can be paused."""
+
+    id: str
+    app: str
+    function: str
+    number: int
+    cron: str = Field(description='"" of a period')
+    period_s: float | None
+    timezone: str
+    missed: str = Field(description="skip: what passed while the platform was down is left out; catch_up: one call makes up for all of it")
+    method: str
+    arguments: Any
+    is_paused: bool
+    next_at: float | None = Field(description="null: paused, or the app is stopped")
+    last_at: float | None = Field(description="the last time that became a call")
+
+
+class ScheduleList(Body):
+    """Schedules of the environment, as far as the key reaches."""
+
+    schedules: list[ScheduleInfo]
+
+
+class Begun(Body):
+    """A call that was begun."""
+
+    id: str
+    url: str
+
+
+@router.get("")
+def list_schedules(context: Ctx, caller: Deployer, app: str | None = None, function: str | None = None) -> ScheduleList:
+    """The schedules of the environment's functions."""
+    app, function = caller.narrowed(app, function)
+    with context.store.read() as sql:
+        found = schedules.listing(sql, tenant=caller.tenant, environment=caller.environment, app=app, function=function)
+    return ScheduleList(schedules=[_info(one) for one in found])
+
+
+@router.post("/{app}/{function}/{number}:pause")
+def pause_schedule(*, context: Ctx, caller: Deployer, request: RequestId, app: App, function: Function, number: Number) -> ScheduleInfo:
+    """Call no more until it is resumed, whatever is deployed meanwhile."""
+    with context.store.write() as write:
+        schedules.pause(write, _planned(write, caller, app, function, number), is_paused=True, actor=caller.key, request=request)
+        return _info(_planned(write, caller, app, function, number))
+
+
+@router.post("/{app}/{function}/{number}:resume")
+def resume_schedule(*, context: Ctx, caller: Deployer, request: RequestId, app: App, function: Function, number: Number) -> ScheduleInfo:
+    """Go on with the next time; what passed while it was paused is not made up for."""
+    with context.store.write() as write:
+        schedules.pause(write, _planned(write, caller, app, function, number), is_paused=False, actor=caller.key, request=request)
+        return _info(_planned(write, caller, app, function, number))
+
+
+@router.post("/{app}/{function}/{number}:run", status_code=202)
+def run_schedule(
+    *, context: Ctx, caller: Deployer, request: RequestId, app: App, function: Function, number: Number, response: Response
+) -> Begun:
+    """Make a call at once, beside the plan."""
+    with context.store.write() as write:
+        planned = _planned(write, caller, app, function, number)
+        call_id = schedules.run_now(write, planned, actor=caller.key, request=request)
+    response.headers["location"] = f"/v1/calls/{call_id}"
+    return Begun(id=call_id, url=f"/v1/calls/{call_id}")
+
+
+def _planned(write: Write, caller: Principal, app: str, function: str, number: int) -> Planned:
+    caller.demand_function(app, function)
+    return schedules.get(write.sql, tenant=caller.tenant, environment=caller.environment, app=app, function=function, number=number)
+
+
+def _info(planned: Planned) -> ScheduleInfo:
+    named = {name: getattr(planned, name) for name in ("id", "app", "function", "number", "is_paused", "next_at", "last_at")}
+    return ScheduleInfo(**named, **to_json(planned.schedule))

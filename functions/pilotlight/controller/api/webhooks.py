@@ -1,0 +1,166 @@
+"""Named webhooks: who is told of an environment's events, what was told, and trying one out."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import anyio.to_thread
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import Field
+
+from pilotlight.controller import audit, deliveries, endpoints, webhooks
+from pilotlight.controller.access import Principal
+from pilotlight.controller.api.budgets import Tested
+from pilotlight.controller.api.models import Body
+from pilotlight.controller.context import Admin, Context, Ctx, Deployer, RequestId
+from pilotlight.controller.deliveries import Delivery
+from pilotlight.controller.endpoints import Webhook
+from pilotlight.controller.webhooks import Message, Sender
+from pilotlight.protocol import new_call_id
+from pilotlight.types import Scope
+
+router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
+Name = Annotated[str, Path(max_length=63)]
+
+
+class WebhookRequest(Body):
+    """A webhook, whole."""
+
+    url: str = Field(description="where messages are posted (Standard Webhooks)")
+    events: list[str] = Field(
+        default_factory=list, description="such as `call.finished`, `slo.*`, `*`; none = only the calls that name this webhook"
+    )
+    new_secret: bool = Field(default=False, description="replace the secret that messages are signed with")
+
+
+class WebhookInfo(Body):
+    """A named webhook."""
+
+    name: str
+    environment: str
+    url: str = Field(description="whole for administrators, its host for others")
+    events: list[str]
+    created_by: str
+    created_at: float
+
+
+class WebhookSet(WebhookInfo):
+    """A webhook that was set. `secret` is what messages are signed with, shown this once; null: it is as it was."""
+
+    secret: str | None
+
+
+class WebhookList(Body):
+    """The webhooks of an environment."""
+
+    webhooks: list[WebhookInfo]
+
+
+class DeliveryInfo(Body):
+    """One event for one webhook. `delivered_at` and `next_attempt_at` null: it was given up."""
+
+    id: str
+    webhook: str
+    event: str
+    data: str = Field(description="JSON text")
+    at: float
+    delivered_at: float | None
+    next_attempt_at: float | None
+    attempts: int
+    error: str | None
+
+
+class DeliveryList(Body):
+    """Deliveries, newest first."""
+
+    deliveries: list[DeliveryInfo]
+
+
+@router.get("")
+def list_webhooks(context: Ctx, caller: Deployer) -> WebhookList:
+    """The webhooks of the environment."""
+    caller.demand_whole_environment()
+    with context.store.read() as sql:
+        found = endpoints.listing(sql, tenant=caller.tenant, environment=caller.environment)
+    return WebhookList(webhooks=[WebhookInfo(**_info(one, caller)) for one in found])
+
+
+@router.put("/{name}")
+def set_webhook(context: Ctx, caller: Admin, request: RequestId, name: Name, body: WebhookRequest) -> WebhookSet:
+    """Make or change a webhook."""
+    caller.demand_whole_environment()
+    webhooks.check_url(body.url, policy=context.config.settings.webhooks)
+    with context.store.write() as write:
+        placed = endpoints.put(
+            write, key=context.key, tenant=caller.tenant, environment=caller.environment, name=name, url=body.url, events=body.events,
+            new_secret=body.new_secret, actor=caller.key, request=request,
+        )  # fmt: skip
+    return WebhookSet(**_info(placed.webhook, caller), secret=placed.secret)
+
+
+@router.delete("/{name}", status_code=204)
+def delete_webhook(context: Ctx, caller: Admin, request: RequestId, name: Name) -> Response:
+    """Remove a webhook; what it was not told yet it is not told any more."""
+    caller.demand_whole_environment()
+    with context.store.write() as write:
+        endpoints.delete(write, tenant=caller.tenant, environment=caller.environment, name=name, actor=caller.key, request=request)
+    return Response(status_code=204)
+
+
+@router.post("/{name}:test")
+async def test_webhook(context: Ctx, caller: Admin, request: RequestId, name: Name) -> Tested:
+    """Post a signed example (`type`: `webhook.test`) to a webhook, once, and say what became of it."""
+    caller.demand_whole_environment()
+    message, found = await anyio.to_thread.run_sync(_example, context, caller, name, request)
+    secret = context.key.open(found.sealed_secret)
+    began, now = time.perf_counter(), context.clock()
+    async with Sender(policy=context.config.settings.webhooks) as sender:
+        outcome = await sender.post(message, url=found.url, secret=secret, now=now)
+    body = message.body()
+    return Tested(
+        status=outcome.status,
+        error=outcome.error,
+        url=found.url,
+        headers=webhooks.headers(message, body, secret=secret, now=now),
+        body=body.decode(),
+        elapsed_ms=round((time.perf_counter() - began) * 1000),
+    )
+
+
+@router.get("/{name}/deliveries")
+def list_deliveries(
+    *,
+    context: Ctx,
+    caller: Deployer,
+    name: Name,
+    failed: Annotated[bool | None, Query(description="only those that were given up")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> DeliveryList:
+    """What a webhook was told, or could not be; also one that a call named and that is not there."""
+    caller.demand_whole_environment()
+    with context.store.read() as sql:
+        found = deliveries.listing(sql, tenant=caller.tenant, environment=caller.environment, webhook=name, is_failed=failed, limit=limit)
+        if not found:
+            endpoints.get(sql, tenant=caller.tenant, environment=caller.environment, name=name)
+    return DeliveryList(deliveries=[_delivery(one) for one in found])
+
+
+def _example(context: Context, caller: Principal, name: str, request: str) -> tuple[Message, Webhook]:
+    with context.store.write() as write:
+        found = endpoints.get(write.sql, tenant=caller.tenant, environment=caller.environment, name=name)
+        audit.record(write, tenant=caller.tenant, actor=caller.key, action="webhook.test", subject=name, request=request)
+        now = write.now
+    data = {"webhook": name, "environment": caller.environment, "events": list(found.events)}
+    return Message(id=f"test-{new_call_id()}", type="webhook.test", at=now, data=data), found
+
+
+def _info(one: Webhook, caller: Principal) -> dict[str, Any]:
+    shown = one.url if caller.scope is Scope.ADMIN else webhooks.host_of(one.url)
+    named = {name: getattr(one, name) for name in ("name", "environment", "created_by", "created_at")}
+    return {**named, "url": shown, "events": list(one.events)}
+
+
+def _delivery(one: Delivery) -> DeliveryInfo:
+    named = {name: getattr(one, name) for name in ("id", "webhook", "event", "at", "delivered_at", "next_attempt_at", "attempts", "error")}
+    return DeliveryInfo(**named, data=one.body)
