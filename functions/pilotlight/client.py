@@ -20,8 +20,10 @@ from pilotlight.sdk.answers import RAISED_STATUS, ItemReader, call_headers, func
 from pilotlight.sdk.billing import BillingResources
 from pilotlight.sdk.node import Json, lines, parts
 from pilotlight.sdk.releases import DeployedFunction, Deployment, ReleaseResources
+from pilotlight.sdk.rollouts import RolloutResources
 from pilotlight.sdk.spending import BudgetResources
 from pilotlight.sdk.tenancy import TenancyResources
+from pilotlight.sdk.traffic import TrafficResources
 from pilotlight.sdk.transport import DEFAULT_BUDGET_S, AsyncTransport, Transport
 from pilotlight.spec import ImageSpec, to_json
 
@@ -72,7 +74,7 @@ class _FileBody:
                 yield piece
 
 
-class Client(ReleaseResources, TenancyResources, BudgetResources, BillingResources):
+class Client(ReleaseResources, RolloutResources, TrafficResources, TenancyResources, BudgetResources, BillingResources):
     """The platform as one profile sees it. A context manager: closing it closes its connections."""
 
     def __init__(self, profile: Profile, *, retry_budget_s: float = DEFAULT_BUDGET_S) -> None:

@@ -24,6 +24,7 @@ from pilotlight.cli import (
     state,
     tenant,
     top,
+    traffic,
     up,
     weights,
 )
@@ -31,7 +32,7 @@ from pilotlight.cli.commands import common_callback
 from pilotlight.cli.session import Options
 
 _PARTS = (
-    up, deploy, call, app, rollout, instance, snapshot, weights, admin, tenant, quota, audit, budget, billing, state, doctor, top,
+    up, deploy, call, app, traffic, rollout, instance, snapshot, weights, admin, tenant, quota, audit, budget, billing, state, doctor, top,
 )  # fmt: skip
 """In the order in which --help lists them."""
 _HELP = "Serverless functions for models: scale to zero, back in milliseconds, billed per request."

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from pilotlight import traffic
 from pilotlight.controller import feed, launch, schedules, tables
+from pilotlight.controller.rollouts import ledger
 from pilotlight.controller.store import Write
 from pilotlight.errors import NotFound
 from pilotlight.spec import FunctionSpec, from_json
@@ -25,7 +26,7 @@ def publish(write: Write, function: str) -> None:
     told = document(write.sql, function)
     if not told.weights:
         return  # its first revision still waits to be let in
-    told = replace(told, tags={**aliases(write.sql, function), **told.tags})
+    told = replace(told, tags={**aliases(write.sql, function), **_roles(write.sql, told), **told.tags})
     specs = _specs(write.sql, function, told.named())
     named = {secret for spec in specs.values() for secret in spec.secrets}
     route = launch.route(
@@ -63,6 +64,12 @@ def aliases(sql: sa.Connection, function: str) -> dict[str, str]:
     table = tables.aliases
     rows = sql.execute(sa.select(table.c.name, table.c.revision).where(table.c.function == function))
     return {row.name: row.revision for row in rows}
+
+
+def _roles(sql: sa.Connection, document: TrafficDocument) -> dict[str, str]:
+    """The aliases that the platform keeps itself: `stable`, and `candidate` while a rollout runs."""
+    rollout = ledger.running(sql, document.salt)
+    return {"stable": document.stable or document.heaviest(), **({"candidate": rollout.candidate} if rollout is not None else {})}
 
 
 def withdraw(write: Write, function: str) -> None:

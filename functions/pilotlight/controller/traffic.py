@@ -35,22 +35,6 @@ def find(sql: sa.Connection, place: Place, function: str) -> TrafficDocument:
     return get(sql, place.function_id(function))
 
 
-def aliases(sql: sa.Connection, function_id: str) -> dict[str, str]:
-    """Names of the function's that stand for revisions beside the document's own tags."""
-    return publishing.aliases(sql, function_id)
-
-
-def resolve(sql: sa.Connection, function_id: str, document: TrafficDocument, name: str) -> str:
-    """The revision that `name` stands for: a tag, an alias, or its own. Raises NotFound, naming those that there are."""
-    named = {**aliases(sql, function_id), **document.tags}
-    if name in named:
-        return named[name]
-    if name in _revisions(sql, function_id):
-        return name
-    hint = f"; its tags and aliases are {', '.join(sorted(named))}" if named else ""
-    raise NotFound(f"there is no revision, tag or alias {name!r} of this function{hint}", name=name)
-
-
 def change(
     write: Write, place: Place, function: str, edit: Edit, *, expected: int | None = None, action: str, message: str = ""
 ) -> TrafficDocument:

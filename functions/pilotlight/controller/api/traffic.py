@@ -1,0 +1,206 @@
+"""Who is answered by which revision: read, put anew, or changed in part.
+
+Whoever names the generation that he saw cannot undo another's change unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Header, Response
+from pydantic import Field
+
+from pilotlight import traffic as documents
+from pilotlight.controller import aliases, tenants, traffic
+from pilotlight.controller.access import Principal
+from pilotlight.controller.api.models import Body
+from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, place
+from pilotlight.controller.places import Place
+from pilotlight.errors import Conflict, InvalidInput
+from pilotlight.traffic import PER_REQUEST, WHOLE, Shadow, TrafficDocument
+
+router = APIRouter(prefix="/v1/functions", tags=["traffic"])
+Weights = dict[str, int]
+Sticky = Annotated[str, Field(max_length=80, description="what a unit is: request, key, tenant, or header:<name>")]
+Names = Annotated[dict[str, str], Field(max_length=documents.MAX_NAMES)]
+Changes = Annotated[dict[str, str | None], Field(max_length=documents.MAX_NAMES)]
+MaxCandidate = Annotated[int, Field(ge=0, le=WHOLE, description="percent that all revisions but the heaviest may have together")]
+Seen = Annotated[int | None, Field(description="the generation that this was made for; 409 when it is another by now")]
+_Edit = Callable[[TrafficDocument, Callable[[str], str]], TrafficDocument]
+IfMatch = Annotated[str | None, Header(description="the same, as the ETag that was read")]
+
+
+class ShadowBody(Body):
+    """Copies of calls, whose answers are compared and thrown away. They cost nothing, and never more than `max_compute` of the function."""
+
+    revision: str
+    percent: float = Field(default=100.0, ge=0, le=WHOLE)
+    max_compute: float = Field(default=0.15, ge=0, le=1)
+
+
+class TrafficBody(Body):
+    """The whole of it, as it shall be. A revision may be named by an alias or a tag."""
+
+    weights: Weights
+    tags: Names = Field(default_factory=dict)
+    sticky: Sticky = PER_REQUEST
+    pins: Names = Field(default_factory=dict)
+    max_candidate: MaxCandidate = WHOLE
+    shadow: ShadowBody | None = None
+    generation: Seen = None
+    message: str = Field(default="", max_length=2000)
+
+
+class TrafficChange(Body):
+    """What shall be otherwise; the rest stays. A tag or pin that is null goes away, and so does a shadow."""
+
+    weights: Weights | None = None
+    tags: Changes = Field(default_factory=dict)
+    sticky: Sticky | None = None
+    pins: Changes = Field(default_factory=dict)
+    max_candidate: MaxCandidate | None = None
+    shadow: ShadowBody | None = None
+    generation: Seen = None
+    message: str = Field(default="", max_length=2000)
+
+
+class TrafficAnswer(Body):
+    """How it is now. `aliases` can be asked for like tags; `stable` is the way back of a rollout that runs."""
+
+    app: str
+    function: str
+    generation: int
+    weights: Weights
+    tags: dict[str, str]
+    aliases: dict[str, str]
+    sticky: str
+    pins: dict[str, str]
+    max_candidate: int
+    experiment: dict[str, Any] | None
+    shadow: dict[str, Any] | None
+    stable: str
+
+
+@router.get("/{app}/{function}/traffic")
+def get_traffic(context: Ctx, caller: Deployer, response: Response, app: str, function: str) -> TrafficAnswer:
+    """A function's traffic; the ETag is its generation."""
+    caller.demand_function(app, function)
+    asked = _Asked(context=context, caller=caller, where=place(caller, app, ""), function=function)
+    with context.store.read() as sql:
+        document = traffic.find(sql, asked.where, function)
+    return _answer(response, asked, document)
+
+
+@router.put("/{app}/{function}/traffic")
+def put_traffic(
+    context: Ctx, caller: Deployer, request: RequestId, response: Response, *, app: str, function: str, body: TrafficBody,
+    if_match: IfMatch = None,
+) -> TrafficAnswer:  # fmt: skip
+    """Let it be so, at once; what an experiment or a rollout has decided stays theirs."""
+    given = body.model_dump(exclude={"generation", "message"})
+
+    def edit(document: TrafficDocument, name: Callable[[str], str]) -> TrafficDocument:
+        return _with(document, {**given, "tags": _resolved(given["tags"], name), "pins": _resolved(given["pins"], name)}, name)
+
+    asked = _Asked(context=context, caller=caller, where=place(caller, app, request), function=function)
+    return _answer(response, asked, _change(asked, edit, body, if_match))
+
+
+@router.patch("/{app}/{function}/traffic")
+def change_traffic(
+    context: Ctx, caller: Deployer, request: RequestId, response: Response, *, app: str, function: str, body: TrafficChange,
+    if_match: IfMatch = None,
+) -> TrafficAnswer:  # fmt: skip
+    """Change a part of it, at once."""
+    given = body.model_dump(exclude={"generation", "message"}, exclude_unset=True)
+    for name in ("weights", "sticky", "max_candidate"):
+        if name in given and given[name] is None:
+            raise InvalidInput(f"{name} cannot be null: leave it out, or say what it shall be", parameter=name)
+
+    def edit(document: TrafficDocument, name: Callable[[str], str]) -> TrafficDocument:
+        tags, pins = _merged(document.tags, given.get("tags", {}), name), _merged(document.pins, given.get("pins", {}), name)
+        return _with(document, {**given, "tags": tags, "pins": pins}, name)
+
+    asked = _Asked(context=context, caller=caller, where=place(caller, app, request), function=function)
+    return _answer(response, asked, _change(asked, edit, body, if_match))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """Whose traffic it is, and who asks."""
+
+    context: Context
+    caller: Principal
+    where: Place
+    function: str
+
+
+def _change(asked: _Asked, edit: _Edit, body: TrafficBody | TrafficChange, if_match: str | None) -> TrafficDocument:
+    where, function, expected = asked.where, asked.function, _expected(body.generation, if_match)
+    asked.caller.demand_function(where.app, function)
+    with asked.context.store.write() as write:
+
+        def edited(document: TrafficDocument) -> TrafficDocument:
+            after = edit(document, lambda name: aliases.resolve(write.sql, where, function, name))
+            _check(write.sql, document, after, f"{where.app}/{function}")
+            return after
+
+        return traffic.change(write, where, function, edited, expected=expected, action="traffic.change", message=body.message)
+
+
+def _check(sql: sa.Connection, before: TrafficDocument, after: TrafficDocument, function: str) -> None:
+    """What is no document's own business: whether a rollout decides, and whether a pin's tenant is there."""
+    if before.stable and after.weights != before.weights:
+        text = f"a rollout decides on the weights of {function}: `pilotlight rollout pause|promote|abort {function}` overrules it"
+        raise Conflict(text, stable=before.stable)
+    if missing := tenants.unknown(sql, set(after.pins) - set(before.pins)):
+        raise InvalidInput(f"pins: there is no tenant {min(missing)!r}", parameter="pins")
+
+
+def _with(document: TrafficDocument, given: Mapping[str, Any], name: Callable[[str], str]) -> TrafficDocument:
+    changes = dict(given)
+    if "weights" in changes:
+        changes["weights"] = _weighed(changes["weights"], name)
+    if changes.get("shadow") is not None:
+        changes["shadow"] = Shadow(**{**changes["shadow"], "revision": name(changes["shadow"]["revision"])})
+    return replace(document, **changes)
+
+
+def _weighed(weights: Mapping[str, int], name: Callable[[str], str]) -> dict[str, int]:
+    """Two names may stand for one revision."""
+    out: dict[str, int] = {}
+    for one, weight in weights.items():
+        revision = name(one)
+        out[revision] = out.get(revision, 0) + weight
+    return out
+
+
+def _resolved(names: Mapping[str, str], name: Callable[[str], str]) -> dict[str, str]:
+    return {key: name(reference) for key, reference in names.items()}
+
+
+def _merged(kept: Mapping[str, str], changes: Mapping[str, str | None], name: Callable[[str], str]) -> dict[str, str]:
+    named = {key: reference for key, reference in changes.items() if reference is not None}
+    return {**{key: revision for key, revision in kept.items() if key not in changes}, **_resolved(named, name)}
+
+
+def _expected(generation: int | None, if_match: str | None) -> int | None:
+    """The generation that the change was made for. Raises InvalidInput."""
+    if if_match is None or if_match.strip() == "*":
+        return generation
+    text = if_match.strip().removeprefix("W/").strip('"')
+    if not text.isdecimal():
+        raise InvalidInput(f"header If-Match: {if_match!r} is no generation: write the ETag that was read", parameter="if-match")
+    if generation not in (None, int(text)):
+        raise InvalidInput("If-Match and the member generation name different ones", parameter="generation")
+    return int(text)
+
+
+def _answer(response: Response, asked: _Asked, document: TrafficDocument) -> TrafficAnswer:
+    response.headers["etag"] = f'"{document.generation}"'
+    with asked.context.store.read() as sql:
+        named = aliases.of(sql, asked.where.function_id(asked.function))
+    return TrafficAnswer(app=asked.where.app, function=asked.function, aliases=named, **traffic.shown(document))

@@ -1,0 +1,113 @@
+"""`/v1/functions/{app}/{function}/traffic`: what can be said of it, by whom, and two operators at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.functions.controller.conftest import Controller
+from tests.functions.controller.parts import refused, spec
+from tests.functions.controller.test_traffic import deployed, published
+
+PATH = "/v1/functions/search/hello/traffic"
+
+
+async def change(controller: Controller, status: int = 200, **body: Any) -> httpx.Response:
+    answer = await controller.http.patch(PATH, json=body)
+    assert answer.status_code == status, answer.text
+    return answer
+
+
+async def test_traffic_is_read_with_its_generation_as_the_etag(controller: Controller) -> None:
+    _, second = await deployed(controller)
+    answer = await controller.http.get(PATH)
+    body = answer.json()
+    assert (body["app"], body["function"], body["weights"], body["aliases"]) == ("search", "hello", {second: 100}, {"stable": second})
+    assert answer.headers["etag"] == f'"{body["generation"]}"'
+    assert (body["sticky"], body["max_candidate"], body["shadow"], body["experiment"]) == ("request", 100, None, None)
+
+
+async def test_a_put_says_all_of_it_and_a_patch_a_part(controller: Controller) -> None:
+    first, second = await deployed(controller)
+    put = {"weights": {first: 10, "stable": 90}, "tags": {"old": first}, "sticky": "key", "pins": {"default": first}}
+    assert (await controller.http.put(PATH, json=put)).status_code == 200
+    await change(controller, tags={"next": second, "old": None}, shadow={"revision": "stable", "percent": 5}, max_candidate=20)
+    body = (await controller.http.get(PATH)).json()
+    assert (body["weights"], body["tags"], body["sticky"], body["pins"]) == (
+        {first: 10, second: 90},
+        {"next": second},
+        "key",
+        {"default": first},
+    )
+    assert body["shadow"] == {"revision": second, "percent": 5.0, "max_compute": 0.15}
+    await change(controller, shadow=None, pins={"default": None})
+    route = (await published(controller)).document
+    assert (route["shadow"], route["pins"], route["max_candidate"]) == (None, {}, 20)
+    assert (await controller.http.put(PATH, json={"weights": {second: 100}})).json()["tags"] == {}
+
+
+async def test_two_names_of_one_revision_add_up(controller: Controller) -> None:
+    first, second = await deployed(controller)
+    await change(controller, weights={second: 50, "stable": 40, first: 10})
+    assert dict((await published(controller)).traffic) == {first: 10, second: 90}
+
+
+async def test_who_did_not_see_the_newest_is_told(controller: Controller) -> None:
+    first, _ = await deployed(controller)
+    seen = (await controller.http.get(PATH)).headers["etag"]
+    for headers, body in (({"if-match": seen}, {}), ({}, {"generation": int(seen.strip('"'))})):
+        await change(controller, sticky="key" if headers else "tenant")
+        answer = await controller.http.patch(PATH, json={"weights": {first: 100}, **body}, headers=headers)
+        assert "changed meanwhile" in refused(answer, 409)
+    newest = (await controller.http.get(PATH)).headers["etag"]
+    assert (await controller.http.patch(PATH, json={"weights": {first: 100}}, headers={"if-match": newest})).status_code == 200
+    for wrong in ("abc", '"-1"', '""'):
+        assert "If-Match" in refused(await controller.http.patch(PATH, json={}, headers={"if-match": wrong}), 400)
+
+
+@pytest.mark.parametrize(
+    "body, status, says",
+    [
+        ({"weights": {"stable": 90}}, 400, "add up to 90"),
+        ({"weights": {"stable": 101}}, 400, "1 to 100"),
+        ({"weights": {"nobody": 100}}, 404, "has no revision"),
+        ({"tags": {"next": "nobody"}}, 404, "has no revision"),
+        ({"tags": {"No Name": "stable"}}, 400, "is no name"),
+        ({"pins": {"nobody": "stable"}}, 400, "there is no tenant"),
+        ({"sticky": "cookie"}, 400, "sticky"),
+        ({"sticky": None}, 400, "cannot be null"),
+        ({"segments": []}, 400, "segments"),
+        ({"shadow": {"revision": "stable", "percent": 200}}, 400, "percent"),
+        ({"max_candidate": 200}, 400, "max_candidate"),
+    ],
+)
+async def test_what_cannot_be_is_refused(controller: Controller, body: dict[str, Any], status: int, says: str) -> None:
+    await deployed(controller, 1)
+    assert says in refused(await controller.http.patch(PATH, json=body), status)
+
+
+async def test_the_blast_radius_holds_for_hands_too(controller: Controller) -> None:
+    first, second = await deployed(controller)
+    await change(controller, max_candidate=10)
+    assert "max_candidate allows 10 %" in refused(await controller.http.patch(PATH, json={"weights": {first: 30, second: 70}}), 400)
+    await change(controller, weights={first: 100})
+
+
+async def test_another_tenants_function_and_one_out_of_reach_are_not_there(controller: Controller) -> None:
+    await deployed(controller, 1)
+    assert refused(await controller.client(await controller.other_tenant()).get(PATH), 404)
+    bound = controller.client(await controller.new_key(scope="deploy", app="other"))
+    assert refused(await bound.patch(PATH, json={"sticky": "key"}), 403)
+    invoker = controller.client(await controller.new_key(scope="invoke"))
+    assert refused(await invoker.get(PATH), 403)
+    assert refused(await controller.http.get("/v1/functions/search/nobody/traffic"), 404)
+
+
+async def test_a_key_that_is_bound_to_the_function_changes_its_traffic(controller: Controller) -> None:
+    answer = await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec(), spec("other")]})
+    assert answer.status_code == 200
+    bound = controller.client(await controller.new_key(scope="deploy", app="search", function="hello"))
+    assert (await bound.patch(PATH, json={"sticky": "key"})).status_code == 200
+    assert refused(await bound.patch("/v1/functions/search/other/traffic", json={"sticky": "key"}), 403)
