@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from activator.resilience.nodes import NodeGuard
 from activator.routes import Target
 from snapshotter.client import AgentClient
 from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, RevisionKey, Share, SnapshotInfo, TemplateInfo
@@ -54,22 +55,35 @@ def _nobodys(_tenant: str) -> Share | None:
 
 
 class NodeFleet:
-    """Instances on this machine. `lessee` names this activator to the agent, `share_of` whose a start is (by tenant id)."""
+    """Instances on this machine. `lessee` names this activator to the agent, `share_of` whose a start is (by tenant id).
 
-    def __init__(self, *, socket: Path, lessee: str, share_of: Callable[[str], Share | None] = _nobodys) -> None:
+    `guard` keeps starts from an agent that is away or fails them.
+    """
+
+    def __init__(
+        self, *, socket: Path, lessee: str, share_of: Callable[[str], Share | None] = _nobodys, guard: NodeGuard | None = None
+    ) -> None:
         self._socket = socket
         self._agent = AgentClient(socket)
         self._watcher = AgentClient(socket)
         self._lessee = lessee
         self._share_of = share_of
+        self._guard = guard or NodeGuard()
 
     def __repr__(self) -> str:
         return f"<NodeFleet {self._socket} lessee {self._lessee}>"
 
     async def start(self, target: Target, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
-        """See Fleet."""
+        """See Fleet. Raises CircuitOpen too."""
         share = self._share_of(target.tenant)
-        return await self._agent.start(target.launch, instance_id=instance_id, lessee=self._lessee, secret_env=secret_env, share=share)
+        self._guard.check()
+        try:
+            info = await self._agent.start(target.launch, instance_id=instance_id, lessee=self._lessee, secret_env=secret_env, share=share)
+        except BaseException as e:
+            self._guard.failed(e)
+            raise
+        self._guard.started()
+        return info
 
     async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
         """See Fleet."""

@@ -267,6 +267,7 @@ class Scaler:
             now = self._clock()
             self.record(now)
             for scaled in list(self._scaled.values()):
+                scaled.throttler.look_for_slow(now)
                 if tick % DECIDE_EVERY == 0:
                     self._apply(scaled, now)
                 if tick % SETTLE_EVERY == 0:

@@ -1,0 +1,92 @@
+"""When starts are kept from a node: an agent that is away for long, or fails what is no revision's fault."""
+
+from __future__ import annotations
+
+import pytest
+
+from activator.resilience.breaker import BreakerTerms
+from activator.resilience.nodes import AWAY_S, PROBE_S, NodeGuard
+from pilotlight import errors
+from snapshotter import errors as agent_errors
+
+
+class Clock:
+    """Told by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(name="clock")
+def _clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(name="guard")
+def _guard(clock: Clock) -> NodeGuard:
+    return NodeGuard(BreakerTerms(min_calls=4), clock=clock)
+
+
+def start(guard: NodeGuard, error: BaseException | None = None) -> None:
+    guard.check()
+    if error is None:
+        guard.started()
+    else:
+        guard.failed(error)
+
+
+AWAY = agent_errors.AgentUnavailable("no agent on its socket")
+
+
+def test_an_agent_that_restarts_is_waited_for(guard: NodeGuard, clock: Clock) -> None:
+    for _ in range(50):
+        start(guard, AWAY)
+        clock.now += AWAY_S / 60
+    start(guard)
+    start(guard)
+
+
+def test_one_that_stays_away_is_asked_by_a_probe_now_and_then(guard: NodeGuard, clock: Clock) -> None:
+    start(guard, AWAY)
+    clock.now += AWAY_S
+    start(guard, AWAY)
+    with pytest.raises(errors.CircuitOpen, match="has not answered for 10 s"):
+        guard.check()
+    clock.now += PROBE_S
+    start(guard)
+    start(guard)
+
+
+def test_an_agent_that_fails_starts_is_left_alone(guard: NodeGuard) -> None:
+    for _ in range(4):
+        start(guard, agent_errors.SnapshotterError("the fork server is broken"))
+    with pytest.raises(errors.CircuitOpen, match="failed 100% of the starts"):
+        guard.check()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        agent_errors.StartFailed("import error"),
+        agent_errors.StartTimeout("too slow"),
+        agent_errors.NoCapacity("full"),
+        agent_errors.BundleUnavailable("gone"),
+        agent_errors.ImageBuildFailed("pip"),
+    ],
+)
+def test_what_is_the_revisions_own_or_want_of_room_says_nothing_against_the_node(guard: NodeGuard, error: BaseException) -> None:
+    for _ in range(50):
+        start(guard, error)
+    guard.check()
+
+
+def test_a_start_that_was_given_up_leaves_the_probes_place(guard: NodeGuard, clock: Clock) -> None:
+    for _ in range(4):
+        start(guard, agent_errors.SnapshotterError("broken"))
+    clock.now += 60
+    start(guard, GeneratorExit())
+    start(guard)
+    assert repr(guard) == "<NodeGuard <Breaker closed <Window 0 of 0 failed>>>"
