@@ -32,12 +32,14 @@ EXPERIMENT = {
     "arms": [{"name": "a", "revision": "@revision", "share": 50}, {"name": "b", "revision": "@revision", "share": 50}],
 }  # fmt: skip
 
+HELLO, SEARCH = "/v1/apps/{app}/functions/{function}", {"app": "search", "function": "hello"}
 HELLO_0 = {"app": "search", "function": "hello", "number": "0"}
 DEAD = {
     "id": "req-dead", "environment": "main", "app": "search", "function": "hello", "method": "", "state": "FAILED", "sequence": 3,
     "submitted_at": 1_800_000_000.0, "expires_at": 1_900_000_000.0, "is_dead": True, "payload": {"body": ""},
 }  # fmt: skip
 
+HELLO, SEARCH = "/v1/apps/{app}/functions/{function}", {"app": "search", "function": "hello"}
 # (method, route, what its names stand for, body, action in the log): in an order in which each can succeed
 ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
     ("PUT", "/v1/blobs/{digest}", {"digest": hashlib.sha256(NEW_BLOB).hexdigest()}, NEW_BLOB, "blob.put"),
@@ -65,6 +67,16 @@ ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
     ("POST", "/v1/experiments/{experiment}:start", {"experiment": "@id"}, None, "experiment.start"),
     ("POST", "/v1/experiments/{experiment}:stop", {"experiment": "@id"}, {}, "experiment.stop"),
     ("POST", "/v1/experiments/{experiment}:conclude", {"experiment": "@id"}, {"arm": "a"}, "experiment.conclude"),
+    ("POST", "/v1/apps/{app}/deploy", {"app": "search"}, {"functions": [spec(description="the second")]}, "app.deploy"),
+    ("POST", f"{HELLO}:rollback", SEARCH, {"to": "v1"}, "rollback"),
+    ("POST", f"{HELLO}:promote", SEARCH, {"revision": "v2"}, "promote"),
+    ("POST", f"{HELLO}:pin", SEARCH, {"tenant": "default", "revision": "v1"}, "pin"),
+    ("POST", HELLO + "/revisions/{revision}:approve", {**SEARCH, "revision": "v1"}, {"note": "good"}, "app.approve"),
+    ("PUT", HELLO + "/aliases/{alias}", {**SEARCH, "alias": "blessed"}, {"revision": "v1"}, "alias.set"),
+    ("DELETE", HELLO + "/aliases/{alias}", {**SEARCH, "alias": "blessed"}, None, "alias.delete"),
+    ("PUT", "/v1/apps/{app}/policy", {"app": "search"}, {"approvals": 0}, "app.protect"),
+    ("POST", "/v1/deployments", {}, {"modelId": "search/hello", "version": "v1"}, "app.promote"),
+    ("POST", "/v1/apps/{app}:promote", {"app": "search"}, {"from_environment": "main", "to_environment": "canary"}, "app.promote"),
     ("PUT", "/v1/quotas/functions/{app}/{function}", {"app": "search", "function": "hello"}, {"concurrent": 3}, "quota.set"),
     ("DELETE", "/v1/quotas/functions/{app}/{function}", {"app": "search", "function": "hello"}, None, "quota.set"),
     (
@@ -115,6 +127,9 @@ async def prepare(controller: Controller, tmp_path: Path) -> str:
     record = usage(tenant=tenant, started_at=controller.clock.now - LAST_MONTH_S, cost="0.5")
     assert (await controller.internal("/internal/usage", {"activator": "a", "records": [record.to_json()]})).status_code == 200
     assert (await controller.internal("/internal/calls", {"calls": [{**DEAD, "tenant": tenant}]})).status_code == 200
+    author = controller.client(await controller.new_key(scope="deploy"))  # another's work can be approved
+    assert (await author.post("/v1/apps/search/deploy", json={"functions": [spec()]})).status_code == 200
+    await controller.http.post("/v1/environments", json={"name": "canary"})
     return await upload(controller.http, tmp_path / "model")
 
 
