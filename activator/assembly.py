@@ -32,6 +32,7 @@ from activator.quotas.redis_store import RedisQuotas
 from activator.quotas.store import QuotaStore
 from activator.resilience.breaker import BreakerTerms
 from activator.resilience.ladder import Ladder
+from activator.resilience.nodes import NodeGuard
 from activator.routes import RouteTable, Target
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
@@ -145,7 +146,8 @@ class Assembly:
 
     def _make_scaler(self) -> None:
         self.fleet = NodeFleet(
-            socket=self.site.paths.socket("snapshotter"), lessee=self.site.id, share_of=lambda tenant: share_of(self.table, tenant)
+            socket=self.site.paths.socket("snapshotter"), lessee=self.site.id, share_of=lambda tenant: share_of(self.table, tenant),
+            guard=NodeGuard(_breaker_terms(self.settings)),
         )  # fmt: skip
         self.queue = ProcessQueue(self.settings.max_queued)
         self.metrics.collect_waiting(self.queue.counts)
@@ -188,7 +190,8 @@ class Assembly:
         )
         self.gateway = Gateway(
             settings=settings, table=self.table, entrance=self.entrance, strangers=self.strangers, dispatcher=self.dispatcher,
-            calls=self.calls, scaler=self.scaler, passthrough=Passthrough(dispatcher=self.dispatcher, metrics=self.metrics),
+            calls=self.calls, scaler=self.scaler,
+            passthrough=Passthrough(dispatcher=self.dispatcher, metrics=self.metrics, tracer=self.traces.tracer),
             control=self.control, metrics=self.metrics, tracer=self.traces.tracer,
         )  # fmt: skip
 

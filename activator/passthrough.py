@@ -27,7 +27,9 @@ from activator.reservation import Reservation
 from activator.resilience.breaker import Ending
 from activator.targets import Target
 from activator.throttler import Throttler
-from activator.upstream import UpstreamGone, WorkerConnection
+from activator.tracing.context import note
+from activator.tracing.tracer import Tracer
+from activator.upstream import Answer, UpstreamGone, WorkerConnection
 from pilotlight import errors
 from pilotlight.protocol import HEADER_CALL, HEADER_ROOT_PATH
 from pilotlight.spec import FunctionKind
@@ -42,9 +44,10 @@ RawEntry = Callable[[Request], Entry]
 class Passthrough:
     """Streams raw requests to ASGI functions."""
 
-    def __init__(self, *, dispatcher: Dispatcher, metrics: Metrics) -> None:
+    def __init__(self, *, dispatcher: Dispatcher, metrics: Metrics, tracer: Tracer | None = None) -> None:
         self._dispatcher = dispatcher
         self._metrics = metrics
+        self._tracer = tracer or Tracer()
 
     async def http(self, request: Request, entry: Entry) -> None:
         """One request, streamed both ways. Raises what `Throttler.reserve` raises, NotFound, OverQuota, TooLarge, WorkerCrashed."""
@@ -53,6 +56,7 @@ class Passthrough:
         _expect_small(request, entry.raw_body_bytes)
         call = _call_of(request, entry)
         admission = call.admission = await entry.admit()
+        self._tracer.begin(call, request.headers)
         try:
             self._dispatcher.check(call)
             reservation = await self._dispatcher.throttler_of(target).reserve(call.remaining_s(target.spec.clocks.queue_s), rank=call.rank)
@@ -80,7 +84,9 @@ class Passthrough:
         finally:
             relay.close()
             if request.is_answered:  # else it is observed as the error that it becomes
-                relay.observe(self._metrics)
+                relay.observe(self._metrics, self._tracer)
+            else:
+                relay.remember()
 
     async def websocket(self, scope: Scope, receive: Receive, send: Send, raw_entry: RawEntry) -> None:
         """One WebSocket: accepted once the worker accepted it, then frames both ways until either side closes.
@@ -95,6 +101,7 @@ class Passthrough:
             _expect_asgi(entry.target)
             call = _call_of(request, entry)
             admission = call.admission = await entry.admit()
+            self._tracer.begin(call, request.headers)
             try:
                 self._dispatcher.check(call)
                 throttler = self._dispatcher.throttler_of(entry.target)
@@ -106,6 +113,8 @@ class Passthrough:
         except errors.PilotlightError as e:
             self._metrics.turned_away(e, request.tenant, request.target, request.arm)
             await _deny(request, send, e)
+            if request.call is not None:
+                self._tracer.failed(request.call, e.type, e.status, verb="GET", route=_route_of(request.call.target))
 
     async def _hold(self, scope: Scope, receive: Receive, send: Send, reservation: Reservation, call: Call) -> None:
         """The life of one WebSocket on its slot, billed as one call. Raises JournalFull and what `_relay_frames` raises."""
@@ -126,7 +135,12 @@ class Passthrough:
                     reservation.close(ticket, status=status, outcome=outcome, bytes_in=0, bytes_out=0)
             finally:
                 reservation.release()
-        self._metrics.answered_raw(call, status, is_stream=True, first_byte_ms=(call.reserved_ns - call.began_ns) / 1e6)
+        first_byte_ms = (call.reserved_ns - call.began_ns) / 1e6
+        self._metrics.answered_raw(call, status, is_stream=True, first_byte_ms=first_byte_ms)
+        self._tracer.ended(
+            call, reservation, None, status=status, dispatched_ns=call.reserved_ns, first_byte_ms=first_byte_ms, verb="GET",
+            route=_route_of(call.target),
+        )  # fmt: skip
 
 
 async def _reserve_unless_left(throttler: Throttler, receive: Receive, timeout_s: float, rank: Rank) -> Reservation:
@@ -216,6 +230,8 @@ class _Relay:
         self._is_stream = False
         self._first_byte_ms = 0.0
         self._cost = "0"
+        self._dispatched_ns = 0
+        self._answer: Answer | None = None
         self.status = 499
         self.outcome = "cancelled"
         self.ending = Ending.ANSWERED
@@ -227,10 +243,11 @@ class _Relay:
         connections = self._reservation.instance.connections
         connection = self._connection = connections.take_nowait(self._call.reserved_ns / 1e9) or await connections.open(loop)
         has_body = b"content-length" in request.headers or b"transfer-encoding" in request.headers
+        self._dispatched_ns = time.monotonic_ns()
         future = connection.request(request_head(request, self._call, has_body=has_body), loop=loop, is_head=request.verb == "HEAD")
         if has_body:
             await _send_body(request, connection, self._entry.raw_body_bytes)
-        answer = await future
+        answer = self._answer = await future
         self._is_stream, self._first_byte_ms = answer.body is None, (time.monotonic_ns() - self._call.began_ns) / 1e6
         headers = answer_headers(request, self._call, answer.headers)
         await request.start(answer.status, sandboxed(headers) if self._entry.caller.is_anonymous else headers)
@@ -258,11 +275,19 @@ class _Relay:
                 self._reservation.instance.connections.give_back(self._connection, time.monotonic())
             self._reservation.release()
 
-    def observe(self, metrics: Metrics) -> None:
+    def remember(self) -> None:
+        """It failed before it was answered."""
+        note(self._call, self._reservation, dispatched_ns=self._dispatched_ns, ended_ns=time.monotonic_ns(), error=str(self.status))
+
+    def observe(self, metrics: Metrics, tracer: Tracer) -> None:
         """It was answered, wholly or in part."""
         metrics.answered_raw(
             self._call, self.status, cost=self._cost, is_stream=self._is_stream, first_byte_ms=self._first_byte_ms,
             completed=self.ending is not Ending.FAILED,
+        )  # fmt: skip
+        tracer.ended(
+            self._call, self._reservation, self._answer, status=self.status, dispatched_ns=self._dispatched_ns, cost=self._cost,
+            first_byte_ms=self._first_byte_ms if self._is_stream else None, verb=self._request.verb, route=_route_of(self._call.target),
         )  # fmt: skip
         self._request.target = None
 
@@ -307,8 +332,12 @@ async def _deny(request: Request, send: Send, error: errors.PilotlightError) -> 
         await send({"type": "websocket.close", "code": 1011, "reason": str(error)[:120]})
 
 
+def _route_of(target: Target) -> str:
+    return f"/fn/{target.app}/{target.function}"
+
+
 def _call_of(request: Request, entry: Entry) -> Call:
-    call = Call(
+    call = request.call = Call(
         id=request.id, target=entry.target, method="", key_id=entry.caller.key_id, body=b"", rank=entry.rank(request.headers),
         caller=entry.foreign, choice=request.choice,
     )  # fmt: skip

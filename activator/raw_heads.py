@@ -6,15 +6,24 @@ from activator.dispatch import Call
 from activator.heads import weights_timing
 from activator.request import Headers, Request, Scope
 from activator.targets import Target
-from pilotlight.protocol import HEADER_ARM, HEADER_RATE_LIMIT, HEADER_RATE_LIMIT_POLICY, TENANT_PATH
+from activator.tracing.context import worker_lines
+from pilotlight.protocol import HEADER_ARM, HEADER_RATE_LIMIT, HEADER_RATE_LIMIT_POLICY, HEADER_SPANS, TENANT_PATH
 
 _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"})
 _OURS = b"pilotlight-"
 """Headers between the activator and its workers begin so: a caller's are dropped, it must not speak for us."""
-_NOT_FOR_WORKERS = _HOP_BY_HOP | {b"authorization", b"content-length", b"x-request-id"}
-"""A caller's API key ends here: user code never sees it."""
+_NOT_FOR_WORKERS = _HOP_BY_HOP | {b"authorization", b"content-length", b"x-request-id", b"traceparent", b"tracestate"}
+"""A caller's API key ends here: user code never sees it. Its trace goes on with our span as the parent."""
 _OURS_TO_SAY = frozenset(
-    {b"date", b"server", b"x-request-id", HEADER_ARM.encode(), HEADER_RATE_LIMIT.encode(), HEADER_RATE_LIMIT_POLICY.encode()}
+    {
+        b"date",
+        b"server",
+        b"x-request-id",
+        HEADER_ARM.encode(),
+        HEADER_RATE_LIMIT.encode(),
+        HEADER_RATE_LIMIT_POLICY.encode(),
+        HEADER_SPANS.encode(),
+    }
 )
 """Headers of an answer that its function does not choose."""
 _OF_THE_ORIGIN = frozenset({b"service-worker-allowed", b"clear-site-data", b"strict-transport-security"})
@@ -54,7 +63,7 @@ def request_head(request: Request, call: Call, *, has_body: bool) -> bytes:
     lines += [f"{name}: {value}".encode() for name, value in arm_of(call).items()]
     if has_body:
         lines.append(b"transfer-encoding: chunked")
-    return b"\r\n".join(lines) + b"\r\n\r\n"
+    return b"\r\n".join(lines) + worker_lines(call) + b"\r\n\r\n"
 
 
 def _is_for_worker(name: bytes) -> bool:

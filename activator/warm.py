@@ -260,7 +260,9 @@ class WarmCall:
         if call.target.spec.fallback:
             self._calls.dispatcher.remember(call, answer)
         if status >= 500 or exec_ms > call.target.slow_ms or (call.trace is not None and call.trace.kept_for):
-            self._calls.tracer.answered_warm(call, reservation, answer, dispatched_ns=self._dispatched_ns, ended_ns=now_ns, cost=bill.cost)
+            self._calls.tracer.ended(
+                call, reservation, answer, status=status, dispatched_ns=self._dispatched_ns, ended_ns=now_ns, cost=bill.cost
+            )  # fmt: skip
 
     def _as_exchange(self, answer: Answer) -> Coroutine[Any, Any, Exchange]:
         exchange = Exchange(

@@ -97,21 +97,25 @@ class Tracer:
     # -- at its end --------------------------------------------------------------------------------------------------------
     def answered(self, exchange: Exchange, status: int, **more: Any) -> None:
         """A worker's answer went to the caller, or as much of it as there was. `more`: fields of `Ended`."""
-        call, reservation = exchange.call, exchange.held
         ended_ns = exchange.dispatched_ns + int(exchange.exec_ms * 1e6)
+        self.ended(
+            exchange.call, exchange.held, exchange.answer, status=status, dispatched_ns=exchange.dispatched_ns, ended_ns=ended_ns,
+            cost=exchange.cost, **more,
+        )  # fmt: skip
+
+    def ended(
+        self, call: Call, reservation: Reservation | None, answer: Answer | None, *, status: int, dispatched_ns: int, ended_ns: int = 0,
+        **more: Any,
+    ) -> None:  # fmt: skip
+        """The same for a call without an exchange. `ended_ns`: 0 = now."""
+        ended_ns = ended_ns or self._clock_ns()
         reason = self._reason(call, status, ended_ns, more.get("first_byte_ms"))
         if reason == SLOW and more.get("is_submitted"):  # nobody waits for it
             reason = call.trace.kept_for if call.trace is not None else ""
         if reason and self._is_kept(call, reason):
-            last = attempt_of(call, reservation, dispatched_ns=exchange.dispatched_ns, ended_ns=ended_ns)
-            self._make(call, reason, (*call.past, last), status, ended_ns, cost=exchange.cost, reported=_reported(exchange.answer), **more)
-
-    def answered_warm(self, call: Call, reservation: Reservation, answer: Answer, *, dispatched_ns: int, ended_ns: int, cost: str) -> None:
-        """The same for a call without a task, of which `is_of_interest` said so."""
-        reason = self._reason(call, answer.status, ended_ns, None)
-        if reason and self._is_kept(call, reason):
             last = attempt_of(call, reservation, dispatched_ns=dispatched_ns, ended_ns=ended_ns)
-            self._make(call, reason, (*call.past, last), answer.status, ended_ns, cost=cost, reported=_reported(answer))
+            said = reported.parse(answer.header(_SPANS)) if answer is not None else None
+            self._make(call, reason, (*call.past, last), status, ended_ns, reported=said, **more)
 
     def failed(self, call: Call, error: str, status: int, **more: Any) -> None:
         """No worker answered; `error` is the type of what the caller is told instead."""
@@ -119,7 +123,7 @@ class Tracer:
         reason = ERROR if status >= 500 else call.trace.kept_for if call.trace is not None else ""
         if reason and self._is_kept(call, reason):
             past = call.past
-            if not past or (past[-1].number < call.attempt and not past[-1].error):
+            if not past or past[-1].number < call.attempt:
                 past = (*past, attempt_of(call, None, dispatched_ns=0, ended_ns=ended_ns, error=error))
             self._make(call, reason, past, status, ended_ns, error=error, **more)
 
@@ -156,7 +160,3 @@ class Tracer:
         if self._exemplars is not None and last is not None and last.dispatched_ns:
             exec_s = (last.ended_ns - last.dispatched_ns) / 1e9
             self._exemplars.exemplify(call.target, exec_s=exec_s, trace_id=trace["id"], at=trace["at"])
-
-
-def _reported(answer: Answer) -> reported.Reported | None:
-    return reported.parse(answer.header(_SPANS))

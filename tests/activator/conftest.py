@@ -89,6 +89,8 @@ class Edge:
         self.control = ControlPlane(nobody, table=self.table, strangers=self.strangers, catch_up=_nothing_to_catch_up)
         self.quotas = quotas or ProcessQuotas()
         self.entrance = Entrance(table=self.table, store=self.quotas, settings=settings)
+        self.traces: list[Json] = []
+        self.tracer = Tracer(share=settings.traces_sampled, keep=self.keep, activator="a-0")
         self.calls = SubmittedCalls(
             books=self.books, dispatcher=dispatcher, table=self.table, entrance=self.entrance, control=self.control, settings=settings,
             metrics=self.metrics, controller=nobody, token="t",
@@ -106,13 +108,12 @@ class Edge:
             dispatcher=dispatcher,
             calls=self.calls,
             scaler=self.scaler,
-            passthrough=Passthrough(dispatcher=dispatcher, metrics=self.metrics),
+            passthrough=Passthrough(dispatcher=dispatcher, metrics=self.metrics, tracer=self.tracer),
             control=self.control,
             metrics=self.metrics,
-            tracer=Tracer(share=settings.traces_sampled, keep=self.keep, activator="a-0"),
+            tracer=self.tracer,
         )
         self._seq = 0
-        self.traces: list[Json] = []
         self.url = ""
         self.client = httpx.AsyncClient()
         self.add_key(KEY)

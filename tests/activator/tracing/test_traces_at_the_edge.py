@@ -7,6 +7,7 @@ import base64
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from activator.settings import ActivatorSettings
@@ -14,9 +15,10 @@ from activator.tracing.context import ASKED
 from activator.tracing.document import Json
 from activator.tracing.sampling import BURST_S, RATES
 from pilotlight.policies import Objectives
+from pilotlight.spec import FunctionKind
 from pilotlight.tracecontext import attempt_span_of, parse, root_span_of, trace_id_of
 from snapshotter import errors as agent_errors
-from tests.activator.conftest import Edge
+from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import until
 from tests.fakes.fake_worker import Behaviour, Script, WorkerAnswer, WorkerRequest, echo
 from tests.fakes.routes import route_of, spec_of
@@ -263,3 +265,43 @@ async def test_a_caller_that_leaves_is_no_error(warm: Edge, script: Script) -> N
     call.cancel()
     await until(lambda: all(s.throttler.in_flight == 0 for s in warm.scaler._scaled.values()))
     assert warm.traces == []
+
+
+# -- raw HTTP -----------------------------------------------------------------------------------------------------------
+@pytest.fixture(name="web")
+async def _web(edge: Edge, patient: Objectives) -> Edge:
+    """A web application with an instance, and no trace yet."""
+    edge.add(route_of(spec_of("site", kind=FunctionKind.ASGI, objectives=patient)))
+    await raw(edge)
+    edge.traces.clear()
+    return edge
+
+
+async def raw(edge: Edge, **headers: str) -> httpx.Response:
+    return await edge.client.get(f"{edge.url}/fn/shop/site/page", headers={"authorization": f"Bearer {KEY}", **headers})
+
+
+async def test_a_raw_request_has_a_trace_and_its_function_our_span_as_parent(web: Edge, script: Script) -> None:
+    async def tell(request: WorkerRequest) -> WorkerAnswer:
+        return WorkerAnswer(headers=(reported(["00000000000000a1", "", "render", 0, 0, "", {}]),))
+
+    script.now = tell
+    answer = await raw(web, **SAMPLED, tracestate="a=1")
+    assert "pilotlight-spans" not in answer.headers
+    (trace,) = web.traces
+    assert {"worker": "exec", "render": "worker", "exec": "GET /fn/shop/site"}.items() <= tree(trace).items()
+    told = received(web)[-1]
+    assert parse(told["traceparent"].encode()) == (TRACE, attempt_span_of(trace["call"]), True)
+    assert told["tracestate"] == "a=1"
+
+
+async def test_a_broken_context_of_a_raw_request_does_not_reach_the_function(web: Edge) -> None:
+    assert (await raw(web, traceparent="nonsense", tracestate="a=1")).status_code == 200
+    assert not {"traceparent", "tracestate"} & received(web)[-1].keys()
+    assert web.traces == []
+
+
+async def test_a_raw_request_that_fails_is_kept(web: Edge, script: Script) -> None:
+    script.now = failing
+    await raw(web)
+    assert [(trace["kept_for"], trace["status"]) for trace in web.traces] == [("error", 500)]
