@@ -16,7 +16,8 @@ import sqlalchemy as sa
 from pilotlight.controller import audit, history, publishing, releases, revisions, schedules, tables
 from pilotlight.controller.experiments import lifecycle as experiments
 from pilotlight.controller.places import Place
-from pilotlight.controller.releases import Terms
+from pilotlight.controller.releases import Released, Stage, Terms
+from pilotlight.controller.revisions import Told
 from pilotlight.controller.rollouts import lifecycle as rollouts
 from pilotlight.controller.store import Write
 from pilotlight.errors import NotFound
@@ -32,7 +33,7 @@ class Deployed:
     function: str
     revision: str
     created: bool
-    stage: str = releases.Stage.LIVE.value
+    stage: str = Stage.LIVE.value
     approvals: int = 0
     rollout: str = ""
 
@@ -56,7 +57,6 @@ def deploy(
     message: str = "",
     labels: Mapping[str, str] | None = None,
     terms: Terms = _AT_ONCE,
-    action: str = "deploy",
 ) -> Deployment:
     """Make the app consist of exactly `specs`, released as `terms` say. The caller has checked what they refer to.
 
@@ -64,12 +64,12 @@ def deploy(
     """
     before = _current(write.sql, place)
     version = history.next_version(write, place, stopped=False)
-    deployed = tuple(_deploy_function(write, place, spec, terms) for spec in specs)
+    done = tuple(_deploy_function(write, place, spec, terms) for spec in specs)
     removed = _remove(write, place, names=set(before) - {spec.name for spec in specs})
-    after = {d.function: d.revision for d in deployed}
-    history.note(write, place, version=version, action=action, message=message, labels=labels, functions=to_json(deployed))
-    _audit(write, place, f"app.{action}", before={"functions": before}, after={"functions": after, "version": version})
-    return Deployment(app=place.app, environment=place.environment, version=version, functions=deployed, removed=removed)
+    after = {d.function: d.revision for d in done}
+    history.note(write, place, version=version, action="deploy", message=message, labels=labels, functions=to_json(done))
+    note(write, place, "app.deploy", before={"functions": before}, after={"functions": after, "version": version})
+    return Deployment(app=place.app, environment=place.environment, version=version, functions=done, removed=removed)
 
 
 def stop(write: Write, place: Place) -> int:
@@ -81,7 +81,7 @@ def stop(write: Write, place: Place) -> int:
         publishing.publish(write, place.function_id(name))
         schedules.sync(write, place.function_id(name), None)
     history.note(write, place, version=version, action="stop", functions=_listed(names))
-    _audit(write, place, "app.stop", after={"version": version})
+    note(write, place, "app.stop", after={"version": version})
     return version
 
 
@@ -93,7 +93,7 @@ def delete(write: Write, place: Place) -> tuple[str, ...]:
     removed = _remove(write, place, names=set(names))
     write.sql.execute(sa.update(tables.apps).where(*place.is_app()).values(deleted_at=write.now))
     history.note(write, place, version=version, action="delete", functions=_listed(names))
-    _audit(write, place, "app.delete", before={"functions": names})
+    note(write, place, "app.delete", before={"functions": names})
     return removed
 
 
@@ -174,21 +174,36 @@ def gpus_of(sql: sa.Connection, revisions: Sequence[str]) -> dict[str, int]:
     return {revision: max(1, resources["gpu_count"]) if resources["gpu"] else 0 for revision, resources in found.items()}
 
 
-def _deploy_function(write: Write, place: Place, spec: FunctionSpec, terms: Terms) -> Deployed:
-    function, table = place.function_id(spec.name), tables.functions
+def place_revision(write: Write, place: Place, spec: FunctionSpec, *, told: Told) -> tuple[str, bool]:
+    """The function with that revision, made where they are not there; the revision's name, and whether it is new."""
+    function = place.function_id(spec.name)
     row = {"tenant": place.tenant, "environment": place.environment, "app": place.app, "name": spec.name}
-    insert = write.insert(table).values(id=function, **row, revisions=0, created_at=write.now)
+    insert = write.insert(tables.functions).values(id=function, **row, revisions=0, created_at=write.now)
     write.sql.execute(insert.on_conflict_do_update(index_elements=["id"], set_={"removed_at": None}))
+    return revisions.ensure(write, function, spec, told=told)
+
+
+def settle(write: Write, place: Place, function: str, done: Released) -> None:
+    """After a release: what was stopped is told to go on, and the schedules are those of what serves."""
+    function_id = place.function_id(function)
+    if done.stage is not Stage.LIVE:
+        publishing.publish(write, function_id)
+    if serving := releases.serving(write.sql, function_id):
+        schedules.sync(write, function_id, revisions.spec_of(write.sql, function_id=function_id, revision=serving))
+
+
+def deployed(function: str, revision: str, done: Released, *, created: bool) -> Deployed:
+    """What became of a function."""
+    stage = done.stage.value
+    return Deployed(function=function, revision=revision, created=created, stage=stage, approvals=done.approvals, rollout=done.rollout)
+
+
+def _deploy_function(write: Write, place: Place, spec: FunctionSpec, terms: Terms) -> Deployed:
     told = replace(terms.told, author=terms.told.author or place.actor)
-    revision, created = revisions.ensure(write, function, spec, told=told)
+    revision, created = place_revision(write, place, spec, told=told)
     done = releases.release(write, place, function=spec.name, revision=revision, terms=terms)
-    if done.stage is not releases.Stage.LIVE:
-        publishing.publish(write, function)  # it may have been stopped
-    if serving := releases.serving(write.sql, function):
-        schedules.sync(write, function, revisions.spec_of(write.sql, function_id=function, revision=serving))
-    return Deployed(
-        function=spec.name, revision=revision, created=created, stage=done.stage.value, approvals=done.approvals, rollout=done.rollout
-    )
+    settle(write, place, spec.name, done)
+    return deployed(spec.name, revision, done, created=created)
 
 
 def _remove(write: Write, place: Place, *, names: set[str]) -> tuple[str, ...]:
@@ -227,6 +242,7 @@ def _listed(names: Mapping[str, str]) -> list[dict[str, Any]]:
     return [{"function": name, "revision": revision, "created": False} for name, revision in names.items()]
 
 
-def _audit(write: Write, place: Place, action: str, *, before: Any = None, after: Any = None) -> None:
+def note(write: Write, place: Place, action: str, *, before: Any = None, after: Any = None) -> None:
+    """An entry of the audit log about the app."""
     named = {"tenant": place.tenant, "actor": place.actor, "subject": place.subject, "request": place.request}
     audit.record(write, **named, action=action, before=before, after=after)

@@ -72,6 +72,11 @@ def row(sql: sa.Connection, *, function_id: str, revision: str) -> sa.Row[Any]:
     return found
 
 
+def told_of(found: sa.Row[Any]) -> dict[str, Any]:
+    """Lineage and evaluation of a revision's row."""
+    return {"lineage": json.loads(found.lineage), "evaluation": json.loads(found.evaluation)}
+
+
 def newest_of(sql: sa.Connection, *, function_id: str, names: list[str]) -> str:
     """The one of these revisions that was made last."""
     table = tables.revisions

@@ -39,7 +39,6 @@ DEAD = {
     "submitted_at": 1_800_000_000.0, "expires_at": 1_900_000_000.0, "is_dead": True, "payload": {"body": ""},
 }  # fmt: skip
 
-HELLO, SEARCH = "/v1/apps/{app}/functions/{function}", {"app": "search", "function": "hello"}
 # (method, route, what its names stand for, body, action in the log): in an order in which each can succeed
 ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
     ("PUT", "/v1/blobs/{digest}", {"digest": hashlib.sha256(NEW_BLOB).hexdigest()}, NEW_BLOB, "blob.put"),

@@ -1,0 +1,130 @@
+"""Deploying in the words of model servers, and from one environment to another."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import anyio.to_thread
+from fastapi import APIRouter, Path
+from pydantic import Field
+
+from pilotlight.controller import holdings, models_served, promotion
+from pilotlight.controller.access import Principal
+from pilotlight.controller.api import models
+from pilotlight.controller.api.models import Body
+from pilotlight.controller.api.revisions import Message, Reference
+from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, place
+from pilotlight.controller.places import Place
+from pilotlight.controller.releases import Terms
+from pilotlight.controller.rollouts import plan
+from pilotlight.errors import Forbidden
+
+router = APIRouter(tags=["releases"])
+Environment = Annotated[str, Field(min_length=1, max_length=63)]
+
+
+class PromotionRequest(Body):
+    """What serves in one environment shall serve in another; `function` null: every function of the app."""
+
+    from_environment: Environment
+    to_environment: Environment
+    function: str | None = Field(default=None, max_length=63)
+    message: Message = ""
+    rollout: dict[str, Any] | None = None
+    allow_breaking: bool = False
+
+
+class ModelResources(Body):
+    """What one instance may use; what is not said is as the version has it."""
+
+    cpu: float | None = None
+    memory_bytes: int | None = None
+    gpu: list[str] | None = Field(default=None, max_length=16)
+    gpu_count: int | None = None
+
+
+class CanaryPolicy(Body):
+    """Take over step by step: percents of the traffic, and how long each step lasts at least."""
+
+    type: Literal["canary"]
+    steps: list[int] = Field(min_length=1, max_length=20)
+    every_s: float | None = None
+    min_samples: int | None = None
+    gates: list[dict[str, Any]] | None = None
+
+
+class ModelDeployment(Body):
+    """A version of a model that shall serve."""
+
+    modelId: str = Field(max_length=160, description="`app/function`")  # noqa: N815 - the field's name outside
+    version: Reference
+    resources: ModelResources | None = None
+    rolloutPolicy: Literal["all_at_once"] | CanaryPolicy = "all_at_once"  # noqa: N815 - the field's name outside
+
+
+class ModelDeployed(Body):
+    """What became of it. `version` is the revision's name."""
+
+    modelId: str  # noqa: N815 - the field's name outside
+    version: str
+    stage: Literal["live", "waiting", "no_traffic", "rollout"]
+    approvals: int
+    rollout: str
+
+
+@router.post("/v1/apps/{app}:promote")
+async def promote_app(
+    context: Ctx, caller: Deployer, request: RequestId, app: Annotated[str, Path(max_length=63)], body: PromotionRequest
+) -> models.DeployResponse:
+    """Deploy in one environment what serves in another: the same specs."""
+    if body.function is None:
+        caller.demand_app(app)
+    else:
+        caller.demand_function(app, body.function)
+    for environment in (body.from_environment, body.to_environment):
+        if caller.bound_environment not in (None, environment):
+            raise Forbidden(f"key {caller.key} is bound to environment {caller.bound_environment!r}, not {environment!r}")
+    done, unpinned = await anyio.to_thread.run_sync(partial(_promote, context, caller, request=request, app=app, body=body))
+    await holdings.settle(context.cache, context.store, unpinned)
+    context.metrics.deploys.inc()
+    return models.DeployResponse(**promotion.shown(done))
+
+
+@router.post("/v1/deployments")
+def deploy_model(context: Ctx, caller: Deployer, request: RequestId, body: ModelDeployment) -> ModelDeployed:
+    """Let a version of a model serve. Other resources than it has make a revision of their own."""
+    where, function = _model(caller, body.modelId, request)
+    policy = body.rolloutPolicy
+    steps = None if policy == "all_at_once" else plan.parse(policy.model_dump(exclude={"type"}, exclude_none=True))
+    resources = body.resources.model_dump(exclude_none=True) if body.resources is not None else {}
+    with context.store.write() as write:
+        name, done = models_served.deploy(
+            write, where, function=function, reference=body.version, resources=resources, terms=Terms(plan=steps)
+        )
+    return ModelDeployed(modelId=body.modelId, version=name, stage=done.stage.value, approvals=done.approvals, rollout=done.rollout)
+
+
+def _promote(context: Context, caller: Principal, *, request: str, app: str, body: PromotionRequest) -> tuple[Any, list[str]]:
+    origin = _in(caller, app, body.from_environment, request)
+    target = _in(caller, app, body.to_environment, request)
+    promotion.demand_other(origin, target)
+    with context.store.read() as sql:
+        found = promotion.candidates(sql, origin, function=body.function)
+        manifests = promotion.manifests_of(sql, context.files, tenant=caller.tenant, found=found)
+    terms = Terms(plan=plan.parse(body.rollout) if body.rollout is not None else None, allow_breaking=body.allow_breaking)
+    with context.store.write() as write:
+        return promotion.promote(
+            write, target, origin=origin, found=found, manifests=manifests, terms=terms, message=body.message,
+            bundle_max_bytes=context.config.settings.bundle_max_bytes, whole_app=body.function is None, is_bound=caller.bound_app is not None,
+        )  # fmt: skip
+
+
+def _in(caller: Principal, app: str, environment: str, request: str) -> Place:
+    return Place(tenant=caller.tenant, uid=caller.uid, environment=environment, app=app, actor=caller.key, request=request)
+
+
+def _model(caller: Principal, model: str, request: str) -> tuple[Place, str]:
+    app, function = models_served.parse(model)
+    caller.demand_function(app, function)
+    return place(caller, app, request), function

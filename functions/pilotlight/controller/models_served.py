@@ -1,0 +1,52 @@
+"""Model servers' names for what is there: a model is `app/function`, a version of it a revision, an alias or a tag."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pilotlight.controller import aliases, history, registry, releases, revisions, traffic
+from pilotlight.controller.places import Place
+from pilotlight.controller.releases import Released, Stage, Terms
+from pilotlight.controller.revisions import Told
+from pilotlight.controller.store import Write
+from pilotlight.errors import InvalidInput
+from pilotlight.spec import Resources, from_json, to_json
+from pilotlight.types import check_name
+
+
+def parse(model: str) -> tuple[str, str]:
+    """App and function of a model's id. Raises InvalidInput."""
+    app, _, function = model.partition("/")
+    try:
+        return check_name("app", app), check_name("function", function)
+    except ValueError as e:
+        raise InvalidInput(f"modelId = {model!r}: write app/function ({e})", parameter="modelId") from e
+
+
+def deploy(
+    write: Write, place: Place, *, function: str, reference: str, resources: Mapping[str, Any], terms: Terms
+) -> tuple[str, Released]:
+    """Let a version serve; its revision and what became of it. Resources that differ make another revision of the same code.
+
+    Raises NotFound, InvalidInput, and what `releases.release` raises, but that a revision that lacks approvals waits for them.
+    """
+    traffic.find(write.sql, place, function)
+    revision = aliases.resolve(write.sql, place, function, reference)
+    function_id = place.function_id(function)
+    row = revisions.row(write.sql, function_id=function_id, revision=revision)
+    spec = revisions.spec_of(write.sql, function_id=function_id, revision=revision)
+    wanted = from_json(Resources, {**to_json(spec.resources), **resources}, "resources")
+    created = False
+    if wanted != spec.resources:
+        told = Told(**revisions.told_of(row), author=place.actor)
+        told = replace(told, lineage={**told.lineage, "resources_of": revision})
+        revision, created = registry.place_revision(write, place, replace(spec, resources=wanted), told=told)
+    version = history.next_version(write, place, stopped=False)
+    done = releases.release(write, place, function=function, revision=revision, terms=terms)
+    registry.settle(write, place, function, done)
+    entry = to_json(registry.deployed(function, revision, done, created=created))
+    history.note(write, place, version=version, action="promote" if done.stage is Stage.LIVE else "deploy", functions=[entry])
+    registry.note(write, place, "app.promote", after={"function": function, "revision": revision, "stage": done.stage.value})
+    return revision, done
