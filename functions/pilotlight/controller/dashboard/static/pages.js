@@ -93,6 +93,20 @@ function live(address) {
   source.addEventListener("error", () => say(source.readyState === EventSource.CLOSED ? "not live" : "connecting…", false));
 }
 
+// Pages of what moves by itself look again, as long as they are looked at; who has something in hand is not disturbed.
+async function again() {
+  const main = document.querySelector("#main");
+  if (document.hidden || !main.querySelector("[data-again]") || main.contains(document.activeElement)) return;
+  try {
+    const answer = await fetch(location.href);
+    if (answer.redirected) return location.reload(); // the session is over: the way to sign in again
+    const fresh = answer.ok && new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("#main");
+    if (fresh && fresh.innerHTML !== main.innerHTML) main.replaceChildren(...fresh.childNodes);
+  } catch {
+    // nobody answers: the next look may find somebody
+  }
+}
+
 for (const field of document.querySelectorAll("[data-submit]")) field.addEventListener("change", () => field.form.requestSubmit());
 for (const button of document.querySelectorAll("[data-theme-switch]")) {
   button.hidden = false;
@@ -100,4 +114,5 @@ for (const button of document.querySelectorAll("[data-theme-switch]")) {
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 drawAll();
+if (document.querySelector("[data-again]")) setInterval(again, 2000);
 if (document.body.dataset.live) live(document.body.dataset.live);

@@ -1,0 +1,191 @@
+"""Releases: where each candidate is, what it is compared by, what was decided and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Path
+from fastapi.responses import Response
+
+from pilotlight.controller.dashboard.html import render
+from pilotlight.controller.dashboard.visit import MAX_NAME, PageRoute, Visit, Visitor
+from pilotlight.controller.dashboard.words import DASH, milliseconds, percent
+from pilotlight.controller.figures.spans import DAY_S
+from pilotlight.controller.rollouts import ledger, views
+from pilotlight.controller.rollouts.ledger import Rollout
+from pilotlight.controller.rollouts.records import ACTIVE
+from pilotlight.errors import Forbidden, NotFound
+from pilotlight.types import Scope
+
+NEWEST = 50
+DECISIONS = 100
+LATELY_DAYS = 30
+_Id = Annotated[str, Path(max_length=MAX_NAME)]
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+STATE_WORDS = {
+    "running": "running", "paused": "paused", "done": "done", "rolled_back": "rolled back", "halted": "halted", "aborted": "aborted",
+    "superseded": "superseded",
+}  # fmt: skip
+STATE_TONES = {"running": "on", "paused": "warn", "done": "good", "rolled_back": "bad", "halted": "bad", "aborted": "warn"}
+OUTCOME_WORDS = {"pass": "within", "fail": "broken", "unclear": "not proven", "no_data": "too little data"}
+OUTCOME_TONES = {"pass": "good", "fail": "bad", "unclear": "warn"}
+VERDICT_WORDS = {"advance": "goes on", "hold": "holds", "rollback": "goes back", "halt": "is halted", "done": "is done"}
+VERDICT_TONES = {"advance": "good", "done": "good", "rollback": "bad", "halt": "bad"}
+METRIC_WORDS = {
+    "error_ratio": "Errors", "degraded_ratio": "Degraded answers", "incomplete_ratio": "Broken streams", "cost_per_call": "Cost per call",
+    "cost_per_1k_tokens": "Cost per 1,000 tokens",
+}  # fmt: skip
+_CLOCKS = {"latency": "Warm latency", "first_byte": "First token", "cold": "Cold start"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Station:
+    """A step of a rollout: `state` is `passed`, `here`, `left` (taken back from here) or "" (never reached); `share` of its time."""
+
+    percent: int
+    state: str
+    share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One gate in words: the candidate's number, stable's, the limit, and how much of the limit is used (0 to 1; None: not known)."""
+
+    name: str
+    kind: str
+    candidate: str
+    stable: str
+    limit: str
+    used: float | None
+    samples: int
+    outcome: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A rollout as a page shows it."""
+
+    id: str
+    title: str
+    body: Mapping[str, Any]
+    stations: Sequence[Station]
+    gates: Sequence[Line]
+
+    @property
+    def is_active(self) -> bool:
+        """It goes on."""
+        return self.body["state"] in ACTIVE
+
+
+@router.get("/dashboard/releases")
+async def page(visit: Visitor) -> Response:
+    """All of the environment's: those that go on with their numbers, the others as history."""
+    _demand_sight(visit)
+    active, over = await visit.read(lambda sql: _look(sql, visit))
+    counted = Counter(one.state.value for one in over if one.created_at >= visit.now - LATELY_DAYS * DAY_S)
+    history = [shown(views.summary(one, now=visit.now), currency=visit.currency) for one in over]
+    return render("releases.html", visit=visit, active=active, history=history, counted=counted, lately_days=LATELY_DAYS, **_WORDS)
+
+
+@router.get("/dashboard/releases/{rollout}")
+async def one(visit: Visitor, rollout: _Id) -> Response:
+    """One of them with every decision. Raises NotFound."""
+    _demand_sight(visit)
+
+    def look(sql: sa.Connection) -> Shown:
+        found = ledger.find(sql, tenant=visit.caller.tenant, rollout=rollout)
+        if found.environment != visit.environment or not visit.caller.may_see(found.app, found.function):
+            raise NotFound(f"there is no rollout {rollout!r} in environment {visit.environment!r}")
+        return shown(views.detail(sql, found, now=visit.now, limit=DECISIONS), currency=visit.currency)
+
+    return render("release.html", visit=visit, one=await visit.read(look), **_WORDS)
+
+
+def _look(sql: sa.Connection, visit: Visit) -> tuple[list[Shown], list[Rollout]]:
+    found = ledger.listing(sql, tenant=visit.caller.tenant, environment=visit.environment, limit=NEWEST)
+    mine = [rollout for rollout in found if visit.caller.may_see(rollout.app, rollout.function)]
+    active = [
+        shown(views.detail(sql, rollout, now=visit.now, limit=5), currency=visit.currency)
+        for rollout in mine
+        if rollout.state.value in ACTIVE
+    ]
+    return active, [rollout for rollout in mine if rollout.state.value not in ACTIVE]
+
+
+def _demand_sight(visit: Visit) -> None:
+    if not visit.sees_instances:
+        raise Forbidden("releases are for keys that may deploy", scope=Scope.DEPLOY.value)
+
+
+def shown(body: Mapping[str, Any], *, currency: str = "") -> Shown:
+    """What a page needs of a rollout's JSON."""
+    decided = next((decision["gates"] for decision in body.get("decisions", ()) if decision["gates"]), [])
+    gates = (body.get("now") or {}).get("gates") or decided
+    return Shown(
+        id=body["id"],
+        title=f"{body['app']}/{body['function']}",
+        body=body,
+        stations=stations(body),
+        gates=[line(gate, currency=currency) for gate in gates],
+    )
+
+
+def stations(body: Mapping[str, Any]) -> list[Station]:
+    """The steps, and what became of each."""
+    is_over, is_done = body["state"] not in ACTIVE, body["state"] == "done"
+    out = []
+    for number, weight in enumerate(body["steps"]):
+        if is_done or number < body["step"]:
+            out.append(Station(percent=weight, state="passed", share=1.0))
+        elif number == body["step"]:
+            share = min(1.0, body["elapsed_s"] / body["every_s"])
+            out.append(Station(percent=weight, state="left" if is_over else "here", share=share))
+        else:
+            out.append(Station(percent=weight, state=""))
+    return out
+
+
+def line(gate: Mapping[str, Any], *, currency: str = "") -> Line:
+    """One gate in words."""
+    candidate, limit = gate["candidate"], gate["limit"]
+    numbers = {key: number(gate[key], gate["unit"], currency=currency) for key in ("candidate", "stable", "limit")}
+    used = None if candidate is None or not limit or limit < 0 else min(1.0, max(0.0, candidate / limit))
+    return Line(
+        name=metric_words(gate["metric"]), kind=gate["kind"], **numbers, used=used, samples=gate["samples"], outcome=gate["outcome"],
+        reason=gate["reason"],
+    )  # fmt: skip
+
+
+def metric_words(metric: str) -> str:
+    """`Warm latency p99`, of `latency_p99`."""
+    if metric.startswith("feedback:"):
+        return f"Feedback: {metric.removeprefix('feedback:')}"
+    name, _, share = metric.rpartition("_p")
+    return f"{_CLOCKS[name]} p{share}" if name in _CLOCKS else METRIC_WORDS.get(metric, metric)
+
+
+def number(value: float | None, unit: str, *, currency: str = "") -> str:
+    """A gate's number."""
+    if value is None:
+        return DASH
+    match unit:
+        case "share":
+            return percent(value)
+        case "ms":
+            return milliseconds(value)
+        case "money":
+            return f"{value:.3g} {currency}".strip()
+    return f"{value:.4g}"
+
+
+_WORDS: Mapping[str, Any] = {
+    "state_words": STATE_WORDS, "state_tones": STATE_TONES, "outcome_words": OUTCOME_WORDS, "outcome_tones": OUTCOME_TONES,
+    "verdict_words": VERDICT_WORDS, "verdict_tones": VERDICT_TONES,
+}  # fmt: skip
