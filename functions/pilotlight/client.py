@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from urllib.parse import quote
 
 from pilotlight.profile import Profile
-from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, CallRecord
+from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, HEADER_REQUEST_ID, CallRecord
 from pilotlight.sdk.answers import RAISED_STATUS, ItemReader, call_headers, function_path, value_of
 from pilotlight.sdk.billing import BillingResources
+from pilotlight.sdk.experiments import FEEDBACK_PATH, ExperimentResources, feedback_body
 from pilotlight.sdk.node import Json, lines, parts
+from pilotlight.sdk.objectives import ObjectiveResources
 from pilotlight.sdk.releases import DeployedFunction, Deployment, ReleaseResources
 from pilotlight.sdk.rollouts import RolloutResources
 from pilotlight.sdk.spending import BudgetResources
@@ -44,6 +46,11 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+    @property
+    def request_id(self) -> str:
+        """The call's id: names it in logs, bills, traces, and feedback."""
+        return self.headers.get(HEADER_REQUEST_ID, "")
 
     def value(self) -> Any:
         """The result. Raises what the function raised, or the platform's error."""
@@ -74,7 +81,16 @@ class _FileBody:
                 yield piece
 
 
-class Client(ReleaseResources, RolloutResources, TrafficResources, TenancyResources, BudgetResources, BillingResources):
+class Client(
+    ReleaseResources,
+    RolloutResources,
+    ObjectiveResources,
+    TrafficResources,
+    TenancyResources,
+    BudgetResources,
+    BillingResources,
+    ExperimentResources,
+):
     """The platform as one profile sees it. A context manager: closing it closes its connections."""
 
     def __init__(self, profile: Profile, *, retry_budget_s: float = DEFAULT_BUDGET_S) -> None:
@@ -240,6 +256,11 @@ class AsyncClient:
     async def cancel(self, call_id: str) -> None:
         """As `Client.cancel`."""
         await self._transport.request("POST", f"{_call_path(call_id)}:cancel", repeatable=True)
+
+    async def feedback(self, request_id: str, *, label: str | None = None, metrics: Mapping[str, float] | None = None) -> Json:
+        """As `Client.feedback`."""
+        body = feedback_body(request_id, label=label, metrics=metrics)
+        return dict((await self._transport.request("POST", FEEDBACK_PATH, json=body, repeatable=True)).json())
 
 
 def _answer(response: httpx.Response) -> Answer:

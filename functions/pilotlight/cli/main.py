@@ -17,9 +17,12 @@ from pilotlight.cli import (
     call,
     deploy,
     doctor,
+    experiment,
+    feedback,
     instance,
     quota,
     rollout,
+    slo,
     snapshot,
     state,
     tenant,
@@ -32,7 +35,8 @@ from pilotlight.cli.commands import common_callback
 from pilotlight.cli.session import Options
 
 _PARTS = (
-    up, deploy, call, app, traffic, rollout, instance, snapshot, weights, admin, tenant, quota, audit, budget, billing, state, doctor, top,
+    up, deploy, call, app, traffic, rollout, experiment, feedback, slo, instance, snapshot, weights, admin, tenant, quota, audit,
+    budget, billing, state, doctor, top,
 )  # fmt: skip
 """In the order in which --help lists them."""
 _HELP = "Serverless functions for models: scale to zero, back in milliseconds, billed per request."

@@ -33,6 +33,7 @@ class FunctionCall(Generic[R]):
         self.id = call_id
         self.get = Dual(self._get, self._get_aio)
         self.cancel = Dual(self._cancel, self._cancel_aio)
+        self.feedback = Dual(self._feedback, self._feedback_aio)
 
     def __repr__(self) -> str:
         return f"<FunctionCall {self.id}>"
@@ -95,6 +96,14 @@ class FunctionCall(Generic[R]):
     async def _cancel_aio(self) -> None:
         """As `cancel`."""
         await (await session.async_client()).cancel(self.id)
+
+    def _feedback(self, label: str | None = None, **metrics: float) -> None:
+        """Tell its outcome, once per metric: `call.feedback(label="good", rating=5)`. Raises Conflict when it was told otherwise before."""
+        session.client().feedback(self.id, label=label, metrics=metrics)
+
+    async def _feedback_aio(self, label: str | None = None, **metrics: float) -> None:
+        """As `feedback`."""
+        await (await session.async_client()).feedback(self.id, label=label, metrics=metrics)
 
 
 def _deadline(timeout: float | None) -> float | None:
