@@ -109,7 +109,7 @@ class Assembly:
         settings, site = self.settings, self.site
         self.traces = TraceDesk(
             share=settings.traces_sampled, controller=site.controller, token=site.key.token, activator=site.id,
-            endpoint=settings.otlp_endpoint, exemplars=None,
+            endpoint=settings.otlp_endpoint, exemplars=self.metrics,
         )  # fmt: skip
         self.traces.collect(self.metrics.registry)
         self.loops.append(("traces", self.traces.run))

@@ -9,6 +9,7 @@ from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from activator.shared.state import SharedStatistics
 
@@ -42,20 +43,26 @@ class Names:
 class _Tally:
     """A histogram that costs a call one bisection: the hot path cannot afford a lock for each of a dozen numbers."""
 
-    __slots__ = ("counts", "total")
+    __slots__ = ("counts", "exemplars", "total")
 
     def __init__(self) -> None:
         self.counts = [0] * (len(FAST) + 1)
         self.total = 0.0
+        self.exemplars: dict[int, Exemplar] = {}
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(FAST, value)] += 1
         self.total += value
 
-    def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts by upper bound, as Prometheus wants them."""
+    def exemplify(self, value: float, trace_id: str, at: float) -> None:
+        """One of the values in its bucket has a trace that was kept: shown to whoever asks for OpenMetrics."""
+        self.exemplars[bisect_left(FAST, value)] = Exemplar({"trace_id": trace_id}, value, at)
+
+    def buckets(self) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
+        """Cumulative counts by upper bound, as Prometheus wants them, with the exemplars that there are."""
         bounds = [str(bound) for bound in FAST] + ["+Inf"]
-        return list(zip(bounds, accumulate(self.counts), strict=True))
+        pairs = enumerate(zip(bounds, accumulate(self.counts), strict=True))
+        return [(*pair, self.exemplars[n]) if n in self.exemplars else pair for n, pair in pairs]
 
 
 class FunctionTally:

@@ -157,6 +157,12 @@ class Metrics:
         tally.queue_wait.observe(queued_s)
         tally.execution.observe(exec_s)
 
+    def exemplify(self, target: Target, *, exec_s: float, queued_s: float, trace_id: str, at: float) -> None:
+        """A call of this target took so long, and its trace is kept: the histograms point to it."""
+        tally = self._by_function.get(target.function_id) or self._tally(target)
+        tally.execution.exemplify(exec_s, trace_id, at)
+        tally.queue_wait.exemplify(queued_s, trace_id, at)
+
     def refused(self, status: int, target: Target | None = None, arm: str = "") -> None:
         """A request was answered with an error of the platform's; `target`: it was to be called, and nothing was counted of it yet."""
         self._refusals.counted(status)

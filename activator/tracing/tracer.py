@@ -31,7 +31,7 @@ _random = random.random
 class Exemplifies(Protocol):
     """What points from its figures to a trace."""
 
-    def exemplify(self, target: Target, *, exec_s: float, trace_id: str, at: float) -> None:
+    def exemplify(self, target: Target, *, exec_s: float, queued_s: float, trace_id: str, at: float) -> None:
         """A call of this target took so long, and its trace is kept."""
         ...
 
@@ -159,4 +159,6 @@ class Tracer:
         last = attempts[-1] if attempts else None
         if self._exemplars is not None and last is not None and last.dispatched_ns:
             exec_s = (last.ended_ns - last.dispatched_ns) / 1e9
-            self._exemplars.exemplify(call.target, exec_s=exec_s, trace_id=trace["id"], at=trace["at"])
+            self._exemplars.exemplify(
+                call.target, exec_s=exec_s, queued_s=call.queued_ms / 1000, trace_id=trace["id"], at=trace["at"]
+            )  # fmt: skip

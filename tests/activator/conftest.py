@@ -90,7 +90,7 @@ class Edge:
         self.quotas = quotas or ProcessQuotas()
         self.entrance = Entrance(table=self.table, store=self.quotas, settings=settings)
         self.traces: list[Json] = []
-        self.tracer = Tracer(share=settings.traces_sampled, keep=self.keep, activator="a-0")
+        self.tracer = Tracer(share=settings.traces_sampled, keep=self.keep, exemplars=self.metrics, activator="a-0")
         self.calls = SubmittedCalls(
             books=self.books, dispatcher=dispatcher, table=self.table, entrance=self.entrance, control=self.control, settings=settings,
             metrics=self.metrics, controller=nobody, token="t",

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.openmetrics.exposition import generate_latest
 
 from activator.settings import ActivatorSettings
 from activator.tracing.context import ASKED
@@ -114,6 +115,7 @@ async def test_a_caller_that_keeps_its_trace_finds_the_call_in_it(warm: Edge) ->
     assert parse(told["traceparent"].encode()) == (TRACE, attempt_span_of(trace["call"]), True)
     assert told["tracestate"] == "congo=t61rcWkgMzE,rojo=00f067aa0ba902b7"
     assert spans(trace)["exec"]["id"] == attempt_span_of(trace["call"])
+    assert TRACE in generate_latest(warm.metrics.registry).decode()  # type: ignore[no-untyped-call]  # as an exemplar
 
 
 async def test_a_caller_that_does_not_keep_its_trace_is_still_the_parent(warm: Edge) -> None:
