@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pilotlight.sdk.app import App
     from pilotlight.sdk.calls import FunctionCall
     from pilotlight.sdk.classes import Cls
+    from pilotlight.sdk.context import Context, context
     from pilotlight.sdk.handles import Function
     from pilotlight.sdk.image import Image
     from pilotlight.sdk.marks import PilotlightWarning, asgi_app, batched, concurrent, enter, exit, method
@@ -65,6 +66,7 @@ _WHERE = {
     "pilotlight.sdk.app": ("App",),
     "pilotlight.sdk.calls": ("FunctionCall",),
     "pilotlight.sdk.classes": ("Cls",),
+    "pilotlight.sdk.context": ("Context", "context"),
     "pilotlight.sdk.handles": ("Function",),
     "pilotlight.sdk.image": ("Image",),
     "pilotlight.sdk.marks": ("PilotlightWarning", "asgi_app", "batched", "concurrent", "enter", "exit", "method"),
@@ -103,6 +105,7 @@ __all__ = [
     "ClientClosedRequest",
     "Cls",
     "Conflict",
+    "Context",
     "Cron",
     "DeadlineExceeded",
     "Deployment",
@@ -138,6 +141,7 @@ __all__ = [
     "batched",
     "cached_answer",
     "concurrent",
+    "context",
     "deploy",
     "enter",
     "exit",

@@ -17,8 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 from pilotlight.protocol import CONTENT_PROBLEM, HEADER_CALL, HEADER_OUTCOME, HEADER_ROOT_PATH, WORKER_ASGI
+from pilotlight.sdk.context import CURRENT as RUNNING
 from pilotlight.sdk.spans import CURRENT
 from pilotlight.worker import faults, output, results
+from pilotlight.worker.running import RunningCall
 from pilotlight.worker.spans import CallSpans
 
 _ROOT_PATH = HEADER_ROOT_PATH.encode()
@@ -107,6 +109,7 @@ class WebApplication:
         spans = CallSpans(call, headers.get(b"traceparent"))
         output.CALL.set(call)
         CURRENT.set(spans)
+        RUNNING.set(RunningCall(headers, spans))
         spans.make_current()
         inner = {**scope, **_paths(scope, root_path), "root_path": root_path, "state": self._state.copy(), "extensions": {}}
         sender = _Sender(send, spans)

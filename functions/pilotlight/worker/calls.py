@@ -25,10 +25,12 @@ from pilotlight.protocol import (
     HEADER_DEADLINE,
     WORKER_INVOKE,
 )
+from pilotlight.sdk.context import CURRENT as RUNNING
 from pilotlight.sdk.spans import CURRENT
 from pilotlight.worker import faults, output, results
 from pilotlight.worker.answers import answer, answer_document, answer_problem, end, read_body, start
 from pilotlight.worker.deadlines import Deadlines
+from pilotlight.worker.running import RunningCall
 from pilotlight.worker.spans import CallSpans
 from pilotlight.worker.target import Method, Style
 from pilotlight.worker.threads import CallThread, CallThreads, Outcome
@@ -134,9 +136,11 @@ class Calls:
             await self._run(method, scope, body, send)
 
     async def _run(self, method: Method, scope: HTTPScope, body: bytes, send: ASGISendCallable) -> None:
-        call = Call(dict(scope["headers"]), slow_s=self._slow_s)
+        headers = dict(scope["headers"])
+        call = Call(headers, slow_s=self._slow_s)
         output.CALL.set(call.id)
         CURRENT.set(call.spans)
+        RUNNING.set(RunningCall(headers, call.spans))
         call.spans.make_current()
         connection: Any = scope["extensions"]["connection"]  # put there by server.Connection
         connection.on_leave(call.leave)

@@ -21,10 +21,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from pilotlight.sdk.context import CURRENT
 from pilotlight.worker import memory
 from pilotlight.worker.faults import HOOK_NOTE
 from pilotlight.worker.places import definition
 from pilotlight.worker.proof import Known
+from pilotlight.worker.running import example
 from pilotlight.worker.target import Hook, Method, Target, marks_of
 
 HOOK_S = 10.0
@@ -65,6 +67,7 @@ def warm_up(target: Target) -> dict[str, Known]:
 
 async def answer_example(method: Method) -> Any:
     """The method's answer to its example; a generator's items as a list."""
+    CURRENT.set(example())
     args, kwargs = method.binder.from_document(_document(method.example))
     value = method.call(*args, **kwargs)
     if inspect.isawaitable(value):

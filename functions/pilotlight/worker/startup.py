@@ -28,6 +28,7 @@ from pilotlight.worker.obstacles import Scene
 from pilotlight.worker.pages import Touched
 from pilotlight.worker.phases import Phases
 from pilotlight.worker.places import SocketPlaces, UserCode
+from pilotlight.worker.running import Whose
 from pilotlight.worker.secrets import Secrets
 from pilotlight.worker.server import Server
 from pilotlight.worker.target import Method, Target, make_target
@@ -66,6 +67,7 @@ def run(launch: Launch, *, boot_ms: float) -> None:
     faulthandler.enable(2)
     os.environ[WORKER_VARIABLE] = "1"
     os.environ[WEIGHTS_VARIABLE] = json.dumps(dict(launch.weights))
+    Whose.set(function=launch.spec.name, key=launch.revision)
     control = Control(launch.control_fd)
     os.register_at_fork(after_in_child=control.leave_fork)
     phases = Phases(control)
