@@ -37,6 +37,7 @@ from pilotlight.controller.context import Context
 from pilotlight.controller.experiments import guard as experiments
 from pilotlight.controller.lock import ControllerLock
 from pilotlight.controller.metrics import Metrics
+from pilotlight.controller.objectives import loop as objectives
 from pilotlight.controller.rollouts import loop as rollouts
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.store import Store
@@ -239,5 +240,6 @@ _LOOPS: Mapping[str, Callable[[Context], Coroutine[None, None, None]]] = {
     "bookkeeping": bookkeeping.keep,
     "rollouts": rollouts.run,
     "experiments": experiments.run,
+    "objectives": objectives.run,
 }
 """What runs for as long as the process does, by the name of its task; each goes on after its errors."""

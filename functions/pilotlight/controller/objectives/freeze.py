@@ -13,10 +13,12 @@ def spent_budgets(sql: sa.Connection, made: standing.Promise, *, now: float) -> 
     """Budgets of the window of which nothing is left, on enough calls to say so."""
     observed = standing.over_budget_window(sql, made, now=now)
     found = {sli: spent(observed, made.objectives, sli) for sli in Sli}
-    return {
-        sli: one for sli, one in found.items()
-        if one.total >= FAST.min_total and one.bad >= FAST.min_bad_long and one.left is not None and one.left <= 0
-    }  # fmt: skip
+    return {sli: one for sli, one in found.items() if is_empty(one)}
+
+
+def is_empty(one: Spent) -> bool:
+    """Whether nothing is left of a budget, on enough calls to say so."""
+    return one.total >= FAST.min_total and one.bad >= FAST.min_bad_long and one.left is not None and one.left <= 0
 
 
 def demand(sql: sa.Connection, function_id: str, *, now: float) -> None:

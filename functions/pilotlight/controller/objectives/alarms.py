@@ -1,0 +1,195 @@
+"""Alarms of objectives: rows that begin, go on and end, and the webhooks that are told, in one transaction.
+
+There is at most one open alarm of a function, an indicator and a severity. It ends once nothing has fired for `QUIET_S`, so that a rate
+that sways around its bound is one alarm; a window without any call neither begins nor ends one, until its long window is empty as well.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from pilotlight.controller import deliveries, tables
+from pilotlight.controller.objectives.burn import ALARMS, MINUTE, Severity, Sli, Spent, firing
+from pilotlight.controller.objectives.standing import Promise, spent_in
+from pilotlight.controller.store import Write
+from pilotlight.observations import Observation
+from pilotlight.policies import STAGES
+
+QUIET_S = {Severity.PAGE: 5 * MINUTE, Severity.TICKET: 30 * MINUTE}
+NOTE_S = 60.0
+"""How often it is written down that an alarm still fires."""
+KEPT_S = 100 * 86_400.0
+EVENTS = {Severity.PAGE: "slo.page", Severity.TICKET: "slo.ticket"}
+RESOLVED = "slo.resolved"
+LATENCIES = frozenset({Sli.WARM_LATENCY, Sli.FIRST_TOKEN, Sli.COLD_LATENCY})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Firing:
+    """An alarm that goes off now, with what was spent in its long window.
+
+    Attributes:
+        window: `1h/5m`.
+        stage: of a latency: the stage that most calls of the long window overran; "" where there is none.
+    """
+
+    sli: Sli
+    severity: Severity
+    window: str
+    factor: float
+    long: Spent
+    short: Spent
+    stage: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "window": self.window, "factor": self.factor, "burn_rate": _rounded(self.long.burn), "burn_rate_now": _rounded(self.short.burn),
+            "bad": self.long.bad, "total": self.long.total, "budget": self.long.budget, "stage": self.stage,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """A row of `slo_alerts`. Times in seconds since the epoch; `ended_at` None: it is open."""
+
+    id: str
+    tenant: str
+    function: str
+    sli: str
+    severity: str
+    window: str
+    document: Mapping[str, Any]
+    began_at: float
+    ended_at: float | None
+
+
+def firings(made: Promise, windows: Mapping[int, Observation | None]) -> list[Firing]:
+    """What goes off for a function, the strongest of each indicator and severity. Pure."""
+    found: dict[tuple[Sli, Severity], Firing] = {}
+    for sli in Sli:
+        if sli not in made.told:
+            continue
+        by_window = spent_in(windows, made.objectives, sli)
+        for alarm in ALARMS:
+            if (sli, alarm.severity) not in found and firing(alarm, by_window):
+                found[sli, alarm.severity] = Firing(
+                    sli=sli, severity=alarm.severity, window=alarm.name, factor=alarm.factor, long=by_window[alarm.long_s],
+                    short=by_window[alarm.short_s], stage=worst_stage(windows[alarm.long_s]) if sli in LATENCIES else "",
+                )  # fmt: skip
+    return list(found.values())
+
+
+def worst_stage(observation: Observation | None) -> str:
+    """The stage that most calls overran; "" where none did."""
+    overruns = observation.overruns if observation is not None else {}
+    return max((stage for stage in STAGES if overruns.get(stage)), key=lambda stage: overruns[stage], default="")
+
+
+def quiet(made: Promise, windows: Mapping[int, Observation | None]) -> frozenset[tuple[str, str]]:
+    """(indicator, severity) for which there is something to see in a short window, or nothing even in the longest one. Pure."""
+    known = set()
+    for sli in Sli:
+        by_window = spent_in(windows, made.objectives, sli)
+        for severity in Severity:
+            pairs = [alarm for alarm in ALARMS if alarm.severity == severity]
+            is_seen = any(by_window[alarm.short_s].total for alarm in pairs)
+            if is_seen or not any(by_window[alarm.long_s].total for alarm in pairs):
+                known.add((sli.value, severity.value))
+    return frozenset(known)
+
+
+def open_of(sql: sa.Connection, function_id: str | None = None) -> list[Alarm]:
+    """Open alarms of a function; None: of all."""
+    table = tables.slo_alerts
+    where = [table.c.ended_at.is_(None)] + ([table.c.function == function_id] if function_id is not None else [])
+    return [_alarm(row) for row in sql.execute(sa.select(table).where(*where).order_by(table.c.began_at))]
+
+
+def listing(sql: sa.Connection, *, functions: Sequence[str], since: float, limit: int = 200) -> list[Alarm]:
+    """Alarms of these functions that are open, or ended since then; newest first."""
+    table = tables.slo_alerts
+    recent = table.c.ended_at.is_(None) | (table.c.ended_at >= since)
+    query = sa.select(table).where(table.c.function.in_(list(functions)), recent).order_by(table.c.began_at.desc()).limit(limit)
+    return [_alarm(row) for row in sql.execute(query)]
+
+
+def _alarm(row: Any) -> Alarm:
+    return Alarm(**{name: getattr(row, name) for name in Alarm.__slots__ if name != "document"}, document=json.loads(row.document))
+
+
+def is_news(alarms: Sequence[Alarm], found: Sequence[Firing], *, now: float) -> bool:
+    """Whether `settle` has anything to do: one begins, one may end, or it is time to note that one still fires."""
+    last = {(alarm.sli, alarm.severity): float(alarm.document["last_at"]) for alarm in alarms}
+    firing = {(one.sli.value, one.severity.value) for one in found}
+    return last.keys() != firing or any(abs(now - at) >= NOTE_S for at in last.values())
+
+
+def settle(write: Write, made: Promise, found: Sequence[Firing], seen: frozenset[tuple[str, str]]) -> list[str]:
+    """Begin, note and end alarms, and tell webhooks; returns the events that were told.
+
+    Args:
+        seen: see `quiet`: what may end.
+    """
+    told = []
+    by_key = {(one.sli.value, one.severity.value): one for one in found}
+    for alarm in open_of(write.sql, made.function_id):
+        one = by_key.pop((alarm.sli, alarm.severity), None)
+        if one is not None:
+            _note(write, alarm, {**one.to_json(), "last_at": write.now}, window=one.window)
+        elif float(alarm.document["last_at"]) > write.now:  # the clock went back: the wait begins anew
+            _note(write, alarm, {**alarm.document, "last_at": write.now}, window=alarm.window)
+        elif (alarm.sli, alarm.severity) in seen and write.now - float(alarm.document["last_at"]) >= QUIET_S[Severity(alarm.severity)]:
+            told.append(_end(write, made, alarm))
+    told += [_begin(write, made, one) for one in by_key.values()]
+    return told
+
+
+def end_all(write: Write, made: Promise) -> list[str]:
+    """The function is gone, or promises nothing any more: its alarms end."""
+    return [_end(write, made, alarm) for alarm in open_of(write.sql, made.function_id)]
+
+
+def _begin(write: Write, made: Promise, one: Firing) -> str:
+    document = {**one.to_json(), "last_at": write.now}
+    row = {"id": f"slo-{secrets.token_hex(12)}", "tenant": made.tenant, "function": made.function_id, "sli": one.sli.value,
+           "severity": one.severity.value, "window": one.window, "document": json.dumps(document), "began_at": write.now}  # fmt: skip
+    write.sql.execute(sa.insert(tables.slo_alerts).values(**row))
+    return _tell(write, made, EVENTS[one.severity], {**row, **one.to_json()})
+
+
+def _note(write: Write, alarm: Alarm, document: Mapping[str, Any], *, window: str) -> None:
+    table = tables.slo_alerts
+    write.sql.execute(sa.update(table).where(table.c.id == alarm.id).values(document=json.dumps(dict(document)), window=window))
+
+
+def _end(write: Write, made: Promise, alarm: Alarm) -> str:
+    table = tables.slo_alerts
+    write.sql.execute(sa.update(table).where(table.c.id == alarm.id).values(ended_at=write.now))
+    row = {"id": alarm.id, "sli": alarm.sli, "severity": alarm.severity, "began_at": alarm.began_at}
+    return _tell(write, made, RESOLVED, {**row, **alarm.document, "ended_at": write.now})
+
+
+def _tell(write: Write, made: Promise, event: str, row: Mapping[str, Any]) -> str:
+    body = {name: value for name, value in row.items() if name not in ("document", "last_at", "tenant", "function")}
+    body |= {"app": made.app, "function": made.function, "environment": made.environment, "revision": made.revision}
+    deliveries.enqueue(
+        write, tenant=made.tenant, environment=made.environment, event=event, body=body, once=f"{row['id']}/{event}"
+    )  # fmt: skip
+    return event
+
+
+def forget(write: Write) -> None:
+    """Let go of alarms that ended long ago."""
+    table = tables.slo_alerts
+    write.sql.execute(sa.delete(table).where(table.c.ended_at < write.now - KEPT_S))
+
+
+def _rounded(burn: float | None) -> float | None:
+    return None if burn is None else round(min(burn, 1e6), 2)

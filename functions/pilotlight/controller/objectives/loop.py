@@ -1,0 +1,112 @@
+"""What objectives ask for by themselves: alarms every some seconds, hours summed up and old minutes dropped in between."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import anyio.to_thread
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from pilotlight.controller import observations, tables
+from pilotlight.controller.context import Context
+from pilotlight.controller.objectives import alarms, standing
+from pilotlight.controller.objectives.standing import Promise
+from pilotlight.errors import NotFound, PilotlightError
+from pilotlight.policies import DEFAULT_OBJECTIVES
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 15.0
+"""A twentieth of the shortest window."""
+SEEN_S = 600.0
+"""A function that nobody called for so long has no short window that burns: looked at only while an alarm is open."""
+TIDY_S = 60.0
+
+
+async def run(context: Context) -> None:
+    """Look after objectives, until cancelled."""
+    tidied_at = float("-inf")
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            await anyio.to_thread.run_sync(look, context)
+            if loop.time() - tidied_at >= TIDY_S:
+                await anyio.to_thread.run_sync(tidy, context)
+                tidied_at = loop.time()
+        except (PilotlightError, SQLAlchemyError) as e:
+            log.error("event=objectives_failed error=%r", e)  # a full disk, a lost database: the next round tries again
+        await asyncio.sleep(EVERY_S)
+
+
+def look(context: Context) -> int:
+    """Judge every function that was called lately, or has an open alarm; returns how many."""
+    now = context.clock()
+    with context.store.read() as sql:
+        names = sorted({*observations.seen(sql, since_s=now - SEEN_S), *(alarm.function for alarm in alarms.open_of(sql))})
+    for function_id in names:
+        judge(context, function_id, now=now)
+    return len(names)
+
+
+def judge(context: Context, function_id: str, *, now: float) -> list[str]:
+    """Judge one function; returns the events that were told."""
+    with context.store.read() as sql:
+        opened = alarms.open_of(sql, function_id)
+        try:
+            made = standing.promise(sql, function_id)
+        except NotFound:
+            gone = _gone(sql, function_id) if opened else None
+            windows = {}
+        else:
+            gone = None
+            windows = standing.by_window(sql, function_id, now=now)
+    if gone is not None:
+        with context.store.write() as write:
+            told = alarms.end_all(write, gone)
+    elif windows:
+        found = alarms.firings(made, windows)
+        if not alarms.is_news(opened, found, now=now):
+            return []
+        with context.store.write() as write:
+            told = alarms.settle(write, made, found, alarms.quiet(made, windows))
+    else:
+        return []
+    for event in told:
+        log.warning("event=%s function=%s", event, function_id)
+    return told
+
+
+def _gone(sql: sa.Connection, function_id: str) -> Promise | None:
+    """A function that takes no traffic any more, as one that promises what all do."""
+    c = tables.functions.c
+    row = sql.execute(sa.select(c.tenant, c.environment, c.app, c.name).where(c.id == function_id)).first()
+    if row is None:
+        return None
+    return Promise(
+        function_id=function_id, tenant=row.tenant, environment=row.environment, app=row.app, function=row.name, revision="",
+        objectives=DEFAULT_OBJECTIVES, is_declared=False,
+    )  # fmt: skip
+
+
+def tidy(context: Context) -> None:
+    """Sum finished hours up, drop what is old: in small transactions, because usage waits for the same lock."""
+    while (hour := _due_hour(context)) is not None:
+        with context.store.read() as sql:
+            names = observations.functions_of(sql, hour)
+        for at in range(0, len(names), observations.FUNCTIONS_AT_ONCE):
+            with context.store.write() as write:
+                observations.sum_up(write, hour, names[at : at + observations.FUNCTIONS_AT_ONCE])
+        with context.store.write() as write:
+            observations.mark(write, hour)
+    gone = 1
+    while gone:
+        with context.store.write() as write:
+            gone = observations.prune(write, days=context.config.settings.observations_days)
+            alarms.forget(write)
+
+
+def _due_hour(context: Context) -> int | None:
+    with context.store.read() as sql:
+        return observations.due_hour(sql, now=context.clock())
