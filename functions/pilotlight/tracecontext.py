@@ -11,17 +11,19 @@ import hashlib
 import re
 from typing import NamedTuple
 
-SAMPLED = 0x01
-"""Bit of the flags: who calls keeps this trace."""
 MAX_STATE_BYTES = 512
 """Of a `tracestate` that is passed on; the recommendation asks for at least so much (§3.3.1.5)."""
 MAX_MEMBER_BYTES = 128
 """Members longer than this are the first to go where there is too much."""
 _MAX_MEMBERS = 32
-_PARENT = re.compile(rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
+_PARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-|\Z)")
+_LENGTH = 55
+"""Of version 00; a later one may go on behind another dash."""
+_ODD = frozenset("13579bdf")
 _KEY = rb"(?:[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13}|[a-z0-9][a-z0-9_\-*/]{0,255})"
 _MEMBER = re.compile(_KEY + rb"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]\Z")
 _CALL = re.compile(r"req-(?!0{32})[0-9a-f]{32}\Z")
+_NO_SPAN = "0" * 16
 _GOLDEN = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio, odd: multiples of it, modulo 2^64, never meet before 2^64 of them (Knuth, vol. 3, §6.4)."""
 _SILVER = 0xD1B54A32D192ED03
@@ -35,17 +37,16 @@ class Parent(NamedTuple):
     trace_id: str
     span_id: str
     is_sampled: bool
+    """Who calls keeps this trace: the lowest bit of the flags."""
 
 
 def parse(traceparent: bytes) -> Parent | None:
     """The parent that a header names; None when it is not one (§3.2.2): then a new trace begins, and `tracestate` is not looked at."""
-    match = _PARENT.match(traceparent.strip(b" \t"))
-    if match is None:
+    value = traceparent.strip(b" \t")
+    if _PARENT.match(value) is None or (len(value) > _LENGTH and value.startswith(b"00")):
         return None
-    version, trace_id, span_id, flags, rest = match.groups()
-    if rest is not None and version == b"00":
-        return None
-    return Parent(trace_id.decode(), span_id.decode(), bool(int(flags, 16) & SAMPLED))
+    text = value[:_LENGTH].decode()
+    return Parent(text[3:35], text[36:52], text[54] in _ODD)
 
 
 def passed_on_state(tracestate: bytes) -> bytes:
@@ -74,7 +75,10 @@ def root_span_of(call_id: str) -> str:
 
 def attempt_span_of(call_id: str, attempt: int = 1) -> str:
     """The span of the execution of one attempt, which is the parent of what the function does."""
-    first = int(trace_id_of(call_id)[12:28], 16)
+    span_id = trace_id_of(call_id)[12:28]
+    if attempt == 1 and span_id != _NO_SPAN:
+        return span_id
+    first = int(span_id, 16)
     return f"{(first + (attempt - 1) * _SILVER) & _MASK or 1:016x}"
 
 
