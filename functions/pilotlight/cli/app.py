@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pilotlight.cli import app_releases
 from pilotlight.cli.commands import Yes, command
 from pilotlight.cli.logs import Follow, OfCall, OfInstance, Since, Tail, print_logs
 from pilotlight.cli.output import moment, table
@@ -21,7 +22,9 @@ Name = Annotated[str, typer.Argument(metavar="APP", help="Name of the app.")]
 def register(root: typer.Typer) -> None:
     """Add the group."""
     group = typer.Typer(help="Deployed apps.", no_args_is_help=True)
-    verbs: dict[str, Callable[..., None]] = {"list": list_, "show": show, "logs": logs, "history": history, "stop": stop, "delete": delete}
+    verbs: dict[str, Callable[..., None]] = {
+        "list": list_, "show": show, "logs": logs, "history": history, **app_releases.VERBS, "stop": stop, "delete": delete,
+    }  # fmt: skip
     for name, function in verbs.items():
         command(group, name)(function)
     root.add_typer(group, name="app")

@@ -37,6 +37,10 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 _WHAT_TO_DO = {
     "invalid-input": "Correct it and try again; --help, and `pilotlight app show APP` for a function's settings, say what is expected.",
     "conflict": "Look at what is there with the matching `list` or `show` command, then try again.",
+    "incompatible-schema": "Keep what callers use, or deploy with --allow-breaking if none does; `pilotlight app diff` compares revisions.",
+    "gate-failed": "Give the numbers with --eval metrics.json, or change require= of the function; nothing was changed.",
+    "approval-required": "Let somebody else run `pilotlight app approve`; `pilotlight app revisions` shows what is missing.",
+    "release-frozen": "Wait until the budget recovers, or release with --override-freeze (scope admin); `pilotlight slo show` shows it.",
     "too-large": "Send less; the limits are in platform.yaml (max_body_bytes, bundle_max_bytes, blob_max_bytes).",
     "unauthenticated": "Set PILOTLIGHT_API_KEY, or pass --profile: `pilotlight up` wrote the first key to ~/.pilotlight.toml.",
     "forbidden": "Use a key of a higher scope: `pilotlight token create --scope deploy`.",

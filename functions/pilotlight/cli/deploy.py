@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pilotlight.cli import releasing
 from pilotlight.cli.commands import command
 from pilotlight.cli.deploying import Deployer, load, user_code
 from pilotlight.cli.flags import parse_flags
@@ -19,8 +20,9 @@ from pilotlight.cli.session import Session
 from pilotlight.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
-    from pilotlight.client import Deployment
+    from pilotlight.client import DeployedFunction, Deployment
     from pilotlight.sdk.app import App
+    from pilotlight.sdk.releases import ReleaseTerms
 
 File = Annotated[str, typer.Argument(metavar="FILE[::APP]", help="app.py, app.py::name, or package.module.")]
 
@@ -39,13 +41,31 @@ def deploy(
     name: Annotated[str | None, typer.Option(help="Deploy under this name instead of the app's own.")] = None,
     message: Annotated[str, typer.Option("--message", "-m", help="Kept in the app's history.")] = "",
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Bring each function up once and prove its snapshot.")] = True,
+    meta: releasing.Meta = None,
+    evaluation: releasing.Evaluation = None,
+    no_traffic: releasing.NoTraffic = False,
+    tag: releasing.Tag = None,
+    allow_breaking: releasing.AllowBreaking = False,
+    override_freeze: releasing.OverrideFreeze = False,
 ) -> None:
-    """Package an app, upload what is missing, and make it live; then prove that each function starts, and comes back from its snapshot."""
+    """Package an app, upload what is missing, and make it live; then prove that each function starts, and comes back from its snapshot.
+
+    A schema that breaks callers of what serves, and an evaluation that does not reach what a function requires, are refused before any
+    traffic moves. The commit of the git checkout that the file lies in is kept with each new revision.
+    """
     from pilotlight.sdk import session as sdk
 
+    terms: ReleaseTerms = {
+        "meta": releasing.lineage(meta),
+        "evaluation": releasing.evaluation(evaluation),
+        "no_traffic": no_traffic,
+        "tag": tag,
+        "allow_breaking": allow_breaking,
+        "override_freeze": override_freeze,
+    }
     app = load(file)
     with session.client() as client, sdk.using(client.profile):
-        deployment, proofs = Deployer(session, client).deploy(app, name=name, message=message, wait=wait)
+        deployment, proofs = Deployer(session, client).deploy(app, name=name, message=message, wait=wait, terms=terms)
         url = client.profile.url
     session.show(report(deployment, proofs, url), lambda: _deployed(deployment, proofs, app, url))
 
@@ -168,14 +188,30 @@ def _print_result(session: Session, value: Any) -> None:
 
 
 def _deployed(deployment: Deployment, proofs: list[Proof], app: App, url: str) -> str:
-    lines = [f"{deployment.app} version {deployment.version} is live in {deployment.environment}"]
+    is_live = any(f.stage == "live" for f in deployment.functions)
+    lines = [f"{deployment.app} version {deployment.version} is {'live' if is_live else 'deployed'} in {deployment.environment}"]
     by_name = {proof.function: proof for proof in proofs}
     for f in deployment.functions:
         proof = f"  {by_name[f.function]}" if f.function in by_name else ""
         lines.append(f"  {f.function:<20} {f.revision}{'' if f.created else ' (unchanged)'}{proof}")
+        lines += [f"    {text}" for text in stage_of(deployment.app, f)]
         lines += [f"    {remark}" for remark in (by_name[f.function].remarks() if proof else ())]
         lines += [f"    {address}" for address in _addresses(deployment.app, app, f.function, url)]
     return "\n".join(lines)
+
+
+def stage_of(app: str, f: DeployedFunction) -> list[str]:
+    """What is left to do until a function's new revision serves; nothing for one that is live."""
+    name = f"{app}/{f.function}"
+    match f.stage:
+        case "waiting":
+            told = f"needs {f.approvals} more approval{'s' if f.approvals > 1 else ''}: somebody else runs"
+            return [f"{told} `pilotlight app approve {name} {f.revision}`, then `pilotlight app promote {name} {f.revision}`"]
+        case "no_traffic":
+            return [f"takes no traffic: `pilotlight app promote {name} {f.revision}` gives it all"]
+        case "rollout":
+            return [f"is rolled out: `pilotlight rollout watch {f.rollout}` shows how it goes"]
+    return []
 
 
 def _addresses(name: str, app: App, function: str, url: str) -> list[str]:

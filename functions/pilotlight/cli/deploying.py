@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pilotlight.client import Client, Deployment
     from pilotlight.packaging.deploy import Progress, ProgressEvent
     from pilotlight.sdk.app import App
+    from pilotlight.sdk.releases import ReleaseTerms
 
 
 _STAGES = {
@@ -32,13 +33,15 @@ class Deployer:
         self._session = session
         self._client = client
 
-    def deploy(self, app: App, *, name: str | None = None, message: str = "", wait: bool = True) -> tuple[Deployment, list[Proof]]:
-        """Deploy, and with `wait` bring each function up once and prove its snapshot."""
+    def deploy(
+        self, app: App, *, name: str | None = None, message: str = "", wait: bool = True, terms: ReleaseTerms | None = None
+    ) -> tuple[Deployment, list[Proof]]:
+        """Deploy, and with `wait` bring each function that is live up once and prove its snapshot."""
         from pilotlight.packaging.deploy import deploy
 
         with self.progress() as report:
-            deployment = deploy(app, client=self._client, name=name, message=message, progress=report)
-        proofs = [self.prove(deployment.app, f.function) for f in deployment.functions] if wait else []
+            deployment = deploy(app, client=self._client, name=name, message=message, terms=terms, progress=report)
+        proofs = [self.prove(deployment.app, f.function) for f in deployment.functions if f.stage == "live"] if wait else []
         return deployment, proofs
 
     def prove(self, app: str, function: str) -> Proof:

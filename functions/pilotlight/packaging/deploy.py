@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from pilotlight.client import Client, Deployment
 from pilotlight.errors import PilotlightError
+from pilotlight.packaging import lineage
 from pilotlight.packaging.archive import DEFAULT_LIMIT_BYTES
 from pilotlight.packaging.build import build
 from pilotlight.packaging.progress import DEPLOY, IMAGE, PACKAGE, Progress, ProgressEvent, unheard
 from pilotlight.packaging.weights import hashing, upload
+from pilotlight.sdk.releases import ReleaseTerms
 from pilotlight.spec import ImageSpec
 
 if TYPE_CHECKING:
@@ -27,10 +29,14 @@ def deploy(
     name: str | None = None,
     message: str = "",
     labels: Mapping[str, str] | None = None,
+    terms: ReleaseTerms | None = None,
     progress: Progress | None = None,
     limit_bytes: int = DEFAULT_LIMIT_BYTES,
 ) -> Deployment:
-    """Deploy `app` as `name` (default: its own) to `client`'s environment. Raises PilotlightError; nothing is live unless it returns."""
+    """Deploy `app` as `name` (default: its own) to `client`'s environment. Raises PilotlightError; nothing is live unless it returns.
+
+    `terms`: how it is released; its lineage is completed from the git checkout that the app lies in.
+    """
     report = progress or unheard
     report(ProgressEvent(stage=PACKAGE, text=f"packaging {app.name}"))
 
@@ -44,7 +50,10 @@ def deploy(
     for secret, values in built.secrets.items():
         client.put_secret(secret, values)
     report(ProgressEvent(stage=DEPLOY, text=f"deploying {built.app} to {client.profile.environment}"))
-    return client.deploy(built.app, built.functions, message=message, labels=labels)
+    given: ReleaseTerms = terms or {}
+    known = lineage.of_declarations(list(app.declarations.values()))
+    wanted: ReleaseTerms = {**given, "meta": {**known, **given.get("meta", {})}}
+    return client.deploy(built.app, built.functions, message=message, labels=labels, **wanted)
 
 
 def _build_image(client: Client, digest: str, spec: ImageSpec, report: Progress) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 from urllib.parse import quote
 
 from pilotlight.errors import InvalidInput
@@ -56,6 +56,18 @@ class Deployment:
         """Parse the controller's answer."""
         functions = tuple(DeployedFunction.from_json(f) for f in body["functions"])
         return cls(app=str(body["app"]), environment=str(body["environment"]), version=int(body["version"]), functions=functions)
+
+
+class ReleaseTerms(TypedDict, total=False):
+    """How a deploy is released: keywords of `ReleaseResources.deploy`."""
+
+    meta: Mapping[str, str]
+    evaluation: Mapping[str, float]
+    rollout: Mapping[str, Any] | None
+    no_traffic: bool
+    tag: str | None
+    allow_breaking: bool
+    override_freeze: bool
 
 
 class ReleaseResources(NodeResources):

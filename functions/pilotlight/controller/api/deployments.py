@@ -116,7 +116,8 @@ def _promote(context: Context, caller: Principal, *, request: str, app: str, bod
     with context.store.write() as write:
         return promotion.promote(
             write, target, origin=origin, found=found, manifests=manifests, terms=terms, message=body.message,
-            bundle_max_bytes=context.config.settings.bundle_max_bytes, whole_app=body.function is None, is_bound=caller.bound_app is not None,
+            bundle_max_bytes=context.config.settings.bundle_max_bytes, whole_app=body.function is None,
+            is_bound=caller.bound_app is not None,
         )  # fmt: skip
 
 
