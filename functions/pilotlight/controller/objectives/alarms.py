@@ -1,7 +1,8 @@
 """Alarms of objectives: rows that begin, go on and end, and the webhooks that are told, in one transaction.
 
-There is at most one open alarm of a function, an indicator and a severity. It ends once nothing has fired for `QUIET_S`, so that a rate
-that sways around its bound is one alarm; a window without any call neither begins nor ends one, until its long window is empty as well.
+There is at most one open alarm of a function, an indicator and a severity, and no ticket begins while a page is open. One ends once
+nothing has fired for `QUIET_S`, so that a rate that sways around its bound is one alarm; a window without any call neither begins nor
+ends one, until its long window is empty as well.
 """
 
 from __future__ import annotations
@@ -137,18 +138,26 @@ def settle(write: Write, made: Promise, found: Sequence[Firing], seen: frozenset
     Args:
         seen: see `quiet`: what may end.
     """
-    told = []
+    told: list[str] = []
     by_key = {(one.sli.value, one.severity.value): one for one in found}
+    paged: set[str] = {one.sli.value for one in found if one.severity is Severity.PAGE}
     for alarm in open_of(write.sql, made.function_id):
         one = by_key.pop((alarm.sli, alarm.severity), None)
         if one is not None:
             _note(write, alarm, {**one.to_json(), "last_at": write.now}, window=one.window)
-        elif float(alarm.document["last_at"]) > write.now:  # the clock went back: the wait begins anew
-            _note(write, alarm, {**alarm.document, "last_at": write.now}, window=alarm.window)
-        elif (alarm.sli, alarm.severity) in seen and write.now - float(alarm.document["last_at"]) >= QUIET_S[Severity(alarm.severity)]:
+        elif _may_end(alarm, seen, now=write.now):
             told.append(_end(write, made, alarm))
-    told += [_begin(write, made, one) for one in by_key.values()]
-    return told
+        elif alarm.severity == Severity.PAGE:
+            paged.add(alarm.sli)
+        if one is None and float(alarm.document["last_at"]) > write.now:  # the clock went back: the wait begins anew
+            _note(write, alarm, {**alarm.document, "last_at": write.now}, window=alarm.window)
+    begin = [one for one in by_key.values() if one.severity is Severity.PAGE or one.sli.value not in paged]  # who is woken needs no ticket
+    return told + [_begin(write, made, one) for one in begin]
+
+
+def _may_end(alarm: Alarm, seen: frozenset[tuple[str, str]], *, now: float) -> bool:
+    quiet_s = now - float(alarm.document["last_at"])
+    return (alarm.sli, alarm.severity) in seen and quiet_s >= QUIET_S[Severity(alarm.severity)]
 
 
 def end_all(write: Write, made: Promise) -> list[str]:
