@@ -62,17 +62,17 @@ class ExperimentResources(NodeResources):
 
     def start_experiment(self, experiment: str) -> Json:
         """Let units in. Raises Conflict when it is not a DRAFT, or something else runs on the function."""
-        return self._act(experiment, "start")
+        return self._steer_experiment(experiment, "start")
 
     def stop_experiment(self, experiment: str, *, reason: str | None = None, arm: str | None = None) -> Json:
         """The kill switch: everybody follows the weights again; with `arm`, its share goes to the first arm. Raises Conflict."""
-        return self._act(experiment, "stop", **present({"reason": reason, "arm": arm}))
+        return self._steer_experiment(experiment, "stop", **present({"reason": reason, "arm": arm}))
 
     def conclude_experiment(self, experiment: str, arm: str, *, force: bool = False) -> Json:
         """End it: the arm's revision gets all traffic. Raises Conflict for an invalid report, unless forced."""
-        return self._act(experiment, "conclude", arm=arm, force=force)
+        return self._steer_experiment(experiment, "conclude", arm=arm, force=force)
 
-    def _act(self, experiment: str, verb: str, **body: Any) -> Json:
+    def _steer_experiment(self, experiment: str, verb: str, **body: Any) -> Json:
         return dict(self._transport.request("POST", f"{_path(experiment)}:{verb}", json=body).json())
 
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from pilotlight.controller.dashboard.experiments import drawn, tone_of
 from pilotlight.controller.experiments import guard, report
 from pilotlight.protocol import UsageRecord
 from pilotlight.traffic import from_json
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec, usage
+from tests.functions.controller.test_dashboard import sign_in
 
 PICO = 1e-12
 
@@ -388,3 +390,34 @@ async def test_feedback_over_http_is_strict(lab: Lab) -> None:
         refused(await lab.controller.http.post("/v1/feedback", json={"request_id": "req-1", "metrics": metrics}), 400)
     refused(await lab.controller.http.post("/v1/feedback", content='{"request_id": "req-1", "metrics": {"rating": NaN}}'), 400)
     refused(await lab.controller.http.post("/v1/feedback", json={"request_id": "req-unknown", "label": "good"}), 404)
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+async def test_the_page_shows_intervals_and_says_loudly_when_nothing_counts(lab: Lab) -> None:
+    headers = await sign_in(lab.controller, lab.controller.key)
+    client = lab.controller.client(None)
+    assert "No experiments in main yet" in (await client.get("/dashboard/experiments", headers=headers)).text
+    made = await lab.create(name="greet", guardrails=["latency_mean +5", "feedback:rating -1"])
+    await lab.fill(60, exec_ms=400)
+    for path in ("/dashboard/experiments", f"/dashboard/experiments/{lab.id}"):
+        page = await client.get(path, headers=headers)
+        assert page.status_code == 200, page.text
+        for said in ("search/hello: greet", "<b>Valid.</b>", "Warm latency p50", 'class="interval bad"', lab.new, "higher"):
+            assert said in page.text, said
+        assert "style=" not in page.text, "the policy forbids it"
+    await lab.put([lab.record("bold-1", "bold", revision=lab.old)])
+    assert guard.look(lab.controller.context) == [f"{lab.id}/bold"]
+    page = await client.get(f"/dashboard/experiments/{made['id']}", headers=headers)
+    for said in ("Invalid: nothing below counts.", "1 calls were answered by another revision", "guardrail &#39;latency_mean +5&#39;"):
+        assert said in page.text, said
+    assert (await client.get("/dashboard/experiments/x-none", headers=headers)).status_code == 404
+    biller = await sign_in(lab.controller, await lab.controller.new_key(scope="read-billing"))
+    assert (await client.get("/dashboard/experiments", headers=biller)).status_code == 403
+
+
+def test_an_interval_is_drawn_around_zero() -> None:
+    found = drawn({"value": 1.0, "low": -1.0, "high": 3.0}, "ms")
+    assert (found.left, found.dot, found.right) == pytest.approx((120 - 113 / 3, 120 + 113 / 3, 233))
+    assert found.says == "+1 ms, between \u22121 ms and +3 ms"
+    assert drawn({"value": 0.0, "low": None, "high": None}, "").right == 240
+    assert (tone_of("latency_p99", "lower"), tone_of("error_ratio", "higher"), tone_of("feedback:rating", "higher")) == ("good", "bad", "")

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from pilotlight.controller.dashboard import assets, budgets, calls, function, invoices, live, overview, platform, releases, signin
+from pilotlight.controller.dashboard import (
+    assets,
+    budgets,
+    calls,
+    experiments,
+    function,
+    invoices,
+    live,
+    overview,
+    platform,
+    releases,
+    signin,
+)
 
 router = APIRouter(include_in_schema=False)
-for part in (assets, signin, live, overview, function, calls, budgets, releases, invoices, platform):
+for part in (assets, signin, live, overview, function, calls, budgets, releases, experiments, invoices, platform):
     router.include_router(part.router)
