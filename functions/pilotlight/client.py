@@ -25,6 +25,7 @@ from pilotlight.sdk.releases import DeployedFunction, Deployment, ReleaseResourc
 from pilotlight.sdk.rollouts import RolloutResources
 from pilotlight.sdk.spending import BudgetResources
 from pilotlight.sdk.tenancy import TenancyResources
+from pilotlight.sdk.traces import TraceResources
 from pilotlight.sdk.traffic import TrafficResources
 from pilotlight.sdk.transport import DEFAULT_BUDGET_S, AsyncTransport, Transport
 from pilotlight.spec import ImageSpec, to_json
@@ -90,6 +91,7 @@ class Client(
     BudgetResources,
     BillingResources,
     ExperimentResources,
+    TraceResources,
 ):
     """The platform as one profile sees it. A context manager: closing it closes its connections."""
 

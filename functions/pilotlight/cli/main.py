@@ -27,6 +27,7 @@ from pilotlight.cli import (
     state,
     tenant,
     top,
+    trace,
     traffic,
     up,
     weights,
@@ -35,7 +36,7 @@ from pilotlight.cli.commands import common_callback
 from pilotlight.cli.session import Options
 
 _PARTS = (
-    up, deploy, call, app, traffic, rollout, experiment, feedback, slo, instance, snapshot, weights, admin, tenant, quota, audit,
+    up, deploy, call, app, traffic, rollout, experiment, feedback, slo, trace, instance, snapshot, weights, admin, tenant, quota, audit,
     budget, billing, state, doctor, top,
 )  # fmt: skip
 """In the order in which --help lists them."""
