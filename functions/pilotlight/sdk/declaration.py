@@ -12,7 +12,7 @@ from typing import Any
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.image import Image
 from pilotlight.sdk.marks import describe, marks_of
-from pilotlight.sdk.schema import arguments_schema
+from pilotlight.sdk.schema import arguments_schema, returns_schema
 from pilotlight.sdk.secret import Secret
 from pilotlight.sdk.weights import Weights
 from pilotlight.spec import Clocks, FunctionKind, MethodSpec, Resources, Scaling
@@ -165,13 +165,15 @@ def _method_spec(name: str, function: Callable[..., Any], *, is_method: bool) ->
         )
     schema, parameters = arguments_schema(function, is_method=is_method)
     mark = marks.get("method") or {}
+    is_generator = _is_generator(function)
     return MethodSpec(
         name=name,
-        is_generator=_is_generator(function),
+        is_generator=is_generator,
         schema=schema,
         parameters=parameters,
         example=mark.get("example"),
         has_check=mark.get("check") is not None,
+        returns=returns_schema(function, is_generator=is_generator),
     )
 
 

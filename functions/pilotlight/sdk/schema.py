@@ -1,4 +1,4 @@
-"""JSON Schema (draft 2020-12) of a callable's arguments, from its signature and type hints.
+"""JSON Schema (draft 2020-12) of a callable's arguments and of its answer, from its signature and type hints.
 
 A hint that JSON cannot express, or that cannot be evaluated, becomes `{}`: anything. A call is refused early only for what is
 certainly wrong.
@@ -11,6 +11,7 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
+import functools
 import inspect
 import json
 import pathlib
@@ -44,6 +45,12 @@ _PLAIN: dict[Any, Schema] = {
 _ARRAYS = (list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection, collections.abc.MutableSequence)
 _SETS = (set, frozenset, collections.abc.Set, collections.abc.MutableSet)
 _OBJECTS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+_STREAMS = (
+    collections.abc.Iterator, collections.abc.Generator, collections.abc.Iterable,
+    collections.abc.AsyncIterator, collections.abc.AsyncGenerator, collections.abc.AsyncIterable,
+)  # fmt: skip
+MAX_RETURNS_BYTES = 65_536
+"""A larger schema of an answer is left out: it is a promise that nobody reads."""
 _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum", "multiple_of": "multipleOf"}
 _BY_POSITION = frozenset({inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD})
 
@@ -76,6 +83,22 @@ def arguments_schema(function: Callable[..., Any], *, is_method: bool = False) -
     return schema, names
 
 
+def returns_schema(function: Callable[..., Any], *, is_generator: bool = False) -> Schema | None:
+    """Schema of the JSON that `function` answers, of one item with `is_generator`; None for "anything", and where the hint says nothing."""
+    hint = hints_of(function).get("return", Any)
+    if is_generator:
+        args = typing.get_args(hint)
+        hint = args[0] if typing.get_origin(hint) in _STREAMS and args else Any
+    builder = _Builder({}, is_output=True)
+    schema = builder.of(hint)
+    if not schema:
+        return None
+    whole: Schema = {"$schema": DIALECT, **schema}
+    if builder.definitions:
+        whole["$defs"] = dict(sorted(builder.definitions.items()))
+    return whole if len(json.dumps(whole)) <= MAX_RETURNS_BYTES else None
+
+
 def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
     """Names of the positional parameters, in order; none when the signature is not known."""
     try:
@@ -98,9 +121,10 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 class _Builder:
-    """Collects `$defs` while it translates hints. Owned by one `arguments_schema`."""
+    """Collects `$defs` while it translates hints. Owned by one schema; with `is_output` what is written is meant, not what is read."""
 
-    def __init__(self, hints: Mapping[str, Any]) -> None:
+    def __init__(self, hints: Mapping[str, Any], *, is_output: bool = False) -> None:
+        self._is_output = is_output
         self.definitions: dict[str, Schema] = {}
         self._names: dict[Any, str] = {}
         self._hints = hints
@@ -183,8 +207,7 @@ class _Builder:
         if hasattr(hint, "model_json_schema") and "pydantic" in sys.modules:
             return self._pydantic(hint)
         if dataclasses.is_dataclass(hint):
-            fields = {f.name: f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in _init_fields(hint)}
-            return self._record(hint, fields)
+            return self._record(hint, _written_fields(hint) if self._is_output else _read_fields(hint))
         if typing.is_typeddict(hint):
             return self._record(hint, _typed_dict_keys(hint))
         return {}
@@ -208,7 +231,11 @@ class _Builder:
         if model in self._names:
             return {"$ref": f"#/$defs/{self._names[model]}"}
         name = self._reserve(model)
-        body = model.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
+        how = {"mode": "serialization", "schema_generator": _writes_all()} if self._is_output else {}
+        try:
+            body = model.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}", **how)
+        except RuntimeError:  # a field of a type that JSON does not have (pydantic's PydanticInvalidForJsonSchema is one)
+            body = {}
         for inner, definition in body.pop("$defs", {}).items():
             self.definitions[f"{name}.{inner}"] = definition
         self.definitions[name] = body
@@ -227,8 +254,27 @@ def _array(items: Schema) -> Schema:
     return {"type": "array", "items": items} if items else {"type": "array"}
 
 
-def _init_fields(kind: Any) -> list[dataclasses.Field[Any]]:
-    return [f for f in dataclasses.fields(kind) if f.init]
+@functools.cache
+def _writes_all() -> type:
+    """A generator of pydantic's for which a field with a default is there all the same: it is written."""
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class Written(GenerateJsonSchema):
+        def field_is_required(self, field: Any, total: bool) -> bool:
+            return super().field_is_required(field, total) if field["type"] == "typed-dict-field" else True
+
+    return Written
+
+
+def _read_fields(kind: Any) -> dict[str, bool]:
+    """Fields that a dataclass is made from, and whether it needs them."""
+    fields = [f for f in dataclasses.fields(kind) if f.init]
+    return {f.name: f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING for f in fields}
+
+
+def _written_fields(kind: Any) -> dict[str, bool]:
+    """Fields that a dataclass is written with: all, always."""
+    return {f.name: True for f in dataclasses.fields(kind)}
 
 
 def hints_of_class(kind: type) -> dict[str, Any]:

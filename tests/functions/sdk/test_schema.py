@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NewType, NotRequired, Optional, TypedDict, TypeVar
 
@@ -11,7 +11,7 @@ import jsonschema_rs
 import pydantic
 import pytest
 
-from pilotlight.sdk.schema import arguments_schema
+from pilotlight.sdk.schema import MAX_RETURNS_BYTES, arguments_schema, returns_schema
 
 
 class Colour(enum.Enum):
@@ -147,3 +147,76 @@ def test_two_models_of_one_name_keep_apart() -> None:
     function.__annotations__ = {"x": first, "y": second}
     assert accepts(function, {"x": {"a": 1}, "y": {"b": "s"}})
     assert not accepts(function, {"x": {"b": "s"}, "y": {"b": "s"}})
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def gives(hint: Any) -> Callable[..., Any]:
+    """A function with that hint for its answer."""
+
+    def function() -> Any: ...
+
+    function.__annotations__ = {"return": hint}
+    return function
+
+
+class Scored(pydantic.BaseModel):
+    score: float
+    label: str = "none"
+
+    @pydantic.computed_field
+    def is_sure(self) -> bool:
+        return self.score > 0.9
+
+
+class Opaque(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(arbitrary_types_allowed=True)
+    tensor: memoryview
+
+
+@pytest.mark.parametrize(
+    "hint,fits,misses",
+    [
+        (int, [1], ["1", None]),
+        (None, [None], [1]),
+        (list[float], [[], [0.5, 1]], [["x"], 1]),
+        (int | None, [1, None], ["x"]),
+        (Node, [{"name": "a", "children": []}], [{"name": "a"}, {"children": []}]),
+        (Options, [{"top_k": 1}, {"top_k": 1, "seed": 2}], [{"seed": 2}]),
+        (Scored, [{"score": 1.0, "label": "x", "is_sure": True}], [{"score": 1.0, "label": "x"}, {"score": 1.0, "is_sure": True}]),
+        (dict[str, list[Colour]], [{"a": ["red"]}], [{"a": ["green"]}]),
+    ],
+)
+def test_the_hint_of_an_answer_says_what_is_written(hint: Any, fits: list[Any], misses: list[Any]) -> None:
+    schema = returns_schema(gives(hint))
+    assert schema is not None
+    validator = jsonschema_rs.validator_for(schema)
+    assert [validator.is_valid(value) for value in (*fits, *misses)] == [True] * len(fits) + [False] * len(misses)
+
+
+def test_of_a_stream_it_is_an_item() -> None:
+    for hint in (Iterator[int], AsyncIterator[int]):
+        assert returns_schema(gives(hint), is_generator=True) == {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "type": "integer",
+        }
+    assert returns_schema(gives(Iterator), is_generator=True) is None
+    assert returns_schema(gives(list[int]), is_generator=True) is None
+
+
+def test_an_answer_that_is_not_described_may_be_anything() -> None:
+    assert [returns_schema(gives(hint)) for hint in (Any, object, memoryview, "Missing")] == [None] * 4
+    assert returns_schema(lambda: 1) is None
+
+
+def test_a_model_with_what_json_does_not_have_may_be_anything_inside() -> None:
+    schema = returns_schema(gives(Opaque))
+    assert schema is not None
+    assert jsonschema_rs.validator_for(schema).is_valid({"whatever": 1})
+    assert arguments_schema(takes(Opaque))[0] is not None
+
+
+def test_an_answer_that_takes_a_book_to_describe_is_not_described() -> None:
+    words = tuple(f"word-{n:06}" for n in range(MAX_RETURNS_BYTES // 10))
+    assert returns_schema(gives(Literal[words])) is None
