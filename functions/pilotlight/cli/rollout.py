@@ -143,7 +143,7 @@ def render(body: Mapping[str, Any]) -> RenderableType:
     from rich.text import Text
 
     parts: list[RenderableType] = [_headline(body), _steps(body)]
-    gates = (body["now"] or {}).get("gates") or next((d["gates"] for d in body["decisions"] if d["gates"]), [])
+    gates: list[Mapping[str, Any]] = (body["now"] or {}).get("gates") or next((d["gates"] for d in body["decisions"] if d["gates"]), [])
     if gates:
         parts += ["", _gates(gates)]
     if body["now"]:

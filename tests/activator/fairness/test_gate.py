@@ -438,8 +438,8 @@ async def test_where_a_budget_is_spent_nothing_is_kept_or_started_unasked_and_id
 def _decide(world: World, seconds: int) -> None:
     for _ in range(seconds):
         world.clock.advance(1.0)
+        world.scaler.record(world.clock())
         for scaled in list(world.scaler._scaled.values()):
-            scaled.record(world.clock())
             world.scaler._apply(scaled, world.clock())
 
 

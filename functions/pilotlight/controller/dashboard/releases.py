@@ -126,7 +126,7 @@ def _demand_sight(visit: Visit) -> None:
 
 def shown(body: Mapping[str, Any], *, currency: str = "") -> Shown:
     """What a page needs of a rollout's JSON."""
-    decided = next((decision["gates"] for decision in body.get("decisions", ()) if decision["gates"]), [])
+    decided: list[dict[str, Any]] = next((decision["gates"] for decision in body.get("decisions", ()) if decision["gates"]), [])
     gates = (body.get("now") or {}).get("gates") or decided
     return Shown(
         id=body["id"],

@@ -117,7 +117,7 @@ def start_over(write: Write, rollout: Rollout, *, reason: str) -> bool:
 
 def finish(write: Write, rollout: Rollout, *, state: State, decision: Decision, place: Place, action: str) -> bool:
     """End a rollout with all traffic on one side: the candidate's when it is DONE, stable's otherwise."""
-    reason = decision.reasons[0] if decision.reasons else decision.cause
+    reason = "passed every step" if decision.cause == "passed" else decision.reasons[0]
     if not ledger.update(write, rollout, state=state.value, reason=reason, finished_at=write.now):
         return False
     winner = rollout.candidate if state is State.DONE else rollout.stable

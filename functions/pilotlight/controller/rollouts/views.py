@@ -42,9 +42,10 @@ def detail(sql: sa.Connection, rollout: Rollout, *, now: float, limit: int) -> d
 
 def decision(noted: Noted) -> dict[str, Any]:
     """One decision that was stored."""
-    same = ("number", "at", "step", "verdict", "action")
+    same = ("number", "at", "step", "verdict")
     return {
         **{name: getattr(noted, name) for name in same},
+        "action": noted.action.removeprefix(f"{ledger.BEGAN} "),
         "cause": noted.evidence.get("cause", ""),
         "reasons": list(noted.reasons),
         "gates": [_gate(gate) for gate in noted.evidence.get("gates", [])],

@@ -16,6 +16,7 @@ from pilotlight.controller.rollouts.loop import Keeper
 from pilotlight.controller.rollouts.plan import Gate, Plan
 from pilotlight.controller.store import Store
 from pilotlight.spec import FunctionSpec, from_json
+from pilotlight.traffic import TrafficDocument
 from tests.functions.controller.parts import ManualClock, spec
 from tests.functions.controller.rollouts.seen import observed
 
@@ -76,7 +77,7 @@ class World:
         return dict(self.document.weights)
 
     @property
-    def document(self) -> traffic.TrafficDocument:
+    def document(self) -> TrafficDocument:
         """The traffic document now."""
         with self.store.read() as sql:
             return traffic.get(sql, self.place.function_id("hello"))
