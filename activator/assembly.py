@@ -36,6 +36,7 @@ from activator.resilience.nodes import NodeGuard
 from activator.routes import RouteTable, Target
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
+from activator.shadows import Shadows
 from activator.shared.redis_state import RedisState, platform_id
 from activator.shared.strangers import SharedStrangerLimit
 from activator.siblings import Siblings, socket_of
@@ -97,6 +98,7 @@ class Assembly:
         self._make_scaler()
         self._make_dispatch()
         self._make_calls()
+        self._make_shadows()
         self._make_gateway()
 
     def _make_posting(self) -> None:
@@ -181,6 +183,13 @@ class Assembly:
             settings=self.settings, metrics=self.metrics, controller=site.controller, token=site.key.token, siblings=self.siblings,
         )  # fmt: skip
 
+    def _make_shadows(self) -> None:
+        self.shadows = Shadows(
+            throttler_of=self.scaler.throttler_of, observer=self.metrics.observer,
+            is_crowded=lambda: self.gate.is_crowded or self.queue.waiting > 0,
+        )  # fmt: skip
+        self.closing.append(self.shadows.aclose)
+
     def _make_gateway(self) -> None:
         settings = self.settings
         self.limits = EdgeLimits(
@@ -192,7 +201,7 @@ class Assembly:
             settings=settings, table=self.table, entrance=self.entrance, strangers=self.strangers, dispatcher=self.dispatcher,
             calls=self.calls, scaler=self.scaler,
             passthrough=Passthrough(dispatcher=self.dispatcher, metrics=self.metrics, tracer=self.traces.tracer),
-            control=self.control, metrics=self.metrics, tracer=self.traces.tracer,
+            control=self.control, metrics=self.metrics, tracer=self.traces.tracer, shadows=self.shadows,
         )  # fmt: skip
 
 

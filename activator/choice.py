@@ -168,7 +168,8 @@ class Routed:
 def _target(route: FunctionRoute, document: TrafficDocument, name: str, rates: Rates) -> Target:
     is_stable = name == document.stable
     least = 1 if is_stable else None if name in document.answering() else 0
-    return Target(route, name, rates, is_stable=is_stable, min_instances=least)
+    is_shadow = document.shadow is not None and name == document.shadow.revision
+    return Target(route, name, rates, is_stable=is_stable, is_shadow=is_shadow, min_instances=least)
 
 
 def _for(shadow: ShadowTarget | None, target: Target) -> ShadowTarget | None:

@@ -29,6 +29,7 @@ from activator.request import Receive, Request, Scope, Send, header_list
 from activator.routes import Routed, RouteTable
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
+from activator.shadows import Shadows
 from activator.siblings import HEALTH, PASSED_ON
 from activator.tracing.tracer import Tracer
 from activator.upstream import UpstreamGone
@@ -120,6 +121,7 @@ class Gateway:
         control: ControlPlane,
         metrics: Metrics,
         tracer: Tracer | None = None,
+        shadows: Shadows | None = None,
     ) -> None:
         self._settings = settings
         self._table = table
@@ -135,7 +137,8 @@ class Gateway:
         self._metrics = metrics
         self._tracer = tracer or Tracer()
         self.warm = WarmCalls(
-            throttler_of=dispatcher.throttler_of, dispatcher=dispatcher, metrics=metrics, go_on=self._go_on, tracer=self._tracer
+            throttler_of=dispatcher.throttler_of, dispatcher=dispatcher, metrics=metrics, go_on=self._go_on, tracer=self._tracer,
+            shadows=shadows,
         )  # fmt: skip
         self._resolved: dict[tuple[str, bytes, bytes], _Resolved] = {}
         self._resolved_at = -1
@@ -304,6 +307,8 @@ class Gateway:
         self._metrics.answered(exchange, answer.status)
         request.target = None  # observed
         await request.respond_whole(answer.status, closed_head(exchange, cost), body)
+        if exchange.call.choice is not None and self.warm.shadows is not None:
+            self.warm.shadows.copy(exchange.call, status=answer.status, body=body, exec_ms=exchange.exec_ms)
         self._tracer.answered(exchange, answer.status)
 
     async def _relay(self, request: Request, exchange: Exchange) -> None:

@@ -100,18 +100,27 @@ class Target:
 
     Attributes:
         is_stable: the way back of a rollout: it keeps room for all of the function's traffic.
+        is_shadow: it gets copies of calls, and answers nobody who does not ask for it.
     """
 
-    __slots__ = ("_checks", "app", "environment", "footprint", "function", "function_id", "is_stable", "key", "launch", "rate_per_s",
-                 "rates", "revision", "slow_first_ms", "slow_ms", "spec", "tenant", "warm_head")  # fmt: skip
+    __slots__ = ("_checks", "app", "environment", "footprint", "function", "function_id", "is_shadow", "is_stable", "key", "launch",
+                 "rate_per_s", "rates", "revision", "slow_first_ms", "slow_ms", "spec", "tenant", "warm_head")  # fmt: skip
 
     def __init__(
-        self, route: FunctionRoute, revision: str, rates: Rates, *, is_stable: bool = False, min_instances: int | None = None
+        self,
+        route: FunctionRoute,
+        revision: str,
+        rates: Rates,
+        *,
+        is_stable: bool = False,
+        is_shadow: bool = False,
+        min_instances: int | None = None,
     ) -> None:
         """`min_instances`: 0 for a revision that nobody is sent to unasked, at least so many for any other; None = as its spec says."""
         document = route.revisions[revision]
         self.spec: FunctionSpec = _kept(from_json(FunctionSpec, document["spec"]), min_instances)
         self.is_stable = is_stable
+        self.is_shadow = is_shadow
         self.launch = LaunchSpec.from_json(document["launch"])
         promised = self.spec.objectives or Objectives()
         self.slow_ms, self.slow_first_ms = promised.warm_latency_s * 1000, promised.first_token_s * 1000

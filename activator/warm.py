@@ -27,6 +27,7 @@ from activator.request import Receive, Request, Scope, Send, error_answer
 from activator.reservation import Reservation
 from activator.resilience.breaker import Ending
 from activator.resilience.budgets import CallerTally
+from activator.shadows import Shadows
 from activator.targets import Target
 from activator.throttler import Throttler
 from activator.tracing.context import kind_of, note, worker_lines
@@ -111,12 +112,13 @@ class WarmCalls:
     """Begins warm calls. Owner: the event loop."""
 
     def __init__(self, *, throttler_of: Callable[[Target], Throttler], dispatcher: Dispatcher, metrics: Metrics, go_on: GoOn,
-                 tracer: Tracer | None = None) -> None:  # fmt: skip
+                 tracer: Tracer | None = None, shadows: Shadows | None = None) -> None:  # fmt: skip
         self.throttler_of = throttler_of
         self.dispatcher = dispatcher
         self.metrics = metrics
         self.go_on = go_on
         self.tracer = tracer or Tracer()
+        self.shadows = shadows
         self.clocks = Clocks()
 
     def begin(self, connection: EdgeProtocol, way: Way, headers: dict[bytes, bytes], body: bytes) -> bool:
@@ -257,6 +259,8 @@ class WarmCall:
                 self._admission.release()
         self._calls.metrics.closed_warm(call, answer, dispatched_ns=self._dispatched_ns, ended_ns=now_ns, picos=bill.picos)
         self._connection.answer(status, warm_head(call, answer, cost=bill.cost, exec_ms=exec_ms), body)
+        if call.choice is not None and self._calls.shadows is not None:
+            self._calls.shadows.copy(call, status=status, body=body, exec_ms=exec_ms)
         if call.target.spec.fallback:
             self._calls.dispatcher.remember(call, answer)
         if status >= 500 or exec_ms > call.target.slow_ms or (call.trace is not None and call.trace.kept_for):

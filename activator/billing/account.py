@@ -59,8 +59,8 @@ class InstanceAccount:
     Close every ticket, on every path: an attempt that stays open is a lost one.
     """
 
-    __slots__ = ("_budgets", "_cover", "_footprint", "_journal", "_limit_ns", "_on_unbilled", "_rates", "_subject", "_templates", "_worst",
-                 "meter")  # fmt: skip
+    __slots__ = ("_budgets", "_cover", "_footprint", "_is_free", "_journal", "_limit_ns", "_on_unbilled", "_rates", "_subject",
+                 "_templates", "_worst", "meter")  # fmt: skip
 
     def __init__(
         self,
@@ -75,9 +75,11 @@ class InstanceAccount:
         budgets: Budgets | None = None,
         limit_ns: int = NO_LIMIT_NS,
         on_unbilled: Callable[[], None] | None = None,
+        is_free: bool = False,
     ) -> None:
         """`subject` without key and method; `free_ns` is the idle time that the platform gives away; `limit_ns` the execution clock.
 
+        `is_free`: the instance came up for copies of calls: neither its start nor its idle time is billed, until it answers a call.
         `on_unbilled`: a call that the journal has no room for is served all the same, and this is told. None: it is refused.
         """
         self._journal = journal
@@ -88,6 +90,7 @@ class InstanceAccount:
         self._budgets = budgets if budgets is not None else Budgets()
         self._limit_ns = limit_ns
         self._on_unbilled = on_unbilled
+        self._is_free = is_free
         self._cover = self._budgets.cover(Subject(subject.tenant, subject.environment, subject.app, subject.function, rates.currency))
         self._worst = UsageTemplate(subject, footprint=footprint, rates=rates).picos(limit_ns + CLOCK_STEP_NS)
         self.meter = InstanceMeter(started_ns, free_ns=free_ns, is_reserved=is_reserved)
@@ -105,6 +108,9 @@ class InstanceAccount:
 
         Raises JournalFull, Conflict, OverBudget, BudgetReserved, AllowanceNeeded: then it must not be dispatched.
         """
+        if self._is_free and not is_shadow:
+            self.meter.take_idle(now_ns)
+            self._is_free = False
         kind = SHADOW if is_shadow else CALL
         template = self._templates.get((key, method, caller, kind)) or self._make_template(key, method, caller, kind)
         name = f"{call}/{attempt}"
@@ -177,6 +183,8 @@ class InstanceAccount:
 
     def started(self, *, start_kind: str, billed_ns: int, at_ns: int) -> None:
         """The instance came up at `at_ns`: what that took, without waiting for its turn, is a START record of its own."""
+        if self._is_free:
+            return
         self._span("START", billed_ns=billed_ns, started_ns=at_ns - billed_ns, at_ns=at_ns, start_kind=start_kind)
 
     def reserve(self, *, is_reserved: bool, now_ns: int) -> None:
@@ -186,6 +194,8 @@ class InstanceAccount:
     def settle_idle(self, *, now_ns: int, at_ns: int) -> int:
         """Write the idle time up to now down, as IDLE and RESERVED records; returns how many. Call it each minute and at the end."""
         spans = self.meter.take_idle(now_ns)
+        if self._is_free:
+            return 0
         for span in spans:
             self._span(span.kind.value, billed_ns=span.billed_ns, started_ns=at_ns - (now_ns - span.started_ns), at_ns=at_ns)
         return len(spans)

@@ -157,6 +157,7 @@ class Books:
             budgets=self.budgets,
             limit_ns=_ns(target.spec.clocks.execution_s),
             on_unbilled=self._note_unbilled if self._is_served_unbilled else None,
+            is_free=target.is_shadow,
         )
 
     def is_spent(self, target: Target) -> bool:

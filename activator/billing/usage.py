@@ -50,7 +50,7 @@ class UsageTemplate:
     def __init__(self, subject: UsageSubject, *, footprint: Footprint, rates: Rates, kind: str = CALL) -> None:
         """Raises KeyError when the footprint's accelerator has no price."""
         is_call = kind == CALL
-        rate = rate_per_s(footprint, rates) * kind_factor(kind, rates) if kind != SHADOW else Decimal(0)
+        rate = rate_per_s(footprint, rates) * kind_factor(kind, rates)
         request = rates.request if is_call else Decimal(0)
         tokens = (rates.token_in, rates.token_out) if kind != SHADOW else (Decimal(0), Decimal(0))
         prices = (rate.scaleb(-9), request, *tokens)

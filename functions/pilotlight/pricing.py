@@ -104,8 +104,8 @@ def charged_ns(billed_ns: int, *, minimum_ms: int, rounding_ms: int) -> int:
 
 
 def kind_factor(kind: str, rates: Rates) -> Decimal:
-    """What part of the execution rate a second of this kind of record costs: 1 for a CALL."""
-    factors = {"IDLE": rates.idle_factor, "RESERVED": rates.reserved_factor, "START": rates.start_factor}
+    """What part of the execution rate a second of this kind of record costs: 1 for a CALL, 0 for a SHADOW."""
+    factors = {"IDLE": rates.idle_factor, "RESERVED": rates.reserved_factor, "START": rates.start_factor, "SHADOW": Decimal(0)}
     return factors.get(kind, Decimal(1))
 
 

@@ -60,7 +60,7 @@ class ExperimentTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shadow:
-    """A revision that gets copies of calls, whose answers are compared and thrown away.
+    """A revision that gets copies of calls, whose answers are compared and thrown away. It answers no callers but those that ask for it.
 
     Attributes:
         percent: of the calls.
@@ -236,6 +236,8 @@ def checked(document: TrafficDocument, *, revisions: Collection[str]) -> Traffic
     if (experiment := document.experiment) is not None:
         _check_experiment(experiment)
     if (shadow := document.shadow) is not None:
+        if shadow.revision in document.answering():
+            raise InvalidInput(f"{shadow.revision} answers callers: it cannot be a shadow beside that", parameter="shadow")
         for name in ("percent", "max_compute"):
             value, top = getattr(shadow, name), WHOLE if name == "percent" else 1
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= top:

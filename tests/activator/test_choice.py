@@ -148,13 +148,12 @@ def test_an_experiment_without_units_assigns_each_request_and_says_so() -> None:
 
 
 def test_copies_go_to_the_shadow_of_calls_that_it_does_not_answer_itself() -> None:
-    where = routed({V1: 50, V2: 50}, named=(V3,), shadow=Shadow(revision=V2, percent=20), tags={"next": V3}, sticky="header:x-user")
-    by_revision = {revision: where.choose(caller(), user(n)).shadow for n, revision in enumerate(chosen(where))}
-    assert by_revision[V2] is None
-    copied = by_revision[V1]
+    where = routed({V1: 50, V3: 50}, named=(V2,), shadow=Shadow(revision=V2, percent=20), tags={"next": V2, "old": V1})
+    copied = where.choose(caller(), {}).shadow
     assert copied is not None
-    assert (copied.target.revision, copied.percent) == (V2, 20)
+    assert (copied.target.revision, copied.percent, copied.target.is_shadow) == (V2, 20, True)
     assert where.choose(caller(), {}, "next").shadow is None
+    assert where.choose(caller(), {}, "old").shadow is None
     assert routed({V1: 100}, named=(V2,), shadow=Shadow(revision=V2, percent=0)).is_plain
 
 

@@ -76,6 +76,8 @@ def shown(document: TrafficDocument) -> dict[str, Any]:
 
 def _edited(before: TrafficDocument, edit: Edit) -> TrafficDocument:
     wanted = edit(before)
+    if wanted.shadow is not None and wanted.shadow == before.shadow and wanted.shadow.revision in wanted.answering():
+        wanted = replace(wanted, shadow=None)  # what begins to answer callers gets copies no longer
     kept = replace(wanted, weights=before.weights, segments=before.segments, salt=before.salt, generation=before.generation)
     return traffic.reweighted(kept, wanted.weights)
 

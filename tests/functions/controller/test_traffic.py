@@ -54,11 +54,11 @@ async def test_a_deploy_is_a_document_of_one_revision(controller: Controller) ->
 
 
 async def test_a_change_is_published_with_the_revisions_that_it_names_and_stands_in_the_history(controller: Controller) -> None:
-    first, second, third, fourth = await deployed(controller, 4)
+    first, second, third, fourth, fifth = await deployed(controller, 5)
     where = await place(controller)
 
     def edit(document: TrafficDocument) -> TrafficDocument:
-        return replace(document, weights={second: 90, third: 10}, tags={"next": first}, shadow=Shadow(revision=third))
+        return replace(document, weights={second: 90, third: 10}, tags={"next": first}, shadow=Shadow(revision=fourth))
 
     with controller.context.store.write() as write:
         before = traffic.find(write.sql, where, "hello")
@@ -66,13 +66,13 @@ async def test_a_change_is_published_with_the_revisions_that_it_names_and_stands
     assert after.generation == before.generation + 1
     route = await published(controller)
     assert dict(route.traffic) == {second: 90, third: 10}
-    assert set(route.revisions) == {first, second, third}
+    assert set(route.revisions) == {first, second, third, fourth}
     told = documents.checked(documents.from_json(route.document), revisions=route.revisions)
     assert told == replace(after, tags={"next": first, "stable": second})
     history = (await controller.http.get("/v1/apps/search/history")).json()["history"][0]
     assert (history["action"], history["message"], history["functions"][0]["revision"]) == ("traffic.set", "a look at v3", second)
     audit = (await controller.http.get("/v1/audit", params={"action": "traffic.set"})).json()["entries"][0]
-    assert audit["before"]["weights"] == {fourth: 100}
+    assert audit["before"]["weights"] == {fifth: 100}
     assert audit["after"]["weights"] == {second: 90, third: 10}
     assert audit["subject"] == "main/search/hello"
 
@@ -162,3 +162,12 @@ async def test_a_function_that_was_removed_has_no_traffic_and_comes_back_without
     with controller.context.store.read() as sql:
         document = publishing.document(sql, where.function_id("hello"))
     assert (document.weights, document.tags, document.pins) == ({first: 100}, {}, {})
+
+
+async def test_a_shadow_that_begins_to_answer_callers_is_one_no_longer(controller: Controller) -> None:
+    first, second = await deployed(controller)
+    where = await place(controller)
+    with controller.context.store.write() as write:
+        traffic.change(write, where, "hello", lambda d: replace(d, shadow=Shadow(revision=first)), action="traffic.change")
+        after = traffic.change(write, where, "hello", weighed({first: 10, second: 90}), action="rollout.step")
+    assert after.shadow is None

@@ -30,10 +30,10 @@ async def test_traffic_is_read_with_its_generation_as_the_etag(controller: Contr
 
 
 async def test_a_put_says_all_of_it_and_a_patch_a_part(controller: Controller) -> None:
-    first, second = await deployed(controller)
+    copied, first, second = await deployed(controller, 3)
     put = {"weights": {first: 10, "stable": 90}, "tags": {"old": first}, "sticky": "key", "pins": {"default": first}}
     assert (await controller.http.put(PATH, json=put)).status_code == 200
-    await change(controller, tags={"next": second, "old": None}, shadow={"revision": "stable", "percent": 5}, max_candidate=20)
+    await change(controller, tags={"next": second, "old": None}, shadow={"revision": "v1", "percent": 5}, max_candidate=20)
     body = (await controller.http.get(PATH)).json()
     assert (body["weights"], body["tags"], body["sticky"], body["pins"]) == (
         {first: 10, second: 90},
@@ -41,7 +41,7 @@ async def test_a_put_says_all_of_it_and_a_patch_a_part(controller: Controller) -
         "key",
         {"default": first},
     )
-    assert body["shadow"] == {"revision": second, "percent": 5.0, "max_compute": 0.15}
+    assert body["shadow"] == {"revision": copied, "percent": 5.0, "max_compute": 0.15}
     await change(controller, shadow=None, pins={"default": None})
     route = (await published(controller)).document
     assert (route["shadow"], route["pins"], route["max_candidate"]) == (None, {}, 20)
@@ -80,6 +80,7 @@ async def test_who_did_not_see_the_newest_is_told(controller: Controller) -> Non
         ({"sticky": None}, 400, "cannot be null"),
         ({"segments": []}, 400, "segments"),
         ({"shadow": {"revision": "stable", "percent": 200}}, 400, "percent"),
+        ({"shadow": {"revision": "stable"}}, 400, "cannot be a shadow"),
         ({"max_candidate": 200}, 400, "max_candidate"),
     ],
 )
