@@ -8,7 +8,7 @@ from typing import Protocol
 from activator.billing.account import Ticket
 from activator.billing.errors import AllowanceNeeded
 from activator.instances import Instance
-from activator.resilience.breaker import Ending
+from activator.resilience.breaker import ANSWERED, Ending
 from pilotlight.pricing import BUSY
 from snapshotter.types import StartKind
 from weight_cache.types import Tier
@@ -23,7 +23,7 @@ CANCELLED = "cancelled"
 class Releases(Protocol):
     """Whose slot it is (the Throttler)."""
 
-    def release(self, instance: Instance, ending: Ending = Ending.ANSWERED) -> None:
+    def release(self, instance: Instance, ending: Ending = ANSWERED) -> None:
         """The slot is free again; `ending`: how its call ended, as far as blame goes."""
         ...
 
@@ -73,7 +73,7 @@ class Reservation:
         self.instance = instance
         self.start_kind = start_kind
         self.start_ms = start_ms
-        self.ending = Ending.ANSWERED
+        self.ending = ANSWERED
 
     @property
     def weights(self) -> str:

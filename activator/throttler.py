@@ -25,7 +25,7 @@ from activator.fleet import Fleet
 from activator.instances import Instance, least_loaded
 from activator.load import Load
 from activator.reservation import Reservation
-from activator.resilience.breaker import BreakerTerms, Ending
+from activator.resilience.breaker import ANSWERED, BreakerTerms, Ending
 from activator.resilience.health import BAD, Health, Pace, is_its_own, noted
 from activator.routes import Target
 from activator.shared.state import Allowance, Want
@@ -144,10 +144,10 @@ class Throttler:
         finally:
             timer.cancel()
 
-    def release(self, instance: Instance, ending: Ending = Ending.ANSWERED) -> None:
+    def release(self, instance: Instance, ending: Ending = ANSWERED) -> None:
         """A call ended: its slot goes to the one who waits longest."""
         now = self._clock()
-        if self.health is not None or ending is not Ending.ANSWERED:
+        if self.health is not None or ending is not ANSWERED:
             self._note(instance.id, ending)
         instance.in_flight -= 1
         instance.calls += 1

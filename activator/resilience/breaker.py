@@ -43,6 +43,10 @@ class Ending(enum.Enum):
     NEITHER = enum.auto()
 
 
+ANSWERED = Ending.ANSWERED
+"""By a name of its own for the hot path: looking a member up on its enum takes as long as five attributes (Python 3.11)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerTerms:
     """When a breaker opens and for how long.
