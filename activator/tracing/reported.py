@@ -58,7 +58,7 @@ def _span(row: Any) -> ReportedSpan:
     identity, parent, name, begin_ms, ms, error, attributes = row
     if not _ID.match(identity) or (parent and not _ID.match(parent)):
         raise ValueError("no id")
-    named = ((str(key)[:MAX_CHARS], value) for key, value in list(attributes.items())[:MAX_ATTRIBUTES])
+    named = ((_text(key), value) for key, value in list(attributes.items())[:MAX_ATTRIBUTES])
     own = {key: _attribute(value) for key, value in named if not key.startswith(_RESERVED)}
     return ReportedSpan(identity, parent, _text(name), _time(begin_ms), _time(ms), _text(error), own)
 
@@ -66,7 +66,7 @@ def _span(row: Any) -> ReportedSpan:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError("no text")
-    return value[:MAX_CHARS].encode(errors="replace").decode()
+    return "".join(char if char.isprintable() else "?" for char in value[:MAX_CHARS])  # it is shown in terminals, too
 
 
 def _time(value: Any) -> float:

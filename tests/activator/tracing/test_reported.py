@@ -79,6 +79,12 @@ def test_what_is_the_platforms_to_say_is_not_the_users() -> None:
     assert reported.spans[0].attributes == {"mine": "y"}
 
 
+def test_what_would_move_a_cursor_is_no_text() -> None:
+    reported = parse(told([ID, "", "a\x1b[2Jb\n\ud800", 0.0, 1.0, "", {"k\r": "v\x07"}]))
+    assert reported is not None
+    assert (reported.spans[0].name, reported.spans[0].attributes) == ("a?[2Jb??", {"k?": "v?"})
+
+
 @settings(max_examples=40)
 @given(
     st.recursive(
