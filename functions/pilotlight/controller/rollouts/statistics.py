@@ -63,9 +63,12 @@ def log_e_ratio(hits: tuple[int, int], trials: tuple[int, int], ratio: float) ->
 
 
 def boundary(n: int, tuned_for: int, alpha: float) -> float:
-    """How many standard errors a mean of `n` values may be beyond its hypothesis, at any look; narrowest about `tuned_for` (one-sided)."""
+    """How many standard errors a mean of `n` values may be beyond its hypothesis, at any look; narrowest from `tuned_for` on.
+
+    Two-sided, where only one side is asked about: it errs to hold.
+    """
     u = max(n, 1) / max(tuned_for, 1)
-    return math.sqrt((1 + 1 / u) * math.log((1 + u) / (4 * alpha * alpha)))
+    return math.sqrt((1 + 1 / u) * math.log((1 + u) / (alpha * alpha)))
 
 
 def beta_tail(x: float, a: float, b: float) -> float:
