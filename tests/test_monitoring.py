@@ -22,6 +22,8 @@ from activator.dispatch import Call
 from activator.metrics import Metrics as ActivatorMetrics
 from activator.shared.state import SharedStatistics
 from pilotlight.controller.metrics import Metrics as ControllerMetrics
+from pilotlight.controller.objectives.alarms import QUIET_S
+from pilotlight.controller.objectives.burn import ALARMS
 from pilotlight.errors import BudgetReserved, OverQuota, Shed
 from pilotlight.policies import Objectives
 from snapshotter.metrics import Metrics as AgentMetrics
@@ -163,6 +165,21 @@ def test_every_alert_fires_when_it_should_and_not_before(promtool: Callable[...,
     alerts = {rule["alert"] for rule in _rules() if "alert" in rule}
     assert set(fired) == alerts
     assert set(tested) == alerts
+
+
+def test_objectives_are_judged_by_the_same_numbers_inside_and_outside() -> None:
+    rules = {rule["alert"]: " ".join(rule["expr"].split()) for rule in _rules() if "alert" in rule}
+    kept = {rule["alert"]: rule.get("keep_firing_for") for rule in _rules() if "alert" in rule}
+    for alarm in ALARMS:
+        name = f"PilotlightObjective{alarm.severity.value.title()}"
+        long, short = alarm.name.split("/")
+        burning = " and ".join(f"function:pilotlight_slo_burn:{window} > {alarm.factor:g}" for window in (long, short))
+        enough = (
+            f"function:pilotlight_slo_bad:{long} >= {alarm.min_bad_long} and function:pilotlight_slo_bad:{short} >= {alarm.min_bad_short} "
+            f"and function:pilotlight_slo_calls:{long} >= {alarm.min_total}"
+        )
+        assert f"{burning} and {enough}" in rules[name]
+        assert kept[name] == f"{QUIET_S[alarm.severity] // 60}m"
 
 
 def test_every_alert_says_what_is_wrong_what_to_do_and_for_whom() -> None:
