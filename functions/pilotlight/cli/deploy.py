@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pilotlight.cli import canary as canaries
 from pilotlight.cli import releasing
 from pilotlight.cli.commands import command
 from pilotlight.cli.deploying import Deployer, load, user_code
@@ -47,11 +48,16 @@ def deploy(
     tag: releasing.Tag = None,
     allow_breaking: releasing.AllowBreaking = False,
     override_freeze: releasing.OverrideFreeze = False,
+    canary: canaries.Canary = None,
+    every: canaries.Every = None,
+    min_samples: canaries.MinSamples = None,
+    gate: canaries.Gates = None,
 ) -> None:
     """Package an app, upload what is missing, and make it live; then prove that each function starts, and comes back from its snapshot.
 
     A schema that breaks callers of what serves, and an evaluation that does not reach what a function requires, are refused before any
-    traffic moves. The commit of the git checkout that the file lies in is kept with each new revision.
+    traffic moves. The commit of the git checkout that the file lies in is kept with each new revision. With --canary a new revision takes
+    over step by step, as long as it is no worse than the one that serves: `pilotlight rollout watch` follows it.
     """
     from pilotlight.sdk import session as sdk
 
@@ -62,6 +68,7 @@ def deploy(
         "tag": tag,
         "allow_breaking": allow_breaking,
         "override_freeze": override_freeze,
+        "rollout": canaries.plan_of(canary, every, min_samples, gate),
     }
     app = load(file)
     with session.client() as client, sdk.using(client.profile):
