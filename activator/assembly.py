@@ -17,6 +17,7 @@ from activator.billing.redis_money import RedisMoney
 from activator.calls import SubmittedCalls
 from activator.control import ControlPlane
 from activator.dispatch import Dispatcher
+from activator.due import DueCalls
 from activator.edge import EdgeLimits
 from activator.entry import Entrance
 from activator.fairness.gate import Gate
@@ -24,6 +25,7 @@ from activator.fairness.terms import share_of
 from activator.feed import FeedFollower
 from activator.fleet import NodeFleet
 from activator.gateway import Gateway
+from activator.handover import Handovers, StartsSeen
 from activator.metrics import Metrics
 from activator.observing.posting import ControllerReceiver, Posting
 from activator.passthrough import Passthrough
@@ -159,10 +161,12 @@ class Assembly:
             may_run=lambda target: not self.books.is_spent(target),
         )  # fmt: skip
         self.metrics.collect_instances(self.scaler.states)
+        self.handovers = self.table.handovers = Handovers(throttler_of=self.scaler.throttler_of, finish=self.table.handed_over)
+        self.closing.append(self.handovers.aclose)
 
     def _make_throttler(self, target: Target) -> Throttler:
         return Throttler(
-            target, fleet=self.fleet, queue=self.queue, secret_env=self.table.secret_env, observer=self.metrics,
+            target, fleet=self.fleet, queue=self.queue, secret_env=self.table.secret_env, observer=StartsSeen(self.metrics, self.handovers),
             account=self.books.account, allowance=self.shared, gate=self.gate,
             terms=_breaker_terms(self.settings),
         )  # fmt: skip
@@ -182,6 +186,9 @@ class Assembly:
             books=self.books, dispatcher=self.dispatcher, table=self.table, entrance=self.entrance, control=self.control,
             settings=self.settings, metrics=self.metrics, controller=site.controller, token=site.key.token, siblings=self.siblings,
         )  # fmt: skip
+        self.due = DueCalls(self.calls, controller=site.controller, token=site.key.token, activator=site.id)
+        self.loops.append(("due calls", self.due.run))
+        self.closing.append(self.due.aclose)
 
     def _make_shadows(self) -> None:
         self.shadows = Shadows(

@@ -14,8 +14,11 @@ from activator.callers import Caller
 from activator.dispatch import Call, Exchange
 from activator.request import Request
 from pilotlight import errors
-from pilotlight.protocol import CONTENT_PROBLEM, CallRecord, problem
+from pilotlight.protocol import CONTENT_PROBLEM, CallRecord, KeyRecord, problem
+from pilotlight.types import Scope
 
+SCHEDULER = "scheduler"
+"""Stands for the key of calls that are due: in the journal, and in usage records."""
 MAX_WAIT_S = 60.0
 """Longest time that a poll may be held open."""
 
@@ -52,9 +55,33 @@ async def collect(exchange: Exchange, limit_bytes: int) -> tuple[int, bytes]:
         exchange.close(status=status, outcome=outcome, bytes_out=len(body))
 
 
+def queued(caller: Caller, call: Call, *, fingerprint: str, webhook: str) -> CallRecord:
+    """The record of a call that was just submitted."""
+    target, choice = call.target, call.choice
+    record = CallRecord(
+        id=call.id, tenant=caller.tenant, environment=target.environment, app=target.app, function=target.function, method=call.method,
+        state="QUEUED", sequence=1, submitted_at=call.started_at, revision=target.revision,
+        expires_at=call.started_at + target.spec.clocks.result_ttl_s, labels={"fingerprint": fingerprint} if fingerprint else {},
+        webhook=webhook,
+    )  # fmt: skip
+    return record if choice is None else replace(record, arm=choice.arm, unit=choice.unit, experiment=choice.experiment)
+
+
+def is_dead(record: CallRecord) -> bool:
+    """Whether a call that ended so waits as a dead letter: it failed, and not by what it was given."""
+    return record.state == "FAILED" and record.status != 400
+
+
+def scheduler(tenant: str) -> Caller:
+    """Who calls a tenant's function when it is due: nobody's key, in the tenant's own name."""
+    return Caller(KeyRecord(id=SCHEDULER, hash="", tenant=tenant, scope=Scope.INVOKE.value))
+
+
 def payload(record: CallRecord, call: Call) -> dict[str, Any]:
     """What the journal holds of a submitted call: enough to run it again."""
+    deadline = {} if call.deadline_s is None else {"deadline_at": call.started_at + call.deadline_s}
     return {
+        **deadline,
         "record": record.to_json(),
         "owner": call.target.tenant,
         "key": call.key_id,

@@ -1,11 +1,15 @@
 """Submitted calls: durable before their 202, run when there is a slot, polled by id until their result expires.
 
 A call is in the journal from its 202 until the controller has its result, so no death of a process loses it: the next start of this
-activator runs what is unfinished again (at least once: a function whose instance died under a call may see it twice). Only as many calls
-of a function are dispatched at once as its instances can hold; the rest wait here, not in the throttler's queue, which is for callers who
-wait. A call counts as a request of its quotas when it is submitted, and among those that run at once while it runs.
+activator runs what is unfinished again (at least once: a function whose instance died under a call may see it twice, and is told which
+attempt it sees). Only as many calls of a function are dispatched at once as its instances can hold; the rest wait here, not in the
+throttler's queue, which is for callers who wait. A call counts as a request of its quotas when it is submitted, and among those that run at
+once while it runs.
 
-Owner: the event loop. `_held` is the only state; each call's task changes its own entry.
+Calls that the control plane began (schedules, dead letters sent again) are written down here, too (`keep`), but run only once the
+controller has said that they are ours (`begin_kept`).
+
+Owner: the event loop. What is held is `_held`; each call's task changes its own entry.
 """
 
 from __future__ import annotations
@@ -15,52 +19,39 @@ import base64
 import hashlib
 import logging
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs
 from weakref import WeakValueDictionary
 
-import httpx
-
 from activator.billing.books import Books
-from activator.call_gates import CallGates
-from activator.call_records import answered, collect, event, failed, is_theirs, own_call_id, payload, receipt, receipt_of, unknown, wait_s
+from activator.call_attempts import CallAttempts
+from activator.call_questions import CallQuestions
+from activator.call_records import SCHEDULER, failed, is_dead, own_call_id, payload, queued, receipt_of, scheduler
+from activator.call_results import CallResults
 from activator.callers import ANONYMOUS, Caller
 from activator.control import ControlPlane
-from activator.dispatch import Call, Dispatcher, Exchange
+from activator.dispatch import Call, Dispatcher
 from activator.entry import Entrance
+from activator.held import FINAL, Held, HeldCalls
 from activator.metrics import Metrics
 from activator.quotas.admission import Admission
-from activator.request import Headers, Request
+from activator.request import Request
 from activator.routes import RouteTable
 from activator.settings import ActivatorSettings
-from activator.siblings import PASSED_ON, Siblings
-from activator.targets import Target
-from activator.upstream import UpstreamGone
+from activator.siblings import Siblings
 from pilotlight import errors
-from pilotlight.protocol import CALLS_PATH, HEADER_PLATFORM_TOKEN, CallRecord
-from pilotlight.types import FunctionAddress, TenantId
+from pilotlight.protocol import HEADER_IDEMPOTENCY_KEY, HEADER_REPLAYED, HEADER_WEBHOOK, CallRecord
+from pilotlight.types import FunctionAddress, TenantId, check_name
 
 log = logging.getLogger(__name__)
 
-SHIP_BATCH = 200
-SHIP_GATHER_S = 0.05
-SHIP_RETRY_S = (0.1, 0.5, 1.0, 5.0)
-BUSY_RETRY_S = 0.5
-"""Pause before a submitted call that found a full queue, or no capacity, asks again."""
-_FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
-
-
-class _Held:
-    """A submitted call that this activator is responsible for."""
-
-    __slots__ = ("changed", "record", "task")
-
-    def __init__(self, record: CallRecord) -> None:
-        self.record = record
-        self.task: asyncio.Task[None] | None = None
-        self.changed = asyncio.Event()
+DEAD_TTL_S = 7 * 86_400.0
+"""A dead letter is kept at least this long: a weekend, and the days in which somebody finds out why."""
+_KEY = HEADER_IDEMPOTENCY_KEY.encode()
+_WEBHOOK = HEADER_WEBHOOK.encode()
 
 
 class SubmittedCalls:
@@ -82,52 +73,58 @@ class SubmittedCalls:
     ) -> None:
         self._siblings = siblings
         self._books = books
-        self._dispatcher = dispatcher
         self._table = table
         self._entrance = entrance
-        self._control = control
         self._settings = settings
-        self._metrics = metrics
-        self._held: dict[str, _Held] = {}
-        self._gates = CallGates()
+        self._held = HeldCalls()
+        self._kept: dict[str, tuple[dict[str, Any], int]] = {}
+        """By `due`: calls in the journal that may be another activator's, and how many attempts were made."""
         self._putting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._unsent: dict[str, CallRecord] = {}
-        self._news = asyncio.Event()
-        self._client = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(controller)),
-            base_url="http://controller",
-            headers={HEADER_PLATFORM_TOKEN: token},
-            timeout=30.0,
-        )
+        self._attempts = CallAttempts(
+            held=self._held, dispatcher=dispatcher, entrance=entrance, metrics=metrics, max_result_bytes=settings.max_body_bytes,
+            admission=self._admission,
+        )  # fmt: skip
+        self._results = CallResults(self._held, journal=books.journal, controller=controller, token=token)
+        self._questions = CallQuestions(self._held, control=control, siblings=siblings, cancel=self._cancel)
+        self.answer = self._questions.answer
 
     def __repr__(self) -> str:
-        return f"<SubmittedCalls {len(self._held)} held, {len(self._unsent)} unsent>"
+        return f"<SubmittedCalls {self._held!r}, {len(self._kept)} not taken>"
 
     # -- submitting ---------------------------------------------------------------------------------------------------
     async def submit(self, request: Request, caller: Caller, call: Call) -> None:
-        """Hold the call durably, then answer 202 with where to look. Raises TooManyRequests, JournalFull."""
-        record = await self.hold(caller, call, fingerprint="")
-        await request.respond_json(202, receipt(record), [(b"location", f"/v1/calls/{call.id}".encode())])
+        """Hold the call durably, then answer 202 with where to look; a repeat under the same idempotency key is the same call.
 
-    async def hold(self, caller: Caller, call: Call, *, fingerprint: str) -> CallRecord:
+        Raises TooManyRequests, JournalFull, Conflict, InvalidInput.
+        """
+        webhook = webhook_of(request)
+        if not is_under_key(request):
+            record = (await self.hold(caller, call, fingerprint="", webhook=webhook)).to_json()
+            is_new = True
+        else:
+            record, is_new = await self._once(request, caller, call, id_under_key(request, caller))
+        headers = [(b"location", f"/v1/calls/{record['id']}".encode())]
+        if not is_new:
+            headers.append((HEADER_REPLAYED.encode(), b"true"))
+        await request.respond_json(202, receipt_of(record), headers)
+
+    async def hold(self, caller: Caller, call: Call, *, fingerprint: str, webhook: str = "") -> CallRecord:
         """Take responsibility for a call; returns once it is durable."""
-        if len(self._held) >= self._settings.max_pending_submits:
-            raise errors.TooManyRequests(f"{len(self._held)} submitted calls are pending, the bound", retry_after_s=5)
-        target = call.target
-        record = CallRecord(
-            id=call.id, tenant=caller.tenant, environment=target.environment, app=target.app, function=target.function, method=call.method,
-            state="QUEUED", sequence=1, submitted_at=call.started_at, revision=target.revision,
-            expires_at=call.started_at + target.spec.clocks.result_ttl_s, labels={"fingerprint": fingerprint} if fingerprint else {},
-        )  # fmt: skip
-        held = self._held[call.id] = _Held(record)
+        self._check_room()
+        record = queued(caller, call, fingerprint=fingerprint, webhook=webhook)
+        held = self._held.add(record)
         try:
             await self._books.journal.submit(call.id, payload(record, call))
         except BaseException:
-            del self._held[call.id]
+            self._held.drop(call.id)
             raise
         held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id}")
-        self._note(held, record)
+        self._held.note(held, record)
         return record
+
+    def _check_room(self) -> None:
+        if len(self._held) >= self._settings.max_pending_submits:
+            raise errors.TooManyRequests(f"{len(self._held)} submitted calls are pending, the bound", retry_after_s=5)
 
     async def put_elsewhere(self, request: Request, caller: Caller, own_id: str) -> bool:
         """Whether another activator keeps the calls of this id, and has answered. Raises Unavailable while it is down."""
@@ -135,256 +132,165 @@ class SubmittedCalls:
 
     async def put(self, request: Request, caller: Caller, call: Call, own_id: str) -> None:
         """`PUT /v1/calls/{id}`: the caller's own id makes a repeat the same call. Raises Conflict when the arguments differ."""
+        record, is_new = await self._once(request, caller, call, own_id)
+        await request.respond_json(202 if is_new else 200, {**receipt_of(record), "id": own_id})
+
+    async def _once(self, request: Request, caller: Caller, call: Call, own_id: str) -> tuple[dict[str, Any], bool]:
+        """The call of this id, and whether it is new."""
         fingerprint = hashlib.sha256(b"%s\0%s\0%s" % (call.target.function_id.encode(), call.method.encode(), call.body)).hexdigest()
         call.id = own_call_id(caller.tenant, own_id)
         async with self._putting.setdefault(call.id, asyncio.Lock()):  # a repeat that comes at once waits for the first to be held
-            known = await self._find(request, caller, call.id)
+            known = await self._questions.find(request, caller, call.id)
             if known is None:
-                record = (await self.hold(caller, call, fingerprint=fingerprint)).to_json()
-        if known is not None:
-            if known["labels"].get("fingerprint") != fingerprint:
-                raise errors.Conflict(f"call {own_id!r} exists already with another function or other arguments")
-            record = known
-        await request.respond_json(202 if known is None else 200, {**receipt_of(record), "id": own_id})
+                return (await self.hold(caller, call, fingerprint=fingerprint, webhook=webhook_of(request))).to_json(), True
+        if known["labels"].get("fingerprint") != fingerprint:
+            raise errors.Conflict("this id, or idempotency key, was used already for another function or other arguments")
+        return known, False
 
     # -- running ------------------------------------------------------------------------------------------------------
-    async def _run(self, held: _Held, call: Call) -> None:
+    async def _run(self, held: Held, call: Call) -> None:
+        self._finish(held, await self._attempts.run(held, call), ttl_s=call.target.spec.clocks.result_ttl_s)
+
+    def _finish(self, held: Held, record: CallRecord, *, ttl_s: float = 0.0) -> None:
+        now = time.time()
+        record = replace(record, sequence=held.record.sequence + 1, finished_at=now, expires_at=max(record.expires_at, now + ttl_s))
+        kept: dict[str, Any] = {}
+        if is_dead(record):
+            record = replace(record, is_dead=True, expires_at=max(record.expires_at, now + DEAD_TTL_S))
+            kept = {"payload": self._books.journal.payload(record.id)}
         try:
-            exchange, status, body = await self._wait_for_quotas(held, call)
-        except errors.PilotlightError as e:
-            self._metrics.observer.refused(call.target, e.status, e)
-            self._finish(held, call, failed(held.record, e))
-            return
-        except UpstreamGone as e:
-            self._metrics.observer.refused(call.target, 502)
-            self._finish(held, call, failed(held.record, errors.WorkerCrashed(f"the instance died under this call: {e}", reason="crashed")))
-            return
-        self._metrics.answered(exchange, status, is_awaited=False)
-        self._finish(held, call, answered(held.record, exchange, status, body))
-
-    async def _wait_for_quotas(self, held: _Held, call: Call) -> tuple[Exchange, int, bytes]:
-        """Its answer. Where its quotas are used up the call waits as long as its result would be kept, in the way of its own key only."""
-        async with self._gates.of_key(call.key_id, call.target):
-            while True:
-                try:
-                    async with self._gates.of_all(call.target):
-                        return await self._go(held, call)
-                except errors.OverQuota:
-                    if time.time() > held.record.expires_at:
-                        raise
-                await asyncio.sleep(BUSY_RETRY_S)
-                call.admission = self._admission(call.key_id, call.target)  # it may be other quotas by now
-
-    async def _go(self, held: _Held, call: Call) -> tuple[Exchange, int, bytes]:
-        try:
-            exchange = await self._begin(held, call)
-            return exchange, *await collect(exchange, self._settings.max_body_bytes)
-        finally:
-            _release(call)
-
-    async def _begin(self, held: _Held, call: Call) -> Exchange:
-        """For room the call waits as long as any. Raises OverQuota at once."""
-        until = time.monotonic() + call.target.spec.clocks.queue_s
-        while True:
-            try:
-                self._entrance.check_not_suspended(call.caller or call.target.tenant, call.target.tenant)
-                if call.admission is not None:
-                    await call.admission.hold()
-                if held.record.state != "RUNNING":
-                    self._note(held, replace(held.record, state="RUNNING", sequence=held.record.sequence + 1))
-                return await self._dispatcher.begin(call)
-            except errors.OverQuota:
-                raise
-            except (errors.TooManyRequests, errors.Unavailable):
-                _release(call)
-                if time.monotonic() > until:
-                    raise
-                await asyncio.sleep(BUSY_RETRY_S)
-
-    def _admission(self, key_id: str, target: Target) -> Admission | None:
-        """What a call that was counted when it came may hold. Raises Forbidden."""
-        entry = self._entrance.entry(self._table.caller_of(key_id) or ANONYMOUS, target)
-        return Admission(entry.gate, requests=0, holds=0) if entry.gate is not None else None
-
-    def _finish(self, held: _Held, call: Call, record: CallRecord) -> None:
-        record = replace(record, sequence=held.record.sequence + 1, finished_at=time.time())
-        try:
-            self._books.journal.finish(record.id, record.to_json())
+            self._books.journal.finish(record.id, {**record.to_json(), **kept})
         except errors.StorageFull as e:
             log.error("result not journalled, kept in memory until shipped call=%s error=%s", record.id, e)
-        self._note(held, record)
+        self._held.note(held, record)
 
-    def _note(self, held: _Held, record: CallRecord) -> None:
-        held.record = record
-        held.changed.set()
-        held.changed = asyncio.Event()
-        self._unsent[record.id] = record
-        self._news.set()
-
-    # -- asking -------------------------------------------------------------------------------------------------------
-    async def answer(self, request: Request, caller: Caller, path: str) -> None:
-        """`GET /v1/calls/{id}`, `GET …/{id}/stream`, `POST …/{id}:cancel`. Raises NotFound."""
-        if await self._is_answered_by_sibling(request, caller, path):
+    async def _cancel(self, held: Held) -> None:
+        if held.record.state in FINAL:
             return
-        if request.verb == "POST" and path.endswith(":cancel"):
-            await self._cancel(request, caller, path.removesuffix(":cancel"))
-        elif request.verb == "GET" and path.endswith("/stream"):
-            await self._stream(request, caller, path.removesuffix("/stream"))
-        elif request.verb == "GET":
-            await self._wait(caller, path, wait_s(request))
-            record = await self._find(request, caller, path) or await self._find(request, caller, own_call_id(caller.tenant, path))
-            if record is None:
-                raise unknown(path)
-            await request.respond_json(200, record)
-        else:
-            raise errors.NotFound(f"{request.verb} is not served at /v1/calls/{path}: GET it, or POST …:cancel")
+        if held.task is None:
+            raise errors.Conflict(f"call {held.record.id} has not begun, and cannot be cancelled yet: try again", retry_after_s=1)
+        held.task.cancel()
+        await asyncio.wait([held.task])
+        if held.record.state not in FINAL:
+            self._finish(held, replace(held.record, state="CANCELLED", status=499, outcome="cancelled"))
 
-    async def _is_answered_by_sibling(self, request: Request, caller: Caller, path: str) -> bool:
-        """A call that is not held here may be held by another activator, which knows it before the controller does."""
-        if self._siblings is None:
-            return False
-        call_id = path.removesuffix(":cancel").removesuffix("/stream")
-        if self._held_here(caller, call_id) is not None:
-            return False
-        if PASSED_ON in request.headers:
-            raise unknown(call_id)  # the one who asked us asks the controller itself
-        return await self._siblings.ask(request)
+    def _admission(self, call: Call) -> Admission | None:
+        """What a call that was counted when it came may hold. Raises Forbidden."""
+        entry = self._entrance.entry(self._caller(call.key_id, call.target.tenant), call.target)
+        return Admission(entry.gate, requests=0, holds=0) if entry.gate is not None else None
 
-    def _held_here(self, caller: Caller, call_id: str) -> _Held | None:
-        for candidate in (call_id, own_call_id(caller.tenant, call_id)):
-            held = self._held.get(candidate)
-            if held is not None and is_theirs(caller, held.record):
-                return held
-        return None
+    def _caller(self, key_id: str, tenant: str) -> Caller:
+        return scheduler(tenant) if key_id == SCHEDULER else self._table.caller_of(key_id) or ANONYMOUS
 
-    async def _wait(self, caller: Caller, call_id: str, wait_s: float) -> None:
-        """Up to `wait_s` for a call held here to end, so that a poll need not be repeated."""
-        held = self._held_here(caller, call_id)
-        if held is None or wait_s <= 0:
-            return
-        try:
-            async with asyncio.timeout(wait_s):
-                while held.record.state not in _FINAL:
-                    await held.changed.wait()
-        except TimeoutError:
-            return
-
-    async def _find(self, request: Request, caller: Caller, call_id: str) -> dict[str, Any] | None:
-        held = self._held.get(call_id)
-        if held is not None and is_theirs(caller, held.record):
-            return held.record.to_json()
-        response = await self._control.get_json(f"/v1/calls/{quote(call_id, safe='')}", request.headers.get(b"authorization", b""))
-        if response.status_code == 404:
-            return None
-        if response.status_code == 403:
-            raise errors.Forbidden("this API key may not see this call")
-        if response.is_error:
-            raise errors.Unavailable(f"the control plane answered {response.status_code}", retry_after_s=2)
-        body: dict[str, Any] = response.json()
-        if "app" in body:
-            caller.check_reach(environment=body["environment"], app=body["app"], function=body["function"])
-        return body
-
-    def _mine(self, caller: Caller, call_id: str) -> _Held:
-        held = self._held_here(caller, call_id)
-        if held is None:
-            raise unknown(call_id)
-        return held
-
-    async def _cancel(self, request: Request, caller: Caller, call_id: str) -> None:
-        held = self._mine(caller, call_id)
-        if held.record.state not in _FINAL and held.task is not None:
-            held.task.cancel()
-            await asyncio.wait([held.task])
-            if held.record.state not in _FINAL:
-                self._finish(held, None, replace(held.record, state="CANCELLED", status=499, outcome="cancelled"))  # type: ignore[arg-type]
-        await request.respond_json(200, receipt(held.record))
-
-    async def _stream(self, request: Request, caller: Caller, call_id: str) -> None:
-        """Server-sent events: `state` at each change, `result` at the end."""
-        held = self._mine(caller, call_id)
-        headers: Headers = [
-            (b"content-type", b"text/event-stream"),
-            (b"cache-control", b"no-store"),
-            (b"x-request-id", request.id.encode()),
-        ]
-        await request.start(200, headers)
-        while held.record.state not in _FINAL:
-            changed = held.changed
-            await request.chunk(event("state", {"id": held.record.id, "state": held.record.state}))
-            await changed.wait()
-        await request.chunk(event("result", held.record.to_json()), more=False)
-
-    # -- recovery and shipping ----------------------------------------------------------------------------------------
+    # -- recovery -----------------------------------------------------------------------------------------------------
     def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Run what the last process left unfinished, deliver its results, and begin to ship."""
         for left in self._books.recovered.undelivered:
             record = CallRecord.from_json(self._books.journal.payload(left.id))
-            self._note(self._held.setdefault(left.id, _Held(record)), record)
+            self._held.note(self._held.get(left.id) or self._held.add(record), record)
         for left in self._books.recovered.unfinished:
-            self._resume(self._books.journal.payload(left.id), left.attempts)
-        return [group.create_task(self._ship(), name="call results shipping")]
+            kept = self._books.journal.payload(left.id)
+            if "due" in kept:
+                self._held.add(CallRecord.from_json(kept["record"]))
+                self._kept[kept["due"]] = (kept, left.attempts)
+            else:
+                self._resume(kept, left.attempts)
+        return [group.create_task(self._results.run(), name="call results shipping")]
 
     def _resume(self, kept: dict[str, Any], attempts: int) -> None:
         record = CallRecord.from_json(kept["record"])
-        held = self._held[record.id] = _Held(record)
+        held = self._held.add(record)
+        try:
+            call = self._call(record, kept)
+        except errors.PilotlightError as e:
+            self._finish(held, failed(record, e))
+            return
+        call.attempt = max(attempts, record.attempt) + 1
+        call.retries = max(0, attempts - record.attempt - 1)  # the one that was cut off by our own end does not count against it
+        if "due" in kept:  # only here it is known how long its result is kept
+            held.give_up_at = time.time() + call.target.spec.clocks.result_ttl_s
+            held.record = replace(record, expires_at=held.give_up_at)
+        held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id} (resumed)")
+
+    def _call(self, record: CallRecord, kept: dict[str, Any]) -> Call:
+        """The call that a journal holds, as its function and its key are now. Raises NotFound, Forbidden, Unavailable."""
         owner = TenantId(kept.get("owner") or record.tenant)
         address = FunctionAddress(tenant=owner, environment=record.environment, app=record.app, function=record.function)
-        try:
-            target = self._table.target(address)
-            entry = self._entrance.entry(self._table.caller_of(kept["key"]) or ANONYMOUS, target)
-        except errors.PilotlightError as e:
-            self._finish(held, None, failed(record, e))  # type: ignore[arg-type]
-            return
+        target = self._table.target(address, record.revision)
+        target.check(record.method)
+        entry = self._entrance.entry(self._caller(kept["key"], owner), target)
+        deadline_at = kept.get("deadline_at")
         call = Call(
             id=record.id, target=target, method=record.method, key_id=kept["key"], body=base64.b64decode(kept["body"]),
             content_type=kept["content_type"].encode(), accept=kept["accept"].encode(), rank=entry.ranks[None],
             caller="" if record.tenant == owner else record.tenant,
-            admission=self._admission(kept["key"], target),
+            deadline_s=None if deadline_at is None else max(0.001, deadline_at - time.time()),
         )  # fmt: skip
-        call.attempt = attempts + 1
-        held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id} (resumed)")
+        call.admission = self._admission(call)
+        return call
 
-    async def _ship(self) -> None:
-        failures = 0
-        while True:
-            await self._news.wait()
-            await asyncio.sleep(SHIP_GATHER_S)
-            batch = list(self._unsent.values())[:SHIP_BATCH]
-            try:
-                response = await self._client.post(CALLS_PATH, json={"calls": [record.to_json() for record in batch]})
-                response.raise_for_status()
-            except httpx.HTTPError as e:
-                if failures == 0:
-                    log.warning("call states not shipped count=%d error=%r", len(batch), e)
-                await asyncio.sleep(SHIP_RETRY_S[min(failures, len(SHIP_RETRY_S) - 1)])
-                failures += 1
-                continue
-            failures = 0
-            self._shipped(batch)
+    # -- what the control plane began ---------------------------------------------------------------------------------
+    async def keep(self, kept: dict[str, Any]) -> None:
+        """Write a due call down, without running it; again: nothing. Raises TooManyRequests, JournalFull; Conflict while an earlier life
+        of it is still being told."""
+        record = CallRecord.from_json(kept["record"])
+        if kept["due"] in self._kept:
+            return
+        if record.id in self._held:
+            raise errors.Conflict(f"call {record.id} has not been told to its end yet", retry_after_s=1)
+        self._check_room()
+        self._held.add(record)
+        try:
+            await self._books.journal.submit(record.id, kept)
+        except BaseException:
+            self._held.drop(record.id)
+            raise
+        self._kept[kept["due"]] = (kept, 0)
 
-    def _shipped(self, batch: list[CallRecord]) -> None:
-        for record in batch:
-            if self._unsent.get(record.id) is record:
-                del self._unsent[record.id]
-                if record.state in _FINAL:
-                    self._held.pop(record.id, None)
-                    self._books.journal.forget(record.id)
-        if not self._unsent:
-            self._news.clear()
+    def kept(self) -> list[str]:
+        """Those that are written down and not begun, by `due`."""
+        return list(self._kept)
+
+    def begin_kept(self, asked: Collection[str], ours: Collection[str]) -> None:
+        """Of those `asked` about run `ours`; the others are another activator's, and forgotten."""
+        mine = frozenset(ours)
+        for name in asked:
+            kept, attempts = self._kept.pop(name)
+            if name in mine:
+                self._resume(kept, attempts)
+            else:
+                self._held.drop(kept["record"]["id"])
+                self._books.journal.forget(kept["record"]["id"])
 
     async def aclose(self) -> None:
         """Stop: what runs is abandoned here and run again by the next start, because the journal still holds it."""
-        tasks = [held.task for held in self._held.values() if held.task is not None and not held.task.done()]
+        tasks = self._held.tasks()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.aclose()
+        await self._results.aclose()
 
 
-def _release(call: Call) -> None:
-    if call.admission is not None:
-        call.admission.release()
+def is_under_key(request: Request) -> bool:
+    """Whether the request carries an idempotency key."""
+    return _KEY in request.headers
+
+
+def id_under_key(request: Request, caller: Caller) -> str:
+    """The own id of a call that is submitted under an idempotency key. Raises InvalidInput."""
+    key = request.headers[_KEY]
+    if not 0 < len(key) <= 255:
+        raise errors.InvalidInput(f"{HEADER_IDEMPOTENCY_KEY}: write 1 to 255 characters", parameter=HEADER_IDEMPOTENCY_KEY)
+    return f"key\0{caller.key_id}\0{key.decode('latin-1')}"
+
+
+def webhook_of(request: Request) -> str:
+    """Which webhook is told of a call's end; "" = none by name. Raises InvalidInput."""
+    given = request.headers.get(_WEBHOOK, b"").decode("latin-1")
+    try:
+        return check_name("webhook", given) if given else ""
+    except ValueError as e:
+        raise errors.InvalidInput(f"{HEADER_WEBHOOK}: {e}", parameter=HEADER_WEBHOOK) from e
 
 
 def function_of_put(request: Request) -> str:

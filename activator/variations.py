@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from activator import warmups
-from activator.calls import SubmittedCalls, function_of_put
+from activator.calls import SubmittedCalls, function_of_put, id_under_key, is_under_key
 from activator.dispatch import Call, Dispatcher
 from activator.entry import Entry, split_function
 from activator.quotas.admission import Admission
@@ -46,6 +46,8 @@ class Variations:
 
     async def submit(self, request: Request, entry: Entry, method: str) -> None:
         """`POST …:submit`: durable in the journal, then 202; the caller polls `GET /v1/calls/{id}`."""
+        if is_under_key(request) and await self._calls.put_elsewhere(request, entry.caller, id_under_key(request, entry.caller)):
+            return
         call = await self._admit_later(request, entry, method)
         await self._calls.submit(request, entry.caller, call)
 

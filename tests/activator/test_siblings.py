@@ -33,7 +33,7 @@ async def _other(edge: Edge, short_tmp: Path) -> AsyncIterator[FakeWorker]:
     other = await FakeWorker(socket_of(short_tmp, 1), holds_one_call).start()
     controller = await FakeController(short_tmp / "controller.sock").start()
     controller.calls["req-old"] = {"id": "req-old", "state": "SUCCEEDED", "labels": {}}
-    siblings = edge.calls._siblings = Siblings(short_tmp, index=0, count=2)
+    siblings = edge.calls._siblings = edge.calls._questions._siblings = Siblings(short_tmp, index=0, count=2)
     yield other
     await siblings.aclose()
     await controller.aclose()

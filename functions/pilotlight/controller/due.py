@@ -26,14 +26,17 @@ from pilotlight.spec import canonical_json
 CLAIM_S = 30.0
 """Long enough for a journal's group commit and one request; a process that starts again asks for its own at once."""
 MAX_HANDED_OUT = 100
+SCHEDULER = "scheduler"
+"""Stands for the key that a due call is made with: the function's own tenant calls."""
 KEPT_S = 8 * 86_400.0
 """Longer than any call waits in a journal (the clocks of a function are bounded by 7 days)."""
 
 
 def payload(record: CallRecord, *, body: bytes, content_type: str = CONTENT_JSON, accept: str = CONTENT_JSON) -> dict[str, Any]:
-    """A call as journals hold it: what its function gets, in whose name. By no key: the function's own tenant calls."""
+    """A call as journals hold it: what its function gets, in whose name."""
     encoded = base64.b64encode(body).decode()
-    return {"record": record.to_json(), "owner": record.tenant, "key": "", "content_type": content_type, "accept": accept, "body": encoded}
+    who = {"record": record.to_json(), "owner": record.tenant, "key": SCHEDULER}
+    return {**who, "content_type": content_type, "accept": accept, "body": encoded}
 
 
 def add(write: Write, held: Mapping[str, Any], *, due_at: float) -> int:

@@ -1,0 +1,166 @@
+"""Runs a submitted call to its end: one attempt after the other, as its function's `retries` say.
+
+At least once: an attempt whose instance or activator died may have done its work, and is made again. The function is told which attempt
+it is (`pilotlight.context().attempt`). Nobody sees a byte of a submitted call before its end, so each failed attempt may be followed by
+another, while there is time: up to the caller's own deadline, and as long as its result would have been kept. Pauses between attempts hold
+no slot, no quota and no place. A caller's budget of retries is not asked: unlike callers who wait, these cannot become more than the
+instances of their function hold at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from activator.call_gates import CallGates
+from activator.call_records import answered, collect, failed
+from activator.dispatch import Call, Dispatcher, Exchange
+from activator.entry import Entrance
+from activator.held import Held, HeldCalls
+from activator.metrics import Metrics
+from activator.quotas.admission import Admission
+from activator.resilience.retries import may_retry, pause_s
+from activator.upstream import UpstreamGone
+from pilotlight import errors
+from pilotlight.protocol import CallRecord
+
+BUSY_RETRY_S = 0.5
+"""Pause before a submitted call that found a full queue, or no capacity, asks again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ending:
+    """What an attempt came to: the record if it was the last one, what failed (None: nothing), and how it is observed then."""
+
+    record: CallRecord
+    failure: errors.PilotlightError | UpstreamGone | None
+    observe: Callable[[], None]
+
+
+class CallAttempts:
+    """Owner: the event loop."""
+
+    def __init__(
+        self,
+        *,
+        held: HeldCalls,
+        dispatcher: Dispatcher,
+        entrance: Entrance,
+        metrics: Metrics,
+        max_result_bytes: int,
+        admission: Callable[[Call], Admission | None],
+        rng: random.Random | None = None,
+    ) -> None:
+        """`admission`: what a call that was counted when it came may hold, by the quotas of now."""
+        self._held = held
+        self._dispatcher = dispatcher
+        self._entrance = entrance
+        self._metrics = metrics
+        self._max_result_bytes = max_result_bytes
+        self._admission = admission
+        self._rng = rng or random.Random()
+        self._gates = CallGates()
+
+    def __repr__(self) -> str:
+        return f"<CallAttempts {self._gates!r}>"
+
+    async def run(self, held: Held, call: Call) -> CallRecord:
+        """The record that it ends with."""
+        while True:
+            ending = await self._attempt(held, call)
+            pause = self._pause_s(held, call, ending.failure)
+            if pause is None:
+                ending.observe()
+                return replace(ending.record, attempt=call.attempt)
+            waiting = replace(held.record, state="QUEUED", attempt=call.attempt, sequence=held.record.sequence + 1)
+            self._held.note(held, waiting)
+            call.attempt += 1
+            call.retries += 1
+            await asyncio.sleep(pause)
+            await self._pay_again(held, call)
+
+    def _pause_s(self, held: Held, call: Call, failure: errors.PilotlightError | UpstreamGone | None) -> float | None:
+        """Seconds before the next attempt; None: there is none."""
+        if failure is None or not may_retry(failure, call):
+            return None
+        left_s = min(call.remaining_s(math.inf), held.give_up_at - time.time())
+        return pause_s(call, left_s=left_s, rng=self._rng)
+
+    async def _pay_again(self, held: Held, call: Call) -> None:
+        """An attempt more is a request more of its quotas; where there is none left it waits for one, as at its begin."""
+        call.admission = self._admission(call)
+        while call.admission is not None:
+            try:
+                await call.admission.again()
+                return
+            except (errors.OverQuota, errors.Unavailable):
+                if time.time() > held.give_up_at:
+                    return  # `hold` says the same in a moment, and that is its end
+            await asyncio.sleep(BUSY_RETRY_S)
+
+    async def _attempt(self, held: Held, call: Call) -> _Ending:
+        observer, target = self._metrics.observer, call.target
+        try:
+            exchange, status, body = await self._wait_for_quotas(held, call)
+        except errors.PilotlightError as e:
+            status_of_it, error = e.status, e
+            return _Ending(record=failed(held.record, e), failure=e, observe=lambda: observer.refused(target, status_of_it, error))
+        except UpstreamGone as e:
+            crashed = errors.WorkerCrashed(f"the instance died under this call: {e}", reason="crashed")
+            return _Ending(record=failed(held.record, crashed), failure=crashed, observe=lambda: observer.refused(target, 502))
+        record = answered(held.record, exchange, status, body)
+        raised = errors.FunctionRaised("user code raised") if status >= 500 else None
+        return _Ending(record=record, failure=raised, observe=lambda: self._metrics.answered(exchange, status, is_awaited=False))
+
+    async def _wait_for_quotas(self, held: Held, call: Call) -> tuple[Exchange, int, bytes]:
+        """Its answer. Where its quotas are used up the call waits as long as its result would be kept, in the way of its own key only."""
+        async with self._gates.of_key(call.key_id, call.target):
+            while True:
+                try:
+                    async with self._gates.of_all(call.target):
+                        return await self._go(held, call)
+                except errors.OverQuota:
+                    if time.time() > held.give_up_at:
+                        raise
+                await asyncio.sleep(BUSY_RETRY_S)
+                call.admission = self._admission(call)  # it may be other quotas by now
+
+    async def _go(self, held: Held, call: Call) -> tuple[Exchange, int, bytes]:
+        try:
+            exchange = await self._begin(held, call)
+            return exchange, *await collect(exchange, self._max_result_bytes)
+        finally:
+            _release(call)
+
+    async def _begin(self, held: Held, call: Call) -> Exchange:
+        """For room the call waits as long as any. Raises OverQuota at once."""
+        until = time.monotonic() + call.remaining_s(call.target.spec.clocks.queue_s)
+        while True:
+            try:
+                self._entrance.check_not_suspended(call.caller or call.target.tenant, call.target.tenant)
+                if call.admission is not None:
+                    await call.admission.hold()
+                if held.record.state != "RUNNING":
+                    self._held.note(held, replace(held.record, state="RUNNING", sequence=held.record.sequence + 1))
+                return await self._dispatcher.begin(call, is_patient=False, has_fallback=self._is_last(call))
+            except errors.OverQuota:
+                raise
+            except (errors.TooManyRequests, errors.Unavailable):
+                _release(call)
+                if time.monotonic() > until:
+                    raise
+                await asyncio.sleep(BUSY_RETRY_S)
+
+    def _is_last(self, call: Call) -> bool:
+        """Whether no attempt follows: what answers in a function's place does so where it cannot, not where it can in a moment."""
+        policy = call.target.spec.retries
+        return policy is None or call.retries >= policy.max_retries
+
+
+def _release(call: Call) -> None:
+    if call.admission is not None:
+        call.admission.release()

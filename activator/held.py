@@ -1,0 +1,89 @@
+"""The submitted calls that this activator is responsible for, and which of their states the controller has not heard of yet."""
+
+from __future__ import annotations
+
+import asyncio
+
+from activator.call_records import is_theirs, own_call_id
+from activator.callers import Caller
+from pilotlight.protocol import CallRecord
+
+FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
+"""States that a call does not leave, but for a dead letter that is sent again."""
+
+
+class Held:
+    """One of them.
+
+    Attributes:
+        task: what runs it; None = it waits to be begun, or has ended.
+        changed: set at the next change of `record`.
+        give_up_at: wall clock after which it is not tried again.
+    """
+
+    __slots__ = ("changed", "give_up_at", "record", "task")
+
+    def __init__(self, record: CallRecord) -> None:
+        self.record = record
+        self.task: asyncio.Task[None] | None = None
+        self.changed = asyncio.Event()
+        self.give_up_at = record.expires_at
+
+    def __repr__(self) -> str:
+        return f"<Held {self.record.id} {self.record.state}>"
+
+
+class HeldCalls:
+    """By id. Owner: the event loop; each call's task changes its own entry, so no lock is needed.
+
+    Attributes:
+        unsent: newest states that were not shipped, by id.
+        news: set while there are any.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, Held] = {}
+        self.unsent: dict[str, CallRecord] = {}
+        self.news = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<HeldCalls {len(self._held)} held, {len(self.unsent)} unsent>"
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, call_id: object) -> bool:
+        return call_id in self._held
+
+    def get(self, call_id: str) -> Held | None:
+        """A call by its id."""
+        return self._held.get(call_id)
+
+    def add(self, record: CallRecord) -> Held:
+        """Be responsible for a call; nothing is told of it yet."""
+        held = self._held[record.id] = Held(record)
+        return held
+
+    def drop(self, call_id: str) -> None:
+        """Be responsible no more."""
+        self._held.pop(call_id, None)
+
+    def note(self, held: Held, record: CallRecord) -> None:
+        """A call changed: whoever waits for it is woken, and the controller will be told."""
+        held.record = record
+        held.changed.set()
+        held.changed = asyncio.Event()
+        self.unsent[record.id] = record
+        self.news.set()
+
+    def of(self, caller: Caller, call_id: str) -> Held | None:
+        """A call that is the caller's, by the platform's id or by its own. Raises Forbidden for a key of another function."""
+        for candidate in (call_id, own_call_id(caller.tenant, call_id)):
+            held = self._held.get(candidate)
+            if held is not None and is_theirs(caller, held.record):
+                return held
+        return None
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """What runs now."""
+        return [held.task for held in self._held.values() if held.task is not None and not held.task.done()]

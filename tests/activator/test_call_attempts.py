@@ -1,0 +1,216 @@
+"""Submitted calls tried again: what is, how often, until when; what becomes of those that fail for the last time, and of repeats."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from activator.call_records import payload, queued
+from activator.dispatch import Call
+from pilotlight.policies import Fallback, RetryPolicy
+from pilotlight.protocol import HEADER_REPLAYED
+from pilotlight.spec import Clocks
+from snapshotter import errors as agent_errors
+from tests.activator.conftest import KEY, Edge
+from tests.activator.test_calls import finished, get
+from tests.activator.test_gateway import until
+from tests.fakes.fake_controller import FakeController
+from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest, echo
+from tests.fakes.routes import route_of, spec_of, target_of
+
+AT_ONCE = RetryPolicy(max_retries=3, initial_delay_s=0.001, max_delay_s=0.002)
+LATER = RetryPolicy(max_retries=3, initial_delay_s=3600.0, max_delay_s=3600.0, jitter=0.0)
+
+
+class Flaky:
+    """Raises in its first `failures` calls."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.attempts: list[str] = []
+
+    async def __call__(self, request: WorkerRequest) -> WorkerAnswer:
+        self.attempts.append(request.headers.get("pilotlight-attempt", "1"))
+        if len(self.attempts) <= self.failures:
+            return WorkerAnswer(status=500, body=b'{"type":"function-raised"}', outcome="raised")
+        return await echo(request)
+
+
+async def submit(edge: Edge, **headers: str) -> httpx.Response:
+    return await edge.call("shop/hello:submit", json={"x": 1}, headers=headers)
+
+
+async def ended(edge: Edge, **headers: str) -> dict[str, Any]:
+    return await finished(edge, (await submit(edge, **headers)).json()["id"])
+
+
+async def test_a_call_that_raised_is_made_again_and_its_function_is_told_which_attempt_it_is(
+    edge: Edge, controller: FakeController
+) -> None:
+    flaky = edge.fleet.behaviour = Flaky(2)
+    edge.add(route_of(spec_of(retries=AT_ONCE)))
+    record = await ended(edge)
+
+    assert (record["state"], record["attempt"], record["is_dead"]) == ("SUCCEEDED", 3, False)
+    assert flaky.attempts == ["1", "2", "3"]
+    assert sorted(r.attempt for r in (await edge.settle()).values()) == [1, 2, 3]  # each is billed
+
+
+async def test_a_call_that_fails_to_the_last_is_a_dead_letter_with_what_its_function_was_given(
+    edge: Edge, controller: FakeController, shipping: object
+) -> None:
+    flaky = edge.fleet.behaviour = Flaky(99)
+    edge.add(route_of(spec_of(retries=AT_ONCE)))
+    call_id = (await submit(edge)).json()["id"]
+    await until(lambda: controller.calls.get(call_id, {}).get("state") == "FAILED")
+    shipped = controller.calls[call_id]
+
+    assert (len(flaky.attempts), shipped["attempt"], shipped["is_dead"], shipped["status"]) == (4, 4, True, 500)
+    assert base64.b64decode(shipped["payload"]["body"]) == b'{"x":1}'
+    assert shipped["payload"]["key"] == f"k-{KEY}"
+    await until(lambda: not edge.calls._held)
+    assert edge.books.journal.statistics().held_calls == 0
+
+
+async def test_without_a_policy_one_failure_is_the_last(edge: Edge, controller: FakeController) -> None:
+    flaky = edge.fleet.behaviour = Flaky(99)
+    edge.add(route_of(spec_of()))
+
+    assert (await ended(edge))["is_dead"] is True
+    assert flaky.attempts == ["1"]
+
+
+async def test_a_start_that_fails_is_tried_again(edge: Edge, controller: FakeController) -> None:
+    edge.add(route_of(spec_of(retries=AT_ONCE)))
+    edge.fleet.failures = [agent_errors.StartFailed("no such module")]
+    assert (await ended(edge))["state"] == "SUCCEEDED"
+
+
+async def test_an_answer_that_breaks_off_is_tried_again_because_nobody_saw_a_byte_of_it(edge: Edge, controller: FakeController) -> None:
+    seen: list[str] = []
+    kills: list[asyncio.Task[None]] = []
+
+    async def breaks_off_once(request: WorkerRequest) -> WorkerAnswer:
+        seen.append(request.headers["pilotlight-call"])
+        if len(seen) > 1:
+            return await echo(request)
+
+        async def items() -> Any:
+            yield b"1\n"
+            kills.append(asyncio.create_task(edge.fleet.kill(edge.fleet.started[-1], "killed")))
+            await asyncio.Event().wait()
+
+        return WorkerAnswer(chunks=items(), content_type="application/x-ndjson")
+
+    edge.fleet.behaviour = breaks_off_once
+    edge.add(route_of(spec_of(retries=AT_ONCE)))
+    record = await ended(edge)
+
+    assert (record["state"], record["attempt"]) == ("SUCCEEDED", 2)
+    assert seen[0] == seen[1]
+
+
+async def test_what_the_caller_did_wrong_is_neither_tried_again_nor_a_dead_letter(edge: Edge, controller: FakeController) -> None:
+    async def refuses(request: WorkerRequest) -> WorkerAnswer:
+        return WorkerAnswer(status=400, body=b"{}", outcome="invalid")
+
+    edge.fleet.behaviour = refuses
+    edge.add(route_of(spec_of(retries=AT_ONCE)))
+    record = await ended(edge)
+
+    assert (record["state"], record["attempt"], record["is_dead"]) == ("FAILED", 1, False)
+
+
+async def test_nothing_is_tried_again_past_the_callers_deadline(edge: Edge, controller: FakeController) -> None:
+    flaky = edge.fleet.behaviour = Flaky(99)
+    edge.add(route_of(spec_of(retries=LATER)))
+
+    assert (await ended(edge, **{"pilotlight-timeout": "30"}))["state"] == "FAILED"
+    assert flaky.attempts == ["1"]
+
+
+async def test_nothing_is_tried_again_when_its_result_would_not_be_kept_any_more(edge: Edge, controller: FakeController) -> None:
+    flaky = edge.fleet.behaviour = Flaky(99)
+    edge.add(route_of(spec_of(retries=LATER, clocks=Clocks(result_ttl_s=60))))
+
+    assert (await ended(edge))["state"] == "FAILED"
+    assert flaky.attempts == ["1"]
+
+
+async def test_between_attempts_a_call_holds_no_slot_and_can_be_cancelled(edge: Edge, controller: FakeController) -> None:
+    edge.fleet.behaviour = Flaky(1)
+    edge.add(route_of(spec_of(retries=LATER)))
+    first = (await submit(edge)).json()["id"]
+    await until(lambda: (held := edge.calls._held.get(first)) is not None and held.record.attempt == 1)
+    assert (await get(edge, first)).json()["state"] == "QUEUED"
+
+    assert (await ended(edge))["state"] == "SUCCEEDED"  # max_inputs is 1: the slot is free
+    cancel = await edge.client.post(f"{edge.url}/v1/calls/{first}:cancel", headers={"authorization": f"Bearer {KEY}"})
+    assert cancel.json()["state"] == "CANCELLED"
+
+
+async def test_a_fallback_answers_only_when_no_attempt_is_left(edge: Edge, controller: FakeController) -> None:
+    edge.add(route_of(spec_of(retries=AT_ONCE, fallback=(Fallback(kind="static", body={"sorry": True}),))))
+    edge.fleet.failures = [agent_errors.StartFailed("no such module")]
+    assert base64.b64decode((await ended(edge))["result"]) == b'{"x":1}'
+    await edge.fleet.kill(edge.fleet.started[-1], "killed")
+    edge.fleet.failures = [agent_errors.StartFailed("no such module")] * 8
+    assert json.loads(base64.b64decode((await ended(edge))["result"])) == {"sorry": True}
+
+
+async def test_a_webhook_that_a_call_names_is_on_its_record(edge: Edge, controller: FakeController) -> None:
+    edge.add(route_of(spec_of()))
+
+    assert (await ended(edge, **{"pilotlight-webhook": "ops"}))["webhook"] == "ops"
+    refused = await submit(edge, **{"pilotlight-webhook": "not a name!"})
+    assert (refused.status_code, refused.json()["parameter"]) == (400, "pilotlight-webhook")
+
+
+async def test_a_submit_that_is_repeated_under_a_key_is_one_call(edge: Edge, controller: FakeController, shipping: object) -> None:
+    edge.add(route_of(spec_of()))
+    answers = await asyncio.gather(*(submit(edge, **{"idempotency-key": "order-1"}) for _ in range(4)))
+    call_id = answers[0].json()["id"]
+
+    assert {(a.status_code, a.json()["id"]) for a in answers} == {(202, call_id)}
+    assert [a.headers.get(HEADER_REPLAYED) for a in answers].count("true") == 3
+    await until(lambda: controller.calls.get(call_id, {}).get("state") == "SUCCEEDED")
+    await until(lambda: not edge.calls._held)
+    again = await submit(edge, **{"idempotency-key": "order-1"})  # the controller has it by now: an activator may have started again
+    assert (again.json()["id"], again.headers[HEADER_REPLAYED]) == (call_id, "true")
+    assert sum(len(w.requests) for w in edge.fleet.workers.values()) == 1
+
+
+async def test_a_key_with_other_arguments_is_a_conflict_and_with_another_caller_another_call(
+    edge: Edge, controller: FakeController
+) -> None:
+    edge.add(route_of(spec_of()))
+    edge.add_key("pl_second")
+    first = await submit(edge, **{"idempotency-key": "order-1"})
+    other = await edge.call("shop/hello:submit", json={"x": 2}, headers={"idempotency-key": "order-1"})
+    second = await edge.call("shop/hello:submit", key="pl_second", json={"x": 2}, headers={"idempotency-key": "order-1"})
+
+    assert (first.status_code, other.status_code, second.status_code) == (202, 409, 202)
+    assert first.json()["id"] != second.json()["id"]
+
+
+@pytest.mark.parametrize("attempts, expected", [(1, 0), (3, 2)])
+async def test_an_attempt_that_our_own_end_cut_off_is_not_counted_against_a_call(
+    edge: Edge, controller: FakeController, attempts: int, expected: int
+) -> None:
+    edge.add(route_of(spec_of(retries=AT_ONCE)))
+    caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
+    call = Call(id="req-1", target=target_of(spec_of(retries=AT_ONCE)), method="", key_id=caller.key_id, body=b'{"x":1}')
+    kept = payload(queued(caller, call, fingerprint="", webhook=""), call)
+    await edge.books.journal.submit("req-1", kept)
+    flaky = edge.fleet.behaviour = Flaky(99)
+    edge.calls._resume(kept, attempts)
+    record = await finished(edge, "req-1")
+
+    assert flaky.attempts[0] == str(attempts + 1)
+    assert len(flaky.attempts) == 1 + AT_ONCE.max_retries - expected
+    assert record["attempt"] == attempts + len(flaky.attempts)
