@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Annotated, Any
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi.responses import Response
 
+from pilotlight.controller.dashboard import releases, words
 from pilotlight.controller.dashboard.html import render
-from pilotlight.controller.dashboard.releases import metric_words, number
 from pilotlight.controller.dashboard.visit import MAX_NAME, PageRoute, Visit, Visitor
 from pilotlight.controller.dashboard.words import DASH, MINUS
 from pilotlight.controller.experiments import lifecycle, report
-from pilotlight.controller.experiments.design import QUANTILES, RATIOS
+from pilotlight.controller.experiments.design import FEEDBACK, QUANTILES, RATIOS
 from pilotlight.controller.experiments.lifecycle import RUNNING, Experiment
 from pilotlight.controller.feedback import LABEL
 from pilotlight.errors import Forbidden, NotFound
@@ -34,6 +35,7 @@ STATE_WORDS = {"DRAFT": "planned", "RUNNING": "running", "STOPPED": "stopped", "
 STATE_TONES = {"RUNNING": "on", "STOPPED": "warn", "CONCLUDED": "good"}
 GUARD_TONES = {"breached": "bad", "within": "good", "open": "warn"}
 _NAMES = {"latency_mean": "Warm latency, mean", "exec_mean": "Execution, mean", "cold_ratio": "Cold starts"}
+_BRIEF = ("error_ratio", "latency_p50", "latency_p99", "cost_per_call")
 _BETTER_LESS = ("error_ratio", "degraded_ratio", "cold_ratio", "latency_", "exec_mean", "cost_")
 
 
@@ -60,6 +62,7 @@ class Line:
     tone: str
     verdict: str
     drawn: Drawn
+    is_brief: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,11 @@ class Shown:
     title: str
     body: Mapping[str, Any]
     lines: Sequence[Line]
+
+    @property
+    def brief(self) -> Sequence[Line]:
+        """What the list shows of it: errors, latency, cost, and what callers tell."""
+        return [line for line in self.lines if line.is_brief]
 
     @property
     def of(self) -> Mapping[str, Any]:
@@ -137,6 +145,7 @@ def _line(one: Mapping[str, Any], values: Mapping[tuple[str, str], float], *, cu
         tone=tone_of(metric, one["verdict"]),
         verdict=one["verdict"],
         drawn=drawn(one, unit, currency=currency),
+        is_brief=metric in _BRIEF or metric.startswith(FEEDBACK),
     )
 
 
@@ -153,7 +162,7 @@ def drawn(one: Mapping[str, Any], unit: str, *, currency: str = "") -> Drawn:
 
 def words_of(metric: str) -> str:
     """`Warm latency p99`, of `latency_p99`."""
-    return _NAMES.get(metric) or metric_words(metric)
+    return _NAMES.get(metric) or releases.metric_words(metric)
 
 
 def unit_of(metric: str) -> str:
@@ -175,6 +184,13 @@ def tone_of(metric: str, verdict: str) -> str:
 def signed(share: float) -> str:
     """+12.3 %."""
     return f"{'+' if share >= 0 else MINUS}{abs(share):.1%}".replace("%", " %")
+
+
+def number(value: float | None, unit: str, *, currency: str = "") -> str:
+    """A metric's number."""
+    if value is not None and unit == "money":
+        return words.money(Decimal(f"{value:.12f}"), currency)
+    return releases.number(value, unit)
 
 
 def plus(value: float, unit: str, *, currency: str = "") -> str:

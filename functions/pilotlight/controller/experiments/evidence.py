@@ -12,7 +12,7 @@ from pilotlight.controller.experiments import stats
 from pilotlight.controller.experiments.design import FEEDBACK, QUANTILES, RATIOS, Design, is_feedback
 from pilotlight.controller.experiments.stats import Estimate, Interval, Moments
 from pilotlight.controller.feedback import LABEL, column_of
-from pilotlight.observations import quantile
+from pilotlight.observations import GROWTH, quantile
 
 PICOS = 1e12
 _SUMS = {
@@ -131,7 +131,7 @@ class Evidence:
                 continue
             reach = stats.radius(below.variance, below.calls, alpha=alpha)
             bounds = [_milliseconds(histograms[arm], at) for at in (share - reach, share, share + reach)]
-            out[arm] = Interval(value=bounds[1], low=bounds[0], high=bounds[2])
+            out[arm] = Interval(value=bounds[1], low=bounds[0] / GROWTH, high=bounds[2])  # from a bucket's begin to a bucket's end
         return out
 
     def _histograms(self) -> dict[str, dict[int, int]]:
