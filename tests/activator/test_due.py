@@ -1,0 +1,254 @@
+"""Due calls: each is run by one activator, whichever process is killed at whichever step.
+
+The controller's side is its real tables and functions, behind a socket; the activator's is its real journal and calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+
+from activator.due import DueCalls
+from activator.settings import ActivatorSettings
+from pilotlight.controller import calls, due
+from pilotlight.controller.store import Store
+from pilotlight.protocol import CALLS_PATH, CallRecord
+from tests.activator.conftest import Edge
+from tests.activator.test_gateway import forever, until
+from tests.fakes.fake_worker import Behaviour, FakeWorker, WorkerAnswer, WorkerRequest, echo
+from tests.fakes.routes import TENANT, route_of, spec_of
+
+
+class ControlDesk:
+    """The controller's part, at `path`. `loses` names the next answer that is lost on its way: what was done is done."""
+
+    def __init__(self, path: Path, store: Store) -> None:
+        self.server = FakeWorker(path, self._answer)
+        self.store = store
+        self.now = 1000.0
+        self.loses = ""
+
+    def add(self, call: str = "req-1", *, sequence: int = 1) -> None:
+        """A call of a schedule becomes due."""
+        record = CallRecord(
+            id=call, tenant=TENANT, environment="main", app="shop", function="hello", method="", state="QUEUED", sequence=sequence,
+            submitted_at=self.now, expires_at=9e9, schedule="f-shop-hello/0",
+        )  # fmt: skip
+        with self.store.write() as write:
+            assert due.add(write, due.payload(record, body=b'{"x":1}'), due_at=self.now) == 1
+
+    def state(self, call: str = "req-1") -> str:
+        """As the controller knows it."""
+        with self.store.read() as sql:
+            return str(calls.get(sql, tenant=TENANT, call=call)["state"])
+
+    async def _answer(self, request: WorkerRequest) -> WorkerAnswer:
+        parts = urlsplit(request.path)
+        body = await asyncio.to_thread(self._done, request.method, parts.path, parse_qs(parts.query), request.body)
+        if self.loses == request.method:
+            self.loses = ""
+            return WorkerAnswer(status=502, body=b"{}")
+        return WorkerAnswer(body=json.dumps(body).encode())
+
+    def _done(self, method: str, path: str, query: dict[str, list[str]], body: bytes) -> dict[str, Any]:
+        with self.store.write() as write:
+            if path == CALLS_PATH:
+                items = json.loads(body)["calls"]
+                calls.put(write, [CallRecord.from_json(item) for item in items])
+                return {"accepted": len(items)}
+            if method == "GET":
+                return {"calls": due.claim(write, activator=query["activator"][0])}
+            asked = json.loads(body)
+            return {"yours": due.take(write, activator=asked["activator"], ids=asked["ids"])}
+
+
+class Life:
+    """One life of an activator over `directory`, ended by `die` as kill -9 ends it: nothing is told, the journal stays."""
+
+    def __init__(self, directory: Path, desk: ControlDesk, behaviour: Behaviour, name: str = "a-0") -> None:
+        self.edge = Edge(directory, ActivatorSettings(), behaviour)
+        self.edge.add(route_of(spec_of()))
+        self.due = DueCalls(self.edge.calls, controller=desk.server.path, token="t", activator=name, wait_s=0)
+        self.edge.calls._results._client = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=str(desk.server.path)), base_url="http://controller"
+        )
+        self._tasks = [asyncio.create_task(self.edge.books.run())]
+        self._group = asyncio.TaskGroup()
+
+    async def begin(self) -> Life:
+        """What the process does at its start."""
+        await self._group.__aenter__()
+        self._tasks += self.edge.calls.start(self._group)
+        return self
+
+    async def die(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self.edge.calls.aclose()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._group.__aexit__(None, None, None)
+        await self.edge.scaler.aclose()
+        await self.due.aclose()
+        await self.edge.client.aclose()
+        await self.edge.control.aclose()
+        await self.edge.fleet.aclose()
+        await self.edge.books.aclose()
+
+    @property
+    def runs(self) -> list[tuple[str, str]]:
+        """(call, attempt) as its workers were asked."""
+        asked = [request for worker in self.edge.fleet.workers.values() for request in worker.requests]
+        return [(r.headers["pilotlight-call"], r.headers.get("pilotlight-attempt", "1")) for r in asked]
+
+
+@pytest.fixture(name="desk")
+async def _desk(short_tmp: Path) -> AsyncIterator[ControlDesk]:
+    store = Store(f"sqlite:///{short_tmp}/controller.db", clock=lambda: desk.now)
+    desk = ControlDesk(short_tmp / "desk.sock", store)
+    store.migrate()
+    await desk.server.start()
+    yield desk
+    await desk.server.die()
+    store.close()
+
+
+@contextlib.asynccontextmanager
+async def living(directory: Path, desk: ControlDesk, behaviour: Behaviour = echo, name: str = "a-0") -> AsyncIterator[Life]:
+    directory.mkdir(exist_ok=True)
+    life = await Life(directory, desk, behaviour, name).begin()
+    try:
+        yield life
+    finally:
+        await life.die()
+
+
+async def test_a_due_call_wakes_its_function_at_zero_and_its_result_is_kept(short_tmp: Path, desk: ControlDesk) -> None:
+    desk.add()
+    async with living(short_tmp / "0", desk) as life:
+        assert life.edge.fleet.started == []
+        await life.due.round()
+        await until(lambda: desk.state() == "SUCCEEDED")
+        await life.due.round()
+        assert life.runs == [("req-1", "1")]
+        records = await life.edge.settle()
+        assert [(r.key, r.tenant, r.caller) for r in records.values()] == [("scheduler", TENANT, "")]
+
+
+async def test_killed_before_it_wrote_a_call_down_it_is_given_it_again(short_tmp: Path, desk: ControlDesk) -> None:
+    desk.add()
+    with desk.store.write() as write:
+        assert len(due.claim(write, activator="a-0")) == 1  # the answer reached a process that was killed
+    async with living(short_tmp / "0", desk) as life:
+        await life.due.round()
+        await until(lambda: desk.state() == "SUCCEEDED")
+        assert life.runs == [("req-1", "1")]
+
+
+async def test_killed_after_it_wrote_a_call_down_it_asks_before_it_runs_it(short_tmp: Path, desk: ControlDesk) -> None:
+    desk.add()
+    async with living(short_tmp / "0", desk) as life:
+        with desk.store.write() as write:
+            (kept,) = due.claim(write, activator="a-0")
+        await life.edge.calls.keep(kept)
+        assert life.runs == []
+    async with living(short_tmp / "0", desk) as life:
+        assert (life.edge.calls.kept(), life.runs) == (["req-1/1"], [])
+        await life.due.round()
+        await until(lambda: desk.state() == "SUCCEEDED")
+        assert life.runs == [("req-1", "1")]
+
+
+async def test_killed_for_longer_than_its_claim_it_forgets_what_another_runs(short_tmp: Path, desk: ControlDesk) -> None:
+    desk.add()
+    async with living(short_tmp / "0", desk) as life:
+        with desk.store.write() as write:
+            (kept,) = due.claim(write, activator="a-0")
+        await life.edge.calls.keep(kept)
+    desk.now += due.CLAIM_S + 1
+    async with living(short_tmp / "1", desk, name="a-1") as other:
+        await other.due.round()
+        await until(lambda: desk.state() == "SUCCEEDED")
+        assert other.runs == [("req-1", "1")]
+    async with living(short_tmp / "0", desk) as life:
+        await life.due.round()
+        assert (life.edge.calls.kept(), life.runs, len(life.edge.calls._held)) == ([], [], 0)
+        assert life.edge.books.journal.statistics().held_calls == 0
+
+
+async def test_killed_when_the_controllers_word_was_lost_it_asks_again_and_runs_it(short_tmp: Path, desk: ControlDesk) -> None:
+    desk.add()
+    async with living(short_tmp / "0", desk) as life:
+        desk.loses = "POST"
+        with pytest.raises(httpx.HTTPStatusError):
+            await life.due.round()
+        assert life.runs == []
+    desk.now += 10 * due.CLAIM_S
+    async with living(short_tmp / "1", desk, name="a-1") as other:
+        await other.due.round()
+        assert other.edge.calls.kept() == []  # it was taken for good
+    async with living(short_tmp / "0", desk) as life:
+        await life.due.round()
+        await until(lambda: desk.state() == "SUCCEEDED")
+        assert life.runs == [("req-1", "1")]
+
+
+async def test_killed_while_it_ran_the_same_call_is_run_again_and_told_so(short_tmp: Path, desk: ControlDesk) -> None:
+    desk.add()
+    async with living(short_tmp / "0", desk, forever) as life:
+        await life.due.round()
+        await until(lambda: life.runs)
+        assert life.runs == [("req-1", "1")]
+    async with living(short_tmp / "0", desk) as life:
+        await life.due.round()
+        await until(lambda: desk.state() == "SUCCEEDED")
+        assert life.runs == [("req-1", "2")]
+
+
+async def test_a_controller_that_lost_its_answer_hands_out_the_same_call_once(short_tmp: Path, desk: ControlDesk) -> None:
+    desk.add()
+    async with living(short_tmp / "0", desk) as life:
+        desk.loses = "GET"
+        with pytest.raises(httpx.HTTPStatusError):
+            await life.due.round()
+        await life.due.round()
+        await life.due.round()
+        await until(lambda: desk.state() == "SUCCEEDED")
+        assert life.runs == [("req-1", "1")]
+
+
+async def test_two_activators_that_ask_at_once_share_what_is_due(short_tmp: Path, desk: ControlDesk) -> None:
+    for number in range(20):
+        desk.add(f"req-{number}")
+    async with living(short_tmp / "0", desk) as one, living(short_tmp / "1", desk, name="a-1") as other:
+        await asyncio.gather(one.due.round(), other.due.round())
+        await until(lambda: all(desk.state(f"req-{n}") == "SUCCEEDED" for n in range(20)), timeout_s=30)
+        assert sorted(one.runs + other.runs) == sorted((f"req-{n}", "1") for n in range(20))
+
+
+async def test_a_function_that_is_gone_fails_the_call_and_says_so(short_tmp: Path, desk: ControlDesk) -> None:
+    desk.add()
+    async with living(short_tmp / "0", desk) as life:
+        life.edge.tell("function", f"{TENANT}/main/shop/hello", None)
+        await life.due.round()
+        await until(lambda: desk.state() == "FAILED")
+
+
+async def test_what_is_kept_and_not_begun_is_found_and_not_lost_by_a_question(short_tmp: Path, desk: ControlDesk) -> None:
+    desk.add()
+    async with living(short_tmp / "0", desk) as life:
+        desk.loses = "POST"
+        with pytest.raises(httpx.HTTPStatusError):
+            await life.due.round()
+        held = life.edge.calls._held.get("req-1")
+        assert held is not None
+        assert held.record.state == "QUEUED"
+        await life.due.round()
+        await until(lambda: desk.state() == "SUCCEEDED")
