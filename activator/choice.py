@@ -15,6 +15,7 @@ from typing import Final
 
 from activator.billing.usage import marked
 from activator.callers import Caller
+from activator.handover import Handover
 from activator.targets import Target
 from pilotlight import errors, traffic
 from pilotlight.pricing import Rates
@@ -104,9 +105,10 @@ class Routed:
         targets: every revision that can be called, by its name.
         only: the choice for every call that asks for nothing; None = it depends on the call.
         answering: the revisions that answer calls that ask for nothing.
+        handover: who answers until a revision that was given traffic has an instance; None = there is nothing to wait for.
     """
 
-    __slots__ = ("_arms", "_pins", "_tags", "_weights", "answering", "document", "only", "targets")
+    __slots__ = ("_arms", "_pins", "_tags", "_weights", "answering", "document", "handover", "only", "targets")
 
     def __init__(self, route: FunctionRoute, rates: Rates) -> None:
         """Raises what `document_of` and `Target` raise."""
@@ -121,6 +123,7 @@ class Routed:
         self._tags |= {tag: self._tags[name] for tag, name in document.tags.items()}
         is_one = len(document.segments) == 1 and self._arms is None and not self._pins
         self.only = self._weights.choices[0] if is_one else None
+        self.handover: Handover | None = None
 
     def __repr__(self) -> str:
         return f"<Routed {dict(self.document.weights)} generation {self.document.generation}>"
@@ -136,6 +139,10 @@ class Routed:
             return self._asked(caller, asked)
         if self.only is not None:
             return self.only
+        choice = self._unasked(caller, headers)
+        return choice if self.handover is None else self.handover.instead(choice, caller, headers)
+
+    def _unasked(self, caller: Caller, headers: Mapping[bytes, bytes]) -> Choice:
         if self._pins and (pinned := self._pins.get(caller.tenant_name)) is not None:
             return pinned
         if self._arms is not None and (in_arm := self._arms.of(caller, headers)) is not None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from activator.callers import ANONYMOUS, Caller, Keys
 from activator.choice import Routed, document_of
+from activator.handover import Handovers
 from activator.targets import Target
 from activator.tenants import Tenants
 from pilotlight import errors
@@ -36,7 +37,7 @@ class RouteTable:
 
     `version` is the position in the feed; `generation` changes with everything that could make an earlier answer wrong. `on_function` is
     told the name of a function that changed, and the keys of the revisions that could be called before and cannot any more. `on_budget` is
-    told the id of a budget and what it is now, None when it is gone.
+    told the id of a budget and what it is now, None when it is gone. `handovers`: None: whoever is given traffic has it at once.
     """
 
     def __init__(self, lists: Mapping[str, Rates], platform_key: PlatformKey) -> None:
@@ -57,6 +58,7 @@ class RouteTable:
         self.generation = 0
         self.refused = 0
         self.on_function: Callable[[str, frozenset[str]], None] = _ignore
+        self.handovers: Handovers | None = None
         self.on_budget: Callable[[str, BudgetRecord | None], None] = _ignore_budget
 
     def __repr__(self) -> str:
@@ -78,6 +80,8 @@ class RouteTable:
     def clear(self) -> None:
         """Forget everything: the feed is about to be told anew."""
         self.generation += 1
+        if self.handovers is not None:
+            self.handovers.clear()
         for budget in self._budgets:
             self.on_budget(budget, None)
         for held in (
@@ -86,7 +90,7 @@ class RouteTable:
             held.clear()
 
     def _apply_function(self, name: str, value: Any) -> None:
-        before, route = self._route(name), None
+        before, route, routed = self._route(name), None, None
         self._kept_warm.discard(name)
         if value is None:
             self._functions.pop(name, None)
@@ -96,8 +100,26 @@ class RouteTable:
             self._functions[name] = zlib.compress(json.dumps(value).encode(), level=1)
             if any(target.spec.scaling.min_instances for target in routed.targets.values()):
                 self._kept_warm.add(name)
-        self._routed.pop(name, None)
+        self._hand_over(name, routed if route is not None and not route.stopped else None)
         self.on_function(name, _callable(before) - _callable(route))
+
+    def _hand_over(self, name: str, routed: Routed | None) -> None:
+        """From who answered the function's calls, if anybody called it, to `routed`; None: nobody answers them any more."""
+        known = self._routed.pop(name, None)
+        if self.handovers is None:
+            return
+        if routed is None or known is None:
+            self.handovers.cancel(name)
+            return
+        self.handovers.begin(name, routed, known)
+        if routed.handover is not None:
+            self._routed[name] = routed
+
+    def handed_over(self, name: str) -> None:
+        """A handover is over: who answered before takes no calls any more."""
+        self.generation += 1
+        self._routed.pop(name, None)
+        self.on_function(name, frozenset())
 
     def _apply_key(self, key_id: str, value: Any) -> None:
         self._keys.apply(key_id, value)
@@ -233,7 +255,7 @@ class RouteTable:
         """
         known = self._routed.get(name)
         if known is not None:
-            return tuple(known.targets.values())
+            return (*known.targets.values(), *(known.handover.held if known.handover is not None else ()))
         route = self._route(name)
         if route is None or route.stopped:
             return ()

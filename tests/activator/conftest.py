@@ -22,6 +22,7 @@ from activator.dispatch import Dispatcher
 from activator.edge import EdgeLimits
 from activator.entry import Entrance
 from activator.gateway import Gateway
+from activator.handover import Handovers, StartsSeen
 from activator.metrics import Metrics
 from activator.passthrough import Passthrough
 from activator.quotas.process import ProcessQuotas
@@ -82,6 +83,7 @@ class Edge:
         self.queue = ProcessQueue(settings.max_queued)
         self.strangers = StrangerLimit(rate_per_s=settings.unauthenticated_per_s)
         self.scaler = Scaler(table=self.table, fleet=self.fleet, make_throttler=self._throttler)
+        self.handovers = Handovers(throttler_of=self.scaler.throttler_of, finish=self.table.handed_over)
         dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of, may_pay=self.books.check)
         dispatcher.fallbacks = Ladder(routes=self.table, throttler_of=self.scaler.throttler_of)
         self.table.on_budget = self.books.budgets.apply
@@ -124,8 +126,9 @@ class Edge:
 
     def _throttler(self, target: Target) -> Throttler:
         return Throttler(
-            target, fleet=self.fleet, queue=self.queue, secret_env=self.table.secret_env, observer=self.metrics, account=self.books.account
-        )
+            target, fleet=self.fleet, queue=self.queue, secret_env=self.table.secret_env, account=self.books.account,
+            observer=StartsSeen(self.metrics, self.handovers),
+        )  # fmt: skip
 
     def tell(self, kind: str, key: str, value: object) -> None:
         """One change of the feed."""

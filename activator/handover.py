@@ -1,0 +1,170 @@
+"""Make before break: a revision that is given traffic gets it when it has an instance; until then, who answered before goes on.
+
+A route document that moves traffic is followed at once by a revision that has an instance. For one that has none, instances are begun, as
+many as its part of the traffic needs, and the units that it is given stay where they were until they are there, at most as long as its
+start may take. Who answered before is not retired meanwhile. What asks for a revision (a tag, a pin) gets it, and waits for it.
+
+Owner: the event loop, through `RouteTable`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from activator.callers import Caller
+from activator.targets import Target
+from snapshotter.types import InstanceInfo
+
+if TYPE_CHECKING:
+    from activator.choice import Choice, Routed
+    from activator.starts import StartObserver
+    from activator.throttler import Throttler
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 1.0
+
+
+class Handover:
+    """One function's: `previous` answers for those that are `awaited`, by the key of their revision."""
+
+    __slots__ = ("awaited", "held", "previous", "timer")
+
+    def __init__(self, previous: Routed, awaited: Mapping[str, Target], held: tuple[Target, ...]) -> None:
+        self.previous = previous
+        self.awaited = dict(awaited)
+        self.held = held
+        self.timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Handover to {', '.join(sorted(self.awaited))}>"
+
+    def instead(self, choice: Choice, caller: Caller, headers: Mapping[bytes, bytes]) -> Choice:
+        """Who answers meanwhile."""
+        if choice.is_override or choice.target.key not in self.awaited:
+            return choice
+        before = self.previous.choose(caller, headers)
+        return choice if before.target.key in self.awaited else before
+
+
+class Handovers:
+    """Begins and ends them. `finish`: is told the function whose handover is over; `again_s`: between two starts, where one failed."""
+
+    def __init__(self, *, throttler_of: Callable[[Target], Throttler], finish: Callable[[str], None], again_s: float = AGAIN_S) -> None:
+        self._throttler_of = throttler_of
+        self._finish = finish
+        self.again_s = again_s
+        self._running: dict[str, Handover] = {}
+
+    def __repr__(self) -> str:
+        return f"<Handovers {len(self._running)}>"
+
+    def begin(self, name: str, routed: Routed, before: Routed) -> None:
+        """A function that was answered by `before` is to be answered by `routed`: hand it over, where that takes time."""
+        if (old := self._running.pop(name, None)) is not None:
+            _stop(old)
+            if self._awaited(old.awaited.values()):
+                before = old.previous
+        live = {target.key: self._live(target) for target in before.answering}
+        wanted = {target.key: target for target in routed.answering if routed.document.weights.get(target.revision)}
+        awaited = self._awaited(target for key, target in wanted.items() if not live.get(key))
+        held = tuple(target for target in before.answering if live[target.key] and target.revision not in routed.targets)
+        if not awaited or not any(live.values()):
+            return
+        handover = routed.handover = self._running[name] = Handover(before, awaited, held)
+        routed.only = None
+        for target in awaited.values():
+            share = routed.document.weights[target.revision] / 100
+            self._start(target, math.ceil(sum(live.values()) * share))
+        loop = asyncio.get_running_loop()
+        handover.timer = loop.call_later(max(target.spec.clocks.startup_s for target in awaited.values()), self._give_up, name)
+        log.info("handover begins function=%s to=%s", name, ",".join(target.revision for target in awaited.values()))
+
+    def cancel(self, name: str) -> None:
+        """The function is gone, or its route was made anew: nothing is handed over any more."""
+        if (old := self._running.pop(name, None)) is not None:
+            _stop(old)
+
+    def clear(self) -> None:
+        """All functions are gone."""
+        for name in list(self._running):
+            self.cancel(name)
+
+    async def aclose(self) -> None:
+        """No handover ends any more."""
+        self.clear()
+
+    def started(self, target: Target) -> None:
+        """An instance of the revision came up, or a start of it failed: soon its turn may have come."""
+        handover = self._running.get(target.name)
+        if handover is not None and target.key in handover.awaited:
+            asyncio.get_running_loop().call_soon(self._look, target.name)
+
+    def _look(self, name: str) -> None:
+        handover = self._running.get(name)
+        if handover is None:
+            return
+        handover.awaited = self._awaited(handover.awaited.values())
+        if not handover.awaited:
+            self._end(name, "done")
+            return
+        for target in handover.awaited.values():
+            if not self._throttler_of(target).starting:
+                asyncio.get_running_loop().call_later(self.again_s, self._again, name, target)
+
+    def _again(self, name: str, target: Target) -> None:
+        handover = self._running.get(name)
+        if handover is not None and target.key in handover.awaited and not self._throttler_of(target).starting:
+            self._start(target, 1)
+
+    def _give_up(self, name: str) -> None:
+        self._end(name, "out of time")
+
+    def _end(self, name: str, why: str) -> None:
+        log.info("handover ends function=%s why=%s", name, why)
+        self.cancel(name)
+        self._finish(name)
+
+    def _awaited(self, targets: Iterable[Target]) -> dict[str, Target]:
+        return {target.key: target for target in targets if not self._is_ready(target)}
+
+    def _is_ready(self, target: Target) -> bool:
+        """It has an instance, and none comes that it need wait for."""
+        throttler = self._throttler_of(target)
+        return self._live(target) > 0 and throttler.starting <= throttler.held_up
+
+    def _live(self, target: Target) -> int:
+        return sum(1 for _ in self._throttler_of(target).live())
+
+    def _start(self, target: Target, count: int) -> None:
+        throttler = self._throttler_of(target)
+        throttler.is_retired = False
+        if not throttler.starting:
+            throttler.start(count)
+
+
+def _stop(handover: Handover) -> None:
+    if handover.timer is not None:
+        handover.timer.cancel()
+
+
+class StartsSeen:
+    """A `StartObserver` that tells another one, and the handovers."""
+
+    def __init__(self, observer: StartObserver, handovers: Handovers) -> None:
+        self._observer = observer
+        self._handovers = handovers
+
+    def instance_ready(self, target: Target, info: InstanceInfo, seconds: float) -> None:
+        """An instance came up."""
+        self._observer.instance_ready(target, info, seconds)
+        self._handovers.started(target)
+
+    def start_failed(self, target: Target, code: str) -> None:
+        """A start failed."""
+        self._observer.start_failed(target, code)
+        self._handovers.started(target)

@@ -1,0 +1,138 @@
+"""Make before break: who answered before goes on until a revision that was given traffic has an instance."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from activator.throttler import Throttler
+from pilotlight.spec import Clocks
+from snapshotter import errors as agent_errors
+from tests.activator.conftest import Edge
+from tests.activator.test_gateway import until
+from tests.activator.test_warm import in_flight
+from tests.fakes.routes import TENANT, route_of, spec_of, split_route
+
+V1, V2, V3 = "v1-aaaaaa", "v2-bbbbbb", "v3-cccccc"
+NAME = f"{TENANT}/main/shop/hello"
+
+
+@pytest.fixture(name="site")
+async def _site(edge: Edge) -> Edge:
+    """The first revision answers, and has its instance; the next starts wait until they are let go."""
+    edge.table.handovers = edge.handovers
+    edge.add(route_of(spec_of(), revision=V1))
+    await edge.call(json={"x": 0})
+    edge.fleet.gate.clear()
+    return edge
+
+
+def throttler(edge: Edge, revision: str) -> Throttler:
+    return next(s.throttler for s in edge.scaler._scaled.values() if s.throttler.target.revision == revision)
+
+
+def split(edge: Edge, weights: Mapping[str, int], **more: Any) -> None:
+    edge.add(split_route(spec_of(**more.pop("spec", {})), weights, **more))
+
+
+async def revision(edge: Edge, path: str = "shop/hello:invoke", **more: Any) -> str:
+    answer = await edge.call(path, json={"x": 1}, **more)
+    assert answer.status_code == 200, answer.text
+    return str(answer.headers["pilotlight-revision"])
+
+
+async def test_calls_never_wait_for_the_new_revisions_start(site: Edge) -> None:
+    split(site, {V2: 100})
+    assert [await revision(site) for _ in range(4)] == [V1] * 4
+    assert len(site.fleet.started) == 2  # the deploy began it, no call did
+    site.fleet.gate.set()
+    await until(lambda: not site.handovers._running)
+    assert [await revision(site) for _ in range(3)] == [V2] * 3
+    await until(lambda: len(site.fleet.stopped) == 1)  # the old one is drained, once nobody needs it
+    assert {t.revision for t in site.table.targets_of(NAME)} == {V2}
+
+
+async def test_calls_in_flight_end_where_they_began(site: Edge) -> None:
+    answers = [asyncio.create_task(site.call(json={"x": 1}, headers={"pilotlight-timeout": "9"})) for _ in range(20)]
+    split(site, {V2: 100})
+    site.fleet.gate.set()
+    answers += [asyncio.create_task(site.call(json={"x": 2})) for _ in range(20)]
+    statuses = {answer.status_code for answer in await asyncio.gather(*answers)}
+    assert statuses == {200}
+    await until(lambda: in_flight(site) == 0)
+
+
+async def test_a_canary_without_an_instance_takes_nothing_until_it_has_one(site: Edge) -> None:
+    split(site, {V1: 50, V2: 50}, sticky="header:x-user")
+    users = [{"x-user": f"u-{n}"} for n in range(20)]
+    assert {await revision(site, headers=user) for user in users} == {V1}
+    site.fleet.gate.set()
+    await until(lambda: not site.handovers._running)
+    assert {await revision(site, headers=user) for user in users} == {V1, V2}
+
+
+async def test_going_back_is_at_once(site: Edge) -> None:
+    split(site, {V2: 100})
+    assert await revision(site) == V1
+    split(site, {V1: 100})
+    assert not site.handovers._running
+    assert await revision(site) == V1
+
+
+async def test_several_deploys_while_one_is_handed_over_end_at_the_last(site: Edge) -> None:
+    split(site, {V2: 100})
+    split(site, {V3: 100})
+    assert await revision(site) == V1
+    site.fleet.gate.set()
+    await until(lambda: not site.handovers._running)
+    assert await revision(site) == V3
+    await until(lambda: throttler(site, V3).in_flight == 0 and {i.id for i in throttler(site, V3).live()} == set(site.fleet.infos))
+
+
+async def test_a_start_that_fails_is_made_again_and_nobody_notices(site: Edge) -> None:
+    site.handovers.again_s = 0.0
+    site.fleet.failures.append(agent_errors.StartFailed("the first one dies"))
+    site.fleet.gate.set()
+    split(site, {V2: 100})
+    assert await revision(site) == V1
+    await until(lambda: not site.handovers._running)
+    assert await revision(site) == V2
+
+
+async def test_a_revision_that_does_not_come_up_in_time_gets_its_traffic_all_the_same(site: Edge) -> None:
+    split(site, {V2: 100}, spec={"clocks": Clocks(startup_s=300.0)})
+    handover = site.handovers._running[NAME]
+    assert handover.timer is not None
+    site.handovers._give_up(NAME)  # as its timer will
+    call = asyncio.create_task(revision(site))
+    await until(lambda: throttler(site, V2).waiting == 1)
+    site.fleet.gate.set()
+    assert await call == V2
+
+
+async def test_who_asks_for_the_new_revision_waits_for_it(site: Edge) -> None:
+    split(site, {V2: 100}, tags={"next": V2})
+    call = asyncio.create_task(revision(site, "shop/hello@next:invoke"))
+    await until(lambda: throttler(site, V2).waiting == 1)
+    assert await revision(site) == V1
+    site.fleet.gate.set()
+    assert await call == V2
+
+
+async def test_a_function_without_an_instance_hands_nothing_over(edge: Edge) -> None:
+    edge.table.handovers = edge.handovers
+    edge.add(route_of(spec_of(), revision=V1))
+    split(edge, {V2: 100})
+    assert (edge.handovers._running, edge.fleet.started) == ({}, [])
+    assert await revision(edge) == V2
+
+
+async def test_a_function_that_goes_away_is_not_handed_over_any_more(site: Edge) -> None:
+    split(site, {V2: 100})
+    site.tell("function", NAME, None)
+    assert not site.handovers._running
+    assert (await site.call(json={"x": 1})).status_code == 404
+    site.fleet.gate.set()
