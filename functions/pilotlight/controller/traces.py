@@ -120,6 +120,20 @@ def _conditions(wanted: Wanted) -> list[sa.ColumnElement[bool]]:
     return found
 
 
+def functions(sql: sa.Connection, *, tenant: str, environment: str) -> list[str]:
+    """`app/function` of those that have traces."""
+    table = tables.traces
+    where = (table.c.tenant == tenant, table.c.environment == environment)
+    rows = sql.execute(sa.select(table.c.app, table.c.function).where(*where).distinct().order_by(table.c.app, table.c.function))
+    return [f"{row.app}/{row.function}" for row in rows]
+
+
+def is_kept(sql: sa.Connection, *, tenant: str, call: str) -> bool:
+    """Whether there is a trace of this call."""
+    table = tables.traces
+    return sql.execute(sa.select(table.c.id).where(table.c.tenant == tenant, table.c.call == call).limit(1)).first() is not None
+
+
 def get(sql: sa.Connection, caller: Principal, name: str) -> Json:
     """A trace by its id, or by that of a call in it, as far as `caller` may see it. Raises NotFound.
 

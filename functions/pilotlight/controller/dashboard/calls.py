@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 
-from pilotlight.controller import ledger
+from pilotlight.controller import ledger, traces
 from pilotlight.controller.dashboard.drawing import total_ms
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.visit import MAX_NAME, PageRoute, Visit, Visitor
@@ -48,7 +48,9 @@ def _look(sql: sa.Connection, visit: Visit, function: str, before: str) -> newes
 async def one(visit: Visitor, call: Annotated[str, Path(max_length=MAX_NAME)]) -> Response:
     """One call. Raises NotFound, for another tenant's as for nobody's."""
     where = {"tenant": visit.caller.tenant, "environment": visit.environment}
-    records = await visit.read(lambda sql: newest.attempts(sql, **where, call=call))
+    records, is_traced = await visit.read(
+        lambda sql: (newest.attempts(sql, **where, call=call), traces.is_kept(sql, tenant=visit.caller.tenant, call=call))
+    )
     attempts = [record for record in records if record.kind != ledger.ADJUSTMENT]
     if not attempts:
         raise NotFound(f"there is no call {call} in environment {visit.environment!r}")
@@ -60,5 +62,6 @@ async def one(visit: Visitor, call: Annotated[str, Path(max_length=MAX_NAME)]) -
         attempts=attempts,
         corrections=[record for record in records if record.kind == ledger.ADJUSTMENT],
         cost=cost,
+        is_traced=is_traced and visit.sees_instances,
         longest_ms=max(total_ms(attempt) for attempt in attempts),
     )

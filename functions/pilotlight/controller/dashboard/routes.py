@@ -12,12 +12,14 @@ from pilotlight.controller.dashboard import (
     function,
     invoices,
     live,
+    objectives,
     overview,
     platform,
     releases,
     signin,
+    traces,
 )
 
 router = APIRouter(include_in_schema=False)
-for part in (assets, signin, live, overview, function, calls, budgets, releases, experiments, invoices, platform):
+for part in (assets, signin, live, overview, function, calls, traces, budgets, releases, experiments, objectives, invoices, platform):
     router.include_router(part.router)
