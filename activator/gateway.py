@@ -22,6 +22,7 @@ from activator.dispatch import Call, Dispatcher, Exchange
 from activator.entry import Entrance, Entry, split_tenant
 from activator.heads import call_head, closed_head
 from activator.metrics import Metrics
+from activator.model_servers import ModelServers, is_model_path
 from activator.passthrough import Passthrough
 from activator.quotas.admission import Admission
 from activator.reception import RAW, TAG, Reception
@@ -132,6 +133,7 @@ class Gateway:
         self._variations = Variations(
             settings=settings, reception=self._reception, calls=calls, dispatcher=dispatcher, scaler=scaler, admit=self.admit
         )
+        self._models = ModelServers(settings=settings, reception=self._reception, invoke=self.invoke)
         self._passthrough = passthrough
         self._control = control
         self._metrics = metrics
@@ -209,7 +211,9 @@ class Gateway:
                 entry = self._reception.enter(request, resolved.caller, resolved.routed, resolved.tag)
                 await resolved.handler(request, entry, resolved.method)
                 return
-        if place.startswith(RAW):
+        if is_model_path(place):
+            await self._models.answer(request, owner, place)
+        elif place.startswith(RAW):
             await self._passthrough.http(request, self._reception.raw_entry(request))
         elif owner is not None:
             raise errors.NotFound(f"nothing is served at {path}: functions of another tenant are under /t/<tenant>/v1/functions/ or /fn/")

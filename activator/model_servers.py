@@ -1,0 +1,306 @@
+"""Model servers' protocols in front of functions: `POST /v1/models/{model}:predict`, and the Open Inference Protocol under `/v2`.
+
+A model is `app/function` (or `app/Class.method`), a version of it a revision, an alias or a tag. What comes is turned into a call of the
+function and its answer back; between the two lies the same sentence as for every call: the gateway's `invoke`, with its quotas, its
+choice of a revision, its bill.
+
+The source of what is written and read: Open Inference Protocol, HTTP/REST (required inference API); TensorFlow Serving's predict API for
+`instances` and `predictions`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from activator import tensors
+from activator.entry import Entry
+from activator.reception import Reception
+from activator.request import Request
+from activator.settings import ActivatorSettings
+from pilotlight import errors
+from pilotlight.spec import MethodSpec
+
+V1, V2 = "/v1/models/", "/v2"
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""An answer is turned into tensors whole; a function that answers with more is called by its own name, where answers stream."""
+_FORBIDDEN_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"connection", b"date"})
+_JSON_HEADERS = {b"content-type": b"application/json", b"accept": b"application/json"}
+
+Invoke = Callable[[Request, Entry, str], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a path asks for: the `verb` (`predict`, `infer`, `ready` or "") of a `model` in a `version` ("" = whatever serves)."""
+
+    model: str
+    version: str
+    verb: str
+
+
+def is_model_path(path: str) -> bool:
+    """Whether a path belongs to one of the protocols."""
+    return path.startswith((V1, f"{V2}/")) or path == V2
+
+
+def parse(path: str) -> Asked | None:
+    """What a path below V1 or V2's models asks for; None when it is none of them."""
+    if path.startswith(V1):
+        place, _, verb = path[len(V1) :].partition(":")
+        parts = place.split("/")
+    elif path.startswith(f"{V2}/models/"):
+        parts, verb = path[len(V2) + len("/models/") :].split("/"), ""
+        if len(parts) in (3, 5):
+            verb = parts.pop()
+            if verb not in ("infer", "ready"):
+                return None
+    else:
+        return None
+    if len(parts) == 4 and parts[2] == "versions":
+        return Asked(model="/".join(parts[:2]), version=parts[3], verb=verb) if all(parts) else None
+    return Asked(model="/".join(parts), version="", verb=verb) if len(parts) == 2 and all(parts) else None
+
+
+class ModelServers:
+    """Answers the protocols' requests. Owner: the event loop."""
+
+    def __init__(self, *, settings: ActivatorSettings, reception: Reception, invoke: Invoke) -> None:
+        self._settings = settings
+        self._reception = reception
+        self._invoke = invoke
+
+    def __repr__(self) -> str:
+        return f"<ModelServers {self._reception!r}>"
+
+    async def answer(self, request: Request, owner: str | None, path: str) -> None:
+        """Answer a request whose path `is_model_path`. Raises what calls raise; of `/v2` with the member `error`."""
+        try:
+            await self._answer(request, owner, path)
+        except errors.PilotlightError as e:
+            if path.startswith(V2):
+                e.detail = {**e.detail, "error": str(e)}
+            raise
+
+    async def _answer(self, request: Request, owner: str | None, path: str) -> None:
+        verb = request.verb
+        if verb == "GET" and path in (V2, f"{V2}/health/live", f"{V2}/health/ready"):
+            await request.respond_json(200, _server() if path == V2 else {"live": True, "ready": True})
+            return
+        asked = parse(path)
+        if asked is not None and verb == "GET" and asked.verb in ("", "ready"):
+            await self._describe(request, owner, asked, is_v2=path.startswith(V2))
+        elif asked is not None and verb == "POST" and asked.verb == ("infer" if path.startswith(V2) else "predict"):
+            await self._call(request, owner, asked)
+        else:
+            hint = f"POST {V1}app/function:predict, or POST {V2}/models/app/function/infer"
+            raise errors.NotFound(f"nothing is served at {verb} {path[:200]}: a model is a function's address: {hint}")
+
+    async def _call(self, request: Request, owner: str | None, asked: Asked) -> None:
+        caller = self._reception.identify(request, owner)
+        routed, method, _ = self._reception.routed(request, caller, asked.model, owner)
+        entry = self._reception.enter(request, caller, routed, asked.version)
+        entry.target.check(method)  # names the methods that there are
+        spec = entry.target.spec.method(method)
+        assert spec is not None
+        conversation = _Infer(asked.model, spec) if asked.verb == "infer" else _Predict(spec)
+        answer = _Captured()
+
+        async def read() -> bytes:
+            return await request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
+
+        inner = _translated(request, read, conversation.arguments, answer)
+        try:
+            await self._invoke(inner, entry, method)
+        finally:
+            request.call, request.target = inner.call, inner.target  # what is observed, or told, of an error
+        status, body = answer.status, bytes(answer.body)
+        if status == 200:
+            body = json.dumps(conversation.answer(_json(body), revision=entry.target.revision)).encode()
+        elif asked.verb == "infer":
+            body = _as_error(body)
+        await request.respond(status, [*answer.headers, (b"content-length", b"%d" % len(body))], body)
+
+    async def _describe(self, request: Request, owner: str | None, asked: Asked, *, is_v2: bool) -> None:
+        """Metadata, or readiness: a function at zero instances is ready, since a call brings one up."""
+        caller = self._reception.identify(request, owner)
+        routed, method, _ = self._reception.routed(request, caller, asked.model, owner)
+        target = self._reception.enter(request, caller, routed, asked.version).target
+        request.target = None  # no call, whatever becomes of it
+        target.check(method)
+        spec = target.spec.method(method)
+        assert spec is not None
+        if asked.verb == "ready" or not is_v2:
+            await request.respond_json(200, {"name": asked.model, "ready": True})
+            return
+        names = sorted(routed.targets) if not caller.is_anonymous and caller.tenant == target.tenant else [target.revision]
+        await request.respond_json(200, {"name": asked.model, "versions": names, "platform": "pilotlight", **_described(spec)})
+
+
+class _Predict:
+    """`{"instances": […]}` → `{"predictions": […]}`.
+
+    A function with a parameter `instances`, or with a single one that takes a list, gets all of them in one call; any other takes one
+    instance: an object of its arguments, or the value of its only one.
+    """
+
+    def __init__(self, spec: MethodSpec) -> None:
+        self._spec = spec
+        self._names = _names(spec)
+        self._batch = "instances" if "instances" in self._names else self._list_parameter()
+
+    def arguments(self, body: Any) -> Any:
+        """The call's arguments. Raises InvalidInput."""
+        if not isinstance(body, dict) or set(body) - {"instances"} or not isinstance(body.get("instances"), list) or not body["instances"]:
+            raise errors.InvalidInput('the body must be {"instances": […]} with at least one instance', parameter="instances")
+        instances = body["instances"]
+        if self._batch is not None:
+            return {self._batch: instances}
+        if len(instances) != 1:
+            how = "send one, or declare its parameter as instances: list[…]"
+            raise errors.InvalidInput(f"the function takes one instance at a time, not {len(instances)}: {how}", parameter="instances")
+        (only,) = instances
+        is_named = isinstance(only, dict) and (len(self._names) != 1 or set(only) <= set(self._names))
+        return only if is_named else {self._names[0]: only} if len(self._names) == 1 else [only]
+
+    def answer(self, value: Any, *, revision: str) -> dict[str, Any]:
+        """The answer's body."""
+        if isinstance(value, dict) and set(value) == {"predictions"} and isinstance(value["predictions"], list):
+            return value
+        return {"predictions": value if self._batch is not None and isinstance(value, list) else [value]}
+
+    def _list_parameter(self) -> str | None:
+        if len(self._names) != 1:
+            return None
+        schema = _properties(self._spec).get(self._names[0], {})
+        return self._names[0] if not schema or schema.get("type") == "array" else None
+
+
+class _Infer:
+    """Input tensors → arguments by their names; the answer → output tensors."""
+
+    def __init__(self, model: str, spec: MethodSpec) -> None:
+        self._model = model
+        self._spec = spec
+        self._id: str | None = None
+        self._wanted: list[str] | None = None
+
+    def arguments(self, body: Any) -> Any:
+        """The call's arguments. Raises InvalidInput."""
+        if not isinstance(body, dict) or not isinstance(body.get("inputs"), list) or not body["inputs"]:
+            raise errors.InvalidInput('the body must be an inference request: {"inputs": [{"name", "shape", "datatype", "data"}]}')
+        if body.get("id") is not None:
+            self._id = str(body["id"])
+        self._wanted = _wanted(body.get("outputs"))
+        given: dict[str, Any] = {}
+        for name, value in map(tensors.value_of, body["inputs"]):
+            if name in given:
+                raise errors.InvalidInput(f"two inputs are named {name[:80]!r}", parameter="inputs")
+            given[name] = self._fitting(name, value)
+        if "parameters" in _names(self._spec) and isinstance(body.get("parameters"), dict):
+            given.setdefault("parameters", body["parameters"])
+        return given
+
+    def answer(self, value: Any, *, revision: str) -> dict[str, Any]:
+        """The answer's body. Raises InvalidInput for an output that there is not."""
+        outputs = {tensor["name"]: tensor for tensor in tensors.tensors_of(value)}
+        for name in self._wanted or ():
+            if name not in outputs:
+                raise errors.InvalidInput(f"there is no output {name[:80]!r}: there are {', '.join(outputs)}", parameter="outputs")
+        chosen = [outputs[name] for name in self._wanted] if self._wanted is not None else list(outputs.values())
+        named = {"model_name": self._model, "model_version": revision}
+        return {**named, **({"id": self._id} if self._id is not None else {}), "outputs": chosen}
+
+    def _fitting(self, name: str, value: Any) -> Any:
+        """A tensor of one element is that element, where the argument is a single value."""
+        if not tensors.is_scalar(_properties(self._spec).get(name)):
+            return value
+        while isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        return value
+
+
+class _Captured:
+    """The answer of an inner request. Owner: the request's task."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.body = bytearray()
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """ASGI's send. Raises TooLarge."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = [(name, value) for name, value in message["headers"] if name not in _FORBIDDEN_HEADERS]
+            return
+        self.body += message.get("body", b"")
+        if len(self.body) > MAX_ANSWER_BYTES:
+            text = f"the answer has more than {MAX_ANSWER_BYTES} bytes: call the function by its own name, where answers stream"
+            raise errors.TooLarge(text, limit_bytes=MAX_ANSWER_BYTES)
+
+
+def _translated(request: Request, read: Callable[[], Awaitable[bytes]], arguments: Callable[[Any], Any], answer: _Captured) -> Request:
+    """The same request as a call: its body is read, and turned into arguments, when it is asked for."""
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.request", "body": json.dumps(arguments(_json(await read()))).encode(), "more_body": False}
+
+    if b"inference-header-content-length" in request.headers:
+        raise errors.InvalidInput("binary tensor data is not understood here: send the elements in JSON")
+    scope = {key: value for key, value in request.scope.items() if key != "connection"}
+    headers = {name: value for name, value in request.headers.items() if name not in _FORBIDDEN_HEADERS}
+    inner = Request({**scope, "headers": list({**headers, **_JSON_HEADERS}.items())}, receive, answer.send)
+    for name in ("id", "gate", "tenant", "target", "choice", "began_ns", "routed_ns"):
+        setattr(inner, name, getattr(request, name))
+    return inner
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as e:
+        raise errors.InvalidInput(f"the body is not valid JSON: {e}") from e
+
+
+def _as_error(body: bytes) -> bytes:
+    """What a function raised, as the protocol says it: `{"error": text}`."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return body
+    told = document.get("error") if isinstance(document, dict) else None
+    text = f"{told.get('type')}: {told.get('message')}" if isinstance(told, dict) else None
+    return json.dumps({**document, "error": text or document.get("detail", "")}).encode() if isinstance(document, dict) else body
+
+
+def _wanted(outputs: Any) -> list[str] | None:
+    if outputs is None:
+        return None
+    if not isinstance(outputs, list) or not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in outputs):
+        raise errors.InvalidInput('outputs: write [{"name": …}]', parameter="outputs")
+    return [one["name"] for one in outputs] or None
+
+
+def _properties(spec: MethodSpec) -> Mapping[str, Any]:
+    found = (spec.schema or {}).get("properties", {})
+    return found if isinstance(found, Mapping) else {}
+
+
+def _names(spec: MethodSpec) -> list[str]:
+    return list(dict.fromkeys((*spec.parameters, *_properties(spec))))
+
+
+def _described(spec: MethodSpec) -> dict[str, Any]:
+    inputs = [tensors.described(name, schema) for name, schema in _properties(spec).items()]
+    answer: Mapping[str, Any] = spec.returns or {}
+    members = answer.get("properties") if answer.get("type") == "object" else None
+    outputs = [tensors.described(name, schema) for name, schema in (members or {"output": answer}).items()]
+    return {"inputs": inputs, "outputs": outputs}
+
+
+def _server() -> dict[str, Any]:
+    return {"name": "pilotlight", "version": metadata.version("pilotlight"), "extensions": []}

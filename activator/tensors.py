@@ -1,0 +1,150 @@
+"""Tensors of the Open Inference Protocol (version 2, HTTP/REST) and JSON values, one made from the other. Pure.
+
+A tensor has a name, a shape, a datatype and its elements, nested or flat in row-major order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pilotlight.errors import InvalidInput
+
+MAX_ELEMENTS = 4_000_000
+"""Of one tensor: what fits into a body of some tens of MB. A shape is a few bytes, and must not make more than was sent."""
+MAX_DIMENSIONS = 32
+_INTEGERS = {
+    **{f"INT{bits}": (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) for bits in (8, 16, 32, 64)},
+    **{f"UINT{bits}": (0, (1 << bits) - 1) for bits in (8, 16, 32, 64)},
+}
+_FLOATS = ("FP16", "BF16", "FP32", "FP64")
+DATATYPES = ("BOOL", *_INTEGERS, *_FLOATS, "BYTES")
+_JSON_TYPES = {"boolean": "BOOL", "integer": "INT64", "number": "FP64", "string": "BYTES"}
+
+
+def value_of(tensor: Any) -> tuple[str, Any]:
+    """Name and value of an input: lists nested as the shape says. Raises InvalidInput naming tensor, bound and what there is."""
+    if not isinstance(tensor, Mapping) or not isinstance(tensor.get("name"), str) or not tensor["name"]:
+        raise InvalidInput("inputs: each is an object with name, shape, datatype and data", parameter="inputs")
+    name = tensor["name"]
+    shape, datatype = _shape(name, tensor.get("shape")), tensor.get("datatype")
+    if datatype not in DATATYPES:
+        raise _wrong(name, f"datatype = {datatype!r}: there are {', '.join(DATATYPES)}")
+    if not isinstance(tensor.get("data"), list):
+        raise _wrong(name, "data must be a list, nested or flat; binary data after the JSON is not understood here")
+    elements = list(_leaves(tensor["data"]))
+    if len(elements) != math.prod(shape):
+        raise _wrong(name, f"shape {shape} has {math.prod(shape)} elements, data {len(elements)}")
+    for element in elements:
+        if not _is_of(datatype, element):
+            raise _wrong(name, f"{element!r} is not of datatype {datatype}")
+    return name, _nested(elements, shape)
+
+
+def tensor_of(name: str, value: Any) -> dict[str, Any]:
+    """A value as an output tensor; what has no rectangular shape of one type travels as JSON text, and says so in its parameters."""
+    shape = _shape_of(value)
+    elements = list(_leaves(value)) if isinstance(value, list) else [value]
+    datatype = _datatype_of(elements)
+    if shape is None or datatype is None or len(elements) != math.prod(shape):
+        told = {"content_type": "application/json"}
+        return {"name": name, "shape": [1], "datatype": "BYTES", "parameters": told, "data": [json.dumps(value)]}
+    return {"name": name, "shape": shape, "datatype": datatype, "data": elements}
+
+
+def tensors_of(value: Any) -> list[dict[str, Any]]:
+    """An answer as output tensors: of an object one for each member, else one named `output`."""
+    if isinstance(value, dict) and value:
+        return [tensor_of(name, inner) for name, inner in value.items()]
+    return [tensor_of("output", value)]
+
+
+def is_scalar(schema: Any) -> bool:
+    """Whether an argument of that schema is one number, text or truth value."""
+    if not isinstance(schema, Mapping):
+        return False
+    if options := schema.get("anyOf"):
+        return all(is_scalar(option) or option == {"type": "null"} for option in options)
+    return schema.get("type") in _JSON_TYPES
+
+
+def described(name: str, schema: Any) -> dict[str, Any]:
+    """What a tensor of that JSON Schema looks like, as far as it says; -1 for dimensions of any size."""
+    dimensions = 0
+    while isinstance(schema, Mapping) and schema.get("type") == "array" and dimensions < MAX_DIMENSIONS:
+        schema, dimensions = schema.get("items"), dimensions + 1
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    return {"name": name, "datatype": _JSON_TYPES.get(str(kind), "BYTES"), "shape": [-1] * dimensions or [1]}
+
+
+def _shape(name: str, given: Any) -> list[int]:
+    is_list = isinstance(given, list) and len(given) <= MAX_DIMENSIONS
+    if not is_list or not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in given):
+        raise _wrong(name, f"shape = {given!r}: a list of at most {MAX_DIMENSIONS} whole numbers")
+    if math.prod(given) > MAX_ELEMENTS:
+        raise _wrong(name, f"shape {given} has {math.prod(given)} elements: at most {MAX_ELEMENTS}")
+    return list(given)
+
+
+def _leaves(value: list[Any]) -> Iterator[Any]:
+    # Not recursively: how deep it is nested is the caller's choice.
+    pending = [iter(value)]
+    while pending:
+        for inner in pending[-1]:
+            if isinstance(inner, list):
+                pending.append(iter(inner))
+                break
+            yield inner
+        else:
+            pending.pop()
+
+
+def _nested(elements: Sequence[Any], shape: Sequence[int]) -> Any:
+    parts: list[Any] = list(elements)
+    if not shape:
+        return parts[0]
+    for size in reversed(shape[1:]):
+        parts = [parts[n : n + size] for n in range(0, len(parts), size)] if size else []
+    return parts
+
+
+def _is_of(datatype: str, element: Any) -> bool:
+    if datatype == "BOOL":
+        return isinstance(element, bool) or (type(element) is int and element in (0, 1))
+    if datatype == "BYTES":
+        return isinstance(element, str)
+    if isinstance(element, bool):
+        return False
+    if datatype in _INTEGERS:
+        low, high = _INTEGERS[datatype]
+        return isinstance(element, int) and low <= element <= high
+    return isinstance(element, int | float)
+
+
+def _datatype_of(elements: Sequence[Any]) -> str | None:
+    kinds = {type(element) for element in elements}
+    if kinds == {bool}:
+        return "BOOL"
+    if kinds == {str}:
+        return "BYTES"
+    if kinds == {int}:
+        low, high = _INTEGERS["INT64"]
+        return "INT64" if all(low <= element <= high for element in elements) else None
+    return "FP64" if kinds and kinds <= {int, float} else None
+
+
+def _shape_of(value: Any) -> list[int] | None:
+    """Sizes of the first parts, outermost first; [1] for a single value, None for an empty part."""
+    shape: list[int] = []
+    while isinstance(value, list):
+        if not value or len(shape) == MAX_DIMENSIONS:
+            return None
+        shape.append(len(value))
+        value = value[0]
+    return shape or [1]
+
+
+def _wrong(name: str, text: str) -> InvalidInput:
+    return InvalidInput(f"input {name[:80]!r}: {text[:400]}", parameter="inputs")
