@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
+from pilotlight.controller import tables
 from pilotlight.controller.dashboard.experiments import drawn, tone_of
 from pilotlight.controller.experiments import guard, report
 from pilotlight.protocol import UsageRecord
@@ -121,9 +123,39 @@ async def test_units_are_let_in_at_the_start_and_out_at_the_kill_switch(lab: Lab
 
 async def test_a_function_has_one_experiment_at_a_time_and_names_are_taken_once(lab: Lab) -> None:
     await lab.create()
-    body = {"app": "search", "function": "hello", "arms": lab.arms(50, 50)}
-    assert "another name" in refused(await lab.controller.http.post("/v1/experiments", json={**body, "name": "faster"}), 409)
-    assert "stop it first" in refused(await lab.controller.http.post("/v1/experiments", json={**body, "name": "other", "start": True}), 409)
+    body = {"app": "search", "function": "hello", "arms": lab.arms(50, 50), "start": True}
+    for name, words in (("faster", "another name"), ("other", "experiment 'faster' runs on search/hello")):
+        assert words in refused(await lab.controller.http.post("/v1/experiments", json={**body, "name": name}), 409)
+
+
+async def test_a_canary_does_not_begin_while_an_experiment_compares_nor_an_experiment_while_a_canary_runs(lab: Lab) -> None:
+    await lab.create()
+    plan = {"steps": [5, 100], "every_s": 60}
+    canary = {"functions": [spec(module="best")], "rollout": plan}
+    assert "runs on search/hello" in refused(await lab.controller.http.post("/v1/apps/search/deploy", json=canary), 409)
+    await lab.act("stop")
+    assert (await lab.controller.http.post("/v1/apps/search/deploy", json=canary)).status_code == 200
+    body = {"app": "search", "function": "hello", "name": "other", "arms": lab.arms(50, 50), "start": True}
+    assert "rollout" in refused(await lab.controller.http.post("/v1/experiments", json=body), 409)
+
+
+async def test_a_rollback_ends_it(lab: Lab) -> None:
+    await lab.create()
+    answer = await lab.controller.http.post("/v1/apps/search/functions/hello:rollback", json={"to": lab.old})
+    assert answer.status_code == 200, answer.text
+    assert ((await lab.state())["state"], (await lab.followed()).experiment) == ("STOPPED", None)
+
+
+async def test_webhooks_are_told(lab: Lab) -> None:
+    hook = {"url": "https://hooks.invalid/here", "events": ["experiment.*"]}
+    assert (await lab.controller.http.put("/v1/webhooks/chat", json=hook)).is_success
+    await lab.create()
+    await lab.fill(status=502)
+    assert guard.look(lab.controller.context) == [f"{lab.id}/bold"]
+    with lab.controller.context.store.read() as sql:
+        told = sql.execute(sa.select(tables.deliveries.c.event, tables.deliveries.c.body).order_by(tables.deliveries.c.event)).all()
+    assert [one.event for one in told] == ["experiment.arm_stopped", "experiment.started", "experiment.stopped"]
+    assert json.loads(told[0].body)["arm"] == "bold"
 
 
 async def test_the_winner_gets_all_traffic_and_a_version_in_the_history(lab: Lab) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from pilotlight import traffic as documents
-from pilotlight.controller import audit, tables, traffic
+from pilotlight.controller import audit, deliveries, tables, traffic
 from pilotlight.controller.experiments.design import Design, Stopped
 from pilotlight.controller.places import Place
 from pilotlight.controller.store import Write
@@ -96,9 +96,7 @@ def start(write: Write, place: Place, found: Experiment) -> Experiment:
     """Let units in. Raises Conflict when it is not a DRAFT, or another one or a rollout runs on the function."""
     if found.state != DRAFT:
         raise Conflict(f"experiment {found.name!r} is {found.state}: only a DRAFT is started; make a new one", state=found.state)
-    others = _find(write.sql, tables.experiments.c.function == found.function_id, tables.experiments.c.state == RUNNING)
-    if others:
-        raise Conflict(f"experiment {others[0].name!r} runs on {found.app}/{found.function}: stop it first", experiment=others[0].id)
+    demand_none(write.sql, found.function_id)
     rollouts = tables.rollouts
     if (rollout := write.sql.execute(
         sa.select(rollouts.c.id).where(rollouts.c.function == found.function_id, rollouts.c.finished_at.is_(None))
@@ -106,6 +104,7 @@ def start(write: Write, place: Place, found: Experiment) -> Experiment:
         raise Conflict(f"rollout {rollout} runs on {found.app}/{found.function}: it would change sides while you compare", rollout=rollout)
     _set(write, found.id, state=RUNNING, began_at=write.now)
     _steer(write, place, found, found.design.traffic(found.id), action="experiment.start", message=found.name)
+    _tell(write, found, "started", found.name)
     return get(write.sql, tenant=found.tenant, experiment=found.id)
 
 
@@ -114,6 +113,7 @@ def halt(write: Write, place: Place, found: Experiment, *, reason: str) -> Exper
     _demand_running(found)
     _set(write, found.id, state=STOPPED, reason=reason[:MAX_REASON], ended_at=write.now)
     _steer(write, place, found, None, action="experiment.stop", message=reason[:MAX_REASON])
+    _tell(write, found, "stopped", reason)
     return get(write.sql, tenant=found.tenant, experiment=found.id)
 
 
@@ -127,6 +127,9 @@ def stop_arm(write: Write, place: Place, found: Experiment, *, arm: str, reason:
     ending = {} if follow else {"state": STOPPED, "reason": f"arm {arm}: {reason}"[:MAX_REASON], "ended_at": write.now}
     _set(write, found.id, document=_text(design), **ending)
     _steer(write, place, found, follow, action="experiment.stop_arm", message=f"{arm}: {reason}"[:MAX_REASON])
+    _tell(write, found, "arm_stopped", reason, arm=arm)
+    if not follow:
+        _tell(write, found, "stopped", f"arm {arm}: {reason}")
     return get(write.sql, tenant=found.tenant, experiment=found.id)
 
 
@@ -138,6 +141,7 @@ def conclude(write: Write, place: Place, found: Experiment, *, arm: str) -> Expe
     _set(write, found.id, state=CONCLUDED, reason=f"arm {arm}", ended_at=write.now if found.ended_at is None else found.ended_at)
 
     _steer(write, place, found, None, action="experiment.conclude", message=f"{found.name}: arm {arm}", winner=revision)
+    _tell(write, found, "concluded", f"arm {arm}", arm=arm)
     return get(write.sql, tenant=found.tenant, experiment=found.id)
 
 
@@ -148,9 +152,18 @@ def stop(write: Write, function_id: str, *, reason: str) -> list[str]:
     """
     table = tables.experiments
     ids = list(write.sql.execute(sa.select(table.c.id).where(table.c.function == function_id, table.c.state == RUNNING)).scalars())
-    for experiment in ids:
-        _set(write, experiment, state=STOPPED, reason=reason[:MAX_REASON], ended_at=write.now)
+    for found in _find(write.sql, table.c.id.in_(ids)) if ids else ():
+        _set(write, found.id, state=STOPPED, reason=reason[:MAX_REASON], ended_at=write.now)
+        _tell(write, found, "stopped", reason)
     return ids
+
+
+def demand_none(sql: sa.Connection, function_id: str) -> None:
+    """Raise Conflict while an experiment runs on a function: what moves its traffic by evidence would change sides while it compares."""
+    if found := _find(sql, tables.experiments.c.function == function_id, tables.experiments.c.state == RUNNING):
+        one = found[0]
+        hint = f"Conclude or stop it first: pilotlight experiment stop {one.id}"
+        raise Conflict(f"experiment {one.name!r} runs on {one.app}/{one.function}", experiment=one.id, hint=hint)
 
 
 def _steer(
@@ -167,6 +180,17 @@ def _steer(
     after = traffic.change(write, place, found.function, edit, action=action, message=message)
     if after.generation == generation:
         _note(write, place, action, found.function, after={"experiment": found.id, "message": message})
+
+
+def _tell(write: Write, found: Experiment, event: str, reason: str, *, arm: str = "") -> None:
+    """Tell webhooks; once per experiment, event and arm."""
+    body = {
+        "experiment": found.id, "name": found.name, "environment": found.environment, "app": found.app, "function": found.function,
+        "reason": reason[:MAX_REASON], "at": write.now, **({"arm": arm} if arm else {}),
+    }  # fmt: skip
+    kind = f"experiment.{event}"
+    once = f"{found.id}/{event}/{arm}"
+    deliveries.enqueue(write, tenant=found.tenant, environment=found.environment, event=kind, body=body, once=once)
 
 
 def _find(sql: sa.Connection, *where: sa.ColumnElement[bool]) -> list[Experiment]:

@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from pilotlight.controller import audit, deliveries, tables, traffic
+from pilotlight.controller.experiments import lifecycle as experiments
 from pilotlight.controller.places import Place
 from pilotlight.controller.rollouts import evidence, ledger
 from pilotlight.controller.rollouts.ledger import Rollout
@@ -42,6 +43,7 @@ def begin(write: Write, place: Place, *, function: str, candidate: str, plan: Pl
     """
     function_id = place.function_id(function)
     stable = _stable_of(write, place, function, candidate)
+    experiments.demand_none(write.sql, function_id)
     objectives = _spec(write.sql, function_id, candidate).objectives
     if objectives is not None:
         plan = replace(plan, availability=objectives.availability)
