@@ -231,10 +231,10 @@ async def test_a_unit_is_exposed_once_however_often_it_calls_and_records_that_co
     assert shown["valid"], "a degraded answer comes from elsewhere on purpose"
 
 
-async def test_copies_spans_and_attempts_that_ran_nothing_are_no_exposures(lab: Lab) -> None:
+async def test_copies_spans_attempts_that_ran_nothing_and_requests_without_a_unit_are_no_exposures(lab: Lab) -> None:
     await lab.create()
     await lab.put([lab.record("ann", kind="SHADOW"), lab.record("ann", kind="START"), lab.record("ann", outcome="busy", status=503)])
-    await lab.put([lab.record("ann", experiment="x-gone"), lab.record("ann", experiment="")])
+    await lab.put([lab.record("ann", experiment="x-gone"), lab.record("ann", experiment=""), lab.record(""), lab.record("", "bold")])
     assert [one["units"] for one in (await lab.report())["arms"]] == [0, 0]
 
 

@@ -38,8 +38,11 @@ class _Unit:
 
 
 def take(write: Write, rows: Sequence[Row]) -> None:
-    """Count new records of calls in experiments. An attempt that ran nothing (`busy`) is none, and a call tried again counts each time."""
-    calls = [row for row in rows if row[AT["kind"]] == CALL and row[AT["outcome"]] != BUSY]
+    """Count new records of calls in experiments. An attempt that ran nothing (`busy`) is none, and a call tried again counts each time.
+
+    A request that has no unit (no such header) was answered by an arm drawn for it alone: it says nothing about units, and is left out.
+    """
+    calls = [row for row in rows if row[AT["kind"]] == CALL and row[AT["outcome"]] != BUSY and row[AT["unit"]]]
     revisions = _revisions(write.sql, {row[AT["experiment"]] for row in calls})
     units: dict[_Key, _Unit] = {}
     for row in calls:
