@@ -10,11 +10,11 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from sqlalchemy.exc import DataError
+from sqlalchemy.exc import DataError, InterfaceError, OperationalError
 from starlette.exceptions import HTTPException
 
 from pilotlight.controller.context import request_id
-from pilotlight.errors import InvalidInput, PilotlightError
+from pilotlight.errors import InvalidInput, PilotlightError, Unavailable
 from pilotlight.protocol import CONTENT_PROBLEM, problem
 from snapshotter.errors import (
     AgentUnavailable,
@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 AGENT_RETRY_S = 1.0
 """The supervisor brings a dead agent back within a fraction of this."""
+DATABASE_RETRY_S = 2.0
 _AGENT: Mapping[type[SnapshotterError], tuple[int, str]] = {
     AgentUnavailable: (503, "unavailable"),
     NoCapacity: (503, "unavailable"),
@@ -81,6 +82,8 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(DataError, _on_data)
+    app.add_exception_handler(OperationalError, _on_database)
+    app.add_exception_handler(InterfaceError, _on_database)
     app.add_exception_handler(UnicodeEncodeError, _on_data)
     app.add_exception_handler(Exception, _on_defect)
 
@@ -114,6 +117,13 @@ async def _on_http(request: Request, error: Exception) -> Response:
     kind = _HTTP.get(error.status_code, "invalid-input" if error.status_code < 500 else "internal")
     detail = f"{request.method} {request.url.path}: {error.detail}"
     return answer(_problem(error.status_code, kind, detail, request_id(request)), headers=error.headers)
+
+
+async def _on_database(request: Request, error: Exception) -> Response:
+    """It is away, or held by another for longer than we wait: nothing was changed, and it may be back in a moment."""
+    log.error("event=database_away request=%s path=%s error=%s", request_id(request), request.url.path, error)
+    away = Unavailable("the control plane's database does not answer: nothing was changed; functions go on", retry_after_s=DATABASE_RETRY_S)
+    return await _on_ours(request, away)
 
 
 async def _on_defect(request: Request, error: Exception) -> Response:
