@@ -13,11 +13,12 @@ from typing import Any
 import httpx
 import uvicorn
 
-from pilotlight.controller import application, bootstrap, ledger, weights
+from pilotlight.controller import application, bootstrap, ledger, observations, weights
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
 from pilotlight.controller.context import Context
 from pilotlight.controller.metrics import Metrics
+from pilotlight.controller.objectives.loop import look
 from pilotlight.controller.settings import ControllerConfig, ControllerSettings
 from pilotlight.controller.store import Store
 from pilotlight.pricing import GIB, PriceSettings, Rates
@@ -25,7 +26,7 @@ from pilotlight.quotas import BUILT_IN
 from pilotlight.seal import PlatformKey
 from snapshotter.client import AgentClient
 from snapshotter.types import InstanceId, InstanceInfo, StartKind, TemplateInfo
-from tests.fakes import demo_books
+from tests.fakes import demo_books, demo_observations
 from tests.fakes.small_cache import SmallCache
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, SmallAgent, instance, snapshot, spec
 from weight_cache.client import WeightCacheClient
@@ -182,7 +183,8 @@ def _spec(habit: demo_books.Habit) -> dict[str, Any]:
     if habit.gpu:
         resources |= {"gpu": [habit.gpu], "gpu_count": 1}
     scaling = {"min_instances": 1 if habit.reserved else 0, "max_instances": 8, "scaledown_window_s": 300.0 if habit.idle else 60.0}
-    return spec(habit.function, resources=resources, scaling=scaling, tags={"team": habit.app})
+    objectives = {"availability": 0.995, "warm_latency_s": 0.2, "freeze": habit.app == "search"}
+    return spec(habit.function, resources=resources, scaling=scaling, tags={"team": habit.app}, objectives=objectives)
 
 
 async def furnish(made: Demo, *, now: float) -> None:
@@ -205,6 +207,9 @@ async def furnish(made: Demo, *, now: float) -> None:
     for body in wanted:
         answer = await made.http.put("/v1/budgets", json=body)
         assert answer.status_code < 300, answer.text
+    with made.context.store.write() as write:
+        observations.add(write, list(demo_observations.observations(tenant=made.tenant, ids=made.ids, revisions=made.revisions, now=now)))
+    look(made.context)
     _name_models(made)
     _run(made, theirs, now)
 

@@ -60,7 +60,7 @@ def take(write: Write, body: Mapping[str, Any]) -> bool:
             one.minute = now_minute
     if strange and any(one.minute == now_minute for one in observations):
         log.debug("event=observations_moved activator=%s count=%d", activator, strange)
-    _add(write, observations)
+    add(write, observations)
     return True
 
 
@@ -95,7 +95,8 @@ _KNOWN_CLOCKS = frozenset(CLOCKS)
 _KNOWN_STAGES = frozenset(STAGES)
 
 
-def _add(write: Write, observations: Sequence[Observation]) -> None:
+def add(write: Write, observations: Sequence[Observation]) -> None:
+    """Add to what is there, each under its own minute."""
     counts = [
         (one.function_id, one.minute, one.revision, one.arm, one.tenant, *(getattr(one, name) for name in COUNTS)) for one in observations
     ]
@@ -205,13 +206,25 @@ def _put(one: Observation, clock: str, bucket: int, calls: int) -> None:
         one.latency.setdefault(clock, {})[bucket] = calls
 
 
-def minutes(sql: sa.Connection, *, function_id: str, since_s: float, until_s: float) -> list[Observation]:
-    """Sums by the minute over all revisions and arms but shadows, without histograms, oldest first: what a chart shows."""
-    c = tables.observation_minutes.c
+def units(sql: sa.Connection, *, function_id: str, since_s: float, until_s: float, minutes: int) -> list[Observation]:
+    """Sums by so many minutes over all revisions and arms but shadows, oldest first, with the clocks of whole calls: what a chart shows."""
+    table, histograms = tables.observation_minutes, tables.observation_minute_buckets
+    first, end = -int(-since_s // 60), -int(-until_s // 60)
+
+    def which(c: Any) -> list[sa.ColumnElement[bool]]:
+        return [c.function_id == function_id, c.minute >= first, c.minute < end, c.arm != SHADOW_ARM]
+
+    c = table.c
+    unit = (c.minute // minutes).label("unit")
     sums = [sa.func.sum(c[name]).label(name) for name in COUNTS]
-    where = (c.function_id == function_id, c.minute >= -int(-since_s // 60), c.minute < -int(-until_s // 60), c.arm != SHADOW_ARM)
-    query = sa.select(c.minute, sa.func.min(c.tenant).label("tenant"), *sums).where(*where).group_by(c.minute).order_by(c.minute)
-    return [_observation(row, function_id, row.minute) for row in sql.execute(query)]
+    query = sa.select(unit, sa.func.min(c.tenant).label("tenant"), *sums).where(*which(c)).group_by(unit).order_by(unit)
+    found = {int(row.unit): _observation(row, function_id, int(row.unit) * minutes) for row in sql.execute(query)}
+    c = histograms.c
+    keys = ((c.minute // minutes).label("unit"), c.clock, c.bucket)
+    slow = sa.select(*keys, sa.func.sum(c.calls).label("calls")).where(*which(c), c.clock.in_(("warm", "cold", "first_byte")))
+    for row in sql.execute(slow.group_by(*keys)):
+        _put(found[int(row.unit)], row.clock, row.bucket, int(row.calls))
+    return list(found.values())
 
 
 def seen(sql: sa.Connection, *, since_s: float) -> list[str]:

@@ -37,7 +37,7 @@ class Chart:
         id: of the element on the page.
         says: for those who do not see it: what it shows, in a sentence with numbers.
         shape: `bars` (stacked) or `lines`.
-        unit: a currency, `calls`, or `ms`.
+        unit: a currency, `calls`, `times`, or `ms`.
         labels: of each unit, as the table shows it; `moments`: when it begins, as ISO 8601.
     """
 
@@ -66,6 +66,8 @@ class Chart:
             return words.DASH
         if self.unit == "calls":
             return words.count(float(value))
+        if self.unit == "times":
+            return f"{float(value):.2f} {words.TIMES}"
         return words.milliseconds(float(value)) if self.unit == "ms" else words.money(Decimal(value), self.unit)
 
     def rows(self) -> Iterable[tuple[str, list[str]]]:

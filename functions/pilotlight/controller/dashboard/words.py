@@ -10,6 +10,7 @@ from typing import Any
 from pilotlight.pricing import GIB
 
 DASH = "\u2013"
+TIMES = "\u00d7"
 MINUS = "\u2212"
 _SIGNS = {"USD": "$", "EUR": "€", "GBP": "£"}
 _MIB = 1024**2

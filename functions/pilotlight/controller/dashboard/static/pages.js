@@ -8,7 +8,7 @@ const plain = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;"); /
 
 function traces(chart) {
   const moments = chart.moments;
-  const hover = { calls: "%{y:,}", ms: "%{y:,.0f} ms" }[chart.unit] ?? "%{y:,.4f} " + plain(chart.unit);
+  const hover = { calls: "%{y:,}", ms: "%{y:,.0f} ms", times: "%{y:,.2f} ×" }[chart.unit] ?? "%{y:,.4f} " + plain(chart.unit);
   return chart.series.map((series) => ({
     name: plain(series.name), x: moments, y: series.values, hovertemplate: hover,
     ...(chart.shape === "bars"

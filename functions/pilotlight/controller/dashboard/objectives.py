@@ -1,0 +1,196 @@
+"""Objectives: what is left of each error budget, how fast it goes, and which stage of a call takes the time."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Path
+from fastapi.responses import Response
+
+from pilotlight.controller import observations
+from pilotlight.controller.dashboard.charts import Chart, Series
+from pilotlight.controller.dashboard.html import render
+from pilotlight.controller.dashboard.visit import MAX_NAME, PageRoute, Visit, Visitor
+from pilotlight.controller.dashboard.words import DASH
+from pilotlight.controller.figures.spans import DAY_S
+from pilotlight.controller.objectives import views
+from pilotlight.controller.objectives.burn import Sli, spent
+from pilotlight.controller.objectives.standing import Promise
+from pilotlight.errors import Forbidden, NotFound
+from pilotlight.policies import STAGES
+from pilotlight.types import Scope
+
+CHART_MINUTES = 15
+"""A bar of the chart: short enough to see an outage, long enough to hold some calls."""
+LOW = 0.25
+"""A budget of which less is left is shown as a warning."""
+_Name = Annotated[str, Path(max_length=MAX_NAME)]
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+SLI_WORDS = {
+    "availability": "Availability", "warm_latency": "Warm latency", "first_token": "First token", "cold_latency": "Cold start",
+    "completion": "Completed streams", "degraded": "Undegraded answers",
+}  # fmt: skip
+STAGE_WORDS = {"route": "Route", "admit": "Admit", "queue": "Queue", "start": "Start", "exec": "Execute"}
+_COLOURS = ("--c1", "--c2", "--c3", "--c4", "--c5", "--c6")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge:
+    """What is left of one budget, in words: `share` is what is left of it, 0 to 1; None without data."""
+
+    name: str
+    target: str
+    ratio: str
+    left: str
+    share: float | None
+    tone: str
+    bad: int
+    total: int
+    rates: Sequence[tuple[str, str, str]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage: `p99` against its budget, as numbers for a bar; `used` is p99's share of the budget, at most 1."""
+
+    name: str
+    words: str
+    budget_s: float
+    p50_ms: float | None
+    p99_ms: float | None
+    used: float | None
+    tone: str
+    overruns: int
+    calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A function as a page shows it; `body` is the API's answer."""
+
+    title: str
+    body: Mapping[str, Any]
+    gauges: Sequence[Gauge]
+    stages: Sequence[Stage] = ()
+    chart: Chart | None = None
+
+    @property
+    def severity(self) -> str:
+        """`page`, `ticket` or "": the worst of its open alarms."""
+        return min((str(alarm["severity"]) for alarm in self.body["alarms"]), default="")
+
+    @property
+    def budgets(self) -> dict[str, float]:
+        """Budgets of the stages of a warm call, in seconds: what the bar is made of."""
+        return {stage.name: stage.budget_s for stage in self.stages if stage.name != "start"}
+
+    @property
+    def has_data(self) -> bool:
+        """Whether any of its budgets was looked at by a call."""
+        return any(gauge.total for gauge in self.gauges)
+
+
+@router.get("/dashboard/objectives")
+async def page(visit: Visitor) -> Response:
+    """All functions of the environment: those with alarms first, then those with the least left."""
+    _demand_sight(visit)
+    found = await visit.read(lambda sql: _look(sql, visit))
+    return render("objectives.html", visit=visit, found=sorted(found, key=_urgency), sli_words=SLI_WORDS)
+
+
+@router.get("/dashboard/objectives/{app}/{function}")
+async def one(visit: Visitor, app: _Name, function: _Name) -> Response:
+    """One of them: burn rates, stages, alarms. Raises NotFound."""
+    _demand_sight(visit)
+    shown = await visit.read(lambda sql: _detail(sql, visit, app, function))
+    return render("objective.html", visit=visit, one=shown, has_charts=True, sli_words=SLI_WORDS, stage_words=STAGE_WORDS, stages=STAGES)
+
+
+def _demand_sight(visit: Visit) -> None:
+    if not visit.sees_instances:
+        raise Forbidden("objectives are for keys that may deploy", scope=Scope.DEPLOY.value)
+
+
+def _look(sql: sa.Connection, visit: Visit) -> list[Shown]:
+    found = views.functions_of(sql, tenant=visit.caller.tenant, environment=visit.environment)
+    mine = [made for made in found if visit.caller.may_see(made.app, made.function)]
+    return [_shown(views.summary(sql, made, now=visit.now)) for made in mine]
+
+
+def _detail(sql: sa.Connection, visit: Visit, app: str, function: str) -> Shown:
+    found = views.functions_of(sql, tenant=visit.caller.tenant, environment=visit.environment, app=app, function=function)
+    if not found or not visit.caller.may_see(app, function):
+        raise NotFound(f"there is no function {app}/{function} that takes traffic in environment {visit.environment!r}")
+    shown = _shown(views.detail(sql, found[0], now=visit.now))
+    return Shown(title=shown.title, body=shown.body, gauges=shown.gauges, stages=shown.stages, chart=burn_chart(sql, found[0], visit.now))
+
+
+def _shown(body: Mapping[str, Any]) -> Shown:
+    gauges = [gauge(one) for one in body["slis"] if one["total"] or one["sli"] == Sli.AVAILABILITY]
+    stages = [_stage(stage, body["worst_stage"]) for stage in body.get("stages", ())]
+    return Shown(title=f"{body['app']}/{body['function']}", body=body, gauges=gauges, stages=stages)
+
+
+def gauge(one: Mapping[str, Any]) -> Gauge:
+    """One indicator in words."""
+    left = one["budget_left"]
+    bound = f" within {one['bound_s']:g} s" if one["bound_s"] is not None else ""
+    tone = "" if left is None else "bad" if left <= 0 else "warn" if left < LOW else "good"
+    return Gauge(
+        name=SLI_WORDS[one["sli"]], target=f"{one['target'] * 100:.6g} %{bound}",
+        ratio=DASH if one["ratio"] is None else f"{one['ratio'] * 100:.5g} %",
+        left=DASH if left is None else f"{max(left, -9.99):.0%} left",
+        share=None if left is None else max(0.0, min(1.0, left)), tone=tone, bad=one["bad"], total=one["total"],
+        rates=[(window, *_rate(rate)) for window, rate in one.get("burn_rates", {}).items()],
+    )  # fmt: skip
+
+
+def _rate(rate: float | None) -> tuple[str, str]:
+    """A burn rate and its tone."""
+    if rate is None:
+        return DASH, "soft"
+    return f"{rate:.3g}", "bad" if rate > 6 else "warn" if rate > 1 else ""
+
+
+def _stage(stage: Mapping[str, Any], worst: str) -> Stage:
+    p99_ms = stage["p99_ms"]
+    used = None if p99_ms is None else min(1.0, p99_ms / (stage["budget_s"] * 1000))
+    tone = "bad" if stage["stage"] == worst else "warn" if stage["overruns"] else "good"
+    return Stage(
+        name=stage["stage"], words=STAGE_WORDS[stage["stage"]], budget_s=stage["budget_s"], p50_ms=stage["p50_ms"], p99_ms=p99_ms,
+        used=used, tone=tone, overruns=stage["overruns"], calls=stage["calls"],
+    )  # fmt: skip
+
+
+def burn_chart(sql: sa.Connection, made: Promise, now: float) -> Chart:
+    """Burn rates of the last day, each quarter of an hour by itself; 1 spends exactly the budget."""
+    step_s = CHART_MINUTES * 60
+    last = int(now // step_s)
+    first = last - int(DAY_S // step_s) + 1
+    found = observations.units(sql, function_id=made.function_id, since_s=first * step_s, until_s=now, minutes=CHART_MINUTES)
+    by_unit = {one.minute // CHART_MINUTES: one for one in found}
+    places = range(first, last + 1)
+    series = []
+    for sli, colour in zip(Sli, _COLOURS, strict=True):
+        values = [views.rate(spent(by_unit.get(place), made.objectives, sli).burn) for place in places]
+        if any(value is not None for value in values):
+            series.append(Series(name=SLI_WORDS[sli], colour=colour, values=values))
+    moments = [dt.datetime.fromtimestamp(place * step_s, tz=dt.UTC) for place in places]
+    highest = max((value for one in series for value in one.values if value is not None), default=0)
+    return Chart(
+        id="burn", title="Burn rates, last 24 hours", says=f"by {CHART_MINUTES} minutes; at most {float(highest):.3g} times the budget",
+        shape="lines", unit="times", labels=[f"{at:%d %b %H:%M}" for at in moments],
+        moments=[f"{at:%Y-%m-%dT%H:%M}" for at in moments], series=series,
+    )  # fmt: skip
+
+
+def _urgency(one: Shown) -> tuple[int, float, str]:
+    """Pages first, then tickets, then what has the least left."""
+    order = {"page": 0, "ticket": 1}.get(one.severity, 2)
+    return order, min((gauge.share for gauge in one.gauges if gauge.share is not None), default=2.0), one.title
