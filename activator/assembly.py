@@ -26,6 +26,9 @@ from activator.feed import FeedFollower
 from activator.fleet import NodeFleet
 from activator.gateway import Gateway
 from activator.handover import Handovers, StartsSeen
+from activator.idempotency.process import ProcessIdempotency
+from activator.idempotency.redis_store import RedisIdempotency
+from activator.idempotency.store import IdempotencyStore
 from activator.metrics import Metrics
 from activator.observing.posting import ControllerReceiver, Posting
 from activator.passthrough import Passthrough
@@ -185,6 +188,7 @@ class Assembly:
         self.calls = SubmittedCalls(
             books=self.books, dispatcher=self.dispatcher, table=self.table, entrance=self.entrance, control=self.control,
             settings=self.settings, metrics=self.metrics, controller=site.controller, token=site.key.token, siblings=self.siblings,
+            tracer=self.traces.tracer,
         )  # fmt: skip
         self.due = DueCalls(self.calls, controller=site.controller, token=site.key.token, activator=site.id)
         self.loops.append(("due calls", self.due.run))
@@ -193,7 +197,7 @@ class Assembly:
     def _make_shadows(self) -> None:
         self.shadows = Shadows(
             throttler_of=self.scaler.throttler_of, observer=self.metrics.observer,
-            is_crowded=lambda: self.gate.is_crowded or self.queue.waiting > 0,
+            is_crowded=lambda: self.gate.is_crowded or self.queue.waiting > 0, tracer=self.traces.tracer,
         )  # fmt: skip
         self.closing.append(self.shadows.aclose)
 
@@ -209,7 +213,9 @@ class Assembly:
             calls=self.calls, scaler=self.scaler,
             passthrough=Passthrough(dispatcher=self.dispatcher, metrics=self.metrics, tracer=self.traces.tracer),
             control=self.control, metrics=self.metrics, tracer=self.traces.tracer, shadows=self.shadows,
+            idempotency=_idempotency_store(settings, self.site),
         )  # fmt: skip
+        self.closing.append(self.gateway.idempotency.aclose)
 
 
 def _breaker_terms(settings: ActivatorSettings) -> BreakerTerms:
@@ -230,6 +236,13 @@ def _quota_store(settings: ActivatorSettings, site: Site) -> QuotaStore:
     return RedisQuotas(
         settings.redis_url, platform=platform_id(site.key.token), member=site.id, is_open=settings.is_open_without_redis
     )  # fmt: skip
+
+
+def _idempotency_store(settings: ActivatorSettings, site: Site) -> IdempotencyStore:
+    """Where the answers to repeats are kept: in the process of an activator that is alone."""
+    if not settings.counts_in_redis or settings.redis_url is None:
+        return ProcessIdempotency()
+    return RedisIdempotency(settings.redis_url, platform=platform_id(site.key.token), key=site.key)
 
 
 def _shared_money(settings: ActivatorSettings, site: Site) -> RedisMoney | None:

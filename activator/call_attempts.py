@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from activator.call_gates import CallGates
 from activator.call_records import answered, collect, failed
@@ -24,6 +25,8 @@ from activator.held import Held, HeldCalls
 from activator.metrics import Metrics
 from activator.quotas.admission import Admission
 from activator.resilience.retries import may_retry, pause_s
+from activator.tracing.context import note_answer
+from activator.tracing.tracer import Tracer
 from activator.upstream import UpstreamGone
 from pilotlight import errors
 from pilotlight.protocol import CallRecord
@@ -34,11 +37,15 @@ BUSY_RETRY_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ending:
-    """What an attempt came to: the record if it was the last one, what failed (None: nothing), and how it is observed then."""
+    """What an attempt came to: the record if it was the last one, what failed (None: nothing), and how it is observed then.
+
+    `remember`: called instead where it was not the last one.
+    """
 
     record: CallRecord
     failure: errors.PilotlightError | UpstreamGone | None
     observe: Callable[[], None]
+    remember: Callable[[], None] = lambda: None
 
 
 class CallAttempts:
@@ -54,6 +61,7 @@ class CallAttempts:
         max_result_bytes: int,
         admission: Callable[[Call], Admission | None],
         rng: random.Random | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """`admission`: what a call that was counted when it came may hold, by the quotas of now."""
         self._held = held
@@ -63,6 +71,7 @@ class CallAttempts:
         self._max_result_bytes = max_result_bytes
         self._admission = admission
         self._rng = rng or random.Random()
+        self._tracer = tracer or Tracer()
         self._gates = CallGates()
 
     def __repr__(self) -> str:
@@ -76,6 +85,7 @@ class CallAttempts:
             if pause is None:
                 ending.observe()
                 return replace(ending.record, attempt=call.attempt)
+            ending.remember()
             waiting = replace(held.record, state="QUEUED", attempt=call.attempt, sequence=held.record.sequence + 1)
             self._held.note(held, waiting)
             call.attempt += 1
@@ -108,13 +118,28 @@ class CallAttempts:
             exchange, status, body = await self._wait_for_quotas(held, call)
         except errors.PilotlightError as e:
             status_of_it, error = e.status, e
-            return _Ending(record=failed(held.record, e), failure=e, observe=lambda: observer.refused(target, status_of_it, error))
+
+            def refused() -> None:
+                observer.refused(target, status_of_it, error)
+                self._tracer.failed(call, error.type, status_of_it, **_of_submitted(held))
+
+            return _Ending(record=failed(held.record, e), failure=e, observe=refused)
         except UpstreamGone as e:
             crashed = errors.WorkerCrashed(f"the instance died under this call: {e}", reason="crashed")
-            return _Ending(record=failed(held.record, crashed), failure=crashed, observe=lambda: observer.refused(target, 502))
+
+            def died() -> None:
+                observer.refused(target, 502)
+                self._tracer.failed(call, crashed.type, crashed.status, **_of_submitted(held))
+
+            return _Ending(record=failed(held.record, crashed), failure=crashed, observe=died)
         record = answered(held.record, exchange, status, body)
         raised = errors.FunctionRaised("user code raised") if status >= 500 else None
-        return _Ending(record=record, failure=raised, observe=lambda: self._metrics.answered(exchange, status, is_awaited=False))
+
+        def observe() -> None:
+            self._metrics.answered(exchange, status, is_awaited=False)
+            self._tracer.answered(exchange, status, **_of_submitted(held))
+
+        return _Ending(record=record, failure=raised, observe=observe, remember=lambda: note_answer(exchange, str(status)))
 
     async def _wait_for_quotas(self, held: Held, call: Call) -> tuple[Exchange, int, bytes]:
         """Its answer. Where its quotas are used up the call waits as long as its result would be kept, in the way of its own key only."""
@@ -164,3 +189,11 @@ class CallAttempts:
 def _release(call: Call) -> None:
     if call.admission is not None:
         call.admission.release()
+
+
+def _of_submitted(held: Held) -> dict[str, Any]:
+    """What a trace says of a call that nobody waits for."""
+    return {
+        "is_submitted": True,
+        "extra": {"faas.trigger": "timer", "pilotlight.schedule": held.record.schedule} if held.record.schedule else {},
+    }

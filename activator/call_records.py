@@ -82,6 +82,7 @@ def payload(record: CallRecord, call: Call) -> dict[str, Any]:
     deadline = {} if call.deadline_s is None else {"deadline_at": call.started_at + call.deadline_s}
     return {
         **deadline,
+        **({"trace": call.trace.to_json()} if call.trace is not None else {}),
         "record": record.to_json(),
         "owner": call.target.tenant,
         "key": call.key_id,

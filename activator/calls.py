@@ -42,6 +42,8 @@ from activator.request import Request
 from activator.routes import RouteTable
 from activator.settings import ActivatorSettings
 from activator.siblings import Siblings
+from activator.tracing.context import Trace
+from activator.tracing.tracer import Tracer
 from pilotlight import errors
 from pilotlight.protocol import HEADER_IDEMPOTENCY_KEY, HEADER_REPLAYED, HEADER_WEBHOOK, CallRecord
 from pilotlight.types import FunctionAddress, TenantId, check_name
@@ -70,6 +72,7 @@ class SubmittedCalls:
         controller: Path,
         token: str,
         siblings: Siblings | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._siblings = siblings
         self._books = books
@@ -82,7 +85,7 @@ class SubmittedCalls:
         self._putting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._attempts = CallAttempts(
             held=self._held, dispatcher=dispatcher, entrance=entrance, metrics=metrics, max_result_bytes=settings.max_body_bytes,
-            admission=self._admission,
+            admission=self._admission, tracer=tracer,
         )  # fmt: skip
         self._results = CallResults(self._held, journal=books.journal, controller=controller, token=token)
         self._questions = CallQuestions(self._held, control=control, siblings=siblings, cancel=self._cancel)
@@ -227,6 +230,7 @@ class SubmittedCalls:
             deadline_s=None if deadline_at is None else max(0.001, deadline_at - time.time()),
         )  # fmt: skip
         call.admission = self._admission(call)
+        call.trace = Trace.from_json(kept["trace"]) if kept.get("trace") else None
         return call
 
     # -- what the control plane began ---------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from activator.resilience.budgets import RetryBudgets
 from activator.resilience.persistence import Persistence
 from activator.routes import Target
 from activator.throttler import Throttler
-from activator.tracing.context import kind_of, note
+from activator.tracing.context import kind_of, note, note_answer
 from activator.upstream import Answer, UpstreamGone, WorkerConnection
 from pilotlight import errors
 from pilotlight.pricing import BUSY
@@ -234,6 +234,7 @@ class Dispatcher:
         instance = exchange.reservation.instance
         instance.block(now)
         exchange.close(status=503, outcome=BUSY, bytes_out=0)
+        note_answer(exchange, BUSY)
         exchange.call.attempt += 1
         if busy_since and now - busy_since > BUSY_PATIENCE_S:
             throttler.drain(instance)

@@ -25,6 +25,7 @@ from activator.reservation import Reservation
 from activator.resilience.breaker import Ending
 from activator.targets import Target
 from activator.throttler import Throttler
+from activator.tracing.tracer import Tracer
 from activator.upstream import UpstreamGone, WorkerConnection
 from pilotlight import errors
 from pilotlight.observations import SHADOW_ARM
@@ -117,12 +118,14 @@ class Shadows:
         is_crowded: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
+        tracer: Tracer | None = None,
     ) -> None:
         self._throttler_of = throttler_of
         self._observer = observer
         self._is_crowded = is_crowded
         self._clock = clock
         self._draw = draw
+        self._tracer = tracer or Tracer()
         self._computes: dict[str, Compute] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -174,8 +177,9 @@ class Shadows:
                 self._observer.skipped(target)
                 return
             call = _call_of(copy)
+            self._tracer.shadow(call, copy.call)
             status, body = 502, None
-            began_ns = time.monotonic_ns()
+            began_ns = call.reserved_ns = time.monotonic_ns()
             try:
                 status, body = await _exchange(call, reservation)
             except (errors.PilotlightError, UpstreamGone, OSError) as e:  # TimeoutError is one
@@ -184,6 +188,7 @@ class Shadows:
             exec_ms = (time.monotonic_ns() - began_ns) / 1e6
             compute.add(self._clock(), copied=exec_ms)
             compute.expected = exec_ms if not compute.expected else 0.8 * compute.expected + 0.2 * exec_ms
+            self._tracer.ended(call, reservation, None, status=status, dispatched_ns=began_ns, is_submitted=True)
             self._observer.shadowed(target, status=status, exec_ms=exec_ms, matched=_compared(copy, status, body))
         finally:
             compute.reserved -= copy.expected_ms

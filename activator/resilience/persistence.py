@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from activator.resilience.budgets import RetryBudgets
 from activator.resilience.retries import may_retry, pause_s
+from activator.tracing.context import note_answer
 from pilotlight import errors
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Persistence:
                 if wait_s is None:
                     return exchange
                 exchange.close(status=exchange.answer.status, outcome="error", bytes_out=len(exchange.answer.body or b""))
+                note_answer(exchange, str(exchange.answer.status))
             call.attempt += 1
             call.retries += 1
             await self._sleep(wait_s)

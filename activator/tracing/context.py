@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pilotlight import errors
@@ -9,7 +10,7 @@ from pilotlight.tracecontext import attempt_span_of, trace_id_of, traceparent
 from snapshotter.types import StartKind
 
 if TYPE_CHECKING:
-    from activator.dispatch import Call
+    from activator.call import Call, Exchange
     from activator.instances import Instance
     from activator.reservation import Reservation
 
@@ -39,6 +40,16 @@ class Trace:
         self.state = state
         self.kept_for = kept_for
         self.link = link
+
+    def to_json(self) -> list[str]:
+        """What a journal holds of it."""
+        return [self.id, self.parent, self.state.decode("latin-1"), self.kept_for]
+
+    @classmethod
+    def from_json(cls, body: Sequence[str]) -> Trace:
+        """The reverse of `to_json`."""
+        identity, parent, state, kept_for = body
+        return cls(identity, parent, state=state.encode("latin-1"), kept_for=kept_for)
 
     def __repr__(self) -> str:
         return f"<Trace {self.id} {self.kept_for or 'undecided'}>"
@@ -97,6 +108,12 @@ def note(call: Call, reservation: Reservation | None, *, dispatched_ns: int, end
     """An attempt of the call ended without an answer: it is remembered for its trace."""
     if len(call.past) < MAX_ATTEMPTS:
         call.past = (*call.past, attempt_of(call, reservation, dispatched_ns=dispatched_ns, ended_ns=ended_ns, error=error))
+
+
+def note_answer(exchange: Exchange, error: str) -> None:
+    """An attempt of the call was answered, and closed, and the call is tried again all the same."""
+    ended_ns = exchange.dispatched_ns + int(exchange.exec_ms * 1e6)
+    note(exchange.call, exchange.held, dispatched_ns=exchange.dispatched_ns, ended_ns=ended_ns, error=error)
 
 
 def attempt_of(call: Call, reservation: Reservation | None, *, dispatched_ns: int, ended_ns: int, error: str = "") -> Attempt:

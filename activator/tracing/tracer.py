@@ -110,8 +110,8 @@ class Tracer:
         """The same for a call without an exchange. `ended_ns`: 0 = now."""
         ended_ns = ended_ns or self._clock_ns()
         reason = self._reason(call, status, ended_ns, more.get("first_byte_ms"))
-        if reason == SLOW and more.get("is_submitted"):  # nobody waits for it
-            reason = call.trace.kept_for if call.trace is not None else ""
+        if (reason == SLOW and more.get("is_submitted")) or (call.trace is not None and call.trace.link):
+            reason = call.trace.kept_for if call.trace is not None else ""  # nobody waits for it
         if reason and self._is_kept(call, reason):
             last = attempt_of(call, reservation, dispatched_ns=dispatched_ns, ended_ns=ended_ns)
             said = reported.parse(answer.header(_SPANS)) if answer is not None else None

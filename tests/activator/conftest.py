@@ -95,7 +95,7 @@ class Edge:
         self.tracer = Tracer(share=settings.traces_sampled, keep=self.keep, exemplars=self.metrics, activator="a-0")
         self.calls = SubmittedCalls(
             books=self.books, dispatcher=dispatcher, table=self.table, entrance=self.entrance, control=self.control, settings=settings,
-            metrics=self.metrics, controller=nobody, token="t",
+            metrics=self.metrics, controller=nobody, token="t", tracer=self.tracer,
         )  # fmt: skip
         self.limits = EdgeLimits(
             max_per_address=settings.max_connections_per_address,

@@ -12,10 +12,10 @@ import pytest
 from prometheus_client.openmetrics.exposition import generate_latest
 
 from activator.settings import ActivatorSettings
-from activator.tracing.context import ASKED
+from activator.tracing.context import ASKED, Trace
 from activator.tracing.document import Json
 from activator.tracing.sampling import BURST_S, RATES
-from pilotlight.policies import Objectives
+from pilotlight.policies import Objectives, RetryPolicy
 from pilotlight.spec import FunctionKind
 from pilotlight.tracecontext import attempt_span_of, parse, root_span_of, trace_id_of
 from snapshotter import errors as agent_errors
@@ -307,3 +307,63 @@ async def test_a_raw_request_that_fails_is_kept(web: Edge, script: Script) -> No
     script.now = failing
     await raw(web)
     assert [(trace["kept_for"], trace["status"]) for trace in web.traces] == [("error", 500)]
+
+
+# -- calls that nobody waits for ----------------------------------------------------------------------------------------
+async def submitted(edge: Edge, **headers: str) -> str:
+    answer = await edge.call("shop/hello:submit", json={"x": 1}, headers=headers)
+    assert answer.status_code == 202
+    return str(answer.json()["id"])
+
+
+async def test_a_submitted_call_stays_in_its_callers_trace(warm: Edge) -> None:
+    call_id = await submitted(warm, **SAMPLED)
+    await until(lambda: len(warm.traces) == 1)
+    (trace,) = warm.traces
+    assert (trace["id"], trace["call"], trace["kept_for"]) == (TRACE, call_id, "asked")
+    root = trace["spans"][0]
+    assert (root["name"], root["kind"], root["parent"]) == ("shop/hello", "consumer", SPAN)
+    assert root["attributes"]["faas.trigger"] == "pubsub"
+    assert parse(received(warm)[-1]["traceparent"].encode()) == (TRACE, attempt_span_of(call_id), True)
+
+
+async def test_attempts_of_a_submitted_call_are_spans_of_one_trace(edge: Edge, script: Script, patient: Objectives) -> None:
+    retries = RetryPolicy(max_retries=1, initial_delay_s=0.001)
+    edge.add(route_of(spec_of(objectives=patient, retries=retries)))
+    await edge.call(json={"x": 0})
+    edge.traces.clear()
+
+    async def fail_once(request: WorkerRequest) -> WorkerAnswer:
+        script.now = echo
+        return await failing(request)
+
+    script.now = fail_once
+    await submitted(edge, **SAMPLED)
+    await until(lambda: len(edge.traces) == 1)
+    found = spans(edge.traces[0])
+    assert (found["attempt 1"]["error"], found["attempt 2"]["error"]) == ("500", "")
+    assert edge.traces[0]["status"] == 200
+
+
+async def test_a_call_keeps_its_trace_over_a_restart() -> None:
+    trace = Trace(TRACE, SPAN, state=b"a=1", kept_for=ASKED)
+    again = Trace.from_json(json.loads(json.dumps(trace.to_json())))
+    assert [getattr(again, name) for name in Trace.__slots__] == [getattr(trace, name) for name in Trace.__slots__]
+
+
+async def test_a_retry_while_the_caller_waits_is_an_attempt_of_the_same_trace(edge: Edge, script: Script, patient: Objectives) -> None:
+    retries = RetryPolicy(max_retries=1, initial_delay_s=0.001)
+    edge.add(route_of(spec_of(objectives=patient, retries=retries)))
+    for _ in range(20):  # callers earn their retries by calls
+        await edge.call(json={"x": 0})
+    edge.traces.clear()
+
+    async def fail_once(request: WorkerRequest) -> WorkerAnswer:
+        script.now = echo
+        return await failing(request)
+
+    script.now = fail_once
+    answer = await edge.call(json={"x": 1}, headers=SAMPLED)
+    assert answer.status_code == 200
+    (trace,) = edge.traces
+    assert {"attempt 1", "attempt 2"} <= spans(trace).keys()
