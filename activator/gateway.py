@@ -21,6 +21,9 @@ from activator.control import ControlPlane
 from activator.dispatch import Call, Dispatcher, Exchange
 from activator.entry import Entrance, Entry, split_tenant
 from activator.heads import call_head, closed_head
+from activator.idempotency.layer import KEY, Idempotency
+from activator.idempotency.process import ProcessIdempotency
+from activator.idempotency.store import IdempotencyStore
 from activator.metrics import Metrics
 from activator.model_servers import ModelServers, is_model_path
 from activator.passthrough import Passthrough
@@ -123,6 +126,7 @@ class Gateway:
         metrics: Metrics,
         tracer: Tracer | None = None,
         shadows: Shadows | None = None,
+        idempotency: IdempotencyStore | None = None,
     ) -> None:
         self._settings = settings
         self._table = table
@@ -133,6 +137,10 @@ class Gateway:
         self._variations = Variations(
             settings=settings, reception=self._reception, calls=calls, dispatcher=dispatcher, scaler=scaler, admit=self.admit
         )
+        self.idempotency = Idempotency(
+            idempotency or ProcessIdempotency(), reception=self._reception, ttl_s=settings.idempotency_ttl_s,
+            max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s,
+        )  # fmt: skip
         self._models = ModelServers(settings=settings, reception=self._reception, invoke=self.invoke)
         self._passthrough = passthrough
         self._control = control
@@ -154,9 +162,15 @@ class Gateway:
         """ASGI 3."""
         if scope["type"] == "http":
             request = Request(scope, receive, send)
-            await self._answer(request, self._route(request))
+            is_once = KEY in request.headers and self.idempotency.concerns(request)
+            await self._answer(request, self.idempotency.answer(request, self._plain) if is_once else self._route(request))
         elif scope["type"] == "websocket":
             await self._passthrough.websocket(scope, receive, send, self._reception.raw_entry)
+
+    async def _plain(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The same for a request whose idempotency key was looked at."""
+        request = Request(scope, receive, send)
+        await self._answer(request, self._route(request))
 
     def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> Way | None:
         """What is known of a call that may go without a task (`activator.warm`); None when it must not, or was never resolved."""

@@ -350,5 +350,9 @@ def is_simple(headers: dict[bytes, bytes], *, max_body_bytes: int) -> bool:
     """Whether a request's head promises nothing that needs a task: a body of known, small length and no clock of the caller's."""
     length = headers.get(b"content-length", b"0")
     return (
-        length.isdigit() and int(length) <= max_body_bytes and b"transfer-encoding" not in headers and b"pilotlight-timeout" not in headers
+        length.isdigit()
+        and int(length) <= max_body_bytes
+        and b"transfer-encoding" not in headers
+        and b"pilotlight-timeout" not in headers
+        and b"idempotency-key" not in headers
     )

@@ -1,0 +1,123 @@
+"""What the gateway relies on for idempotency keys, held to by the process and by a real Redis alike."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from activator.idempotency.process import ProcessIdempotency
+from activator.idempotency.redis_store import RedisIdempotency
+from activator.idempotency.store import LEASE_S, IdempotencyStore, Known
+from pilotlight import errors
+from tests.fakes.clock import ManualClock
+from tests.fakes.routes import TEST_KEY
+
+SHORT_S = 0.05
+"""Of a real Redis' leases here."""
+
+
+class Desk:
+    """A store, and time that passes until a lease has lapsed, or the TTL of one second."""
+
+    def __init__(self, store: IdempotencyStore, lapse: Callable[[], Awaitable[None]], second: Callable[[], Awaitable[None]]) -> None:
+        self.store = store
+        self.lapse = lapse
+        self.second = second
+
+
+@pytest.fixture(name="desk", params=["process", "redis"])
+async def _desk(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
+    if request.param == "process":
+        clock = ManualClock()
+
+        async def advance(seconds: float) -> None:
+            clock.advance(seconds)
+
+        yield Desk(ProcessIdempotency(clock=clock), lambda: advance(LEASE_S + 1), lambda: advance(1.1))
+        return
+    url = request.getfixturevalue("redis_url")
+    store = RedisIdempotency(url, platform=uuid.uuid4().hex[:8], key=TEST_KEY, lease_s=SHORT_S)
+    yield Desk(store, lambda: asyncio.sleep(4 * SHORT_S), lambda: asyncio.sleep(1.2))
+    await store.aclose()
+
+
+async def test_of_many_who_claim_at_once_one_runs(desk: Desk) -> None:
+    found = await asyncio.gather(*(desk.store.claim("n", f"print-{i}") for i in range(20)))
+    winner = next(i for i, known in enumerate(found) if known is None)
+    assert found.count(None) == 1
+    assert all(known == Known(fingerprint=f"print-{winner}", answer=None) for known in found if known is not None)
+
+
+async def test_an_answer_is_the_same_for_everybody_until_it_runs_out(desk: Desk) -> None:
+    answer = bytes(range(256)) * 10
+    await desk.store.claim("n", "print")
+    await desk.store.keep("n", "print", answer, ttl_s=1.0)
+    assert await desk.store.claim("n", "other") == Known(fingerprint="print", answer=answer)
+    await desk.second()
+    assert await desk.store.claim("n", "other") is None
+
+
+async def test_a_claim_that_is_given_up_is_the_next_ones_and_an_answer_is_not_given_up(desk: Desk) -> None:
+    await desk.store.claim("n", "print")
+    await desk.store.forget("n")
+    assert await desk.store.claim("n", "print") is None
+    await desk.store.keep("n", "print", b"done", ttl_s=60.0)
+    await desk.store.forget("n")
+    assert await desk.store.claim("n", "print") == Known(fingerprint="print", answer=b"done")
+    await desk.store.forget("never claimed")
+
+
+async def test_the_claim_of_one_who_died_lapses(desk: Desk) -> None:
+    await desk.store.claim("n", "print")
+    await desk.lapse()
+    assert await desk.store.claim("n", "print") is None
+
+
+async def test_holding_a_claim_keeps_it_and_changes_no_answer(desk: Desk) -> None:
+    await desk.store.claim("n", "print")
+    await desk.store.hold("n")
+    assert await desk.store.claim("n", "print") == Known(fingerprint="print", answer=None)
+    await desk.store.keep("n", "print", b"done", ttl_s=60.0)
+    await desk.store.hold("n")
+    await desk.lapse()
+    assert await desk.store.claim("n", "print") == Known(fingerprint="print", answer=b"done")
+
+
+async def test_an_answer_is_kept_though_its_claim_was_lost(desk: Desk) -> None:
+    await desk.store.keep("n", "print", b"", ttl_s=60.0)
+    assert await desk.store.claim("n", "print") == Known(fingerprint="print", answer=b"")
+
+
+async def test_names_do_not_meet(desk: Desk) -> None:
+    assert await desk.store.claim("n", "print") is None
+    assert await desk.store.claim("m", "print") is None
+
+
+async def test_the_process_forgets_its_oldest_answers_beyond_its_bound() -> None:
+    store = ProcessIdempotency(max_bytes=3000, clock=ManualClock())
+    for number in range(4):
+        await store.claim(str(number), "print")
+        await store.keep(str(number), "print", b"x" * 1000, ttl_s=60.0)
+    assert await store.claim("0", "print") is None
+    assert await store.claim("3", "print") == Known(fingerprint="print", answer=b"x" * 1000)
+
+
+async def test_answers_in_redis_are_sealed(redis_url: str) -> None:
+    import redis
+
+    store = RedisIdempotency(redis_url, platform="sealed", key=TEST_KEY)
+    await store.keep("n", "print", b"a secret that nobody may read", ttl_s=60.0)
+    await store.aclose()
+    with redis.Redis.from_url(redis_url) as client:
+        assert b"secret" not in (client.hget("pilotlight:{sealed}:once:n", "answer") or b"")
+
+
+async def test_a_redis_that_is_away_is_said_without_its_password() -> None:
+    store = RedisIdempotency("redis://user:secret@127.0.0.1:1/0", platform="d", key=TEST_KEY)
+    with pytest.raises(errors.Unavailable, match="does not answer") as e:
+        await store.claim("n", "print")
+    await store.aclose()
+    assert "secret" not in str(e.value)
