@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pilotlight.cli import releasing
+from pilotlight.cli import canary, releasing
 from pilotlight.cli.commands import Yes
 from pilotlight.cli.output import cell, moment, table
 from pilotlight.cli.session import Session
@@ -62,28 +62,35 @@ def promote(
     evaluation: releasing.Evaluation = None,
     allow_breaking: releasing.AllowBreaking = False,
     override_freeze: releasing.OverrideFreeze = False,
+    canary_steps: canary.Canary = None,
+    every: canary.Every = None,
+    min_samples: canary.MinSamples = None,
+    gate: canary.Gates = None,
     yes: Yes = False,
 ) -> None:
-    """Let a revision serve; or with --from, what serves in another environment."""
+    """Let a revision serve, at once or with --canary step by step; or with --from, what serves in another environment."""
     if (name is None) == (source is None):
         raise InvalidInput("name a revision, or an environment with --from: one of them", hint="pilotlight app promote search/embed v7")
     owner, function = _split(app)
+    rollout = canary.plan_of(canary_steps, every, min_samples, gate)
     with session.client() as client:
         if source is not None:
-            _promote_from(session, client, app=app, source=source, message=message, allow_breaking=allow_breaking, yes=yes)
+            options = {"message": message, "allow_breaking": allow_breaking, "rollout": rollout}
+            _promote_from(session, client, app=app, source=source, options=options, yes=yes)
             return
         assert name is not None
-        session.confirm(f"Give all traffic of {app} to {name}?", yes=yes)
+        session.confirm(f"Give {'' if rollout is None else 'step by step '}all traffic of {app} to {name}?", yes=yes)
         body = client.promote(
             owner,
             name,
             function=function,
             message=message,
+            rollout=rollout,
             evaluation=releasing.evaluation(evaluation),
             allow_breaking=allow_breaking,
             override_freeze=override_freeze,
         )
-    session.show(body, lambda: f"{body['app']}/{body['function']} is answered by {body['revision']}")
+    session.show(body, lambda: _promoted(body))
 
 
 def rollback(
@@ -177,13 +184,18 @@ VERBS: dict[str, Callable[..., None]] = {
 }  # fmt: skip
 
 
-def _promote_from(session: Session, client: Client, *, app: str, source: str, message: str, allow_breaking: bool, yes: bool) -> None:
+def _promoted(body: dict[str, Any]) -> str:
+    name = f"{body['app']}/{body['function']}"
+    if body["stage"] == "rollout":
+        return f"{body['revision']} takes over {name} step by step: `pilotlight rollout watch {body['rollout']}` shows how it goes"
+    return f"{name} is answered by {body['revision']}"
+
+
+def _promote_from(session: Session, client: Client, *, app: str, source: str, options: dict[str, Any], yes: bool) -> None:
     owner, function = _split(app)
     target = client.profile.environment
     session.confirm(f"Deploy in {target} what serves {app} in {source}?", yes=yes)
-    done = client.promote_app(
-        owner, from_environment=source, to_environment=target, function=function, message=message, allow_breaking=allow_breaking
-    )
+    done = client.promote_app(owner, from_environment=source, to_environment=target, function=function, **options)
     rows = [{"function": f.function, "revision": f.revision, "stage": f.stage, "needs": f.approvals or None} for f in done.functions]
     columns = {"function": "function", "revision": "revision", "stage": "", "needs": "needs approvals"}
     session.show({"app": done.app, "environment": done.environment, "version": done.version, "functions": rows},

@@ -141,8 +141,8 @@ def _rollout(sql: sa.Connection, function_id: str, revision: str) -> dict[str, A
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Leaves by their path; an empty list or object is a leaf, too."""
-    if isinstance(value, Mapping) and value:
+    """Leaves by their path; an empty list is a leaf, an empty object is nothing."""
+    if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flat(inner, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list) and value and any(isinstance(inner, Mapping | list) for inner in value):

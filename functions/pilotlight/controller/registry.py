@@ -79,7 +79,6 @@ def stop(write: Write, place: Place) -> int:
     names = _current(write.sql, place)
     for name in names:
         publishing.publish(write, place.function_id(name))
-        schedules.sync(write, place.function_id(name), None)
     history.note(write, place, version=version, action="stop", functions=_listed(names))
     note(write, place, "app.stop", after={"version": version})
     return version
@@ -184,12 +183,9 @@ def place_revision(write: Write, place: Place, spec: FunctionSpec, *, told: Told
 
 
 def settle(write: Write, place: Place, function: str, done: Released) -> None:
-    """After a release: what was stopped is told to go on, and the schedules are those of what serves."""
-    function_id = place.function_id(function)
+    """After a release that moved no traffic: what was stopped is told to go on."""
     if done.stage is not Stage.LIVE:
-        publishing.publish(write, function_id)
-    if serving := releases.serving(write.sql, function_id):
-        schedules.sync(write, function_id, revisions.spec_of(write.sql, function_id=function_id, revision=serving))
+        publishing.publish(write, place.function_id(function))
 
 
 def deployed(function: str, revision: str, done: Released, *, created: bool) -> Deployed:

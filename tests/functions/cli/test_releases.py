@@ -1,0 +1,168 @@
+"""`pilotlight deploy` with its terms, and `pilotlight app revisions|diff|promote|rollback|…`, against the real control plane."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from pilotlight.cli import releasing
+from pilotlight.cli.main import build
+from pilotlight.controller.store import Store
+from pilotlight.errors import InvalidInput
+from tests.fakes.served_controller import ServedController
+
+SOURCE = """
+import pilotlight
+app = pilotlight.App("search")
+
+@app.function(require={require}, cpu={cpu})
+def embed(text: str{more}) -> {returns}:
+    return 1
+"""
+
+
+class Shell:
+    """Types commands."""
+
+    def __init__(self, platform: ServedController, home: Path) -> None:
+        self.platform = platform
+        self.home = home
+        self.files = 0
+
+    def run(self, *words: str, key: str | None = None) -> Result:
+        return CliRunner().invoke(build(), list(words), env=self.platform.environ(key), prog_name="pilotlight")
+
+    def json(self, *words: str, key: str | None = None) -> Any:
+        done = self.run(*words, "--json", key=key)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    def failed(self, *words: str, key: str | None = None) -> str:
+        done = self.run(*words, key=key)
+        assert done.exit_code == 1, done.output
+        said, hint = done.stderr.strip().splitlines()
+        assert (said[:6], hint[:4]) == ("error ", "try ")
+        return f"{said}\n{hint}"
+
+    def source(self, *, returns: str = "int", more: str = "", cpu: float = 1.0, require: str = "{}") -> str:
+        self.files += 1  # of its own name: one process imports a module once
+        file = self.home / f"searching{self.files}.py"
+        file.write_text(SOURCE.format(returns=returns, more=more, cpu=cpu, require=require))
+        return str(file)
+
+    def deploy(self, *words: str, **source: Any) -> Any:
+        return self.json("deploy", self.source(**source), "--no-wait", *words)["functions"][0]
+
+
+@pytest.fixture(scope="module", name="database")
+def _database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated database: copied by tests, because migrating takes longer than most of them."""
+    path = tmp_path_factory.mktemp("empty") / "controller.db"
+    store = Store(f"sqlite:///{path}", clock=lambda: 0.0)
+    store.migrate()
+    store.close()
+    return path
+
+
+@pytest.fixture(name="shell")
+def _shell(database: Path, tmp_path: Path) -> Iterator[Shell]:
+    for file in database.parent.iterdir():  # with its log, if SQLite left one
+        shutil.copy(file, tmp_path)
+    (tmp_path / "source").mkdir()
+    with ServedController(tmp_path) as platform:
+        yield Shell(platform, tmp_path / "source")
+
+
+def test_a_bad_release_is_refused_and_the_way_out_is_shown(shell: Shell) -> None:
+    shell.deploy(returns="int")
+    said = shell.failed("deploy", shell.source(returns="float"), "--no-wait")
+    assert "the answer: was integer, may be number now" in said
+    assert "--allow-breaking" in said
+    assert shell.deploy("--allow-breaking", returns="float")["stage"] == "live"
+    metrics = shell.home / "metrics.json"
+    metrics.write_text('{"embed": {"accuracy": 0.9}, "loss": 0.1}')
+    gated = shell.source(returns="float", require='{"accuracy": ">= 0.91"}')
+    assert "accuracy >= 0.91: it is 0.9" in shell.failed("deploy", gated, "--no-wait", "--eval", str(metrics))
+    metrics.write_text('{"accuracy": 0.95}')
+    assert shell.json("deploy", gated, "--no-wait", "--eval", str(metrics))["functions"][0]["revision"].startswith("v3-")
+
+
+def test_releases_are_looked_at_compared_and_taken_back(shell: Shell) -> None:
+    shell.deploy("--meta", "dataset=sha256:1")
+    shell.deploy("--message", "more of it", cpu=2.0)
+    newest = shell.run("app", "revisions", "search").stdout.splitlines()[1].split()
+    assert (newest[0][:3], newest[1]) == ("v2-", "100")
+    told = shell.json("app", "revision", "search/embed", "v1")
+    assert told["lineage"]["dataset"] == "sha256:1"
+    assert told["schemas"][0]["returns"]["type"] == "integer"
+    assert "sha256:1" in shell.run("app", "revision", "search", "v1").stdout
+    changed = shell.json("app", "diff", "search", "v1", "v2")["changes"]
+    assert {"what": "resources.cpu", "from": 1.0, "to": 2.0} in changed
+    assert "resources.cpu" in shell.run("app", "diff", "search", "v1", "v2").stdout
+    assert "is back on v1-" in shell.run("app", "rollback", "search", "--yes").stdout
+    assert "nothing served search/embed before v1-" in shell.failed("app", "rollback", "search", "--yes")
+    assert "is answered by v2-" in shell.run("app", "promote", "search/embed", "v2", "--yes").stdout
+    assert [entry["action"] for entry in shell.json("app", "history", "search")] == ["promote", "rollback", "deploy", "deploy"]
+
+
+def test_a_rollback_asks_first(shell: Shell) -> None:
+    shell.deploy()
+    done = CliRunner().invoke(build(), ["app", "rollback", "search"], env=shell.platform.environ(), input="n\n", prog_name="pilotlight")
+    assert done.exit_code != 0
+    assert [entry["action"] for entry in shell.json("app", "history", "search")] == ["deploy"]
+
+
+def test_somebody_else_approves(shell: Shell) -> None:
+    shell.deploy()
+    assert "new revisions need 1 approval" in shell.run("app", "protect", "search", "--approvals", "1").stdout
+    waiting = shell.run("deploy", shell.source(cpu=2.0), "--no-wait").stdout
+    assert "needs 1 more approval: somebody else runs `pilotlight app approve search/embed v2-" in waiting
+    assert "needs 1 more approval" in shell.failed("app", "promote", "search", "v2", "--yes")
+    assert "let another one approve it" in shell.failed("app", "approve", "search", "v2")
+    other = shell.json("token", "create", "--scope", "deploy")["secret"]
+    assert "it may serve: pilotlight app promote search/embed v2-" in shell.run("app", "approve", "search", "v2", key=other).stdout
+    assert shell.json("app", "promote", "search", "v2", "--yes")["stage"] == "live"
+
+
+def test_names_are_given_and_taken(shell: Shell) -> None:
+    first = shell.deploy()["revision"]
+    second = shell.deploy("--no-traffic", "--tag", "next", cpu=2.0)
+    assert second["stage"] == "no_traffic"
+    assert shell.json("app", "alias", "search", "blessed", "next")["blessed"] == second["revision"]
+    assert shell.json("app", "alias", "search", "blessed", "--remove") == {"stable": first}
+    assert "kept by the platform" in shell.failed("app", "alias", "search", "stable", "v1")
+    assert shell.json("app", "pin", "search", "default", "v1")["revision"] == first
+    assert "follows the weights" in shell.run("app", "pin", "search", "default", "--remove").stdout
+    promoted = shell.run("app", "promote", "search", "next", "--canary", "10,100", "--every", "1m", "--yes").stdout
+    assert "takes over search/embed step by step" in promoted
+
+
+def test_what_serves_elsewhere_is_promoted(shell: Shell) -> None:
+    shell.run("environment", "create", "staging")
+    revision = shell.deploy("-e", "staging")["revision"]
+    done = shell.json("app", "promote", "search", "--from", "staging", "--yes")
+    assert (done["environment"], done["functions"][0]["revision"], done["functions"][0]["stage"]) == ("main", revision, "live")
+    assert "one of them" in shell.failed("app", "promote", "search", "--yes")
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '{"a": "b"}', '{"a": true}', '{"a": {"b": {"c": 1}}}', '{"a": NaN}'])
+def test_an_evaluation_is_an_object_of_numbers(tmp_path: Path, text: str) -> None:
+    (tmp_path / "m.json").write_text(text)
+    with pytest.raises(InvalidInput):
+        releasing.evaluation(tmp_path / "m.json")
+
+
+def test_an_evaluation_may_be_by_function(tmp_path: Path) -> None:
+    (tmp_path / "m.json").write_text('{"accuracy": 1, "embed": {"recall": 0.5}}')
+    assert releasing.evaluation(tmp_path / "m.json") == {"accuracy": 1.0, "embed.recall": 0.5}
+    assert releasing.evaluation(None) == {}
+    with pytest.raises(InvalidInput, match="No such file"):
+        releasing.evaluation(tmp_path / "missing.json")
+    with pytest.raises(InvalidInput, match="name=value"):
+        releasing.lineage(["dataset"])
