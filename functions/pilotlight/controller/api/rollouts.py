@@ -115,7 +115,7 @@ def get_rollout(
     with context.store.read() as sql:
         found = ledger.find(sql, tenant=caller.tenant, rollout=rollout)
         _demand_sight(caller, found)
-        return RolloutDetail(**views.detail(sql, found, now=context.clock(), limit=limit))
+        return RolloutDetail(**views.detail(sql, found, now=context.clock(), limit=limit, rates=context.config.prices.rates()))
 
 
 @router.post("/{rollout}:pause")

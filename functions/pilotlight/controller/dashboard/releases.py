@@ -98,21 +98,23 @@ async def page(visit: Visitor) -> Response:
 async def one(visit: Visitor, rollout: _Id) -> Response:
     """One of them with every decision. Raises NotFound."""
     _demand_sight(visit)
+    rates = visit.context.config.prices.rates()
 
     def look(sql: sa.Connection) -> Shown:
         found = ledger.find(sql, tenant=visit.caller.tenant, rollout=rollout)
         if found.environment != visit.environment or not visit.caller.may_see(found.app, found.function):
             raise NotFound(f"there is no rollout {rollout!r} in environment {visit.environment!r}")
-        return shown(views.detail(sql, found, now=visit.now, limit=DECISIONS), currency=visit.currency)
+        return shown(views.detail(sql, found, now=visit.now, limit=DECISIONS, rates=rates), currency=visit.currency)
 
     return render("release.html", visit=visit, one=await visit.read(look), **_WORDS)
 
 
 def _look(sql: sa.Connection, visit: Visit) -> tuple[list[Shown], list[Rollout]]:
+    rates = visit.context.config.prices.rates()
     found = ledger.listing(sql, tenant=visit.caller.tenant, environment=visit.environment, limit=NEWEST)
     mine = [rollout for rollout in found if visit.caller.may_see(rollout.app, rollout.function)]
     active = [
-        shown(views.detail(sql, rollout, now=visit.now, limit=5), currency=visit.currency)
+        shown(views.detail(sql, rollout, now=visit.now, limit=5, rates=rates), currency=visit.currency)
         for rollout in mine
         if rollout.state.value in ACTIVE
     ]

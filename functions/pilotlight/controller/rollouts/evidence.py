@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import sqlalchemy as sa
 
-from pilotlight.controller import feedback, observations
+from pilotlight.controller import feedback, observations, tables
 from pilotlight.controller.rollouts.baseline import minus
 from pilotlight.controller.rollouts.failures import HOUR_S, RECENT_S
 from pilotlight.controller.rollouts.ledger import Rollout
@@ -14,26 +15,31 @@ from pilotlight.controller.rollouts.plan import FEEDBACK, Plan
 from pilotlight.controller.rollouts.records import Evidence
 from pilotlight.controller.rollouts.statistics import Sample
 from pilotlight.observations import SHADOW_ARM, Observation, added
+from pilotlight.pricing import Footprint, Rates, rate_per_s
 from pilotlight.traffic import WHOLE
 
 MINUTE_S = 60.0
 
 
-def gather(sql: sa.Connection, rollout: Rollout, baseline: Mapping[str, Observation], *, now: float) -> tuple[Evidence, Evidence]:
+def gather(
+    sql: sa.Connection, rollout: Rollout, baseline: Mapping[str, Observation], *, now: float, rates: Rates | None = None
+) -> tuple[Evidence, Evidence]:
     """Of the candidate and of stable, over the same minutes.
 
-    In the last step stable has no calls any more: it is what it was since the rollout began.
+    In the last step stable has no calls any more: it is what it was since the rollout began. `rates`: what instances are priced by.
     """
     is_last = rollout.weight == WHOLE
     began_at = min(rollout.created_at, rollout.step_began_at)  # a clock that was set back has made the step begin before the rollout
     step = _seen(sql, rollout, since_s=rollout.step_began_at, now=now)
     recent = _seen(sql, rollout, since_s=max(now - RECENT_S, began_at), now=now)
     hour = _seen(sql, rollout, since_s=max(now - HOUR_S, began_at), now=now)
+    prices = _prices(sql, rollout, rates) if rates is not None else {}
     whole = _seen(sql, rollout, since_s=began_at, now=now) if is_last else step
 
     def of(revision: str, seen: Mapping[str, Observation], *, since_s: float, before: Observation | None) -> Evidence:
         told = _feedback(sql, rollout, revision, since_s=since_s, now=now)
-        return Evidence(step=minus(seen[revision], before), recent=recent[revision], hour=hour[revision], feedback=told)
+        price = prices.get(revision, 0.0)
+        return Evidence(step=minus(seen[revision], before), recent=recent[revision], hour=hour[revision], feedback=told, price=price)
 
     candidate = of(rollout.candidate, step, since_s=rollout.step_began_at, before=baseline.get(rollout.candidate))
     if is_last:
@@ -62,6 +68,20 @@ def of_revisions(
 def _seen(sql: sa.Connection, rollout: Rollout, *, since_s: float, now: float) -> dict[str, Observation]:
     revisions = (rollout.candidate, rollout.stable)
     return of_revisions(sql, tenant=rollout.tenant, function_id=rollout.function_id, revisions=revisions, since_s=since_s, now=now)
+
+
+def _prices(sql: sa.Connection, rollout: Rollout, rates: Rates) -> dict[str, float]:
+    """Revision → price of a second of its instance; without those whose accelerator has none."""
+    table = tables.revisions
+    where = (table.c.function == rollout.function_id, table.c.name.in_((rollout.candidate, rollout.stable)))
+    out = {}
+    for row in sql.execute(sa.select(table.c.name, table.c.spec).where(*where)):
+        resources = json.loads(row.spec)["resources"]
+        gpu = resources["gpu"][0] if resources["gpu"] else None
+        footprint = Footprint(cpu=resources["cpu"], memory_bytes=resources["memory_bytes"], gpu=gpu, gpu_count=resources["gpu_count"])
+        if gpu is None or gpu in rates.gpu_s:
+            out[row.name] = float(rate_per_s(footprint, rates))
+    return out
 
 
 def _feedback(sql: sa.Connection, rollout: Rollout, revision: str, *, since_s: float, now: float) -> dict[str, Sample]:

@@ -3,12 +3,15 @@
 FAIL is a proof, by a test that may be looked at as often as one likes (`statistics`). PASS needs the plan's samples and an estimate within
 the limit. Everything between waits. The limit is the greater of stable's number made worse by the allowed share, and of stable's number
 plus the slack; both must be exceeded before a gate fails.
+
+Calls that share an instance share its price, so a call is dearer where there are few of them, whatever the revision: while the candidate
+has fewer calls than stable, its cost is also compared as if every call had had its instance alone, and the milder comparison counts.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pilotlight.controller.rollouts import statistics
 from pilotlight.controller.rollouts.plan import FEEDBACK, Gate, GateKind, Plan, metric_of
@@ -19,6 +22,8 @@ from pilotlight.pricing import COST_QUANTUM
 
 MIN_CALLS = 30
 """Nothing is proven of a candidate by fewer."""
+EQUAL_LOAD = 0.8
+"""Of stable's calls: a candidate with so many has its instances as full as stable has, and what was billed counts alone."""
 _CLOCK = {"latency": "warm", "first_byte": "first_byte", "cold": "cold"}
 
 
@@ -44,6 +49,7 @@ class Proof:
     limit: float | None
     samples: int
     is_worse: bool
+    note: str = ""
 
 
 def weigh(gate: Gate, plan: Plan, candidate: Evidence, stable: Evidence, *, is_over: bool) -> GateResult:
@@ -66,7 +72,7 @@ def prove(gate: Gate, plan: Plan, candidate: Evidence, stable: Evidence, *, boug
     if gate.metric.startswith(FEEDBACK):
         return _prove_mean(gate, plan, feedback_of(candidate, gate.metric), feedback_of(stable, gate.metric), bought)
     if gate.metric.startswith("cost_"):
-        return _prove_mean(gate, plan, cost_of(candidate.step, gate.metric), cost_of(stable.step, gate.metric), bought)
+        return _prove_cost(gate, plan, candidate, stable, bought)
     if gate.metric.endswith("_ratio"):
         return _prove_share(gate, plan, share_of(candidate.step, gate.metric), share_of(stable.step, gate.metric), bought)
     return _prove_quantile(gate, plan, candidate.step, stable.step, bought)
@@ -84,10 +90,19 @@ def share_of(seen: Observation, metric: str) -> Share:
 
 def cost_of(seen: Observation, metric: str) -> Sample:
     """Mean cost, in money. Only sums are counted: the spread is that of the execution times, which the cost goes by."""
+    return _per_unit(seen, metric, seen.cost_picos * float(COST_QUANTUM))
+
+
+def alone_of(seen: Evidence, metric: str) -> Sample:
+    """The same as if every call had had its instance alone; no values where the instance's price is not known."""
+    return _per_unit(seen.step, metric, seen.step.exec_ms / 1000 * seen.price)
+
+
+def _per_unit(seen: Observation, metric: str, cost: float) -> Sample:
     units = seen.calls_billed if metric == "cost_per_call" else (seen.tokens_in + seen.tokens_out) / 1000
-    if not seen.calls_billed or not units:
+    if not seen.calls_billed or not units or not cost:
         return Sample(n=0, mean=0.0, variance=0.0)
-    mean = seen.cost_picos * float(COST_QUANTUM) / units
+    mean = cost / units
     return Sample(n=seen.calls_billed, mean=mean, variance=(mean * statistics.spread(seen.latency.get("exec", {}))) ** 2)
 
 
@@ -153,6 +168,19 @@ def _prove_quantile(gate: Gate, plan: Plan, ours: Observation, theirs: Observati
     return Proof(candidate=quantile(mine, share), stable=quantile(other, share), limit=limit, samples=n, is_worse=is_worse)
 
 
+def _prove_cost(gate: Gate, plan: Plan, candidate: Evidence, stable: Evidence, bought: float) -> Proof:
+    billed = _prove_mean(gate, plan, cost_of(candidate.step, gate.metric), cost_of(stable.step, gate.metric), bought)
+    ours, theirs = alone_of(candidate, gate.metric), alone_of(stable, gate.metric)
+    if candidate.step.calls_billed >= EQUAL_LOAD * stable.step.calls_billed or not ours.n or not theirs.n:
+        return billed
+    alone = replace(_prove_mean(gate, plan, ours, theirs, bought), note=", as if each call had its instance alone")
+    return min(billed, alone, key=_badness)
+
+
+def _badness(proof: Proof) -> float:
+    return proof.candidate / proof.limit if proof.candidate is not None and proof.limit else math.inf
+
+
 def _prove_mean(gate: Gate, plan: Plan, ours: Sample, theirs: Sample, bought: float) -> Proof:
     limit = _limit(gate, theirs.mean if theirs.n else None, bought)
     sign = -1 if metric_of(gate.metric).is_higher_better else 1
@@ -201,7 +229,7 @@ def _reason(gate: Gate, plan: Plan, proof: Proof, outcome: Outcome, bought: floa
         return f"{name}: no data of {whose} yet"
     than = f", stable {shown(proof.stable, unit)}" if proof.stable is not None else ""
     paid = f", {bought:.1%} of it bought by {gate.paid_by}" if bought else ""
-    numbers = f"{name}: {shown(proof.candidate, unit)}{than}, limit {shown(proof.limit, unit)}{paid}"
+    numbers = f"{name}: {shown(proof.candidate, unit)}{than}, limit {shown(proof.limit, unit)}{paid}{proof.note}"
     match outcome:
         case Outcome.FAIL:
             return f"{numbers}: worse, at a false alarm rate of {plan.alpha:.2g}, by {proof.samples} samples"

@@ -23,6 +23,7 @@ from pilotlight.controller.rollouts.ledger import Rollout
 from pilotlight.controller.rollouts.records import Decision, Standing, State, Verdict
 from pilotlight.controller.store import Store
 from pilotlight.errors import NotFound, PilotlightError
+from pilotlight.pricing import Rates
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ NOTE_EVERY_S = 60.0
 
 async def run(context: Context) -> None:
     """Judge until cancelled."""
-    keeper = Keeper(store=context.store, clock=context.clock)
+    keeper = Keeper(store=context.store, clock=context.clock, rates=context.config.prices.rates())
     while True:
         try:
             await anyio.to_thread.run_sync(keeper.round)
@@ -47,8 +48,11 @@ async def run(context: Context) -> None:
 class Keeper:
     """Owner: the loop; `round` runs in one thread at a time. `clock`: wall time; `monotonic`: seconds that nobody sets."""
 
-    def __init__(self, *, store: Store, clock: Callable[[], float], monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, store: Store, clock: Callable[[], float], monotonic: Callable[[], float] = time.monotonic, rates: Rates | None = None
+    ) -> None:
         self._store = store
+        self._rates = rates
         self._clock = clock
         self._monotonic = monotonic
         self._looked_at: tuple[float, float] | None = None
@@ -79,7 +83,7 @@ class Keeper:
             if not is_as_planned(sql, rollout):
                 decision = None
             else:
-                decision = judged(sql, rollout, now=now)
+                decision = judged(sql, rollout, now=now, rates=self._rates)
                 if _is_nothing_new(sql, rollout, decision, now):
                     return False
         if decision is None:
@@ -108,15 +112,15 @@ class Keeper:
             return lifecycle.follow(write, rollout, held)
 
 
-def judged(sql: sa.Connection, rollout: Rollout, *, now: float) -> Decision:
-    """What is to be done with a rollout now; nothing is changed."""
+def judged(sql: sa.Connection, rollout: Rollout, *, now: float, rates: Rates | None = None) -> Decision:
+    """What is to be done with a rollout now; nothing is changed. `rates`: what instances are priced by."""
     standing = Standing(
         step=rollout.step,
         step_began_at=rollout.step_began_at,
         is_paused=rollout.state is State.PAUSED,
         is_told=ledger.is_told(sql, rollout),
     )
-    candidate, stable = evidence.gather(sql, rollout, ledger.baseline_of(sql, rollout), now=now)
+    candidate, stable = evidence.gather(sql, rollout, ledger.baseline_of(sql, rollout), now=now, rates=rates)
     return judge(rollout.plan, standing, candidate, stable, now=now)
 
 

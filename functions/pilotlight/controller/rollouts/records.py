@@ -54,12 +54,14 @@ class Evidence:
         recent: in the last five minutes, and since this rollout began.
         hour: in the last hour, and since this rollout began.
         feedback: metric → what callers said of its calls since the step began.
+        price: of a second of one whole instance, in money; 0 = not known.
     """
 
     step: Observation
     recent: Observation
     hour: Observation
     feedback: Mapping[str, Sample] = field(default_factory=dict)
+    price: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from pilotlight.controller.rollouts import ledger, loop
 from pilotlight.controller.rollouts.ledger import Noted, Rollout
 from pilotlight.controller.rollouts.plan import metric_of
 from pilotlight.controller.rollouts.records import ACTIVE
+from pilotlight.pricing import Rates
 from pilotlight.spec import to_json
 
 
@@ -26,9 +27,9 @@ def summary(rollout: Rollout, *, now: float) -> dict[str, Any]:
     }
 
 
-def detail(sql: sa.Connection, rollout: Rollout, *, now: float, limit: int) -> dict[str, Any]:
+def detail(sql: sa.Connection, rollout: Rollout, *, now: float, limit: int, rates: Rates | None = None) -> dict[str, Any]:
     """One rollout with its plan, its decisions, and what would be decided now (of one that is over: None)."""
-    live = loop.judged(sql, rollout, now=now) if rollout.state.value in ACTIVE else None
+    live = loop.judged(sql, rollout, now=now, rates=rates) if rollout.state.value in ACTIVE else None
     return {
         **summary(rollout, now=now),
         "plan": to_json(rollout.plan),

@@ -186,3 +186,25 @@ def test_what_says_the_same_with_other_numbers_has_the_same_signature() -> None:
     one, other = decided(evidence(150), evidence(3000)), decided(evidence(151), evidence(3010))
     assert one.reasons != other.reasons
     assert one.signature == other.signature
+
+
+def shared(calls: int, *, at_once: float, exec_ms: int = 20, price: float = 1.0) -> Evidence:
+    """Calls of an instance that costs so much a second, of which so many shared it on average."""
+    seen = observed(calls, cost=price * exec_ms / 1000 / at_once * 100)
+    seen.exec_ms = calls * exec_ms
+    return Evidence(step=seen, recent=seen, hour=seen, price=price)
+
+
+def test_fewer_calls_that_share_an_instance_are_not_held_against_the_candidate() -> None:
+    decision = decided(shared(1000, at_once=1), shared(19_000, at_once=4))
+    assert decision.verdict is Verdict.ADVANCE
+    assert "as if each call had its instance alone" in decision.gates[2].reason
+
+
+def test_with_as_many_calls_as_stable_what_was_billed_counts_alone() -> None:
+    assert decided(shared(5000, at_once=1), shared(5000, at_once=4), step=1).verdict is Verdict.ROLLBACK
+
+
+def test_twice_the_price_fails_also_where_calls_share_instances() -> None:
+    assert decided(shared(1000, at_once=1, price=2.0), shared(19_000, at_once=4)).verdict is Verdict.ROLLBACK
+    assert decided(shared(1000, at_once=1, exec_ms=40), shared(19_000, at_once=4)).verdict is Verdict.ROLLBACK
