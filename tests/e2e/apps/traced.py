@@ -1,0 +1,21 @@
+"""Calls that say what they do."""
+
+import time
+
+import pilotlight
+
+app = pilotlight.App("traced")
+
+
+@app.function(cpu=0.25, memory="128MiB", objectives=pilotlight.Objectives(warm_latency_s=3600, first_token_s=3600))
+def split(text: str) -> list[str]:
+    with pilotlight.span("tokenise", characters=len(text)), pilotlight.span("look up"):
+        time.sleep(0.001)
+        return text.split()
+
+
+@app.function(cpu=0.25, memory="128MiB")
+async def stream(n: int):
+    for i in range(n):
+        with pilotlight.span(f"item {i}"):
+            yield i
