@@ -113,7 +113,8 @@ class InstanceCollector(Collector):
         """Current counts (Prometheus' own interface)."""
         family = GaugeMetricFamily(
             "pilotlight_instances",
-            "Instances by state; calls_waiting and calls_in_flight are calls, starts_held_up starts that wait for a quota or for room.",
+            "Instances by state; calls_waiting and calls_in_flight are calls, starts_held_up starts that wait for a quota or for room, "
+            "circuit_open revisions from which calls are kept because they failed.",
             labels=(*FUNCTION, "state"),
         )
         return [_summed(family, (((*self._functions.of(*labels[:3]), labels[3]), count) for labels, count in self._states().items()))]

@@ -60,6 +60,7 @@ def request_head(request: Request, call: Call, *, has_body: bool) -> bytes:
     lines = [b"%s /asgi%s HTTP/1.1" % (request.verb.encode(), rest(request.scope))]
     lines += [b"%s: %s" % (name, value) for name, value in request.scope["headers"] if _is_for_worker(name)]
     lines += [b"pilotlight-call: " + request.id.encode(), b"pilotlight-root-path: " + place, b"x-request-id: " + request.id.encode()]
+    lines.append(b"pilotlight-deadline-s: %.3f" % call.remaining_s(call.target.spec.clocks.execution_s))
     lines += [f"{name}: {value}".encode() for name, value in arm_of(call).items()]
     if has_body:
         lines.append(b"transfer-encoding: chunked")

@@ -18,6 +18,7 @@ from activator.autoscaler.victims import Candidate, choose_victims
 from activator.estate import Holdings
 from activator.fairness.gate import Gate
 from activator.fleet import Fleet
+from activator.resilience.breaker import State
 from activator.routes import RouteTable, Target
 from activator.scaled import Scaled
 from activator.shared.state import Pulse
@@ -332,6 +333,7 @@ class Scaler:
                 state = "draining" if instance.is_draining else "busy" if instance.in_flight else "idle"
                 counts[*labels, state] += 1
             counts[*labels, "starting"] += throttler.starting
+            counts[*labels, "circuit_open"] += throttler.health is not None and throttler.health.breaker.state is not State.CLOSED
             counts[*labels, "starts_held_up"] += throttler.held_up
             counts[*labels, "calls_waiting"] += throttler.waiting
             counts[*labels, "calls_in_flight"] += throttler.in_flight

@@ -46,7 +46,7 @@ async def test_a_worker_never_sees_the_key_nor_what_a_caller_says_in_our_name(ed
     assert "pilotlight-root-path: /fn/shop/site" in seen
     assert "x-own: 1" in seen
     assert "theirs" not in seen
-    assert "deadline" not in seen.lower()
+    assert "pilotlight-deadline-s: 300.000" in seen
 
 
 @pytest.mark.parametrize("path", ["/v1/%2e%2e/internal/feed", "/v1/..%2finternal/feed", "/dashboard/%2e/x", "/v1/x/.."])

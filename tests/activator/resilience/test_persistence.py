@@ -14,7 +14,7 @@ from pilotlight.policies import Fallback, RetryPolicy
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import forever, problem_of, until
 from tests.fakes.fake_worker import Behaviour, Script, WorkerAnswer, WorkerRequest, echo
-from tests.fakes.routes import route_of, spec_of
+from tests.fakes.routes import TENANT, route_of, spec_of
 
 AT_ONCE = RetryPolicy(max_retries=3, initial_delay_s=0.001, max_delay_s=0.002)
 IN_A_TASK = {"pilotlight-timeout": "20"}
@@ -200,6 +200,7 @@ class TestBreaker:
         assert set(statuses) == {502}
         assert (refused.status_code, str(problem["type"]).rpartition("/")[2]) == (503, "circuit-open")
         assert int(refused.headers["retry-after"]) >= 5
+        assert edge.scaler.states()[TENANT, "shop", "hello", "circuit_open"] == 1
         started = len(edge.fleet.started)
         assert (await edge.call(json={"x": 1})).status_code == 503
         assert len(edge.fleet.started) == started, "nothing is started for what would fail"
