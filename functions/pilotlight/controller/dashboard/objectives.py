@@ -145,10 +145,17 @@ def gauge(one: Mapping[str, Any]) -> Gauge:
     return Gauge(
         name=SLI_WORDS[one["sli"]], target=f"{one['target'] * 100:.6g} %{bound}",
         ratio=DASH if one["ratio"] is None else f"{one['ratio'] * 100:.5g} %",
-        left=DASH if left is None else f"{max(left, -9.99):.0%} left",
+        left=_left(left),
         share=None if left is None else max(0.0, min(1.0, left)), tone=tone, bad=one["bad"], total=one["total"],
         rates=[(window, *_rate(rate)) for window, rate in one.get("burn_rates", {}).items()],
     )  # fmt: skip
+
+
+def _left(left: float | None) -> str:
+    """What is left of a budget in words."""
+    if left is None:
+        return DASH
+    return f"{left * 100:.0f} % left" if left >= 0 else f"{min(-left, 99.99) * 100:.0f} % over"
 
 
 def _rate(rate: float | None) -> tuple[str, str]:
