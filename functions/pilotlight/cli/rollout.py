@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pilotlight.cli.commands import Yes, command
-from pilotlight.cli.output import milliseconds, moment, money, table
+from pilotlight.cli.output import milliseconds, moment, table
 from pilotlight.cli.session import Session
 from pilotlight.errors import NotFound
 
@@ -211,7 +211,7 @@ def _shown(value: float | None, unit: str) -> str:
         case "ms":
             return milliseconds(value)
         case "money":
-            return money(f"{value:.4g}")
+            return f"{value:.3g}"
     return f"{value:.4g}"
 
 

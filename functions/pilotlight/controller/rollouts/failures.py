@@ -48,8 +48,9 @@ def _burning(seen: Evidence, availability: float) -> Failure | None:
     short, long = _spent(seen.recent, availability), _spent(seen.hour, availability)
     if not burn.fires(short, long):
         return None
-    rates = f"{short.burn or 0.0:.1f} over 5 minutes and {long.burn or 0.0:.1f} over an hour"
-    return Failure(cause="burn_rate", reason=f"burn-rate alarm: {rates} (over {burn.FAST.factor}) of an objective of {availability:.3%}")
+    rates = f"{short.burn or 0.0:.0f} times what {availability:.6g} allows, and {long.burn or 0.0:.0f} times in the last hour"
+    reason = f"burn-rate alarm: {short.bad} of {short.total} calls failed in 5 minutes, {rates} (limit {burn.FAST.factor})"
+    return Failure(cause="burn_rate", reason=reason)
 
 
 def _spent(seen: Observation, availability: float) -> burn.Spent:

@@ -108,7 +108,7 @@ def test_correct_but_twice_the_price_fails_and_a_better_metric_cannot_buy_it() -
     better, same = Sample(n=900, mean=0.99, variance=0.01), Sample(n=9000, mean=0.90, variance=0.09)
     decision = decided(evidence(1000, cost=2, told={"accuracy": better}), evidence(19_000, told={"accuracy": same}), plan=plan)
     assert decision.verdict is Verdict.ROLLBACK
-    assert decision.reasons[0].startswith("cost_per_call: 0.02, stable 0.01, limit 0.011: worse")
+    assert decision.reasons[0].startswith("cost_per_call: 0.02, stable 0.01, limit 0.012: worse")
 
 
 def test_a_stated_exchange_lets_a_proven_gain_pay() -> None:
