@@ -154,8 +154,10 @@ class Dispatcher:
         try:
             return await self._begin(other, reservation)
         except errors.PilotlightError:
-            call.attempt = other.attempt + 1
+            other.attempt += 1  # what follows is another one
             return None
+        finally:
+            call.attempt = other.attempt
 
     async def begin_again(self, busy: Exchange) -> Exchange:
         """`begin` for a call whose worker said that it is busy."""

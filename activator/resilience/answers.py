@@ -71,6 +71,6 @@ class Answers:
 
 
 def _key(call: Call) -> Key:
-    target = call.asked or call.target
+    target = call.target
     arguments = hashlib.blake2b(call.body, digest_size=16).digest()
     return (target.function_id, call.method, call.caller or target.tenant, call.content_type, call.accept, arguments)

@@ -118,6 +118,7 @@ class Ladder:
             raise failure
         climb = _Climb(run, attempt=call.attempt)
         exchange = await self._climb(call, climb, (call.target.name,))
+        call.attempt = climb.attempt
         if exchange is None:
             raise _with_rungs(failure, climb.why) from failure
         log.info("degraded call=%s answered_by=%s because=%s", call.id, exchange.call.degraded, failure.type)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.policies import MAX_RUNGS, Fallback, Variant
+from pilotlight.policies import MAX_RUNGS, Fallback, RetryPolicy, Variant
 from pilotlight.protocol import CONTENT_PICKLE
 from pilotlight.spec import Clocks, MethodSpec, Scaling
 from pilotlight.types import Priority
@@ -165,6 +165,19 @@ async def test_a_kept_answer_is_for_the_tenant_that_got_it(edge: Edge) -> None:
 
     assert theirs.status_code == 502
     assert (await edge.call(json={"x": 1})).headers[DEGRADED] == "cached"
+
+
+async def test_a_fallbacks_own_kept_answer_is_its_own(edge: Edge) -> None:
+    edge.add(route_of(spec_of(fallback=(to("small"),))))
+    edge.add(route_of(spec_of("small", fallback=(CACHED,))))
+    edge.fleet.behaviours["small"] = says_small
+    await edge.call("shop/small:invoke", json={"x": 1})
+    broken(edge, "hello", "small")
+    await edge.fleet.kill(edge.fleet.started[0], "killed")
+    await until(lambda: not any(scaled.throttler.instances for scaled in edge.scaler._scaled.values()))
+    answer = await edge.call(json={"x": 1})
+
+    assert (answer.json(), answer.headers[DEGRADED]) == ("small", "cached")
 
 
 async def test_what_a_quota_refuses_no_fallback_answers(edge: Edge) -> None:
@@ -324,6 +337,24 @@ async def test_while_a_variant_answers_the_function_itself_is_started(edge: Edge
 
     assert answer.headers[DEGRADED] == "variant=small"
     assert (await edge.call(json={"x": 2})).json() == {"x": 2}
+
+
+async def test_a_retry_after_a_variant_raised_is_an_attempt_of_its_own(edge: Edge) -> None:
+    retries = RetryPolicy(max_retries=1, initial_delay_s=0.001)
+    edge.add(route_of(spec_of(scaling=Scaling(max_instances=1), variants=(Variant(function="small"),), retries=retries)))
+    edge.add(route_of(spec_of("small")))
+    edge.fleet.behaviours["small"] = raises
+    await edge.call("shop/small:invoke", json={"x": 0})
+    await edge.call(json={"x": 0})
+    await until(lambda: len(edge.fleet.workers) == 2)
+    first = await taken(edge)
+    answer = await edge.call(json={"x": 2})
+    edge.release.set()  # type: ignore[attr-defined]
+    await first
+    attempts = [r.attempt for r in (await edge.settle()).values() if r.call == answer.headers["x-request-id"]]
+
+    assert answer.status_code == 500
+    assert len(attempts) == len(set(attempts)) == 2
 
 
 async def test_a_variant_that_fails_leaves_the_call_to_the_function_itself(edge: Edge) -> None:
