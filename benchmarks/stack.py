@@ -166,8 +166,9 @@ def running(
     redis_url: str | None = None,
     snapshotter: Mapping[str, Any] | None = None,
     prices: Mapping[str, Any] | None = None,
+    activator: Mapping[str, Any] | None = None,
 ) -> Iterator[Stack]:
-    """Start a platform, with settings of the node agent and prices where given; stop it and remove its files afterwards.
+    """Start a platform, with settings of activator and node agent and prices where given; stop it and remove its files afterwards.
 
     Raises StackFailed.
     """
@@ -175,9 +176,8 @@ def running(
     directory.chmod(0o755)  # workers of other uids pass through it
     config = directory / "platform.yaml"
     listen = f"127.0.0.1:{free_port()}"
-    activator = {"listen": listen, "activators": activators, "redis_url": redis_url}
     sections: dict[str, dict[str, Any]] = {
-        "activator": activator,
+        "activator": {"listen": listen, "activators": activators, "redis_url": redis_url, **(activator or {})},
         "controller": {},
         "snapshotter": dict(snapshotter or {}),
         "weight_cache": {},
