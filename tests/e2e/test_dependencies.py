@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.harness import PlatformUnderTest, platform_up, wait_for
 from tests.e2e.test_faults_processes import without_supervisor
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module", name="lone")
