@@ -17,6 +17,8 @@ LOOK_S = 10.0
 """How often instances are compared by the time that their calls take."""
 SLOW_LOOKS = 2
 """One that is much slower this often in a row is left."""
+MAX_PAST = 16
+"""Instances that are gone and still remembered: a revision that crashes has many."""
 BAD = frozenset({Ending.FAILED, Ending.RAISED})
 """What speaks against an instance."""
 
@@ -67,6 +69,8 @@ class Health:
     def should_eject(self, instance_id: str, live: Collection[str], now: float) -> bool:
         """Whether this instance is an outlier among those that take calls, and may be left; then it counts as left."""
         self._ejections = [at for at in self._ejections if now - at < WINDOW_S]
+        if len(self._instances) > 2 * len(live) + MAX_PAST:
+            self._instances = {instance: window for instance, window in self._instances.items() if instance in live}
         if instance_id not in live or not may_eject(live=len(live), ejected=len(self._ejections)):
             return False
         mine = self._tally((instance_id,), now)

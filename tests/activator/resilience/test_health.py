@@ -13,7 +13,7 @@ from activator.admission import ProcessQueue
 from activator.billing.books import Books
 from activator.metrics import Metrics
 from activator.resilience.breaker import WINDOW_S, BreakerTerms, Ending
-from activator.resilience.health import LOOK_S, SLOW_LOOKS
+from activator.resilience.health import LOOK_S, MAX_PAST, SLOW_LOOKS, Health
 from activator.resilience.outliers import Tally, Timed, is_outlier, may_eject, slowest
 from activator.targets import Target
 from activator.throttler import Throttler
@@ -250,6 +250,15 @@ async def test_one_slow_while_is_no_reason(world: World) -> None:
         world.throttler.look_for_slow(world.now)
 
     assert world.live() == {quick, slow}
+
+
+def test_a_revision_that_crashes_for_days_is_not_remembered_by_instance() -> None:
+    health = Health(TERMS)
+    for n in range(10_000):
+        health.ended(f"i-{n}", Ending.FAILED, float(n))
+        health.should_eject(f"i-{n}", [f"i-{n}"], float(n))
+
+    assert len(health._instances) <= MAX_PAST + 2
 
 
 @pytest.mark.parametrize(
