@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from urllib.parse import quote
 
 from pilotlight.profile import Profile
-from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, HEADER_REQUEST_ID, CallRecord
+from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, HEADER_IDEMPOTENCY_KEY, HEADER_REQUEST_ID, CallRecord
 from pilotlight.sdk.answers import RAISED_STATUS, ItemReader, call_headers, function_path, value_of
 from pilotlight.sdk.billing import BillingResources
 from pilotlight.sdk.experiments import FEEDBACK_PATH, ExperimentResources, feedback_body
+from pilotlight.sdk.jobs import JobResources
 from pilotlight.sdk.node import Json, lines, parts
 from pilotlight.sdk.objectives import ObjectiveResources
 from pilotlight.sdk.releases import DeployedFunction, Deployment, ReleaseResources
@@ -92,6 +93,7 @@ class Client(
     BillingResources,
     ExperimentResources,
     TraceResources,
+    JobResources,
 ):
     """The platform as one profile sees it. A context manager: closing it closes its connections."""
 
@@ -120,7 +122,9 @@ class Client(
         """
         headers = call_headers(streams=False) if headers is None else headers
         path = function_path(app, function, "invoke", tenant=tenant)
-        response = self._transport.request("POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS)
+        response = self._transport.request(
+            "POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS, repeatable=_repeatable(headers)
+        )
         return _answer(response)
 
     def invoke_json(self, app: str, function: str, arguments: Any, *, accept: str = CONTENT_JSON) -> Answer:
@@ -152,12 +156,13 @@ class Client(
         """Start a call that outlives this process, and return its id."""
         headers = call_headers(streams=False) if headers is None else headers
         path = function_path(app, function, "submit", tenant=tenant)
-        return str(self._transport.request("POST", path, content=body, headers=dict(headers)).json()["id"])
+        repeatable = _repeatable(headers)
+        return str(self._transport.request("POST", path, content=body, headers=dict(headers), repeatable=repeatable).json()["id"])
 
-    def submit_json(self, app: str, function: str, arguments: Any) -> str:
-        """`submit` with JSON arguments; the result is JSON too."""
-        headers = {"content-type": CONTENT_JSON, "accept": CONTENT_JSON}
-        return self.submit(app, function, json.dumps(arguments).encode(), headers=headers)
+    def submit_json(self, app: str, function: str, arguments: Any, *, headers: Mapping[str, str] | None = None) -> str:
+        """`submit` with JSON arguments; the result is JSON too. `headers`: beside those that say so."""
+        told = {"content-type": CONTENT_JSON, "accept": CONTENT_JSON, **(headers or {})}
+        return self.submit(app, function, json.dumps(arguments).encode(), headers=told)
 
     def call(self, call_id: str, *, wait_s: float = 0.0) -> CallRecord:
         """A submitted call's state. `wait_s` lets the server answer later, as soon as the call is finished."""
@@ -229,7 +234,10 @@ class AsyncClient:
         """As `Client.invoke`."""
         headers = call_headers(streams=False) if headers is None else headers
         path = function_path(app, function, "invoke", tenant=tenant)
-        return _answer(await self._transport.request("POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS))
+        response = await self._transport.request(
+            "POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS, repeatable=_repeatable(headers)
+        )
+        return _answer(response)
 
     async def invoke_stream(
         self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = ""
@@ -248,7 +256,8 @@ class AsyncClient:
     async def submit(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = "") -> str:
         """As `Client.submit`."""
         path = function_path(app, function, "submit", tenant=tenant)
-        response = await self._transport.request("POST", path, content=body, headers=dict(headers or call_headers(streams=False)))
+        headers = call_headers(streams=False) if headers is None else headers
+        response = await self._transport.request("POST", path, content=body, headers=dict(headers), repeatable=_repeatable(headers))
         return str(response.json()["id"])
 
     async def call(self, call_id: str, *, wait_s: float = 0.0) -> CallRecord:
@@ -263,6 +272,11 @@ class AsyncClient:
         """As `Client.feedback`."""
         body = feedback_body(request_id, label=label, metrics=metrics)
         return dict((await self._transport.request("POST", FEEDBACK_PATH, json=body, repeatable=True)).json())
+
+
+def _repeatable(headers: Mapping[str, str]) -> bool | None:
+    """A request under an idempotency key may be sent again, though the connection was lost under way."""
+    return True if HEADER_IDEMPOTENCY_KEY in headers else None
 
 
 def _answer(response: httpx.Response) -> Answer:

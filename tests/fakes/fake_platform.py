@@ -28,12 +28,14 @@ from pilotlight.profile import Profile
 from pilotlight.protocol import (
     CONTENT_NDJSON,
     CONTENT_PROBLEM,
+    HEADER_IDEMPOTENCY_KEY,
     HEADER_OUTCOME,
     HEADER_PRIORITY,
     HEADER_REQUEST_ID,
     HEADER_REVISION,
     HEADER_SERVER_TIMING,
     HEADER_START,
+    HEADER_WEBHOOK,
     TENANT_PATH,
     CallRecord,
     new_call_id,
@@ -288,6 +290,9 @@ class FakePlatform:
             sequence=1,
             submitted_at=0.0,
             revision=f"v1-{spec.digest()[:6]}",
+            attempt=1,
+            webhook=asked.headers.get(HEADER_WEBHOOK, ""),
+            labels={"idempotency_key": asked.headers.get(HEADER_IDEMPOTENCY_KEY, "")},
         )
 
         def finish() -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pilotlight.cli.commands import command
+from pilotlight.cli import submitted
+from pilotlight.cli.commands import Yes, command
 from pilotlight.cli.output import json_or_text, milliseconds, money, pairs, server_timing, server_timing_texts
 from pilotlight.cli.session import Session
 from pilotlight.errors import InvalidInput
@@ -18,10 +19,12 @@ from pilotlight.protocol import (
     CONTENT_JSON,
     CONTENT_NDJSON,
     HEADER_COST,
+    HEADER_IDEMPOTENCY_KEY,
     HEADER_REVISION,
     HEADER_SERVER_TIMING,
     HEADER_START,
     HEADER_TIMEOUT,
+    HEADER_WEBHOOK,
 )
 from pilotlight.types import parse_function_path
 
@@ -39,7 +42,7 @@ def register(root: typer.Typer) -> None:
 def call(
     session: Session,
     *,
-    target: Annotated[str, typer.Argument(metavar="APP/FUNCTION", help="app/function or app/Class.method; or the word `get`.")],
+    target: Annotated[str, typer.Argument(metavar="APP/FUNCTION", help="app/function or app/Class.method; or `get`, `list`, `redrive`.")],
     arguments: Annotated[str | None, typer.Argument(help="JSON: an object by name, an array by position; - reads stdin. Or an id.")] = None,
     arg: Annotated[list[str] | None, typer.Option("--arg", "-a", help="name=value; may be repeated.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Write the answer's body as it came.")] = False,
@@ -47,23 +50,38 @@ def call(
     submit: Annotated[bool, typer.Option("--submit", help="Do not wait: print the call's id.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="With `call get`: wait until it is finished.")] = False,
     timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds to wait in all.")] = None,
+    webhook: Annotated[str, typer.Option(help="With --submit: name of the webhook that is told when it ends.")] = "",
+    key: Annotated[str, typer.Option(help="Idempotency key: repeated with it, it is the same call.")] = "",
+    dead: Annotated[bool, typer.Option("--dead", help="With `call list`: those that failed for the last time.")] = False,
+    state: Annotated[str | None, typer.Option(help="With `call list`: QUEUED, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED.")] = None,
+    app_name: Annotated[str | None, typer.Option("--app", help="With `call list` and `call redrive --all`: of this app.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="With `call list`: at most so many.")] = 50,
+    everything: Annotated[bool, typer.Option("--all", help="With `call redrive`: all dead letters.")] = False,
+    yes: Yes = False,
 ) -> None:
-    """Call a function, or look at a submitted call with `pilotlight call get ID`."""
+    """Call a function; `call get ID` looks at a submitted call, `call list` at all, `call redrive` sends dead letters again."""
     with session.client() as client:
         if target == "get":
             _get(session, client, arguments, wait=wait, raw=raw)
             return
+        if target == "list":
+            submitted.list_calls(session, client, app=app_name, state=submitted.DEAD if dead else state, limit=limit)
+            return
+        if target == "redrive":
+            submitted.redrive(session, client, arguments, everything=everything, app=app_name, yes=yes)
+            return
         app, function, method = _address(target)
         name = f"{function}.{method}" if method else function
         given = call_arguments(arguments, arg or [])
+        extra = {name: value for name, value in ((HEADER_WEBHOOK, webhook), (HEADER_IDEMPOTENCY_KEY, key)) if value}
         if submit:
-            call_id = client.submit_json(app, name, given)
+            call_id = client.submit_json(app, name, given, headers=extra)
             session.show({"id": call_id}, lambda: call_id)
         elif stream:
             for item in client.invoke_lines(app, name, given):
                 print(json.dumps(item, ensure_ascii=False), flush=True)
         else:
-            _invoke(session, client, app, name, given, raw=raw, timeout=timeout)
+            _invoke(session, client, app, name, given, raw=raw, timeout=timeout, extra=extra)
 
 
 def call_arguments(text: str | None, words: list[str]) -> Any:
@@ -89,8 +107,10 @@ def _address(target: str) -> tuple[str, str, str]:
         raise InvalidInput(str(e), hint="See what is deployed: `pilotlight app list`.") from e
 
 
-def _invoke(session: Session, client: Client, app: str, name: str, given: Any, *, raw: bool, timeout: float | None) -> None:
-    headers = {"content-type": CONTENT_JSON, "accept": CONTENT_JSON}
+def _invoke(
+    session: Session, client: Client, app: str, name: str, given: Any, *, raw: bool, timeout: float | None, extra: Mapping[str, str]
+) -> None:
+    headers = {"content-type": CONTENT_JSON, "accept": CONTENT_JSON, **extra}
     if timeout is not None:
         headers[HEADER_TIMEOUT] = f"{timeout:g}"
     answer = client.invoke(app, name, json.dumps(given).encode(), headers=headers)

@@ -22,6 +22,7 @@ from pilotlight.cli import (
     instance,
     quota,
     rollout,
+    schedule,
     slo,
     snapshot,
     state,
@@ -30,14 +31,15 @@ from pilotlight.cli import (
     trace,
     traffic,
     up,
+    webhook,
     weights,
 )
 from pilotlight.cli.commands import common_callback
 from pilotlight.cli.session import Options
 
 _PARTS = (
-    up, deploy, call, app, traffic, rollout, experiment, feedback, slo, trace, instance, snapshot, weights, admin, tenant, quota, audit,
-    budget, billing, state, doctor, top,
+    up, deploy, call, schedule, webhook, app, traffic, rollout, experiment, feedback, slo, trace, instance, snapshot, weights, admin,
+    tenant, quota, audit, budget, billing, state, doctor, top,
 )  # fmt: skip
 """In the order in which --help lists them."""
 _HELP = "Serverless functions for models: scale to zero, back in milliseconds, billed per request."

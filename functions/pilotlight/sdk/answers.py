@@ -14,9 +14,11 @@ from pilotlight.protocol import (
     CONTENT_PICKLE,
     CONTENT_PICKLE_STREAM,
     CONTENT_PROBLEM,
+    HEADER_IDEMPOTENCY_KEY,
     HEADER_OUTCOME,
     HEADER_PRIORITY,
     HEADER_TIMEOUT,
+    HEADER_WEBHOOK,
     TENANT_PATH,
     CallRecord,
 )
@@ -36,14 +38,23 @@ def function_path(app: str, function: str, verb: str, *, tenant: str = "") -> st
     return f"{owner}/v1/functions/{quote(app, safe='')}/{quote(function, safe='.')}:{verb}"
 
 
-def call_headers(*, streams: bool, timeout_s: float | None = None, priority: str = "") -> dict[str, str]:
-    """Headers of an SDK call: pickle in, pickle (or a stream of pickles) out. `priority` "" leaves it to the function."""
+def call_headers(
+    *, streams: bool, timeout_s: float | None = None, priority: str = "", webhook: str = "", idempotency_key: str = ""
+) -> dict[str, str]:
+    """Headers of an SDK call: pickle in, pickle (or a stream of pickles) out. `priority` "" leaves it to the function.
+
+    `webhook`: name of who is told when a submitted call ends. `idempotency_key`: a repeat with it is the same call.
+    """
     accept = CONTENT_PICKLE_STREAM if streams else CONTENT_PICKLE
     headers = {"content-type": CONTENT_PICKLE, "accept": f"{accept}, {CONTENT_JSON};q=0.5"}
     if timeout_s is not None:
         headers[HEADER_TIMEOUT] = f"{timeout_s:g}"
     if priority:
         headers[HEADER_PRIORITY] = priority
+    if webhook:
+        headers[HEADER_WEBHOOK] = webhook
+    if idempotency_key:
+        headers[HEADER_IDEMPOTENCY_KEY] = idempotency_key
     return headers
 
 

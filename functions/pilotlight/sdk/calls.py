@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 from pilotlight.client import LONG_POLL_S
+from pilotlight.protocol import CallRecord
 from pilotlight.sdk import session
 from pilotlight.sdk.answers import is_finished, value_of_record
 from pilotlight.sdk.dual import Dual
@@ -27,12 +28,15 @@ def pauses_s() -> Iterator[float]:
 
 
 class FunctionCall(Generic[R]):
-    """A call by its id. `get()` waits for its result, in this or any other process."""
+    """A call by its id. `get()` waits for its result, in this or any other process; it runs at least once (`attempts()`)."""
 
     def __init__(self, call_id: str) -> None:
         self.id = call_id
         self.get = Dual(self._get, self._get_aio)
         self.cancel = Dual(self._cancel, self._cancel_aio)
+        self.record = Dual(self._record, self._record_aio)
+        self.attempts = Dual(self._attempts, self._attempts_aio)
+        self.redrive = self._redrive
         self.feedback = Dual(self._feedback, self._feedback_aio)
 
     def __repr__(self) -> str:
@@ -104,6 +108,26 @@ class FunctionCall(Generic[R]):
     async def _feedback_aio(self, label: str | None = None, **metrics: float) -> None:
         """As `feedback`."""
         await (await session.async_client()).feedback(self.id, label=label, metrics=metrics)
+
+    def _record(self) -> CallRecord:
+        """What is known of it now: its state, times, cost, and result."""
+        return session.client().call(self.id)
+
+    async def _record_aio(self) -> CallRecord:
+        """As `record`."""
+        return await (await session.async_client()).call(self.id)
+
+    def _attempts(self) -> int:
+        """How often it was tried so far; it runs at least once, and again as its function's `retries` say."""
+        return self._record().attempt
+
+    async def _attempts_aio(self) -> int:
+        """As `attempts`."""
+        return (await self._record_aio()).attempt
+
+    def _redrive(self) -> None:
+        """Send it again, if it failed for the last time and waits as a dead letter. Raises Conflict when it does not."""
+        session.client().redrive(self.id)
 
 
 def _deadline(timeout: float | None) -> float | None:

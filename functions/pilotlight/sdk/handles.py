@@ -38,7 +38,11 @@ class Function(Generic[P, R]):
         priority: Priority | None = None,
         declaration: Declaration | None = None,
         body: Callable[P, R] | None = None,
+        webhook: str = "",
+        idempotency_key: str = "",
     ) -> None:
+        self._webhook = webhook
+        self._idempotency_key = idempotency_key
         self._app = app
         self._name = name
         self._tenant = tenant
@@ -72,13 +76,23 @@ class Function(Generic[P, R]):
         function, _, method = name.partition(".")
         return _by_name(_checked("app", app), _checked("function", function), method, _checked("tenant", tenant) if tenant else "")
 
-    def with_options(self, *, priority: str) -> Function[P, R]:
-        """The same function, whose calls have another priority: "realtime", "standard" or "batch"; at most what the plan allows."""
-        found = parse_priority(priority)
-        body, declaration = self._body, self._declaration
+    def with_options(
+        self, *, priority: str | None = None, webhook: str | None = None, idempotency_key: str | None = None
+    ) -> Function[P, R]:
+        """The same function, whose calls go out otherwise; what is not given stays as it is.
+
+        Args:
+            priority: "realtime", "standard" or "batch"; at most what the plan allows.
+            webhook: name of the webhook (`pilotlight webhook set`) that is told when a call begun with `.spawn()` ends.
+            idempotency_key: names one call of yours: `.remote()` and `.spawn()` with the same key and arguments are the same call, and
+                answered the same, so they may be repeated after a lost connection. Another call needs another key.
+        """
         return Function(
-            app=self._app, name=self._name, method=self._method, tenant=self._tenant, priority=found, declaration=declaration, body=body
-        )
+            app=self._app, name=self._name, method=self._method, tenant=self._tenant, declaration=self._declaration, body=self._body,
+            priority=self._priority if priority is None else parse_priority(priority),
+            webhook=self._webhook if webhook is None else _checked("webhook", webhook),
+            idempotency_key=self._idempotency_key if idempotency_key is None else idempotency_key,
+        )  # fmt: skip
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Refused: it would not be clear where it runs."""
@@ -105,7 +119,11 @@ class Function(Generic[P, R]):
 
     @property
     def spawn(self) -> Dual[P, FunctionCall[R], Awaitable[FunctionCall[R]]]:
-        """Start a call and return at once. The call lives on without this process."""
+        """Start a call and return at once. The call lives on without this process.
+
+        It runs at least once: where an instance, or the platform, dies under it, or the function's `retries` say so, it is made again
+        (`pilotlight.context().attempt` says which one it is). `.with_options(webhook="name").spawn(…)` has its end told to a webhook.
+        """
         return Dual(self._spawn, self._spawn_aio)
 
     @property
@@ -139,7 +157,8 @@ class Function(Generic[P, R]):
 
     def _ways(self, *, streams: bool) -> dict[str, Any]:
         """How a call goes out: to whose function, and with which headers."""
-        return {"tenant": self._tenant, "headers": call_headers(streams=streams, priority=self._priority or "")}
+        headers = call_headers(streams=streams, priority=self._priority or "", webhook=self._webhook, idempotency_key=self._idempotency_key)
+        return {"tenant": self._tenant, "headers": headers}
 
     @property
     def _parameters(self) -> tuple[str, ...]:

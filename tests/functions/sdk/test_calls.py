@@ -332,3 +332,20 @@ def test_calls_go_out_with_the_priority_that_the_handle_was_given(shop: ModuleTy
 def test_an_unknown_priority_of_a_call_is_refused(shop: ModuleType) -> None:
     with pytest.raises(InvalidInput, match="realtime, standard, batch"):
         shop.double.with_options(priority="urgent")
+
+
+def test_options_of_a_call_go_out_with_it_and_stay_off_the_handle(shop: ModuleType, platform: FakePlatform) -> None:
+    told = shop.double.with_options(webhook="ops", idempotency_key="order-7")
+    call = told.with_options(priority="batch").spawn(4)
+    assert call.get(timeout=30) == 8
+    record = call.record()
+    assert (record.webhook, record.labels["idempotency_key"], call.attempts()) == ("ops", "order-7", 1)
+    assert shop.double.spawn(4).record().webhook == ""
+    with pytest.raises(InvalidInput, match="webhook"):
+        shop.double.with_options(webhook="not a name")
+
+
+async def test_a_call_says_asynchronously_how_often_it_was_tried(shop: ModuleType) -> None:
+    call = await shop.double.spawn.aio(4)
+    assert await call.attempts.aio() == 1
+    assert await call.get.aio(timeout=30) == 8
