@@ -156,6 +156,7 @@ def serve(session: Session, *, file: File) -> None:
     root = Path(file.partition("::")[0]).resolve().parent
     name = f"{app.name}-serve"
     argv = [sys.executable, "-m", "pilotlight", *_as_words(session), "deploy", file, "--name", name, "--message", "serve"]
+    argv.append("--allow-breaking")  # who calls it is who changes it
     with session.client() as client:
         try:
             _deploy_again(subprocess.run, argv, session, name, root)

@@ -25,6 +25,7 @@ from pilotlight.types import MAX_NAME_LENGTH, check_name
 if TYPE_CHECKING:
     from pilotlight.client import Deployment
     from pilotlight.packaging.deploy import Progress
+    from pilotlight.sdk.releases import ReleaseTerms
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -137,11 +138,13 @@ class App:
         """`with app.run():` deploys the app under a name of its own, sends its calls there, and deletes it at the end."""
         return EphemeralRun(self, progress)
 
-    def deploy(self, *, name: str | None = None, message: str = "", progress: Progress | None = None) -> Deployment:
-        """Deploy the app (under `name`, if given) with the profile in force, as `pilotlight deploy` does."""
+    def deploy(
+        self, *, name: str | None = None, message: str = "", progress: Progress | None = None, **terms: Unpack[ReleaseTerms]
+    ) -> Deployment:
+        """Deploy the app (under `name`, if given) with the profile in force, as `pilotlight deploy` does; `terms`: how it is released."""
         from pilotlight.packaging.deploy import deploy
 
-        return deploy(self, client=session.client(), name=name, message=message, progress=progress)
+        return deploy(self, client=session.client(), name=name, message=message, progress=progress, terms=terms)
 
     @property
     def is_running(self) -> bool:
