@@ -129,6 +129,11 @@ class Routed:
         return f"<Routed {dict(self.document.weights)} generation {self.document.generation}>"
 
     @property
+    def tenant(self) -> str:
+        """Whose function it is."""
+        return next(iter(self.targets.values())).tenant
+
+    @property
     def is_plain(self) -> bool:
         """Whether there is nothing to say of a call that asks for nothing: one revision answers all, and nobody gets copies."""
         return self.only is not None and self.only.shadow is None

@@ -62,7 +62,7 @@ Handler = Callable[[Request, Entry, str], Awaitable[None]]
 class _Resolved:
     """What route and authenticate found for one path and key."""
 
-    __slots__ = ("caller", "handler", "method", "routed", "tag", "way", "ways")
+    __slots__ = ("caller", "handler", "method", "routed", "tag", "unasked", "way", "ways")
 
     def __init__(self, handler: Handler, caller: Caller, routed: Routed, method: str, tag: str) -> None:
         self.handler = handler
@@ -70,6 +70,7 @@ class _Resolved:
         self.routed = routed
         self.method = method
         self.tag = tag
+        self.unasked = ""
         self.way: Way | None = None
         self.ways: dict[Choice, Way | None] | None = None
 
@@ -222,7 +223,7 @@ class Gateway:
         if place.startswith(FUNCTIONS):
             resolved = self._resolve(request, owner, place)
             if resolved is not None:
-                entry = self._reception.enter(request, resolved.caller, resolved.routed, resolved.tag)
+                entry = self._reception.enter(request, resolved.caller, resolved.routed, resolved.tag, unasked=resolved.unasked)
                 await resolved.handler(request, entry, resolved.method)
                 return
         if is_model_path(place):
@@ -260,6 +261,8 @@ class Gateway:
             resolved = _Resolved(handler, caller, routed, method, tag)
             if resolved.is_lasting and self._table.is_known(asked[1]):
                 self._resolved[asked] = resolved
+            if verb == "warmup" and caller.tenant == routed.tenant:
+                resolved.unasked = routed.document.heaviest()  # not who answers until it is there
             if verb == "invoke" and resolved.is_lasting:
                 resolved.let_warm(self._entrance)
         return resolved if request.verb == "POST" else None

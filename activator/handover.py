@@ -32,9 +32,11 @@ AGAIN_S = 1.0
 class Handover:
     """One function's: `previous` answers for those that are `awaited`, by the key of their revision."""
 
-    __slots__ = ("awaited", "held", "previous", "timer")
+    __slots__ = ("_live", "awaited", "held", "previous", "timer")
 
-    def __init__(self, previous: Routed, awaited: Mapping[str, Target], held: tuple[Target, ...]) -> None:
+    def __init__(self, previous: Routed, awaited: Mapping[str, Target], held: tuple[Target, ...], live: Callable[[Target], int]) -> None:
+        """`live`: how many instances a revision has now."""
+        self._live = live
         self.previous = previous
         self.awaited = dict(awaited)
         self.held = held
@@ -48,7 +50,7 @@ class Handover:
         if choice.is_override or choice.target.key not in self.awaited:
             return choice
         before = self.previous.choose(caller, headers)
-        return choice if before.target.key in self.awaited else before
+        return before if before.target.key not in self.awaited and self._live(before.target) else choice
 
 
 class Handovers:
@@ -75,7 +77,7 @@ class Handovers:
         held = tuple(target for target in before.answering if live[target.key] and target.revision not in routed.targets)
         if not awaited or not any(live.values()):
             return
-        handover = routed.handover = self._running[name] = Handover(before, awaited, held)
+        handover = routed.handover = self._running[name] = Handover(before, awaited, held, self._live)
         routed.only = None
         for target in awaited.values():
             share = routed.document.weights[target.revision] / 100

@@ -79,13 +79,16 @@ class Reception:
             self._strangers.check(request.address, time.monotonic())
             raise errors.Unauthenticated("no API key: send the header 'Authorization: Bearer <key>'") from e
 
-    def enter(self, request: Request, caller: Caller, routed: Routed, tag: str, *, is_raw: bool = False) -> Entry:
-        """The way in, of which the answer tells the quotas whatever becomes of the request. Raises Forbidden, NotFound."""
+    def enter(self, request: Request, caller: Caller, routed: Routed, tag: str, *, is_raw: bool = False, unasked: str = "") -> Entry:
+        """The way in, of which the answer tells the quotas whatever becomes of the request. Raises Forbidden, NotFound.
+
+        `unasked`: the revision for a caller of the function's own tenant who names none; "" = whatever the traffic says.
+        """
         if not tag and (asked := request.headers.get(TAG)) is not None:
             tag = asked.decode("latin-1")
         if not tag and not is_raw:
             tag = tag_in_query(request)
-        choice = routed.choose(caller, request.headers, tag)
+        choice = routed.choose(caller, request.headers, tag or unasked)
         if choice is not routed.only or not routed.is_plain:
             request.choice = choice
         entry = self._entrance.entry(caller, choice.target, request.address)

@@ -91,13 +91,14 @@ class RouteTable:
 
     def _apply_function(self, name: str, value: Any) -> None:
         before, route, routed = self._route(name), None, None
-        self._kept_warm.discard(name)
         if value is None:
             self._functions.pop(name, None)
+            self._kept_warm.discard(name)
         else:
             route = FunctionRoute.from_json(value)
             routed = Routed(route, self.rates_of(route.tenant))  # refuses a broken one; made again when called
             self._functions[name] = zlib.compress(json.dumps(value).encode(), level=1)
+            self._kept_warm.discard(name)
             if any(target.spec.scaling.min_instances for target in routed.targets.values()):
                 self._kept_warm.add(name)
         self._hand_over(name, routed if route is not None and not route.stopped else None)

@@ -136,3 +136,23 @@ async def test_a_function_that_goes_away_is_not_handed_over_any_more(site: Edge)
     assert not site.handovers._running
     assert (await site.call(json={"x": 1})).status_code == 404
     site.fleet.gate.set()
+
+
+async def test_a_warm_up_brings_up_what_is_to_answer_not_what_answers_meanwhile(site: Edge) -> None:
+    split(site, {V2: 100})
+    warming = asyncio.create_task(site.call("shop/hello:warmup?snapshot=false"))
+    await until(lambda: throttler(site, V2).waiting == 1)
+    assert await revision(site) == V1
+    site.fleet.gate.set()
+    assert (await warming).json()["revision"] == V2
+
+
+async def test_who_answered_before_and_is_gone_is_not_waited_for(site: Edge) -> None:
+    split(site, {V2: 100})
+    (old,) = throttler(site, V1).live()
+    await site.fleet.kill(old.id, "crashed")
+    await until(lambda: not throttler(site, V1).instances)
+    call = asyncio.create_task(revision(site))
+    await until(lambda: throttler(site, V2).waiting == 1)
+    site.fleet.gate.set()
+    assert await call == V2

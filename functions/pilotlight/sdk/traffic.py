@@ -63,7 +63,7 @@ class TrafficResources(NodeResources):
         )
         if not isinstance(shadow, _Unchanged):
             body["shadow"] = dict(shadow) if shadow is not None else None
-        answer: Json = self._transport.request("PATCH", _path(app, function), json=body, repeatable=generation is not None).json()
+        answer: Json = self._transport.request("PATCH", _path(app, function), json=body).json()
         return answer
 
 
