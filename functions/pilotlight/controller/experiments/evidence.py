@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -41,19 +43,20 @@ class Met:
 
 
 class Evidence:
-    """An experiment's numbers in one view of the database. Made for one report; each metric is asked for when it is wanted."""
+    """An experiment's numbers in one view of the database. Made for one report: what was asked for is remembered. Owner: one thread."""
 
     def __init__(self, sql: sa.Connection, experiment: str, design: Design) -> None:
         self._sql = sql
         self._id = experiment
         self._design = design
+        self._told: dict[str, dict[str, Moments]] = {}
 
     def __repr__(self) -> str:
         return f"<Evidence of {self._id}>"
 
     def met(self) -> dict[str, Met]:
         """Arm → who met it first. Mistagged calls count wherever they were."""
-        unit, table = _first(self._id), tables.exposures
+        unit, table = self._units(), tables.exposures
         cut = min((stop.at for stop in self._design.stopped.values()), default=None)
         before = sa.func.count() if cut is None else sa.func.sum(sa.case((unit.c.first_at < cut, 1), else_=0))
         query = sa.select(unit.c.arm, sa.func.count(), before, sa.func.sum(unit.c.calls)).group_by(unit.c.arm)
@@ -68,6 +71,8 @@ class Evidence:
 
     def crossed(self) -> int:
         """Units that met a second arm although the first was not stopped: their assignment is broken."""
+        if not self._has_moved:
+            return 0
         one, other = tables.exposures.alias(), tables.exposures.alias()
         same = (one.c.experiment == other.c.experiment) & (one.c.unit == other.c.unit)
         query = sa.select(sa.func.count(sa.distinct(one.c.unit))).select_from(one.join(other, same))
@@ -85,12 +90,17 @@ class Evidence:
     def intervals(self, metric: str, *, alpha: float) -> dict[str, Interval]:
         """Arm → value and bounds; without the arms of which too little is known."""
         if metric in QUANTILES:
-            return self._quantiles(QUANTILES[metric], alpha=alpha)
+            return self._quantiles(metric, alpha=alpha)
         return {arm: stats.interval(found, alpha=alpha) for arm, found in self.estimates(metric).items()}
 
     def estimates(self, metric: str) -> dict[str, Estimate]:
         """Arm → value and variance, for what is a ratio of sums."""
-        rows, scale = (self._feedback(metric.removeprefix(FEEDBACK)), 1.0) if is_feedback(metric) else self._sums(metric)
+        if is_feedback(metric):
+            if metric not in self._told:
+                self._told[metric] = self._feedback(metric.removeprefix(FEEDBACK))
+            rows, scale = self._told[metric], 1.0
+        else:
+            rows, scale = self._sums[metric], _SUMS[metric][2]
         is_share = metric in RATIOS or metric.startswith(f"{FEEDBACK}{LABEL}=")
         found = {arm: stats.ratio(moments, is_share=is_share) for arm, moments in rows.items()}
         return {
@@ -99,58 +109,91 @@ class Evidence:
             if one is not None
         }
 
-    def _sums(self, metric: str) -> tuple[dict[str, Moments], float]:
-        over, under, scale = _SUMS[metric]
-        unit = _first(self._id)
-        x = unit.c.tokens_in + unit.c.tokens_out if under == "tokens" else unit.c[under]
-        return self._moments(sa.select(unit.c.arm, x.label("x"), unit.c[over].label("y")).where(x > 0).subquery()), scale
+    @cached_property
+    def _has_moved(self) -> bool:
+        """Whether any unit met a second arm: hardly ever, and the queries are much quicker where none did."""
+        table = tables.exposures
+        twice = sa.select(table.c.unit).where(table.c.experiment == self._id).group_by(table.c.unit).having(sa.func.count() > 1)
+        return self._sql.execute(twice.limit(1)).first() is not None
+
+    def _units(self) -> sa.FromClause:
+        """The exposures of the experiment, of each unit the first."""
+        if self._has_moved:
+            return _first(self._id)
+        return sa.select(tables.exposures).where(tables.exposures.c.experiment == self._id).subquery()
+
+    @cached_property
+    def _sums(self) -> dict[str, dict[str, Moments]]:
+        """Metric → arm → moments, of all that is summed per unit: one pass."""
+        unit = self._units()
+        columns = []
+        for over, under, _ in _SUMS.values():
+            x = unit.c.tokens_in + unit.c.tokens_out if under == "tokens" else unit.c[under]
+            y = sa.case((x > 0, sa.cast(unit.c[over], _DOUBLE)), else_=0.0)
+            columns += [sa.func.sum(sa.case((x > 0, 1), else_=0)), *_products(sa.cast(x, _DOUBLE), y)]
+        out: dict[str, dict[str, Moments]] = {metric: {} for metric in _SUMS}
+        for arm, *sums in self._sql.execute(sa.select(unit.c.arm, *columns).group_by(unit.c.arm)):
+            for place, metric in enumerate(_SUMS):
+                out[metric][arm] = _moments(sums[6 * place], sums[6 * place + 1 : 6 * place + 6])
+        return out
 
     def _feedback(self, metric: str) -> dict[str, Moments]:
-        unit, table = _first(self._id), tables.feedback
+        unit, table = self._units(), tables.feedback
         name, value = column_of(metric)
         mine = (table.c.experiment == self._id) & (table.c.unit == unit.c.unit) & (table.c.arm == unit.c.arm) & (table.c.metric == name)
         query = sa.select(unit.c.arm, sa.func.count().label("x"), sa.func.sum(value).label("y")).join(table, mine)
-        return self._moments(query.group_by(unit.c.arm, unit.c.unit).subquery())
-
-    def _moments(self, units: sa.Subquery) -> dict[str, Moments]:
-        x, y = (sa.cast(units.c[name], _DOUBLE) for name in ("x", "y"))
-        sums = (sa.func.sum(product) for product in (x, y, x * x, y * y, x * y))
+        units = query.group_by(unit.c.arm, unit.c.unit).subquery()
+        sums = _products(sa.cast(units.c.x, _DOUBLE), sa.cast(units.c.y, _DOUBLE))
         rows = self._sql.execute(sa.select(units.c.arm, sa.func.count(), *sums).group_by(units.c.arm))
-        return {
-            arm: Moments(n=int(n), x=float(x), y=float(y), xx=float(xx), yy=float(yy), xy=float(xy)) for arm, n, x, y, xx, yy, xy in rows
-        }
+        return {arm: _moments(n, values) for arm, n, *values in rows}
 
-    def _quantiles(self, share: float, *, alpha: float) -> dict[str, Interval]:
+    def _quantiles(self, metric: str, *, alpha: float) -> dict[str, Interval]:
         """By Woodruff (1952): bounds of the share of calls below the percentile are bounds of the percentile itself."""
-        histograms = self._histograms()
-        middles = {arm: _bucket_at(buckets, share) for arm, buckets in histograms.items()}
-        out = {}
-        for arm, moments in self._below(middles).items():
+        share, out = QUANTILES[metric], {}
+        for arm, moments in self._below.get(metric, {}).items():
             below = stats.ratio(moments, is_share=True)
             if below is None:
                 continue
             reach = stats.radius(below.variance, below.calls, alpha=alpha)
-            bounds = [_milliseconds(histograms[arm], at) for at in (share - reach, share, share + reach)]
-            out[arm] = Interval(value=bounds[1], low=bounds[0] / GROWTH, high=bounds[2])  # from a bucket's begin to a bucket's end
+            low, value, high = (_milliseconds(self._histograms[arm], at) for at in (share - reach, share, share + reach))
+            out[arm] = Interval(value=value, low=low / GROWTH, high=high)  # from a bucket's begin to a bucket's end
         return out
 
+    @cached_property
     def _histograms(self) -> dict[str, dict[int, int]]:
-        unit, table = _first(self._id), tables.exposure_latency
-        query = sa.select(table.c.arm, table.c.bucket, sa.func.sum(table.c.calls)).join(unit, _of_unit(table, unit))
+        table = tables.exposure_latency
+        query = sa.select(table.c.arm, table.c.bucket, sa.func.sum(table.c.calls)).select_from(self._warm())
         out: dict[str, dict[int, int]] = {}
-        for arm, bucket, calls in self._sql.execute(query.group_by(table.c.arm, table.c.bucket)):
+        for arm, bucket, calls in self._sql.execute(query.where(table.c.experiment == self._id).group_by(table.c.arm, table.c.bucket)):
             out.setdefault(arm, {})[int(bucket)] = int(calls)
         return out
 
-    def _below(self, middles: Mapping[str, int]) -> dict[str, Moments]:
-        """Calls (x), and those in buckets up to the arm's (y)."""
-        if not middles:
+    @cached_property
+    def _below(self) -> dict[str, dict[str, Moments]]:
+        """Percentile → arm → moments of calls (x), and of those in buckets up to the percentile's (y): one pass."""
+        if not self._histograms:
             return {}
-        unit, table = _first(self._id), tables.exposure_latency
-        is_below = sa.or_(*((table.c.arm == arm) & (table.c.bucket <= bucket) for arm, bucket in middles.items()))
-        y = sa.func.sum(sa.case((is_below, table.c.calls), else_=0))
-        query = sa.select(table.c.arm, sa.func.sum(table.c.calls).label("x"), y.label("y")).join(unit, _of_unit(table, unit))
-        return self._moments(query.group_by(table.c.arm, table.c.unit).subquery())
+        table, columns = tables.exposure_latency, []
+        for metric, share in QUANTILES.items():
+            ends = [(table.c.arm == arm) & (table.c.bucket <= _bucket_at(buckets, share)) for arm, buckets in self._histograms.items()]
+            columns.append(sa.func.sum(sa.case((sa.or_(*ends), table.c.calls), else_=0)).label(metric))
+        query = sa.select(table.c.arm, sa.func.sum(table.c.calls).label("x"), *columns).select_from(self._warm())
+        units = query.where(table.c.experiment == self._id).group_by(table.c.arm, table.c.unit).subquery()
+        x = sa.cast(units.c.x, _DOUBLE)
+        sums = [column for metric in QUANTILES for column in _products(x, sa.cast(units.c[metric], _DOUBLE))]
+        out: dict[str, dict[str, Moments]] = {metric: {} for metric in QUANTILES}
+        for arm, n, *values in self._sql.execute(sa.select(units.c.arm, sa.func.count(), *sums).group_by(units.c.arm)):
+            for place, metric in enumerate(QUANTILES):
+                out[metric][arm] = _moments(n, values[5 * place : 5 * place + 5])
+        return out
+
+    def _warm(self) -> sa.FromClause:
+        """The histograms of units, as far as they count."""
+        table = tables.exposure_latency
+        if not self._has_moved:
+            return table
+        unit = self._units()
+        return table.join(unit, _of_unit(table, unit))
 
 
 def contrasts(
@@ -165,6 +208,15 @@ def contrasts(
     found = evidence.estimates(metric)
     one = found.get(first)
     return {arm: stats.contrast(found[arm], one, factor=factor, alpha=alpha) for arm in arms if arm in found and one is not None}
+
+
+def _products(x: sa.ColumnElement[float], y: sa.ColumnElement[float]) -> list[sa.ColumnElement[Any]]:
+    return [sa.func.sum(product) for product in (x, y, x * x, y * y, x * y)]
+
+
+def _moments(n: int, sums: Sequence[Any]) -> Moments:
+    x, y, xx, yy, xy = map(float, sums)
+    return Moments(n=int(n), x=x, y=y, xx=xx, yy=yy, xy=xy)
 
 
 def _first(experiment: str) -> sa.Subquery:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 import anyio.to_thread
 import sqlalchemy as sa
@@ -22,17 +23,20 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 2.0
 """Records come about a second after their calls: a bad arm is stopped some seconds after it shows."""
+PAUSE = 9.0
+"""Rounds are a tenth of the time at most: one second for a hundred thousand units, which then are looked at every ten."""
 ACTOR = "platform"
 
 
 async def run(context: Context) -> None:
     """Watch until cancelled."""
     while True:
+        began = time.monotonic()
         try:
             await anyio.to_thread.run_sync(look, context)
         except (PilotlightError, SQLAlchemyError) as e:
             log.error("event=experiments_not_watched error=%r", e)  # a full disk, a lost database: the next round tries again
-        await asyncio.sleep(ROUND_S)
+        await asyncio.sleep(max(ROUND_S, PAUSE * (time.monotonic() - began)))
 
 
 def look(context: Context) -> list[str]:
