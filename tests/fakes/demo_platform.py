@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from pilotlight.controller import application, bootstrap, ledger, observations, weights
+from pilotlight.controller import application, bootstrap, ledger, observations, traces, weights
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
 from pilotlight.controller.context import Context
@@ -26,7 +26,7 @@ from pilotlight.quotas import BUILT_IN
 from pilotlight.seal import PlatformKey
 from snapshotter.client import AgentClient
 from snapshotter.types import InstanceId, InstanceInfo, StartKind, TemplateInfo
-from tests.fakes import demo_books, demo_observations
+from tests.fakes import demo_books, demo_observations, demo_traces
 from tests.fakes.small_cache import SmallCache
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, SmallAgent, instance, snapshot, spec
 from weight_cache.client import WeightCacheClient
@@ -209,6 +209,7 @@ async def furnish(made: Demo, *, now: float) -> None:
         assert answer.status_code < 300, answer.text
     with made.context.store.write() as write:
         observations.add(write, list(demo_observations.observations(tenant=made.tenant, ids=made.ids, revisions=made.revisions, now=now)))
+        traces.put(write, list(demo_traces.traces(tenant=made.tenant, revisions=made.revisions, now=now)), keep=1000)
     look(made.context)
     _name_models(made)
     _run(made, theirs, now)

@@ -28,6 +28,8 @@ PAGES = (
     "/dashboard",
     "/dashboard/functions/search/embed",
     "/dashboard/calls",
+    "/dashboard/traces",
+    "/dashboard/traces/req-0000000000000000000000000000000b",
     "/dashboard/objectives",
     "/dashboard/objectives/search/embed",
     "/dashboard/budgets",
@@ -140,6 +142,18 @@ async def test_without_scripts_every_number_is_there_as_text(browser: Browser, s
             answer = await page.goto(path)
             assert answer is not None
             assert answer.status == 200, path
+
+
+async def test_a_trace_is_found_by_its_reason_and_opened(browser: Browser, shown: Demo) -> None:
+    async with opened(browser, shown) as page:
+        await page.goto("/dashboard/traces")
+        await page.get_by_label("Kept for").select_option("waited for a start")
+        await expect(page.locator("tbody tr").first).to_contain_text("waited for a start")
+        await page.locator("tbody tr").first.get_by_role("link").click()
+        await expect(page.get_by_role("rowheader", name="tokenise")).to_be_visible()
+        assert await page.locator("svg.fall").count() == 13
+        await page.get_by_text("1 attribute").first.click()
+        await expect(page.locator("details[open] dl").first).to_be_visible()
 
 
 async def test_a_chart_that_cannot_be_drawn_leaves_its_table_open(browser: Browser, shown: Demo) -> None:

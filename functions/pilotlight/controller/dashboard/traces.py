@@ -27,7 +27,7 @@ SLOWNESS = (10, 100, 1000, 10_000)
 """Bounds to choose from, in ms."""
 MAX_DEPTH = 8
 """Spans are indented so far; deeper ones stand below each other."""
-_STARTS = frozenset({"start"})
+_STEPS = frozenset({"route", "admit"})
 _Text = Annotated[str, Query(max_length=MAX_NAME)]
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
@@ -106,8 +106,11 @@ def _row(bar: Bar) -> Row:
 def _tone(span: Mapping[str, Any]) -> str:
     if span["error"]:
         return "fill-bad"
-    if "pilotlight.phase_ms" in span["attributes"] or span["name"] in _STARTS:
+    if "pilotlight.phase_ms" in span["attributes"] or span["name"] == "start":
         return "start"
     if span["name"] == "queue":
         return "queue"
-    return "exec" if span["name"] in ("exec", "worker") else "fill-other" if span["kind"] in ("server", "consumer") else "fill-c3"
+    if span["name"] in ("exec", "worker"):
+        return "exec"
+    is_ours = span["kind"] in ("server", "consumer") or span["name"] in _STEPS or span["name"].startswith("attempt ")
+    return "fill-c7" if is_ours else "fill-c3"
