@@ -26,6 +26,7 @@ COMMANDS = [
     *("billing rates", "billing export", "billing correct", "billing verify"),
     *("billing invoice list", "billing invoice show", "billing invoice issue", "billing invoice download"),
     *("tenant create", "tenant list", "tenant show", "tenant set", "tenant suspend", "tenant resume", "plan list", "plan show"),
+    *("slo list", "slo show"),
     *("quota show", "quota set", "quota clear", "audit", "token rotate"),
     *("token create", "token list", "token revoke", "secret set", "secret list", "secret delete"),
     *("snapshot list", "snapshot show", "snapshot prove", "snapshot disable", "snapshot enable", "snapshot delete"),

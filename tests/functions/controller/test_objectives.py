@@ -288,6 +288,15 @@ async def test_nothing_is_released_while_a_budget_is_spent(world: World) -> None
     _demand(world)
 
 
+async def test_a_deploy_is_refused_while_frozen_and_an_administrator_may_override_it(world: World) -> None:
+    world.see(answered=900, failed=100)
+    http = world.controller.http
+    body = {"functions": [spec(objectives=to_json(OWN), tags={"changed": "yes"})]}
+    assert "has spent its error budget" in refused(await http.post("/v1/apps/search/deploy", json=body), 409)
+    answer = await http.post("/v1/apps/search/deploy", json={**body, "override_freeze": True})
+    assert answer.status_code in (200, 201), answer.text
+
+
 async def test_a_handful_of_calls_freezes_nothing(world: World) -> None:
     world.see(answered=5, failed=4)
     _demand(world)

@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from activator.observing.observer import Observer
 from pilotlight.controller import observations, tables
 from pilotlight.controller.store import Store
 from pilotlight.errors import InvalidInput
 from pilotlight.observations import Observation
+from pilotlight.protocol import HEADER_PLATFORM_TOKEN, OBSERVATIONS_PATH
+from tests.fakes.routes import spec_of, target_of
+from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import ManualClock
 
 NOON = 1_800_000_000.0 - 1_800_000_000.0 % 3600
@@ -185,6 +189,28 @@ def test_nothing_goes_that_was_not_summed_up(store: Store, clock: ManualClock) -
     clock.now = NOON + 50 * 86_400
     with store.write() as write:
         assert observations.prune(write, days=4) == 0
+
+
+async def test_what_an_activator_counts_is_what_the_controller_takes(controller: Controller) -> None:
+    observer = Observer()
+    target = target_of(spec_of())
+    observer.refused(target, 429)
+    observer.started(target, ok=False)
+    (told,) = observer.take(int(controller.clock.now // 60))
+    body = {"activator": "a-0", "life": "a", "sequence": 1, "observations": [told.to_json()]}
+    answers = [await controller.internal(OBSERVATIONS_PATH, body) for _ in range(2)]
+    assert [answer.json() for answer in answers] == [{"accepted": True}, {"accepted": False}]
+    now = controller.clock.now
+    with controller.context.store.read() as sql:
+        found = observations.window(sql, function_id=target.function_id, since_s=now - 60, until_s=now + 60)
+    assert found == {(target.revision, ""): told}
+
+
+async def test_nobody_else_tells_what_calls_looked_like(controller: Controller) -> None:
+    assert (await controller.http.post(OBSERVATIONS_PATH, json={})).status_code in (400, 403)
+    for broken in ("no JSON", "[]", "{}"):
+        headers = {HEADER_PLATFORM_TOKEN: controller.context.key.token}
+        assert (await controller.http.post(OBSERVATIONS_PATH, content=broken, headers=headers)).status_code == 400
 
 
 def test_a_hundred_observations_cost_little(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
