@@ -198,6 +198,7 @@ def _forget(write: Write, *, tenant: str, name: str) -> None:
     for children, column, parents in (
         (tables.rollout_decisions, tables.rollout_decisions.c.rollout, tables.rollouts),
         (tables.exposures, tables.exposures.c.experiment, tables.experiments),
+        (tables.exposure_latency, tables.exposure_latency.c.experiment, tables.experiments),
     ):
         sql.execute(sa.delete(children).where(column.in_(sa.select(parents.c.id).where(parents.c.function.in_(ids)))))
     for table in (
@@ -205,6 +206,7 @@ def _forget(write: Write, *, tenant: str, name: str) -> None:
         tables.revisions,
     ):  # fmt: skip
         sql.execute(sa.delete(table).where(table.c.function.in_(ids)))
+    sql.execute(sa.delete(tables.feedback).where(tables.feedback.c.function_id.in_(ids)))
     for owned in (functions, tables.deployments, tables.apps, tables.weights, tables.webhooks, tables.traces):
         sql.execute(sa.delete(owned).where(owned.c.tenant == tenant, owned.c.environment == name))
     sql.execute(sa.delete(tables.environments).where(tables.environments.c.tenant == tenant, tables.environments.c.name == name))

@@ -217,6 +217,26 @@ async def test_what_is_not_there_or_not_ones_own_is_not_there(lab: Lab) -> None:
     assert (await mine.post(f"{path}:stop", json={})).status_code == 200
 
 
+async def test_an_environment_goes_with_its_experiments_and_what_was_told_there(lab: Lab) -> None:
+    assert (await lab.controller.http.post("/v1/environments", json={"name": "staging"})).is_success
+    staging = lab.controller.client(lab.controller.key, environment="staging")
+    revision = (await staging.post("/v1/apps/search/deploy", json={"functions": [spec()]})).json()["functions"][0]["revision"]
+    function = (await staging.get("/v1/apps/search")).json()["functions"][0]["id"]
+    arms = [{"name": name, "revision": revision, "share": 50} for name in ("control", "bold")]
+    body = {"app": "search", "function": "hello", "name": "faster", "arms": arms, "start": True}
+    lab.id = (await staging.post("/v1/experiments", json=body)).json()["id"]
+    record = lab.record("ann", environment="staging", function_id=function)
+    await lab.put([record])
+    assert (await staging.post("/v1/feedback", json={"request_id": record.call, "label": "good"})).status_code == 200
+    assert (await staging.delete("/v1/apps/search")).is_success
+    assert (await staging.get("/v1/experiments")).json()["experiments"][0]["state"] == "STOPPED"
+    answer = await lab.controller.http.delete("/v1/environments/staging")
+    assert answer.status_code == 204, answer.text
+    with lab.controller.context.store.read() as sql:
+        for table in (tables.experiments, tables.exposures, tables.exposure_latency, tables.feedback):
+            assert sql.execute(sa.select(sa.func.count()).select_from(table)).scalar_one() == 0, table.name
+
+
 # -- exposures ---------------------------------------------------------------------------------------------------------
 async def test_a_unit_is_exposed_once_however_often_it_calls_and_records_that_come_twice_count_once(lab: Lab) -> None:
     await lab.create()
