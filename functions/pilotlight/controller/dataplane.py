@@ -46,7 +46,7 @@ def describe(document: dict[str, Any], problems: dict[int | str, dict[str, Any]]
     components.setdefault("schemas", {})["Call"] = call
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "an API key, pl_…"}}
     document["security"] = [{"key": []}]
-    for path, operations in _paths().items():
+    for path, operations in {**_paths(), **_models()}.items():
         for operation in operations.values():
             operation["responses"] |= {str(status): answer for status, answer in problems.items()}
             operation.setdefault("tags", [TAG])
@@ -84,6 +84,31 @@ def _paths() -> dict[str, dict[str, Any]]:
         "/v1/calls/{call}/stream": {"get": _operation("follow_call", "`state` at each change, `result` at the end.", call, _events())},
         "/fn/{app}/{function}/{path}": {verb: web.operation(verb) for verb in ("get", "head", "post", "put", "patch", "delete", "options")},
     }  # fmt: skip
+
+
+def _models() -> dict[str, dict[str, Any]]:
+    """Functions under model servers' names: TensorFlow Serving's predict, and the Open Inference Protocol."""
+    model = [_in_path("app", "app"), _in_path("function", "a function, or Class.method"), _environment()]
+    version = [*model, _in_path("version", "a revision, an alias or a tag")]
+    instances = _object("one call's instances", {"instances": {"type": "array"}})
+    predictions = _json("what was predicted, in order", {"type": "object", "properties": {"predictions": {"type": "array"}}})
+    tensors = _object("input tensors by argument: name, shape, datatype, data", {"id": {"type": "string"}, "inputs": {"type": "array"}})
+    inferred = _json(
+        "output tensors", {"type": "object", "properties": {"model_version": {"type": "string"}, "outputs": {"type": "array"}}}
+    )
+    known = {"200": _json("as the protocol says", {"type": "object"})}
+    out: dict[str, dict[str, Any]] = {}
+    for end, parameters, at in (("", model, ""), ("_version", version, "/versions/{version}")):
+        predict = _operation(f"predict{end}", "Call with instances.", parameters, {"200": predictions}, instances)
+        infer = _operation(f"infer{end}", "Call with tensors (Open Inference Protocol).", parameters, {"200": inferred}, tensors)
+        place = f"/v2/models/{{app}}/{{function}}{at}"
+        out[f"/v1/models/{{app}}/{{function}}{at}:predict"] = {"post": predict}
+        out[f"{place}/infer"] = {"post": infer}
+        out[place] = {"get": _operation(f"model_metadata{end}", "Inputs and outputs of a model.", parameters, known)}
+        out[f"{place}/ready"] = {"get": _operation(f"model_ready{end}", "Whether it takes calls; it does at zero.", parameters, known)}
+    for name in ("live", "ready"):
+        out[f"/v2/health/{name}"] = {"get": _operation(f"server_{name}", "Whether it takes requests.", [], known)}
+    return {**out, "/v2": {"get": _operation("server_metadata", "Name and version of the server.", [], known)}}
 
 
 class _Web:
@@ -142,6 +167,11 @@ def _events() -> dict[str, Any]:
 
 def _json(description: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"description": description, "content": {CONTENT_JSON: {"schema": schema}}}
+
+
+def _object(description: str, properties: dict[str, Any]) -> dict[str, Any]:
+    schema = {"type": "object", "required": list(properties)[-1:], "properties": properties}
+    return {"required": True, "description": description, "content": {CONTENT_JSON: {"schema": schema}}}
 
 
 def _headers(*names: str) -> dict[str, Any]:
