@@ -1,6 +1,6 @@
 """What tracing costs a warm call that is not kept, in the process: beside the empty loop, and beside a call that is kept.
 
-    python -m benchmarks.tracing
+python -m benchmarks.tracing
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ import time
 from collections.abc import Callable
 
 from activator.call import Call
+from activator.targets import Target
 from activator.tracing.context import worker_lines
 from activator.tracing.document import Json
 from activator.tracing.tracer import Tracer
-from pilotlight.protocol import new_call_id
-from tests.fakes.routes import spec_of, target_of
+from pilotlight.pricing import Rates
+from pilotlight.protocol import FunctionRoute, new_call_id
+from pilotlight.spec import FunctionSpec, MethodSpec, to_json
+from snapshotter.types import LaunchSpec, RevisionKey
 
 ROUNDS = 200_000
 REPEATS = 7
@@ -34,7 +37,7 @@ def best_us(step: Callable[[], object], *, rounds: int = ROUNDS) -> float:
 
 def main() -> None:
     """Print a table."""
-    target = target_of(spec_of())
+    target = _target()
     call = Call(id=new_call_id(), target=target, method="", key_id="k", body=b"{}")
     kept: list[Json] = []
     tracer = Tracer(share=0.01, keep=kept.append)
@@ -68,6 +71,19 @@ def main() -> None:
     }
     for name, microseconds in rows.items():
         print(f"{name:<60} {microseconds:8.2f} µs")
+
+
+def _target() -> Target:
+    spec = FunctionSpec(name="echo", module="app", qualname="echo", bundle="b" * 64, methods=(MethodSpec(),))
+    launch = LaunchSpec(
+        revision=RevisionKey("f-echo@v1"), trust_domain="t", uid=None, bundle=spec.bundle, image=None, entry={}, memory_bytes=1, cpu=1.0,
+        startup_timeout_s=1.0,
+    )  # fmt: skip
+    document = {"spec": to_json(spec), "launch": launch.to_json()}
+    route = FunctionRoute(
+        id="f-echo", tenant="t", environment="main", app="bench", function="echo", traffic=(("v1", 100),), revisions={"v1": document}
+    )
+    return Target(route, "v1", Rates(version="bench"))
 
 
 def _whole(tracer: Tracer, call: Call, kept: list[Json]) -> None:

@@ -81,7 +81,7 @@ class Tracer:
             return
         given = headers.get(b"tracestate")
         trace = call.trace = Trace(parent.trace_id, parent.span_id, state=passed_on_state(given) if given else b"")
-        if parent.is_sampled and self._take(call.caller or call.target.tenant, ASKED):
+        if parent.is_sampled and call.key_id and self._take(call.caller or call.target.tenant, ASKED):  # strangers keep nothing
             trace.kept_for = ASKED
 
     def _draw(self, call: Call) -> None:

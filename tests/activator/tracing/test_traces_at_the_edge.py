@@ -303,6 +303,19 @@ async def test_a_broken_context_of_a_raw_request_does_not_reach_the_function(web
     assert web.traces == []
 
 
+async def test_a_stranger_to_a_public_function_keeps_no_trace_of_its_owner(edge: Edge, patient: Objectives) -> None:
+    edge.add_tenant("acme")
+    edge.add(route_of(spec_of(objectives=patient, access=("*",))))
+    await edge.call(json={"x": 0})
+    edge.traces.clear()
+    answer = await edge.client.post(f"{edge.url}/t/acme/v1/functions/shop/hello:invoke", json={"x": 1}, headers=SAMPLED)
+    assert answer.status_code == 200, answer.text
+    assert edge.traces == []
+    parent = parse(received(edge)[-1]["traceparent"].encode())
+    assert parent is not None
+    assert (parent.trace_id, parent.is_sampled) == (TRACE, False)
+
+
 async def test_a_raw_request_that_fails_is_kept(web: Edge, script: Script) -> None:
     script.now = failing
     await raw(web)
