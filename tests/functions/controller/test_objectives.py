@@ -259,6 +259,16 @@ async def test_every_function_that_was_called_is_looked_at(world: World) -> None
     assert loop.look(world.controller.context) == 1  # its alarm is open still
 
 
+async def test_a_glance_finds_who_has_to_be_paged_and_passes_over_who_is_well(world: World) -> None:
+    world.see(answered=5000, failed=2)
+    assert loop.look(world.controller.context, is_thorough=False) == 0
+    world.see(answered=50, failed=500)
+    assert loop.look(world.controller.context, is_thorough=False) == 1
+    assert world.open() == [("availability", "page")]
+    world.controller.clock.now += HOUR
+    assert loop.look(world.controller.context, is_thorough=False) == 1  # its alarm may end
+
+
 async def test_hours_are_summed_up_and_old_minutes_dropped_by_the_way(world: World) -> None:
     for hours in range(1, 200, 7):
         world.see(at=world.now - hours * HOUR, answered=10, latency={"warm": {3: 10}})

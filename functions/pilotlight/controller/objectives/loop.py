@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 import anyio.to_thread
 import sqlalchemy as sa
@@ -12,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from pilotlight.controller import observations, tables
 from pilotlight.controller.context import Context
 from pilotlight.controller.objectives import alarms, standing
+from pilotlight.controller.objectives.burn import FAST, spent
 from pilotlight.controller.objectives.standing import Promise
 from pilotlight.errors import NotFound, PilotlightError
 from pilotlight.policies import DEFAULT_OBJECTIVES
@@ -23,15 +25,21 @@ EVERY_S = 15.0
 SEEN_S = 600.0
 """A function that nobody called for so long has no short window that burns: looked at only while an alarm is open."""
 TIDY_S = 60.0
+GLANCE_S = 30 * 60
+"""The longest short window of a page."""
+THOROUGH_S = 300.0
+"""Between two looks at all windows of a function that is well: reading three days takes ten times as long as reading half an hour."""
 
 
 async def run(context: Context) -> None:
     """Look after objectives, until cancelled."""
-    tidied_at = float("-inf")
+    tidied_at = looked_at = float("-inf")
     loop = asyncio.get_running_loop()
     while True:
         try:
-            await anyio.to_thread.run_sync(look, context)
+            is_thorough = loop.time() - looked_at >= THOROUGH_S
+            await anyio.to_thread.run_sync(partial(look, context, is_thorough=is_thorough))
+            looked_at = loop.time() if is_thorough else looked_at
             if loop.time() - tidied_at >= TIDY_S:
                 await anyio.to_thread.run_sync(tidy, context)
                 tidied_at = loop.time()
@@ -40,14 +48,31 @@ async def run(context: Context) -> None:
         await asyncio.sleep(EVERY_S)
 
 
-def look(context: Context) -> int:
-    """Judge every function that was called lately, or has an open alarm; returns how many."""
+def look(context: Context, *, is_thorough: bool = True) -> int:
+    """Judge every function that was called lately, or has an open alarm; returns how many.
+
+    `is_thorough`: by all windows, also those of which nothing was bad lately.
+    """
     now = context.clock()
     with context.store.read() as sql:
-        names = sorted({*observations.seen(sql, since_s=now - SEEN_S), *(alarm.function for alarm in alarms.open_of(sql))})
+        alarmed = {alarm.function for alarm in alarms.open_of(sql)}
+        names = sorted({*observations.seen(sql, since_s=now - SEEN_S), *alarmed})
+    if not is_thorough:
+        names = [name for name in names if name in alarmed or _may_page(context, name, now=now)]
     for function_id in names:
         judge(context, function_id, now=now)
     return len(names)
+
+
+def _may_page(context: Context, function_id: str, *, now: float) -> bool:
+    """Whether enough was bad in the last half hour that somebody could be paged; one look instead of seven."""
+    with context.store.read() as sql:
+        try:
+            made = standing.promise(sql, function_id)
+        except NotFound:
+            return False
+        lately = standing.total(observations.window(sql, function_id=function_id, since_s=now - GLANCE_S, until_s=now))
+    return any(spent(lately, made.objectives, sli).bad >= FAST.min_bad_short for sli in made.told)
 
 
 def judge(context: Context, function_id: str, *, now: float) -> list[str]:
