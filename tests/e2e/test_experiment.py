@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,7 @@ def revisions(platform: PlatformUnderTest, tmp_path_factory: pytest.TempPathFact
     for word in ("old", "new"):
         file.write_text(APP.format(word=word))
         platform.cli("deploy", str(file), "--no-wait")
-        wait_for(lambda word=word: platform.post("trial/greet").text == f'"{word}"', f"{word} to answer")
-        made.append(platform.post("trial/greet").headers["pilotlight-revision"])
+        made.append(wait_for(partial(revision_that_says, platform, word), f"{word} to answer"))
     yield made
     platform.cli("app", "delete", "trial", "--yes")
 
@@ -68,6 +68,11 @@ def test_callers_are_split_told_counted_and_let_go(platform: PlatformUnderTest, 
     platform.cli("experiment", "stop", "words", "--reason", "enough")
     wait_for(lambda: all("pilotlight-arm" not in ask(platform, user).headers for user in USERS), "everybody to be let go")
     assert {ask(platform, user).text for user in USERS} == {'"new"'}
+
+
+def revision_that_says(platform: PlatformUnderTest, word: str) -> str:
+    answer = platform.post("trial/greet")
+    return answer.headers["pilotlight-revision"] if answer.text == f'"{word}"' else ""
 
 
 def ask(platform: PlatformUnderTest, user: str) -> httpx.Response:

@@ -11,8 +11,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pilotlight.cli.main import build
+from pilotlight.client import AsyncClient
 from pilotlight.controller import intake
 from pilotlight.errors import Conflict, NotFound
+from pilotlight.sdk import session
+from pilotlight.sdk.calls import FunctionCall
 from pilotlight.spec import FunctionSpec, from_json
 from tests.fakes.served_controller import ServedController
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, spec, usage
@@ -131,3 +134,14 @@ def test_feedback_from_python(shell: Shell) -> None:
             client.feedback("req-1", label="bad")
         with pytest.raises(NotFound):
             client.feedback("req-unknown", label="bad")
+
+
+async def test_a_submitted_call_takes_feedback_on_itself(shell: Shell) -> None:
+    shell.call()
+    with shell.platform.client() as client, session.using(client.profile):
+        call = FunctionCall.from_id("req-1")
+        call.feedback(label="good")
+        await call.feedback.aio(rating=4.0)
+        async with AsyncClient(client.profile) as asynchronous:
+            assert (await asynchronous.feedback("req-1", label="good", metrics={"rating": 4.0}))["replayed"]
+    session.close()
