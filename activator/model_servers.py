@@ -101,8 +101,8 @@ class ModelServers:
 
     async def _call(self, request: Request, owner: str | None, asked: Asked) -> None:
         caller = self._reception.identify(request, owner)
-        routed, method, _ = self._reception.routed(request, caller, asked.model, owner)
-        entry = self._reception.enter(request, caller, routed, asked.version)
+        routed, method, tag = self._reception.routed(request, caller, asked.model, owner)
+        entry = self._reception.enter(request, caller, routed, asked.version or tag)
         entry.target.check(method)  # names the methods that there are
         spec = entry.target.spec.method(method)
         assert spec is not None
@@ -127,8 +127,8 @@ class ModelServers:
     async def _describe(self, request: Request, owner: str | None, asked: Asked, *, is_v2: bool) -> None:
         """Metadata, or readiness: a function at zero instances is ready, since a call brings one up."""
         caller = self._reception.identify(request, owner)
-        routed, method, _ = self._reception.routed(request, caller, asked.model, owner)
-        target = self._reception.enter(request, caller, routed, asked.version).target
+        routed, method, tag = self._reception.routed(request, caller, asked.model, owner)
+        target = self._reception.enter(request, caller, routed, asked.version or tag).target
         request.target = None  # no call, whatever becomes of it
         target.check(method)
         spec = target.spec.method(method)

@@ -17,6 +17,7 @@ _NUMBER_S = {"type": "number", "exclusiveMinimum": 0}
 _RESPONSE_HEADERS = {
     "X-Request-Id": "the call's id",
     "Pilotlight-Revision": "which revision answered",
+    "Pilotlight-Arm": "the arm of the experiment that the caller is in; left out where it is in none",
     "Pilotlight-Start": "how its instance came up: WARM, WAKE, FORK, RESTORE or COLD",
     "Server-Timing": (
         "queue, start and exec in ms; `weights;desc=` says from which tier (origin, nvme, dram, hbm) the start that it waited for had its "
@@ -54,7 +55,11 @@ def describe(document: dict[str, Any], problems: dict[int | str, dict[str, Any]]
 
 
 def _paths() -> dict[str, dict[str, Any]]:
-    function = [_in_path("app", "app"), _in_path("function", "a function, or Class.method"), _environment()]
+    what = "a function, or Class.method; followed by @ and a tag, an alias or a revision for the revision of that name"
+    asked = _in_query(
+        "tag", "the same, for callers that cannot write it into the path; or in the header Pilotlight-Tag", {"type": "string"}
+    )
+    function = [_in_path("app", "app"), _in_path("function", what), _environment(), asked]
     call = [_in_path("call", "the call's id"), _environment()]
     record = _json("the call", {"$ref": "#/components/schemas/Call"})
     wait = _in_query(
@@ -62,7 +67,7 @@ def _paths() -> dict[str, dict[str, Any]]:
     )
     raw = [
         _in_path("app", "app"),
-        _in_path("function", "an ASGI function"),
+        _in_path("function", "an ASGI function; @tag as for calls"),
         _in_path("path", "the function's own path; it may have slashes"),
     ]
     put = [*call, _in_query("function", "app/function", {"type": "string"}, required=True)]
