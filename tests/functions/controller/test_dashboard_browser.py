@@ -116,7 +116,19 @@ async def test_every_page_is_reached_by_clicking_and_nothing_is_blocked_or_loade
     async with opened(browser, shown, complaints=complaints) as page:
         await drawn(page)
         assert await page.locator(".plot .main-svg").count() >= 4
-        for tab in ("Calls", "Releases", "Objectives", "Budgets & quotas", "Invoices", "Platform", "Instances", "Storage", "Overview"):
+        tabs = (
+            "Calls",
+            "Releases",
+            "Experiments",
+            "Objectives",
+            "Budgets & quotas",
+            "Invoices",
+            "Platform",
+            "Instances",
+            "Storage",
+            "Overview",
+        )
+        for tab in tabs:
             await page.get_by_role("navigation").get_by_role("link", name=tab, exact=True).click()
             await expect(page.locator("nav a[aria-current]")).to_have_text(tab)
         await page.locator("section[aria-labelledby=functions]").get_by_role("link", name="search/embed").click()

@@ -12,7 +12,7 @@ import pytest
 from pilotlight.controller.experiments import stats
 from pilotlight.controller.experiments.stats import Estimate, Interval, Moments
 
-RUNS = 200
+RUNS = 120
 LOOKS = 60
 
 
