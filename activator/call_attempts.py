@@ -112,6 +112,11 @@ class CallAttempts:
                     return  # `hold` says the same in a moment, and that is its end
             await asyncio.sleep(BUSY_RETRY_S)
 
+    def left(self, held: Held) -> None:
+        """Its caller wants it no more."""
+        if held.target is not None:
+            self._metrics.observer.refused(held.target, 499)
+
     async def _attempt(self, held: Held, call: Call) -> _Ending:
         observer, target = self._metrics.observer, call.target
         try:

@@ -152,6 +152,7 @@ class SubmittedCalls:
 
     # -- running ------------------------------------------------------------------------------------------------------
     async def _run(self, held: Held, call: Call) -> None:
+        held.target = call.target
         self._finish(held, await self._attempts.run(held, call), ttl_s=call.target.spec.clocks.result_ttl_s)
 
     def _finish(self, held: Held, record: CallRecord, *, ttl_s: float = 0.0) -> None:
@@ -175,6 +176,7 @@ class SubmittedCalls:
         held.task.cancel()
         await asyncio.wait([held.task])
         if held.record.state not in FINAL:
+            self._attempts.left(held)
             self._finish(held, replace(held.record, state="CANCELLED", status=499, outcome="cancelled"))
 
     def _admission(self, call: Call) -> Admission | None:

@@ -6,6 +6,7 @@ import asyncio
 
 from activator.call_records import is_theirs, own_call_id
 from activator.callers import Caller
+from activator.targets import Target
 from pilotlight.protocol import CallRecord
 
 FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
@@ -19,15 +20,17 @@ class Held:
         task: what runs it; None = it waits to be begun, or has ended.
         changed: set at the next change of `record`.
         give_up_at: wall clock after which it is not tried again.
+        target: what it calls, once it was begun.
     """
 
-    __slots__ = ("changed", "give_up_at", "record", "task")
+    __slots__ = ("changed", "give_up_at", "record", "target", "task")
 
     def __init__(self, record: CallRecord) -> None:
         self.record = record
         self.task: asyncio.Task[None] | None = None
         self.changed = asyncio.Event()
         self.give_up_at = record.expires_at
+        self.target: Target | None = None
 
     def __repr__(self) -> str:
         return f"<Held {self.record.id} {self.record.state}>"

@@ -166,3 +166,12 @@ async def test_a_submitted_call_is_observed_and_nobody_waits_for_it(edge: Edge, 
     total = added(found)
     assert total is not None
     assert (counts(total), total.raised, total.latency) == ({"answered": 1, "failed": 1}, 1, {})
+
+
+async def test_a_submitted_call_that_is_cancelled_is_observed_as_one(edge: Edge, shipping: object) -> None:
+    edge.add(route_of(spec_of()))
+    receipt = await edge.call("shop/hello:submit", json={"x": 1000})
+    await until(lambda: _asked(edge, b'{"x":1000}') == 1)
+    headers = {"authorization": f"Bearer {KEY}"}
+    assert (await edge.client.post(f"{edge.url}/v1/calls/{receipt.json()['id']}:cancel", headers=headers)).status_code == 200
+    assert counts(observed(edge)) == {"cancelled": 1}
