@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -14,7 +15,7 @@ from pilotlight.controller.rollouts.ledger import Rollout
 from pilotlight.controller.rollouts.plan import FEEDBACK, Plan
 from pilotlight.controller.rollouts.records import Evidence
 from pilotlight.controller.rollouts.statistics import Sample
-from pilotlight.observations import SHADOW_ARM, Observation, added
+from pilotlight.observations import COUNTS, SHADOW_ARM, Observation, added
 from pilotlight.pricing import Footprint, Rates, rate_per_s
 from pilotlight.traffic import WHOLE
 
@@ -31,8 +32,8 @@ def gather(
     is_last = rollout.weight == WHOLE
     began_at = min(rollout.created_at, rollout.step_began_at)  # a clock that was set back has made the step begin before the rollout
     step = _seen(sql, rollout, since_s=rollout.step_began_at, now=now)
-    recent = _seen(sql, rollout, since_s=max(now - RECENT_S, began_at), now=now)
-    hour = _seen(sql, rollout, since_s=max(now - HOUR_S, began_at), now=now)
+    recent = _counts(sql, rollout, since_s=max(now - RECENT_S, began_at), now=now)
+    hour = _counts(sql, rollout, since_s=max(now - HOUR_S, began_at), now=now)
     prices = _prices(sql, rollout, rates) if rates is not None else {}
     whole = _seen(sql, rollout, since_s=began_at, now=now) if is_last else step
 
@@ -68,6 +69,21 @@ def of_revisions(
 def _seen(sql: sa.Connection, rollout: Rollout, *, since_s: float, now: float) -> dict[str, Observation]:
     revisions = (rollout.candidate, rollout.stable)
     return of_revisions(sql, tenant=rollout.tenant, function_id=rollout.function_id, revisions=revisions, since_s=since_s, now=now)
+
+
+def _counts(sql: sa.Connection, rollout: Rollout, *, since_s: float, now: float) -> dict[str, Observation]:
+    """The same without histograms, which are a hundred times as many rows: alarms count calls."""
+    table, revisions = tables.observation_minutes, (rollout.candidate, rollout.stable)
+    first, end = int(since_s // MINUTE_S), int(now // MINUTE_S) + 1
+    where = (table.c.function_id == rollout.function_id, table.c.minute >= first, table.c.minute < end, table.c.arm != SHADOW_ARM)
+    sums = [sa.func.sum(table.c[name]).label(name) for name in COUNTS]
+    query = sa.select(table.c.revision, *sums).where(*where, table.c.revision.in_(revisions)).group_by(table.c.revision)
+    counted: dict[str, dict[str, Any]] = {row.revision: {name: int(getattr(row, name)) for name in COUNTS} for row in sql.execute(query)}
+    tenant, function_id = rollout.tenant, rollout.function_id
+    return {
+        revision: Observation(tenant=tenant, function_id=function_id, revision=revision, minute=first, **counted.get(revision, {}))
+        for revision in revisions
+    }
 
 
 def _prices(sql: sa.Connection, rollout: Rollout, rates: Rates) -> dict[str, float]:

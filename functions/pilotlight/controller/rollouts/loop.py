@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 TICK_S = 1.0
 JUMP_S = 5.0
 """Of the wall clock against the monotonic one: more than a slow round, or the slewing of a time service, makes."""
+REST = 20.0
+"""A rollout is left alone for so many times what the last look took, so that one takes a twentieth of a core at most: steps may last days,
+and then there are many minutes to add up."""
 NOTE_EVERY_S = 60.0
 """A decision that stays the same is stored this often, with its newest numbers."""
 
@@ -56,6 +60,7 @@ class Keeper:
         self._clock = clock
         self._monotonic = monotonic
         self._looked_at: tuple[float, float] | None = None
+        self._rests_until: dict[str, float] = {}
         self.rounds = 0
 
     def __repr__(self) -> str:
@@ -67,7 +72,8 @@ class Keeper:
         jumped = self._jumped()
         with self._store.read() as sql:
             found = ledger.active(sql)
-        return sum(self._look(rollout, jumped=jumped) for rollout in found)
+        self._rests_until = {one.id: self._rests_until.get(one.id, -math.inf) for one in found}
+        return sum(self._look(rollout, jumped=jumped) for rollout in found if jumped or self._monotonic() >= self._rests_until[rollout.id])
 
     def _jumped(self) -> bool:
         wall, steady = self._clock(), self._monotonic()
@@ -79,11 +85,13 @@ class Keeper:
         if jumped or now < rollout.updated_at - JUMP_S:
             with self._store.write() as write:
                 return lifecycle.start_over(write, rollout, reason="the clock was set: the step begins anew")
+        began = self._monotonic()
         with self._store.read() as sql:
             if not is_as_planned(sql, rollout):
                 decision = None
             else:
                 decision = judged(sql, rollout, now=now, rates=self._rates)
+                self._rests_until[rollout.id] = began + REST * (self._monotonic() - began)
                 if _is_nothing_new(sql, rollout, decision, now):
                     return False
         if decision is None:

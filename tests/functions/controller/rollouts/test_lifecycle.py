@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from pilotlight.controller import registry, tables, traffic
 from pilotlight.controller.rollouts import lifecycle
-from pilotlight.controller.rollouts.loop import NOTE_EVERY_S
+from pilotlight.controller.rollouts.loop import NOTE_EVERY_S, Keeper
 from pilotlight.controller.rollouts.plan import Gate
 from pilotlight.controller.rollouts.records import Decision, State, Verdict
 from pilotlight.errors import Conflict, NotFound
@@ -285,3 +285,16 @@ def test_the_history_and_the_audit_log_have_every_step(world: World) -> None:
         audited = sql.execute(sa.select(tables.audit.c.action, tables.audit.c.actor).order_by(tables.audit.c.id)).all()
     assert actions[-2:] == ["rollout.start", "rollout.rollback"]
     assert [tuple(row) for row in audited[-2:]] == [("rollout.start", "k-1"), ("rollout.rollback", "platform")]
+
+
+def test_a_rollout_whose_looks_take_long_is_left_alone_for_a_while(world: World) -> None:
+    world.begin()
+    steady = iter([0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 10.5, 10.5, 10.5, 10.5])
+    keeper = Keeper(store=world.store, clock=world.clock, monotonic=lambda: next(steady))
+    assert keeper.round() == 1  # it took half a second
+    world.clock.now += 1
+    world.see_both(failed=50)
+    assert keeper.round() == 0
+    world.clock.now += 9.5
+    assert keeper.round() == 1
+    assert world.weights == {world.stable: 100}
