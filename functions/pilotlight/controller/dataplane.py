@@ -70,13 +70,16 @@ def _paths() -> dict[str, dict[str, Any]]:
         _in_path("function", "an ASGI function; @tag as for calls"),
         _in_path("path", "the function's own path; it may have slashes"),
     ]
-    put = [*call, _in_query("function", "app/function", {"type": "string"}, required=True)]
+    put = [*call, _in_query("function", "app/function", {"type": "string"}, required=True), _webhook()]
     address = "/v1/functions/{app}/{function}"
     web = _Web(raw)
-    invoke = _operation("invoke", "Call and wait for the answer.", [*function, _timeout()], _invoked(), _ARGUMENTS)
-    submit = _operation("submit", "Accept a call, on disk before the answer; it runs at least once.", function, _receipt("202"), _ARGUMENTS)
+    invoke = _operation("invoke", "Call and wait for the answer.", [*function, _timeout(), _once()], _invoked(), _ARGUMENTS)
+    later = [*function, _timeout(), _once(), _webhook()]
+    submit = _operation("submit", "Accept a call, on disk before the answer; it runs at least once.", later, _receipt("202"), _ARGUMENTS)
     makes = _in_query("snapshot", "false: do not wait for its snapshot to be made and proven", {"type": "boolean", "default": True})
-    warmup = _operation("warmup", "Make the next starts fast; bills nothing. Needs a key of scope deploy.", [*function, makes], _warmed())
+    warmup = _operation(
+        "warmup", "Make the next starts fast; bills nothing. Needs a key of scope deploy.", [*function, makes, _once()], _warmed()
+    )
     return {
         f"{address}:invoke": {"post": invoke},
         f"{address}:submit": {"post": submit},
@@ -203,3 +206,17 @@ def _timeout() -> dict[str, Any]:
         "description": "seconds that you will wait",
         "schema": _NUMBER_S,
     }
+
+
+def _once() -> dict[str, Any]:
+    return _in_header(
+        "Idempotency-Key", "a repeat with the same key and body gets the first one's answer", {"type": "string", "maxLength": 255}
+    )
+
+
+def _webhook() -> dict[str, Any]:
+    return _in_header("Pilotlight-Webhook", "name of the webhook that is told when the call ends", {"type": "string", "maxLength": 63})
+
+
+def _in_header(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": False, "description": description, "schema": schema}

@@ -19,6 +19,10 @@ from tests.functions.controller.parts import ManualClock, spec
 HOUR = 3600.0
 
 
+class Killed(Exception):
+    """What kill -9 before a commit is to the database."""
+
+
 class Clockwork:
     """An app with one function that has schedules, and the rounds of a controller. Owner: the test."""
 
@@ -36,6 +40,11 @@ class Clockwork:
     def fire(self) -> int:
         with self.store.write() as write:
             return schedules.fire(write)
+
+    def fire_and_die(self) -> None:
+        with self.store.write() as write:
+            assert schedules.fire(write) == 1
+            raise Killed
 
     def listing(self) -> list[Planned]:
         with self.store.read() as sql:
@@ -75,14 +84,10 @@ def test_a_due_time_becomes_one_call_that_can_be_asked_for_at_once(clockwork: Cl
 
 
 def test_a_controller_that_is_killed_before_its_commit_makes_the_same_call_again_and_no_second_one(clockwork: Clockwork) -> None:
-    class Killed(Exception):
-        pass
-
     clockwork.deploy({"period_s": 60})
     clockwork.clock.now += 60
-    with pytest.raises(Killed), clockwork.store.write() as write:
-        assert schedules.fire(write) == 1
-        raise Killed
+    with pytest.raises(Killed):
+        clockwork.fire_and_die()
     assert clockwork.claim() == []
     assert (clockwork.fire(), len(clockwork.claim()), clockwork.fire()) == (1, 1, 0)
 
