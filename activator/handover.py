@@ -2,7 +2,8 @@
 
 A route document that moves traffic is followed at once by a revision that has an instance. For one that has none, instances are begun, as
 many as its part of the traffic needs, and the units that it is given stay where they were until they are there, at most as long as its
-start may take. Who answered before is not retired meanwhile. What asks for a revision (a tag, a pin) gets it, and waits for it.
+start may take. Who answered before is not retired meanwhile. What asks for a revision (a tag, a pin) gets it, and waits for it. A change
+that goes back (`TrafficDocument.at_once`) is another matter: rather wait for a good answer than have a bad one.
 
 Owner: the event loop, through `RouteTable`.
 """
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from activator.callers import Caller
+from activator.resilience.breaker import State
 from activator.targets import Target
 from snapshotter.types import InstanceInfo
 
@@ -32,11 +34,11 @@ AGAIN_S = 1.0
 class Handover:
     """One function's: `previous` answers for those that are `awaited`, by the key of their revision."""
 
-    __slots__ = ("_live", "awaited", "held", "previous", "timer")
+    __slots__ = ("_serves", "awaited", "held", "previous", "timer")
 
-    def __init__(self, previous: Routed, awaited: Mapping[str, Target], held: tuple[Target, ...], live: Callable[[Target], int]) -> None:
-        """`live`: how many instances a revision has now."""
-        self._live = live
+    def __init__(self, previous: Routed, awaited: Mapping[str, Target], held: tuple[Target, ...], serves: Callable[[Target], bool]) -> None:
+        """`serves`: whether a revision has an instance now, and may be sent calls."""
+        self._serves = serves
         self.previous = previous
         self.awaited = dict(awaited)
         self.held = held
@@ -50,7 +52,7 @@ class Handover:
         if choice.is_override or choice.target.key not in self.awaited:
             return choice
         before = self.previous.choose(caller, headers)
-        return before if before.target.key not in self.awaited and self._live(before.target) else choice
+        return before if before.target.key not in self.awaited and self._serves(before.target) else choice
 
 
 class Handovers:
@@ -77,11 +79,13 @@ class Handovers:
         held = tuple(target for target in before.answering if live[target.key] and target.revision not in routed.targets)
         if not awaited or not any(live.values()):
             return
-        handover = routed.handover = self._running[name] = Handover(before, awaited, held, self._live)
-        routed.only = None
         for target in awaited.values():
             share = routed.document.weights[target.revision] / 100
             self._start(target, math.ceil(sum(live.values()) * share))
+        if routed.document.at_once:
+            return
+        handover = routed.handover = self._running[name] = Handover(before, awaited, held, self._serves)
+        routed.only = None
         loop = asyncio.get_running_loop()
         handover.timer = loop.call_later(max(target.spec.clocks.startup_s for target in awaited.values()), self._give_up, name)
         log.info("handover begins function=%s to=%s", name, ",".join(target.revision for target in awaited.values()))
@@ -141,6 +145,11 @@ class Handovers:
 
     def _live(self, target: Target) -> int:
         return sum(1 for _ in self._throttler_of(target).live())
+
+    def _serves(self, target: Target) -> bool:
+        """It has an instance, and its calls do not fail."""
+        health = self._throttler_of(target).health
+        return self._live(target) > 0 and (health is None or health.breaker.state is State.CLOSED)
 
     def _start(self, target: Target, count: int) -> None:
         throttler = self._throttler_of(target)

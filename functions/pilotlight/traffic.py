@@ -87,6 +87,7 @@ class TrafficDocument:
         max_candidate: blast radius: the greatest weight, in percent, of all revisions but the heaviest together; 100 = no bound.
         experiment, shadow: None = there is none.
         stable: while a rollout runs, the revision that keeps room for all traffic and one instance warm; "" = there is none.
+        at_once: the last change went back: who answered before is not good enough to answer while who answers now comes up.
     """
 
     generation: int = 0
@@ -100,6 +101,7 @@ class TrafficDocument:
     experiment: ExperimentTraffic | None = None
     shadow: Shadow | None = None
     stable: str = ""
+    at_once: bool = False
 
     def named(self) -> frozenset[str]:
         """Every revision that can be called: by weight, tag, pin or arm, as the shadow, or because it is the way back."""

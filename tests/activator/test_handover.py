@@ -82,6 +82,16 @@ async def test_going_back_is_at_once(site: Edge) -> None:
     assert await revision(site) == V1
 
 
+async def test_who_goes_back_has_no_more_answers_of_what_was_bad(site: Edge) -> None:
+    split(site, {V2: 100}, at_once=True)
+    assert not site.handovers._running
+    await until(lambda: len(site.fleet.started) == 2)  # begun by the change, not by a call
+    call = asyncio.create_task(revision(site))
+    await until(lambda: throttler(site, V2).waiting == 1)
+    site.fleet.gate.set()
+    assert await call == V2
+
+
 async def test_several_deploys_while_one_is_handed_over_end_at_the_last(site: Edge) -> None:
     split(site, {V2: 100})
     split(site, {V3: 100})

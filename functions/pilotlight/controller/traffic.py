@@ -59,7 +59,7 @@ def change(
     traffic.checked(after, revisions=_revisions(write.sql, function_id))
     if after != before:
         approvals.admit(write, place, function=function, revisions=after.answering() - before.answering())
-        after = replace(after, generation=before.generation + 1)
+        after = replace(after, generation=before.generation + 1, at_once=history.is_rollback(action))
         _write(write, function_id, after)
     publishing.publish(write, function_id)
     if action and after != before:
@@ -68,9 +68,9 @@ def change(
 
 
 def shown(document: TrafficDocument) -> dict[str, Any]:
-    """The document as it is told to people: without the parts of its range."""
+    """The document as it is told to people: without the parts of its range, and what only activators want to know."""
     body = traffic.to_json(document)
-    del body["segments"], body["salt"]
+    del body["segments"], body["salt"], body["at_once"]
     return body
 
 
@@ -78,7 +78,9 @@ def _edited(before: TrafficDocument, edit: Edit) -> TrafficDocument:
     wanted = edit(before)
     if wanted.shadow is not None and wanted.shadow == before.shadow and wanted.shadow.revision in wanted.answering():
         wanted = replace(wanted, shadow=None)  # what begins to answer callers gets copies no longer
-    kept = replace(wanted, weights=before.weights, segments=before.segments, salt=before.salt, generation=before.generation)
+    kept = replace(
+        wanted, weights=before.weights, segments=before.segments, salt=before.salt, generation=before.generation, at_once=before.at_once
+    )
     return traffic.reweighted(kept, wanted.weights)
 
 

@@ -171,3 +171,12 @@ async def test_a_shadow_that_begins_to_answer_callers_is_one_no_longer(controlle
         traffic.change(write, where, "hello", lambda d: replace(d, shadow=Shadow(revision=first)), action="traffic.change")
         after = traffic.change(write, where, "hello", weighed({first: 10, second: 90}), action="rollout.step")
     assert after.shadow is None
+
+
+async def test_a_change_that_goes_back_says_so_until_the_next_one(controller: Controller) -> None:
+    first, second = await deployed(controller)
+    where = await place(controller)
+    with controller.context.store.write() as write:
+        assert traffic.change(write, where, "hello", weighed({first: 100}), action="rollout.rollback").at_once
+        assert traffic.change(write, where, "hello", weighed({first: 100}), action="traffic.change").at_once  # no change
+        assert not traffic.change(write, where, "hello", weighed({second: 100}), action="traffic.change").at_once
