@@ -130,7 +130,7 @@ def test_a_broken_post_is_refused_whole(store: Store, broken: dict[str, Any]) ->
 
 
 def _settle(store: Store, now: float) -> list[int]:
-    hours = []
+    hours: list[int] = []
     while True:
         with store.write() as write:
             hour = observations.due_hour(write.sql, now=now)
