@@ -181,8 +181,7 @@ class Journal:
         self._open[name] = OpenLine(segment, offset, length, template)
         self._live[segment] += length
         self._clocks[template.instance] = (at_ns, virtual_ns)
-        if call in self._held:
-            held = self._held[call]
+        if (held := self._held.get(call)) is not None:
             held.attempts = max(held.attempts, attempt)
 
     def close_call(self, id: str, record: bytes, *, at_ns: int, virtual_ns: int) -> None:
