@@ -34,7 +34,7 @@ def old(url: str) -> Iterator[Store]:
     """A store as 0004 left it."""
     store = Store(url, clock=ManualClock(NOVEMBER_1))
     config = Config()
-    config.set_main_option("script_location", str(Path(tables.__file__).parent / "migrations"))
+    config.set_main_option("script_location", str(Path(rollups.__file__).parent / "migrations"))
     with store.engine.connect().execution_options(pilotlight_writing=True) as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "0004")

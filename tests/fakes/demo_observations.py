@@ -1,4 +1,4 @@
-"""A day of what calls looked like, for the dashboard: one function keeps its objectives, one had an outage, one is too slow in its queue."""
+"""Calls as activators would have observed them: one function keeps its objectives, one had an outage, one is too slow in its queue."""
 
 from __future__ import annotations
 

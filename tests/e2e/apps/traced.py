@@ -1,6 +1,7 @@
 """Calls that say what they do."""
 
 import time
+from collections.abc import AsyncIterator
 
 import pilotlight
 
@@ -15,7 +16,7 @@ def split(text: str) -> list[str]:
 
 
 @app.function(cpu=0.25, memory="128MiB")
-async def stream(n: int):
+async def stream(n: int) -> AsyncIterator[int]:
     for i in range(n):
         with pilotlight.span(f"item {i}"):
             yield i
