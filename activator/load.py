@@ -24,13 +24,15 @@ class Load:
 
     def add(self, now: float) -> None:
         """A call came: it waits, or has a slot."""
-        self._pass(now)
+        self._area += self._calls * (now - self._at)  # `_pass`, which a call pays for twice
+        self._at = now
         self._calls += 1
         self.last_call_at = now
 
     def remove(self, now: float) -> None:
         """A call ended, or gave up."""
-        self._pass(now)
+        self._area += self._calls * (now - self._at)
+        self._at = now
         self._calls -= 1
 
     def take(self, now: float, elapsed_s: float) -> float:

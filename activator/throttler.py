@@ -24,7 +24,7 @@ from activator.fairness.rank import DEFAULT_RANK, QueueBound, Rank
 from activator.fleet import Fleet
 from activator.instances import Instance, least_loaded
 from activator.load import Load
-from activator.reservation import Reservation
+from activator.reservation import WARM, Reservation
 from activator.resilience.breaker import ANSWERED, BreakerTerms, Ending
 from activator.resilience.health import BAD, Health, Pace, is_its_own, noted
 from activator.routes import Target
@@ -35,7 +35,7 @@ from activator.waiting import Line, Waiter
 from pilotlight import errors
 from pilotlight.types import Priority
 from snapshotter import errors as agent_errors
-from snapshotter.types import InstanceInfo, StartKind
+from snapshotter.types import InstanceInfo
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Throttler:
         """A free slot, or None when the call must wait."""
         now = self._clock()
         health = self.health
-        if self._line or (health is not None and not health.breaker.admits(now)):
+        if self._line.places or (health is not None and not health.breaker.admits(now)):
             return None
         instance = least_loaded(self.instances.values(), now)
         if instance is None:
@@ -111,7 +111,7 @@ class Throttler:
         self.load.add(now)
         instance.in_flight += 1
         instance.held_s -= now
-        return Reservation(self, instance, StartKind.WARM, 0.0)
+        return Reservation(self, instance, WARM, 0.0)
 
     async def reserve(self, timeout_s: float, rank: Rank = DEFAULT_RANK) -> Reservation:
         """A slot within `timeout_s`, starting instances where that helps.
@@ -157,9 +157,9 @@ class Throttler:
             instance.idle_since = now
             if instance.is_draining and not instance.is_gone:
                 self._stop(instance, "drained")
-        if self._line:
+        if self._line.places:
             self._hand_out(now)
-        elif self._gate.is_crowded and not instance.in_flight:
+        elif not instance.in_flight and self._gate.is_crowded:
             self._gate.idle()
 
     def retry_slots(self) -> None:
@@ -167,7 +167,7 @@ class Throttler:
         self._hand_out(self._clock())
 
     def _hand_out(self, now: float, fresh: Instance | None = None, start_ms: float = 0.0) -> None:
-        while self._line:
+        while self._line.places:
             instance = fresh if fresh is not None and fresh.has_slot(now) else least_loaded(self.instances.values(), now)
             if instance is None:
                 self._look_again_when_unblocked(now)
@@ -177,7 +177,7 @@ class Throttler:
                 return
             instance.in_flight += 1
             instance.held_s -= now
-            kind = StartKind.WARM if instance is not fresh else instance.start_kind
+            kind = WARM if instance is not fresh else instance.start_kind
             waited_ms = (now - waiter.since) * 1000
             waiter.future.set_result(Reservation(self, instance, kind, min(waited_ms, start_ms) if instance is fresh else 0.0))
 

@@ -7,7 +7,7 @@ process's queue, in the same synchronous step.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from activator.admission import ProcessQueue
 from activator.fairness.queue import FairQueue, Place
@@ -41,13 +41,18 @@ class Waiter:
 
 
 class Line:
-    """See the module. Owner: the Throttler."""
+    """See the module. Owner: the Throttler.
+
+    Attributes:
+        places: of those who wait; to read.
+    """
 
     def __init__(self, *, queue: ProcessQueue, load: Load, clock: Callable[[], float]) -> None:
         self._queue = queue
         self._load = load
         self._clock = clock
         self._waiters: FairQueue[Waiter] = FairQueue()
+        self.places: Mapping[Place[Waiter], None] = self._waiters.places
 
     def __len__(self) -> int:
         return len(self._waiters)

@@ -16,7 +16,7 @@ from typing import Any
 
 from activator.fairness.asks import Ask, NotNeeded, give_up_needless
 from activator.fairness.headcount import Estate, Nobody
-from activator.fairness.queue import FairQueue
+from activator.fairness.queue import FairQueue, Place
 from activator.fairness.reclaim import Balance, Need, Tenure, victims
 from activator.fairness.terms import Terms
 from activator.fairness.ticks import Soon, Ticks
@@ -31,13 +31,18 @@ RETRY_S = 1.0
 
 
 class Capacity:
-    """See the module. Owner: the event loop; decisions (`look`) do not await."""
+    """See the module. Owner: the event loop; decisions (`look`) do not await.
+
+    Attributes:
+        places: of the starts that wait for room; to read.
+    """
 
     def __init__(self, terms: Terms, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._terms = terms
         self._clock = clock
         self.estate: Estate = Nobody()
         self._line: FairQueue[Ask] = FairQueue()
+        self.places: Mapping[Place[Ask], None] = self._line.places
         self._held: dict[str, tuple[str, int]] = {}
         self._use: Counter[str] = Counter()
         self._leaving: dict[str, bool] = {}

@@ -71,7 +71,7 @@ class Gate:
     @property
     def is_crowded(self) -> bool:
         """Whether starts wait here."""
-        return bool(self.capacity.waiting or self.headcount.waiting)
+        return bool(self.capacity.places or self.headcount.lines)
 
     def close(self) -> None:
         """No more looks."""

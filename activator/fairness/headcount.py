@@ -50,7 +50,11 @@ class Nobody:
 
 
 class Headcount:
-    """See the module. Owner: the event loop; decisions (`look`) do not await."""
+    """See the module. Owner: the event loop; decisions (`look`) do not await.
+
+    Attributes:
+        lines: of the starts that a quota holds up, by tenant; to read. None of a tenant of which none waits.
+    """
 
     def __init__(self, terms: Terms, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._terms = terms
@@ -59,7 +63,7 @@ class Headcount:
         self._held: dict[str, tuple[tuple[str, ...], int]] = {}
         self._instances: Counter[str] = Counter()
         self._gpus: Counter[str] = Counter()
-        self._lines: dict[str, FairQueue[Ask]] = {}
+        self.lines: dict[str, FairQueue[Ask]] = {}
         self._leaving: set[str] = set()
         self._ticks = Ticks(self.look_everywhere, every_s=LOOK_S)
         self._soon = Soon(self.look_everywhere)
@@ -70,7 +74,7 @@ class Headcount:
     @property
     def waiting(self) -> int:
         """Starts that a quota holds up."""
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, self.lines.values()))
 
     def count(self, tenant: str) -> tuple[int, int]:
         """Instances and GPUs of a tenant."""
@@ -86,15 +90,15 @@ class Headcount:
             raise refusal
         if not ask.is_needed():
             raise NotNeeded
-        line = self._lines.setdefault(ask.tenant, FairQueue())
+        line = self.lines.setdefault(ask.tenant, FairQueue())
         ask.since = self._clock()
         self._ticks.begin()
         try:
             own = replace(ask.rank, tenant=ask.target.name, weight=1)
             await ask.wait_in(line, own, cost=1.0, look=self.look_soon)
         finally:
-            if not line and self._lines.get(ask.tenant) is line:
-                del self._lines[ask.tenant]
+            if not line and self.lines.get(ask.tenant) is line:
+                del self.lines[ask.tenant]
 
     def hold(self, instance_id: str, target: Target) -> None:
         """It counts from now on."""
@@ -137,12 +141,12 @@ class Headcount:
 
     def look_soon(self, delay_s: float = 0.0) -> None:
         """Look once for all that happens until then."""
-        if self._lines:
+        if self.lines:
             self._soon.ask(delay_s)
 
     def look(self, tenant: str) -> None:
         """Let through whoever has room now, and make room where that is fair."""
-        line = self._lines.get(tenant)
+        line = self.lines.get(tenant)
         if line is None:
             return
         give_up_needless(line)
@@ -160,9 +164,9 @@ class Headcount:
 
     def look_everywhere(self) -> bool:
         """Time has passed, or a plan changed. Whether anybody waits."""
-        for tenant in list(self._lines):
+        for tenant in list(self.lines):
             self.look(tenant)
-        return bool(self._lines)
+        return bool(self.lines)
 
     def close(self) -> None:
         """No more looks."""

@@ -101,18 +101,22 @@ def _anybody(_item: object) -> bool:
 
 
 class FairQueue(Generic[T]):
-    """See the module. Owner: one event loop; it never awaits."""
+    """See the module. Owner: one event loop; it never awaits.
+
+    Attributes:
+        places: of all who wait, in the order of arrival. To read: who asks for each call whether anybody waits need not call `len`.
+    """
 
     def __init__(self) -> None:
         self._rings: dict[Priority, _Ring[T]] = {priority: _Ring() for priority in sorted(Priority, key=lambda p: p.rank)}
-        self._arrivals: OrderedDict[Place[T], None] = OrderedDict()
+        self.places: OrderedDict[Place[T], None] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._arrivals)
+        return len(self.places)
 
     def __iter__(self) -> Iterator[T]:
         """In the order of arrival."""
-        return (place.item for place in self._arrivals)
+        return (place.item for place in self.places)
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{sum(len(f.places) for f in r.flows.values())} {p}" for p, r in self._rings.items() if r.flows)
@@ -122,7 +126,7 @@ class FairQueue(Generic[T]):
         """At the end of its tenant's line, or at its head. `cost` > 0: what it takes of what is handed out, in any unit."""
         place = Place(item, rank, cost)
         self._rings[rank.priority].push(place, is_first=is_first)
-        self._arrivals[place] = None
+        self.places[place] = None
         return place
 
     def pop(self, is_wanted: Callable[[T], bool] = _anybody) -> T | None:
@@ -134,20 +138,20 @@ class FairQueue(Generic[T]):
         for ring in self._rings.values():
             place = ring.pop(is_wanted)
             if place is not None:
-                del self._arrivals[place]
+                del self.places[place]
                 return place.item
         return None
 
     def remove(self, place: Place[T]) -> bool:
         """Give up a place; False when it was handed out before."""
-        if place not in self._arrivals:
+        if place not in self.places:
             return False
-        del self._arrivals[place]
+        del self.places[place]
         return self._rings[place.rank.priority].remove(place)
 
     def oldest(self) -> T | None:
         """Who waits longest."""
-        return next(iter(self._arrivals)).item if self._arrivals else None
+        return next(iter(self.places)).item if self.places else None
 
     def first(self) -> T | None:
         """One of those with the highest priority, without taking it out; not necessarily the one whose turn it is."""
