@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +115,21 @@ def test_tabular_ranks_the_better_candidate_first(platform: PlatformUnderTest) -
     assert [score["index"] for score in ranked] == [1, 0]
     assert ranked[0]["score"] > 0.9
     assert ranked[1]["score"] < 0.2
+
+
+def test_canary_plays_a_good_release_and_a_bad_one(tmp_path: Path) -> None:
+    picture = tmp_path / "canary.svg"
+
+    run = subprocess.run(
+        [sys.executable, str(EXAMPLES / "canary" / "play.py"), "--quick", "--picture", str(picture)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert re.search(r"done: 100 % on v2-", run.stdout), run.stdout
+    assert re.search(r"rolled_back: 0 % on v3-", run.stdout), run.stdout
+    assert re.search(r"v2-\w+ +\d+ calls, 0 failed", run.stdout), run.stdout
+    assert "rolled_back" in picture.read_text()
