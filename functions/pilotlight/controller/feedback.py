@@ -27,6 +27,8 @@ LABEL = "label"
 MAX_METRICS = 16
 """Per call: what is told of it lies in one page of the database."""
 MAX_LABEL_LENGTH = 64
+MAX_VALUE = 1e15
+"""Beyond it squares do not add up any more: a database refuses them, and whoever reads the metric sees nothing but that."""
 EXPECTED_S = 900.0
 """A call's record is waited for that long after the call's id was made: activators keep and repeat what the controller missed."""
 MAX_WAITING = 10_000
@@ -158,6 +160,8 @@ def _number(name: str, value: float) -> float:
         )
     if not math.isfinite(value):
         raise InvalidInput(f"metric {name!r} = {value!r} is no number", parameter="metrics")
+    if abs(value) > MAX_VALUE:
+        raise InvalidInput(f"metric {name!r} = {value!r}: from {-MAX_VALUE:g} to {MAX_VALUE:g}", parameter="metrics")
     return float(value)
 
 

@@ -90,7 +90,8 @@ def _one(write: Write, target: Place, origin: Place, found: Candidate, terms: Te
     lineage = {**found.told.lineage, "promoted_from": f"{origin.environment}/{origin.app}/{found.spec.name}@{found.revision}"}
     told = replace(found.told, lineage=lineage)
     revision, created = registry.place_revision(write, target, found.spec, told=told)
-    if told.author != target.actor:
+    brought_by = revisions.row(write.sql, function_id=target.function_id(found.spec.name), revision=revision).created_by
+    if target.actor not in (told.author, brought_by):  # it may have been deployed there already, by another key
         approvals.approve(write, target, function=found.spec.name, revision=revision, note=f"promoted from {origin.environment}")
     done = releases.release(write, target, function=found.spec.name, revision=revision, terms=replace(terms, told=told))
     registry.settle(write, target, found.spec.name, done)

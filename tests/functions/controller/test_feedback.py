@@ -172,7 +172,7 @@ def test_a_window_is_cut_by_the_calls_time_and_revision(store: Store) -> None:
 @pytest.mark.parametrize(
     "label, metrics",
     [(None, {}), ("", {}), ("x" * 65, {}), ("a\nb", {}), (None, {"label": 1.0}), (None, {"9": 1.0}), (None, {"a": math.nan}),
-     (None, {"a": math.inf}), (None, {f"m{n}": 1.0 for n in range(17)})],
+     (None, {"a": math.inf}), (None, {"a": 1.7e308}), (None, {"a": -1e16}), (None, {f"m{n}": 1.0 for n in range(17)})],
 )  # fmt: skip
 def test_what_is_no_feedback_is_refused(label: str | None, metrics: dict[str, float]) -> None:
     with pytest.raises(InvalidInput):

@@ -54,6 +54,16 @@ async def test_promoting_is_an_approval_of_whoever_did_not_deploy_it(controller:
     assert [one["note"] for one in (await manifest(controller))["approvals"]["given"]] == ["promoted from staging"]
 
 
+async def test_a_promotion_by_who_deployed_it_there_before_is_no_approval_and_no_conflict(controller: Controller) -> None:
+    author = await staged(controller)
+    for body in ({"functions": [spec()]}, {"functions": [spec(description="other")]}):
+        assert (await controller.http.post("/v1/apps/search/deploy", json=body)).status_code == 200
+    done = await controller.http.post("/v1/apps/search:promote", json=BETWEEN)
+    assert done.status_code == 200, done.text
+    assert (done.json()["functions"][0]["stage"], (await manifest(controller))["approvals"]["given"]) == ("live", [])
+    assert (await author.post("/v1/apps/search:promote", json=BETWEEN)).status_code == 200
+
+
 async def test_what_a_promotion_needs_is_named(controller: Controller) -> None:
     author = await staged(controller)
     promote = "/v1/apps/search:promote"

@@ -73,7 +73,15 @@ class Keeper:
         with self._store.read() as sql:
             found = ledger.active(sql)
         self._rests_until = {one.id: self._rests_until.get(one.id, -math.inf) for one in found}
-        return sum(self._look(rollout, jumped=jumped) for rollout in found if jumped or self._monotonic() >= self._rests_until[rollout.id])
+        return sum(self._tried(rollout, jumped=jumped) for rollout in found if jumped or self._monotonic() >= self._rests_until[rollout.id])
+
+    def _tried(self, rollout: Rollout, *, jumped: bool) -> bool:
+        """`_look`, whose errors are one rollout's: what is broken in one holds up no other, and holds."""
+        try:
+            return self._look(rollout, jumped=jumped)
+        except (PilotlightError, SQLAlchemyError, ArithmeticError, ValueError) as e:
+            log.error("event=rollout_not_judged rollout=%s error=%r", rollout.id, e)
+            return False
 
     def _jumped(self) -> bool:
         wall, steady = self._clock(), self._monotonic()

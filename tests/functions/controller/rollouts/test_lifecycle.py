@@ -298,3 +298,20 @@ def test_a_rollout_whose_looks_take_long_is_left_alone_for_a_while(world: World)
     world.clock.now += 9.5
     assert keeper.round() == 1
     assert world.weights == {world.stable: 100}
+
+
+def test_a_rollout_that_is_broken_holds_up_no_other(world: World) -> None:
+    good = world.begin()
+    place = dataclasses.replace(world.place, app="other")
+    with world.store.write() as write:
+        names = [
+            registry.deploy(write, place, specs=[from_json(FunctionSpec, spec(resources={"cpu": cpu}))]).functions[0].revision
+            for cpu in (2.0, 1.0)
+        ]
+        broken = lifecycle.begin(write, place, function="hello", candidate=names[0], plan=PLAN)
+        mine = tables.rollout_decisions.c.rollout == broken
+        write.sql.execute(sa.update(tables.rollout_decisions).where(mine).values(evidence="{"))
+    world.see_both()
+    world.pass_s(PLAN.every_s)
+    assert world.look() == 1
+    assert (world.rollout(good).step, world.rollout(broken).step) == (1, 0)
