@@ -182,7 +182,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"arms": sides()[:1]}, "2 to 8 arms"),
     ({"arms": sides(name="a")}, "share a name"),
     ({"arms": sides(share=40)}, "add up to 100"),
-    ({"arms": sides(revision="v9-nope")}, "v9-nope"),
     ({"arms": sides(name="B b")}, "B b"),
     ({"guardrails": ["error_ratio"]}, "METRIC"),
     ({"guardrails": ["luck +1"]}, "luck"),
@@ -196,7 +195,17 @@ async def test_what_cannot_be_followed_is_refused_when_it_is_planned(lab: Lab) -
         body = {"app": "search", "function": "hello", "name": "faster", "arms": lab.arms(50, 50), **changes}
         text = json.dumps(body).replace("@old", lab.old).replace("@new", lab.new)
         assert words in refused(await lab.controller.http.post("/v1/experiments", json=json.loads(text)), 400)
+    unknown = {"app": "search", "function": "hello", "name": "faster", "arms": sides(revision="v9-nope")}
+    assert "v9-nope" in refused(await lab.controller.http.post("/v1/experiments", json=unknown), 404)
     assert (await lab.controller.http.get("/v1/experiments")).json() == {"experiments": []}
+
+
+async def test_arms_name_revisions_as_anything_else_does(lab: Lab) -> None:
+    arms = [{"name": "control", "revision": "v1", "share": 50}, {"name": "bold", "revision": "stable", "share": 50}]
+
+    made = await lab.create(arms=arms)
+
+    assert [arm["revision"] for arm in made["arms"]] == [lab.old, lab.new]
 
 
 async def test_what_is_not_there_or_not_ones_own_is_not_there(lab: Lab) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from pilotlight import traffic as documents
-from pilotlight.controller import audit, deliveries, tables, traffic
+from pilotlight.controller import aliases, audit, deliveries, tables, traffic
 from pilotlight.controller.experiments.design import Design, Stopped
 from pilotlight.controller.places import Place
 from pilotlight.controller.store import Write
@@ -80,6 +80,8 @@ def create(write: Write, place: Place, *, function: str, name: str, design: Desi
     except ValueError as e:
         raise InvalidInput(str(e), parameter="name") from e
     function_id = _function(write.sql, place, function)
+    arms = tuple(replace(arm, revision=aliases.resolve(write.sql, place, function, arm.revision)) for arm in design.arms)
+    design = replace(design, arms=arms)
     _demand_followable(write.sql, function_id, design)
     row = {
         "id": f"x-{os.urandom(6).hex()}", "tenant": place.tenant, "function": function_id, "name": name, "document": _text(design),
