@@ -79,8 +79,11 @@ ROUTES: list[tuple[str, str, dict[str, str], Any, str]] = [
     ("PUT", "/v1/quotas/functions/{app}/{function}", {"app": "search", "function": "hello"}, {"concurrent": 3}, "quota.set"),
     ("DELETE", "/v1/quotas/functions/{app}/{function}", {"app": "search", "function": "hello"}, None, "quota.set"),
     (
-        "PUT", "/v1/functions/{app}/{function}/traffic", {"app": "search", "function": "hello"},
-        {"weights": {"stable": 100}, "tags": {"next": "stable"}}, "traffic.change",
+        "PUT",
+        "/v1/functions/{app}/{function}/traffic",
+        {"app": "search", "function": "hello"},
+        {"weights": {"stable": 100}, "tags": {"next": "stable"}},
+        "traffic.change",
     ),
     ("PATCH", "/v1/functions/{app}/{function}/traffic", {"app": "search", "function": "hello"}, {"sticky": "key"}, "traffic.change"),
     ("POST", "/v1/apps/{app}/deploy", {"app": "search"}, {"functions": [spec(resources={"cpu": 2.0})], "rollout": {}}, "app.deploy"),

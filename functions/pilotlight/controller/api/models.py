@@ -46,9 +46,7 @@ class DeployRequest(Body):
     labels: dict[str, str] = Field(default_factory=dict, max_length=64)
     meta: Meta = Field(default_factory=dict, max_length=64, description="lineage of the new revisions, such as {'git.commit': '…'}")
     evaluation: Numbers = Field(default_factory=dict, max_length=256, description="numbers of their offline evaluation, by metric")
-    rollout: dict[str, Any] | None = Field(
-        default=None, description="take over step by step ({'steps': [5, 100], …}); null = at once"
-    )
+    rollout: dict[str, Any] | None = Field(default=None, description="take over step by step ({'steps': [5, 100], …}); null = at once")
     no_traffic: bool = Field(default=False, description="make the revisions, and leave the traffic as it is")
     tag: str | None = Field(default=None, max_length=63, description="by which the new revisions can be called, whatever their traffic")
     allow_breaking: bool = Field(default=False, description="no caller depends on what a new schema breaks")
