@@ -361,7 +361,7 @@ class CallRecord:
 
 def new_call_id() -> str:
     """`req-` and 32 hex digits: 48 bits of milliseconds, then 80 random ones, so that ids sort by time."""
-    return f"req-{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}"
+    return "req-" + ((time.time_ns() // 1_000_000).to_bytes(6, "big") + os.urandom(10)).hex()
 
 
 def problem(

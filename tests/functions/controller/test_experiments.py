@@ -195,7 +195,7 @@ async def test_what_cannot_be_followed_is_refused_when_it_is_planned(lab: Lab) -
         body = {"app": "search", "function": "hello", "name": "faster", "arms": lab.arms(50, 50), **changes}
         text = json.dumps(body).replace("@old", lab.old).replace("@new", lab.new)
         assert words in refused(await lab.controller.http.post("/v1/experiments", json=json.loads(text)), 400)
-    unknown = {"app": "search", "function": "hello", "name": "faster", "arms": sides(revision="v9-nope")}
+    unknown = {"app": "search", "function": "hello", "name": "faster", "arms": [{**arm, "revision": "v9-nope"} for arm in lab.arms(50, 50)]}
     assert "v9-nope" in refused(await lab.controller.http.post("/v1/experiments", json=unknown), 404)
     assert (await lab.controller.http.get("/v1/experiments")).json() == {"experiments": []}
 
