@@ -44,6 +44,7 @@ class EdgeLimits:
         self.by_address: Counter[str] = Counter()
         self.connections: set[EdgeProtocol] = set()
         self.refused = 0
+        self._defaults: tuple[list[tuple[bytes, bytes]] | None, bytes] = None, b""
 
     def __repr__(self) -> str:
         return f"<EdgeLimits {len(self.connections)} connections, {len(self.by_address)} addresses, {self.refused} refused>"
@@ -51,6 +52,14 @@ class EdgeLimits:
     def protocol(self) -> type[HttpToolsProtocol]:
         """A protocol class bound to these limits, for `uvicorn.Config(http=…)`."""
         return type("BoundEdgeProtocol", (EdgeProtocol,), {"limits": self})
+
+    def default_lines(self, headers: list[tuple[bytes, bytes]]) -> bytes:
+        """Headers that all answers carry, as lines: uvicorn makes their list anew each second (the date), so they are made as often."""
+        known, lines = self._defaults
+        if known is not headers:
+            lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+            self._defaults = headers, lines
+        return lines
 
     def close_slow(self, now: float) -> int:
         """Close connections whose request head has been incomplete for too long; returns how many."""
@@ -298,9 +307,9 @@ class EdgeProtocol(HttpToolsProtocol):
         return True
 
     def _write_whole(self, status: int, head: bytes, body: bytes, *, keep_alive: bool) -> None:
-        defaults = b"".join([b"%b: %b\r\n" % header for header in self.server_state.default_headers])
+        defaults = self.limits.default_lines(self.server_state.default_headers)
         end = b"\r\n" if keep_alive else b"connection: close\r\n\r\n"
-        self.transport.write(b"%b%b%b%b%b" % (STATUS_LINE[status], defaults, head, end, body))
+        self.transport.write(b"".join((STATUS_LINE[status], defaults, head, end, body)))
         if not keep_alive:
             self.transport.close()
 

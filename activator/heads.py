@@ -55,4 +55,8 @@ def quota_lines(call: Call) -> bytes:
 
 
 def _passed_on(answer: Answer) -> bytes:
-    return b"".join([b"%b: %b\r\n" % header for header in answer.headers if header[0] in _PASSED_ON])
+    lines: list[bytes] = []
+    for name, value in answer.headers:
+        if name in _PASSED_ON:
+            lines += (name, b": ", value, b"\r\n")
+    return b"".join(lines)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from activator.billing.budgets import CLOCK_STEP_NS, Budgets, Cover, Subject
 from activator.billing.errors import JournalFull
@@ -39,12 +38,13 @@ class Ticket:
     cover: Cover
     worst: int
     turn: int
-    is_billed: bool = True
     mark: str = ""
     is_shadow: bool = False
+    is_billed: bool = True
 
 
-class Bill(NamedTuple):
+@dataclass(slots=True)
+class Bill:
     """What an attempt came to: execution in whole ms, its share of the instance, its price as decimal text and in picounits."""
 
     exec_ms: int
@@ -124,9 +124,7 @@ class InstanceAccount:
             turn = cover.reserve(name, worst, at_ns=at_ns, ends_ns=at_ns + ends_ns)
         else:
             turn = self._budgets.turn
-        ticket = Ticket(
-            name, call, attempt, start_kind, template, at_ns, queued_ms, start_ms, cover, worst, turn, mark=mark, is_shadow=is_shadow
-        )
+        ticket = Ticket(name, call, attempt, start_kind, template, at_ns, queued_ms, start_ms, cover, worst, turn, mark, is_shadow)
         try:
             virtual_ns = self.meter.begin(name, now_ns)
         except BaseException:

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from uuid import uuid4
 
 from activator.billing import lines
@@ -41,7 +41,8 @@ GARBAGE_SEGMENTS = 4
 """An old segment is emptied by carrying its open lines over only when the journal is this many segments over twice its live content."""
 
 
-class OpenLine(NamedTuple):
+@dataclass(slots=True)
+class OpenLine:
     """Where the open line of an attempt stands, and its template."""
 
     segment: int
