@@ -12,13 +12,15 @@ from activator.choice import Choice
 from activator.fairness.rank import DEFAULT_RANK, Rank
 from activator.instances import Instance
 from activator.quotas.admission import Admission
-from activator.reservation import Reservation
+from activator.reservation import WARM, Reservation
 from activator.resilience.breaker import Ending
 from activator.routes import Target
 from activator.tracing.context import Attempt, Trace, worker_lines
 from activator.upstream import Answer, WorkerConnection
 from pilotlight.protocol import CONTENT_JSON
 from snapshotter.types import StartKind
+
+_JSON = CONTENT_JSON.encode()
 
 
 class Call:
@@ -49,7 +51,7 @@ class Call:
         method: str,
         key_id: str,
         body: bytes,
-        content_type: bytes = CONTENT_JSON.encode(),
+        content_type: bytes = _JSON,
         accept: bytes = b"",
         deadline_s: float | None = None,
         extra_headers: bytes = b"",
@@ -57,7 +59,9 @@ class Call:
         rank: Rank = DEFAULT_RANK,
         caller: str = "",
         choice: Choice | None = None,
+        began_ns: int = 0,
     ) -> None:
+        """`began_ns`: when its request was there, and routed at once; 0 = now, or the caller sets it."""
         self.id = id
         self.target = target
         self.method = method
@@ -77,10 +81,11 @@ class Call:
         self.retries = 0
         self.degraded = ""
         self.asked: Target | None = None
-        self.began_ns = self.routed_ns = self.received_ns = time.monotonic_ns()
+        self.received_ns = now_ns = time.monotonic_ns()
+        self.began_ns = self.routed_ns = began_ns or now_ns
         self.started_at = time.time()
         self.reserved_ns = 0
-        self.start_kind = StartKind.WARM
+        self.start_kind: StartKind = WARM
         self.start_ms = 0.0
         self.weights = ""
 

@@ -17,6 +17,9 @@ OTHER = "other"
 FUNCTION = ("tenant", "app", "function")
 FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
+STATUSES_PER_FUNCTION = 24
+"""A web application may answer with any of 500 statuses; what it adds to these is counted by its hundred, as `4xx`."""
+
 
 class Names:
     """The first `limit` names that come; all others are `other`. Safe from any thread: known names take no lock, new ones do."""
@@ -76,6 +79,21 @@ class FunctionTally:
         self.rare: dict[int, int] = {}
         self.queue_wait = _Tally()
         self.execution = _Tally()
+
+    def answered(self, status: int, exec_s: float, queued_s: float = 0.0) -> None:
+        """A call got a worker's answer."""
+        statuses = self.statuses
+        if status in statuses:
+            statuses[status] += 1
+        elif len(statuses) < STATUSES_PER_FUNCTION:
+            statuses[status] = 1
+        else:
+            self.rare[status // 100] = self.rare.get(status // 100, 0) + 1
+        if queued_s:
+            self.queue_wait.observe(queued_s)
+        else:
+            self.queue_wait.counts[0] += 1
+        self.execution.observe(exec_s)
 
     def by_status(self) -> Iterator[tuple[str, int]]:
         """Counts by status, or by its hundred."""

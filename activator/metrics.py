@@ -36,8 +36,6 @@ from snapshotter.types import InstanceInfo
 __all__ = ["DEFAULT_SERIES", "OTHER", "Metrics", "Names"]
 
 DEFAULT_SERIES = 1000
-_STATUSES_PER_FUNCTION = 24
-"""A web application may answer with any of 500 statuses; what it adds to these is counted by its hundred, as `4xx`."""
 
 
 class Metrics:
@@ -120,7 +118,9 @@ class Metrics:
 
     def closed_warm(self, call: Call, answer: Answer, *, dispatched_ns: int, ended_ns: int, picos: int) -> None:
         """A call that waited for nothing got a worker's answer, whole, and is closed."""
-        self.answered_warm(call.target, answer.status, exec_s=(ended_ns - dispatched_ns) / 1e9)
+        target = call.target
+        tally = self._by_function.get(target.function_id) or self._tally(target)
+        tally.answered(answer.status, (ended_ns - dispatched_ns) / 1e9)
         arm = call.choice.arm if call.choice is not None else ""
         if answer.status < 400:
             self.observer.answered_warm(call, arm, dispatched_ns=dispatched_ns, ended_ns=ended_ns, picos=picos)
@@ -146,16 +146,8 @@ class Metrics:
 
     def answered_warm(self, target: Target, status: int, *, exec_s: float, queued_s: float = 0.0) -> None:
         """A call that waited for no start got a worker's answer."""
-        tally = self._by_function.get(target.function_id)
-        if tally is None:
-            tally = self._tally(target)
-        statuses = tally.statuses
-        if status in statuses or len(statuses) < _STATUSES_PER_FUNCTION:
-            statuses[status] = statuses.get(status, 0) + 1
-        else:
-            tally.rare[status // 100] = tally.rare.get(status // 100, 0) + 1
-        tally.queue_wait.observe(queued_s)
-        tally.execution.observe(exec_s)
+        tally = self._by_function.get(target.function_id) or self._tally(target)
+        tally.answered(status, exec_s, queued_s)
 
     def exemplify(self, target: Target, *, exec_s: float, queued_s: float, trace_id: str, at: float) -> None:
         """A call of this target took so long, and its trace is kept: the histograms point to it."""

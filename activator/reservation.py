@@ -18,6 +18,7 @@ MAX_BORROWINGS = 8
 
 WARM: Final = StartKind.WARM
 """By a name of its own for the hot path, as `breaker.ANSWERED`."""
+_WARM: Final = WARM.value
 CANCELLED = "cancelled"
 """Outcome of a call whose caller left."""
 
@@ -95,6 +96,13 @@ class Reservation:
             queued_ms=int(call.queued_ms), start_ms=int(self.start_ms), now_ns=time.monotonic_ns(), at_ns=time.time_ns(),
             caller=call.caller, limit_ns=None if call.deadline_s is None else max(0, int(call.remaining_s(call.deadline_s) * 1e9)),
             mark=call.mark,
+        )  # fmt: skip
+
+    def open_warm(self, call: Billable) -> Ticket:
+        """`open` for the first attempt of a call that waited for nothing and has no deadline of its own."""
+        return self.instance.account.open(
+            call=call.id, attempt=1, key=call.key_id, method=call.method, start_kind=_WARM, queued_ms=0, start_ms=0,
+            now_ns=time.monotonic_ns(), at_ns=time.time_ns(), caller=call.caller, mark=call.mark,
         )  # fmt: skip
 
     async def open_paid(self, call: Billable) -> Ticket:

@@ -165,28 +165,28 @@ class WarmCalls:
         reservation = self.throttler_of(target).reserve_nowait()
         if reservation is None:
             return False
-        call = Call(
-            id=new_call_id(), target=target, method=way.method, key_id=way.key_id, body=body, content_type=content_type,
-            accept=headers.get(b"accept", b""), extra_headers=way.line, admission=admission, rank=rank,
-            caller=way.entry.foreign, choice=way.choice,
-        )  # fmt: skip
-        call.began_ns = call.routed_ns = began_ns  # its way was known: what routing took is a look-up
-        call.reserved_ns = call.received_ns
-        tally = way.tally
-        if tally is None:
-            tally = way.tally = self.dispatcher.persistence.budgets.of(way.key_id, call.received_ns / 1e9)
-        tally.calls += 1
-        self.tracer.begin(call, headers)
-        worker = reservation.instance.connections.take_nowait(call.received_ns / 1e9)
+        connections = reservation.instance.connections
+        worker = connections.take_nowait(began_ns / 1e9)
         if worker is None:
             reservation.release()
             return False
+        call = Call(
+            id=new_call_id(), target=target, method=way.method, key_id=way.key_id, body=body, content_type=content_type,
+            accept=headers.get(b"accept", b""), extra_headers=way.line, admission=admission, rank=rank,
+            caller=way.entry.foreign, choice=way.choice, began_ns=began_ns,
+        )  # fmt: skip
+        call.reserved_ns = call.received_ns
         try:
-            ticket = reservation.open(call)
+            ticket = reservation.open_warm(call)
         except errors.PilotlightError:
-            reservation.instance.connections.give_back(worker, call.received_ns / 1e9)
+            connections.give_back(worker, began_ns / 1e9)
             reservation.release()
             return False
+        tally = way.tally
+        if tally is None:
+            tally = way.tally = self.dispatcher.persistence.budgets.of(way.key_id, began_ns / 1e9)
+        tally.calls += 1
+        self.tracer.begin(call, headers)
         warm = WarmCall(self, call, connection=connection, reservation=reservation, ticket=ticket, worker=worker, admission=admission)
         connection.on_gone = warm.abandon
         lines = call.extra_headers if not call.accept else b"\r\naccept: " + call.accept + call.extra_headers
