@@ -24,6 +24,8 @@ from pilotlight.traffic import BY_HEADER, BY_KEY, BY_TENANT, WHOLE, Arm, Experim
 
 MAX_UNITS: Final = 4096
 """Units of a function whose choice is remembered: making one anew costs microseconds, and a flood of user ids must not fill the memory."""
+MAX_NAME_BYTES: Final = 256
+"""Longer names of units are hashed each time: headers may have some tens of KiB."""
 _HALF: Final = 4
 """Bytes of a unit's digest that say whether it is in the experiment; the others say in which arm, so that neither moves the other."""
 _HALF_PERCENT: Final = WHOLE / (1 << (8 * _HALF))
@@ -216,7 +218,9 @@ class _Units:
             return known[name]
         if len(known) >= MAX_UNITS:
             known.clear()
-        found = known[name] = self._find(traffic.digest(self._salt, name))
+        found = self._find(traffic.digest(self._salt, name))
+        if len(name) <= MAX_NAME_BYTES:
+            known[name] = found
         return found
 
 
@@ -227,6 +231,7 @@ class _Weights:
 
     def __init__(self, document: TrafficDocument, by_name: Mapping[str, Choice]) -> None:
         self._ends = [segment.end for segment in document.segments]
+        self._ends[-1] = float(WHOLE)  # it may be a hair less
         self.choices = [by_name[segment.revision] for segment in document.segments]
         self._units = _Units(document.sticky, salt=document.salt, find=lambda digest: self.at(traffic.point_of(digest)))
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from activator.billing.account import Ticket
 from activator.call import Call, Exchange
 from activator.reservation import Releases, Reservation
+from activator.resilience.breaker import Ending
 from activator.resilience.budgets import RetryBudgets
 from activator.resilience.persistence import Persistence
 from activator.routes import Target
@@ -198,8 +199,7 @@ class Dispatcher:
             return Exchange(call, reservation=reservation, ticket=ticket, connection=connection, answer=answer, dispatched_ns=dispatched_ns)
         except BaseException as e:
             note(call, reservation, dispatched_ns=dispatched_ns, ended_ns=time.monotonic_ns(), error=kind_of(e))
-            if isinstance(e, UpstreamGone | errors.DeadlineExceeded):
-                reservation.ending = call.blame
+            reservation.ending = call.blame if isinstance(e, UpstreamGone | errors.DeadlineExceeded) else Ending.NEITHER
             if connection is not None:
                 connection.close()
             try:

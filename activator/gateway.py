@@ -98,7 +98,10 @@ class _Resolved:
             return ways[choice]
         if len(ways) >= MAX_UNITS:
             ways.clear()
-        way = ways[choice] = _way(entrance, self.caller, choice, self.method)
+        try:
+            way = ways[choice] = _way(entrance, self.caller, choice, self.method)
+        except errors.PilotlightError:  # as an ordinary request it is told why
+            way = ways[choice] = None
         return way
 
 

@@ -48,8 +48,8 @@ class Handover:
         return f"<Handover to {', '.join(sorted(self.awaited))}>"
 
     def instead(self, choice: Choice, caller: Caller, headers: Mapping[bytes, bytes]) -> Choice:
-        """Who answers meanwhile."""
-        if choice.is_override or choice.target.key not in self.awaited:
+        """Who answers meanwhile; a unit of an experiment waits for its arm's own revision."""
+        if choice.is_override or choice.arm or choice.target.key not in self.awaited:
             return choice
         before = self.previous.choose(caller, headers)
         return before if before.target.key not in self.awaited and self._serves(before.target) else choice

@@ -128,6 +128,8 @@ class Passthrough:
             status, outcome = 101, "ok"
         except errors.PilotlightError as e:
             status = e.status
+            if ticket is None or isinstance(e, errors.WorkerCrashed):
+                reservation.ending = Ending.NEITHER if ticket is None else Ending.FAILED
             raise
         finally:
             try:
@@ -165,7 +167,7 @@ async def _reserve_unless_left(throttler: Throttler, receive: Receive, timeout_s
         leaving.cancel()
         slot, _ = await asyncio.gather(waiting, leaving, return_exceptions=True)
         if not is_taken and isinstance(slot, Reservation):
-            slot.release()  # it came in the same moment
+            slot.give_back()  # it came in the same moment
 
 
 async def _received(receive: Receive) -> None:
@@ -264,7 +266,7 @@ class _Relay:
 
     def close(self) -> None:
         """Close the record and give back what was held."""
-        self._reservation.ending = self.ending
+        self._reservation.ending = self.ending if self._ticket is not None else Ending.NEITHER
         try:
             if self._ticket is not None:
                 self._cost = self._reservation.close(

@@ -125,3 +125,8 @@ class Reservation:
     def release(self) -> None:
         """Give the slot back."""
         self.throttler.release(self.instance, self.ending)
+
+    def give_back(self) -> None:
+        """`release` of a slot on which no call ran: nothing was learnt, and a breaker's probe is still to come."""
+        self.ending = Ending.NEITHER
+        self.release()

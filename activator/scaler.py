@@ -117,7 +117,7 @@ class Scaler:
             "start_ms": reservation.start_ms,
             "instance": info.id,
         }
-        reservation.release()
+        reservation.give_back()
         if snapshot:
             stage("snapshot")
             report["snapshot"] = await self._checkpoint(target)

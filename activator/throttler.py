@@ -188,7 +188,7 @@ class Throttler:
 
     def _give_up(self, waiter: Waiter) -> None:
         if waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
-            waiter.future.result().release()  # the slot came in the same moment: it must not be lost
+            waiter.future.result().give_back()  # the slot came in the same moment: it must not be lost
             return
         self._line.leave(waiter)
 

@@ -168,7 +168,7 @@ class WarmCalls:
         connections = reservation.instance.connections
         worker = connections.take_nowait(began_ns / 1e9)
         if worker is None:
-            reservation.release()
+            reservation.give_back()
             return False
         call = Call(
             id=new_call_id(), target=target, method=way.method, key_id=way.key_id, body=body, content_type=content_type,
@@ -180,7 +180,7 @@ class WarmCalls:
             ticket = reservation.open_warm(call)
         except errors.PilotlightError:
             connections.give_back(worker, began_ns / 1e9)
-            reservation.release()
+            reservation.give_back()
             return False
         tally = way.tally
         if tally is None:
@@ -292,9 +292,10 @@ class WarmCall:
         """The execution clock ran out: the instance may never return, so it is replaced; its neighbours finish first."""
         if self._is_done:
             return
-        execution_s = self._call.target.spec.clocks.execution_s
+        execution_s, reservation = self._call.target.spec.clocks.execution_s, self._reservation
+        reservation.instance.is_stuck = True
+        reservation.throttler.drain(reservation.instance)  # before its slot is free: no other call must get it
         self.set_exception(errors.DeadlineExceeded(f"the call ran longer than {execution_s:g} s", clock="execution"))
-        self._reservation.throttler.drain(self._reservation.instance)
 
     def abandon(self) -> None:
         """The caller left."""

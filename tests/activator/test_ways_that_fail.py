@@ -1,0 +1,177 @@
+"""Warm ways, handovers and slots where a revision, a caller or the disk lets them down."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from activator.billing.errors import JournalFull
+from activator.choice import MAX_NAME_BYTES, MAX_UNITS, Routed
+from activator.resilience.breaker import BreakerTerms, Ending, State
+from activator.resilience.health import Health
+from activator.starts import STUCK_GRACE_S
+from activator.throttler import Throttler
+from pilotlight.pricing import Rates
+from pilotlight.protocol import FunctionRoute
+from pilotlight.spec import MethodSpec, Scaling, to_json
+from pilotlight.traffic import Arm, ExperimentTraffic, Segment
+from tests.activator.conftest import Edge
+from tests.activator.test_choice import caller
+from tests.activator.test_gateway import forever, until
+from tests.activator.test_handover import throttler
+from tests.fakes.fake_worker import Script, echo
+from tests.fakes.routes import SCHEMA, route_of, spec_of, split_route
+
+V1, V2 = "v1-aaaaaa", "v2-bbbbbb"
+
+
+@pytest.fixture(name="behaviour")
+def _behaviour() -> Script:
+    return Script()
+
+
+METHODS = tuple(MethodSpec(name=name, schema=SCHEMA, parameters=("x", "y")) for name in ("old", "new"))
+
+
+def with_methods(route: FunctionRoute, revision: str, *names: str) -> FunctionRoute:
+    spec = spec_of(methods=tuple(method for method in METHODS if method.name in names))
+    revisions = {**route.revisions, revision: {**route.revisions[revision], "spec": to_json(spec)}}
+    return replace(route, revisions=revisions)
+
+
+async def test_a_method_that_one_of_two_revisions_lacks_is_not_found_there_also_when_warm(edge: Edge) -> None:
+    route = split_route(spec_of(methods=METHODS), {V1: 50, V2: 50}, sticky="header:x-user")
+    edge.add(with_methods(route, V2, "new"))
+    statuses: dict[str, set[int]] = {}
+    for _ in range(3):
+        for n in range(8):
+            answer = await edge.call("shop/hello.old:invoke", json={"x": 1}, headers={"x-user": f"u-{n}"})
+            statuses.setdefault(f"u-{n}", set()).add(answer.status_code)
+    assert {200} in statuses.values()
+    assert {404} in statuses.values(), statuses
+    assert all(seen in ({200}, {404}) for seen in statuses.values())
+
+
+async def test_a_key_that_may_not_call_is_told_so_each_time_also_of_two_revisions(edge: Edge) -> None:
+    edge.add_key("pl_reader", scope="read-billing")
+    edge.add(split_route(spec_of(), {V1: 50, V2: 50}))
+    assert [(await edge.call(json={"x": 1}, key="pl_reader")).status_code for _ in range(4)] == [403] * 4
+
+
+async def test_units_of_an_arm_wait_for_its_revision_rather_than_be_answered_by_another(edge: Edge) -> None:
+    edge.table.handovers = edge.handovers
+    edge.add(route_of(spec_of(), revision=V1))
+    await edge.call(json={"x": 0})
+    edge.fleet.gate.clear()
+    arms = (Arm(name="b", revision=V2, share=100),)
+    experiment = ExperimentTraffic(id="x-1", salt="s", unit="header:x-user", percent=100, arms=arms)
+    edge.add(split_route(spec_of(), {V1: 50, V2: 50}, experiment=experiment))
+    waiting = asyncio.create_task(edge.call(json={"x": 1}, headers={"x-user": "ada"}))
+    await until(lambda: throttler(edge, V2).waiting == 1)
+    edge.fleet.gate.set()
+    answer = await waiting
+    assert (answer.headers["pilotlight-arm"], answer.headers["pilotlight-revision"]) == ("b", V2)
+
+
+def test_what_is_remembered_of_units_is_bounded_in_bytes_too() -> None:
+    routed = Routed(split_route(spec_of(), {V1: 50, V2: 50}, sticky="header:x-user"), Rates(version="test"))
+    long = [b"%d" % n + b"u" * MAX_NAME_BYTES for n in range(20)]
+    first = [routed.choose(caller(), {b"x-user": name}) for name in long]
+    assert [routed.choose(caller(), {b"x-user": name}) for name in long] == first  # the same unit, the same choice
+    assert not any(len(name) > MAX_NAME_BYTES for name in routed._weights._units._known)
+    assert MAX_UNITS * MAX_NAME_BYTES <= 1024**2
+
+
+def test_a_point_at_the_end_of_the_range_is_somebodys() -> None:
+    """Segments that were computed elsewhere may end a hair before 100."""
+    route = split_route(spec_of(), {V1: 50, V2: 50})
+    segments = (Segment(revision=V1, begin=0.0, end=50.0), Segment(revision=V2, begin=50.0, end=99.9999999))
+    document = {**route.document, "segments": [{"revision": s.revision, "begin": s.begin, "end": s.end} for s in segments]}
+    routed = Routed(replace(route, document=document), Rates(version="test"))
+    assert routed._weights.at(99.99999999).target.revision == V2
+
+
+# -- slots that no call used ----------------------------------------------------------------------------------------------
+
+
+def half_open(one: Throttler) -> Health:
+    """Its next call is the probe."""
+    one.health = health = Health(BreakerTerms(min_calls=1, open_s=0.0))
+    health.breaker.ended(Ending.FAILED, 0.0)
+    assert health.breaker.state is State.OPEN
+    return health
+
+
+async def test_a_slot_that_was_given_back_unused_does_not_close_a_breaker(edge: Edge) -> None:
+    edge.add(route_of(spec_of()))
+    await edge.call(json={"x": 0})
+    (target,) = edge.table.targets_of("t-000000000001/main/shop/hello")
+    one = edge.scaler.throttler_of(target)
+    health = half_open(one)
+    reservation = one.reserve_nowait()
+    assert reservation is not None
+    reservation.give_back()
+    assert health.breaker.state is not State.CLOSED
+    assert health.breaker.admits(edge.scaler._clock())  # the next one is the probe
+
+
+async def test_a_call_that_could_not_be_written_down_is_no_probe(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    edge.add(route_of(spec_of()))
+    await edge.call(json={"x": 0})
+    (target,) = edge.table.targets_of("t-000000000001/main/shop/hello")
+    one = edge.scaler.throttler_of(target)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise JournalFull("no room")
+
+    monkeypatch.setattr(edge.books.journal, "open_call", full)
+    health = half_open(one)
+    answer = await edge.call(json={"x": 1})
+    assert answer.status_code == JournalFull.status
+    assert health.breaker.state is not State.CLOSED
+    assert one.in_flight == 0
+
+
+async def test_a_warm_call_without_a_connection_is_no_probe(edge: Edge) -> None:
+    """It goes on as an ordinary call; were that one refused, nobody had probed."""
+    edge.add(route_of(spec_of()))
+    await edge.call(json={"x": 0})
+    await edge.call(json={"x": 0})
+    (target,) = edge.table.targets_of("t-000000000001/main/shop/hello")
+    one = edge.scaler.throttler_of(target)
+    (instance,) = one.instances.values()
+    health = half_open(one)
+    for connection in list(instance.connections._idle):
+        connection.close()
+    instance.connections._idle.clear()
+    seen: list[State] = []
+    worker = next(iter(edge.fleet.workers.values()))
+    before = worker.behaviour
+
+    async def looks(request: Any) -> Any:
+        seen.append(health.breaker.state)
+        return await before(request)
+
+    worker.behaviour = looks
+    assert (await edge.call(json={"x": 1})).status_code == 200
+    assert seen == [State.HALF_OPEN]
+
+
+async def test_a_call_that_waits_does_not_get_the_slot_of_one_that_ran_out_of_its_clock(edge: Edge, behaviour: Script) -> None:
+    edge.add(route_of(spec_of(scaling=Scaling(max_instances=1))))
+    await edge.call(json={"x": 0})
+    (stuck,) = edge.fleet.workers.values()
+    behaviour.now = forever
+    first = asyncio.create_task(edge.call(json={"x": 1}))
+    await until(lambda: len(stuck.requests) == 2)
+    behaviour.now = echo
+    second = asyncio.create_task(edge.call(json={"x": 2}))
+    await until(lambda: edge.scaler.throttler_of(edge.table.targets_of("t-000000000001/main/shop/hello")[0]).waiting == 1)
+    (running,) = {call for calls in edge.gateway.warm.clocks._steps.values() for call in calls}
+    running.overrun()
+    assert ((await first).status_code, (await second).json()) == (504, {"x": 2})
+    assert len(stuck.requests) == 2
+    assert [grace_s for _, grace_s in edge.fleet.stopped] == [STUCK_GRACE_S]
