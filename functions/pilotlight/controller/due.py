@@ -55,8 +55,8 @@ def add(write: Write, held: Mapping[str, Any], *, due_at: float) -> int:
 def claim(write: Write, *, activator: str, limit: int = MAX_HANDED_OUT) -> list[dict[str, Any]]:
     """What this activator shall write down, the longest due first: also what it was given before and did not take."""
     table = tables.due_calls
-    free = table.c.claimed_by.is_(None) | (table.c.claimed_until.is_not(None) & _is_mine_or_free(activator, write.now))
-    rows = write.sql.execute(sa.select(table.c.id, table.c.document).where(free).order_by(table.c.due_at, table.c.id).limit(limit)).all()
+    free = _is_free(activator, write.now)
+    rows = write.sql.execute(sa.select(table.c.id, table.c.document).where(*free).order_by(table.c.due_at, table.c.id).limit(limit)).all()
     if rows:
         mine = table.c.id.in_([row.id for row in rows])
         write.sql.execute(sa.update(table).where(mine).values(claimed_by=activator, claimed_until=write.now + CLAIM_S))
@@ -66,8 +66,7 @@ def claim(write: Write, *, activator: str, limit: int = MAX_HANDED_OUT) -> list[
 def has_any(sql: sa.Connection, *, activator: str, now: float) -> bool:
     """Whether `claim` would find something: a look that takes no lock."""
     table = tables.due_calls
-    free = table.c.claimed_by.is_(None) | (table.c.claimed_until.is_not(None) & _is_mine_or_free(activator, now))
-    return sql.execute(sa.select(table.c.id).where(free).limit(1)).first() is not None
+    return sql.execute(sa.select(table.c.id).where(*_is_free(activator, now)).limit(1)).first() is not None
 
 
 def take(write: Write, *, activator: str, ids: Collection[str]) -> list[str]:
@@ -106,9 +105,11 @@ def _again(record: CallRecord, *, now: float) -> CallRecord:
     return replace(fresh, attempt=record.attempt, schedule=record.schedule, webhook=record.webhook)
 
 
-def _is_mine_or_free(activator: str, now: float) -> sa.ColumnElement[bool]:
+def _is_free(activator: str, now: float) -> tuple[sa.ColumnElement[bool], ...]:
+    """Not taken, and nobody else's claim. The first of both is word for word what `ix_due_calls_waiting` is of."""
     table = tables.due_calls
-    return (table.c.claimed_by == activator) | (table.c.claimed_until < now)
+    waits = table.c.claimed_by.is_(None) | table.c.claimed_until.is_not(None)
+    return (waits, table.c.claimed_by.is_(None) | (table.c.claimed_by == activator) | (table.c.claimed_until < now))
 
 
 def _is_open(sql: sa.Connection, name: str) -> bool:

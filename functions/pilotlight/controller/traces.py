@@ -55,14 +55,14 @@ def put(write: Write, traces: Sequence[Mapping[str, Any]], *, keep: int) -> int:
     """Take traces in (`activator.tracing.document`), newest last word; returns how many. `keep`: of each tenant. Raises InvalidInput."""
     try:
         rows = [_row(one) for one in traces]
-    except (KeyError, TypeError, ValueError, IndexError) as e:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as e:
         raise InvalidInput(f"traces: this is not what an activator sends: {e!r}") from e
     if not keep:
         return 0
-    table = tables.traces
-    for row in rows:
-        insert = write.insert(table).values(**row)
-        write.sql.execute(insert.on_conflict_do_update(index_elements=["tenant", "id", "call"], set_=row))
+    if rows:
+        insert = write.insert(tables.traces)
+        newest = {name: insert.excluded[name] for name in rows[0]}
+        write.sql.execute(insert.on_conflict_do_update(index_elements=["tenant", "id", "call"], set_=newest), rows)
     for tenant in {row["tenant"] for row in rows}:
         _prune(write, tenant, keep)
     return len(rows)

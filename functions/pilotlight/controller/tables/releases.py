@@ -7,6 +7,12 @@ import sqlalchemy as sa
 from pilotlight.controller.tables.columns import metadata, text, time, whole
 from pilotlight.observations import COUNTS
 
+
+def _partial(name: str, *columns: str, where: str) -> sa.Index:
+    """An index of the few rows that somebody waits for, however many are kept beside them."""
+    return sa.Index(name, *columns, sqlite_where=sa.text(where), postgresql_where=sa.text(where))
+
+
 rollouts = sa.Table(
     "rollouts",
     metadata,
@@ -162,6 +168,7 @@ due_calls = sa.Table(
     text("claimed_by", null=True),
     time("claimed_until", null=True),
     sa.Index("ix_due_calls_due_at", "due_at"),
+    _partial("ix_due_calls_waiting", "due_at", where="claimed_by IS NULL OR claimed_until IS NOT NULL"),
 )
 """Submitted calls that the control plane began, until an activator has them in its journal."""
 
@@ -200,6 +207,7 @@ deliveries = sa.Table(
     text("error", null=True),
     sa.Index("ix_deliveries_next_attempt_at", "next_attempt_at"),
     sa.Index("ix_deliveries_tenant", "tenant", "at"),
+    _partial("ix_deliveries_waiting", "tenant", "next_attempt_at", "id", where="next_attempt_at IS NOT NULL"),
 )
 
 traces = sa.Table(

@@ -286,10 +286,9 @@ def upgrade() -> None:
     op.add_column("revisions", sa.Column("served_at", sa.Double(), nullable=True))
     op.execute("UPDATE revisions SET served_at = created_at")  # until now, what was deployed took the traffic at once
     op.add_column("calls", sa.Column("payload", sa.Text(), nullable=True))
-    op.add_column("usage", sa.Column("experiment", sa.Text(), server_default="", nullable=False))
-    op.add_column("usage", sa.Column("arm", sa.Text(), server_default="", nullable=False))
-    op.add_column("usage", sa.Column("unit", sa.Text(), server_default="", nullable=False))
-    op.add_column("usage", sa.Column("degraded", sa.Text(), server_default="", nullable=False))
+    for name in ("experiment", "arm", "unit", "degraded"):
+        op.add_column("usage", sa.Column(name, sa.Text(), server_default="", nullable=False))
+    _waiting()
 
 
 def _observations(name: str, unit: str) -> None:
@@ -317,3 +316,12 @@ def _buckets(name: str, unit: str) -> None:
         sa.PrimaryKeyConstraint("function_id", unit, "revision", "arm", "clock", "bucket", name=op.f(f"pk_{name}")),
     )
     op.create_index(f"ix_{name}_{unit}", name, [unit])
+
+
+def _waiting() -> None:
+    """Indices of the few rows that somebody waits for, however many are kept beside them."""
+    for name, table, columns, where in (
+        ("ix_deliveries_waiting", "deliveries", ["tenant", "next_attempt_at", "id"], "next_attempt_at IS NOT NULL"),
+        ("ix_due_calls_waiting", "due_calls", ["due_at"], "claimed_by IS NULL OR claimed_until IS NOT NULL"),
+    ):
+        op.create_index(name, table, columns, unique=False, sqlite_where=sa.text(where), postgresql_where=sa.text(where))
