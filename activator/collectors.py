@@ -93,7 +93,9 @@ class FunctionTally:
             self.queue_wait.observe(queued_s)
         else:
             self.queue_wait.counts[0] += 1
-        self.execution.observe(exec_s)
+        execution = self.execution  # `observe`, without its call
+        execution.counts[bisect_left(FAST, exec_s)] += 1
+        execution.total += exec_s
 
     def by_status(self) -> Iterator[tuple[str, int]]:
         """Counts by status, or by its hundred."""

@@ -191,8 +191,9 @@ class EdgeProtocol(HttpToolsProtocol):
         self.head_since = None
         self._head_bytes = 0
         if self._is_plain_post():
-            self._known = dict(self.headers)
-            self._way = self._application.find_warm(self.url, self._known)  # type: ignore[union-attr]
+            self._known = known = dict(self.headers)
+            if b"connection" not in known or self.parser.get_http_version() == "1.1":  # unasked, no older version is kept alive
+                self._way = self._application.find_warm(self.url, known)  # type: ignore[union-attr]
         if self._way is None:
             self._begin_asgi()
 
@@ -205,7 +206,6 @@ class EdgeProtocol(HttpToolsProtocol):
             and parser.get_method() == b"POST"
             and parser.should_keep_alive()
             and not parser.should_upgrade()
-            and parser.get_http_version() == "1.1"
         )
 
     def on_body(self, body: bytes) -> None:

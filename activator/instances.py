@@ -100,7 +100,7 @@ def least_loaded(instances: Iterable[Instance], now: float) -> Instance | None:
     """The instance with a free slot and the fewest calls in flight; among equals the last one used, so that the others grow idle."""
     best: Instance | None = None
     for instance in instances:
-        if instance.in_flight < instance.capacity and instance.has_slot(now):
+        if instance.has_slot(now):
             if best is None or instance.in_flight < best.in_flight:
                 best = instance
                 if not best.in_flight and best.capacity == 1:

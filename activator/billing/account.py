@@ -163,7 +163,7 @@ class InstanceAccount:
         """Stop metering, write the complete record and settle. Raises KeyError when the ticket was closed before."""
         meter, template, cover = self.meter, ticket.template, ticket.cover
         billed_ns = meter.end(ticket.id, now_ns)
-        exec_ms = max(0, at_ns - ticket.at_ns) // 1_000_000
+        exec_ms = (at_ns - ticket.at_ns) // 1_000_000 if at_ns > ticket.at_ns else 0
         if not ticket.is_billed:
             return Bill(exec_ms, billed_ns, "0", 0)
         picos = template.picos(billed_ns, tokens_in, tokens_out) if outcome != BUSY else template.idle_picos(billed_ns)

@@ -122,6 +122,24 @@ async def test_a_caller_that_wants_its_connection_closed_gets_that(raw: Raw) -> 
     assert (body, b"connection: close" in head, await raw.reader.read()) == (b'{"x":1}', True, b"")
 
 
+async def test_an_older_version_of_http_is_answered_in_its_own_way(raw: Raw) -> None:
+    raw.writer.write(post(b'{"x":1}', more="connection: keep-alive\r\n").replace(b"HTTP/1.1", b"HTTP/1.0"))
+    head, body = await raw.answer()
+
+    assert (body, b"connection: close" in head, await raw.reader.read()) == (b'{"x":1}', True, b"")
+
+
+async def test_a_call_that_finds_no_free_connection_counts_once(warm_edge: Edge) -> None:
+    ((key, tally),) = warm_edge.gateway.warm.dispatcher.persistence.budgets._tallies.items()
+    before = tally.calls
+    for scaled in warm_edge.scaler._scaled.values():
+        for instance in scaled.throttler.instances.values():
+            instance.connections.close()
+    answer = await warm_edge.call(json={"x": 1})
+
+    assert (answer.status_code, key, tally.calls - before) == (200, f"k-{KEY}", 1)
+
+
 async def test_a_caller_that_leaves_ends_its_call_and_its_bill(raw: Raw, warm_edge: Edge, script: Script) -> None:
     script.now = forever
     raw.writer.write(post(b'{"x":1}'))
