@@ -91,7 +91,11 @@ class CallAttempts:
             call.attempt += 1
             call.retries += 1
             await asyncio.sleep(pause)
-            await self._pay_again(held, call)
+            try:
+                await self._pay_again(held, call)
+            except errors.PilotlightError as e:  # whose call it is may not call any more
+                self._refused(held, call, e).observe()
+                return replace(failed(held.record, e), attempt=call.attempt - 1)
 
     def _pause_s(self, held: Held, call: Call, failure: errors.PilotlightError | UpstreamGone | None) -> float | None:
         """Seconds before the next attempt; None: there is none."""
@@ -122,13 +126,7 @@ class CallAttempts:
         try:
             exchange, status, body = await self._wait_for_quotas(held, call)
         except errors.PilotlightError as e:
-            status_of_it, error = e.status, e
-
-            def refused() -> None:
-                observer.refused(target, status_of_it, error)
-                self._tracer.failed(call, error.type, status_of_it, **_of_submitted(held))
-
-            return _Ending(record=failed(held.record, e), failure=e, observe=refused)
+            return self._refused(held, call, e)
         except UpstreamGone as e:
             crashed = errors.WorkerCrashed(f"the instance died under this call: {e}", reason="crashed")
 
@@ -145,6 +143,13 @@ class CallAttempts:
             self._tracer.answered(exchange, status, **_of_submitted(held))
 
         return _Ending(record=record, failure=raised, observe=observe, remember=lambda: note_answer(exchange, str(status)))
+
+    def _refused(self, held: Held, call: Call, error: errors.PilotlightError) -> _Ending:
+        def observe() -> None:
+            self._metrics.observer.refused(call.target, error.status, error)
+            self._tracer.failed(call, error.type, error.status, **_of_submitted(held))
+
+        return _Ending(record=failed(held.record, error), failure=error, observe=observe)
 
     async def _wait_for_quotas(self, held: Held, call: Call) -> tuple[Exchange, int, bytes]:
         """Its answer. Where its quotas are used up the call waits as long as its result would be kept, in the way of its own key only."""
@@ -176,14 +181,21 @@ class CallAttempts:
                     await call.admission.hold()
                 if held.record.state != "RUNNING":
                     self._held.note(held, replace(held.record, state="RUNNING", sequence=held.record.sequence + 1))
-                return await self._dispatcher.begin(call, is_patient=False, has_fallback=self._is_last(call))
+                return await self._dispatcher.begin(call, is_patient=False, has_fallback=False)
             except errors.OverQuota:
                 raise
-            except (errors.TooManyRequests, errors.Unavailable):
-                _release(call)
-                if time.monotonic() > until:
-                    raise
-                await asyncio.sleep(BUSY_RETRY_S)
+            except errors.PilotlightError as e:
+                may_wait = isinstance(e, errors.TooManyRequests | errors.Unavailable) and time.monotonic() <= until
+                if not may_wait:
+                    return await self._instead(call, e)
+            _release(call)
+            await asyncio.sleep(BUSY_RETRY_S)
+
+    async def _instead(self, call: Call, failure: errors.PilotlightError) -> Exchange:
+        """What answers in the function's place, once no attempt is left. Raises `failure`, or one like it."""
+        if not self._is_last(call):
+            raise failure
+        return await self._dispatcher.instead(call, failure)
 
     def _is_last(self, call: Call) -> bool:
         """Whether no attempt follows: what answers in a function's place does so where it cannot, not where it can in a moment."""

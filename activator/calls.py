@@ -32,6 +32,7 @@ from activator.call_questions import CallQuestions
 from activator.call_records import SCHEDULER, failed, is_dead, own_call_id, payload, queued, receipt_of, scheduler
 from activator.call_results import CallResults
 from activator.callers import ANONYMOUS, Caller
+from activator.choice import Choice
 from activator.control import ControlPlane
 from activator.dispatch import Call, Dispatcher
 from activator.entry import Entrance
@@ -39,7 +40,7 @@ from activator.held import FINAL, Held, HeldCalls
 from activator.metrics import Metrics
 from activator.quotas.admission import Admission
 from activator.request import Request
-from activator.routes import RouteTable
+from activator.routes import RouteTable, Target
 from activator.settings import ActivatorSettings
 from activator.siblings import Siblings
 from activator.tracing.context import Trace
@@ -223,6 +224,7 @@ class SubmittedCalls:
         address = FunctionAddress(tenant=owner, environment=record.environment, app=record.app, function=record.function)
         target = self._table.target(address, record.revision)
         target.check(record.method)
+        choice = _choice_of(record, target)
         entry = self._entrance.entry(self._caller(kept["key"], owner), target)
         deadline_at = kept.get("deadline_at")
         call = Call(
@@ -230,6 +232,7 @@ class SubmittedCalls:
             content_type=kept["content_type"].encode(), accept=kept["accept"].encode(), rank=entry.ranks[None],
             caller="" if record.tenant == owner else record.tenant,
             deadline_s=None if deadline_at is None else max(0.001, deadline_at - time.time()),
+            choice=choice, extra_headers=choice.line if choice is not None else b"",
         )  # fmt: skip
         call.admission = self._admission(call)
         call.trace = Trace.from_json(kept["trace"]) if kept.get("trace") else None
@@ -275,6 +278,13 @@ class SubmittedCalls:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._results.aclose()
+
+
+def _choice_of(record: CallRecord, target: Target) -> Choice | None:
+    """The arm that a call was given: it is still in it while the arm's revision answers."""
+    if not record.arm or target.revision != record.revision:
+        return None
+    return Choice(target, experiment=record.experiment, arm=record.arm, unit=record.unit)
 
 
 def is_under_key(request: Request) -> bool:

@@ -105,12 +105,19 @@ class Dispatcher:
             else:
                 exchange = await step
         except errors.PilotlightError as e:
-            if self.fallbacks is None or not has_fallback or not (spec.fallback or spec.variants):
+            if not has_fallback:
                 raise
-            return await self.fallbacks.climb(call, e, self._begin)
+            return await self.instead(call, e)
         if spec.fallback:
             self.remember(exchange.call, exchange.answer)
         return exchange
+
+    async def instead(self, call: Call, failure: errors.PilotlightError) -> Exchange:
+        """What the call's function declares to answer in its place, now that no attempt follows. Raises `failure`, or one like it."""
+        spec = call.target.spec
+        if self.fallbacks is None or not (spec.fallback or spec.variants):
+            raise failure
+        return await self.fallbacks.climb(call, failure, self._begin)
 
     def remember(self, call: Call, answer: Answer) -> None:
         """A call of a function with fallbacks was answered."""

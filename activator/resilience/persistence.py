@@ -57,15 +57,25 @@ class Persistence:
                 if wait_s is None:
                     raise
             else:
-                wait_s = await self._pause_s(call, _RAISED) if _is_raised(exchange) else None
+                wait_s = await self._pause_raised_s(call, exchange)
                 if wait_s is None:
                     return exchange
-                exchange.close(status=exchange.answer.status, outcome="error", bytes_out=len(exchange.answer.body or b""))
+                _close(exchange)
                 note_answer(exchange, str(exchange.answer.status))
             call.attempt += 1
             call.retries += 1
             await self._sleep(wait_s)
             step = again(call)
+
+    async def _pause_raised_s(self, call: Call, exchange: Exchange) -> float | None:
+        """The same for an answer. A caller that leaves meanwhile leaves nothing taken."""
+        if not _is_raised(exchange):
+            return None
+        try:
+            return await self._pause_s(call, _RAISED)
+        except BaseException:
+            _close(exchange)
+            raise
 
     async def _pause_s(self, call: Call, error: errors.PilotlightError) -> float | None:
         """How long to wait before one attempt more; None when there is none. Where there is, it is paid for."""
@@ -83,6 +93,10 @@ class Persistence:
 
 
 _RAISED = errors.FunctionRaised("user code raised")
+
+
+def _close(exchange: Exchange) -> None:
+    exchange.close(status=exchange.answer.status, outcome="error", bytes_out=len(exchange.answer.body or b""))
 
 
 def _is_raised(exchange: Exchange) -> bool:

@@ -11,17 +11,19 @@ import httpx
 import pytest
 
 from activator.call_records import payload, queued
+from activator.choice import Choice
 from activator.dispatch import Call
 from pilotlight.policies import Fallback, RetryPolicy
 from pilotlight.protocol import HEADER_REPLAYED
 from pilotlight.spec import Clocks
+from pilotlight.traffic import Arm, ExperimentTraffic
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_calls import finished, get
 from tests.activator.test_gateway import until
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest, echo
-from tests.fakes.routes import route_of, spec_of, target_of
+from tests.fakes.routes import TENANT, TEST_KEY, route_of, spec_of, split_route, target_of
 
 AT_ONCE = RetryPolicy(max_retries=3, initial_delay_s=0.001, max_delay_s=0.002)
 LATER = RetryPolicy(max_retries=3, initial_delay_s=3600.0, max_delay_s=3600.0, jitter=0.0)
@@ -214,3 +216,75 @@ async def test_an_attempt_that_our_own_end_cut_off_is_not_counted_against_a_call
     assert flaky.attempts[0] == str(attempts + 1)
     assert len(flaky.attempts) == 1 + AT_ONCE.max_retries - expected
     assert record["attempt"] == attempts + len(flaky.attempts)
+
+
+async def test_a_tenant_that_is_suspended_between_two_attempts_ends_the_call(edge: Edge, controller: FakeController) -> None:
+    edge.add(route_of(spec_of(retries=AT_ONCE)))
+
+    async def suspends(request: WorkerRequest) -> WorkerAnswer:
+        edge.add_tenant("owner", suspended=True)
+        return WorkerAnswer(status=500, body=b"{}", outcome="raised")
+
+    edge.fleet.behaviour = suspends
+    call_id = (await submit(edge)).json()["id"]
+    held = edge.calls._held.get(call_id)
+    assert held is not None
+    await until(lambda: held.record.state == "FAILED")
+
+    assert (held.record.status, held.record.is_dead, held.record.attempt) == (403, True, 1)
+
+
+async def test_a_function_that_can_in_a_moment_is_waited_for_and_no_two_attempts_have_one_number(
+    edge: Edge, controller: FakeController
+) -> None:
+    """Its fallback would answer at once; a submitted call has time."""
+    asked: list[str] = []
+
+    async def fails_the_first(request: WorkerRequest) -> WorkerAnswer:
+        asked.append(request.headers.get("pilotlight-attempt", "1"))
+        edge.tell("secret", f"{TENANT}/main/token", {"sealed": TEST_KEY.seal("s")})
+        return WorkerAnswer(status=500, body=b"{}", outcome="raised") if len(asked) == 1 else await echo(request)
+
+    edge.fleet.behaviour = fails_the_first
+    edge.add(route_of(spec_of(name="other")))
+    edge.add(route_of(spec_of(secrets=("token",), fallback=(Fallback(kind="function", function="other"),))))
+    asyncio.get_running_loop().call_later(0.1, edge.tell, "secret", f"{TENANT}/main/token", {"sealed": TEST_KEY.seal("s")})
+    record = await ended(edge)
+    billed = await edge.settle()
+
+    assert len(billed) == len(asked), "each attempt has a record"
+    assert (record["revision"], {r.function for r in billed.values()}) == ("v1-abcdef", {"hello"})
+
+
+async def test_a_call_that_is_run_by_the_next_life_stays_in_its_arm(edge: Edge, controller: FakeController) -> None:
+    arms = (Arm(name="a", revision="v1-aaaaaa", share=50), Arm(name="b", revision="v2-bbbbbb", share=50))
+    experiment = ExperimentTraffic(id="x-1", salt="s", unit="header:x-user", percent=100, arms=arms)
+    edge.add(split_route(spec_of(), {"v1-aaaaaa": 100}, named=("v2-bbbbbb",), experiment=experiment))
+    caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
+    target = edge.table.targets_of(f"{TENANT}/main/shop/hello")[1]
+    choice = Choice(target, experiment="x-1", arm="b", unit="0123456789abcdef")
+    call = Call(id="req-1", target=target, method="", key_id=caller.key_id, body=b'{"x":1}', choice=choice)
+    kept = payload(queued(caller, call, fingerprint="", webhook=""), call)
+    await edge.books.journal.submit("req-1", kept)
+    edge.calls._resume(kept, 1)
+    await finished(edge, "req-1")
+    (record,) = (await edge.settle()).values()
+    (request,) = (request for worker in edge.fleet.workers.values() for request in worker.requests)
+
+    assert (record.experiment, record.arm, record.unit, record.revision) == ("x-1", "b", "0123456789abcdef", "v2-bbbbbb")
+    assert request.headers["pilotlight-arm"] == "b"
+
+
+async def test_a_call_whose_arm_is_gone_is_in_no_experiment(edge: Edge, controller: FakeController) -> None:
+    edge.add(route_of(spec_of(), revision="v1-aaaaaa"))
+    caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)
+    gone = target_of(spec_of(), revision="v2-bbbbbb")
+    call = Call(id="req-1", target=gone, method="", key_id=caller.key_id, body=b'{"x":1}',
+                choice=Choice(gone, experiment="x-1", arm="b", unit="0123456789abcdef"))  # fmt: skip
+    kept = payload(queued(caller, call, fingerprint="", webhook=""), call)
+    await edge.books.journal.submit("req-1", kept)
+    edge.calls._resume(kept, 1)
+    await finished(edge, "req-1")
+    (record,) = (await edge.settle()).values()
+
+    assert (record.experiment, record.arm, record.unit, record.revision) == ("", "", "", "v1-aaaaaa")

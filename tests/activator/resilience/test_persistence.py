@@ -8,13 +8,18 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from activator.resilience.budgets import BURST
+from activator.call import Call
+from activator.quotas.admission import Admission
+from activator.resilience.budgets import BURST, RetryBudgets
+from activator.resilience.ladder import StandIn
+from activator.resilience.persistence import Persistence
 from activator.settings import ActivatorSettings
+from activator.upstream import Answer
 from pilotlight.policies import Fallback, RetryPolicy
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import forever, problem_of, until
 from tests.fakes.fake_worker import Behaviour, Script, WorkerAnswer, WorkerRequest, echo
-from tests.fakes.routes import TENANT, route_of, spec_of
+from tests.fakes.routes import TENANT, route_of, spec_of, target_of
 
 AT_ONCE = RetryPolicy(max_retries=3, initial_delay_s=0.001, max_delay_s=0.002)
 IN_A_TASK = {"pilotlight-timeout": "20"}
@@ -230,3 +235,68 @@ class TestBreaker:
         script.now = echo
 
         assert (await edge.call(json={"x": 1})).status_code == 200
+
+
+class SlowGate:
+    """Quotas that are counted elsewhere: an answer never comes (`quotas.store.Gate`)."""
+
+    is_immediate = False
+
+    def __init__(self) -> None:
+        self.is_asked = asyncio.Event()
+
+    def head(self) -> bytes:
+        """See Gate."""
+        return b""
+
+    def take_nowait(self, requests: int, calls: int, tokens: int) -> None:
+        """See Gate."""
+        raise AssertionError("never asked")
+
+    async def take(self, requests: int, calls: int, tokens: int) -> None:
+        """See Gate."""
+        self.is_asked.set()
+        await asyncio.Event().wait()
+
+    def settle(self, reserved: int, used: int) -> None:
+        """See Gate."""
+
+    def leave(self) -> None:
+        """See Gate."""
+
+    def give_back(self, requests: int, calls: int, tokens: int) -> None:
+        """See Gate."""
+
+
+class Raised(StandIn):
+    """User code raised in it."""
+
+    __slots__ = ("closed",)
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call, Answer(None, 500, [(b"pilotlight-outcome", b"raised")], b"{}"))
+        self.closed: list[tuple[int, str]] = []
+
+    def close(self, *, status: int, outcome: str, bytes_out: int) -> str:
+        """See Exchange."""
+        self.closed.append((status, outcome))
+        return "0"
+
+
+async def test_a_caller_that_leaves_while_a_retry_is_asked_for_leaves_no_slot_taken() -> None:
+    gate = SlowGate()
+    call = Call(id="req-1", target=target_of(spec_of(retries=AT_ONCE)), method="", key_id="k", body=b"", admission=Admission(gate))
+    exchange = Raised(call)
+
+    async def first() -> Raised:
+        return exchange
+
+    async def again(_: Call) -> Raised:
+        raise AssertionError("not begun again")
+
+    task = asyncio.create_task(Persistence(RetryBudgets(0.2)).carry(call, first(), again))
+    await gate.is_asked.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert exchange.closed == [(500, "error")], "it was answered: its record says so"
