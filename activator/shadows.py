@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from activator.billing.account import Ticket
+from activator.billing.errors import JournalFull
 from activator.choice import Choice, ShadowTarget
 from activator.dispatch import Call
 from activator.reservation import Reservation
@@ -47,6 +48,14 @@ TOLERANCE: Final = 1e-6
 _JSON = CONTENT_JSON.encode()
 
 
+class _Busy(Exception):
+    """The shadow's instance is: it still runs what nobody waits for any more."""
+
+
+_NOT_MADE = (JournalFull, _Busy)
+"""Why a copy that began came to nothing, and says nothing of the revision."""
+
+
 class ShadowObserver(Protocol):
     """Who is told what became of copies."""
 
@@ -60,21 +69,35 @@ class ShadowObserver(Protocol):
 
 
 class Compute:
-    """Execution time of a function's calls and of their copies, over the last WINDOW_S seconds. Times are in milliseconds."""
+    """Execution time of a function's calls and of their copies, over the last WINDOW_S seconds: in milliseconds; `now` in seconds.
+
+    What a copy took beyond its share of a whole window is owed, and paid off by later calls; a copy that is expected to take more than a
+    window allows is made when nothing is owed, so that one slow copy does not end all of them.
+    """
 
     def __init__(self) -> None:
         self._seconds: deque[tuple[int, float, float]] = deque()
         self._own = 0.0
         self._copied = 0.0
-        self.reserved = 0.0
+        self._owed = 0.0
+        self._share = 0.0
+        self._since: int | None = None
+        self._running: dict[str, tuple[float, float]] = {}
         self.expected = 0.0
 
     def __repr__(self) -> str:
-        return f"<Compute {self._copied:.0f} of {self._own:.0f} ms copied, {self.reserved:.0f} ms reserved>"
+        return f"<Compute {self._copied:.0f} of {self._own:.0f} ms copied, {self.reserved:.0f} ms reserved, {self._owed:.0f} ms owed>"
+
+    @property
+    def reserved(self) -> float:
+        """What the copies that run are expected to take."""
+        return sum(expected for _, expected in self._running.values())
 
     def add(self, now: float, *, own: float = 0.0, copied: float = 0.0) -> None:
         """A call, or a copy, ran for so long."""
         second = int(now)
+        if self._since is None:
+            self._since = second
         self._own += own
         self._copied += copied
         if self._seconds and self._seconds[-1][0] >= second:
@@ -84,9 +107,27 @@ class Compute:
             self._seconds.append((second, own, copied))
         self._forget(second - WINDOW_S)
 
-    def may_run(self, expected: float, share: float) -> bool:
+    def begin(self, copy: str, now: float, expected: float) -> None:
+        """A copy begins that will take so long."""
+        self._running[copy] = (now, expected)
+
+    def end(self, copy: str) -> None:
+        """It has ended."""
+        del self._running[copy]
+
+    def ran(self, took: float) -> None:
+        """A copy took so long: so will the next ones."""
+        self.expected = took if not self.expected else 0.8 * self.expected + 0.2 * took
+
+    def may_run(self, expected: float, share: float, now: float = 0.0) -> bool:
         """Whether a copy that will take so long keeps all of them within their share."""
-        return self._copied + self.reserved + expected <= share * self._own
+        self._share = share
+        running = sum(max(known, (now - began) * 1000) for began, known in self._running.values())
+        taken, allowed = self._copied + max(0.0, self._owed) + running, share * self._own
+        if taken + expected <= allowed:
+            return True
+        is_whole = self._since is not None and self._seconds[-1][0] - self._since >= WINDOW_S
+        return is_whole and not taken and expected > allowed > 0
 
     def _forget(self, until: int) -> None:
         seconds = self._seconds
@@ -94,17 +135,19 @@ class Compute:
             _, own, copied = seconds.popleft()
             self._own -= own
             self._copied -= copied
+            if not any(copies for _, _, copies in seconds):
+                self._copied = 0.0  # sums of floats keep dust
+            self._owed = max(self._owed + copied - self._share * own, -self._copied)  # an allowance that is not used is lost
 
 
 class _Copy(NamedTuple):
-    """What is copied: the call, the answer that its caller got, and what its run is expected to take."""
+    """What is copied: the call, the answer that its caller got, and what the time of its run is counted in."""
 
     call: Call
     shadow: ShadowTarget
     status: int
     body: bytes
     compute: Compute
-    expected_ms: float
 
 
 class Shadows:
@@ -144,11 +187,11 @@ class Shadows:
         expected_ms = compute.expected or exec_ms
         is_small = len(call.body) + len(body) <= MAX_COPIED_BYTES
         has_room = len(self._tasks) < MAX_COPIES and not self._is_crowded()
-        if not is_small or not has_room or not compute.may_run(expected_ms, shadow.max_compute):
+        if not is_small or not has_room or not compute.may_run(expected_ms, shadow.max_compute, self._clock()):
             self._observer.skipped(shadow.target)
             return
-        compute.reserved += expected_ms
-        copy = _Copy(call, shadow, status, body, compute, expected_ms)
+        compute.begin(call.id, self._clock(), expected_ms)
+        copy = _Copy(call, shadow, status, body, compute)
         task = asyncio.get_running_loop().create_task(self._run(copy), name=f"copy of {call.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -182,16 +225,19 @@ class Shadows:
             began_ns = call.reserved_ns = time.monotonic_ns()
             try:
                 status, body = await _exchange(call, reservation)
+            except _NOT_MADE:
+                self._observer.skipped(target)
+                return
             except (errors.PilotlightError, UpstreamGone, OSError) as e:  # TimeoutError is one
                 status = e.status if isinstance(e, errors.PilotlightError) else 502
                 log.debug("copy failed call=%s error=%r", call.id, e)
             exec_ms = (time.monotonic_ns() - began_ns) / 1e6
             compute.add(self._clock(), copied=exec_ms)
-            compute.expected = exec_ms if not compute.expected else 0.8 * compute.expected + 0.2 * exec_ms
+            compute.ran(exec_ms)
             self._tracer.ended(call, reservation, None, status=status, dispatched_ns=began_ns, is_submitted=True)
             self._observer.shadowed(target, status=status, exec_ms=exec_ms, matched=_compared(copy, status, body))
         finally:
-            compute.reserved -= copy.expected_ms
+            compute.end(copy.call.id)
 
     def _slot(self, target: Target) -> Reservation | None:
         """A slot that is free now; where there is no instance, one is begun for later copies, unless anybody waits for room."""
@@ -215,7 +261,7 @@ def _call_of(copy: _Copy) -> Call:
 
 
 async def _exchange(call: Call, reservation: Reservation) -> tuple[int, bytes | None]:
-    """Have a copy answered: its status and its answer, None where that streams. Raises PilotlightError, UpstreamGone, OSError, Timeout."""
+    """Have a copy answered: its status and its answer, None where that streams. Raises PilotlightError, _Busy, UpstreamGone, OSError."""
     instance = reservation.instance
     reservation.ending = Ending.NEITHER  # a copy says nothing of who may answer callers
     ticket: Ticket | None = None
@@ -231,7 +277,7 @@ async def _exchange(call: Call, reservation: Reservation) -> tuple[int, bytes | 
         sent = len(body or b"")
         if outcome == BUSY:
             instance.block(time.monotonic())
-            raise errors.Unavailable("the shadow's instance is busy", retry_after_s=1)
+            raise _Busy
         return status, body
     except asyncio.CancelledError:
         status, outcome = 499, "cancelled"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from activator.idempotency.store import LEASE_S, Known
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Of answers that are kept; beyond it the oldest go, and a repeat of theirs is a new request."""
+"""Of answers that are kept; beyond it the oldest go, and a repeat of theirs is a new request. Of requests that run none goes."""
 _OVERHEAD_BYTES = 256
 """Of an entry beside its answer: empty ones must not be free."""
 
@@ -69,8 +69,11 @@ class ProcessIdempotency:
     def _put(self, name: str, entry: _Entry) -> None:
         self._entries[name] = entry
         self._size_bytes += entry.size_bytes
-        while self._size_bytes > self._max_bytes and len(self._entries) > 1:
-            self._drop(next(iter(self._entries)))
+        while self._size_bytes > self._max_bytes:
+            oldest = next((name for name, entry in self._entries.items() if entry.answer is not None), None)
+            if oldest is None:
+                return
+            self._drop(oldest)
 
     def _drop(self, name: str) -> None:
         entry = self._entries.pop(name, None)

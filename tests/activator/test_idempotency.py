@@ -8,6 +8,8 @@ import httpx
 import pytest
 
 from activator.idempotency import layer
+from activator.idempotency.process import ProcessIdempotency
+from activator.idempotency.store import Known
 from pilotlight.protocol import HEADER_REPLAYED
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import forever, problem_of, until
@@ -155,3 +157,16 @@ async def test_the_end_of_the_process_ends_what_runs_for_callers_who_left(edge: 
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert not edge.gateway.idempotency._running
+
+
+async def test_requests_that_run_are_never_forgotten_for_want_of_room() -> None:
+    store = ProcessIdempotency(max_bytes=3000)
+    assert await store.claim("running", "f") is None
+    for n in range(20):
+        assert await store.claim(f"n-{n}", "f") is None
+        await store.keep(f"n-{n}", "f", b"x" * 500, ttl_s=60)
+
+    assert await store.claim("running", "f") == Known(fingerprint="f", answer=None)
+    assert (await store.claim("n-19", "f")) == Known(fingerprint="f", answer=b"x" * 500)
+    assert await store.claim("n-0", "f") is None
+    assert store._size_bytes <= 3000 + 256

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from activator.billing.errors import JournalFull
 from activator.shadows import WINDOW_S, Compute, Shadows, is_same
 from activator.targets import Target
 from pilotlight.observations import SHADOW_ARM
@@ -283,6 +284,65 @@ def test_compute_forgets_what_is_older_than_its_window() -> None:
     assert not compute.may_run(1.0, 0.15)  # the copies of half a minute ago still count, the calls before do not
     compute.add(WINDOW_S + 31.0, own=200.0)
     assert compute.may_run(60.0, 0.15)
+
+
+def test_one_copy_that_took_long_is_paid_off_and_does_not_end_all_copies() -> None:
+    """A tenth of a second of calls each second, 15 % of it for copies, and a first copy that takes more than a minute's share."""
+    compute, ran, own = Compute(), 0.0, 0.0
+    for second in range(1, 3600):
+        own += 100.0
+        compute.add(float(second), own=100.0)
+        if compute.may_run(compute.expected or 100.0, 0.15):
+            took = 5000.0 if not ran else 50.0
+            ran += took
+            compute.add(float(second), copied=took)
+            compute.ran(took)
+    assert ran > 0.1 * own, "they go on"
+    assert ran <= 0.15 * own, "and keep to their share over the hour"
+
+
+def test_a_copy_that_still_runs_has_taken_what_it_ran_so_far() -> None:
+    compute = Compute()
+    compute.add(1.0, own=10_000.0)
+    compute.begin("a", 1.0, 100.0)
+    assert compute.may_run(100.0, 0.15, now=1.5)
+    assert not compute.may_run(100.0, 0.15, now=3.0)
+    compute.end("a")
+    assert compute.may_run(100.0, 0.15, now=3.0)
+
+
+async def test_a_copy_that_could_not_be_made_is_no_difference(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.deploy()
+    await world.call()
+    await world.ready()
+    left_out = world.seen.left_out
+
+    async def play(request: WorkerRequest) -> WorkerAnswer:
+        if request.headers.get("pilotlight-arm") == SHADOW_ARM:
+            return WorkerAnswer(status=503, body=b"{}", outcome="busy")
+        return WorkerAnswer(body=request.body)
+
+    world.script.now = play
+    await world.call()
+    await world.quiet()
+    assert (world.seen.statuses, world.seen.left_out) == ([], left_out + 1)
+
+
+async def test_a_full_journal_leaves_copies_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.deploy()
+    await world.call()
+    await world.ready()
+    left_out, open_call = world.seen.left_out, world.edge.books.journal.open_call
+
+    def full(template: Any, **more: Any) -> None:
+        if more["call"].endswith("-shadow"):
+            raise JournalFull("no room")
+        open_call(template, **more)
+
+    monkeypatch.setattr(world.edge.books.journal, "open_call", full)
+    await world.call()
+    await world.quiet()
+    assert (world.seen.statuses, world.seen.left_out) == ([], left_out + 1)
 
 
 def test_a_clock_that_jumps_back_loses_nothing_of_the_share() -> None:
