@@ -49,13 +49,16 @@ def set_(
     max_candidate: Annotated[int | None, typer.Option(min=0, max=100, help="Percent that all but the heaviest may have together.")] = None,
     generation: Generation = None,
     message: Message = None,
+    allow_breaking: Annotated[bool, typer.Option("--allow-breaking", help="No caller depends on what a new schema breaks.")] = False,
+    override_freeze: Annotated[bool, typer.Option("--override-freeze", help="Though an error budget is spent (scope admin).")] = False,
 ) -> None:
     """Split the traffic. Revisions may be named by tag or alias; those that are not named get nothing."""
     app, name = _address(function)
     split = _weights(weights)
     with session.client() as client:
         found = client.change_traffic(
-            app, name, weights=split, max_candidate=max_candidate, generation=generation, message=message
+            app, name, weights=split, max_candidate=max_candidate, generation=generation, message=message,
+            allow_breaking=allow_breaking, override_freeze=override_freeze,
         )  # fmt: skip
     session.show(found, lambda: _shown(found))
 

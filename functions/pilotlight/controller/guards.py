@@ -15,6 +15,7 @@ from pilotlight.controller.store import Write
 from pilotlight.errors import GateFailed, Incompatible
 from pilotlight.policies import parse_gate
 from pilotlight.spec import FunctionSpec
+from pilotlight.traffic import TrafficDocument
 
 
 def demand(write: Write, place: Place, *, function: str, revision: str, serving: str, allow_breaking: bool, override_freeze: bool) -> None:
@@ -26,6 +27,23 @@ def demand(write: Write, place: Place, *, function: str, revision: str, serving:
     demand_gates(new, evaluation=evaluation_of(write, function_id, revision))
     if serving and not override_freeze:
         freeze.demand(write.sql, function_id, now=write.now)
+
+
+def admit(
+    write: Write, place: Place, *, function: str, before: TrafficDocument, after: TrafficDocument, allow_breaking: bool = False,
+    override_freeze: bool = False,
+) -> None:  # fmt: skip
+    """`demand` of each revision that never served and that a change of traffic lets answer: by weight, pin or arm.
+
+    So what was made without traffic meets the guards when it gets some, whoever gives it.
+    """
+    serving = before.stable or before.heaviest()
+    for revision in sorted(after.answering() - before.answering()):
+        if revision != serving and revisions.row(write.sql, function_id=place.function_id(function), revision=revision).served_at is None:
+            demand(
+                write, place, function=function, revision=revision, serving=serving,
+                allow_breaking=allow_breaking, override_freeze=override_freeze,
+            )  # fmt: skip
 
 
 def demand_compatible(old: FunctionSpec, new: FunctionSpec, *, serving: str) -> None:

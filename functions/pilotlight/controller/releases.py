@@ -113,9 +113,13 @@ def promote(write: Write, place: Place, *, function: str, reference: str, terms:
 
 
 def rollback(write: Write, place: Place, *, function: str, reference: str | None = None, message: str = "") -> tuple[str, TrafficDocument]:
-    """All traffic to a revision (None: the one that served before), at once. Raises NotFound; Conflict where nothing served before."""
+    """All traffic to a revision (None: the one that served before), at once. Raises NotFound; Conflict where nothing served before.
+
+    To one that never served there is no way back: that is a release, and meets its guards.
+    """
     document = traffic.find(write.sql, place, function)
     revision = aliases.resolve(write.sql, place, function, reference) if reference else before(write.sql, place, function, document)
+    guards.admit(write, place, function=function, before=document, after=_back(revision)(document))
     function_id, reason = place.function_id(function), f"rolled back to {revision}"
     rollouts.end(write, function_id, state=State.ROLLED_BACK, reason=reason)
     experiments.stop(write, function_id, reason=reason)
@@ -147,7 +151,9 @@ def pin(write: Write, place: Place, *, function: str, tenant: str, reference: st
 
     def edit(document: TrafficDocument) -> TrafficDocument:
         others = {name: pinned for name, pinned in document.pins.items() if name != tenant}
-        return replace(document, pins={**others, tenant: revision} if revision else others)
+        after = replace(document, pins={**others, tenant: revision} if revision else others)
+        guards.admit(write, place, function=function, before=document, after=after)
+        return after
 
     message = f"{tenant} is answered by {revision}" if revision else f"{tenant} follows the weights"
     return traffic.change(write, place, function, edit, action="pin" if revision else "unpin", message=message)

@@ -44,11 +44,15 @@ class TrafficResources(NodeResources):
         shadow: Mapping[str, Any] | _Unchanged | None = UNCHANGED,
         generation: int | None = None,
         message: str | None = None,
+        allow_breaking: bool = False,
+        override_freeze: bool = False,
     ) -> Json:
         """Change what is given, at once; the rest stays. A revision may be named by an alias or a tag.
 
         `tags`, `pins`: None as a value takes one away. `shadow`: `{"revision", "percent", "max_compute"}`, None takes it away.
-        `generation`: of the traffic that the change was made for. Raises Conflict when it is another by now, InvalidInput, NotFound.
+        `generation`: of the traffic that the change was made for. `allow_breaking`, `override_freeze` (scope admin): as of a deploy, for
+        revisions that never had traffic. Raises Incompatible, GateFailed, ReleaseFrozen; Conflict when it is another generation by now,
+        InvalidInput, NotFound.
         """
         body = present(
             {
@@ -59,6 +63,8 @@ class TrafficResources(NodeResources):
                 "max_candidate": max_candidate,
                 "generation": generation,
                 "message": message,
+                "allow_breaking": allow_breaking or None,
+                "override_freeze": override_freeze or None,
             }
         )
         if not isinstance(shadow, _Unchanged):

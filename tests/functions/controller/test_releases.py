@@ -12,6 +12,7 @@ from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec
 
 HELLO = "/v1/apps/search/functions/hello"
+TRAFFIC = "/v1/functions/search/hello/traffic"
 
 
 def numbered(n: int, **changes: Any) -> dict[str, Any]:
@@ -94,6 +95,36 @@ async def test_a_revision_without_traffic_is_checked_when_it_shall_take_some(con
     answer = await controller.http.post(f"{HELLO}:promote", json={"revision": "next", "allow_breaking": True})
     assert answer.json() == {"app": "search", "function": "hello", "revision": done["revision"], "stage": "live", "rollout": ""}
     assert await serving(controller) == [("v2", 100)]
+
+
+async def test_no_hand_gives_traffic_to_what_a_deploy_would_refuse(controller: Controller) -> None:
+    first = (await deployed(controller, numbered(1, methods=takes(a={"type": "number"}))))["revision"]
+    worse = numbered(2, methods=takes(a={"type": "integer"}), require={"accuracy": ">= 0.9"})
+    second = (await deployed(controller, worse, no_traffic=True, tag="next"))["revision"]
+    hands: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("PATCH", TRAFFIC, {"weights": {first: 95, second: 5}}),
+        ("PUT", TRAFFIC, {"weights": {second: 100}}),
+        ("PATCH", TRAFFIC, {"pins": {"default": "next"}}),
+        ("POST", f"{HELLO}:pin", {"tenant": "default", "revision": "next"}),
+        ("POST", f"{HELLO}:rollback", {"to": "next"}),
+        ("POST", "/v1/experiments", {"app": "search", "function": "hello", "name": "x", "unit": "key", "percent": 10, "start": True,
+                                     "arms": [{"name": "a", "revision": first, "share": 50},
+                                              {"name": "b", "revision": second, "share": 50}]}),
+    )  # fmt: skip
+    for method, path, body in hands:
+        assert "would break callers of v1" in refused(await controller.http.request(method, path, json=body), 409), path
+    split = {"weights": {first: 95, second: 5}, "allow_breaking": True}
+    assert "accuracy >= 0.9" in refused(await controller.http.patch(TRAFFIC, json=split), 409)
+    client = controller.client(await controller.new_key(scope="deploy"))
+    assert "scope 'admin'" in refused(await client.patch(TRAFFIC, json={**split, "override_freeze": True}), 403)
+    assert await serving(controller) == [("v1", 100)]
+
+
+async def test_what_has_served_is_given_traffic_by_hand_whatever_it_breaks(controller: Controller) -> None:
+    first = (await deployed(controller, numbered(1, methods=takes(a={"type": "integer"}))))["revision"]
+    second = (await deployed(controller, numbered(2, methods=takes(a={"type": "number"}))))["revision"]
+    answer = await controller.http.patch(TRAFFIC, json={"weights": {first: 50, second: 50}})
+    assert answer.status_code == 200, answer.text
 
 
 async def back_name(controller: Controller, reference: str) -> str:

@@ -14,13 +14,14 @@ from fastapi import APIRouter, Header, Response
 from pydantic import Field
 
 from pilotlight import traffic as documents
-from pilotlight.controller import aliases, tenants, traffic
+from pilotlight.controller import aliases, guards, tenants, traffic
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, place
 from pilotlight.controller.places import Place
 from pilotlight.errors import Conflict, InvalidInput
 from pilotlight.traffic import PER_REQUEST, WHOLE, Shadow, TrafficDocument
+from pilotlight.types import Scope
 
 router = APIRouter(prefix="/v1/functions", tags=["traffic"])
 Weights = dict[str, int]
@@ -28,7 +29,11 @@ Sticky = Annotated[str, Field(max_length=80, description="what a unit is: reques
 Names = Annotated[dict[str, str], Field(max_length=documents.MAX_NAMES)]
 Changes = Annotated[dict[str, str | None], Field(max_length=documents.MAX_NAMES)]
 MaxCandidate = Annotated[int, Field(ge=0, le=WHOLE, description="percent that all revisions but the heaviest may have together")]
+MayBreak = Annotated[bool, Field(description="no caller depends on what the schema of a revision without traffic until now breaks")]
+MayThaw = Annotated[bool, Field(description="though an error budget is spent; needs a key of scope admin")]
 Seen = Annotated[int | None, Field(description="the generation that this was made for; 409 when it is another by now")]
+_ABOUT = {"generation", "message", "allow_breaking", "override_freeze"}
+"""Members that say something about a change, and are no part of the document."""
 _Edit = Callable[[TrafficDocument, Callable[[str], str]], TrafficDocument]
 IfMatch = Annotated[str | None, Header(description="the same, as the ETag that was read")]
 
@@ -52,6 +57,8 @@ class TrafficBody(Body):
     shadow: ShadowBody | None = None
     generation: Seen = None
     message: str = Field(default="", max_length=2000)
+    allow_breaking: MayBreak = False
+    override_freeze: MayThaw = False
 
 
 class TrafficChange(Body):
@@ -65,6 +72,8 @@ class TrafficChange(Body):
     shadow: ShadowBody | None = None
     generation: Seen = None
     message: str = Field(default="", max_length=2000)
+    allow_breaking: MayBreak = False
+    override_freeze: MayThaw = False
 
 
 class TrafficAnswer(Body):
@@ -100,7 +109,7 @@ def put_traffic(
     if_match: IfMatch = None,
 ) -> TrafficAnswer:  # fmt: skip
     """Let it be so, at once; what an experiment or a rollout has decided stays theirs."""
-    given = body.model_dump(exclude={"generation", "message"})
+    given = body.model_dump(exclude=_ABOUT)
 
     def edit(document: TrafficDocument, name: Callable[[str], str]) -> TrafficDocument:
         return _with(document, {**given, "tags": _resolved(given["tags"], name), "pins": _resolved(given["pins"], name)}, name)
@@ -115,7 +124,7 @@ def change_traffic(
     if_match: IfMatch = None,
 ) -> TrafficAnswer:  # fmt: skip
     """Change a part of it, at once."""
-    given = body.model_dump(exclude={"generation", "message"}, exclude_unset=True)
+    given = body.model_dump(exclude=_ABOUT, exclude_unset=True)
     for name in ("weights", "sticky", "max_candidate"):
         if name in given and given[name] is None:
             raise InvalidInput(f"{name} cannot be null: leave it out, or say what it shall be", parameter=name)
@@ -141,11 +150,17 @@ class _Asked:
 def _change(asked: _Asked, edit: _Edit, body: TrafficBody | TrafficChange, if_match: str | None) -> TrafficDocument:
     where, function, expected = asked.where, asked.function, _expected(body.generation, if_match)
     asked.caller.demand_function(where.app, function)
+    if body.override_freeze:
+        asked.caller.demand(Scope.ADMIN)
     with asked.context.store.write() as write:
 
         def edited(document: TrafficDocument) -> TrafficDocument:
             after = edit(document, lambda name: aliases.resolve(write.sql, where, function, name))
             _check(write.sql, document, after, f"{where.app}/{function}")
+            guards.admit(
+                write, where, function=function, before=document, after=after,
+                allow_breaking=body.allow_breaking, override_freeze=body.override_freeze,
+            )  # fmt: skip
             return after
 
         return traffic.change(write, where, function, edited, expected=expected, action="traffic.change", message=body.message)

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from pilotlight import traffic as documents
-from pilotlight.controller import aliases, audit, deliveries, tables, traffic
+from pilotlight.controller import aliases, audit, deliveries, guards, tables, traffic
 from pilotlight.controller.experiments.design import Design, Stopped
 from pilotlight.controller.places import Place
 from pilotlight.controller.store import Write
@@ -95,7 +95,11 @@ def create(write: Write, place: Place, *, function: str, name: str, design: Desi
 
 
 def start(write: Write, place: Place, found: Experiment) -> Experiment:
-    """Let units in. Raises Conflict when it is not a DRAFT, or another one or a rollout runs on the function."""
+    """Let units in.
+
+    Raises Conflict when it is not a DRAFT, or another one or a rollout runs on the function; of arms that never served what
+    `guards.demand` raises.
+    """
     if found.state != DRAFT:
         raise Conflict(f"experiment {found.name!r} is {found.state}: only a DRAFT is started; make a new one", state=found.state)
     demand_none(write.sql, found.function_id)
@@ -104,8 +108,10 @@ def start(write: Write, place: Place, found: Experiment) -> Experiment:
         sa.select(rollouts.c.id).where(rollouts.c.function == found.function_id, rollouts.c.finished_at.is_(None))
     ).scalar()) is not None:  # fmt: skip
         raise Conflict(f"rollout {rollout} runs on {found.app}/{found.function}: it would change sides while you compare", rollout=rollout)
+    follow, document = found.design.traffic(found.id), traffic.get(write.sql, found.function_id)
+    guards.admit(write, place, function=found.function, before=document, after=replace(document, experiment=follow))
     _set(write, found.id, state=RUNNING, began_at=write.now)
-    _steer(write, place, found, found.design.traffic(found.id), action="experiment.start", message=found.name)
+    _steer(write, place, found, follow, action="experiment.start", message=found.name)
     _tell(write, found, "started", found.name)
     return get(write.sql, tenant=found.tenant, experiment=found.id)
 
