@@ -1,0 +1,118 @@
+"""A platform from before there were releases: what it serves goes on, can be rolled back to, and an environment can still be deleted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+
+from pilotlight.controller import approvals, feed, publishing, registry, releases, rollups, tables, tenants
+from pilotlight.controller.places import Place
+from pilotlight.controller.rollouts import lifecycle
+from pilotlight.controller.rollouts.plan import Plan
+from pilotlight.controller.store import Store
+from pilotlight.spec import FunctionSpec, canonical_json, from_json, to_json
+from tests.functions.controller.parts import ManualClock, spec
+
+PLACE = Place(tenant="t-1", uid=20_000, environment="staging", app="search", actor="k-1")
+FUNCTION = PLACE.function_id("hello")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'controller.db'}"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+def old(url: str) -> Iterator[Store]:
+    """A store as 0005 left it, with a function of two revisions that share its traffic."""
+    store = Store(url, clock=ManualClock())
+    config = Config()
+    config.set_main_option("script_location", str(Path(rollups.__file__).parent / "migrations"))
+    with store.engine.connect().execution_options(pilotlight_writing=True) as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0005")
+        connection.commit()
+    with store.write() as write:
+        _fill(write.sql)
+    yield store
+    store.close()
+
+
+def _fill(sql: sa.Connection) -> None:
+    at = 1_799_000_000.0
+    where = {"tenant": "t-1", "environment": "staging", "app": "search"}
+    rows: list[tuple[str, dict[str, object]]] = [
+        ("tenants", {"id": "t-1", "name": "default", "uid": 20_000, "created_at": at}),
+        ("environments", {"tenant": "t-1", "name": "staging", "created_at": at}),
+        ("apps", {"tenant": "t-1", "environment": "staging", "name": "search", "version": 2, "stopped": False, "created_at": at,
+                  "updated_at": at}),
+        ("functions", {**where, "id": FUNCTION, "name": "hello", "revisions": 2, "created_at": at, "snapshots": True}),
+    ]  # fmt: skip
+    for number in (1, 2):
+        one = from_json(FunctionSpec, spec(description=f"number {number}"))
+        name, text = f"v{number}-{one.digest()[:6]}", canonical_json(to_json(one)).decode()
+        revision = {"function": FUNCTION, "name": name, "digest": one.digest(), "ordinal": number, "spec": text, "created_at": at + number}
+        entry = {"version": number, "action": "deploy", "created_at": at, "created_by": "k-1", "message": "", "labels": "{}"}
+        done = json.dumps([{"function": "hello", "revision": name, "created": True}])
+        rows += [
+            ("revisions", revision),
+            ("traffic", {"function": FUNCTION, "revision": name, "weight": 50}),
+            ("deployments", {**where, **entry, "functions": done}),
+        ]
+    for table, values in rows:
+        sql.execute(sa.insert(sa.table(table, *(sa.column(name) for name in values))).values(**values))
+
+
+def test_what_served_goes_on_serving_and_needs_nobodys_approval(old: Store) -> None:
+    old.migrate()
+    with old.write() as write:
+        document = publishing.document(write.sql, FUNCTION)
+        assert (sorted(document.weights.values()), document.generation, document.tags) == ([50, 50], 0, {})
+        publishing.publish(write, FUNCTION)
+        approvals.protect(write, PLACE, approvals=2)
+        first, second = sorted(document.weights)
+        assert approvals.missing(write.sql, PLACE, function="hello", revision=first) == 0
+        name, after = releases.rollback(write, PLACE, function="hello")
+        assert (name, dict(after.weights), after.generation) == (first, {first: 100}, 1)
+    with old.read() as sql:
+        routes = [change for text in feed.read(sql, after=0, limit=100).changes if (change := json.loads(text))["kind"] == feed.FUNCTION]
+    assert routes[-1]["value"]["document"]["weights"] == {first: 100}
+
+
+def test_an_environment_with_releases_of_every_kind_is_deleted(old: Store) -> None:
+    old.migrate()
+    with old.write() as write:
+        first, second = sorted(publishing.document(write.sql, FUNCTION).weights)
+        releases.rollback(write, PLACE, function="hello", reference=first)
+        lifecycle.begin(write, PLACE, function="hello", candidate=second, plan=Plan())
+        row = {"function": FUNCTION, "revision": first}
+        write.sql.execute(sa.insert(tables.aliases).values(**row, name="good", updated_by="k-1", updated_at=write.now))
+        write.sql.execute(sa.insert(tables.approvals).values(**row, actor="k-2", at=write.now, note=""))
+        alert = {"id": "slo-1", "tenant": "t-1", "function": FUNCTION, "sli": "availability", "severity": "page", "window": "1h/5m"}
+        write.sql.execute(sa.insert(tables.slo_alerts).values(**alert, document="{}", began_at=write.now))
+        experiment = {"id": "x-1", "tenant": "t-1", "function": FUNCTION, "name": "x", "document": "{}", "state": "STOPPED", "reason": ""}
+        write.sql.execute(sa.insert(tables.experiments).values(**experiment, created_by="k-1", created_at=write.now))
+        schedule = {"function": FUNCTION, "number": 0, "tenant": "t-1", "document": "{}", "is_paused": False, "updated_at": write.now}
+        write.sql.execute(sa.insert(tables.schedules).values(**schedule))
+        hook = {
+            "tenant": "t-1",
+            "environment": "staging",
+            "name": "ops",
+            "url": "https://ops.invalid/",
+            "sealed_secret": "",
+            "events": "[]",
+        }
+        write.sql.execute(sa.insert(tables.webhooks).values(**hook, created_by="k-1", created_at=write.now))
+        registry.delete(write, PLACE)
+        tenants.delete_environment(write, tenant="t-1", name="staging", actor="k-1")
+    with old.read() as sql:
+        assert tenants.environments(sql, tenant="t-1") == []
+        assert sql.execute(sa.select(sa.func.count()).select_from(tables.functions)).scalar_one() == 0
