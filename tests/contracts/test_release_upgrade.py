@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -49,7 +50,7 @@ def old(url: str) -> Iterator[Store]:
 def _fill(sql: sa.Connection) -> None:
     at = 1_799_000_000.0
     where = {"tenant": "t-1", "environment": "staging", "app": "search"}
-    rows: list[tuple[str, dict[str, object]]] = [
+    rows: list[tuple[str, dict[str, Any]]] = [
         ("tenants", {"id": "t-1", "name": "default", "uid": 20_000, "created_at": at}),
         ("environments", {"tenant": "t-1", "name": "staging", "created_at": at}),
         ("apps", {"tenant": "t-1", "environment": "staging", "name": "search", "version": 2, "stopped": False, "created_at": at,
@@ -78,7 +79,7 @@ def test_what_served_goes_on_serving_and_needs_nobodys_approval(old: Store) -> N
         assert (sorted(document.weights.values()), document.generation, document.tags) == ([50, 50], 0, {})
         publishing.publish(write, FUNCTION)
         approvals.protect(write, PLACE, approvals=2)
-        first, second = sorted(document.weights)
+        first = min(document.weights)
         assert approvals.missing(write.sql, PLACE, function="hello", revision=first) == 0
         name, after = releases.rollback(write, PLACE, function="hello")
         assert (name, dict(after.weights), after.generation) == (first, {first: 100}, 1)
