@@ -164,8 +164,9 @@ class Exchange:
 
     def _watch(self) -> asyncio.TimerHandle:
         ran_s = (time.monotonic_ns() - self.dispatched_ns) / 1e9
-        left_s = self.call.remaining_s(self.call.target.spec.clocks.execution_s - ran_s)
-        return asyncio.get_running_loop().call_later(max(0.0, left_s), self._overrun)
+        whole_s = self.call.target.spec.clocks.execution_s - ran_s
+        left_s = self.call.remaining_s(whole_s)
+        return asyncio.get_running_loop().call_later(max(0.0, left_s), self._overrun if left_s >= whole_s else self._leave)
 
     @property
     def held(self) -> Reservation | None:
@@ -179,9 +180,13 @@ class Exchange:
 
     def _overrun(self) -> None:
         """It may never end, and its caller may not even read: billed now, and its instance is replaced."""
-        self.connection.close()
         self.reservation.instance.is_stuck = True
         self.reservation.throttler.drain(self.reservation.instance)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Its caller's own deadline came: it is billed now."""
+        self.connection.close()
         self.close(status=504, outcome="error", bytes_out=0)
 
     @property

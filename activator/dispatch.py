@@ -195,10 +195,12 @@ class Dispatcher:
         try:
             ticket = await reservation.open_paid(call)
             connection = instance.connections.take_nowait(call.reserved_ns / 1e9) or await instance.connections.open(loop)
-            execution_s = call.remaining_s(call.target.spec.clocks.execution_s)
+            whole_s = call.target.spec.clocks.execution_s
+            execution_s = call.remaining_s(whole_s)
             dispatched_ns = time.monotonic_ns()
             future = connection.request(call.request_head(execution_s) + call.body, loop=loop)
-            timer = loop.call_later(execution_s, self._overrun, future, reservation, execution_s)
+            overrun = self._overrun if execution_s >= whole_s else self._leave
+            timer = loop.call_later(execution_s, overrun, future, reservation, execution_s)
             try:
                 answer = await future
             finally:
@@ -221,6 +223,12 @@ class Dispatcher:
             future.set_exception(errors.DeadlineExceeded(f"the call ran longer than {execution_s:g} s", clock="execution"))
             reservation.instance.is_stuck = True
             reservation.throttler.drain(reservation.instance)  # it may never return: replaced, its neighbours finish first
+
+    def _leave(self, future: asyncio.Future[Answer], _: Reservation, execution_s: float) -> None:
+        """Its caller waits no longer: no reason to think that the instance never returns, or short deadlines would replace it each time."""
+        if not future.done():
+            late = f"the caller's deadline came {execution_s:g} s after the call had begun"
+            future.set_exception(errors.DeadlineExceeded(late, clock="execution"))
 
     async def _judge(self, call: Call, reservation: Reservation, gone: UpstreamGone) -> None:
         """Return when the call may be tried again; raise WorkerCrashed when it may not."""

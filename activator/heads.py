@@ -6,7 +6,7 @@ from activator.dispatch import Call, Exchange
 from activator.upstream import Answer
 from snapshotter.types import StartKind
 
-_PASSED_ON = (b"content-type", b"pilotlight-outcome", b"cache-control")
+PASSED_ON = (b"content-type", b"pilotlight-outcome", b"cache-control")
 """A worker's headers that reach the caller; the rest are between the activator and the worker."""
 
 
@@ -57,6 +57,6 @@ def quota_lines(call: Call) -> bytes:
 def _passed_on(answer: Answer) -> bytes:
     lines: list[bytes] = []
     for name, value in answer.headers:
-        if name in _PASSED_ON:
+        if name in PASSED_ON:
             lines += (name, b": ", value, b"\r\n")
     return b"".join(lines)

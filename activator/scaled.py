@@ -33,6 +33,11 @@ class Scaled:
     def __repr__(self) -> str:
         return f"<Scaled {self.throttler!r} last {self.decision}>"
 
+    @property
+    def is_shadow(self) -> bool:
+        """Whether it gets copies of calls."""
+        return self.throttler.target.is_shadow
+
     def measure(self, now: float) -> float:
         """Average calls at once since the last time."""
         concurrency = self.throttler.load.take(now, now - self.recorded_at)

@@ -276,12 +276,12 @@ class Scaler:
 
     def record(self, now: float) -> None:
         """Take every revision's load since the last time. A rollout's way back is scaled as if all calls of its function were its own:
-        when the candidate is taken back, there is room for them."""
+        when the candidate is taken back, there is room for them. Copies are no calls."""
         loads = {key: scaled.measure(now) for key, scaled in self._scaled.items()}
         for key, scaled in self._scaled.items():
             load = loads[key]
             if scaled.throttler.target.is_stable:
-                load = sum(loads[other] for other, beside in self._scaled.items() if beside.name == scaled.name)
+                load = sum(loads[other] for other, beside in self._scaled.items() if beside.name == scaled.name and not beside.is_shadow)
             scaled.record(now, load)
 
     def _apply(self, scaled: Scaled, now: float) -> None:

@@ -9,6 +9,7 @@ import hashlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
+from activator.heads import PASSED_ON
 from activator.upstream import Answer
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Answers:
 
     def keep(self, call: Call, answer: Answer, now: float) -> None:
         """Keep a good answer, in the place of an older one."""
-        kept = Kept(answer, now)
+        kept = Kept(_bare(answer), now)
         if answer.body is None or kept.size > self._max_bytes:
             return
         key = _key(call)
@@ -68,6 +69,11 @@ class Answers:
             return None
         self._kept.move_to_end(key)
         return kept.answer
+
+
+def _bare(answer: Answer) -> Answer:
+    """Without what its worker said of that very call, and without its connection."""
+    return Answer(None, answer.status, [header for header in answer.headers if header[0] in PASSED_ON], answer.body)
 
 
 def _key(call: Call) -> Key:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 
 from activator.billing.errors import JournalFull
+from activator.call import Call
 from activator.choice import MAX_NAME_BYTES, MAX_UNITS, Routed
+from activator.resilience.answers import Answers
 from activator.resilience.breaker import BreakerTerms, Ending, State
 from activator.resilience.health import Health
 from activator.starts import STUCK_GRACE_S
 from activator.throttler import Throttler
+from activator.upstream import Answer
 from pilotlight.pricing import Rates
 from pilotlight.protocol import FunctionRoute
-from pilotlight.spec import MethodSpec, Scaling, to_json
-from pilotlight.traffic import Arm, ExperimentTraffic, Segment
+from pilotlight.spec import Clocks, MethodSpec, Scaling, to_json
+from pilotlight.traffic import Arm, ExperimentTraffic, Segment, Shadow
 from tests.activator.conftest import Edge
 from tests.activator.test_choice import caller
 from tests.activator.test_gateway import forever, until
 from tests.activator.test_handover import throttler
-from tests.fakes.fake_worker import Script, echo
-from tests.fakes.routes import SCHEMA, route_of, spec_of, split_route
+from tests.fakes.fake_worker import Script, WorkerAnswer, WorkerRequest, echo
+from tests.fakes.routes import SCHEMA, TENANT, route_of, spec_of, split_route, target_of
 
 V1, V2 = "v1-aaaaaa", "v2-bbbbbb"
 
@@ -175,3 +180,53 @@ async def test_a_call_that_waits_does_not_get_the_slot_of_one_that_ran_out_of_it
     assert ((await first).status_code, (await second).json()) == (504, {"x": 2})
     assert len(stuck.requests) == 2
     assert [grace_s for _, grace_s in edge.fleet.stopped] == [STUCK_GRACE_S]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_callers_own_deadline_ends_no_instance(edge: Edge, behaviour: Script, is_stream: bool) -> None:
+    """Else anybody who may call could have a function's instances replaced, as fast as they come up."""
+    edge.add(route_of(spec_of(clocks=Clocks(execution_s=60))))
+    await edge.call(json={"x": 0})
+
+    async def drips(request: WorkerRequest) -> WorkerAnswer:
+        return WorkerAnswer(chunks=_one_and_wait())
+
+    behaviour.now = drips if is_stream else forever
+    for _ in range(3):
+        try:
+            status = (await edge.call(json={"x": 1}, headers={"pilotlight-timeout": "0.02"})).status_code
+        except httpx.RemoteProtocolError:
+            status = 504
+        assert status == 504
+    behaviour.now = echo
+    assert (await edge.call(json={"x": 2})).json() == {"x": 2}
+    assert (len(edge.fleet.started), edge.fleet.stopped) == (1, [])
+    assert sorted(record.status for record in (await edge.settle()).values()) == [200, 200, 504, 504, 504]
+
+
+async def _one_and_wait() -> AsyncIterator[bytes]:
+    yield b"1\n"
+    await asyncio.Event().wait()
+
+
+async def test_a_kept_answer_holds_no_more_than_it_is_counted_for() -> None:
+    answers, spans = Answers(max_bytes=10_000), b"s" * 8000
+    call = Call(id="req-1", target=target_of(spec_of()), method="", key_id="k", body=b"{}")
+    answers.keep(call, Answer(None, 200, [(b"content-type", b"application/json"), (b"pilotlight-spans", spans)], b"1"), 0.0)
+    kept = answers.find(call, max_age_s=1.0, now=0.0)
+    assert kept is not None
+    assert kept.headers == [(b"content-type", b"application/json")], "what its worker said of itself is of that call"
+
+
+async def test_copies_are_no_load_that_the_way_back_must_keep_room_for(edge: Edge) -> None:
+    edge.add(split_route(spec_of(scaling=Scaling(max_inputs=8)), {V1: 100}, named=(V2,), stable=V1, shadow=Shadow(revision=V2)))
+    targets = {t.revision: t for t in edge.table.targets_of(f"{TENANT}/main/shop/hello")}
+    for target in targets.values():
+        edge.scaler.throttler_of(target)
+    scaled = {s.throttler.target.revision: s for s in edge.scaler._scaled.values()}
+    now = edge.scaler._clock()
+    for one in scaled.values():
+        one.recorded_at = now - 10
+        one.throttler.load.add(now - 10)
+    edge.scaler.record(now)
+    assert scaled[V1].stable.average(now) == pytest.approx(scaled[V2].stable.average(now))
