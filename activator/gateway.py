@@ -16,7 +16,7 @@ from typing import Any
 from activator.admission import StrangerLimit
 from activator.callers import Caller
 from activator.calls import SubmittedCalls
-from activator.choice import MAX_UNITS, Choice
+from activator.choice import Choice
 from activator.control import ControlPlane
 from activator.dispatch import Call, Dispatcher, Exchange
 from activator.entry import Entrance, Entry, split_tenant
@@ -30,7 +30,7 @@ from activator.passthrough import Passthrough
 from activator.quotas.admission import Admission
 from activator.reception import RAW, TAG, Reception
 from activator.request import Receive, Request, Scope, Send, header_list
-from activator.routes import Routed, RouteTable
+from activator.routes import Routed, RouteTable, Target
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
 from activator.shadows import Shadows
@@ -72,7 +72,7 @@ class _Resolved:
         self.tag = tag
         self.unasked = ""
         self.way: Way | None = None
-        self.ways: dict[Choice, Way | None] | None = None
+        self.ways: dict[Choice | Target, Way | None] | None = None
 
     @property
     def is_lasting(self) -> bool:
@@ -94,15 +94,15 @@ class _Resolved:
         if ways is None:
             return None
         choice = self.routed.choose(self.caller, headers)
-        if choice in ways:
-            return ways[choice]
-        if len(ways) >= MAX_UNITS:
-            ways.clear()
-        try:
-            way = ways[choice] = _way(entrance, self.caller, choice, self.method)
-        except errors.PilotlightError:  # as an ordinary request it is told why
-            way = ways[choice] = None
-        return way
+        key = choice.target if choice.unit else choice  # there are many units, and what is remembered of them is bounded elsewhere
+        if key in ways:
+            way = ways[key]
+        else:
+            try:
+                way = ways[key] = _way(entrance, self.caller, choice, self.method)
+            except errors.PilotlightError:  # as an ordinary request it is told why
+                way = ways[key] = None
+        return way if way is None or way.choice is choice else way.told(choice)
 
 
 def _way(entrance: Entrance, caller: Caller, choice: Choice, method: str, *, is_told: bool = True) -> Way | None:

@@ -108,6 +108,15 @@ class Way:
         )
 
 
+    def told(self, choice: Choice) -> Way:
+        """The same way to the same revision, for another unit of an experiment."""
+        other = object.__new__(Way)
+        other.entry, other.method, other.key_id, other.target = self.entry, self.method, self.key_id, self.target
+        other.check, other.execution_s, other.template, other.tally = self.check, self.execution_s, self.template, self.tally
+        other.choice, other.line = choice, choice.line
+        return other
+
+
 class WarmCalls:
     """Begins warm calls. Owner: the event loop."""
 

@@ -117,6 +117,16 @@ async def test_the_arm_is_on_the_answer_the_workers_request_and_the_record(edge:
     assert len({record.unit for record in by_call.values()}) == 3
 
 
+async def test_many_units_cost_each_way_nothing(edge: Edge) -> None:
+    edge.add(hello(experiment=HALVES))
+    arms = {f"u-{n}": (await edge.call(json={"x": 1}, headers={"x-user": f"u-{n}"})).headers["pilotlight-arm"] for n in range(40)}
+    for user, arm in arms.items():  # warm by now
+        assert (await edge.call(json={"x": 1}, headers={"x-user": user})).headers["pilotlight-arm"] == arm
+    assert len({record.unit for record in (await edge.settle()).values()}) == 40
+    (resolved,) = edge.gateway._resolved.values()
+    assert len(resolved.ways or ()) == 2
+
+
 async def test_a_call_outside_of_experiments_says_nothing_of_arms(edge: Edge) -> None:
     edge.add(hello())
     answer = await edge.call(json={"x": 1}, headers={"pilotlight-arm": "mine"})
