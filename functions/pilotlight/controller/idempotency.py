@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -94,7 +95,7 @@ class Idempotency:
                 f"{HEADER_IDEMPOTENCY_KEY}: write 1 to {MAX_KEY} printable ASCII characters", parameter=HEADER_IDEMPOTENCY_KEY
             )
         body = await _read(receive)
-        claim = Claim(tenant=caller.tenant, name=f"{caller.key}/{given}", request_hash=_hash(scope, caller, body))
+        claim = Claim(tenant=caller.tenant, name=f"{caller.key}/{given}", request_hash=_hash(self._context.key.token, scope, caller, body))
         known = await anyio.to_thread.run_sync(self._claim, claim)
         if known is not None:
             await _replay(known, send)
@@ -218,9 +219,10 @@ def _looks_here(path: str) -> bool:
     return path.startswith(("/v1/", "/v2/")) and not path.startswith("/v1/blobs/")
 
 
-def _hash(scope: Scope, caller: Principal, body: bytes) -> str:
+def _hash(secret: str, scope: Scope, caller: Principal, body: bytes) -> str:
+    """Of the whole request, keyed: who reads the table alone cannot try out what a body (a short secret) may have been."""
     head = "\0".join((scope["method"], scope["path"], scope["query_string"].decode("latin-1"), caller.environment, ""))
-    return hashlib.sha256(head.encode() + body).hexdigest()
+    return hmac.new(secret.encode(), head.encode() + body, hashlib.sha256).hexdigest()
 
 
 async def _read(receive: Receive) -> bytes:

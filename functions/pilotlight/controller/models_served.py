@@ -43,7 +43,7 @@ def deploy(
         told = Told(**revisions.told_of(row), author=place.actor)
         told = replace(told, lineage={**told.lineage, "resources_of": revision})
         revision, created = registry.place_revision(write, place, replace(spec, resources=wanted), told=told)
-    version = history.next_version(write, place, stopped=False)
+    version = registry.go_on(write, place)
     done = releases.release(write, place, function=function, revision=revision, terms=terms)
     registry.settle(write, place, function, done)
     entry = to_json(registry.deployed(function, revision, done, created=created))

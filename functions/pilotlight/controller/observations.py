@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from pilotlight.controller import tables
 from pilotlight.controller.store import Write
 from pilotlight.errors import InvalidInput
-from pilotlight.observations import CLOCKS, COUNTS, SHADOW_ARM, Observation, add_to
+from pilotlight.observations import CLOCKS, COUNTS, SHADOW_ARM, Observation, add_to, bucket_of
 from pilotlight.policies import STAGES
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,8 @@ _OVER = "over:"
 _MARK = "~hours"
 """Stands in `observers` where an activator's id would: `sequence` is the last hour that was summed up."""
 _MAX_COUNT = 2**53
+_MAX_BUCKET = bucket_of(1e12)
+"""Thirty years. What is far beyond has no length in milliseconds that a float holds, and whoever read it would fail."""
 _COUNT_KEYS = frozenset(COUNTS)
 Series = tuple[str, str]
 """A revision, and an arm ("" = none)."""
@@ -47,8 +49,10 @@ def take(write: Write, body: Mapping[str, Any]) -> bool:
     try:
         activator, life, sequence = str(body["activator"]), str(body["life"]), int(body["sequence"])
         observations = [_sound(Observation.from_json(one)) for one in body["observations"]]
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
         raise InvalidInput(f"observations: this is not what an activator sends: {e!r}") from e
+    if not 0 <= sequence < _MAX_COUNT:
+        raise InvalidInput(f"observations: posts are numbered from 0, not {sequence}")
     if len(observations) > MAX_POST or activator.startswith("~"):
         raise InvalidInput(f"observations: at most {MAX_POST} in a post, from an activator; got {len(observations)} from {activator!r}")
     if not _is_new(write, activator, life, sequence):
@@ -81,7 +85,8 @@ def _sound(one: Observation) -> Observation:
     counts += one.overruns.values()
     for buckets in one.latency.values():
         counts += buckets.values()
-        counts += buckets
+        if not all(type(bucket) is int and 0 <= bucket <= _MAX_BUCKET for bucket in buckets):
+            raise ValueError("a bucket is none that a duration falls into")
     if not all(type(count) is int and 0 <= count < _MAX_COUNT for count in counts) or type(one.minute) is not int:
         raise ValueError("a count is not a whole number from 0 on")
     if not _KNOWN_CLOCKS.issuperset(one.latency) or not _KNOWN_STAGES.issuperset(one.overruns):

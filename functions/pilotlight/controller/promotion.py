@@ -73,7 +73,7 @@ def promote(
         lost = ", ".join(sorted(gone))
         text = f"{origin.environment} has no {lost} of {target.app}, which {target.environment} has"
         raise Conflict(f"{text}: name the function to promote, or deploy the app there", functions=sorted(gone))
-    version = history.next_version(write, target, stopped=False)
+    version = registry.go_on(write, target)
     deployed = tuple(_one(write, target, origin, one, terms) for one in found)
     history.note(write, target, version=version, action=ACTION, message=message, functions=to_json(deployed), labels=_labels(origin))
     after = {"from": origin.environment, "functions": {one.function: one.revision for one in deployed}, "version": version}

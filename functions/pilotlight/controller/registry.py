@@ -96,6 +96,16 @@ def delete(write: Write, place: Place) -> tuple[str, ...]:
     return removed
 
 
+def go_on(write: Write, place: Place) -> int:
+    """The number of the entry of a deploy of a part of the app; of one that was stopped, all functions answer again."""
+    was_stopped = write.sql.execute(sa.select(tables.apps.c.stopped).where(*place.is_app())).scalar()
+    version = history.next_version(write, place, stopped=False)
+    if was_stopped:
+        for name in _current(write.sql, place):
+            publishing.publish(write, place.function_id(name))
+    return version
+
+
 def switch_snapshots(write: Write, place: Place, *, function: str, enabled: bool) -> str:
     """Allow or forbid snapshots of a function, whatever its revision; outlives deploys. Returns its id. Raises NotFound."""
     found = find_function(write.sql, place, function)

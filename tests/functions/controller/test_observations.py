@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -120,6 +121,11 @@ def test_what_was_kept_while_the_controller_was_away_stands_at_its_minute(store:
         {"observations": [seen().to_json() | {"failed": 2**60}]},
         {"activator": "~hours"},
         {"sequence": "x"},
+        {"sequence": math.inf},
+        {"sequence": -1},
+        {"sequence": 10**30},
+        {"observations": [seen().to_json() | {"latency": {"warm": {"1000000": 1}}}]},
+        {"observations": [seen().to_json() | {"latency": {"warm": {"-1": 1}}}]},
     ],
 )
 def test_a_broken_post_is_refused_whole(store: Store, broken: dict[str, Any]) -> None:

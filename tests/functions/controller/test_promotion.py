@@ -122,3 +122,24 @@ async def test_other_resources_are_another_revision_of_the_same_code(controller:
 async def test_a_deployment_has_exactly_its_fields(controller: Controller, wrong: dict[str, Any]) -> None:
     await versions(controller)
     refused(await model(controller, **wrong), 400)
+
+
+async def test_one_function_that_is_deployed_wakes_all_of_a_stopped_app(controller: Controller) -> None:
+    await staged(controller)
+    both = {"functions": [spec(), spec("more")]}
+    assert (await controller.http.post("/v1/apps/search/deploy", json=both)).status_code == 200
+
+    async def stopped() -> dict[str, bool]:
+        changes: Any = (await controller.feed())["changes"]
+        routes = [change["value"] for change in changes if change["kind"] == "function" and change["value"]["environment"] == "main"]
+        return {route["function"]: route["stopped"] for route in routes}
+
+    for path, body in (
+        ("/v1/deployments", {"modelId": "search/hello", "version": "stable", "resources": None, "rolloutPolicy": "all_at_once"}),
+        ("/v1/apps/search:promote", {**BETWEEN, "function": "hello"}),
+    ):
+        assert (await controller.http.post("/v1/apps/search:stop")).status_code == 200
+        assert await stopped() == {"hello": True, "more": True}
+        answer = await controller.http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        assert await stopped() == {"hello": False, "more": False}
