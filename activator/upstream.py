@@ -16,6 +16,8 @@ import httptools
 
 WHOLE_BODY_BYTES: Final = 256 * 1024
 """An answer up to this long is collected before it is passed on, so that its cost can stand in its headers."""
+MAX_HEAD_BYTES: Final = 64 * 1024
+"""Of an answer: a worker runs user code, which must not fill the activator's memory with a head that never ends."""
 STREAM_WINDOW_BYTES: Final = 256 * 1024
 """Bytes held for a caller that reads slowly before reading from the worker pauses."""
 MAX_IDLE_S: Final = 30.0
@@ -97,6 +99,7 @@ class WorkerConnection(asyncio.Protocol):
         "_sent",
         "_streaming",
         "_transport",
+        "_unanswered",
         "_waiter",
         "_wakeup",
         "_writable",
@@ -117,6 +120,7 @@ class WorkerConnection(asyncio.Protocol):
         self._ended = True
         self._paused = False
         self._sent = False
+        self._unanswered = 0
         self._wakeup: asyncio.Event | None = None
         self._writable: asyncio.Event | None = None
         self.idle_since = 0.0
@@ -149,6 +153,7 @@ class WorkerConnection(asyncio.Protocol):
         self._ended = False
         self._streaming = False
         self._sent = True
+        self._unanswered = 0
         self._transport.write(data)  # type: ignore[union-attr]
 
     async def write(self, data: bytes) -> None:
@@ -202,6 +207,11 @@ class WorkerConnection(asyncio.Protocol):
             waiter, self._waiter = self._waiter, None
             if waiter is not None and not waiter.done():
                 waiter.set_result(ready)
+        elif not self._streaming:
+            self._unanswered += len(data)
+            if self._unanswered > WHOLE_BODY_BYTES + MAX_HEAD_BYTES:
+                self._fail(UpstreamGone(f"the head of the worker's answer has more than {MAX_HEAD_BYTES} bytes", sent=True))
+                self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_usable = False

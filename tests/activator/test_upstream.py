@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -196,3 +197,30 @@ async def test_closing_an_unfinished_exchange_reaches_the_worker(short_tmp: Path
         assert worker.cancelled == 1
         with pytest.raises(UpstreamGone):
             await future
+
+
+async def test_a_head_without_an_end_is_cut_off(short_tmp: Path) -> None:
+    """A worker runs user code: it must not fill the memory of the activator, which is everybody's."""
+    line, sent = b"x: " + b"y" * 60_000, 0
+
+    async def floods(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n")
+        with contextlib.suppress(OSError):
+            while sent < 200:
+                writer.write(line if sent % 2 else line + b"\r\n")
+                sent += 1
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_unix_server(floods, str(short_tmp / "w.sock"))
+    pool = ConnectionPool(str(short_tmp / "w.sock"))
+    loop = asyncio.get_running_loop()
+    connection = await pool.open(loop)
+    with pytest.raises(UpstreamGone, match="head"):
+        await connection.request(b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n", loop=loop)
+    assert sent < 30
+    connection.close()
+    server.close()
+    await server.wait_closed()
