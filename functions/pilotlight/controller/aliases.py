@@ -11,11 +11,11 @@ import sqlalchemy as sa
 
 from pilotlight.controller import audit, publishing, tables, traffic
 from pilotlight.controller.places import Place
+from pilotlight.controller.publishing import CANDIDATE, STABLE
 from pilotlight.controller.rollouts import ledger
 from pilotlight.controller.store import Write
 from pilotlight.errors import InvalidInput, NotFound
 
-STABLE, CANDIDATE = "stable", "candidate"
 MAX_ALIASES = 64
 """Of one function: activators hold each revision that is named."""
 _NAME = re.compile(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?\Z")

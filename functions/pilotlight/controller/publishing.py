@@ -16,6 +16,9 @@ from pilotlight.errors import NotFound
 from pilotlight.spec import FunctionSpec, from_json
 from pilotlight.traffic import TrafficDocument
 
+STABLE, CANDIDATE = "stable", "candidate"
+"""Aliases that the platform keeps: what serves, and what a rollout brings."""
+
 
 def publish(write: Write, function: str) -> None:
     """Feed the route of a function that has traffic, as the tables say it now. `function` is its id."""
@@ -69,7 +72,7 @@ def aliases(sql: sa.Connection, function: str) -> dict[str, str]:
 def _roles(sql: sa.Connection, document: TrafficDocument) -> dict[str, str]:
     """The aliases that the platform keeps itself: `stable`, and `candidate` while a rollout runs."""
     rollout = ledger.running(sql, document.salt)
-    return {"stable": document.stable or document.heaviest(), **({"candidate": rollout.candidate} if rollout is not None else {})}
+    return {STABLE: document.stable or document.heaviest(), **({CANDIDATE: rollout.candidate} if rollout is not None else {})}
 
 
 def withdraw(write: Write, function: str) -> None:

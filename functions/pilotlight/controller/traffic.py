@@ -17,7 +17,7 @@ from pilotlight import traffic
 from pilotlight.controller import approvals, audit, history, publishing, tables
 from pilotlight.controller.places import Place
 from pilotlight.controller.store import Write
-from pilotlight.errors import Conflict, NotFound
+from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.spec import canonical_json
 from pilotlight.traffic import TrafficDocument
 
@@ -57,6 +57,8 @@ def change(
         )
     after = _edited(before, edit)
     traffic.checked(after, revisions=_revisions(write.sql, function_id))
+    if taken := {publishing.STABLE, publishing.CANDIDATE} & (after.tags.keys() - before.tags.keys()):
+        raise InvalidInput(f"tag {min(taken)!r}: this name is kept by the platform; choose another one", parameter="tags")
     if after != before:
         approvals.admit(write, place, function=function, revisions=after.answering() - before.answering())
         after = replace(after, generation=before.generation + 1, at_once=history.is_rollback(action))

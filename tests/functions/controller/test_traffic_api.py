@@ -112,3 +112,12 @@ async def test_a_key_that_is_bound_to_the_function_changes_its_traffic(controlle
     bound = controller.client(await controller.new_key(scope="deploy", app="search", function="hello"))
     assert (await bound.patch(PATH, json={"sticky": "key"})).status_code == 200
     assert refused(await bound.patch("/v1/functions/search/other/traffic", json={"sticky": "key"}), 403)
+
+
+@pytest.mark.parametrize("name", ["stable", "candidate"])
+async def test_no_tag_stands_before_what_the_platform_calls_so(controller: Controller, name: str) -> None:
+    first, second = await deployed(controller)
+    assert "kept by the platform" in refused(await change(controller, 400, tags={name: first}), 400)
+    body = {"functions": [spec(description="next")], "no_traffic": True, "tag": name}
+    refused(await controller.http.post("/v1/apps/search/deploy", json=body), 400)
+    assert (await controller.http.get(PATH)).json()["aliases"] == {"stable": second}
