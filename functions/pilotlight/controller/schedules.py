@@ -32,6 +32,8 @@ MAX_AT_ONCE = 64
 """Due times of one schedule that one round makes calls of: more than GRACE_S of the shortest period."""
 BATCH = 100
 """Schedules of one round."""
+BROKEN_S = 3600.0
+"""A schedule whose next time cannot be told is looked at again so much later; it holds up no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +98,18 @@ def fire(write: Write) -> int:
     made = 0
     for planned in [_planned(row) for row in rows]:
         assert planned.next_at is not None
-        at = _at(planned.schedule, planned.next_at, now=write.now)
+        try:
+            at = _at(planned.schedule, planned.next_at, now=write.now)
+            following = timetable.next_after(planned.schedule, write.now, previous=planned.next_at)
+        except (ValueError, LookupError) as e:  # such as a time zone that this machine does not know any more
+            log.error("event=schedule_broken schedule=%s error=%r", planned.id, e)
+            at, following = [], write.now + BROKEN_S
+        else:
+            if not at:
+                log.warning("event=schedule_missed schedule=%s due_at=%.0f policy=skip", planned.id, planned.next_at)
         for due_at in at:
             made += due.add(write, _call(planned, due_at)[1], due_at=due_at)
-        if not at:
-            log.warning("event=schedule_missed schedule=%s due_at=%.0f policy=skip", planned.id, planned.next_at)
         last = {"last_at": at[-1]} if at else {}
-        following = timetable.next_after(planned.schedule, write.now, previous=planned.next_at)
         write.sql.execute(sa.update(tables.schedules).where(*_is(planned)).values(next_at=following, **last))
     return made
 

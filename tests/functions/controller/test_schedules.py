@@ -7,8 +7,9 @@ import json
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
-from pilotlight.controller import calls, due, registry, schedules, tenants
+from pilotlight.controller import calls, due, registry, schedules, tables, tenants
 from pilotlight.controller.places import Place
 from pilotlight.controller.schedules import GRACE_S, Planned
 from pilotlight.controller.store import Store
@@ -201,3 +202,17 @@ def test_what_was_taken_is_its_keepers_for_good_however_often_it_asks(clockwork:
         assert due.purge(write, now=clockwork.clock.now + due.KEPT_S) == 1
     assert clockwork.take(held["due"]) == [held["due"]]  # it has not ended: who asks has it
     assert clockwork.take("req-unknown/1") == []
+
+
+def test_a_schedule_whose_time_zone_was_lost_holds_up_no_other(clockwork: Clockwork) -> None:
+    clockwork.deploy({"cron": "0 9 * * *", "timezone": "Europe/Berlin"}, {"cron": "1 9 * * *"})
+    with clockwork.store.write() as write:
+        table = tables.schedules
+        lost = sa.func.replace(table.c.document, "Europe/Berlin", "Europe/Atlantis")
+        write.sql.execute(sa.update(table).where(table.c.number == 0).values(document=lost, next_at=write.now + 1))
+    clockwork.clock.now += HOUR + 60
+    assert (clockwork.fire(), clockwork.fire()) == (1, 0)
+    assert [planned.next_at for planned in clockwork.listing()] == [
+        clockwork.clock.now + schedules.BROKEN_S,
+        clockwork.clock.now + 24 * HOUR,
+    ]
