@@ -259,6 +259,22 @@ async def test_every_function_that_was_called_is_looked_at(world: World) -> None
     assert loop.look(world.controller.context) == 1  # its alarm is open still
 
 
+async def test_a_function_whose_objectives_cannot_be_read_holds_up_no_other(world: World) -> None:
+    world.see(answered=50, failed=50)
+    done = await world.controller.http.post("/v1/apps/aaa/deploy", json={"functions": [spec(objectives=to_json(OWN))]})
+    assert done.status_code == 200
+    with world.controller.context.store.write() as write:
+        ids = sa.select(tables.functions.c.id).where(tables.functions.c.app == "aaa")
+        broken = write.sql.execute(ids).scalar_one()
+        text = sa.func.replace(tables.revisions.c.spec, '"availability":0.99', '"availability":"none"')
+        write.sql.execute(sa.update(tables.revisions).where(tables.revisions.c.function == broken).values(spec=text))
+        one = Observation(tenant="t", function_id=broken, revision="v1", minute=int(world.now // 60), answered=9)
+        observations.add(write, [one])
+    for is_thorough in (False, True):
+        loop.look(world.controller.context, is_thorough=is_thorough)
+        assert world.open() == [("availability", "page")]
+
+
 async def test_a_glance_finds_who_has_to_be_paged_and_passes_over_who_is_well(world: World) -> None:
     world.see(answered=5000, failed=2)
     assert loop.look(world.controller.context, is_thorough=False) == 0

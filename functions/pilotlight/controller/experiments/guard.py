@@ -46,14 +46,16 @@ def look(context: Context) -> list[str]:
             feedback.join(write)
     stopped: list[str] = []
     with context.store.read() as sql:
-        breaches = [(found, _breach(sql, found)) for found in lifecycle.running(sql)]
-    for found, breach in breaches:
-        if breach is not None:
-            try:
+        running = lifecycle.running(sql)
+    for found in running:
+        try:
+            with context.store.read() as sql:
+                breach = _breach(sql, found)
+            if breach is not None:
                 with context.store.write() as write:
                     stopped += _stop(write, found, breach)
-            except PilotlightError as e:  # of one experiment; the others are looked after
-                log.error("event=arm_not_stopped experiment=%s arm=%s error=%r", found.id, breach.arm, e)
+        except (PilotlightError, SQLAlchemyError, ArithmeticError, ValueError) as e:  # of one experiment; the others are looked after
+            log.error("event=experiment_not_watched experiment=%s error=%r", found.id, e)
     return stopped
 
 

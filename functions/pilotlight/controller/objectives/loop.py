@@ -57,11 +57,15 @@ def look(context: Context, *, is_thorough: bool = True) -> int:
     with context.store.read() as sql:
         alarmed = {alarm.function for alarm in alarms.open_of(sql)}
         names = sorted({*observations.seen(sql, since_s=now - SEEN_S), *alarmed})
-    if not is_thorough:
-        names = [name for name in names if name in alarmed or _may_page(context, name, now=now)]
-    for function_id in names:
-        judge(context, function_id, now=now)
-    return len(names)
+    looked_at = 0
+    for name in names:
+        try:
+            if is_thorough or name in alarmed or _may_page(context, name, now=now):
+                looked_at += 1
+                judge(context, name, now=now)
+        except (PilotlightError, ArithmeticError, ValueError) as e:  # of one function; the others are looked after
+            log.error("event=objectives_not_judged function=%s error=%r", name, e)
+    return looked_at
 
 
 def _may_page(context: Context, function_id: str, *, now: float) -> bool:
