@@ -181,7 +181,8 @@ class _Keeper:
             kept = {name: headers[name] for name in _KEPT_HEADERS if name in headers}
             self._answer = replace(self._answer, status=message["status"], headers=kept)
         elif message["type"] == "http.response.body" and 200 <= self._answer.status < 300:
-            self._answer = replace(self._answer, body=(self._answer.body + message.get("body", b""))[: MAX_ANSWER_BYTES + 1])
+            if len(self._answer.body) <= MAX_ANSWER_BYTES:  # beyond, nothing is kept: a long log is not copied for each of its lines
+                self._answer = replace(self._answer, body=(self._answer.body + message.get("body", b""))[: MAX_ANSWER_BYTES + 1])
             if not message.get("more_body", False) and len(self._answer.body) <= MAX_ANSWER_BYTES:
                 await self._keep(self._answer)
                 self.is_kept = True

@@ -6,6 +6,7 @@ They are what a person looks at, no record of account: the oldest go when there 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,9 +53,12 @@ class Wanted:
 
 # -- in ---------------------------------------------------------------------------------------------------------------
 def put(write: Write, traces: Sequence[Mapping[str, Any]], *, keep: int) -> int:
-    """Take traces in (`activator.tracing.document`), newest last word; returns how many. `keep`: of each tenant. Raises InvalidInput."""
+    """Take traces in (`activator.tracing.document`), newest last word; returns how many. `keep`: of each tenant. Raises InvalidInput.
+
+    What another clock says is in the future is of now: it would outlive everything that comes after it.
+    """
     try:
-        rows = [_row(one) for one in traces]
+        rows = [_row(one, now=write.now) for one in traces]
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as e:
         raise InvalidInput(f"traces: this is not what an activator sends: {e!r}") from e
     if not keep:
@@ -68,8 +72,10 @@ def put(write: Write, traces: Sequence[Mapping[str, Any]], *, keep: int) -> int:
     return len(rows)
 
 
-def _row(trace: Mapping[str, Any]) -> Json:
-    spans = trace["spans"][:MAX_SPANS]
+def _row(trace: Mapping[str, Any], *, now: float) -> Json:
+    spans, at, duration_ms = trace["spans"][:MAX_SPANS], float(trace["at"]), float(trace["duration_ms"])
+    if not math.isfinite(at) or not math.isfinite(duration_ms):
+        raise ValueError("a time is no number")
     return {
         "tenant": str(trace["tenant"]),
         "id": str(trace["id"]),
@@ -77,8 +83,8 @@ def _row(trace: Mapping[str, Any]) -> Json:
         **{name: str(trace[name]) for name in _TEXTS},
         "arm": str(spans[0]["attributes"].get("pilotlight.arm", "")),
         "status": int(trace["status"]),
-        "duration_ms": float(trace["duration_ms"]),
-        "at": float(trace["at"]),
+        "duration_ms": duration_ms,
+        "at": min(at, now),
         "document": json.dumps(spans, separators=(",", ":")),
     }
 

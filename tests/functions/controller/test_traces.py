@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from pilotlight.controller.store import Store
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import TRACES_PATH
 from tests.functions.controller.conftest import Controller
+from tests.functions.controller.parts import ManualClock
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -60,12 +62,22 @@ def test_filters_narrow_the_list(store: Store) -> None:
     assert kept(store, before=3, before_call="req-" + "f" * 32) == ["03", "02", "01"]
 
 
-@pytest.mark.parametrize("broken", [{}, {"spans": []}, {"at": "soon"}, {"status": None}])
+@pytest.mark.parametrize(
+    "broken", [{}, {"spans": []}, {"at": "soon"}, {"at": math.nan}, {"status": None}, {"status": math.inf}, {"spans": [{"attributes": []}]}]
+)
 def test_what_is_no_trace_is_refused_whole(store: Store, broken: dict[str, Any]) -> None:
     given = {**trace(2), **broken} if broken else {}
     with pytest.raises(InvalidInput, match="traces"):
         put(store, trace(1), given)
     assert kept(store) == []
+
+
+def test_a_clock_that_was_ahead_does_not_keep_out_what_comes_later(store: Store, clock: ManualClock) -> None:
+    for n in range(1, 4):
+        put(store, trace(n, at=clock.now + 86_400 + n), keep=3)
+    clock.now += 60
+    put(store, trace(4, at=clock.now - 1), keep=3)
+    assert kept(store)[0] == "04"
 
 
 async def test_a_trace_is_found_by_its_id_and_by_the_calls_in_it(controller: Controller) -> None:
