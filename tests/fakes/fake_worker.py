@@ -49,6 +49,7 @@ class FakeWorker:
         self.behaviour = behaviour
         self.requests: list[WorkerRequest] = []
         self.cancelled = 0
+        self.is_dead = False
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
 
@@ -60,10 +61,15 @@ class FakeWorker:
 
     async def die(self) -> None:
         """As after kill -9: the socket stays behind, every connection breaks."""
-        if self._server is not None:
-            self._server.close()
+        self.is_dead = True
         for connection in list(self._connections):
             connection.abort()
+        if self._server is not None:
+            for listener in self._server.sockets:
+                asyncio.get_running_loop().remove_reader(listener.fileno())
+            for _ in range(4):  # what was accepted in this moment is made, and broken; asyncio would leave it open
+                await asyncio.sleep(0)
+            self._server.close()
         await asyncio.sleep(0)
 
 
@@ -78,6 +84,8 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        if self._worker.is_dead:  # it was accepted in the moment of its death
+            transport.abort()
         self._worker._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
