@@ -34,6 +34,8 @@ JUMP_S = 5.0
 REST = 20.0
 """A rollout is left alone for so many times what the last look took, so that one takes a twentieth of a core at most: steps may last days,
 and then there are many minutes to add up."""
+REST_BESIDE = 4.0
+"""The same for each rollout that there is, so that all of them take a quarter of a core at most."""
 NOTE_EVERY_S = 60.0
 """A decision that stays the same is stored this often, with its newest numbers."""
 
@@ -61,6 +63,7 @@ class Keeper:
         self._monotonic = monotonic
         self._looked_at: tuple[float, float] | None = None
         self._rests_until: dict[str, float] = {}
+        self._rest = REST
         self.rounds = 0
 
     def __repr__(self) -> str:
@@ -72,6 +75,7 @@ class Keeper:
         jumped = self._jumped()
         with self._store.read() as sql:
             found = ledger.active(sql)
+        self._rest = max(REST, REST_BESIDE * len(found))
         self._rests_until = {one.id: self._rests_until.get(one.id, -math.inf) for one in found}
         return sum(self._tried(rollout, jumped=jumped) for rollout in found if jumped or self._monotonic() >= self._rests_until[rollout.id])
 
@@ -99,7 +103,7 @@ class Keeper:
                 decision = None
             else:
                 decision = judged(sql, rollout, now=now, rates=self._rates)
-                self._rests_until[rollout.id] = began + REST * (self._monotonic() - began)
+                self._rests_until[rollout.id] = began + self._rest * (self._monotonic() - began)
                 if _is_nothing_new(sql, rollout, decision, now):
                     return False
         if decision is None:
