@@ -67,10 +67,15 @@ class FakeWorker:
         if self._server is not None:
             for listener in self._server.sockets:
                 asyncio.get_running_loop().remove_reader(listener.fileno())
-            for _ in range(4):  # what was accepted in this moment is made, and broken; asyncio would leave it open
-                await asyncio.sleep(0)
-            self._server.close()
+            self._close_soon(4)
         await asyncio.sleep(0)
+
+    def _close_soon(self, rounds: int) -> None:
+        """What was accepted in this moment is made first, and broken: asyncio would leave it open."""
+        if rounds:
+            asyncio.get_running_loop().call_soon(self._close_soon, rounds - 1)
+        elif self._server is not None:
+            self._server.close()
 
 
 class _Connection(asyncio.Protocol):
