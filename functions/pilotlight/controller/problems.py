@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -120,7 +121,12 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 async def _on_database(request: Request, error: Exception) -> Response:
-    """It is away, or held by another for longer than we wait: nothing was changed, and it may be back in a moment."""
+    """It is away, or held by another for longer than we wait: nothing was changed, and it may be back in a moment.
+
+    SQLite calls a statement that it cannot understand (there is no such table) by the same name: waiting will not mend that.
+    """
+    if getattr(getattr(error, "orig", None), "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
+        return await _on_defect(request, error)
     log.error("event=database_away request=%s path=%s error=%s", request_id(request), request.url.path, error)
     away = Unavailable("the control plane's database does not answer: nothing was changed; functions go on", retry_after_s=DATABASE_RETRY_S)
     return await _on_ours(request, away)
