@@ -22,6 +22,8 @@ from snapshotter.criu.self_test import self_test
 from tests.e2e.harness import PlatformUnderTest, wait_for
 
 _ATTEMPTS = 4
+SNAPSHOT_S = 90.0
+"""For a function that starts processes, on a machine that does much else."""
 
 
 class Frozen:
@@ -94,7 +96,7 @@ class Frozen:
 
     def wait_ready(self, function: str) -> dict[str, Any]:
         """Its proven snapshot."""
-        return wait_for(lambda: self.snapshots(function), f"the snapshot of {function}")[-1]
+        return wait_for(lambda: self.snapshots(function), f"the snapshot of {function}", timeout_s=SNAPSHOT_S)[-1]
 
     def directory(self, snapshot: str) -> Path:
         """Where a snapshot lies."""
