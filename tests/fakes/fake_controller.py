@@ -45,4 +45,4 @@ class FakeController:
 
     async def aclose(self) -> None:
         """Stop."""
-        await self._server.die()
+        await self._server.aclose()

@@ -137,7 +137,7 @@ class FakeFleet:
     async def aclose(self) -> None:
         """Stop every worker."""
         for worker in self.workers.values():
-            await worker.die()
+            await worker.aclose()
 
 
 def info_of(target: Target, instance_id: str, socket: str, kind: StartKind) -> InstanceInfo:

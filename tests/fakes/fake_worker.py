@@ -70,6 +70,12 @@ class FakeWorker:
             self._close_soon(4)
         await asyncio.sleep(0)
 
+    async def aclose(self) -> None:
+        """`die`, and wait until nothing of it is left."""
+        await self.die()
+        for _ in range(6):
+            await asyncio.sleep(0)
+
     def _close_soon(self, rounds: int) -> None:
         """What was accepted in this moment is made first, and broken: asyncio would leave it open."""
         if rounds:
@@ -145,7 +151,7 @@ async def serving(path: Path, behaviour: Behaviour = echo) -> AsyncIterator[Fake
     try:
         yield worker
     finally:
-        await worker.die()
+        await worker.aclose()
 
 
 class Script:
