@@ -107,7 +107,6 @@ class Way:
             b"content-type: %%b%%b\r\ncontent-length: %%d\r\n\r\n%%b" % (method.encode(), self.execution_s)
         )
 
-
     def told(self, choice: Choice) -> Way:
         """The same way to the same revision, for another unit of an experiment."""
         other = object.__new__(Way)
