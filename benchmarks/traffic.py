@@ -50,7 +50,7 @@ class Sizes:
     rounds: int
 
 
-FULL = Sizes(changes=100, deploys=100, rollbacks=20, users=USERS, seconds=5.0, rounds=6)
+FULL = Sizes(changes=100, deploys=100, rollbacks=20, users=USERS, seconds=8.0, rounds=8)
 QUICK = Sizes(changes=10, deploys=5, rollbacks=2, users=200, seconds=1.0, rounds=1)
 
 
@@ -130,16 +130,14 @@ def changes(report: Report, platform: stack.Stack, *, count: int) -> None:
     subject, first = _deployed(platform, "bench-split")
     second = subject.deploy("second")
     callers = Callers(subject)
-    took_ms: list[float] = []
     callers.until(second)
-    for number in range(count):
-        goal = first if number % 2 == 0 else second
-        began = time.perf_counter()
-        subject.split({goal: 100})
-        callers.until(goal)
-        took_ms.append((time.perf_counter() - began) * 1000)
-        progress(f"change {number + 1}/{count}")
-    report.rows.append(Row.of("split_change_ms", "ms", took_ms, note="asked → first call on the new split; both revisions warm or forked"))
+    subject.split({second: 100}, tags={"one": first, "two": second})  # what has a name is not retired
+    kept_ms = _to_and_fro(subject, callers, first, second, count=count)
+    report.rows.append(Row.of("split_change_ms", "ms", kept_ms, note="asked → first call on the new split; both have instances"))
+    subject.split({second: 100}, tags={"one": None, "two": None})
+    retired_ms = _to_and_fro(subject, callers, first, second, count=count // 5)
+    note = "the other revision was retired: until its first instance is up, who answered before goes on"
+    report.rows.append(Row.of("split change, a start included", "ms", retired_ms, note=note))
     back_ms: list[float] = []
     with platform.client as client:
         for number in range(count // 5):
@@ -153,6 +151,18 @@ def changes(report: Report, platform: stack.Stack, *, count: int) -> None:
             back_ms.append((time.perf_counter() - began) * 1000)
             progress(f"rollback {number + 1}/{count // 5}")
     report.rows.append(Row.of("rollback_ms", "ms", back_ms, note="asked → first answer of the good revision"))
+
+
+def _to_and_fro(subject: Subject, callers: Callers, first: str, second: str, *, count: int) -> list[float]:
+    took_ms: list[float] = []
+    for number in range(count):
+        goal = first if number % 2 == 0 else second
+        began = time.perf_counter()
+        subject.split({goal: 100})
+        callers.until(goal)
+        took_ms.append((time.perf_counter() - began) * 1000)
+        progress(f"change {number + 1}/{count}")
+    return took_ms
 
 
 def deploys(report: Report, platform: stack.Stack, *, deployments: int, rollbacks: int) -> None:
