@@ -104,7 +104,7 @@ async def test_a_process_is_alive_while_its_socket_answers(other: FakeWorker, sh
     assert await siblings.is_process_alive("a-1")
     for _ in range(5):
         await asyncio.sleep(0)  # the other end of that connection is accepted, and closed
-    await other.die()
+    await other.aclose()
     assert not await siblings.is_process_alive("a-1")
     assert not await siblings.is_process_alive("a-7")
     assert await siblings.is_process_alive("pod-of-another-machine")
