@@ -111,7 +111,7 @@ async def one(edge: Edge, rng: random.Random, seen: Counter[str]) -> None:
     (answer,) = await asyncio.gather(asked, return_exceptions=True)
     if isinstance(answer, asyncio.CancelledError):
         seen["left"] += 1
-    elif isinstance(answer, httpx.RemoteProtocolError):
+    elif isinstance(answer, httpx.RemoteProtocolError | httpx.ReadError):  # half an answer, and the connection is cut
         seen["broken"] += 1
     else:
         assert isinstance(answer, httpx.Response), answer
