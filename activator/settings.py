@@ -39,6 +39,7 @@ class ActivatorSettings:
         retry_budget: retries that a caller may cause, as a share of its calls.
         idempotency_ttl_s: how long an answer is kept for a repeat with the same Idempotency-Key.
         traces_sampled: share of the calls whose trace is kept although they were neither slow, failed nor cold.
+        heartbeat_s: silence on a stream of events after which a comment is sent, so that proxies keep the connection.
         otlp_endpoint: URL of an OpenTelemetry collector (OTLP over HTTP) that gets the kept traces, too; None = nowhere.
     """
 
@@ -66,6 +67,7 @@ class ActivatorSettings:
     retry_budget: float = 0.2
     idempotency_ttl_s: float = 86_400.0
     traces_sampled: float = 0.01
+    heartbeat_s: float = 10.0
     otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
@@ -82,7 +84,15 @@ class ActivatorSettings:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be between 0 and 1")
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ValueError(f"otlp_endpoint = {self.otlp_endpoint!r}: write http:// or https://")
-        positive = ("header_timeout_s", "body_timeout_s", "unauthenticated_per_s", "journal_sync_s", "breaker_open_s", "idempotency_ttl_s")
+        positive = (
+            "header_timeout_s",
+            "body_timeout_s",
+            "unauthenticated_per_s",
+            "journal_sync_s",
+            "breaker_open_s",
+            "idempotency_ttl_s",
+            "heartbeat_s",
+        )
         for name in positive:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be greater than 0")

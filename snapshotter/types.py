@@ -93,7 +93,8 @@ class LaunchSpec:
         weights: weights to be on the node before boot.
         memory_bytes: memory limit of one instance.
         cpu: cores of one instance (a share, not a pin).
-        gpu: accelerator wanted, e.g. "H100"; None for none.
+        engine: name of an environment that the operator installed on the node (`snapshotter.engines`), in place of an image; None = none.
+        gpu: accelerator wanted, e.g. "H100"; None for none. `gpu_count`: how many, on this node, or not at all.
         startup_timeout_s: budget from start to ready.
         forkable: False asks for a process of its own for each instance.
         snapshot: False keeps it off the disk: no snapshot is made of it, and none is restored.
@@ -112,7 +113,9 @@ class LaunchSpec:
     weights: tuple[WeightsMount, ...] = ()
     memory_bytes: int
     cpu: float
+    engine: str | None = None
     gpu: str | None = None
+    gpu_count: int = 0
     startup_timeout_s: float
     forkable: bool = True
     snapshot: bool = True

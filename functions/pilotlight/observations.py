@@ -15,9 +15,10 @@ SHADOW_ARM = "~shadow"
 """Stands where an arm's name would: the copies that a shadow answered."""
 GROWTH = 1.1
 """Latency buckets grow by a tenth: bucket b holds up to GROWTH**b milliseconds."""
-CLOCKS = ("warm", "cold", "first_byte", "route", "admit", "queue", "start", "exec")
+CLOCKS = ("warm", "cold", "first_byte", "ttft", "itl", "route", "admit", "queue", "start", "exec")
 """`warm`: a whole call that neither streamed nor waited for a start; `first_byte`: of a stream that did not wait for one; `cold`: a call
-that did wait for one, whole or to its first byte; and the stages."""
+that did wait for one, whole or to its first byte; `ttft`: to a language model's first token, of those that waited for no start; `itl`:
+between two pieces of its answer; and the stages."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,7 +38,8 @@ class Observation:
         starts, starts_failed: of instances.
         streams, streams_completed: of those answered: they streamed, and of these the ones that ended by themselves; a stream that broke
             after it had begun is answered and not completed.
-        calls_billed, cost_picos, tokens_in, tokens_out, exec_ms: sums over the records that were closed.
+        out_of_memory: of those crashed: their instance ran out of memory.
+        calls_billed, cost_picos, tokens_in, tokens_out, tokens_cached, exec_ms: sums over the records that were closed.
         compared, matched: of a shadow: copies whose answer was compared, and was the same.
         skipped: of a shadow: copies that were not made, because of its cap or for want of room.
         overruns: stage → calls that took longer in it than its budget.
@@ -67,6 +69,8 @@ class Observation:
     cost_picos: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
+    tokens_cached: int = 0
+    out_of_memory: int = 0
     exec_ms: int = 0
     compared: int = 0
     matched: int = 0

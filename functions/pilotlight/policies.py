@@ -53,6 +53,30 @@ class RetryPolicy:
         bound("jitter", self.jitter, 0, 1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPolicy:
+    """How single calls of one method are gathered into one, inside an instance.
+
+    Attributes:
+        max_batch_size: calls in one batch at most.
+        wait_ms: how long the first of a batch waits for others at most.
+        buckets: lengths up to which calls share a batch, rising; the length of a call is that of its first argument where that has one.
+            () = all lengths together.
+        adaptive: wait less than `wait_ms` where the measured cost of a batch, a·n + b, says that waiting does not pay.
+    """
+
+    max_batch_size: int
+    wait_ms: float
+    buckets: tuple[int, ...] = ()
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        bound("max_batch_size", self.max_batch_size, 1, 10_000)
+        bound("wait_ms", self.wait_ms, 0, 60_000)
+        if len(self.buckets) > 64 or any(not b > 0 for b in self.buckets) or list(self.buckets) != sorted(set(self.buckets)):
+            raise InvalidInput(f"buckets = {list(self.buckets)!r}: write up to 64 rising lengths, like (64, 256)", parameter="buckets")
+
+
 class Missed(enum.StrEnum):
     """What becomes of a schedule's times that passed while nobody was there: SKIP all, or CATCH_UP with one call for all of them."""
 

@@ -73,6 +73,8 @@ HEADER_DEADLINE = "pilotlight-deadline-s"
 """Seconds left to the execution clock when dispatched."""
 HEADER_ATTEMPT = "pilotlight-attempt"
 """Which attempt of the call this is, from 1; left out on the first."""
+HEADER_BATCH = "pilotlight-batch"
+"""On a worker's answer to a batched call: `size=8;wait_ms=4.1;compute_ms=12.3;reason=full`."""
 HEADER_SPANS = "pilotlight-spans"
 """On a worker's answer: what user code recorded as spans of the call, base64 of JSON; asked for by a sampled `traceparent`."""
 
@@ -250,6 +252,9 @@ class UsageRecord:
         corrects, note: of an ADJUSTMENT: the id of the record that it corrects, and why.
         experiment, arm, unit: of a call in an experiment: its id, the arm, and a hash of the unit that was assigned to it.
         degraded: of a call that was answered by a variant or a fallback: what HEADER_DEGRADED said.
+        tokens_in, tokens_out, tokens_cached: of a language model, by the engine's own count; `tokens_cached` of those in were there.
+        finish: why a language model's answer ended (`pilotlight.engines.FINISH_REASONS`); "" for other calls.
+        first_token_ms: from the request to the first token; 0 without one.
     """
 
     id: str
@@ -292,6 +297,9 @@ class UsageRecord:
     arm: str = ""
     unit: str = ""
     degraded: str = ""
+    tokens_cached: int = 0
+    finish: str = ""
+    first_token_ms: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""

@@ -15,10 +15,12 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
+from pilotlight.engines import EngineSpec, TokenLimits
 from pilotlight.errors import InvalidInput
 from pilotlight.policies import (
     MAX_RUNGS,
     MAX_SCHEDULES,
+    BatchPolicy,
     Fallback,
     ModelCard,
     Objectives,
@@ -42,11 +44,12 @@ MAX_TAG_CHARS = 128
 
 
 class FunctionKind(enum.StrEnum):
-    """FUNCTION: one callable. CLASS: methods over shared state. ASGI: a web application built by the callable."""
+    """FUNCTION: one callable. CLASS: methods over shared state. ASGI: a web application built by the callable. ENGINE: a stock server."""
 
     FUNCTION = "function"
     CLASS = "class"
     ASGI = "asgi"
+    ENGINE = "engine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,7 @@ class MethodSpec:
         example: JSON arguments for warm-up and proof (array of positional, or object); None for none.
         has_check: a `check=` comparison exists in the user's code.
         returns: JSON Schema of its answer (of one item, for a generator), or None for "anything".
+        batch: how calls are gathered; the schemas are those of one call. None = they are not.
     """
 
     name: str = ""
@@ -70,6 +74,7 @@ class MethodSpec:
     example: Any = None
     has_check: bool = False
     returns: Mapping[str, Any] | None = None
+    batch: BatchPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +101,7 @@ class Scaling:
         min_instances, max_instances: floor and ceiling.
         buffer_instances: spare instances while active: a number, or a share of the busy ones as "15%".
         scaledown_window_s: idle time before an instance goes; the last one too.
+        keep_asleep_s: how long an instance that would go sleeps first, to be woken by the next call (WAKE); 0 = not at all.
         max_queued: calls that may wait for an instance; one more is answered 429.
         latency_objective_s: a call waiting longer than this is a signal to scale of its own; None switches it off.
     """
@@ -106,6 +112,7 @@ class Scaling:
     max_instances: int = 8
     buffer_instances: int | str = 0
     scaledown_window_s: float = 60.0
+    keep_asleep_s: float = 0.0
     max_queued: int = 1000
     latency_objective_s: float | None = None
 
@@ -116,6 +123,7 @@ class Scaling:
         _bound("min_instances", self.min_instances, 0, 1000)
         _bound("max_instances", self.max_instances, max(1, self.min_instances), 1000)
         _bound("scaledown_window_s", self.scaledown_window_s, 0, 86_400)
+        _bound("keep_asleep_s", self.keep_asleep_s, 0, 7 * 86_400)
         _bound("max_queued", self.max_queued, 0, 1_000_000)
         buffer_count(self.buffer_instances, busy=1)
 
@@ -174,6 +182,8 @@ class FunctionSpec:
         objectives: what it promises; None = the defaults of `Objectives`.
         require: bounds on its offline evaluation without which it takes no traffic, such as {"accuracy": ">= 0.91"}.
         card: what its model is.
+        engine: the server that it is, for functions of that kind.
+        limits: of tokens and streams, for a language model.
     """
 
     name: str
@@ -203,6 +213,8 @@ class FunctionSpec:
     objectives: Objectives | None = None
     require: Mapping[str, str] = field(default_factory=dict)
     card: ModelCard = field(default_factory=ModelCard)
+    engine: EngineSpec | None = None
+    limits: TokenLimits | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -216,6 +228,7 @@ class FunctionSpec:
                 raise InvalidInput(f"{name}: {len(getattr(self, name))} of them, at most {most}", parameter=name)
         for metric, text in self.require.items():
             parse_gate(metric, text)
+        _check_engine(self)
         if not self.methods:
             raise InvalidInput(f"function {self.name!r} has no methods: declare at least one callable", parameter="methods")
 
@@ -243,6 +256,16 @@ class ImageSpec:
     def digest(self) -> str:
         """sha256 (hex) of the canonical JSON: the image's name."""
         return hashlib.sha256(canonical_json(to_json(self))).hexdigest()
+
+
+def _check_engine(spec: FunctionSpec) -> None:
+    if (spec.engine is not None) != (spec.kind is FunctionKind.ENGINE):
+        raise InvalidInput(f"function {spec.name!r} of kind {spec.kind.value!r}: an engine belongs to kind 'engine', and to it only")
+    if spec.engine is not None:
+        known = {weights.name for weights in spec.weights}
+        for name in (spec.engine.model, *spec.engine.lora.values()):
+            if name not in known:
+                raise InvalidInput(f"engine: weights {name!r} are none of the function's: {', '.join(sorted(known))}", parameter="weights")
 
 
 def _check_access(access: tuple[str, ...]) -> None:

@@ -129,9 +129,9 @@ async def test_nothing_is_left_of_calls_that_end_in_any_way(edge: Edge, behaviou
     submitted = [await edge.call("shop/hello:submit", json={"x": 2}) for _ in range(8)]
     assert {answer.status_code for answer in submitted} == {202}
     await asyncio.gather(*(one(edge, rng, seen) for _ in range(CALLS)))
-    await until(lambda: all(held.record.finished_at for held in edge.calls._held._held.values()), 20)
-    await until(lambda: not edge.gateway.idempotency._running, 10)
-    await until(lambda: not shadows._tasks, 10)
+    await until(lambda: all(held.record.finished_at for held in edge.calls._held._held.values()))
+    await until(lambda: not edge.gateway.idempotency._running)
+    await until(lambda: not shadows._tasks)
     await until(lambda: in_flight(edge) == 0 and len(edge.queue._all) == 0)
     records = list((await edge.settle()).values())
 

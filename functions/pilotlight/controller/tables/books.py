@@ -52,7 +52,8 @@ usage = sa.Table(
     whole("cost_picos"),
     whole("day"),
     *(sa.Column(name, sa.Text, nullable=False, server_default="") for name in ("caller", "corrects", "note", "month")),
-    *(sa.Column(name, sa.Text, nullable=False, server_default="") for name in ("experiment", "arm", "unit", "degraded")),
+    *(sa.Column(name, sa.Text, nullable=False, server_default="") for name in ("experiment", "arm", "unit", "degraded", "finish")),
+    *(sa.Column(name, sa.BigInteger, nullable=False, server_default="0") for name in ("tokens_cached", "first_token_ms")),
     sa.Index("ix_usage_tenant_started_at", "tenant", "started_at"),
     sa.Index("ix_usage_tenant_call", "tenant", "call"),
 )
