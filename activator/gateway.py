@@ -20,7 +20,6 @@ from activator.choice import Choice
 from activator.control import ControlPlane
 from activator.dispatch import Call, Dispatcher, Exchange
 from activator.entry import Entrance, Entry, split_tenant
-from activator.heads import call_head, closed_head
 from activator.idempotency.layer import KEY, Idempotency
 from activator.idempotency.process import ProcessIdempotency
 from activator.idempotency.store import IdempotencyStore
@@ -29,7 +28,8 @@ from activator.model_servers import ModelServers, is_model_path
 from activator.passthrough import Passthrough
 from activator.quotas.admission import Admission
 from activator.reception import RAW, TAG, Reception
-from activator.request import Receive, Request, Scope, Send, header_list
+from activator.relay import Relay
+from activator.request import Receive, Request, Scope, Send
 from activator.routes import Routed, RouteTable, Target
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
@@ -40,7 +40,7 @@ from activator.upstream import UpstreamGone
 from activator.variations import Variations
 from activator.warm import WarmCalls, Way, is_simple
 from pilotlight import errors
-from pilotlight.protocol import CONTENT_PICKLE, CONTENT_SSE
+from pilotlight.protocol import CONTENT_PICKLE
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +48,10 @@ FUNCTIONS = "/v1/functions/"
 CALLS = "/v1/calls/"
 _PICKLE = CONTENT_PICKLE.encode()
 _JSON = b"application/json"
-_SSE = CONTENT_SSE.encode()
 
 
 MAX_RESOLVED = 16_384
 """Answers of route and authenticate that are remembered; each is small, and a flood of paths must not fill the memory."""
-WAITED_MS = 1.0
-"""A call that was given its slot later than this has waited for it."""
 
 Handler = Callable[[Request, Entry, str], Awaitable[None]]
 
@@ -150,6 +147,7 @@ class Gateway:
         self._control = control
         self._metrics = metrics
         self._tracer = tracer or Tracer()
+        self._relay = Relay(metrics=metrics, tracer=self._tracer, shadows=shadows)
         self.warm = WarmCalls(
             throttler_of=dispatcher.throttler_of, dispatcher=dispatcher, metrics=metrics, go_on=self._go_on, tracer=self._tracer,
             shadows=shadows,
@@ -282,14 +280,7 @@ class Gateway:
                 admission.release()
 
     async def _finish(self, request: Request, step: Coroutine[Any, Any, Exchange]) -> None:
-        exchange = await step
-        call = exchange.call
-        if call.queued_ms >= WAITED_MS:
-            self._metrics.waited(call.rank.priority.value, call.queued_ms / 1000)
-        if exchange.answer.body is None:
-            await self._relay(request, exchange)
-        else:
-            await self._reply(request, exchange, exchange.answer.body)
+        await self._relay.answer(request, await step)
 
     async def admit(self, request: Request, entry: Entry, method: str, admission: Admission | None) -> Call:
         """Read the body within its bounds and check the arguments, before anything is started or billed."""
@@ -323,44 +314,6 @@ class Gateway:
         call.began_ns, call.routed_ns = request.began_ns + upload_ns, request.routed_ns + upload_ns
         self._tracer.begin(call, request.headers)
         return call
-
-    async def _reply(self, request: Request, exchange: Exchange, body: bytes) -> None:
-        answer = exchange.answer
-        outcome = "ok" if answer.status < 400 else "error"
-        cost = exchange.close(status=answer.status, outcome=outcome, bytes_out=len(body))
-        self._metrics.answered(exchange, answer.status)
-        request.target = None  # observed
-        await request.respond_whole(answer.status, closed_head(exchange, cost), body)
-        if exchange.call.choice is not None and self.warm.shadows is not None:
-            self.warm.shadows.copy(exchange.call, status=answer.status, body=body, exec_ms=exchange.exec_ms)
-        self._tracer.answered(exchange, answer.status)
-
-    async def _relay(self, request: Request, exchange: Exchange) -> None:
-        answer = exchange.answer
-        sent, outcome, status, first_byte_ms = 0, "cancelled", 499, 0.0
-        try:
-            await request.start(answer.status, header_list(call_head(exchange)))
-            async for chunk in answer.chunks():
-                first_byte_ms = first_byte_ms or (time.monotonic_ns() - exchange.call.began_ns) / 1e6
-                sent += len(chunk)
-                await request.chunk(chunk)
-            outcome, status = ("ok", answer.status) if answer.status < 400 else ("error", answer.status)
-        except UpstreamGone:
-            outcome, status = "error", 502
-            raise
-        finally:
-            cost = exchange.close(status=status, outcome=outcome, bytes_out=sent)
-            self._metrics.answered(exchange, status, first_byte_ms=first_byte_ms, completed=status == answer.status)
-            request.target = None  # observed
-            self._tracer.answered(exchange, status, first_byte_ms=first_byte_ms)
-        is_events = answer.header(b"content-type").startswith(_SSE)
-        await request.chunk(_usage_event(exchange, cost) if is_events else b"", more=False)
-
-
-def _usage_event(exchange: Exchange, cost: str) -> bytes:
-    """The last event of a server-sent stream: what the call cost and how long it took (WHATWG HTML §9.2)."""
-    data = b'{"cost":"%s","exec_ms":%.2f,"start":"%s"}' % (cost.encode(), exchange.exec_ms, exchange.call.start_kind.encode())
-    return b"event: usage\ndata: " + data + b"\n\n"
 
 
 def _deadline(request: Request) -> float | None:
