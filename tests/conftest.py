@@ -6,6 +6,7 @@ was held to is not proven.
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import importlib.util
 import os
@@ -27,6 +28,8 @@ from tests.fakes import postgres_server as postgres_server_module
 from tests.fakes import s3_server
 from tests.fakes.postgres_server import PostgresServer
 
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("activator", "snapshotter", "weight_cache", "functions/pilotlight")
 SERVER_START_S = 30.0
 """Longest time that a server may take to accept connections on a busy machine."""
 
@@ -43,6 +46,13 @@ def pytest_configure() -> None:
     """A run in the background of a script inherits an ignored SIGINT, and so would every process that a test interrupts."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    _compile()
+
+
+def _compile() -> None:
+    """Make bytecode, as an installation has it: workers write none (`-B`), and each start of one would compile all that it imports."""
+    for package in PACKAGES:
+        compileall.compile_dir(ROOT / package, quiet=2)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
