@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
+from collections.abc import Callable
+from typing import Any
 
 from activator.billing.account import Ticket
 from activator.billing.usage import marked
@@ -12,7 +14,7 @@ from activator.choice import Choice
 from activator.fairness.rank import DEFAULT_RANK, Rank
 from activator.instances import Instance
 from activator.quotas.admission import Admission
-from activator.reservation import WARM, Reservation
+from activator.reservation import WARM, Counted, Reservation
 from activator.resilience.breaker import Ending
 from activator.routes import Target
 from activator.tracing.context import Attempt, Trace, worker_lines
@@ -37,11 +39,16 @@ class Call:
         trace: its place in a trace; None = one of its own, and nobody asked for it. `past`: attempts before the one that runs.
         degraded: what answers in place of the target that was asked, as `pilotlight-degraded` says it; "" for the target itself.
         asked: the target that was asked, where `target` is a variant or a fallback of it; None where it is `target`.
+        tokens: a language model's tokens, as far as they are known; None = it is none.
+        affinity: what calls with the same beginning have in common, so that they may meet on one instance; None = nothing.
     """
 
     __slots__ = ("accept", "admission", "asked", "attempt", "began_ns", "body", "caller", "choice", "content_type", "deadline_s",
-                 "degraded", "extra_headers", "id", "key_id", "method", "past", "path", "rank", "received_ns", "reserved_ns", "retries",
+                 "degraded", "extra_headers", "id", "key_id", "method", "past", "rank", "received_ns", "reserved_ns", "retries",
                  "routed_ns", "start_kind", "start_ms", "started_at", "target", "trace", "weights")  # fmt: skip
+
+    tokens: Counted | None = None
+    affinity: int | None = None
 
     def __init__(
         self,
@@ -115,14 +122,22 @@ class Call:
         return Ending.NEITHER if self.remaining_s(1.0) <= 0 else Ending.FAILED
 
     def stand_in(self, target: Target, degraded: str) -> Call:
-        """The same call as answered by something else, which `degraded` names: what was asked stays known, its clocks run on."""
+        """The same call as answered by something else, which `degraded` names: what was asked stays known, its clocks run on.
+
+        Raises InvalidInput for a function that does not understand what this one was asked: an engine's path, where it is none.
+        """
         other = copy.copy(self)
         other.target = target
         other.degraded = degraded
         if target is not self.target:
+            other.body = self.body_for(target)
             other.asked = self.asked or self.target
             other.choice = None  # an arm is a revision of what was asked: no record of another's may carry it
         return other
+
+    def body_for(self, target: Target) -> bytes:
+        """Its body for another function in its place."""
+        return self.body
 
     def request_head(self, execution_s: float) -> bytes:
         """The request to the worker, up to its body."""
@@ -134,6 +149,40 @@ class Call:
                 b"\r\ncontent-type: ", self.content_type,
                 b"\r\naccept: " + self.accept if self.accept else b"",
                 self.extra_headers, worker_lines(self),
+                b"\r\ncontent-length: ", b"%d" % len(self.body), b"\r\n\r\n",
+            )
+        )  # fmt: skip
+
+
+class EngineCall(Call):
+    """A call of an engine by its own API.
+
+    Attributes:
+        path: of that API, such as b"/v1/chat/completions".
+        rewrite: makes its body for another function in its place, and raises InvalidInput for one that is no such engine.
+    """
+
+    __slots__ = ("affinity", "path", "rewrite", "tokens")
+
+    def __init__(self, *, path: bytes, rewrite: Callable[[Target], bytes], **call: Any) -> None:
+        """`call`: as of any Call."""
+        super().__init__(**call)
+        self.path = path
+        self.rewrite = rewrite
+        self.tokens: Counted | None = None
+        self.affinity: int | None = None
+
+    def body_for(self, target: Target) -> bytes:
+        """See Call. Raises InvalidInput."""
+        return self.rewrite(target)
+
+    def request_head(self, execution_s: float) -> bytes:
+        """The request to the engine, up to its body; its log and ours call it by one name."""
+        name = self.id.encode()
+        return b"".join(
+            (
+                b"POST ", self.path, b" HTTP/1.1\r\nhost: engine\r\nx-request-id: ", name, b"\r\npilotlight-call: ", name,
+                b"\r\ncontent-type: ", self.content_type, self.extra_headers, worker_lines(self),
                 b"\r\ncontent-length: ", b"%d" % len(self.body), b"\r\n\r\n",
             )
         )  # fmt: skip
@@ -210,7 +259,9 @@ class Exchange:
         self.exec_ms = (now_ns - self.dispatched_ns) / 1e6
         body_bytes = len(self.call.body)
         try:
-            self.cost = self.reservation.close(self.ticket, status=status, outcome=outcome, bytes_in=body_bytes, bytes_out=bytes_out)
+            self.cost = self.reservation.close(
+                self.ticket, status=status, outcome=outcome, bytes_in=body_bytes, bytes_out=bytes_out, tokens=self.call.tokens
+            )  # fmt: skip
         finally:  # a record that cannot be closed must not cost a slot as well
             self.reservation.instance.connections.give_back(self.connection, now_ns / 1e9)
             self.reservation.release()

@@ -60,6 +60,13 @@ class Billable(Protocol):
         ...
 
 
+class Counted(Protocol):
+    """Tokens of a language model's call, by its engine's own count as far as it is known."""
+
+    tokens_in: int
+    tokens_out: int
+
+
 class Reservation:
     """A held slot. Whoever holds it must `release` it exactly once.
 
@@ -114,13 +121,17 @@ class Reservation:
                 await e.cover.borrow(e.worst)
         return self.open(call)
 
-    def close(self, ticket: Ticket, *, status: int, outcome: str, bytes_in: int, bytes_out: int) -> str:
+    def close(
+        self, ticket: Ticket, *, status: int, outcome: str, bytes_in: int, bytes_out: int, tokens: Counted | None = None
+    ) -> str:  # fmt: skip
         """Stop the meter and write the complete record; returns the cost as text."""
         if outcome in (CANCELLED, BUSY):
             self.ending = Ending.NEITHER
         return self.instance.account.close(
-            ticket, status=status, outcome=outcome, bytes_in=bytes_in, bytes_out=bytes_out, now_ns=time.monotonic_ns(), at_ns=time.time_ns()
-        ).cost
+            ticket, status=status, outcome=outcome, bytes_in=bytes_in, bytes_out=bytes_out, now_ns=time.monotonic_ns(),
+            at_ns=time.time_ns(), tokens_in=tokens.tokens_in if tokens is not None else 0,
+            tokens_out=tokens.tokens_out if tokens is not None else 0,
+        ).cost  # fmt: skip
 
     def release(self) -> None:
         """Give the slot back."""
