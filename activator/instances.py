@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from activator.billing.account import InstanceAccount
 from activator.upstream import ConnectionPool
+from pilotlight.spec import FunctionSpec
 from snapshotter.types import InstanceInfo, StartKind
 
 BUSY_PAUSE_S = 0.02
@@ -94,6 +95,11 @@ class Instance:
         except TimeoutError:
             return ""
         return self.gone_reason
+
+
+def slots_of(spec: FunctionSpec) -> int:
+    """Calls at once that one instance takes at most: the sequences that a language model's server runs, else what is declared."""
+    return spec.engine.max_num_seqs if spec.engine is not None else spec.scaling.max_inputs
 
 
 def least_loaded(instances: Iterable[Instance], now: float) -> Instance | None:

@@ -1,0 +1,239 @@
+"""The instances of one revision: how they come, how they go, and what is owed for them while they are idle.
+
+What they are for, the slots and the calls that wait for them, is the Throttler's, which this is one half of: the mutable state here is the
+instances and the starts under way. Every change happens in one of the synchronous methods; what takes time, bringing instances up and
+ending them, is `starts.Comings`. Owner: the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+
+from activator.autoscaler.rungs import StartTimes
+from activator.billing.account import InstanceAccount
+from activator.fairness.gate import Gate
+from activator.fleet import Fleet
+from activator.instances import Instance, slots_of
+from activator.routes import Target
+from activator.shared.state import Allowance, Want
+from activator.starts import Comings, StartObserver
+from activator.surplus import Generosity
+from pilotlight import errors
+from pilotlight.types import Priority
+from snapshotter import errors as agent_errors
+from snapshotter.types import InstanceInfo
+
+log = logging.getLogger(__name__)
+
+
+class Roster(ABC):
+    """One revision's instances and starts. `allowance`: None when this activator is the only one; `gate`: None lets every start go.
+
+    Attributes:
+        instances: by id, those on their way out too, until they are idle.
+        is_retired: no traffic any more.
+        is_kept: False while its budget is spent: `min_instances` keeps nothing.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        fleet: Fleet,
+        secret_env: Callable[[Target], dict[str, str]],
+        observer: StartObserver,
+        account: Callable[[Target, str], InstanceAccount],
+        allowance: Allowance | None,
+        gate: Gate | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.target = target
+        self._allowance = allowance
+        self._generosity = Generosity()
+        self._observer = observer
+        self._account = account
+        self._clock = clock
+        self.instances: dict[str, Instance] = {}
+        self._gate = gate or Gate(clock=clock)
+        self._comings = Comings(
+            target, fleet=fleet, secret_env=secret_env, allowance=allowance, gate=self._gate, owner=self, clock=clock
+        )  # fmt: skip
+        self.start_times = StartTimes()
+        self.is_retired = False
+        self.is_kept = True
+
+    # -- what the calls say to it -------------------------------------------------------------------------------------
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """Calls without a slot."""
+
+    @property
+    @abstractmethod
+    def is_needed(self) -> bool:
+        """See starts.Owner."""
+
+    @property
+    @abstractmethod
+    def priority(self) -> Priority:
+        """See starts.Owner."""
+
+    @abstractmethod
+    def start_failed(self, error: agent_errors.SnapshotterError) -> None:
+        """See starts.Owner."""
+
+    @abstractmethod
+    def start_refused(self, error: errors.PilotlightError) -> None:
+        """See starts.Owner."""
+
+    @abstractmethod
+    def poke(self, now: float) -> None:
+        """Begin the starts that the waiting calls need now."""
+
+    @abstractmethod
+    def _hand_out(self, now: float, fresh: Instance | None = None, start_ms: float = 0.0) -> None:
+        """Free slots go to those who wait; `fresh`: the instance that has just come, after `start_ms`."""
+
+    # -- up -----------------------------------------------------------------------------------------------------------
+    @property
+    def slots_each(self) -> int:
+        """Calls at once that an instance which starts now will take."""
+        return slots_of(self.target.spec)
+
+    def retarget(self, target: Target) -> None:
+        """The same revision was told anew: starts from now on launch what `target` says (whether it may be kept on disk, its prices, …)."""
+        is_other = target.launch != self.target.launch or target.rates != self.target.rates
+        self.target = target
+        if is_other:
+            self._comings.retarget(target)
+
+    def start(self, count: int) -> None:
+        """Begin `count` starts, within max_instances."""
+        room = self.target.spec.scaling.max_instances - self._comings.starting - len(self.instances)
+        self._comings.start(min(count, room))
+
+    def add(self, info: InstanceInfo, began: float | None = None) -> None:
+        """An instance is ready (or was adopted): its slots go to those who wait."""
+        now = self._clock()
+        instance = Instance(info, account=self._account(self.target, info.id), capacity=self.slots_each, now=now)
+        self.instances[instance.id] = instance
+        start_s = now - began if began is not None else 0.0
+        if began is None:
+            self._comings.adopted(instance.id)
+        else:
+            self._started(instance, start_s)
+        self._hand_out(now, instance, start_s * 1000)
+        if self.is_retired:
+            self.drain(instance)
+
+    def _started(self, instance: Instance, start_s: float) -> None:
+        """Remember what the start took: bytes come to a node once, whatever rung waits for them; a place is waited for by who is late."""
+        info = instance.info
+        own_s = max(0.0, start_s - info.phases_ms.get("weights", 0.0) / 1000)
+        self.start_times.took(info.start_kind, own_s, info.phases_ms.keys())
+        self._observer.instance_ready(self.target, info, start_s)
+        billed_s = max(0.0, start_s - info.phases_ms.get("queue", 0.0) / 1000)
+        instance.account.started(start_kind=info.start_kind.value, billed_ns=int(billed_s * 1e9), at_ns=time.time_ns())
+
+    # -- out ----------------------------------------------------------------------------------------------------------
+    def gone(self, instance_id: str, reason: str) -> None:
+        """An instance's process ended unasked: calls on it fail by themselves, waiters get another."""
+        if self._comings.last_word(instance_id, reason):
+            return
+        instance = self.instances.pop(instance_id, None)
+        if instance is None:
+            return
+        log.info("instance gone instance=%s reason=%s", instance_id, reason)
+        instance.settle_idle()
+        instance.mark_gone(reason)
+        self._comings.give_back(instance_id)
+        self.poke(self._clock())
+
+    def drain(self, instance: Instance) -> None:
+        """No more calls for it; stopped as soon as it is idle."""
+        if instance.is_draining or instance.is_gone:
+            return
+        instance.is_draining = True
+        if not instance.in_flight:
+            self._stop(instance, "idle")
+
+    def drain_idle(self) -> None:
+        """Nothing is kept that has nothing to do."""
+        for instance in [instance for instance in self.live() if not instance.in_flight]:
+            self.drain(instance)
+
+    @property
+    def is_making_room(self) -> bool:
+        """Whether an instance is on its way out."""
+        return bool(self._comings.stopping) or any(instance.is_draining for instance in self.instances.values())
+
+    def settle_idle(self) -> None:
+        """Write down what idle instances owe: those that min_instances holds from their first idle moment, others beyond the free
+        window."""
+        reserved = self.min_instances if not self.is_retired else 0
+        for n, instance in enumerate(self.instances.values()):
+            instance.account.reserve(is_reserved=n < reserved, now_ns=time.monotonic_ns())
+            instance.settle_idle()
+
+    @property
+    def min_instances(self) -> int:
+        """How many this activator keeps warm: its share of what all of them keep together."""
+        wanted = self.target.spec.scaling.min_instances if self.is_kept else 0
+        return wanted if self._allowance is None else self._allowance.share(wanted)
+
+    def make_room(self, want: Want | None, members: int) -> None:
+        """Other activators were refused a start of this revision (None: no longer): drain one instance for them, where that is fair."""
+        victim = self._generosity.choose(self, want, members, self._clock())
+        if victim is not None:
+            log.info("instance given up for another activator instance=%s want=%s", victim.id, want)
+            self.drain(victim)
+
+    def retire(self) -> None:
+        """This revision has no traffic any more: drain everything."""
+        self.is_retired = True
+        for instance in list(self.instances.values()):
+            self.drain(instance)
+
+    def _stop(self, instance: Instance, reason: str) -> None:
+        self.instances.pop(instance.id, None)
+        instance.settle_idle()
+        instance.leave()
+        log.info("instance stops instance=%s reason=%s", instance.id, reason)
+        self._comings.stop(instance)
+        self.poke(self._clock())  # its place within max_instances is free
+
+    # -- what is there ------------------------------------------------------------------------------------------------
+    @property
+    def starting(self) -> int:
+        """Starts under way."""
+        return self._comings.starting
+
+    @property
+    def held_up(self) -> int:
+        """Of these, starts that wait for a quota, or for room on the node."""
+        return self._comings.held_up
+
+    def is_starting(self, instance_id: str) -> bool:
+        """Whether this instance is one of the starts under way."""
+        return self._comings.is_starting(instance_id)
+
+    @property
+    def in_flight(self) -> int:
+        """Calls with a slot."""
+        return sum(i.in_flight for i in self.instances.values())
+
+    def expected_start_s(self) -> float | None:
+        """Seconds that the next start will take, by the rung that it will use; None when nothing is known."""
+        return self.start_times.expected_s()
+
+    @property
+    def free_slots(self) -> int:
+        """Calls that instances could take now."""
+        return sum(max(0, i.capacity - i.in_flight) for i in self.live())
+
+    def live(self) -> Iterator[Instance]:
+        """Instances that take calls."""
+        return (i for i in self.instances.values() if not i.is_gone and not i.is_draining)
