@@ -65,7 +65,7 @@ class Line:
         now = self._clock()
         waiter = Waiter(self, rank, bounds, since=now, patience_s=patience_s)
         self._queue.enter(waiter)
-        waiter.place = self._waiters.push(waiter, rank)
+        waiter.place = self._waiters.push(waiter, rank, cost=rank.cost)
         self._load.add(now)
         return waiter
 

@@ -31,12 +31,15 @@ class Rank:
         tenant: id of the tenant that calls; calls of one tenant share one turn.
         weight: the tenant's share of what several want at once, 1 or more (`Plan.weight`).
         queued: every `queued` quota that the call counts towards; empty where none bounds it.
+        cost: what it takes of what is handed out: 1 of a call, and of a language model's the tokens that it reserved. Calls that wait for
+            the same slots have costs of one kind.
     """
 
     priority: Priority
     tenant: str
     weight: int
     queued: tuple[QueueBound, ...] = ()
+    cost: float = 1.0
 
 
 DEFAULT_RANK = Rank(priority=Priority.STANDARD, tenant="", weight=1)
