@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pilotlight import weights
     from pilotlight.client import AsyncClient, Client, Deployment
+    from pilotlight.engines import TokenLimits
     from pilotlight.errors import (
         ClientClosedRequest,
         Conflict,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from pilotlight.sdk.context import Context, context
     from pilotlight.sdk.handles import Function
     from pilotlight.sdk.image import Image
+    from pilotlight.sdk.llm import Engine
     from pilotlight.sdk.marks import PilotlightWarning, asgi_app, batched, concurrent, enter, exit, method
     from pilotlight.sdk.promises import Cron, Period, Retries, cached_answer, static_answer
     from pilotlight.sdk.secret import Secret
@@ -56,6 +58,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "pilotlight.client": ("AsyncClient", "Client", "Deployment"),
+    "pilotlight.engines": ("TokenLimits",),
     "pilotlight.errors": (
         *("ClientClosedRequest", "Conflict", "DeadlineExceeded", "Forbidden", "FunctionRaised", "InvalidInput", "NotFound"),
         *("PilotlightError", "RemoteError", "StartFailed", "TooLarge", "TooManyRequests", "Unauthenticated", "Unavailable"),
@@ -69,6 +72,7 @@ _WHERE = {
     "pilotlight.sdk.context": ("Context", "context"),
     "pilotlight.sdk.handles": ("Function",),
     "pilotlight.sdk.image": ("Image",),
+    "pilotlight.sdk.llm": ("Engine",),
     "pilotlight.sdk.marks": ("PilotlightWarning", "asgi_app", "batched", "concurrent", "enter", "exit", "method"),
     "pilotlight.policies": ("Fallback", "ModelCard", "Objectives", "RetryPolicy", "Schedule", "Variant"),
     "pilotlight.sdk.promises": ("Cron", "Period", "Retries", "cached_answer", "static_answer"),
@@ -106,6 +110,7 @@ __all__ = [
     "Cron",
     "DeadlineExceeded",
     "Deployment",
+    "Engine",
     "Fallback",
     "Forbidden",
     "Function",
@@ -126,6 +131,7 @@ __all__ = [
     "Schedule",
     "Secret",
     "StartFailed",
+    "TokenLimits",
     "TooLarge",
     "TooManyRequests",
     "Unauthenticated",

@@ -129,7 +129,7 @@ def _remote(app: App) -> Iterator[tuple[str, inspect.Signature, Callable[..., An
     from pilotlight.sdk.handles import Function
 
     for name, declaration in app.declarations.items():
-        if declaration.kind == "asgi":
+        if declaration.kind in ("asgi", "engine"):
             continue
         for method in declaration.method_names():
             handle: Any = (
@@ -226,5 +226,8 @@ def _addresses(name: str, app: App, function: str, url: str) -> list[str]:
     declaration = app.declarations[function]
     if declaration.kind == "asgi":
         return [f"{url}/fn/{name}/{function}/"]
+    if declaration.kind == "engine":
+        verb = "embeddings" if getattr(declaration, "task", "") == "embed" else "chat/completions"
+        return [f'POST {url}/v1/{verb} with "model": "{name}/{function}"']
     paths = [f"{function}.{method}" if method else function for method in declaration.method_names()]
     return [f"POST {url}/v1/functions/{name}/{path}:invoke" for path in paths]

@@ -7,18 +7,23 @@ gives the same specs, so deploying twice creates no revision.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pilotlight.errors import InvalidInput
 from pilotlight.packaging.archive import DEFAULT_LIMIT_BYTES, Archive, pack_files, pack_tree
+from pilotlight.packaging.language_models import complete
+from pilotlight.packaging.pull import Blobs, fetch_manifest
 from pilotlight.packaging.source import Source, notebook_files, source_of
-from pilotlight.packaging.weights import Blob, Model, Say, prepare, readable
+from pilotlight.packaging.weights import Blob, Model, Say, SourceBody, prepare, readable
 from pilotlight.sdk.declaration import Declaration
 from pilotlight.sdk.image import Image
+from pilotlight.sdk.llm import EngineDeclaration
+from pilotlight.sdk.marks import PilotlightWarning
 from pilotlight.sdk.pickling import dumps
 from pilotlight.sdk.running import APP_VARIABLE
 from pilotlight.sdk.weights import Weights
@@ -26,6 +31,7 @@ from pilotlight.spec import FunctionSpec, ImageSpec, WeightsSpec
 
 if TYPE_CHECKING:
     from pilotlight.sdk.app import App
+    from weight_cache.manifest import Manifest, ManifestFile
     from weight_cache.sources import Source as Origin
 
 Named = Callable[[str], str]
@@ -69,14 +75,15 @@ def build(
     limit_bytes: int = DEFAULT_LIMIT_BYTES,
     say: Say | None = None,
     named: Named | None = None,
+    remote: Blobs | None = None,
 ) -> Build:
     """Package `app`, to be deployed as `name` (default: its own). Raises InvalidInput, NotFound or TooLarge.
 
-    `say` hears about hashing, `named` finds what `Weights.named` names.
+    `say` hears about hashing, `named` finds what `Weights.named` names, `remote` has its files.
     """
     if not app.declarations:
         raise InvalidInput(f"app {app.name!r} declares nothing: decorate a function with @app.function() or a class with @app.cls()")
-    builder = _Builder(app, name or app.name, limit_bytes, say, named)
+    builder = _Builder(app, name or app.name, limit_bytes, say, named, remote)
     try:
         functions = tuple(builder.function(d) for d in app.declarations.values())
     except BaseException:
@@ -101,6 +108,7 @@ class _Builder:
     limit_bytes: int
     say: Say | None
     named: Named | None
+    remote: Blobs | None
     images: dict[str, ImageSpec] = field(default_factory=dict)
     blobs: dict[str, Blob] = field(default_factory=dict)
     sources: list[Origin] = field(default_factory=list)
@@ -115,31 +123,73 @@ class _Builder:
 
     def function(self, declaration: Declaration) -> FunctionSpec:
         """The spec of one declaration; what it names is collected on the way."""
+        if isinstance(declaration, EngineDeclaration):
+            return self._language_model(declaration)
         source = source_of(declaration)
         image = declaration.image
         return FunctionSpec(
-            name=declaration.name,
-            kind=declaration.kind,
             module=source.module,
             qualname="" if declaration.by_value else declaration.raw.__qualname__,
             pickled=_pickle_name(declaration) if declaration.by_value else None,
             bundle=self._bundle(source).digest,
             image=self._image(image) if image is not None else None,
-            methods=declaration.methods(),
             resources=declaration.resources,
-            scaling=declaration.scaling,
-            clocks=declaration.clocks,
             weights=self._weights(declaration),
-            secrets=self._secrets(declaration),
-            env=self._env(declaration),
-            snapshot=declaration.snapshot,
-            idempotent=declaration.idempotent,
-            description=declaration.description,
-            access=declaration.access,
-            priority=declaration.priority,
-            tags=declaration.tags,
-            **declaration.policies,
+            **self._common(declaration),
         )
+
+    def _language_model(self, declaration: EngineDeclaration) -> FunctionSpec:
+        """It has no code of the user's: its revision changes with what is declared of it, not with the file that declares it."""
+        weights = self._weights(declaration)
+        names = {name: w.name for name, w in declaration.adapters.items()}
+        manifests = {w.name: self._manifest_of(w.manifest) for w in weights}
+        completed = complete(
+            declaration, manifests[declaration.model.name], self._read, {name: manifests[mount] for name, mount in names.items()}
+        )
+        for note in completed.notes:
+            warnings.warn(note, PilotlightWarning, stacklevel=2)
+        empty = pack_files({})
+        self.blobs[empty.digest] = empty.data
+        return FunctionSpec(
+            bundle=empty.digest,
+            image=self._image(declaration.image) if declaration.image is not None else None,
+            resources=completed.resources,
+            weights=weights,
+            engine=completed.engine,
+            **self._common(declaration),
+        )
+
+    def _common(self, declaration: Declaration) -> dict[str, Any]:
+        return {
+            "name": declaration.name,
+            "kind": declaration.kind,
+            "methods": declaration.methods(),
+            "scaling": declaration.scaling,
+            "clocks": declaration.clocks,
+            "secrets": self._secrets(declaration),
+            "env": self._env(declaration),
+            "snapshot": declaration.snapshot,
+            "idempotent": declaration.idempotent,
+            "description": declaration.description,
+            "access": declaration.access,
+            "priority": declaration.priority,
+            "tags": declaration.tags,
+            **declaration.policies,
+        }
+
+    def _manifest_of(self, digest: str) -> Manifest:
+        found = next((model.manifest for model in self._models.values() if model.digest == digest), None)
+        if found is not None:
+            return found
+        if self.remote is None:
+            raise InvalidInput("a language model that lies on the platform is deployed with a client that can ask it", parameter="weights")
+        return fetch_manifest(self.remote, digest)
+
+    def _read(self, file: ManifestFile) -> bytes:
+        blob = self.blobs.get(file.digest)
+        if blob is None and self.remote is not None:
+            return self.remote.read_blob(file.digest)
+        return b"".join(blob) if isinstance(blob, SourceBody) else blob or b""
 
     def _bundle(self, source: Source) -> Archive:
         if source.root not in self._bundles:

@@ -43,7 +43,7 @@ def deploy(
     def named(weights: str) -> str:
         return client.get_weights(weights).manifest
 
-    with build(app, name=name, limit_bytes=limit_bytes, say=lambda *said: report(hashing(*said)), named=named) as built:
+    with build(app, name=name, limit_bytes=limit_bytes, say=lambda *said: report(hashing(*said)), named=named, remote=client) as built:
         upload(client, built.blobs, report=report)
     for digest, spec in built.images.items():
         _build_image(client, digest, spec, report)

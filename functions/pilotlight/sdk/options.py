@@ -26,7 +26,8 @@ class Options(TypedDict, total=False):
     list of acceptable ones, best first. `access` is "private", "public", or a list of tenants that may call it, too; `priority` is that
     of its calls, "realtime", "standard" or "batch"; bills can be grouped by `tags`. `retries` is a number or `pilotlight.Retries(…)`;
     `schedule` one or several of `pilotlight.Cron("0 6 * * *")` and `pilotlight.Period(hours=1)`; `fallback` and `variants` name what
-    may answer in its place; `objectives` is `pilotlight.Objectives(…)`; `require` bounds on the numbers of an
+    may answer in its place; `keep_asleep` is how long an idle instance sleeps before it goes; `objectives` is
+    `pilotlight.Objectives(…)`; `require` bounds on the numbers of an
     offline evaluation, {"accuracy": ">= 0.91"}; `card` is `pilotlight.ModelCard(…)`.
     The second block holds Modal's names for the same things, the third those that are accepted and ignored with a warning.
     """
@@ -43,6 +44,7 @@ class Options(TypedDict, total=False):
     max_instances: int | None
     buffer_instances: int | str | None
     scaledown_window: float
+    keep_asleep: float
     timeout: float
     startup_timeout: float | None
     queue_timeout: float
@@ -122,6 +124,7 @@ _SCALING = {
     "max_instances": "max_instances",
     "buffer_instances": "buffer_instances",
     "scaledown_window": "scaledown_window_s",
+    "keep_asleep": "keep_asleep_s",
     "max_queued": "max_queued",
     "latency_objective": "latency_objective_s",
 }
