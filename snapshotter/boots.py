@@ -179,7 +179,7 @@ class Boots:
                 await asyncio.wait_for(self._closing.wait(), BEHIND_S)
                 return
             if self._wants_refill(launch) and (housing := await self._restored(launch, Phase(gives_way=True))) is not None:
-                self._enlist_unless_there(housing)
+                self._enlist_refilled(housing)
         finally:
             self._refills.discard(launch.revision)
             self._unwanted.discard(launch.revision)
@@ -188,6 +188,13 @@ class Boots:
         there = launch.revision in self._unwanted or launch.revision in self._flights or self._templates.get(launch.revision) is not None
         image_bytes = self._shelf.forkable_image_bytes(launch.revision)
         return not there and image_bytes is not None and self._templates.pss_bytes() + image_bytes <= self._budget_bytes
+
+    def _enlist_refilled(self, housing: Housing) -> None:
+        """Unless a boot is in flight: then a start fell back to it because what is restored is no good."""
+        if housing.launch.revision in self._flights:
+            self._ends.clear_if_empty(housing)
+        else:
+            self._enlist_unless_there(housing)
 
     def _enlist_unless_there(self, housing: Housing) -> None:
         revision = housing.launch.revision

@@ -187,7 +187,7 @@ class Ladder:
                 await self._rungs.reached(way, suspect=suspect, launch=request.launch)
                 return instance
             except (TemplateLost, SlotLost, StartFailed, TimeoutError) as e:
-                if way is not None and way.kind is StartKind.RESTORE:
+                if way is not None and _is_held_against_restore(way, e):
                     suspect = await self._fall(instance, way, closed, e)
                 elif isinstance(e, StartFailed | TimeoutError):
                     raise
@@ -197,13 +197,17 @@ class Ladder:
         raise StartFailed(f"instance {request.instance_id}: its Template ended {_ATTEMPTS} times before the fork", {"log_tail": []})
 
     async def _fall(self, instance: Instance, way: Way, closed: set[StartKind], error: Exception) -> str:
-        """A restored worker did not become ready: its process goes, and the start goes on without RESTORE. The snapshot's id."""
+        """A restored worker, or a fork of one, did not become ready: its process goes, and a Template of the same snapshot, which would do
+        no better; the start goes on without RESTORE. The snapshot's id."""
         words = {StartFailed: "hook_failed", TimeoutError: "hook_timeout"}
         reason = words.get(type(error), "worker_lost")
         _log.warning("rung.failed id=%s rung=%s reason=%s error=%s", instance.info.id, way.kind, reason, error)
         self._metrics.rung_failed(way.kind, reason)
-        closed.add(way.kind)
+        closed.add(StartKind.RESTORE)
         self._starts.abandon(instance)
+        template = self._templates.get(instance.info.revision)
+        if template is not None and template.housing.snapshot == way.housing.snapshot and type(error) in words:
+            self._ends.drop(template, reason)
         await self._cleared(instance)
         return way.housing.snapshot or ""
 
@@ -262,3 +266,8 @@ class Ladder:
         claimed = self._instances.claimed_bytes()
         need = claimed + launch.memory_bytes + self._templates.pss_bytes() - self._room.memory_bytes
         self._boots.evict_unused(need, but=launch.revision)
+
+
+def _is_held_against_restore(way: Way, error: Exception) -> bool:
+    """Whether a booted worker may do better: the one that failed was restored. A Template that was lost before it forked says nothing."""
+    return way.kind is StartKind.RESTORE or (way.housing.snapshot is not None and isinstance(error, StartFailed | TimeoutError))

@@ -32,6 +32,13 @@ _FLOOR_S = 2.0
 _PATIENCE = 4.0
 _COLD_MARGIN = 1.5
 """COLD on a node that just failed to restore is not having a good day."""
+_COLD_LEAST_S = 5.0
+"""Kept for COLD however quick it was: a boot of 0.4 s may take this long on a node under load, where it gives way to calls."""
+
+
+def cold_reserve_s(*, cold_ms: float, left_s: float) -> float:
+    """How much of what is left of the startup timeout is kept for COLD: what it needs, and up to half of it for a bad day."""
+    return max(_COLD_MARGIN * cold_ms / 1000, min(_COLD_LEAST_S, left_s / 2))
 
 
 def restore_deadline_s(*, restore_ms: float, cold_ms: float, left_s: float) -> float | None:
@@ -43,7 +50,7 @@ def restore_deadline_s(*, restore_ms: float, cold_ms: float, left_s: float) -> f
     if restore_ms >= cold_ms:
         return None
     wanted_s = max(_FLOOR_S, _PATIENCE * restore_ms / 1000)
-    spare_s = left_s - _COLD_MARGIN * cold_ms / 1000
+    spare_s = left_s - cold_reserve_s(cold_ms=cold_ms, left_s=left_s)
     if spare_s <= 0:
         return left_s
     deadline_s = min(wanted_s, spare_s)
@@ -104,10 +111,12 @@ class Rungs:
             await self._boots.once(launch, share=phase.share)
 
     def patience_s(self, way: Way, clock: Clock) -> float | None:
-        """How long the hooks of a restored worker may take until COLD is started instead, which needs its own time; None: no such bound."""
-        if way.kind is not StartKind.RESTORE:
+        """How long the hooks of a restored worker, or of a fork of one, may take until COLD is started instead, which needs its own time;
+        None: no such bound."""
+        if way.housing.snapshot is None:
             return None
-        spare_s = clock.left_s() - _COLD_MARGIN * self._shelf.cold_ms(way.housing.launch) / 1000
+        left_s = clock.left_s()
+        spare_s = left_s - cold_reserve_s(cold_ms=self._shelf.cold_ms(way.housing.launch), left_s=left_s)
         return spare_s if spare_s > 0 else None
 
     async def reached(self, way: Way, *, suspect: str, launch: LaunchSpec) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from snapshotter import processes
+from snapshotter.boots import BEHIND_S
 from snapshotter.cgroups import Cgroups
 from snapshotter.client import AgentClient
 from snapshotter.errors import AgentUnavailable, SnapshotRefused, StartFailed, Unsupported
@@ -335,13 +336,49 @@ async def test_a_file_that_the_process_holds_and_that_changed_is_noticed_before_
 
 
 async def test_a_hook_that_hangs_after_a_restore_falls_to_cold_in_time(home: AgentHome, client: AgentClient) -> None:
-    launch = home.launch(wake=["restored:hang"], startup_timeout_s=4.0)
+    launch = home.launch(wake=["restored:hang"], startup_timeout_s=10.0)
     await client.checkpoint(launch)
 
     info = await from_disk(client, launch)
 
     assert (info.start_kind, info.state) == (StartKind.COLD, InstanceState.READY)
     assert len(await client.instances()) == 1
+
+
+@pytest.mark.parametrize("step", ["raise:stale", "hang"])
+async def test_a_hook_that_fails_in_forks_of_a_restored_template_falls_to_cold_too(
+    home: AgentHome, client: AgentClient, step: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    launch = home.launch(wake=[f"restored:{step}"], startup_timeout_s=10.0)
+    await client.checkpoint(launch)
+    await client.drop_template(launch.revision)
+    assert "restore" in (await client.prepare(launch)).phases_ms
+
+    info, again = await begin(client, launch), await begin(client, launch)
+
+    assert [i.start_kind for i in (info, again)] == [StartKind.COLD, StartKind.FORK]
+    assert await ask(info, "/restored") is False
+    assert [record.args[1] for record in caplog.records if record.msg.startswith("rung.failed")] == [StartKind.FORK]  # type: ignore[index]
+
+
+async def test_a_template_that_comes_back_from_a_snapshot_that_is_no_good_takes_no_place_of_one_that_is_booted(
+    home: AgentHome, client: AgentClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="pl", dir="/srv") as name:
+        Path(name).chmod(0o755)
+        flag = Path(name) / "flag"
+        flag.touch(mode=0o644)
+        launch = home.launch(boot=["pause:1.5"], wake=[f"restored:pause:{BEHIND_S}", f"restored:read:{flag}"])
+        await client.checkpoint(launch)
+        assert (await from_disk(client, launch)).start_kind is StartKind.RESTORE  # a Template comes back behind it
+        flag.unlink()
+
+        info = await begin(client, launch)
+
+    assert info.start_kind is StartKind.COLD
+    assert len([record for record in caplog.records if record.msg.startswith("rung.failed")]) == 1  # not the Template's forks as well
+    [template] = await client.templates()
+    assert "restore" not in template.phases_ms
 
 
 async def test_a_hook_that_raises_after_a_restore_falls_to_cold_and_the_third_time_quarantines(

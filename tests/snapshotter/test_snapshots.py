@@ -58,6 +58,7 @@ def home(short_tmp: Path) -> AgentHome:
         (50, 5_000, 60, 2.0),  # the floor
         (2_000, 30_000, 300, 8.0),  # four times what is expected
         (2_000, 30_000, 50, 5.0),  # what COLD leaves of it
+        (1_000, 1_200, 6, 3.0),  # half of it is COLD's, whose next boot may take much longer than the last one
         (4_500, 30_000, 49, None),  # COLD leaves less than RESTORE needs
         (50, 40, 60, None),  # COLD is faster
         (50, 30_000, 20, 20),  # COLD does not fit any more: RESTORE is the only hope
