@@ -19,6 +19,7 @@ from activator.resilience.breaker import Ending
 from activator.routes import Target
 from activator.tracing.context import Attempt, Trace, worker_lines
 from activator.upstream import Answer, WorkerConnection
+from pilotlight import errors
 from pilotlight.protocol import CONTENT_JSON
 from snapshotter.types import StartKind
 
@@ -192,10 +193,14 @@ class Exchange:
     """One attempt that reached a worker and has its answer, whole or streaming. Whoever holds it must `close` it exactly once.
 
     The execution clock runs until the last byte (`spec.Clocks`): a stream that does not end with it is closed, billed and cut off.
+
+    Attributes:
+        bytes_out: of a stream: what its caller was sent so far.
+        cut_by: the clock that cut it off; None = none did.
     """
 
-    __slots__ = ("_clock", "_is_closed", "answer", "call", "connection", "cost", "dispatched_ns", "exec_ms", "reservation",
-                 "ticket")  # fmt: skip
+    __slots__ = ("_clock", "_is_closed", "answer", "bytes_out", "call", "connection", "cost", "cut_by", "dispatched_ns", "exec_ms",
+                 "reservation", "ticket")  # fmt: skip
 
     def __init__(
         self, call: Call, *, reservation: Reservation, ticket: Ticket, connection: WorkerConnection, answer: Answer, dispatched_ns: int
@@ -208,6 +213,8 @@ class Exchange:
         self.dispatched_ns = dispatched_ns
         self.exec_ms = 0.0
         self.cost = "0"
+        self.bytes_out = 0
+        self.cut_by: errors.DeadlineExceeded | None = None
         self._is_closed = False
         self._clock = self._watch() if answer.body is None else None
 
@@ -231,20 +238,27 @@ class Exchange:
         """It may never end, and its caller may not even read: billed now, and its instance is replaced."""
         self.reservation.instance.is_stuck = True
         self.reservation.throttler.drain(self.reservation.instance)
-        self._leave()
+        self._cut(f"the call ran longer than {self.call.target.spec.clocks.execution_s:g} s")
 
     def _leave(self) -> None:
         """Its caller's own deadline came: it is billed now."""
+        self._cut(f"the caller's deadline of {self.call.deadline_s:g} s came in the middle of the answer")
+
+    def _cut(self, why: str) -> None:
+        self.cut_by = errors.DeadlineExceeded(why, clock="execution")
         self.connection.close()
-        self.close(status=504, outcome="error", bytes_out=0)
+        self.close(status=504, outcome="error", bytes_out=self.bytes_out, finish="error")
 
     @property
     def is_busy(self) -> bool:
         """Whether the worker did not begin: it still finishes another call."""
         return self.answer.status == 503 and self.answer.header(b"pilotlight-outcome") == b"busy"
 
-    def close(self, *, status: int, outcome: str, bytes_out: int) -> str:
+    def close(self, *, status: int, outcome: str, bytes_out: int, finish: str = "", is_own_word: bool = False) -> str:
         """End the attempt: the record is closed, the slot and the connection are given back. Returns the cost as text.
+
+        `finish`: why a stream ended (`engines.FINISH_REASONS`), where no `tokens` of the call say it. `is_own_word`: user code said in its
+        stream that it failed.
 
         Nothing more happens when the execution clock has ended it before.
         """
@@ -254,7 +268,9 @@ class Exchange:
         if self._clock is not None:
             self._clock.cancel()
         if status >= 500:  # the worker's own word, or its end
-            self.reservation.ending = Ending.RAISED if status == self.answer.status else self.call.blame
+            self.reservation.ending = Ending.RAISED if is_own_word or status == self.answer.status else self.call.blame
+        if finish and self.call.tokens is None:
+            self.ticket.mark += marked(finish=finish)
         now_ns = time.monotonic_ns()
         self.exec_ms = (now_ns - self.dispatched_ns) / 1e6
         body_bytes = len(self.call.body)

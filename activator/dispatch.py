@@ -26,7 +26,7 @@ from pilotlight import errors
 from pilotlight.pricing import BUSY
 from snapshotter.types import StartKind
 
-__all__ = ["Call", "Dispatcher", "Exchange", "status_of"]
+__all__ = ["Call", "Dispatcher", "Exchange", "crash_of", "status_of"]
 
 GONE_REASON_WAIT_S = 0.5
 """A broken connection is seen before the agent's word on why: wait this long for it, so that the caller reads "out of memory", not
@@ -238,13 +238,7 @@ class Dispatcher:
             call.attempt += 1
             reservation.throttler.drain(instance)
             return
-        reason = instance.gone_reason or await instance.wait_gone(GONE_REASON_WAIT_S)
-        if not instance.is_gone:
-            reservation.throttler.drain(instance)
-        why = {"out_of_memory": "ran out of memory", "": "died"}.get(reason, f"ended ({reason})")
-        raise errors.WorkerCrashed(
-            f"the instance {why} under this call; another takes its place", reason=reason or "crashed", worker=instance.id
-        ) from gone
+        raise await crash_of(reservation) from gone
 
     def _put_back(self, exchange: Exchange, throttler: Releases, busy_since: float) -> float:
         now = time.monotonic()
@@ -256,6 +250,18 @@ class Dispatcher:
         if busy_since and now - busy_since > BUSY_PATIENCE_S:
             throttler.drain(instance)
         return busy_since or now
+
+
+async def crash_of(reservation: Reservation) -> errors.WorkerCrashed:
+    """What to say of a worker whose connection broke in the middle of a call; the instance gets no other call."""
+    instance = reservation.instance
+    reason = instance.gone_reason or await instance.wait_gone(GONE_REASON_WAIT_S)
+    if not instance.is_gone:
+        reservation.throttler.drain(instance)
+    why = {"out_of_memory": "ran out of memory", "": "died"}.get(reason, f"ended ({reason})")
+    return errors.WorkerCrashed(
+        f"the instance {why} under this call; another takes its place", reason=reason or "crashed", worker=instance.id
+    )  # fmt: skip
 
 
 def status_of(error: BaseException) -> int:

@@ -147,7 +147,7 @@ class Gateway:
         self._control = control
         self._metrics = metrics
         self._tracer = tracer or Tracer()
-        self._relay = Relay(metrics=metrics, tracer=self._tracer, shadows=shadows)
+        self._relay = Relay(metrics=metrics, tracer=self._tracer, heartbeat_s=settings.heartbeat_s, shadows=shadows)
         self.warm = WarmCalls(
             throttler_of=dispatcher.throttler_of, dispatcher=dispatcher, metrics=metrics, go_on=self._go_on, tracer=self._tracer,
             shadows=shadows,
@@ -280,7 +280,7 @@ class Gateway:
                 admission.release()
 
     async def _finish(self, request: Request, step: Coroutine[Any, Any, Exchange]) -> None:
-        await self._relay.answer(request, await step)
+        await self._relay.answer(request, step)
 
     async def admit(self, request: Request, entry: Entry, method: str, admission: Admission | None) -> Call:
         """Read the body within its bounds and check the arguments, before anything is started or billed."""

@@ -1,22 +1,33 @@
-"""How an answer goes to its caller: whole, with its cost in a header, or as it comes, with the cost behind it.
+"""How an answer goes to its caller: whole, with its cost in a header, or as it comes.
 
-The exchange is closed here, exactly once, whatever happens: its record says what the caller really got.
+A generator's caller who asks for server-sent events gets a stream that tells all of itself: comments while it waits, `event: error` where
+it fails after its head went out, and `event: end` last, with why it ended and what it cost. NDJSON and pickles have no place for that:
+they break off. The exchange is closed here, exactly once, whatever happens: its record says what the caller really got.
 """
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, Final
 
-from activator.call import Exchange
+from activator.call import Call, Exchange
+from activator.dispatch import crash_of
 from activator.heads import call_head, closed_head
 from activator.metrics import Metrics
 from activator.request import Request, header_list
 from activator.shadows import Shadows
+from activator.streaming import EventCutter, EventStream, data_lines, early_head, end_event, error_event, event, stream_headers
 from activator.tracing.tracer import Tracer
-from activator.upstream import UpstreamGone
-from pilotlight.protocol import CONTENT_SSE
+from activator.upstream import Answer, UpstreamGone
+from pilotlight import errors
+from pilotlight.protocol import CONTENT_JSON, CONTENT_SSE, HEADER_FINISH
 
-_SSE = CONTENT_SSE.encode()
+_SSE: Final = CONTENT_SSE.encode()
+_JSON: Final = CONTENT_JSON.encode()
+_FINISH: Final = HEADER_FINISH.encode()
 WAITED_MS = 1.0
 """A call that was given its slot later than this has waited for it."""
 
@@ -24,59 +35,170 @@ WAITED_MS = 1.0
 class Relay:
     """Gives callers their answers. Of no state of its own; owner: the event loop."""
 
-    def __init__(self, *, metrics: Metrics, tracer: Tracer, shadows: Shadows | None = None) -> None:
+    def __init__(self, *, metrics: Metrics, tracer: Tracer, heartbeat_s: float, shadows: Shadows | None = None) -> None:
         """`shadows` copy calls whose answers went out; None = none do."""
         self._metrics = metrics
         self._tracer = tracer
+        self._heartbeat_s = heartbeat_s
         self._shadows = shadows
 
     def __repr__(self) -> str:
         return f"<Relay {'with' if self._shadows is not None else 'without'} shadows>"
 
-    async def answer(self, request: Request, exchange: Exchange) -> None:
-        """Give the caller what the worker answered. Raises UpstreamGone when it breaks off in the middle."""
-        call = exchange.call
+    async def answer(self, request: Request, step: Coroutine[Any, Any, Exchange]) -> None:
+        """Give the caller of `request.call` what `step` comes to.
+
+        Raises what `step` raises, told to the caller already where a stream had begun; UpstreamGone when the worker breaks off in the
+        middle of what cannot say so.
+        """
+        call = request.call
+        if call is None or _SSE not in call.accept:
+            await self._give(request, await step)
+            return
+        async with EventStream(request, every_s=self._heartbeat_s, head=partial(early_head, request)) as stream:
+            try:
+                exchange = await (stream.during(step) if is_stream_promised(call) else step)
+            except errors.PilotlightError as e:
+                if stream.is_begun:
+                    await stream.close(error_event(e, request.id) + end_event(finish_reason="error", cost="0", exec_ms=0.0, start=""))
+                    self._tracer.failed(call, e.type, e.status)
+                raise
+            if stream.is_begun or (exchange.answer.body is None and _is_events(exchange.answer)):
+                self._waited(exchange.call)
+                await self._stream_events(request, exchange, stream)
+            else:
+                await self._give(request, exchange)
+
+    def _waited(self, call: Call) -> None:
         if call.queued_ms >= WAITED_MS:
             self._metrics.waited(call.rank.priority.value, call.queued_ms / 1000)
+
+    async def _give(self, request: Request, exchange: Exchange) -> None:
+        self._waited(exchange.call)
         if exchange.answer.body is None:
             await self._stream(request, exchange)
         else:
             await self._whole(request, exchange, exchange.answer.body)
 
+    # -- whole --------------------------------------------------------------------------------------------------------
     async def _whole(self, request: Request, exchange: Exchange, body: bytes) -> None:
         answer = exchange.answer
         outcome = "ok" if answer.status < 400 else "error"
         cost = exchange.close(status=answer.status, outcome=outcome, bytes_out=len(body))
         self._metrics.answered(exchange, answer.status)
         request.target = None  # observed
-        await request.respond_whole(answer.status, closed_head(exchange, cost), body)
+        end = _end_of(exchange, "stop") if _is_events(answer) else b""  # a declared one
+        await request.respond_whole(answer.status, closed_head(exchange, cost), body + end)
         if exchange.call.choice is not None and self._shadows is not None:
             self._shadows.copy(exchange.call, status=answer.status, body=body, exec_ms=exchange.exec_ms)
         self._tracer.answered(exchange, answer.status)
 
+    # -- as it comes, without a word of ours --------------------------------------------------------------------------
     async def _stream(self, request: Request, exchange: Exchange) -> None:
-        answer = exchange.answer
-        sent, outcome, status, first_byte_ms = 0, "cancelled", 499, 0.0
+        ending = _Ending(self._metrics, self._tracer, request, exchange)
         try:
-            await request.start(answer.status, header_list(call_head(exchange)))
-            async for chunk in answer.chunks():
-                first_byte_ms = first_byte_ms or (time.monotonic_ns() - exchange.call.began_ns) / 1e6
-                sent += len(chunk)
+            await request.start(exchange.answer.status, stream_headers(header_list(call_head(exchange))))
+            async for chunk in exchange.answer.chunks():
+                ending.passed(len(chunk))
                 await request.chunk(chunk)
-            outcome, status = ("ok", answer.status) if answer.status < 400 else ("error", answer.status)
+            ending.by_itself()
         except UpstreamGone:
-            outcome, status = "error", 502
+            ending.broken()
             raise
         finally:
-            cost = exchange.close(status=status, outcome=outcome, bytes_out=sent)
-            self._metrics.answered(exchange, status, first_byte_ms=first_byte_ms, completed=status == answer.status)
-            request.target = None  # observed
-            self._tracer.answered(exchange, status, first_byte_ms=first_byte_ms)
-        is_events = answer.header(b"content-type").startswith(_SSE)
-        await request.chunk(_usage_event(exchange, cost) if is_events else b"", more=False)
+            ending.close()
+        await request.chunk(b"", more=False)
+
+    # -- as events ----------------------------------------------------------------------------------------------------
+    async def _stream_events(self, request: Request, exchange: Exchange, stream: EventStream) -> None:
+        ending = _Ending(self._metrics, self._tracer, request, exchange)
+        cutter = EventCutter()
+        last = b""
+        try:
+            if exchange.answer.body is not None:
+                last = _as_events(exchange.answer, exchange.answer.body)
+            else:
+                await stream.begin(stream_headers(header_list(call_head(exchange))))
+                async for events in stream.pass_on(exchange.answer, cutter):
+                    ending.passed(len(events))
+            ending.by_itself()
+        except UpstreamGone:
+            ending.broken()
+            if cutter.is_inside:  # half an event went out: only a broken connection tells the truth
+                raise
+            last = error_event(exchange.cut_by or await crash_of(exchange.reservation), request.id)
+        finally:
+            ending.close()
+        await stream.close(last + _end_of(exchange, ending.finish))
 
 
-def _usage_event(exchange: Exchange, cost: str) -> bytes:
-    """The last event of a server-sent stream: what the call cost and how long it took (WHATWG HTML §9.2)."""
-    data = b'{"cost":"%s","exec_ms":%.2f,"start":"%s"}' % (cost.encode(), exchange.exec_ms, exchange.call.start_kind.encode())
-    return b"event: usage\ndata: " + data + b"\n\n"
+class _Ending:
+    """How a stream ends, for its record and for those who watch. A caller that leaves is the ending unless another one comes first."""
+
+    __slots__ = ("_exchange", "_first_byte_ms", "_is_own_word", "_metrics", "_outcome", "_request", "_status", "_tracer", "finish")
+
+    def __init__(self, metrics: Metrics, tracer: Tracer, request: Request, exchange: Exchange) -> None:
+        self._metrics = metrics
+        self._tracer = tracer
+        self._request = request
+        self._exchange = exchange
+        self._first_byte_ms = 0.0
+        self._status, self._outcome, self.finish = 499, "cancelled", "cancelled"
+        self._is_own_word = False
+
+    def passed(self, size: int) -> None:
+        """So many bytes more are on their way to the caller."""
+        exchange = self._exchange
+        self._first_byte_ms = self._first_byte_ms or (time.monotonic_ns() - exchange.call.began_ns) / 1e6
+        exchange.bytes_out += size
+
+    def by_itself(self) -> None:
+        """The worker ended it, and said how."""
+        answer = self._exchange.answer
+        if answer.status >= 400:
+            self._status, self._outcome, self.finish = answer.status, "error", "error"
+        elif answer.header(_FINISH) == b"error":
+            self._status, self._outcome, self.finish, self._is_own_word = 500, "error", "error", True
+        else:
+            self._status, self._outcome, self.finish = answer.status, "ok", "stop"
+
+    def broken(self) -> None:
+        """The worker is gone, or a clock cut it off."""
+        self._status, self._outcome, self.finish = 504 if self._exchange.cut_by else 502, "error", "error"
+
+    def close(self) -> None:
+        """It is over, whether or not the caller has read all of it."""
+        exchange, request = self._exchange, self._request
+        finish = self.finish if exchange.answer.body is None else ""
+        exchange.close(
+            status=self._status, outcome=self._outcome, bytes_out=exchange.bytes_out, finish=finish, is_own_word=self._is_own_word
+        )  # fmt: skip
+        self._metrics.answered(exchange, self._status, first_byte_ms=self._first_byte_ms, completed=self.finish == "stop")
+        request.target = None  # observed
+        self._tracer.answered(exchange, self._status, first_byte_ms=self._first_byte_ms)
+
+
+def is_stream_promised(call: Call) -> bool:
+    """Whether a call is answered by events whatever becomes of it: its function is a generator, and its caller asked for them."""
+    method = call.target.spec.method(call.method)
+    return method is not None and method.is_generator and call.content_type == _JSON and _SSE in call.accept
+
+
+def _is_events(answer: Answer) -> bool:
+    return answer.header(b"content-type").startswith(_SSE)
+
+
+def _as_events(answer: Answer, body: bytes) -> bytes:
+    """A whole answer where the caller is being sent events already."""
+    if _is_events(answer):
+        return body
+    if answer.status < 400:
+        return data_lines(body)
+    return event("error", json.loads(body)) if answer.header(b"content-type").endswith(b"json") else b"event: error\n" + data_lines(body)
+
+
+def _end_of(exchange: Exchange, finish: str) -> bytes:
+    call = exchange.call
+    return end_event(
+        finish_reason=finish, cost=exchange.cost, exec_ms=exchange.exec_ms, start=call.start_kind.value, degraded=call.degraded or None
+    )  # fmt: skip

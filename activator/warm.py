@@ -356,7 +356,8 @@ async def _raise(error: BaseException) -> Exchange:
 
 
 def is_simple(headers: dict[bytes, bytes], *, max_body_bytes: int) -> bool:
-    """Whether a request's head promises nothing that needs a task: a body of known, small length and no clock of the caller's."""
+    """Whether a request's head promises nothing that needs a task: a body of known, small length, no clock of the caller's, and no stream
+    of events, which is kept alive while nothing comes."""
     length = headers.get(b"content-length", b"0")
     return (
         length.isdigit()
@@ -364,4 +365,5 @@ def is_simple(headers: dict[bytes, bytes], *, max_body_bytes: int) -> bool:
         and b"transfer-encoding" not in headers
         and b"pilotlight-timeout" not in headers
         and b"idempotency-key" not in headers
+        and b"text/event-stream" not in headers.get(b"accept", b"")
     )

@@ -47,6 +47,8 @@ class StandIn(Exchange):
         self.dispatched_ns = call.reserved_ns = time.monotonic_ns()
         self.exec_ms = 0.0
         self.cost = "0"
+        self.bytes_out = 0
+        self.cut_by = None
         self._is_closed = True
         self._clock = None
 

@@ -63,7 +63,7 @@ def _one_item(value: Any, *, speaks_pickle: bool, is_events: bool) -> tuple[str,
         data = _pickled(value)
         return CONTENT_PICKLE_STREAM, len(data).to_bytes(4, "big") + data
     if is_events:
-        return CONTENT_SSE, b"data: " + _as_json(value) + b"\n\nevent: done\ndata: {}\n\n"
+        return CONTENT_SSE, b"data: " + _as_json(value) + b"\n\n"
     return CONTENT_NDJSON, _as_json(value) + b"\n"
 
 

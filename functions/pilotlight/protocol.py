@@ -68,6 +68,8 @@ HEADER_OUTCOME = "pilotlight-outcome"
 """`ok`; `raised` (user code raised; body is a problem document or a pickled exception); `invalid` (arguments do not fit); or `busy` (503:
 more
 calls than `max_inputs` are running, none of this one's code ran: safe to send elsewhere)."""
+HEADER_FINISH = "pilotlight-finish"
+"""Behind a worker's stream, as a trailer (RFC 9112 §7.1.2): `stop`, or `error` where the generator raised, or was cut off."""
 HEADER_ROOT_PATH = "pilotlight-root-path"
 HEADER_DEADLINE = "pilotlight-deadline-s"
 """Seconds left to the execution clock when dispatched."""
@@ -253,7 +255,7 @@ class UsageRecord:
         experiment, arm, unit: of a call in an experiment: its id, the arm, and a hash of the unit that was assigned to it.
         degraded: of a call that was answered by a variant or a fallback: what HEADER_DEGRADED said.
         tokens_in, tokens_out, tokens_cached: of a language model, by the engine's own count; `tokens_cached` of those in were there.
-        finish: why a language model's answer ended (`pilotlight.engines.FINISH_REASONS`); "" for other calls.
+        finish: why an answer that streamed ended (`pilotlight.engines.FINISH_REASONS`); "" for others.
         first_token_ms: from the request to the first token; 0 without one.
     """
 

@@ -364,7 +364,7 @@ class TestStreaming:
 
         assert events[:3] == ["data: 0", "data: 1", "data: 2"]
         name, data = events[3].split("\n")
-        assert name == "event: usage"
+        assert name == "event: end"
         assert json.loads(data.removeprefix("data: "))["cost"] == record.cost
         assert record.outcome == "ok"
 

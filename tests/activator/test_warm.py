@@ -203,7 +203,7 @@ async def test_an_answer_that_streams_goes_on_in_a_task(edge: Edge, script: Scri
     script.now = stream
     texts = [(await edge.call(json={}, headers={"accept": "text/event-stream"})).text for _ in range(2)]
 
-    assert [text.split("event: usage")[0] for text in texts] == ["data: 0\n\ndata: 1\n\ndata: 2\n\n"] * 2
+    assert [text.split("event: end")[0] for text in texts] == ["data: 0\n\ndata: 1\n\ndata: 2\n\n"] * 2
     assert [record.outcome for record in (await edge.settle()).values()] == ["ok", "ok"]
 
 

@@ -23,6 +23,7 @@ from pilotlight.protocol import (
     HEADER_ATTEMPT,
     HEADER_CALL,
     HEADER_DEADLINE,
+    HEADER_FINISH,
     WORKER_INVOKE,
 )
 from pilotlight.sdk.context import CURRENT as RUNNING
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _ATTEMPT = HEADER_ATTEMPT.encode()
 _CALL = HEADER_CALL.encode()
 _DEADLINE = HEADER_DEADLINE.encode()
+_FINISH = HEADER_FINISH.encode()
 _JSON = CONTENT_JSON.encode()
 _PICKLE = CONTENT_PICKLE.encode()
 _SSE = CONTENT_SSE.encode()
@@ -206,10 +208,10 @@ class Calls:
                     first = await anext(items, _NOTHING)
                     if first is not _NOTHING:
                         await send({"type": "http.response.body", "body": framer.item(first), "more_body": True})
-                tail = framer.end() if call.stopped is None else framer.error(_late(call))
+                tail, finish = (b"", b"stop") if call.stopped is None else (framer.error(_late(call)), b"error")
             except BaseException as e:  # noqa: BLE001  # as in _perform: the headers are out, so the error travels in the stream
-                tail = framer.error(_late(call) if call.stopped else e)
-            await end(send, tail, call.spans.line(200))
+                tail, finish = framer.error(_late(call) if call.stopped else e), b"error"
+            await end(send, tail, b"%b: %b\r\n%b" % (_FINISH, finish, call.spans.line(200)))
         finally:
             await items.aclose()  # type: ignore[attr-defined]  # an async generator
 

@@ -69,12 +69,9 @@ class Framer(Protocol):
     def error(self, error: BaseException) -> bytes:
         """The generator raised; ends the stream."""
 
-    def end(self) -> bytes:
-        """The generator is exhausted; ends the stream."""
-
 
 class ServerSentEvents:
-    """`data: <json>` per item, `event: done` at the end, `event: error` with a problem document (HTML standard, server-sent events)."""
+    """`data: <json>` per item, `event: error` with a problem document last where it failed (HTML standard, server-sent events)."""
 
     content_type = CONTENT_SSE
 
@@ -85,10 +82,6 @@ class ServerSentEvents:
     def error(self, error: BaseException) -> bytes:
         """See Framer."""
         return b"event: error\ndata: " + as_json(error_document(error)) + b"\n\n"
-
-    def end(self) -> bytes:
-        """See Framer."""
-        return b"event: done\ndata: {}\n\n"
 
 
 class JsonLines:
@@ -103,10 +96,6 @@ class JsonLines:
     def error(self, error: BaseException) -> bytes:
         """See Framer."""
         return as_json(error_document(error)) + b"\n"
-
-    def end(self) -> bytes:
-        """See Framer."""
-        return b""
 
 
 class Pickles:
@@ -124,10 +113,6 @@ class Pickles:
         """See Framer."""
         data = faults.as_pickle(error)
         return self._LENGTH.pack(0xFFFFFFFF) + self._LENGTH.pack(len(data)) + data
-
-    def end(self) -> bytes:
-        """See Framer."""
-        return b""
 
 
 def error_document(error: BaseException) -> dict[str, Any]:

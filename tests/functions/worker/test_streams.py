@@ -86,12 +86,12 @@ def client(instance: FakeInstance) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize("method", ["count", "async_count"])
-def test_server_sent_events_end_with_done(client: httpx.Client, method: str) -> None:
+def test_server_sent_events_are_one_for_each_item(client: httpx.Client, method: str) -> None:
     response = client.post(f"/invoke/{method}", json={"n": 2}, headers={"accept": "text/event-stream"})
 
     assert response.headers["content-type"] == "text/event-stream"
     assert response.headers["transfer-encoding"] == "chunked"
-    assert response.text == "data: 0\n\ndata: 1\n\nevent: done\ndata: {}\n\n"
+    assert response.text == "data: 0\n\ndata: 1\n\n"
 
 
 @pytest.mark.parametrize("method", ["count", "async_count"])
