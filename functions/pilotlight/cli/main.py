@@ -20,6 +20,7 @@ from pilotlight.cli import (
     experiment,
     feedback,
     instance,
+    loadtest,
     quota,
     rollout,
     schedule,
@@ -39,7 +40,7 @@ from pilotlight.cli.session import Options
 
 _PARTS = (
     up, deploy, call, schedule, webhook, app, traffic, rollout, experiment, feedback, slo, trace, instance, snapshot, weights, admin,
-    tenant, quota, audit, budget, billing, state, doctor, top,
+    tenant, quota, audit, budget, billing, state, doctor, top, loadtest,
 )  # fmt: skip
 """In the order in which --help lists them."""
 _HELP = "Serverless functions for models: scale to zero, back in milliseconds, billed per request."

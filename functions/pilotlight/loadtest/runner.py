@@ -1,0 +1,119 @@
+"""Sends what is due when it is due, and measures what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from pilotlight.loadtest.requests import Prepared, Recipe, StreamReader
+from pilotlight.loadtest.results import Result
+from pilotlight.protocol import HEADER_COST, HEADER_ENVIRONMENT, HEADER_START
+
+if TYPE_CHECKING:
+    import httpx
+
+    from pilotlight.profile import Profile
+
+Told = Callable[[int, int, int], None]
+"""Hears (sent, answered, failed) whenever one of them changes."""
+MAX_OPEN = 4096
+"""Requests under way at once; beyond, the generator waits, and says so by its `late` figures."""
+
+
+async def run(
+    profile: Profile, recipe: Recipe, due: Sequence[float], *, timeout_s: float, seed: int = 0, told: Told | None = None
+) -> tuple[list[Result], float]:
+    """Send one request at each of `due` (seconds from now); returns the results in that order, and the seconds that it took.
+
+    Nothing is tried again: a refusal is a result. Cancelled, it leaves what is under way.
+    """
+    import httpx
+
+    source = random.Random(seed)
+    prepared = [recipe.make(source) for _ in due]  # made ahead: the generator's own work must not delay what is due
+    headers = {HEADER_ENVIRONMENT: profile.environment, "user-agent": "pilotlight-loadtest"}
+    if profile.api_key:
+        headers["authorization"] = f"Bearer {profile.api_key}"
+    limits = httpx.Limits(max_connections=MAX_OPEN, max_keepalive_connections=MAX_OPEN)
+    timeout = httpx.Timeout(timeout_s, pool=None)
+    async with httpx.AsyncClient(base_url=profile.url, headers=headers, limits=limits, timeout=timeout, trust_env=False) as client:
+        test = _Test(client, told)
+        begin = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for at, one in zip(due, prepared, strict=True):
+                await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
+                group.create_task(test.send(one, begin, at))
+        return sorted(test.results, key=lambda result: result.due_s), time.perf_counter() - begin
+
+
+class _Test:
+    """The requests of one test. Owned by its event loop."""
+
+    def __init__(self, client: httpx.AsyncClient, told: Told | None) -> None:
+        self._client = client
+        self._told = told
+        self._sent = self._failed = 0
+        self.results: list[Result] = []
+
+    async def send(self, prepared: Prepared, begin: float, due_s: float) -> None:
+        import httpx
+
+        result = Result(due_s=due_s, late_ms=(time.perf_counter() - begin - due_s) * 1000)
+        self._sent += 1
+        try:
+            await self._exchange(prepared, result, begin + due_s)
+        except httpx.TimeoutException:
+            result.error = "timeout"
+        except httpx.HTTPError as e:
+            result.error = "connection" if not result.status else "broken"
+            if isinstance(e, httpx.ConnectError):
+                result.error = "connect"
+        result.latency_ms = (time.perf_counter() - begin - due_s) * 1000
+        self._failed += not result.is_good
+        self.results.append(result)
+        if self._told is not None:
+            self._told(self._sent, len(self.results), self._failed)
+
+    async def _exchange(self, prepared: Prepared, result: Result, due: float) -> None:
+        async with self._client.stream("POST", prepared.path, content=prepared.body, headers=prepared.headers) as response:
+            result.status = response.status_code
+            result.start = response.headers.get(HEADER_START, "")
+            result.cost = response.headers.get(HEADER_COST, "")
+            if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                _read_whole(await response.aread(), result)
+                return
+            reader, last = StreamReader(), 0.0
+            async for chunk in response.aiter_raw():
+                pieces, now = reader.feed(chunk), time.perf_counter()
+                for _ in range(pieces):
+                    if result.first_ms is None:
+                        result.first_ms = (now - due) * 1000
+                    else:
+                        result.gaps_ms.append((now - last) * 1000)
+                    last = now
+            _read_end(reader, result)
+
+
+def _read_whole(body: bytes, result: Result) -> None:
+    """What a whole answer says of tokens."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return
+    if isinstance(document, dict) and isinstance(document.get("usage"), dict):
+        result.tokens_in = document["usage"].get("prompt_tokens")
+        result.tokens_out = document["usage"].get("completion_tokens")
+
+
+def _read_end(reader: StreamReader, result: Result) -> None:
+    result.error = result.error or reader.error
+    if reader.end.get("finish_reason") in ("error", "cancelled"):
+        result.error = result.error or str(reader.end["finish_reason"])
+    result.cost = str(reader.end.get("cost") or result.cost)
+    result.start = str(reader.end.get("start") or result.start)
+    result.tokens_in = reader.usage.get("prompt_tokens", reader.end.get("tokens_in"))
+    result.tokens_out = reader.usage.get("completion_tokens", reader.end.get("tokens_out"))

@@ -1,0 +1,177 @@
+"""The generator against a real server: it waits for no answer before its next request, and sees each piece when it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from pilotlight.loadtest import distributions, runner
+from pilotlight.loadtest.requests import FunctionCalls, ModelCalls, StreamReader
+from pilotlight.profile import Profile
+
+Answer = Callable[[dict[str, str], bytes, asyncio.StreamWriter], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def server(answer: Answer) -> AsyncIterator[Profile]:
+    """An HTTP/1.1 server that answers one request per connection."""
+
+    serving: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())  # type: ignore[arg-type]
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+                headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+                await answer(headers, await reader.readexactly(int(headers.get("content-length", 0))), writer)
+                await writer.drain()
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        port = listening.sockets[0].getsockname()[1]
+        yield Profile(url=f"http://127.0.0.1:{port}", api_key="secret")
+    finally:
+        listening.close()
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving)
+        await listening.wait_closed()
+
+
+def whole(body: bytes, status: str = "200 OK") -> bytes:
+    head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\npilotlight-start: WARM\r\npilotlight-cost: 0.5\r\n"
+    return head.encode() + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body
+
+
+CALLS = FunctionCalls(path="/v1/functions/a/f:invoke", arguments=[{"x": 1}])
+
+
+async def test_requests_go_out_when_they_are_due_whether_or_not_others_were_answered() -> None:
+    """No answer comes before the last request is there: a generator that waits would never send it."""
+    all_there, seen = asyncio.Event(), 0
+
+    async def answer(headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 5:
+            all_there.set()
+        await all_there.wait()
+        writer.write(whole(b"{}"))
+
+    async with server(answer) as profile:
+        results, _ = await runner.run(profile, CALLS, [0.0] * 5, timeout_s=30)
+
+    assert [result.is_good for result in results] == [True] * 5
+    assert [(result.start, result.cost) for result in results] == [("WARM", "0.5")] * 5
+
+
+async def test_it_says_who_asks_and_sends_what_was_prepared() -> None:
+    found: list[tuple[dict[str, str], bytes]] = []
+
+    async def answer(headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
+        found.append((headers, body))
+        writer.write(whole(b"{}"))
+
+    async with server(answer) as profile:
+        await runner.run(profile, CALLS, [0.0], timeout_s=30)
+
+    headers, body = found[0]
+    assert headers["authorization"] == "bearer secret"
+    assert json.loads(body) == {"x": 1}
+
+
+async def test_pieces_of_a_stream_are_seen_as_they_come() -> None:
+    """The server sends the next piece only after it knows that the one before is out: the gaps are the server's own."""
+
+    async def answer(headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n: waiting\n\n")
+        for _ in range(3):
+            writer.write(b'data: {"choices":[{"text":"la"}]}\n\n')
+            await writer.drain()
+            await asyncio.sleep(0.03)
+        usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}\n\n'
+        writer.write(usage + b'data: [DONE]\n\nevent: end\ndata: {"cost":"0.01","finish_reason":"length","start":"RESTORE"}\n\n')
+
+    async with server(answer) as profile:
+        results, _ = await runner.run(profile, CALLS, [0.0], timeout_s=30)
+
+    result = results[0]
+    assert result.is_good
+    assert len(result.gaps_ms) == 2
+    assert all(gap >= 20 for gap in result.gaps_ms)
+    assert (result.tokens_in, result.tokens_out, result.cost, result.start) == (7, 3, "0.01", "RESTORE")
+
+
+async def test_failures_are_results_with_a_word() -> None:
+    async def answer(headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
+        match json.loads(body)["x"]:
+            case 503:
+                writer.write(whole(b"{}", "503 Service Unavailable"))
+            case "silent":
+                await asyncio.sleep(5)
+            case "cut":
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{")
+
+    async with server(answer) as profile:
+        words = []
+        for x in (503, "silent", "cut"):
+            calls = FunctionCalls(path="/", arguments=[{"x": x}])
+            results, _ = await runner.run(profile, calls, [0.0], timeout_s=0.3)
+            words.append((results[0].status, results[0].error))
+    nobody, _ = await runner.run(Profile(url="http://127.0.0.1:9", api_key=""), CALLS, [0.0], timeout_s=5)
+
+    assert words == [(503, ""), (0, "timeout"), (200, "broken")]
+    assert nobody[0].error == "connect"
+
+
+def test_an_error_inside_a_stream_is_seen() -> None:
+    reader = StreamReader()
+
+    assert reader.feed(b'data: {"choices":[{"text":"a"}]}\n\ndata: {"error": {"message": "died"}}\n\n') == 1
+    assert reader.error == "broken"
+
+
+def test_events_that_come_in_parts_count_once() -> None:
+    reader, text = StreamReader(), b'data: {"choices":[{"text":"a"}]}\r\n\r\n: ping\n\ndata: 5\n\n'
+
+    assert sum(reader.feed(text[i : i + 1]) for i in range(len(text))) == 2
+
+
+def test_prompts_have_their_lengths_and_share_their_begin_within_a_group() -> None:
+    calls = ModelCalls(
+        model="llm/a", prompt=distributions.parse("40", option=""), output=distributions.parse("8", option=""), shared=30, groups=2
+    )
+    source = random.Random(5)
+
+    bodies = [json.loads(calls.make(source).body) for _ in range(40)]
+
+    assert {len(body["prompt"]) for body in bodies} == {40}
+    assert {body["max_tokens"] for body in bodies} == {8}
+    assert len({tuple(body["prompt"][:30]) for body in bodies}) == 2
+    assert len({tuple(body["prompt"]) for body in bodies}) == 40
+
+
+def test_chats_are_of_words() -> None:
+    calls = ModelCalls(model="m", prompt=distributions.parse("6", option=""), output=distributions.parse("8", option=""), by_ids=False)
+
+    prepared = calls.make(random.Random(1))
+
+    assert prepared.path == "/v1/chat/completions"
+    assert len(json.loads(prepared.body)["messages"][0]["content"].split()) == 6
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_same_seed_makes_the_same_requests(seed: int) -> None:
+    calls = ModelCalls(model="m", prompt=distributions.parse("lognormal:9,1", option=""), output=distributions.parse("8", option=""))
+
+    assert [calls.make(random.Random(seed)).body for _ in range(2)] == [calls.make(random.Random(seed)).body for _ in range(2)]
