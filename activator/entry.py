@@ -8,7 +8,7 @@ from __future__ import annotations
 from activator.callers import Caller
 from activator.fairness.rank import Rank
 from activator.quotas.admission import Admission, admit
-from activator.quotas.rules import Rule, Rules, body_bytes_of, queue_bounds_of
+from activator.quotas.rules import Rule, Rules, body_bytes_of, queue_bounds_of, token_bound_of
 from activator.quotas.store import QuotaStore
 from activator.routes import RouteTable
 from activator.settings import ActivatorSettings
@@ -32,9 +32,10 @@ class Entry:
         body_bytes: the largest body that may come.
         raw_body_bytes: the same for raw HTTP, where only quotas bound it; None = nothing does.
         ranks: a call's rank by what it says in `Pilotlight-Priority`; None = it says nothing.
+        token_bound: the smallest bucket of tokens that its calls have to fit into; None = tokens are not counted.
     """
 
-    __slots__ = ("body_bytes", "caller", "foreign", "gate", "ranks", "raw_body_bytes", "target")
+    __slots__ = ("body_bytes", "caller", "foreign", "gate", "ranks", "raw_body_bytes", "target", "token_bound")
 
     def __init__(
         self, caller: Caller, target: Target, *, rules: Rules, store: QuotaStore, max_body_bytes: int, ranks: dict[bytes | None, Rank]
@@ -46,13 +47,14 @@ class Entry:
         self.raw_body_bytes = body_bytes_of(rules, None)
         self.body_bytes = body_bytes_of(rules, max_body_bytes) or 0
         self.ranks = ranks
+        self.token_bound = token_bound_of(rules)
 
     def __repr__(self) -> str:
         return f"<Entry {self.caller!r} {self.target!r} {self.gate!r}>"
 
-    async def admit(self, *, holds: int = 1) -> Admission | None:
+    async def admit(self, *, holds: int = 1, tokens: int = 0) -> Admission | None:
         """Let one call in; None where nothing is counted. Raises OverQuota, Unavailable."""
-        return await admit(self.gate, holds=holds)
+        return await admit(self.gate, holds=holds, tokens=tokens)
 
     def rank(self, headers: dict[bytes, bytes]) -> Rank:
         """The call's rank. Raises InvalidInput when it asks for a priority that there is not."""
@@ -122,6 +124,10 @@ class Entrance:
             rules.append(Rule(of="address", subject=address, quotas=self._of_strangers(), tenant=""))
         else:
             rules.append(Rule(of="key", subject=caller.key_id, quotas=caller.quotas, tenant=caller.tenant))
+        limits = target.spec.limits
+        if limits is not None and limits.max_streams_per_tenant is not None:
+            streams = Quotas(concurrent=limits.max_streams_per_tenant)
+            rules.append(Rule(of="streams", subject=f"{target.name}@{caller.tenant or address}", quotas=streams, tenant=owner))
         return tuple(rule for rule in rules if not rule.quotas.is_empty)
 
     def _of_strangers(self) -> Quotas:

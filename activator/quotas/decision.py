@@ -39,6 +39,11 @@ class Refusal:
     def error(self) -> errors.OverQuota:
         """As it is answered."""
         rule = self.rule
+        if rule.of == "streams":
+            return errors.OverQuota(
+                f"this tenant already has {self.limit:g} calls of this function, the bound (max_streams_per_tenant): wait for one to end",
+                retry_after_s=self.wait_s, quota="max_streams_per_tenant", of=rule.of, limit=self.limit,
+            )  # fmt: skip
         if not rule.is_shown:
             return errors.OverQuota(
                 f"the tenant of this function has used up its quota {self.quota}: try again later",

@@ -7,12 +7,13 @@ From the caller's side `tenant` is always its own. Who calls another tenant's fu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from activator.fairness.rank import QueueBound
 from pilotlight.quotas import Quotas
 
-Of = Literal["tenant", "owner", "function", "key", "address"]
+Of = Literal["tenant", "owner", "function", "key", "address", "streams"]
+"""Whose quotas; `streams` are the calls of one tenant that a language model takes at once (`TokenLimits.max_streams_per_tenant`)."""
 
 _SUBJECTS = {"owner": "tenant"}
 """A tenant has one count, whoever asks."""
@@ -53,6 +54,26 @@ def is_counted(quotas: Quotas) -> bool:
 def counted(rules: Rules) -> Rules:
     """Those of them that a store has to count."""
     return tuple(rule for rule in rules if is_counted(rule.quotas))
+
+
+class TokenBound(NamedTuple):
+    """The smallest bucket of tokens that a call has to fit into.
+
+    Attributes:
+        of: whose it is.
+        limit: tokens that it holds.
+        is_shown: whether the caller may read the number.
+    """
+
+    of: str
+    limit: int
+    is_shown: bool
+
+
+def token_bound_of(rules: Rules) -> TokenBound | None:
+    """The smallest quota of tokens among them; None = there is none."""
+    bounds = [TokenBound(rule.of, rule.quotas.tokens_per_min, rule.is_shown) for rule in rules if rule.quotas.tokens_per_min is not None]
+    return min(bounds, key=lambda bound: bound.limit, default=None)
 
 
 def body_bytes_of(rules: Rules, limit_bytes: int | None) -> int | None:

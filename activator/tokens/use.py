@@ -26,6 +26,7 @@ class TokenUse:
     Attributes:
         estimated_in: tokens that its prompt probably has.
         max_out: tokens that all its answers together may have; 0 of embeddings.
+        expected: of these, what quotas set aside; what is used beyond is owed.
         cap: what to write as `max_tokens` into the request; None = leave it as it is.
         degraded: `output<=N` where its answer is shorter than it asked for, else "".
         tokens_in, tokens_out, tokens_cached: of the attempt that runs, so far.
@@ -36,8 +37,8 @@ class TokenUse:
         admission: what it holds of quotas; None = nothing is counted.
     """
 
-    __slots__ = ("_by_choice", "_on_end", "_spent", "admission", "began_ns", "cap", "degraded", "estimated_in", "finish", "first_token_ns",
-                 "gaps", "is_counted", "last_ns", "max_out", "tokens_cached", "tokens_in", "tokens_out")  # fmt: skip
+    __slots__ = ("_by_choice", "_on_end", "_spent", "admission", "began_ns", "cap", "degraded", "estimated_in", "expected", "finish",
+                 "first_token_ns", "gaps", "is_counted", "last_ns", "max_out", "tokens_cached", "tokens_in", "tokens_out")  # fmt: skip
 
     def __init__(
         self,
@@ -45,14 +46,16 @@ class TokenUse:
         estimated_in: int,
         max_out: int,
         began_ns: int,
+        expected: int | None = None,
         cap: int | None = None,
         degraded: str = "",
         admission: Admission | None = None,
         on_end: Callable[[TokenUse], None] | None = None,
     ) -> None:
-        """`on_end`: told when the call has ended."""
+        """`expected`: None = all of `max_out`. `on_end`: told when the call has ended."""
         self.estimated_in = estimated_in
         self.max_out = max_out
+        self.expected = max_out if expected is None else expected
         self.began_ns = began_ns
         self.cap = cap
         self.degraded = degraded
@@ -74,8 +77,8 @@ class TokenUse:
 
     @property
     def reserved(self) -> int:
-        """Tokens that are set aside for it."""
-        return self.estimated_in + self.max_out
+        """Tokens that quotas set aside for it."""
+        return self.estimated_in + self.expected
 
     @property
     def used(self) -> int:

@@ -1,0 +1,80 @@
+"""Where calls of language models come in: read what they ask for, bound it, set it aside in quotas, settle it when they have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from activator.entry import Entry
+from activator.quotas.admission import Admission
+from activator.targets import Target
+from activator.tokens.estimates import Estimate, Estimates, learn
+from activator.tokens.facts import Asked, asked_of
+from activator.tokens.limits import NO_LIMITS, Allowed, allow
+from activator.tokens.use import TokenUse
+from pilotlight import errors
+
+_ENDED_BY_ITSELF = ("stop", "tool_calls")
+
+
+class TokenDesk:
+    """Owner: the event loop.
+
+    use = await desk.enter(entry, path, body, began_ns=request.began_ns)
+    try:
+        write_cap(path, body, use.cap)
+        ...
+    finally:
+        use.leave()
+    """
+
+    def __init__(self, *, waiting_of: Callable[[Target], int]) -> None:
+        """`waiting_of`: how many calls of a revision wait for a slot."""
+        self._waiting_of = waiting_of
+        self._estimates = Estimates()
+
+    def __repr__(self) -> str:
+        return f"<TokenDesk {self._estimates!r}>"
+
+    async def enter(self, entry: Entry, path: str, body: Mapping[str, Any], *, began_ns: int, holds: int = 1) -> TokenUse:
+        """Let one call in, to a function of kind ENGINE. Whoever gets the answer calls its `leave` once.
+
+        `holds`: 0 for a call that does not begin to run now. Raises InvalidInput, OverQuota with the time to wait, Unavailable.
+        """
+        target = entry.target
+        asked = asked_of(path, body)
+        allowed = self._allow(entry, asked)
+        admission, allowed = await _admitted(entry, allowed, holds=holds)
+        estimate = self._estimates.of(target.key)
+        return TokenUse(
+            estimated_in=allowed.estimated_in, max_out=allowed.max_out, expected=allowed.expected, began_ns=began_ns, cap=allowed.cap,
+            degraded=allowed.degraded, admission=admission, on_end=lambda use: _learn(estimate, asked, use),
+        )  # fmt: skip
+
+    def _allow(self, entry: Entry, asked: Asked) -> Allowed:
+        target = entry.target
+        engine = target.spec.engine
+        if engine is None:
+            raise errors.InvalidInput(f"{target.app}/{target.function} is no language model: call it by its own name")
+        limits = target.spec.limits or NO_LIMITS
+        waiting = self._waiting_of(target) if limits.pressured_output_tokens is not None else 0
+        return allow(
+            asked, engine=engine, limits=limits, estimate=self._estimates.of(target.key), bound=entry.token_bound, waiting=waiting
+        )  # fmt: skip
+
+
+async def _admitted(entry: Entry, allowed: Allowed, *, holds: int) -> tuple[Admission | None, Allowed]:
+    """Set aside what it may have, or, where quotas have not so many tokens left, what it may have under pressure."""
+    try:
+        return await entry.admit(holds=holds, tokens=allowed.reserve), allowed
+    except errors.OverQuota as e:
+        short = allowed.cut(entry.target.spec.limits or NO_LIMITS) if e.detail.get("quota") == "tokens_per_min" else None
+        if short is None:
+            raise
+    return await entry.admit(holds=holds, tokens=short.reserve), short
+
+
+def _learn(estimate: Estimate, asked: Asked, use: TokenUse) -> None:
+    if use.is_counted:
+        is_ended = use.finish in _ENDED_BY_ITSELF
+        learn(estimate, asked, tokens_in=use.tokens_in, tokens_out=use.tokens_out, is_ended=is_ended)

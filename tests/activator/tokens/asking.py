@@ -1,0 +1,52 @@
+"""Language models, and callers of them, for tests of what is asked for and granted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from activator.callers import Caller
+from activator.entry import Entrance, Entry
+from activator.quotas.process import ProcessQuotas
+from activator.quotas.store import QuotaStore
+from activator.routes import RouteTable
+from activator.settings import ActivatorSettings
+from pilotlight.engines import EngineSpec, Task, TokenLimits
+from pilotlight.protocol import FeedChange, KeyRecord
+from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, Scaling, WeightsSpec
+from pilotlight.types import FunctionAddress, TenantId
+from tests.fakes.routes import TENANT, change, empty_table, route_of, spec_of
+
+
+def model(
+    name: str = "hello", *, max_model_len: int = 1000, task: Task = Task.GENERATE, scaling: Scaling | None = None, **limits: Any
+) -> FunctionSpec:
+    """A function of kind ENGINE."""
+    return spec_of(
+        name, kind=FunctionKind.ENGINE, methods=(MethodSpec(),), scaling=scaling or Scaling(max_inputs=8),
+        weights=(WeightsSpec(name="model", manifest="m" * 64),),
+        engine=EngineSpec(model="model", max_model_len=max_model_len, max_num_seqs=8, task=task), limits=TokenLimits(**limits),
+    )  # fmt: skip
+
+
+class Door:
+    """An entrance to one model, and the quotas there."""
+
+    def __init__(self, spec: FunctionSpec, *, store: QuotaStore | None = None, plan: dict[str, Any] | None = None, **quotas: Any) -> None:
+        """`plan`: of the tenant; `quotas`: of the caller's key."""
+        self.table: RouteTable = empty_table()
+        self.store = store or ProcessQuotas()
+        self.entrance = Entrance(table=self.table, store=self.store, settings=ActivatorSettings())
+        self.table.apply(change(1, route_of(spec)))
+        value = {"id": TENANT, "name": "acme", "uid": None, "plan": {"name": "p", **plan} if plan else {}, "suspended": False}
+        self.table.apply(FeedChange(seq=2, kind="tenant", key=TENANT, value=value))
+        self._target = self.table.target(FunctionAddress(tenant=TenantId(TENANT), environment="main", app="shop", function=spec.name))
+        self._quotas = quotas
+
+    def entry(self, key: str = "k-1", *, tenant: str = TENANT) -> Entry:
+        """The way of one caller."""
+        return self.entrance.entry(Caller(KeyRecord(id=key, hash="", tenant=tenant, scope="invoke", quotas=self._quotas)), self._target)
+
+
+def chat(text: str = "hello there", **more: Any) -> dict[str, Any]:
+    """A chat's body."""
+    return {"model": "hello", "messages": [{"role": "user", "content": text}], **more}
