@@ -21,7 +21,8 @@ from snapshotter.cgroups import Cgroups
 from snapshotter.criu.self_test import self_test
 from tests.e2e.harness import PlatformUnderTest, wait_for
 
-_ATTEMPTS = 4
+ATTEMPTS = 4
+"""How often a function is brought to zero before a test gives up: the autoscaler may bring back what was stopped."""
 SNAPSHOT_S = 90.0
 """For a function that starts processes, on a machine that does much else."""
 
@@ -60,7 +61,7 @@ class Frozen:
 
     def call_from_zero(self, address: str, body: Any = None) -> httpx.Response:
         """The same, started for this call: the autoscaler may bring back what was stopped, then it is stopped again."""
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             self.to_zero(address.partition(".")[0])
             answer = self.call(address, body)
             if answer.headers[HEADER_START] not in ("WARM", "FORK"):

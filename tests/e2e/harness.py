@@ -24,9 +24,10 @@ from pilotlight.cli import local, orphans, supervise
 from pilotlight.cli.supervisor import PROCESSES
 from pilotlight.client import Client
 from pilotlight.profile import Profile
+from tests.fakes.plain_http import NO_TLS
 
 STOP_S = 60.0
-PATIENCE_S = 20.0
+PATIENCE_S = 45.0
 """How long a test looks for something that is bound to happen, on a machine that is busy with other things."""
 APPS = Path(__file__).parent / "apps"
 T = TypeVar("T")
@@ -82,7 +83,9 @@ class PlatformUnderTest:
     def post(self, function: str, body: Any = None, *, verb: str = "invoke", **options: Any) -> httpx.Response:
         """`POST /v1/functions/{function}:{verb}` with a JSON body, as the admin unless `headers` say otherwise."""
         sent = {"json": {} if body is None else body} if "content" not in options else {}
-        return httpx.post(f"{self.url}/v1/functions/{function}:{verb}", **{"headers": self.headers, "timeout": 60.0, **sent, **options})
+        return httpx.post(
+            f"{self.url}/v1/functions/{function}:{verb}", **{"headers": self.headers, "timeout": 60.0, "verify": NO_TLS, **sent, **options}
+        )
 
     def result(self, function: str, body: Any = None) -> Any:
         """What the function answers; anything but 200 fails with the logs."""
@@ -98,7 +101,7 @@ class PlatformUnderTest:
 
     def templates(self) -> list[dict[str, Any]]:
         """Resident Templates, as the node agent tells."""
-        return list(httpx.get(f"{self.url}/v1/templates", headers=self.headers, timeout=60).json()["templates"])
+        return list(httpx.get(f"{self.url}/v1/templates", headers=self.headers, timeout=60, verify=NO_TLS).json()["templates"])
 
     def usage(self, where: str = "1", *values: object) -> list[dict[str, Any]]:
         """Usage records in the controller's ledger."""
@@ -120,7 +123,7 @@ class PlatformUnderTest:
 
     def _is_reachable(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/healthz", timeout=5).status_code == 200
+            return httpx.get(f"{self.url}/healthz", timeout=5, verify=NO_TLS).status_code == 200
         except httpx.HTTPError:
             return False
 

@@ -23,6 +23,13 @@ vault = pilotlight.Secret.from_name("vault")
 small = functools.partial(app.cls, cpu=0.25, memory="256MiB", scaledown_window=300, timeout=20)
 
 
+def meet(at: list[Any] | None) -> None:
+    """Wait at this host and port until all who are expected there have come; None: for nobody."""
+    if at is not None:
+        with socket.create_connection((str(at[0]), int(at[1])), timeout=15) as meeting:
+            assert meeting.recv(100)
+
+
 @small(max_instances=4)
 class Greeter:
     """Nothing special."""
@@ -103,9 +110,9 @@ class Lottery:
         self.names = tempfile._get_candidate_names()  # type: ignore[attr-defined]
         self.began = time.time()
 
-    @pilotlight.method(example=[0.0])
-    def draw(self, seconds: float) -> dict[str, Any]:
-        time.sleep(seconds)
+    @pilotlight.method(example=[])
+    def draw(self, met: list[Any] | None = None) -> dict[str, Any]:
+        meet(met)
         return {
             "random": random.getrandbits(64),
             "numpy": int(self.numpy.random.randint(2**62)),
@@ -190,8 +197,8 @@ class Listener:
         return int(self.server.getsockname()[1])
 
     @pilotlight.method()
-    def ask_itself(self, seconds: float) -> str:
-        time.sleep(seconds)
+    def ask_itself(self, met: list[Any] | None = None) -> str:
+        meet(met)
         with socket.create_connection(("127.0.0.1", 47114), timeout=5) as mine:
             return mine.recv(100).decode()
 
