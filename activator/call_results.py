@@ -14,6 +14,7 @@ import httpx
 
 from activator.billing.journal import Journal
 from activator.held import FINAL, HeldCalls
+from activator.neighbours import over_socket
 from pilotlight.protocol import CALLS_PATH, HEADER_PLATFORM_TOKEN, CallRecord
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class CallResults:
         self._held = held
         self._journal = journal
         self._client = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(controller)),
+            transport=over_socket(controller),
             base_url="http://controller",
             headers={HEADER_PLATFORM_TOKEN: token},
             timeout=30.0,

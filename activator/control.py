@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 
 from activator.admission import StrangerLimit
+from activator.neighbours import over_socket
 from activator.request import HOP_BY_HOP, Headers, Request
 from activator.routes import RouteTable
 from pilotlight import errors
@@ -46,7 +47,7 @@ class ControlPlane:
         self._others_catch_up = others_catch_up
         self._strangers = strangers
         self._client = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=httpx.Limits(max_connections=256)),
+            transport=over_socket(socket, limits=httpx.Limits(max_connections=256)),
             base_url="http://controller",
             timeout=httpx.Timeout(10.0, read=_IDLE_S, write=_IDLE_S),
         )

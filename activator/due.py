@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import httpx
 
+from activator.neighbours import over_socket
 from pilotlight import errors
 from pilotlight.protocol import DUE_PATH, HEADER_PLATFORM_TOKEN
 
@@ -51,7 +52,7 @@ class DueCalls:
         self._activator = activator
         self._wait_s = wait_s
         self._client = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(controller)),
+            transport=over_socket(controller),
             base_url="http://controller",
             headers={HEADER_PLATFORM_TOKEN: token},
             timeout=httpx.Timeout(ANSWER_S, read=wait_s + ANSWER_S),

@@ -16,6 +16,7 @@ from typing import BinaryIO, cast
 
 import httpx
 
+from activator.neighbours import over_socket
 from activator.routes import RouteTable
 from pilotlight.protocol import FEED_PATH, HEADER_PLATFORM_TOKEN, FeedChange
 
@@ -120,7 +121,7 @@ class FeedFollower:
         self._table = table
         self._log = FeedLog(log_path)
         self._client = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(socket)),
+            transport=over_socket(socket),
             base_url="http://controller",
             headers={HEADER_PLATFORM_TOKEN: token},
             timeout=httpx.Timeout(10.0, read=POLL_S + 10.0),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 
+from activator.neighbours import over_socket
 from activator.request import HOP_BY_HOP, Headers, Request
 from pilotlight import errors
 
@@ -37,7 +38,7 @@ class Siblings:
         self._run = run
         self._clients = {
             n: httpx.AsyncClient(
-                transport=httpx.AsyncHTTPTransport(uds=str(socket_of(run, n))),
+                transport=over_socket(socket_of(run, n)),
                 base_url="http://activator",
                 timeout=httpx.Timeout(5.0, read=_IDLE_S, write=_IDLE_S),
             )

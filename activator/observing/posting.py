@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import httpx
 
+from activator.neighbours import over_socket
 from activator.observing.observer import Observer
 from pilotlight.observations import Observation, add_to
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN, OBSERVATIONS_PATH
@@ -50,7 +51,7 @@ class ControllerReceiver:
 
     def __init__(self, *, socket: Path, token: str) -> None:
         self._client = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(socket)),
+            transport=over_socket(socket),
             base_url="http://controller",
             headers={HEADER_PLATFORM_TOKEN: token},
             timeout=10.0,

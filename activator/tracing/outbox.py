@@ -11,6 +11,7 @@ from typing import Protocol
 
 import httpx
 
+from activator.neighbours import over_socket
 from activator.tracing.document import Json
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN, TRACES_PATH
 
@@ -38,7 +39,7 @@ class ControllerTraces:
     def __init__(self, *, socket: Path, token: str, activator: str) -> None:
         self._activator = activator
         self._client = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(socket)), base_url="http://controller", headers={HEADER_PLATFORM_TOKEN: token},
+            transport=over_socket(socket), base_url="http://controller", headers={HEADER_PLATFORM_TOKEN: token},
             timeout=10.0,
         )  # fmt: skip
 

@@ -38,6 +38,7 @@ from pilotlight.protocol import BudgetState, FeedChange, FunctionRoute, UsageRec
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_fleet import FakeFleet
 from tests.fakes.fake_worker import Behaviour, echo
+from tests.fakes.plain_http import NO_TLS
 from tests.fakes.routes import TENANT, change, empty_table
 
 KEY = "pl_test"
@@ -119,7 +120,7 @@ class Edge:
         )
         self._seq = 0
         self.url = ""
-        self.client = httpx.AsyncClient(timeout=PATIENCE_S)
+        self.client = httpx.AsyncClient(timeout=PATIENCE_S, verify=NO_TLS)
         self.add_key(KEY)
 
     def keep(self, trace: Json) -> None:

@@ -17,6 +17,7 @@ import pytest
 from pilotlight.cli.supervisor import PROCESSES
 from tests.e2e.harness import PlatformUnderTest, platform_up, wait_for
 from tests.fakes.hooks import Receiver
+from tests.fakes.plain_http import NO_TLS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 LATER_S = 60.0
@@ -62,7 +63,7 @@ def submit(jobs: PlatformUnderTest, function: str, body: Any = None, **headers: 
 
 def ended(jobs: PlatformUnderTest, call: str) -> dict[str, Any]:
     def look() -> dict[str, Any] | None:
-        answer = httpx.get(f"{jobs.url}/v1/calls/{call}", headers=jobs.headers, timeout=30)
+        answer = httpx.get(f"{jobs.url}/v1/calls/{call}", headers=jobs.headers, timeout=30, verify=NO_TLS)
         found = answer.json() if answer.status_code == 200 else {}
         return found if found.get("state") not in (None, "QUEUED", "RUNNING") else None
 
@@ -74,7 +75,9 @@ def value(record: dict[str, Any]) -> Any:
 
 
 def ticks(jobs: PlatformUnderTest) -> list[dict[str, Any]]:
-    answer = httpx.get(f"{jobs.url}/v1/calls", params={"function": "tick", "app": "jobs", "limit": 1000}, headers=jobs.headers, timeout=30)
+    answer = httpx.get(
+        f"{jobs.url}/v1/calls", params={"function": "tick", "app": "jobs", "limit": 1000}, headers=jobs.headers, timeout=30, verify=NO_TLS
+    )
     return [call for call in answer.json()["calls"] if call["schedule"]] if answer.status_code == 200 else []
 
 

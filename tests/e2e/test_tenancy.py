@@ -16,6 +16,7 @@ from pilotlight.errors import NotFound
 from pilotlight.profile import Profile
 from pilotlight.sdk import session
 from tests.e2e.harness import APPS, PlatformUnderTest, wait_for
+from tests.fakes.plain_http import NO_TLS
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
@@ -43,7 +44,9 @@ class Tenant:
         """Call `shared/<function>` with its admin key, or another; "" = with none."""
         token = self.key if key is None else key
         headers = {"authorization": f"Bearer {token}"} if token else {}
-        return httpx.post(f"{self.platform.url}{prefix}/v1/functions/shared/{function}:invoke", json={"n": 7}, headers=headers, timeout=60)
+        return httpx.post(
+            f"{self.platform.url}{prefix}/v1/functions/shared/{function}:invoke", json={"n": 7}, headers=headers, timeout=60, verify=NO_TLS
+        )
 
 
 @pytest.fixture(scope="module")

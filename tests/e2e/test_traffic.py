@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.e2e.harness import PlatformUnderTest, wait_for
+from tests.fakes.plain_http import NO_TLS
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 APP = """
@@ -47,12 +48,14 @@ def says(platform: PlatformUnderTest, word: str) -> bool:
 
 
 def ask(platform: PlatformUnderTest, where: str = "split/greet", **headers: str) -> httpx.Response:
-    return httpx.post(f"{platform.url}/v1/functions/{where}:invoke", json={}, headers={**platform.headers, **headers}, timeout=60)
+    return httpx.post(
+        f"{platform.url}/v1/functions/{where}:invoke", json={}, headers={**platform.headers, **headers}, timeout=60, verify=NO_TLS
+    )
 
 
 def traffic(platform: PlatformUnderTest, method: str = "GET", **body: Any) -> httpx.Response:
     where = f"{platform.url}/v1/functions/split/greet/traffic"
-    return httpx.request(method, where, json=body or None, headers=platform.headers, timeout=60)
+    return httpx.request(method, where, json=body or None, headers=platform.headers, timeout=60, verify=NO_TLS)
 
 
 def test_there_and_back_by_hand(platform: PlatformUnderTest, revisions: list[str]) -> None:

@@ -27,6 +27,7 @@ from pilotlight.seal import PlatformKey
 from snapshotter.client import AgentClient
 from snapshotter.types import InstanceId, InstanceInfo, StartKind, TemplateInfo
 from tests.fakes import demo_books, demo_observations, demo_traces
+from tests.fakes.plain_http import NO_TLS
 from tests.fakes.small_cache import SmallCache
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, SmallAgent, instance, snapshot, spec
 from weight_cache.client import WeightCacheClient
@@ -134,7 +135,7 @@ async def demo(home: Path, run: Path, *, clock: Any, port: int = 0, **settings: 
     serving = asyncio.create_task(server._serve([listener]), name="demo controller")  # `serve` would take the test's signals
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        async with httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=30) as http:
+        async with httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=30, verify=NO_TLS) as http:
             yield await _settle(context, http, agent=agent, cache=cache, key=key)
     finally:
         bell.close()
@@ -190,7 +191,7 @@ def _spec(habit: demo_books.Habit) -> dict[str, Any]:
 async def furnish(made: Demo, *, now: float) -> None:
     """A month of records of two tenants, instances, snapshots, models and budgets."""
     made.add(list(demo_books.records(tenant=made.tenant, ids=made.ids, revisions=made.revisions, rates=made.rates, now=now)))
-    other = httpx.AsyncClient(base_url=made.url, headers={"authorization": f"Bearer {made.other_key}"})
+    other = httpx.AsyncClient(base_url=made.url, headers={"authorization": f"Bearer {made.other_key}"}, verify=NO_TLS)
     async with other:
         theirs = str((await other.get("/v1/whoami")).json()["tenant"]["id"])
         (await other.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=BUNDLE)).raise_for_status()

@@ -23,6 +23,7 @@ from pilotlight.controller.bootstrap import first_admin_key
 from pilotlight.controller.store import Store
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN, FunctionRoute
 from pilotlight.seal import PlatformKey
+from tests.fakes.plain_http import NO_TLS
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, spec
 
 ROOT = Path(__file__).parents[3]
@@ -40,7 +41,7 @@ class Process:
         assert key is not None
         self.key = key
         self._child: subprocess.Popen[bytes] | None = None
-        transport = httpx.HTTPTransport(uds=str(home / "run" / "controller.sock"))
+        transport = httpx.HTTPTransport(uds=str(home / "run" / "controller.sock"), verify=NO_TLS)
         headers = {"authorization": f"Bearer {self.key}"}
         self.http = httpx.Client(transport=transport, base_url="http://controller", headers=headers, timeout=START_S)
 
@@ -94,7 +95,7 @@ def test_it_serves_stops_in_order_and_serves_again(process: Process) -> None:
     socket = process.home / "run" / "controller.sock"
     assert socket.stat().st_mode & 0o777 == 0o600
     assert process.http.get("/v1/whoami").status_code == 200
-    scrape = httpx.Client(transport=httpx.HTTPTransport(uds=str(process.home / "run" / "metrics-controller.sock")))
+    scrape = httpx.Client(transport=httpx.HTTPTransport(uds=str(process.home / "run" / "metrics-controller.sock"), verify=NO_TLS))
     assert 'requests_total{route="/v1/whoami",status="200"} 1.0' in scrape.get("http://metrics/").text
     assert process.end(signal.SIGTERM) == 0
     assert not socket.exists()

@@ -16,6 +16,7 @@ from pilotlight.errors import RemoteError
 from pilotlight.protocol import CONTENT_PICKLE, HEADER_CALL, HEADER_DEADLINE, HEADER_OUTCOME
 from pilotlight.spec import FunctionKind, MethodSpec
 from tests.fakes.fake_shim import FakeInstance, FakeShim, function_spec, read_until, wait_for_running
+from tests.fakes.plain_http import NO_TLS
 
 CODE = '''
 import asyncio, sys, threading, time
@@ -141,11 +142,11 @@ def client(instance: FakeInstance) -> Iterator[httpx.Client]:
 
 
 def connect(instance: FakeInstance) -> httpx.Client:
-    return httpx.Client(transport=httpx.HTTPTransport(uds=instance.path), base_url="http://worker", timeout=30)
+    return httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30)
 
 
 def connect_async(instance: FakeInstance) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=instance.path), base_url="http://worker", timeout=30)
+    return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30)
 
 
 def call_pickled(client: httpx.Client, method: str, *args: object, **kwargs: object) -> httpx.Response:

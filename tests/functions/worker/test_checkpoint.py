@@ -18,10 +18,11 @@ from pilotlight.sdk.marks import asgi_app
 from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec
 from tests.fakes.fake_shim import FakeInstance, ShimTimeout, function_spec, read_until
 from tests.fakes.freezing_shim import FreezingShim
+from tests.fakes.plain_http import NO_TLS
 
 
 def call(instance: FakeInstance, method: str = "", arguments: object = ()) -> object:
-    with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path), base_url="http://worker", timeout=30) as client:
+    with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30) as client:
         response = client.post(f"/invoke/{method}", json=arguments)
         assert response.status_code == 200, response.text
         return response.json()
@@ -322,7 +323,7 @@ def test_a_web_application_with_threads_and_processes_comes_back(options: str) -
         assert "ticker" in shim.wait_event("snapshot_point")["threads"]
         shim.freeze(in_place=True)
         instance = shim.start("i-1", op="serve")
-        with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path), base_url="http://worker", timeout=30) as client:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30) as client:
             answer = client.get("/asgi/shout/abc").json()
             assert answer == {"text": "ABC", "thread": True, "built": 1, "name": "i-1"}
 

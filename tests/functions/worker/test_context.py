@@ -17,6 +17,7 @@ from pilotlight.spec import FunctionKind, MethodSpec
 from pilotlight.worker.running import RunningCall, Whose
 from pilotlight.worker.spans import CallSpans
 from tests.fakes.fake_shim import FakeInstance, FakeShim, function_spec
+from tests.fakes.plain_http import NO_TLS
 
 CALL = "req-0123456789abcdef0123456789abcdef"
 CODE = """
@@ -85,7 +86,7 @@ def _instance() -> Iterator[FakeInstance]:
 
 
 async def ask(instance: FakeInstance, method: str, **headers: str) -> Any:
-    async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=instance.path), base_url="http://worker") as client:
+    async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker") as client:
         answer = await client.post(f"/invoke/{method}", json=[], headers={HEADER_CALL: CALL, **headers})
     assert answer.status_code == 200, answer.text
     is_lines = answer.headers["content-type"].startswith("application/x-ndjson")

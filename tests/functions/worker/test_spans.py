@@ -22,6 +22,7 @@ from pilotlight.spec import FunctionKind, MethodSpec
 from pilotlight.tracecontext import attempt_span_of, child_of
 from pilotlight.worker.spans import MAX_BYTES, MAX_SPANS, CallSpans
 from tests.fakes.fake_shim import FakeInstance, FakeShim, function_spec
+from tests.fakes.plain_http import NO_TLS
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
@@ -123,7 +124,7 @@ def decoded(value: str) -> dict[str, Any]:
 
 
 async def told(instance: FakeInstance, method: str, *args: Any, headers: dict[str, str] = SAMPLED) -> dict[str, Any] | None:
-    async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=instance.path), base_url="http://worker") as client:
+    async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker") as client:
         answer = await client.post(f"/invoke/{method}", json=list(args), headers={HEADER_CALL: CALL, **headers})
     value = answer.headers.get(HEADER_SPANS)
     return None if value is None else decoded(value)
@@ -227,7 +228,9 @@ async def test_attributes_are_texts_numbers_and_booleans_whatever_was_given(inst
 
 async def test_opentelemetry_in_user_code_sees_our_spans_as_the_current_ones(instance: FakeInstance) -> None:
     async def currents(headers: dict[str, str]) -> Any:
-        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=instance.path), base_url="http://worker") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker"
+        ) as client:
             return (await client.post("/invoke/with_opentelemetry", json=[], headers={HEADER_CALL: CALL, **headers})).json()
 
     await currents({})  # its import is what makes it known

@@ -15,6 +15,7 @@ import pytest
 from pilotlight.protocol import CONTENT_PICKLE, CONTENT_PICKLE_STREAM, HEADER_DEADLINE, HEADER_OUTCOME
 from pilotlight.spec import FunctionKind, MethodSpec
 from tests.fakes.fake_shim import FakeInstance, FakeShim, function_spec, read_until, wait_for_running
+from tests.fakes.plain_http import NO_TLS
 
 CODE = """
 import asyncio, itertools, threading
@@ -81,7 +82,7 @@ def instance() -> Iterator[FakeInstance]:
 
 @pytest.fixture
 def client(instance: FakeInstance) -> Iterator[httpx.Client]:
-    with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path), base_url="http://worker", timeout=30) as client:
+    with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30) as client:
         yield client
 
 
@@ -158,7 +159,7 @@ async def test_a_caller_that_leaves_ends_the_generator_and_slow_reading_holds_it
     reader, writer = await asyncio.open_unix_connection(instance.path)
     writer.write(f"POST /invoke/{method} HTTP/1.1\r\nhost: w\r\ncontent-length: 0\r\n\r\n".encode())
     await reader.readuntil(b"\r\n\r\n")
-    transport = httpx.AsyncHTTPTransport(uds=instance.path)
+    transport = httpx.AsyncHTTPTransport(uds=instance.path, verify=NO_TLS)
     async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=30) as client:
         assert (await client.get("/health")).json()["running"] == 1
         writer.close()
@@ -169,7 +170,7 @@ async def test_a_caller_that_leaves_ends_the_generator_and_slow_reading_holds_it
 
 
 async def test_a_caller_that_leaves_a_silent_generator_ends_it(instance: FakeInstance) -> None:
-    transport = httpx.AsyncHTTPTransport(uds=instance.path)
+    transport = httpx.AsyncHTTPTransport(uds=instance.path, verify=NO_TLS)
     async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=30) as client:
         task = asyncio.create_task(client.post("/invoke/silent"))
         await asyncio.to_thread(read_until, instance.stdout, b"silent now\n")

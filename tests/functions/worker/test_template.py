@@ -15,10 +15,11 @@ import pytest
 
 from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec
 from tests.fakes.fake_shim import FakeInstance, FakeShim, ShimTimeout, function_spec, read_until, signal_pidfd
+from tests.fakes.plain_http import NO_TLS
 
 
 def call(instance: FakeInstance, method: str = "", arguments: object = ()) -> object:
-    with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path), base_url="http://worker", timeout=30) as client:
+    with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30) as client:
         response = client.post(f"/invoke/{method}", json=arguments)
         assert response.status_code == 200, response.text
         return response.json()
@@ -191,7 +192,7 @@ def test_sigterm_refuses_new_connections_and_lets_running_calls_finish() -> None
         os.mkfifo(shim.work / "fifo")
         instance = shim.start("i-1")
         pid = shim.wait_event("forked")["pid"]
-        client = httpx.Client(transport=httpx.HTTPTransport(uds=instance.path), base_url="http://worker", timeout=30)
+        client = httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30)
 
         async def story() -> None:
             running = asyncio.create_task(asyncio.to_thread(client.post, "/invoke/", json=[]))
@@ -500,5 +501,5 @@ def test_an_assigned_asgi_application_is_built_after_the_assignment() -> None:
     """
     with FakeShim({"app.py": code}, function_spec(qualname="web", kind=FunctionKind.ASGI)) as shim:
         instance = shim.assign(shim.park(), "i-1", {"NAME": "Ada"})
-        with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path), base_url="http://worker", timeout=30) as client:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30) as client:
             assert client.get("/asgi/").text == "Ada"
