@@ -186,6 +186,7 @@ def listen(settings: ActivatorSettings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if settings.activators > 1:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what it accepts has it too (tcp(7)): small pieces go out at once
     listener.bind((settings.host.strip("[]"), settings.port))
     listener.setblocking(False)
     return listener
@@ -239,7 +240,8 @@ def main(argv: list[str] | None = None) -> None:
         try:
             start_http_server(port, host, registry=parts.metrics.registry)
         except OSError as e:
-            sys.exit(f"activator: cannot serve metrics on {host}:{port}: {e.strerror}: set activator.metrics_listen")
+            which = f", {arguments.index} behind activator.metrics_listen" if arguments.index and port else ""
+            sys.exit(f"activator: cannot serve metrics on {host}:{port}{which}: {e.strerror}: set activator.metrics_listen")
 
     async def life() -> None:
         activator = Activator(parts)

@@ -23,7 +23,7 @@ class WorkerRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerAnswer:
-    """What the worker says: `body` whole, or `chunks` streamed."""
+    """What the worker says: `body` whole, or `chunks` streamed, as fast as they are read, and header lines behind them."""
 
     status: int = 200
     body: bytes = b"null"
@@ -31,6 +31,7 @@ class WorkerAnswer:
     content_type: str = "application/json"
     outcome: str = "ok"
     headers: tuple[str, ...] = ()
+    trailers: tuple[str, ...] = ()
 
 
 Behaviour = Callable[[WorkerRequest], Awaitable[WorkerAnswer]]
@@ -91,6 +92,14 @@ class _Connection(asyncio.Protocol):
         self._request = WorkerRequest()
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -140,8 +149,9 @@ class _Connection(asyncio.Protocol):
             return
         transport.write(head.encode() + b"transfer-encoding: chunked\r\n\r\n")
         async for chunk in answer.chunks:
+            await self._writable.wait()
             transport.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
-        transport.write(b"0\r\n\r\n")
+        transport.write(b"0\r\n%s\r\n" % "".join(f"{line}\r\n" for line in answer.trailers).encode())
 
 
 @contextlib.asynccontextmanager
