@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -26,12 +24,11 @@ from pilotlight.cli.supervisor import PROCESSES
 from pilotlight.client import Client
 from pilotlight.profile import Profile
 from tests.fakes.plain_http import NO_TLS
+from tests.fakes.ports import free_port
 
 STOP_S = 60.0
 PATIENCE_S = 45.0
 """How long a test looks for something that is bound to happen, on a machine that is busy with other things."""
-_PORTS = 16_384
-"""Ports below the kernel's own that tests choose from, at random: several runs on one machine seldom choose the same."""
 APPS = Path(__file__).parent / "apps"
 T = TypeVar("T")
 
@@ -193,28 +190,3 @@ def wait_for(look: Callable[[], T | None], what: str, *, timeout_s: float = PATI
             raise AssertionError(f"waited {timeout_s:g} s for {what}; last seen: {seen!r}")
         time.sleep(poll_s)
     return seen
-
-
-def free_port() -> int:
-    """A TCP port that nobody holds at this moment, nor is given by the kernel to whoever connects or asks for any."""
-    return free_ports(1)
-
-
-def free_ports(count: int) -> int:
-    """The first of so many such ports in a row. A port of the kernel's own range may be a connection's by the time that somebody listens on
-    it: odd ones go to those who ask for any, and even ones, which are those behind them, to whoever connects (ip(7), ip_local_port_range)."""
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    candidates = list(range(max(1024, lowest - _PORTS), lowest - count))
-    random.shuffle(candidates)
-    for first in candidates:
-        if all(map(_is_free, range(first, first + count))):
-            return first
-    raise AssertionError(f"no {count} TCP ports in a row below {lowest} are free")
-
-
-def _is_free(port: int) -> bool:
-    try:
-        with socket.create_server(("127.0.0.1", port)):
-            return True
-    except OSError:
-        return False

@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.harness import PlatformUnderTest, free_port, platform_up, wait_for
+from tests.e2e.harness import PlatformUnderTest, platform_up, wait_for
 from tests.fakes.plain_http import NO_TLS
+from tests.fakes.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

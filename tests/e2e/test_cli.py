@@ -19,7 +19,8 @@ import pytest
 
 from pilotlight.cli import local, orphans
 from pilotlight.cli.supervisor import PROCESSES
-from tests.e2e.harness import PlatformUnderTest, free_port, platform_up
+from tests.e2e.harness import PlatformUnderTest, platform_up
+from tests.fakes.ports import free_port
 
 HELLO = str(Path(__file__).parents[2] / "examples/hello.py")
 STREAM = str(Path(__file__).parents[2] / "examples/stream.py")

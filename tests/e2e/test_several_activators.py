@@ -14,7 +14,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.e2e.harness import PlatformUnderTest, free_port, platform_up, wait_for
+from tests.e2e.harness import PlatformUnderTest, platform_up, wait_for
+from tests.fakes.ports import free_port, free_ports
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -50,7 +51,7 @@ class Pair:
 
 @pytest.fixture(name="pair", scope="module")
 def _pair(redis_server: str) -> Iterator[Pair]:
-    port = free_port()
+    port = free_ports(2)
     with platform_up(activator={"activators": 2, "redis_url": redis_server, "listen": f"127.0.0.1:{free_port()}",
                                 "metrics_listen": f"127.0.0.1:{port}"}) as platform:  # fmt: skip
         platform.deploy("pair.py")

@@ -24,10 +24,12 @@ from pilotlight.errors import PilotlightError
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 _TAIL_LINES = 20
+_LAST_WORDS = 300
+"""Characters of them in a message."""
 
 
 class ProcessFailed(PilotlightError):
-    """Raised when a process did not become ready; `detail` carries `process`, `log_tail` and `log`."""
+    """Raised when a process did not become ready; the message ends with its last words, `detail` carries `process`, `log_tail`, `log`."""
 
     type = "process-failed"
 
@@ -162,7 +164,8 @@ class Child:
 
     def _failed(self, what: str, offset: int) -> ProcessFailed:
         tail = self.log.tail(_TAIL_LINES, since_byte=offset)
-        return ProcessFailed(f"{self.spec.name} {what}", process=self.spec.name, log_tail=tail, log=str(self.log.path))
+        last = f": {tail[-1].strip()[:_LAST_WORDS]}" if tail else ""
+        return ProcessFailed(f"{self.spec.name} {what}{last}", process=self.spec.name, log_tail=tail, log=str(self.log.path))
 
 
 def describe_status(status: int) -> str:

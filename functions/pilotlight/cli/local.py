@@ -120,12 +120,14 @@ def configure(platform: LocalPlatform, *, listen: str | None, home: Path | None)
 
 def _move_metrics(sections: dict[str, Any], port: int) -> None:
     """Default metrics addresses go to the free ports behind `port`: a second platform on a machine must not need a file of its own."""
-    free = (number for number in range(port + 1, min(port + 1 + _PORTS_TRIED, 65536)) if _is_free(number))
+    left = [number for number in range(port + 1, min(port + 1 + _PORTS_TRIED, 65536)) if _is_free(number)]
     for section, default in _DEFAULT_METRICS.items():
         keys = sections.get(section) or {}
         if keys.get("metrics_listen", default) == default:
-            found = next(free, None)
+            count = _count(keys) if section == "activator" else 1  # several activators count up from their address
+            found = next((n for n in left if all(n + i in left for i in range(count))), None)
             sections[section] = {**keys, "metrics_listen": None if found is None else f"127.0.0.1:{found}"}
+            left = [n for n in left if found is not None and n >= found + count]
 
 
 def _is_free(port: int) -> bool:
@@ -236,7 +238,11 @@ def _sections(file: Path) -> dict[str, Any]:
 
 def activator_count(file: Path) -> int:
     """How many activators the configuration asks for; a value that is no number is left for the activator to refuse."""
-    count = (_sections(file).get("activator") or {}).get("activators", 1)
+    return _count(_sections(file).get("activator") or {})
+
+
+def _count(activator: dict[str, Any]) -> int:
+    count = activator.get("activators", 1)
     return count if isinstance(count, int) and count > 0 else 1
 
 

@@ -192,8 +192,7 @@ class Supervisor:
                 return failures
             except ProcessFailed as e:
                 failures += 1
-                last = e.detail["log_tail"][-1:]
-                self._tell("failed", child, f"{e}: {last[0] if last else 'nothing in its log'}")
+                self._tell("failed", child, str(e) if e.detail["log_tail"] else f"{e}: nothing in its log")
 
     async def _bound_logs(self) -> None:
         while True:  # files grow without an event that we could wait for

@@ -10,6 +10,7 @@ import yaml
 
 from pilotlight.cli.local import HomeLock, LocalPlatform, configure, find, in_force, refuse_running, require_running, running
 from pilotlight.errors import Conflict, InvalidInput, NotFound
+from tests.fakes.ports import free_ports
 
 
 @pytest.fixture
@@ -80,6 +81,15 @@ def test_on_another_port_default_metrics_move_behind_it_past_what_is_taken(here:
     assert platform.metrics_listen == written["activator"]["metrics_listen"]
     again = configure(platform, listen=platform.listen, home=None)
     assert again.metrics_listen == platform.metrics_listen, "the next `up` keeps what this one chose"
+
+
+def test_where_several_activators_move_there_is_a_free_port_for_each_of_them(here: Path) -> None:
+    (here / "p.yaml").write_text("activator: {activators: 3}")
+    first = free_ports(8)  # our own, the three others', one of the activators', and then one that is taken
+    with socket.create_server(("127.0.0.1", first + 5)):
+        platform = configure(meant(here, config=here / "p.yaml", home=here / "h"), listen=f"127.0.0.1:{first}", home=here / "h")
+    assert platform.metrics_listen is not None
+    assert int(platform.metrics_listen.rpartition(":")[2]) >= first + 6
 
 
 def test_the_configuration_in_force_is_that_of_the_running_supervisor(here: Path) -> None:

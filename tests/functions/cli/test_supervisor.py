@@ -114,7 +114,7 @@ async def test_a_killed_process_is_restarted_alone(place: Place) -> None:
 
 async def test_a_process_that_dies_while_starting_shows_its_last_words_and_takes_the_others_down(place: Place) -> None:
     supervisor = place.supervisor(place.spec("cache"), place.spec("agent", "broken"), place.spec("gate"))
-    with pytest.raises(ProcessFailed, match=r"agent stopped while starting \(exit status 3\)") as failure:
+    with pytest.raises(ProcessFailed, match=r"^agent stopped while starting \(exit status 3\): the database is on fire$") as failure:
         await supervisor.start()
     assert failure.value.detail["log_tail"] == ["the database is on fire"]
     assert place.lines() == ["start cache", "stop cache"]
