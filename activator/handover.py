@@ -175,6 +175,10 @@ class StartsSeen:
         self._observer.instance_ready(target, info, seconds)
         self._handovers.started(target)
 
+    def instance_lost(self, target: Target, reason: str) -> None:
+        """An instance ended unasked."""
+        self._observer.instance_lost(target, reason)
+
     def start_failed(self, target: Target, code: str) -> None:
         """A start failed."""
         self._observer.start_failed(target, code)

@@ -25,6 +25,8 @@ from activator.collectors import (
     WaitingCollector,
 )
 from activator.dispatch import Call, Exchange
+from activator.engines.views import EngineView
+from activator.language_metrics import LanguageMetrics
 from activator.observing.indicators import Indicators
 from activator.observing.observer import Observer
 from activator.routes import Target
@@ -52,6 +54,7 @@ class Metrics:
         indicators = Indicators(self.functions)
         self.registry.register(indicators)
         self.observer = Observer(indicators.add)
+        self.language = LanguageMetrics(self.registry, self.functions)
         self._refusals = _Refusals(self.registry, self.tenants)
         self._cold = Counter(
             "pilotlight_cold_calls",
@@ -105,6 +108,8 @@ class Metrics:
         self.answered_warm(call.target, status, exec_s=exchange.exec_ms / 1000, queued_s=call.queued_ms / 1000)
         if call.start_ms:
             self._cold.labels(*self._labels(call.target), call.start_kind.value).inc()
+        if call.tokens is not None:
+            self.language.ended(call.target, call.tokens, call.start_kind)
         if call.degraded:
             self.observer.degraded(call.asked or call.target, status)
             if call.asked is None:
@@ -178,6 +183,16 @@ class Metrics:
         self._start.labels(*self._labels(target), info.start_kind.value).observe(seconds)
         for phase, ms in info.phases_ms.items():
             self._start_phase.labels(info.start_kind.value, phase).inc(ms / 1000)
+
+    def instance_lost(self, target: Target, reason: str) -> None:
+        """An instance ended unasked."""
+        self.observer.lost(target, reason)
+        self.language.lost(target, reason)
+
+    def engine_seen(self, target: Target, view: EngineView) -> None:
+        """An engine was looked at."""
+        if view.kv_use is not None:
+            self.observer.cache_used(target, view.kv_use)
 
     def start_failed(self, target: Target, code: str) -> None:
         """A start failed."""

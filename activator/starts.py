@@ -70,6 +70,10 @@ class StartObserver(Protocol):
         """An instance came up after `seconds`."""
         ...
 
+    def instance_lost(self, target: Target, reason: str) -> None:
+        """An instance ended unasked; `reason`: one word, see InstanceInfo.exit_reason."""
+        ...
+
     def start_failed(self, target: Target, code: str) -> None:
         """A start failed; `code` is the error's."""
         ...

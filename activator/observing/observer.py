@@ -17,6 +17,7 @@ from pilotlight.policies import DEFAULT_OBJECTIVES
 if TYPE_CHECKING:
     from activator.dispatch import Call
     from activator.targets import Target
+    from activator.tokens.use import TokenUse
 
 _OWN_WORDS = (501, 503)
 """Statuses by which a function may say on purpose that it does not do something, or not now."""
@@ -84,6 +85,8 @@ class Observer:
         tally.cost_picos += picos
         exec_ms = (ended_ns - dispatched_ns) / 1e6
         tally.exec_ms += exec_ms
+        if call.tokens is not None:
+            _count_tokens(tally, call.tokens, is_cold=call.start_ms > 0)
         if status >= 400 and not (streamed and not completed and status != _CLIENT_LEFT):
             _turn_away(tally, status, outcome or _BY_STATUS.get(status, ""), is_own_word=outcome == "ok")
             return
@@ -118,6 +121,15 @@ class Observer:
         tally = self._tally(target, "")
         tally.starts += 1
         tally.starts_failed += not ok
+
+    def lost(self, target: Target, reason: str) -> None:
+        """An instance ended unasked, for this reason."""
+        if reason == "out_of_memory":
+            self._tally(target, "").out_of_memory += 1
+
+    def cache_used(self, target: Target, share: float) -> None:
+        """An engine was looked at, and had this share (0 to 1) of its cache in use."""
+        self._tally(target, "").add("kv", {round(min(1.0, max(0.0, share)) * 100): 1})
 
     def shadowed(self, target: Target, *, status: int, exec_ms: float, matched: bool | None) -> None:
         """A copy was answered by a shadow; `matched` None: nothing to compare."""
@@ -162,6 +174,16 @@ class Observer:
         if tally is None:
             tally = self._armed[target, arm] = Tally(target.spec.objectives or DEFAULT_OBJECTIVES)
         return tally
+
+
+def _count_tokens(tally: Tally, use: TokenUse, *, is_cold: bool) -> None:
+    """What a language model's call took, however it ended."""
+    tally.tokens_in += use.tokens_in
+    tally.tokens_out += use.tokens_out
+    tally.tokens_cached += use.tokens_cached
+    if use.first_token_ns and not is_cold:
+        tally.clock("ttft", (use.first_token_ns - use.began_ns) / 1e6)
+    tally.add("itl", use.gaps)
 
 
 def _turn_away(tally: Tally, status: int, why: str, *, is_own_word: bool = False) -> None:

@@ -28,15 +28,15 @@ class Tally:
     """Counts of one revision and arm. Owner: the event loop."""
 
     __slots__ = ("answered", "at_once", "at_once_ms", "budgets_ms", "cancelled", "clocks", "cold", "compared", "cost_picos", "crashed",
-                 "degraded", "exec", "exec_budget_ms", "exec_ms", "failed", "invalid", "late", "matched", "overruns", "raised", "records",
-                 "refused", "skipped", "starts", "starts_failed", "streams", "streams_completed", "tokens_in", "tokens_out",
-                 "warm")  # fmt: skip
+                 "degraded", "exec", "exec_budget_ms", "exec_ms", "failed", "invalid", "late", "matched", "out_of_memory", "overruns",
+                 "raised", "records", "refused", "skipped", "starts", "starts_failed", "streams", "streams_completed", "tokens_cached",
+                 "tokens_in", "tokens_out", "warm")  # fmt: skip
 
     def __init__(self, objectives: Objectives) -> None:
         self.answered = self.failed = self.refused = self.cancelled = 0
         self.degraded = self.cold = self.raised = self.invalid = self.crashed = self.late = 0
         self.starts = self.starts_failed = self.streams = self.streams_completed = 0
-        self.records = self.cost_picos = self.tokens_in = self.tokens_out = 0
+        self.records = self.cost_picos = self.tokens_in = self.tokens_out = self.tokens_cached = self.out_of_memory = 0
         self.compared = self.matched = self.skipped = 0
         self.exec_ms = 0.0
         self.at_once = 0
@@ -56,6 +56,10 @@ class Tally:
         buckets = self.clocks.setdefault(name, {})
         bucket = bisect_left(BOUNDS, ms)
         buckets[bucket] = buckets.get(bucket, 0) + 1
+
+    def add(self, name: str, counts: Mapping[int, int]) -> None:
+        """Several at once, by bucket."""
+        _add(self.clocks, name, counts)
 
     def stages(self, stages_ms: Mapping[str, float]) -> None:
         """How long an answered call was in each stage, and which of them it overran."""
@@ -87,7 +91,8 @@ class Tally:
 
 _PLAIN = (
     "answered", "failed", "refused", "cancelled", "degraded", "cold", "raised", "invalid", "crashed", "late", "starts", "starts_failed",
-    "streams", "streams_completed", "cost_picos", "tokens_in", "tokens_out", "compared", "matched", "skipped",
+    "streams", "streams_completed", "cost_picos", "tokens_in", "tokens_out", "tokens_cached", "out_of_memory", "compared", "matched",
+    "skipped",
 )  # fmt: skip
 
 

@@ -15,10 +15,11 @@ SHADOW_ARM = "~shadow"
 """Stands where an arm's name would: the copies that a shadow answered."""
 GROWTH = 1.1
 """Latency buckets grow by a tenth: bucket b holds up to GROWTH**b milliseconds."""
-CLOCKS = ("warm", "cold", "first_byte", "ttft", "itl", "route", "admit", "queue", "start", "exec")
+CLOCKS = ("warm", "cold", "first_byte", "ttft", "itl", "kv", "route", "admit", "queue", "start", "exec")
 """`warm`: a whole call that neither streamed nor waited for a start; `first_byte`: of a stream that did not wait for one; `cold`: a call
 that did wait for one, whole or to its first byte; `ttft`: to a language model's first token, of those that waited for no start; `itl`:
-between two pieces of its answer; and the stages."""
+between two pieces of its answer; `kv`, whose buckets are percent: how much of an engine's cache was in use, at each look; and the
+stages."""
 
 
 @dataclass(slots=True, kw_only=True)
