@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from activator.control import ControlPlane
 from activator.dispatch import Dispatcher
 from activator.due import DueCalls
 from activator.edge import EdgeLimits
+from activator.engines.scrape import Scraper
+from activator.engines.throttler import EngineTerms, EngineThrottler
 from activator.entry import Entrance
 from activator.fairness.gate import Gate
 from activator.fairness.terms import share_of
@@ -164,11 +167,18 @@ class Assembly:
             may_run=lambda target: not self.books.is_spent(target),
         )  # fmt: skip
         self.metrics.collect_instances(self.scaler.states)
+        self.engines = Scraper(self.scaler.throttlers, every_s=self.settings.engine_scrape_s)
+        self.loops.append(("engines", self.engines.run))
         self.handovers = self.table.handovers = Handovers(throttler_of=self.scaler.throttler_of, finish=self.table.handed_over)
         self.closing.append(self.handovers.aclose)
 
     def _make_throttler(self, target: Target) -> Throttler:
-        return Throttler(
+        make: Callable[..., Throttler] = Throttler
+        if target.spec.engine is not None:
+            make = partial(
+                EngineThrottler, engine_terms=EngineTerms(kv_target=self.settings.engine_kv_use, load=self.settings.affinity_load)
+            )
+        return make(
             target, fleet=self.fleet, queue=self.queue, secret_env=self.table.secret_env, observer=StartsSeen(self.metrics, self.handovers),
             account=self.books.account, allowance=self.shared, gate=self.gate,
             terms=_breaker_terms(self.settings),

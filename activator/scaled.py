@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from activator.autoscaler.decider import DeciderSpec, DeciderState, Observed, ScaleDecision, decide, initial_state
+from activator.autoscaler.decider import DeciderSpec, DeciderState, ScaleDecision, decide, initial_state
+from activator.autoscaler.observed import Observed
 from activator.autoscaler.target import panic_window_s
 from activator.autoscaler.windows import TimeWindow
+from activator.instances import slots_of
 from activator.throttler import Throttler
 
 log = logging.getLogger(__name__)
@@ -23,7 +25,7 @@ class Scaled:
     def __init__(self, name: str, throttler: Throttler, now: float) -> None:
         self.name = name
         self.throttler = throttler
-        self.spec = DeciderSpec.from_scaling(throttler.target.spec.scaling)
+        self.spec = DeciderSpec.of(throttler.target.spec, slots=slots_of(throttler.target.spec))
         self.stable = TimeWindow(self.spec.kpa.stable_window_s)
         self.panic = TimeWindow(panic_window_s(self.spec.kpa.stable_window_s, PANIC_WINDOW_PERCENT))
         self.state: DeciderState = initial_state(now, spec=self.spec, ready=len(throttler.instances))
@@ -49,8 +51,8 @@ class Scaled:
         self.stable.record(now, concurrency)
         self.panic.record(now, concurrency)
 
-    def decide(self, now: float) -> ScaleDecision:
-        """What there should be now."""
+    def decide(self, now: float, occupancy: float | None = None) -> ScaleDecision:
+        """What there should be now. `occupancy`: of its batches, None = there were none."""
         throttler = self.throttler
         live = list(throttler.live())
         observed = Observed(
@@ -63,6 +65,9 @@ class Scaled:
             idle_s=tuple(now - i.idle_since for i in live if not i.in_flight),
             oldest_wait_s=throttler.oldest_wait_s(now) or 0.0,
             start_s=throttler.expected_start_s(),
+            call_s=throttler.call_s(now),
+            engine=throttler.engine_load(now),
+            occupancy=occupancy,
         )
         spec = self.spec
         if spec.min_instances != throttler.min_instances:  # a budget is spent, activators share it, or a rollout keeps it as the way back
@@ -72,4 +77,5 @@ class Scaled:
             log.info("scale app=%s function=%s revision=%s decision=%s", throttler.target.app, throttler.target.function,
                      throttler.target.revision, decision)  # fmt: skip
         self.decision = decision
+        throttler.settle_on(decision.wanted)
         return decision

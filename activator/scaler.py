@@ -47,6 +47,10 @@ def _always(_target: Target) -> bool:
     return True
 
 
+def _unbatched(_key: str) -> None:
+    """No function gathers its calls."""
+
+
 def _ignore(_stage: str) -> None:
     """Nobody looks."""
 
@@ -55,7 +59,8 @@ class Scaler:
     """All throttlers of this activator. Owner: the event loop.
 
     `gate`: what the throttlers' starts pass; room is made among their instances. `may_run`: False for a function whose budget is spent:
-    nothing is started or kept for it unasked.
+    nothing is started or kept for it unasked. `occupancy`: how full the batches of a revision (by `Target.key`) were of late, 0 to 1;
+    None = there were none.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class Scaler:
         make_throttler: Callable[[Target], Throttler],
         gate: Gate | None = None,
         may_run: Callable[[Target], bool] = _always,
+        occupancy: Callable[[str], float | None] = _unbatched,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._table = table
@@ -74,6 +80,7 @@ class Scaler:
         self._clock = clock
         self._scaled: dict[str, Scaled] = {}
         self._may_run = may_run
+        self._occupancy = occupancy
         self._gate = gate or Gate(clock=clock)
         self._holdings = Holdings(lambda: [scaled.throttler for scaled in self._scaled.values()], clock=clock)
         self._gate.serve(self._holdings)
@@ -295,7 +302,7 @@ class Scaler:
             throttler.drain_idle()
             self._forget_if_over(scaled, now)
             return
-        decision = scaled.decide(now)
+        decision = scaled.decide(now, self._occupancy(throttler.target.key))
         if not decision.valid:
             self._forget_if_over(scaled, now)
             return
@@ -322,6 +329,10 @@ class Scaler:
             self._scaled.pop(throttler.target.key, None)
             if throttler.is_retired:
                 self._drop_template(throttler.target.key)
+
+    def throttlers(self) -> list[Throttler]:
+        """Of all active revisions."""
+        return [scaled.throttler for scaled in self._scaled.values()]
 
     def states(self) -> Mapping[tuple[str, str, str, str], int]:
         """Instances and calls by (tenant, app, function, state), for metrics."""

@@ -40,6 +40,9 @@ class ActivatorSettings:
         idempotency_ttl_s: how long an answer is kept for a repeat with the same Idempotency-Key.
         traces_sampled: share of the calls whose trace is kept although they were neither slow, failed nor cold.
         heartbeat_s: silence on a stream of events after which a comment is sent, so that proxies keep the connection.
+        engine_scrape_s: how often an inference engine with calls is asked for its metrics; idle ones each 15 s.
+        engine_kv_use: share of its KV memory that an engine's calls are to take: what runs still grows.
+        affinity_load: how far above the average an instance may be loaded by prompts that begin alike, before others share them.
         otlp_endpoint: URL of an OpenTelemetry collector (OTLP over HTTP) that gets the kept traces, too; None = nowhere.
     """
 
@@ -68,6 +71,9 @@ class ActivatorSettings:
     idempotency_ttl_s: float = 86_400.0
     traces_sampled: float = 0.01
     heartbeat_s: float = 10.0
+    engine_scrape_s: float = 2.0
+    engine_kv_use: float = 0.9
+    affinity_load: float = 1.25
     otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
@@ -76,10 +82,10 @@ class ActivatorSettings:
         if not host or not port.isdigit():
             raise ValueError(f"listen = {self.listen!r}: write host:port")
         for name in ("activators", "max_body_bytes", "max_header_bytes", "max_connections_per_address", "max_queued", "metrics_series",
-                     "breaker_min_calls"):  # fmt: skip
+                     "breaker_min_calls", "affinity_load"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
-        for name in ("breaker_error_ratio", "retry_budget", "traces_sampled"):
+        for name in ("breaker_error_ratio", "retry_budget", "traces_sampled", "engine_kv_use"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be between 0 and 1")
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
@@ -92,6 +98,8 @@ class ActivatorSettings:
             "breaker_open_s",
             "idempotency_ttl_s",
             "heartbeat_s",
+            "engine_scrape_s",
+            "engine_kv_use",
         )
         for name in positive:
             if getattr(self, name) <= 0:

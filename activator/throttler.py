@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 
 from activator.admission import MAX_QUEUED, ProcessQueue
+from activator.autoscaler.observed import EngineLoad
 from activator.autoscaler.poke import instances_now
 from activator.billing.account import InstanceAccount
 from activator.fairness.gate import Gate
@@ -75,8 +76,8 @@ class Throttler(Roster):
         )
 
     # -- slots --------------------------------------------------------------------------------------------------------
-    def reserve_nowait(self) -> Reservation | None:
-        """A free slot, or None when the call must wait."""
+    def reserve_nowait(self, affinity: int | None = None) -> Reservation | None:
+        """A free slot, or None when the call must wait. `affinity`: of a language model's call (`engines.affinity`); others have none."""
         now = self._clock()
         health = self.health
         if self._line.places or (health is not None and not health.breaker.admits(now)):
@@ -91,26 +92,27 @@ class Throttler(Roster):
         instance.held_s -= now
         return Reservation(self, instance, WARM, 0.0)
 
-    async def reserve(self, timeout_s: float, rank: Rank = DEFAULT_RANK) -> Reservation:
-        """A slot within `timeout_s`, starting instances where that helps.
+    async def reserve(self, timeout_s: float, rank: Rank = DEFAULT_RANK, *, affinity: int | None = None, tokens: int = 0) -> Reservation:
+        """A slot within `timeout_s`, starting instances where that helps. `affinity`, `tokens`: see `waiting.Waiter`.
 
         Raises TooManyRequests (queue full), DeadlineExceeded (clock `queue`), StartFailed, Unavailable, CircuitOpen. Cancelling it leaves
         the queue.
         """
-        reservation = self.reserve_nowait()
+        reservation = self.reserve_nowait(affinity)
         if reservation is not None:
             return reservation
         if self.health is not None:
             self.health.let_wait(self.target, self._clock())
         try:
-            return await self._wait(timeout_s, rank)
+            return await self._wait(timeout_s, rank, affinity, tokens)
         except BaseException as e:
             self._note("", Ending.FAILED if is_its_own(e) else Ending.NEITHER)
             raise
 
-    async def _wait(self, timeout_s: float, rank: Rank) -> Reservation:
+    async def _wait(self, timeout_s: float, rank: Rank, affinity: int | None, tokens: int) -> Reservation:
         own = QueueBound(MAX_QUEUED, self.target.key, self.target.spec.scaling.max_queued)
         waiter = self._line.join(rank, (own, *rank.queued), patience_s=max(1.0, self.expected_start_s() or 1.0))
+        waiter.affinity, waiter.tokens = affinity, tokens
         self.poke(waiter.since)
         self._look_again_when_unblocked(waiter.since)
         timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, waiter, timeout_s)
@@ -153,11 +155,17 @@ class Throttler(Roster):
             waiter = self._line.next()
             if waiter is None:
                 return
-            instance.in_flight += 1
-            instance.held_s -= now
-            kind = WARM if instance is not fresh else instance.start_kind
+            self._give(waiter, instance, now, start_ms if instance is fresh else None)
+
+    def _give(self, waiter: Waiter, instance: Instance, now: float, start_ms: float | None) -> None:
+        """A slot for one who waits; `start_ms`: of the start that it waited for, None = of none."""
+        instance.in_flight += 1
+        instance.held_s -= now
+        if start_ms is None:
+            waiter.future.set_result(Reservation(self, instance, WARM, 0.0))
+        else:
             waited_ms = (now - waiter.since) * 1000
-            waiter.future.set_result(Reservation(self, instance, kind, min(waited_ms, start_ms) if instance is fresh else 0.0))
+            waiter.future.set_result(Reservation(self, instance, instance.start_kind, min(waited_ms, start_ms)))
 
     def _look_again_when_unblocked(self, now: float) -> None:
         until = min((i.blocked_until for i in self.instances.values() if i.blocked_until > now and not i.is_gone), default=None)
@@ -248,6 +256,17 @@ class Throttler(Roster):
     def oldest_wait_s(self, now: float) -> float | None:
         """How long the first in the queue has waited; None when nobody does."""
         return self._line.oldest_wait_s(now)
+
+    def engine_load(self, now: float) -> EngineLoad | None:
+        """What the engines of a language model say; None of other functions."""
+        return None
+
+    def call_s(self, now: float) -> float | None:
+        """Mean time of its calls, where decisions are made by it; None elsewhere."""
+        return None
+
+    def settle_on(self, wanted: int) -> None:
+        """The autoscaler wants to keep so many instances: where calls are kept together, they are by this."""
 
     async def aclose(self) -> None:
         """Give up: waiters are told, starts abandoned, stops finished."""

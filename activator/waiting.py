@@ -19,9 +19,13 @@ from pilotlight.types import Priority
 
 
 class Waiter:
-    """One call that waits (`admission.Waiting`). Owner: its Line."""
+    """One call that waits (`admission.Waiting`). Owner: its Line.
 
-    __slots__ = ("bounds", "future", "line", "patience_s", "place", "rank", "since")
+    Attributes:
+        affinity, tokens: of a language model's call: see `engines.affinity`, and the tokens that its prompt probably has.
+    """
+
+    __slots__ = ("affinity", "bounds", "future", "line", "patience_s", "place", "rank", "since", "tokens")
 
     def __init__(self, line: Line, rank: Rank, bounds: Sequence[QueueBound], *, since: float, patience_s: float) -> None:
         self.line = line
@@ -31,6 +35,8 @@ class Waiter:
         self.patience_s = patience_s
         self.future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         self.place: Place[Waiter] | None = None
+        self.affinity: int | None = None
+        self.tokens = 0
 
     def __repr__(self) -> str:
         return f"<Waiter {self.rank.priority} {self.rank.tenant or '-'}>"
@@ -96,6 +102,11 @@ class Line:
         """All get this error."""
         for waiter in list(self._waiters):
             self.answer(waiter, error)
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens of all that wait."""
+        return sum(waiter.tokens for waiter in self._waiters)
 
     def oldest_wait_s(self, now: float) -> float | None:
         """How long the one that waits longest has waited; None when nobody waits."""

@@ -6,6 +6,7 @@
 * growth is held back while the running instances would work the load off before a start could help (`drains`);
 * waiting calls that nothing covers ask for starts of their own (`backlog`), and so does a call that has waited longer
   than the latency objective, whatever the averages say (`backlog_age`);
+* what binds a language model, and batches, has signals of its own (`kv_memory`, `queued_tokens`, `first_token`, `occupancy`; `binding`);
 * spare instances while active (`buffer`), floor and ceiling (`min`, `max`);
 * an instance goes only after it was idle for `scaledown_window_s`, the last one after its own delay (`zero_delay`);
 * no data is never zero: without a measurement nothing goes (`no_data`).
@@ -19,10 +20,12 @@ import math
 from dataclasses import dataclass, field, replace
 
 from activator.autoscaler import kpa
+from activator.autoscaler.binding import FirstTokenState, FirstTokenTerms, batch_want, engine_wants, first_token_state
 from activator.autoscaler.bounds import Activity, BoundsSpec, Standing, bound
+from activator.autoscaler.observed import Observed
 from activator.autoscaler.poke import drained_meanwhile, instances_now
 from activator.autoscaler.target import UNLIMITED_BURST
-from pilotlight.spec import Scaling, buffer_count
+from pilotlight.spec import FunctionSpec, Scaling, buffer_count
 
 MAX_STABLE_WINDOW_S = 60.0
 MIN_STABLE_WINDOW_S = 1.0
@@ -42,6 +45,8 @@ class DeciderSpec:
         scaledown_window_s: idle time before an instance goes.
         zero_delay_s: idle time before the last one goes.
         latency_objective_s: a call waiting longer is a signal; None = off.
+        first_token: the objective of a language model's first tokens; None = it declared none.
+        max_batch_size: of a function that gathers calls: the greatest of its methods; 0 = it does not.
     """
 
     kpa: kpa.KpaSpec
@@ -52,6 +57,19 @@ class DeciderSpec:
     scaledown_window_s: float = 60.0
     zero_delay_s: float = 60.0
     latency_objective_s: float | None = None
+    first_token: FirstTokenTerms | None = None
+    max_batch_size: int = 0
+
+    @classmethod
+    def of(cls, spec: FunctionSpec, *, slots: int) -> DeciderSpec:
+        """Of a function whose instances take `slots` calls at once."""
+        own = cls.from_scaling(replace(spec.scaling, max_inputs=slots, target_inputs=_at_most(spec.scaling.target_inputs, slots)))
+        own = replace(own, max_batch_size=max((m.batch.max_batch_size for m in spec.methods if m.batch is not None), default=0))
+        if spec.engine is None or spec.objectives is None:
+            return own
+        wait_s = own.latency_objective_s if own.latency_objective_s is not None else spec.objectives.first_token_s
+        terms = FirstTokenTerms(objective_s=spec.objectives.first_token_s, late=1 - spec.objectives.first_token_ratio)
+        return replace(own, first_token=terms, latency_objective_s=wait_s)
 
     @classmethod
     def from_scaling(cls, scaling: Scaling, *, zero_delay_s: float | None = None, reachable: bool = True) -> DeciderSpec:
@@ -77,51 +95,11 @@ class DeciderSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
-    """What is seen of a revision now.
-
-    Attributes:
-        stable, panic: calls at once (executing and waiting), averaged over the two windows; None = no data.
-        ready, starting: instances that take calls, and that are on their way; draining ones are neither.
-        in_flight, waiting: calls executing, and calls without a slot.
-        idle_s: for each ready instance without a call, for how long.
-        oldest_wait_s: age of the oldest waiting call.
-        start_s: expected time of the rung that the next start will take; None = unknown.
-        call_s, arrivals_per_s: mean execution time and rate of calls; None = unknown.
-    """
-
-    stable: float | None
-    panic: float | None
-    ready: int
-    starting: int = 0
-    in_flight: int = 0
-    waiting: int = 0
-    idle_s: tuple[float, ...] = ()
-    oldest_wait_s: float = 0.0
-    start_s: float | None = None
-    call_s: float | None = None
-    arrivals_per_s: float | None = None
-
-    @property
-    def capacity(self) -> int:
-        """Ready and starting instances."""
-        return self.ready + self.starting
-
-    @property
-    def busy(self) -> int:
-        """Ready instances with calls."""
-        return max(0, self.ready - len(self.idle_s))
-
-    def free_slots(self, max_inputs: int) -> int:
-        """Slots of ready instances without a call."""
-        return max(0, self.ready * max_inputs - self.in_flight)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeciderState:
     """What is remembered between decisions."""
 
     kpa: kpa.KpaState = field(default_factory=kpa.KpaState)
+    first_token: FirstTokenState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +110,7 @@ class ScaleDecision:
         desired: instances, starting ones included.
         valid: False when nothing was known and nothing should change.
         signal: what bound: `stable`, `panic`, `activation`, `delay`, `drains`, `backlog`, `backlog_age`, `buffer`, `min`,
-            `max`, `scaledown_window`, `zero_delay` or `no_data`.
+            `kv_memory`, `queued_tokens`, `first_token`, `occupancy`, `max`, `scaledown_window`, `zero_delay` or `no_data`.
         capacity: instances that there are (ready and starting) when it was taken.
         excess_burst_capacity, in_panic: of the core; -1 where the activator never leaves the path.
         want: what each signal asked for, the reason in numbers.
@@ -149,6 +127,11 @@ class ScaleDecision:
     look_again_s: float | None = None
 
     @property
+    def wanted(self) -> int:
+        """As many as the load needs, whatever else is held back because it was not idle for long enough."""
+        return max((count for _, count in self.want), default=self.desired)
+
+    @property
     def starts(self) -> int:
         """Instances to start."""
         return max(0, self.desired - self.capacity)
@@ -163,6 +146,10 @@ class ScaleDecision:
         return f"{self.capacity}->{self.desired} by {self.signal} ({wants})"
 
 
+def _at_most(target: int | None, slots: int) -> int | None:
+    return None if target is None else min(target, slots)
+
+
 def initial_state(now: float, *, spec: DeciderSpec, ready: int) -> DeciderState:
     """State of a decider made at `now` over `ready` instances that are already there."""
     return DeciderState(kpa=kpa.initial_state(now, spec=spec.kpa, ready=ready))
@@ -170,9 +157,10 @@ def initial_state(now: float, *, spec: DeciderSpec, ready: int) -> DeciderState:
 
 def decide(now: float, observed: Observed, spec: DeciderSpec, state: DeciderState) -> tuple[ScaleDecision, DeciderState]:
     """The decision at `now` (seconds) and what to remember for the next one."""
+    first_token = first_token_state(now, observed, spec.first_token, state.first_token)
     load = kpa.KpaLoad(stable=observed.stable, panic=observed.panic, ready=observed.ready, starting=observed.starting)
     core, core_state = kpa.step(now, load, spec.kpa, state.kpa)
-    wants = [_core_want(core, observed, spec), *_own_wants(observed, spec)]
+    wants = [_core_want(core, observed, spec), *_own_wants(observed, spec), *_binding_wants(observed, spec, first_token)]
     signal, desired = max(wants, key=lambda want: want[1])
     valid = core.valid or signal != "no_data"
     ceiling = spec.max_instances
@@ -187,7 +175,7 @@ def decide(now: float, observed: Observed, spec: DeciderSpec, state: DeciderStat
         in_panic=core.in_panic,
         want=tuple(wants),
     )
-    return _hold(decision, observed, spec), replace(state, kpa=core_state)
+    return _hold(decision, observed, spec), replace(state, kpa=core_state, first_token=first_token)
 
 
 def _core_want(core: kpa.KpaDecision, observed: Observed, spec: DeciderSpec) -> tuple[str, int]:
@@ -229,15 +217,23 @@ def _own_wants(observed: Observed, spec: DeciderSpec) -> list[tuple[str, int]]:
     return wants
 
 
+def _binding_wants(observed: Observed, spec: DeciderSpec, state: FirstTokenState | None) -> list[tuple[str, int]]:
+    """What binds a language model, and a function that gathers calls."""
+    wants = engine_wants(observed, target=spec.kpa.target, terms=spec.first_token, state=state)
+    batches = batch_want(observed, max_batch_size=spec.max_batch_size) if spec.max_batch_size else None
+    return wants if batches is None else [*wants, batches]
+
+
 def _backlog(observed: Observed, spec: DeciderSpec, *, counting_drain: bool) -> int:
+    slots = spec.max_inputs if observed.engine is None else max(1, min(spec.max_inputs, math.floor(observed.engine.slots)))
     return instances_now(
         waiting=observed.waiting,
-        free_slots=observed.free_slots(spec.max_inputs),
-        starting_slots=observed.starting * spec.max_inputs,
-        max_inputs=spec.max_inputs,
+        free_slots=observed.free_slots(slots),
+        starting_slots=observed.starting * slots,
+        max_inputs=slots,
         instances=observed.capacity,
         max_instances=spec.max_instances,
-        running_slots=observed.ready * spec.max_inputs if counting_drain else 0,
+        running_slots=observed.ready * slots if counting_drain else 0,
         start_s=observed.start_s,
         call_s=observed.call_s,
     )
