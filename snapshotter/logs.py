@@ -35,7 +35,7 @@ class LogQuery:
         instance_id: one instance, or one slot for its boot log.
         since: wall clock, seconds since the epoch.
         tail: only the last so many lines.
-        call_id: lines printed inside that call.
+        call_id: lines printed inside that call, or inside a batch that it was in (ids with a comma between them).
     """
 
     labels: Mapping[str, str]
@@ -46,7 +46,9 @@ class LogQuery:
 
     def takes(self, line: Mapping[str, Any]) -> bool:
         """Whether a parsed line is wanted."""
-        return (self.since is None or line["time"] >= self.since) and (self.call_id is None or line["call"] == self.call_id)
+        if self.since is not None and line["time"] < self.since:
+            return False
+        return self.call_id is None or self.call_id in line["call"].split(",")
 
 
 class Logs:

@@ -63,12 +63,15 @@ class BatchPolicy:
         buckets: lengths up to which calls share a batch, rising; the length of a call is that of its first argument where that has one.
             () = all lengths together.
         adaptive: wait less than `wait_ms` where the measured cost of a batch, a·n + b, says that waiting does not pay.
+        retry_alone: when the body raises for several calls, each is tried once more alone, so that only the guilty one fails. False: the
+            body must not see a call twice; its error is everybody's.
     """
 
     max_batch_size: int
     wait_ms: float
     buckets: tuple[int, ...] = ()
     adaptive: bool = True
+    retry_alone: bool = True
 
     def __post_init__(self) -> None:
         bound("max_batch_size", self.max_batch_size, 1, 10_000)

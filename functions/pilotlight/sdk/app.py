@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 from pilotlight.engines import Task, TokenLimits
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk import running, session
+from pilotlight.sdk.batches import local_body
 from pilotlight.sdk.classes import Cls
 from pilotlight.sdk.declaration import Declaration, check_class, check_declared_name, check_function, members
 from pilotlight.sdk.handles import Function
@@ -100,13 +101,13 @@ class App:
 
         def declare(raw: Callable[P, R]) -> Function[P, R]:
             check_function(raw, "app.function")
-            settled = settle(options, concurrent=marks_of(raw).get("concurrent"))
+            settled = settle(options, concurrent=marks_of(raw).get("concurrent"), batched=raw)
             if settled.example is not None or settled.check is not None:
                 marked: Any = raw
                 setattr(marked, MARKS, {**marks_of(raw), "method": method_mark(example=settled.example, check=settled.check)})
             kind = FunctionKind.ASGI if "asgi" in marks_of(raw) else FunctionKind.FUNCTION
             declaration = self._declare(raw, kind, settled)
-            return Function(app=self.name, name=declaration.name, declaration=declaration, body=raw)
+            return Function(app=self.name, name=declaration.name, declaration=declaration, body=local_body(raw, raw))
 
         return declare
 
@@ -119,7 +120,7 @@ class App:
 
         def declare(raw: type[T]) -> Cls[T]:
             check_class(raw, "app.cls")
-            settled = settle(options, concurrent=marks_of(raw).get("concurrent"))
+            settled = settle(options, concurrent=marks_of(raw).get("concurrent"), batched=raw)
             is_web = any("asgi" in marks for _, marks, _ in members(raw))
             declaration = self._declare(raw, FunctionKind.ASGI if is_web else FunctionKind.CLASS, settled)
             return Cls(app=self.name, name=declaration.name, declaration=declaration)

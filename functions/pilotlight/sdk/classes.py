@@ -8,6 +8,7 @@ import threading
 from typing import Any, Generic, TypeVar
 
 from pilotlight.errors import InvalidInput
+from pilotlight.sdk.batches import local_body
 from pilotlight.sdk.declaration import Declaration, members
 from pilotlight.sdk.handles import Function
 from pilotlight.types import check_name
@@ -96,7 +97,8 @@ class Obj:
             return Function(app=self._app, name=self._name, method=attribute, tenant=self._tenant)
         if attribute not in declaration.method_names():
             return self._local_attribute(attribute)
-        return Function(app=self._app, name=self._name, method=attribute, declaration=declaration, body=_LocalMethod(self, attribute))
+        body = local_body(_LocalMethod(self, attribute), getattr(declaration.raw, attribute))
+        return Function(app=self._app, name=self._name, method=attribute, declaration=declaration, body=body)
 
     def _local_attribute(self, attribute: str) -> Any:
         declaration = self._declaration
@@ -122,7 +124,7 @@ class _LocalMethod:
 
     def __init__(self, obj: Obj, name: str) -> None:
         self._obj = obj
-        self._name = name
+        self._name = self.__name__ = name
         declaration = obj._declaration
         assert declaration is not None
         parameters = list(inspect.signature(getattr(declaration.raw, name)).parameters.values())

@@ -28,6 +28,8 @@ class Context:
         revision: of the function that runs, such as `v7-3f2a91`.
         function: its name.
         traceparent: W3C header for requests that this call makes, so that their spans hang below it.
+        members: in the body of a `@batched` function, the ids of the calls in this batch, in the order of its lists; then `call_id`,
+            `traceparent` are those of one of them, `attempt` is the highest, `deadline` the earliest, and `arm` the one that all share.
     """
 
     call_id: str
@@ -37,6 +39,7 @@ class Context:
     revision: str
     function: str
     traceparent: str
+    members: tuple[str, ...] = ()
     _ends_at: float = float("inf")
 
     def remaining_s(self) -> float:

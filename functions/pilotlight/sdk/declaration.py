@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pilotlight.errors import InvalidInput
+from pilotlight.sdk.batches import check_batched, item_hints, policy_of
 from pilotlight.sdk.image import Image
 from pilotlight.sdk.marks import describe, marks_of
 from pilotlight.sdk.schema import arguments_schema, returns_schema
@@ -69,7 +70,7 @@ class Declaration:
 
     def method_names(self) -> tuple[str, ...]:
         """Names of the callables: of the marked methods, or "" alone."""
-        return tuple(name for name, marks, _ in members(self.raw) if "method" in marks) if self.kind is FunctionKind.CLASS else ("",)
+        return tuple(name for name, marks, _ in members(self.raw) if is_entry(marks)) if self.kind is FunctionKind.CLASS else ("",)
 
     def methods(self) -> tuple[MethodSpec, ...]:
         """The callables with their schemas. Raises InvalidInput when one uses what is not supported yet."""
@@ -77,7 +78,7 @@ class Declaration:
             return (MethodSpec(),)
         if self.kind is FunctionKind.FUNCTION:
             return (_method_spec("", self.raw, is_method=False),)
-        return tuple(_method_spec(name, function, is_method=True) for name, marks, function in members(self.raw) if "method" in marks)
+        return tuple(_method_spec(name, function, is_method=True) for name, marks, function in members(self.raw) if is_entry(marks))
 
     def is_generator(self, method: str) -> bool:
         """Whether that callable yields."""
@@ -92,6 +93,11 @@ def members(kind: type) -> Iterator[tuple[str, Mapping[str, Any], Callable[..., 
             yield name, marks, found
 
 
+def is_entry(marks: Mapping[str, Any]) -> bool:
+    """Whether a method with these marks can be called from outside."""
+    return "method" in marks or "batched" in marks
+
+
 def check_function(raw: Any, decorator: str) -> None:
     """Raise InvalidInput unless `raw` is a function that can be deployed."""
     if hasattr(raw, "__pilotlight__"):
@@ -104,6 +110,8 @@ def check_function(raw: Any, decorator: str) -> None:
         raise InvalidInput(f"{describe(raw)} is a function: @enter and @exit belong to the methods of a class with @app.cls()")
     if "method" in marks_of(raw):
         raise InvalidInput(f"{describe(raw)}: @method() is for methods of a class; give example= and check= to @{decorator}() itself")
+    if "batched" in marks_of(raw):
+        check_batched(raw, is_method=False)
     check_place(raw)
 
 
@@ -113,8 +121,10 @@ def check_class(raw: Any, decorator: str) -> None:
         raise InvalidInput(f"{raw!r} is declared already: one @{decorator}() is enough")
     if not inspect.isclass(raw):
         raise InvalidInput(f"@{decorator}() goes on a class; {describe(raw)} is a {type(raw).__name__}: write @app.function()")
+    for function in (function for _, marks, function in members(raw) if "batched" in marks):
+        check_batched(function, is_method=True)
     marks = [marks for _, marks, _ in members(raw)]
-    has_methods, web = any("method" in m for m in marks), sum("asgi" in m for m in marks)
+    has_methods, web = any(map(is_entry, marks)), sum("asgi" in m for m in marks)
     if not has_methods and not web:
         raise InvalidInput(f"class {raw.__qualname__} has nothing to call: mark its methods with @pilotlight.method()")
     if web > 1 or (web and has_methods):
@@ -158,12 +168,9 @@ def _required_arguments(kind: type) -> list[str]:
 
 def _method_spec(name: str, function: Callable[..., Any], *, is_method: bool) -> MethodSpec:
     marks = marks_of(function)
-    if "batched" in marks:
-        raise InvalidInput(
-            f"{describe(function)}: @batched() is not run yet, and ignoring it would hand the body single values where it expects lists: "
-            "remove it and use @concurrent() for now"
-        )
-    schema, parameters = arguments_schema(function, is_method=is_method)
+    batch = policy_of(function)
+    hints = None if batch is None else item_hints(function)
+    schema, parameters = arguments_schema(function, is_method=is_method, hints=hints)
     mark = marks.get("method") or {}
     is_generator = _is_generator(function)
     return MethodSpec(
@@ -173,7 +180,8 @@ def _method_spec(name: str, function: Callable[..., Any], *, is_method: bool) ->
         parameters=parameters,
         example=mark.get("example"),
         has_check=mark.get("check") is not None,
-        returns=returns_schema(function, is_generator=is_generator),
+        returns=returns_schema(function, is_generator=is_generator, hints=hints),
+        batch=batch,
     )
 
 

@@ -6,13 +6,15 @@ the marks when they declare, the worker reads them when it runs. None of them wr
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import warnings
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from pilotlight.errors import InvalidInput
+from pilotlight.policies import BatchPolicy
 
 if TYPE_CHECKING:
     from pilotlight.sdk.handles import Function
@@ -181,17 +183,52 @@ def concurrent(func: None = None, /, *, max_inputs: int, target_inputs: int | No
     return mark
 
 
-def batched(func: None = None, /, *, max_batch_size: int, wait_ms: int) -> Callable[[F], F]:
-    """Gather single calls into one: callers send one value, the body receives a list. Recorded; deploy refuses it for now."""
-    refuse_bare("pilotlight.batched", func)
-    if not 1 <= max_batch_size <= 10_000 or not 0 <= wait_ms <= 60_000:
-        raise InvalidInput(f"batched: max_batch_size = {max_batch_size!r} must be 1 to 10000 and wait_ms = {wait_ms!r} 0 to 60000")
+class Gathers(Protocol):
+    """What `@batched(…)` does to the types: a body over lists is called with single values."""
 
-    def mark(method: F) -> F:
-        add_mark(_function("pilotlight.batched", method), "batched", {"max_batch_size": max_batch_size, "wait_ms": wait_ms})
+    @overload
+    def __call__(self, body: Callable[P, Coroutine[Any, Any, Sequence[R]]], /) -> Callable[..., Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(self, body: Callable[P, Sequence[R]], /) -> Callable[..., R]: ...
+    @overload
+    def __call__(self, body: Callable[P, Any], /) -> Callable[..., Any]: ...
+
+
+def batched(
+    func: None = None,
+    /,
+    *,
+    max_batch_size: int,
+    wait_ms: float,
+    buckets: Sequence[int] = (),
+    adaptive: bool = True,
+    retry_alone: bool = True,
+) -> Gathers:
+    """Gather single calls into one: callers send one value for each parameter, the body gets lists and returns a list, in their order.
+
+    An item that failed is an exception in its place. Goes on a function below @app.function(), or on a method (with or without @method()).
+
+    Args:
+        max_batch_size: calls in one batch at most.
+        wait_ms: how long the first of a batch waits for others at most, where it could run.
+        buckets: lengths up to which calls share a batch, rising, such as (64, 256); of the first argument, where that has a length.
+        adaptive: wait only where the measured cost of batches says that it pays; False: as long as `wait_ms` says.
+        retry_alone: when the body raises, each of its calls is tried once more alone; False: the error is everybody's.
+    """
+    refuse_bare("pilotlight.batched", func)
+    try:
+        policy = BatchPolicy(
+            max_batch_size=max_batch_size, wait_ms=float(wait_ms), buckets=tuple(buckets), adaptive=adaptive, retry_alone=retry_alone
+        )
+    except TypeError as e:
+        raise InvalidInput(f"batched: max_batch_size, wait_ms and buckets are numbers: {e}") from e
+    options = {**dataclasses.asdict(policy), "buckets": list(policy.buckets)}
+
+    def mark(method: Any) -> Any:
+        add_mark(_function("pilotlight.batched", method), "batched", options)
         return method
 
-    return mark
+    return cast("Gathers", mark)
 
 
 def asgi_app(func: None = None, /, *, example: str | None = None, **ignored_options: Any) -> Callable[[F], F]:

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 from pilotlight.errors import InvalidInput
 from pilotlight.policies import Fallback, ModelCard, Objectives, RetryPolicy, Schedule, Variant
+from pilotlight.sdk.batches import inputs_for_batches
 from pilotlight.sdk.image import Image
 from pilotlight.sdk.marks import ignored
 from pilotlight.sdk.promises import settle_policies
@@ -154,10 +155,15 @@ class Settled:
     check: Callable[[Any, Any], bool] | None
 
 
-def settle(options: Mapping[str, Any], *, concurrent: Mapping[str, Any] | None) -> Settled:
-    """Parse a declaration's keywords. Raises InvalidInput naming the keyword; `concurrent` is the mark of that name."""
+def settle(options: Mapping[str, Any], *, concurrent: Mapping[str, Any] | None, batched: Any = None) -> Settled:
+    """Parse a declaration's keywords. Raises InvalidInput naming the keyword.
+
+    Args:
+        concurrent: the mark of that name.
+        batched: the function or class that is declared: its batches say how many calls it takes where nothing else does.
+    """
     values = _resolve_aliases(options)
-    inputs = _inputs(values, concurrent)
+    inputs = inputs_for_batches(batched, _inputs(values, concurrent))
     scaling = {field: values[key] for key, field in _SCALING.items() if values.get(key) is not None}
     clocks = {field: values[key] for key, field in _CLOCKS.items() if values.get(key) is not None}
     if scaling.get("min_instances", 0) > scaling.get("max_instances", Scaling().max_instances):

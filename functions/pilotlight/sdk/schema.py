@@ -55,10 +55,12 @@ _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "ex
 _BY_POSITION = frozenset({inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD})
 
 
-def arguments_schema(function: Callable[..., Any], *, is_method: bool = False) -> tuple[Schema | None, tuple[str, ...]]:
+def arguments_schema(
+    function: Callable[..., Any], *, is_method: bool = False, hints: Mapping[str, Any] | None = None
+) -> tuple[Schema | None, tuple[str, ...]]:
     """(schema of the arguments as one object, parameter names in positional order) of `function`.
 
-    With `is_method` the first parameter is left out. The schema is None where `*args` make an object useless.
+    With `is_method` the first parameter is left out. The schema is None where `*args` make an object useless. `hints` stand for its own.
     """
     parameters = list(inspect.signature(function).parameters.values())
     if is_method and parameters and parameters[0].kind in _BY_POSITION:
@@ -66,7 +68,7 @@ def arguments_schema(function: Callable[..., Any], *, is_method: bool = False) -
     names = tuple(p.name for p in parameters if p.kind in _BY_POSITION)
     if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
         return None, names
-    builder = _Builder(hints_of(function))
+    builder = _Builder(hints_of(function) if hints is None else hints)
     schema: Schema = {"$schema": DIALECT, "type": "object", "properties": {}, "additionalProperties": False}
     required: list[str] = []
     for parameter in parameters:
@@ -83,9 +85,9 @@ def arguments_schema(function: Callable[..., Any], *, is_method: bool = False) -
     return schema, names
 
 
-def returns_schema(function: Callable[..., Any], *, is_generator: bool = False) -> Schema | None:
+def returns_schema(function: Callable[..., Any], *, is_generator: bool = False, hints: Mapping[str, Any] | None = None) -> Schema | None:
     """Schema of the JSON that `function` answers, of one item with `is_generator`; None for "anything", and where the hint says nothing."""
-    hint = hints_of(function).get("return", Any)
+    hint = (hints_of(function) if hints is None else hints).get("return", Any)
     if is_generator:
         args = typing.get_args(hint)
         hint = args[0] if typing.get_origin(hint) in _STREAMS and args else Any

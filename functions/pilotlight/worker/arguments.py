@@ -26,7 +26,8 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 class Binder:
     """Checks and converts the arguments of one callable. Immutable after construction."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *, hints: Mapping[str, Any] | None = None) -> None:
+        """`hints` stand for the function's own."""
         self._signature = inspect.signature(function)
         parameters = self._signature.parameters.values()
         self._positional = [p.name for p in parameters if p.kind in _POSITIONAL]
@@ -35,7 +36,7 @@ class Binder:
         self._required = frozenset(p.name for p in parameters if p.name in self._named and p.default is p.empty)
         self._takes_any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
         self._takes_any_number = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
-        self._converters = _converters(function, self._named)
+        self._converters = _converters(function, self._named, hints_of(function) if hints is None else hints)
 
     def __repr__(self) -> str:
         return f"<Binder {self._signature}>"
@@ -116,9 +117,9 @@ def _parsed(body: bytes) -> Any:
         raise InvalidInput(f"the body is not JSON: {e}") from e
 
 
-def _converters(function: Callable[..., Any], names: frozenset[str]) -> dict[str, Convert]:
+def _converters(function: Callable[..., Any], names: frozenset[str], known: Mapping[str, Any]) -> dict[str, Convert]:
     parameters = inspect.signature(function).parameters
-    hints = {name: hint for name, hint in hints_of(function).items() if name in names}
+    hints = {name: hint for name, hint in known.items() if name in names}
     for name in [name for name in hints if parameters[name].default is None]:
         hints[name] = hints[name] | None if isinstance(hints[name], type) else hints[name]
     return {name: convert for name, hint in hints.items() if (convert := converter(hint)) is not None}

@@ -24,12 +24,15 @@ from pilotlight.protocol import (
     HEADER_CALL,
     HEADER_DEADLINE,
     HEADER_FINISH,
+    HEADER_PRIORITY,
     WORKER_INVOKE,
 )
+from pilotlight.sdk.batches import WrongResults
 from pilotlight.sdk.context import CURRENT as RUNNING
 from pilotlight.sdk.spans import CURRENT
 from pilotlight.worker import faults, output, results
 from pilotlight.worker.answers import answer, answer_document, answer_problem, end, read_body, start
+from pilotlight.worker.batching.gathering import Gathering
 from pilotlight.worker.deadlines import Deadlines
 from pilotlight.worker.running import RunningCall
 from pilotlight.worker.spans import CallSpans
@@ -43,6 +46,7 @@ _ATTEMPT = HEADER_ATTEMPT.encode()
 _CALL = HEADER_CALL.encode()
 _DEADLINE = HEADER_DEADLINE.encode()
 _FINISH = HEADER_FINISH.encode()
+_PRIORITY = HEADER_PRIORITY.encode()
 _JSON = CONTENT_JSON.encode()
 _PICKLE = CONTENT_PICKLE.encode()
 _SSE = CONTENT_SSE.encode()
@@ -54,19 +58,21 @@ class Call:
 
     Attributes:
         speaks_pickle: whether the caller is the SDK: it sent cloudpickle, and gets it back.
+        priority: as the activator tells it, for methods whose calls are gathered.
         seconds: what the execution clock has left; 0 for no bound.
         expires_at: event loop's time at which it does; set by Deadlines.
         stopped: None while it is wanted; else why not: `left` or `deadline`.
         spans: what its own code records of it.
     """
 
-    __slots__ = ("_task", "accept", "expires_at", "id", "seconds", "spans", "speaks_pickle", "stopped", "thread")
+    __slots__ = ("_task", "accept", "expires_at", "id", "priority", "seconds", "spans", "speaks_pickle", "stopped", "thread")
 
     def __init__(self, headers: Mapping[bytes, bytes], *, slow_s: float = math.inf) -> None:
         self.id = headers.get(_CALL, b"").decode("latin-1")
         self.spans = CallSpans(self.id, headers.get(b"traceparent"), headers.get(_ATTEMPT), slow_s=slow_s)
         self.speaks_pickle = headers.get(b"content-type", b"").startswith(_PICKLE)
         self.accept = headers.get(b"accept", b"")
+        self.priority = headers.get(_PRIORITY)
         self.seconds = _seconds(headers[_DEADLINE]) if _DEADLINE in headers else 0.0
         self.expires_at = 0.0
         self.stopped: str | None = None
@@ -108,6 +114,7 @@ class Calls:
         self._running = 0
         self._threads = CallThreads()
         self._deadlines = Deadlines()
+        self._batches = Gathering(methods, max_inputs=max_inputs, threads=self._threads)
 
     def __repr__(self) -> str:
         return f"<Calls running={self._running}/{self._max_inputs}>"
@@ -116,6 +123,10 @@ class Calls:
     def running(self) -> int:
         """Calls whose function has not ended."""
         return self._running
+
+    def drain(self) -> None:
+        """No more calls come."""
+        self._batches.drain()
 
     def make_thread(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have one call thread ready before the first call."""
@@ -164,6 +175,9 @@ class Calls:
             await answer_problem(send, e, outcome=b"invalid", call=call.id)
             return
         try:
+            if method.batch is not None:
+                await self._in_batch(method, call, args, kwargs, send)
+                return
             if method.style is Style.COROUTINE:
                 call.begin(asyncio.current_task())
                 value = await method.call(*args, **kwargs)
@@ -185,6 +199,15 @@ class Calls:
         except BaseException as e:  # noqa: BLE001  # user code may raise anything, SystemExit too; it is answered as data
             call.begin(None)
             await _answer_raised(call, e, send)
+
+    async def _in_batch(self, method: Method, call: Call, args: Any, kwargs: Any, send: ASGISendCallable) -> None:
+        call.begin(asyncio.current_task())
+        share = await self._batches.share(method.name, call, args, kwargs, call.priority)
+        call.begin(None)
+        if share.ok:
+            await _answer_value(call, share.value, send, line=share.line)
+        else:
+            await _answer_raised(call, share.value, send, line=share.line)
 
     async def _in_thread(self, call: Call, function: Any, args: Any, kwargs: Any) -> Outcome:
         call.thread = thread = self._threads.take()
@@ -243,14 +266,14 @@ class Calls:
             self._threads.give_back(thread)
 
 
-async def _answer_value(call: Call, value: Any, send: ASGISendCallable) -> None:
+async def _answer_value(call: Call, value: Any, send: ASGISendCallable, *, line: bytes = b"") -> None:
     if call.speaks_pickle:
-        await answer(send, 200, _PICKLE, b"ok", results.as_pickle(value), lines=call.spans.line(200))
+        await answer(send, 200, _PICKLE, b"ok", results.as_pickle(value), lines=line + call.spans.line(200))
     else:
-        await answer(send, 200, _JSON, b"ok", results.as_json(value), lines=call.spans.line(200))
+        await answer(send, 200, _JSON, b"ok", results.as_json(value), lines=line + call.spans.line(200))
 
 
-async def _answer_raised(call: Call, error: BaseException, send: ASGISendCallable) -> None:
+async def _answer_raised(call: Call, error: BaseException, send: ASGISendCallable, *, line: bytes = b"") -> None:
     if call.stopped is not None and isinstance(error, asyncio.CancelledError | faults.CallCancelled):
         task = asyncio.current_task()
         if task is not None:
@@ -258,14 +281,15 @@ async def _answer_raised(call: Call, error: BaseException, send: ASGISendCallabl
         if call.stopped == "deadline":
             await answer_problem(send, _late(call), outcome=b"raised", call=call.id)
         return
-    if isinstance(error, results.Unserialisable):
+    if isinstance(error, results.Unserialisable | WrongResults):
         await answer_problem(send, error, outcome=b"raised", call=call.id)
         return
     faults.report(error)
     if call.speaks_pickle:
-        await answer(send, 500, _PICKLE, b"raised", faults.as_pickle(error), lines=call.spans.line(500))
+        await answer(send, 500, _PICKLE, b"raised", faults.as_pickle(error), lines=line + call.spans.line(500))
     else:
-        await answer_document(send, faults.as_problem(error), outcome=b"raised", call=call.id, lines=call.spans.line(500))
+        lines = line + call.spans.line(500)
+        await answer_document(send, faults.as_problem(error), outcome=b"raised", call=call.id, lines=lines)
 
 
 def _framer(call: Call) -> results.Framer:

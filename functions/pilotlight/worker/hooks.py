@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from pilotlight.sdk.context import CURRENT
 from pilotlight.worker import memory
+from pilotlight.worker.batching.body import answer_alone
 from pilotlight.worker.faults import HOOK_NOTE
 from pilotlight.worker.places import definition
 from pilotlight.worker.proof import Known
@@ -69,6 +70,8 @@ async def answer_example(method: Method) -> Any:
     """The method's answer to its example; a generator's items as a list."""
     CURRENT.set(example())
     args, kwargs = method.binder.from_document(_document(method.example))
+    if method.batch is not None:
+        return await answer_alone(method, args, kwargs)
     value = method.call(*args, **kwargs)
     if inspect.isawaitable(value):
         value = await value

@@ -11,16 +11,18 @@ hang where they belong; without it nothing of it is imported.
 from __future__ import annotations
 
 import base64
+import copy
 import itertools
 import json
 import math
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from pilotlight.protocol import HEADER_SPANS
 from pilotlight.sdk.spans import span
-from pilotlight.tracecontext import Parent, attempt_span_of, child_of, parse, trace_id_of
+from pilotlight.tracecontext import Parent, attempt_span_of, child_of, parse, trace_id_of, traceparent
 
 MAX_SPANS = 64
 MAX_BYTES = 8192
@@ -35,7 +37,7 @@ _OPENTELEMETRY = "opentelemetry.trace"
 class CallSpans:
     """The spans of one call; a `sdk.spans.Recorder`. Made for every call, so it computes nothing before it is asked."""
 
-    __slots__ = ("_attempt", "_began_ns", "_call", "_context", "_ended", "_foreign", "_numbers", "_slow_s", "_traceparent")
+    __slots__ = ("_attempt", "_began_ns", "_call", "_context", "_ended", "_foreign", "_numbers", "_shared", "_slow_s", "_traceparent")
 
     def __init__(self, call: str, traceparent: bytes | None = None, attempt: bytes | None = None, *, slow_s: float = math.inf) -> None:
         """`traceparent` and `attempt`: headers of the request. A call that takes longer than `slow_s` is told of without being asked."""
@@ -48,6 +50,7 @@ class CallSpans:
         self._ended: list[span] = []
         self._numbers: itertools.count[int] | None = None
         self._foreign: dict[str, Any] = {}
+        self._shared: BatchSpans | None = None
 
     def __repr__(self) -> str:
         return f"<CallSpans {self._call} {len(self._ended)} ended>"
@@ -63,13 +66,8 @@ class CallSpans:
     # -- sdk.spans.Recorder, from any thread -----------------------------------------------------------------------------
     def begin(self, begun: span, parent: span | None) -> str:
         """The id of a new span; "" when there are too many."""
-        if self._numbers is None:
-            self._numbers = itertools.count(1)
-        number = next(self._numbers)
-        if number > MAX_SPANS:
-            return ""
-        identity = child_of(self.context.span_id, number)
-        if _OPENTELEMETRY in sys.modules:
+        identity = self._next_id()
+        if identity and _OPENTELEMETRY in sys.modules:
             self._foreign[identity] = _enter(Parent(self.context.trace_id, identity, self.context.is_sampled))
         return identity
 
@@ -78,6 +76,10 @@ class CallSpans:
         self._ended.append(ended)
         if ended.id in self._foreign:
             _leave(ended.id, self._foreign.pop(ended.id))
+
+    def share(self, batch: BatchSpans) -> None:
+        """What its batch recorded belongs to it, too."""
+        self._shared = batch
 
     # -- the call ----------------------------------------------------------------------------------------------------------
     def make_current(self) -> None:
@@ -97,8 +99,15 @@ class CallSpans:
         line = self.line(status)
         return [(_NAME, line[len(_LINE) : -2])] if line else []
 
+    def _next_id(self) -> str:
+        if self._numbers is None:
+            self._numbers = itertools.count(1)
+        number = next(self._numbers)
+        return child_of(self.context.span_id, number) if number <= MAX_SPANS else ""
+
     def _encoded(self, ms: float) -> bytes:
-        ended = sorted(self._ended[:MAX_SPANS], key=lambda one: one.began_ns)
+        shared = self._shared.as_of(self) if self._shared is not None else []
+        ended = sorted((self._ended + shared)[:MAX_SPANS], key=lambda one: one.began_ns)
         rows = [self._row(one) for one in ended]
         begun = next(self._numbers) - 1 if self._numbers is not None else 0
         dropped = max(0, begun - MAX_SPANS)
@@ -116,6 +125,49 @@ class CallSpans:
         took_ms = round((one.ended_ns - one.began_ns) / 1e6, 3)
         attributes = {str(name)[:MAX_CHARS]: _plain(value) for name, value in itertools.islice(one.attributes.items(), MAX_ATTRIBUTES)}
         return [one.id, one.parent, str(one.name)[:MAX_CHARS], began_ms, took_ms, one.error[:MAX_CHARS], attributes]
+
+
+class BatchSpans(CallSpans):
+    """What a body records while it runs for several calls: one span for the batch, and below it those of the body.
+
+    It runs in the trace of one of them, of one that is sampled if there is one; the others get the same spans under ids of their own.
+    """
+
+    __slots__ = ("_batch", "_leader")
+
+    def __init__(self, members: Sequence[CallSpans]) -> None:
+        self._leader = next((one for one in members if one.context.is_sampled), members[0])
+        super().__init__(self._leader._call, self._leader._traceparent, self._leader._attempt)
+        self._batch = span("batch")
+        self._batch.id = self._next_id()
+        self._batch.began_ns = self._began_ns
+        self._leader._numbers = self._numbers  # a span that it opens later, alone, has another number than ours
+
+    @property
+    def outgoing(self) -> str:
+        """`traceparent` for requests that the body makes."""
+        return traceparent(self.context.trace_id, self._batch.id, is_sampled=self.context.is_sampled)
+
+    def finish(self, **attributes: Any) -> None:
+        """The body has ended; the attributes describe the batch."""
+        self._batch.ended_ns = time.perf_counter_ns()
+        self._batch.set(**attributes)
+
+    def as_of(self, member: CallSpans) -> list[span]:
+        """The batch's span and those of the body, as a member has them."""
+        ours = [self._batch, *self._ended[: MAX_SPANS - 1]]
+        if member is self._leader:
+            return [self._batch, *(_below(one, one.id, one.parent or self._batch.id) for one in ours[1:])]
+        ids = {one.id: member._next_id() for one in ours}
+        parents = {"": ids[self._batch.id], **ids}
+        moved = [_below(one, ids[one.id], "" if one is self._batch else parents.get(one.parent, parents[""])) for one in ours]
+        return [one for one in moved if one.id]
+
+
+def _below(one: span, identity: str, parent: str) -> span:
+    other = copy.copy(one)
+    other.id, other.parent = identity, parent
+    return other
 
 
 def _number(attempt: bytes | None) -> int:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pilotlight.policies import BatchPolicy
+from pilotlight.sdk.batches import item_hints
 from pilotlight.spec import FunctionKind, FunctionSpec
 from pilotlight.worker.arguments import Binder
 from pilotlight.worker.asgi import WebApplication
@@ -39,6 +41,7 @@ class Method:
         binder: checks and converts its arguments.
         example: JSON arguments for the warm-up; None for none.
         check: the user's comparison `check(answer, expected)`, or None.
+        batch: how its calls are gathered; its binder is for single ones. None = they are not.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Method:
     binder: Binder
     example: Any
     check: Callable[[Any, Any], Any] | None
+    batch: BatchPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +120,9 @@ def _method(name: str, call: Callable[..., Any], spec: FunctionSpec) -> Method:
     example = mark.get("example")
     if example is None and declared is not None:
         example = declared.example
-    return Method(name=name, call=call, style=_style(call), binder=Binder(call), example=example, check=mark.get("check"))
+    batch = declared.batch if declared is not None else None
+    binder = Binder(call, hints=item_hints(call) if batch is not None else None)
+    return Method(name=name, call=call, style=_style(call), binder=binder, example=example, check=mark.get("check"), batch=batch)
 
 
 def _web_example(web: WebApplication, build: Any) -> Method | None:

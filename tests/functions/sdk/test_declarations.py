@@ -217,21 +217,6 @@ def test_a_method_on_a_plain_object_has_no_remote_and_says_why() -> None:
         _ = Model().nothing  # type: ignore[attr-defined]
 
 
-def test_batched_is_recorded_and_refused_at_deploy(module: Write) -> None:
-    found = module("""
-        import pilotlight
-        app = pilotlight.App("batches")
-
-        @app.function()
-        @pilotlight.batched(max_batch_size=4, wait_ms=5)
-        def f(items: list[int]): ...
-    """)
-
-    assert vars(declared(found.f).raw)[MARKS]["batched"] == {"max_batch_size": 4, "wait_ms": 5}
-    with pytest.raises(InvalidInput, match=r"@batched\(\) is not run yet"):
-        declared(found.f).methods()
-
-
 def test_handles_travel_by_name() -> None:
     assert repr(pickle.loads(pickle.dumps(scored))) == "<Function tests/scored>"
     assert repr(pickle.loads(pickle.dumps(Model))) == "<Cls tests/Model>"

@@ -1,0 +1,315 @@
+"""Where calls wait for each other: the only part of batching that has a clock, timers and tasks.
+
+Calls gather in groups of one kind. A lane is the right to run a body; without `@concurrent` there is one, so that one batch computes while
+the next one gathers. Whenever a lane is free, `rules.decide` is asked about each group, and of those that are due the most urgent goes.
+A member that leaves before its batch goes is taken out of it; one that leaves later is only not answered, and a batch that everybody left
+is stopped. Groups are looked at once per turn of the event loop, so that calls which came together go together.
+
+Times are `time.monotonic()`: the loop's own clock goes by milliseconds, and stands still within a turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pilotlight.policies import BatchPolicy
+from pilotlight.sdk.batches import Lists, WrongResults
+from pilotlight.worker.batching.body import Body
+from pilotlight.worker.batching.cost import Cost
+from pilotlight.worker.batching.kinds import Kind, kind_of
+from pilotlight.worker.batching.members import Asking, Member, Release, Share, enter
+from pilotlight.worker.batching.patience import Patience
+from pilotlight.worker.batching.rules import Reason, Seen, decide
+from pilotlight.worker.spans import BatchSpans
+from pilotlight.worker.target import Method
+from pilotlight.worker.threads import CallThreads
+
+MAX_KINDS = 256
+"""Kinds of calls whose patience is remembered; shapes may come in any number, the last used ones stay."""
+AGEING_S = 1.0
+"""A group that has waited so much longer goes like one of the next higher priority: what is least urgent must not wait for ever."""
+
+
+class Batched:
+    """A batched method, with what was measured of it."""
+
+    __slots__ = ("costs", "lists", "method", "policy")
+
+    def __init__(self, method: Method, policy: BatchPolicy) -> None:
+        self.method = method
+        self.policy = policy
+        self.lists = Lists(method.call)
+        self.costs: dict[int, Cost] = {}
+
+    def cost(self, bucket: int) -> Cost:
+        """What batches of this bucket cost."""
+        return self.costs.setdefault(bucket, Cost())
+
+
+class Group:
+    """Calls of one kind that wait.
+
+    Attributes:
+        silent_since: since when a lane is free and nobody came; None while no lane is.
+        is_odd: its first call is of a kind that never came before, beside others that did.
+    """
+
+    __slots__ = ("batched", "is_odd", "kind", "members", "patience", "silent_since")
+
+    def __init__(self, kind: Kind, batched: Batched, patience: Patience, *, is_odd: bool) -> None:
+        self.kind = kind
+        self.batched = batched
+        self.patience = patience
+        self.is_odd = is_odd
+        self.members: list[Member] = []
+        self.silent_since: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Group {self.kind} of {len(self.members)}>"
+
+    def joined_by(self, member: Member, now: float, *, is_free: bool) -> None:
+        """One more call."""
+        if self.members:
+            self.end_silence(now, came=True)
+            self.is_odd = False
+        self.members.append(member)
+        self.silent_since = now if is_free else None
+
+    def end_silence(self, now: float, *, came: bool) -> None:
+        """A silence is over: a call came, or the batch goes."""
+        if self.silent_since is not None:
+            self.patience.note(len(self.members), now - self.silent_since, came=came)
+            self.silent_since = None
+
+    def lose_lane(self, now: float) -> None:
+        """There is no lane for it any more: others went."""
+        if self.silent_since is not None and now > self.silent_since:
+            self.end_silence(now, came=False)
+        self.silent_since = None
+
+    def seen(self, now: float, *, can_grow: bool, is_draining: bool) -> Seen:
+        """As the rules see it."""
+        line, size = self.batched.cost(self.kind.bucket).line, len(self.members)
+        patient = line is not None and not self.is_odd
+        return Seen(
+            size=size,
+            oldest_at=self.members[0].came_at,
+            silent_since=now if self.silent_since is None else self.silent_since,
+            deadline_at=min(member.ends_at for member in self.members),
+            cost=line,
+            patience_s=self.patience.seconds(size, line.fixed_s) if patient and line is not None else 0.0,
+            can_grow=can_grow,
+            is_draining=is_draining,
+        )
+
+    def urgency(self, now: float) -> tuple[int, float]:
+        """The lower goes first: by priority, and by age within it."""
+        oldest_at = self.members[0].came_at
+        return self.kind.rank - int((now - oldest_at) / AGEING_S), oldest_at
+
+
+class Running:
+    """A batch whose body runs."""
+
+    __slots__ = ("body", "members", "task")
+
+    def __init__(self, members: Sequence[Member], body: Body) -> None:
+        self.members = members
+        self.body = body
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody still waits for it."""
+        return any(member.is_there for member in self.members)
+
+
+class Gathering:
+    """Gathers the calls of an instance's batched methods. Owned by the event loop: no lock."""
+
+    def __init__(self, methods: Mapping[str, Method], *, max_inputs: int, threads: CallThreads) -> None:
+        self._methods = {name: Batched(method, method.batch) for name, method in methods.items() if method.batch is not None}
+        largest = max((batched.policy.max_batch_size for batched in self._methods.values()), default=1)
+        self._lanes = max(1, max_inputs // largest - 1)
+        self._max_inputs = max_inputs
+        self._threads = threads
+        self._groups: dict[Kind, Group] = {}
+        self._running: set[Running] = set()
+        self._known: OrderedDict[Kind, Patience] = OrderedDict()
+        self._waiting = 0
+        self._timer: asyncio.Handle | None = None
+        self._is_draining = False
+        self._free_s, self._free_since = 0.0, 0.0
+
+    def __repr__(self) -> str:
+        return f"<Gathering waiting={self._waiting} running={len(self._running)}/{self._lanes}>"
+
+    async def share(self, name: str, call: Asking, args: Sequence[Any], kwargs: Mapping[str, Any], priority: bytes | None) -> Share:
+        """What a call gets out of a batch. Cancelled, it leaves: at once, or when the batch that it was the last of has ended."""
+        batched = self._methods[name]
+        values = batched.lists.values(args, kwargs)
+        now = time.monotonic()
+        member = Member(
+            call=call, kind=kind_of(name, batched.policy, values, priority), values=values, came_at=now, free_s=self._free_clock(now),
+            context=contextvars.copy_context(), future=asyncio.get_running_loop().create_future(),
+        )  # fmt: skip
+        self._join(batched, member, now)
+        try:
+            return await member.future
+        except asyncio.CancelledError:
+            await self._leave(member)
+            raise
+
+    def drain(self) -> None:
+        """No more calls come: nothing waits for them."""
+        self._is_draining = True
+        self._look()
+
+    # -- who waits ---------------------------------------------------------------------------------------------------------
+    def _join(self, batched: Batched, member: Member, now: float) -> None:
+        group = self._groups.get(member.kind)
+        if group is None:
+            is_odd = self._is_odd(member.kind)
+            group = self._groups[member.kind] = Group(member.kind, batched, self._patience(member.kind), is_odd=is_odd)
+        group.joined_by(member, now, is_free=self._is_free)
+        self._waiting += 1
+        self._look_soon()
+
+    async def _leave(self, member: Member) -> None:
+        group = self._groups.get(member.kind)
+        if group is not None and member in group.members:
+            group.members.remove(member)
+            self._waiting -= 1
+            if not group.members:
+                del self._groups[member.kind]
+            return
+        running = next((one for one in self._running if member in one.members), None)
+        if running is not None and running.task is not None and not running.is_wanted:
+            running.body.stop()
+            await asyncio.wait([running.task])
+
+    def _is_odd(self, kind: Kind) -> bool:
+        return kind not in self._known and any(other[:3] == kind[:3] for other in self._known)
+
+    def _patience(self, kind: Kind) -> Patience:
+        patience = self._known.setdefault(kind, Patience())
+        self._known.move_to_end(kind)
+        if len(self._known) > MAX_KINDS:
+            self._known.popitem(last=False)
+        return patience
+
+    # -- who goes ----------------------------------------------------------------------------------------------------------
+    @property
+    def _is_free(self) -> bool:
+        return len(self._running) < self._lanes
+
+    def _free_clock(self, now: float) -> float:
+        """Seconds for which a lane was free so far: what calls waited of it, they waited for each other."""
+        return self._free_s + (now - self._free_since if self._is_free else 0.0)
+
+    def _look_soon(self) -> None:
+        self._arm(asyncio.get_running_loop().call_soon(self._look))
+
+    def _arm(self, timer: asyncio.Handle | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = timer
+
+    def _look(self) -> None:
+        """Let go what is due, and come back when the next one may be."""
+        self._arm(None)
+        now = time.monotonic()
+        while self._is_free and self._groups:
+            again_at = float("inf")
+            due: list[tuple[Group, Reason]] = []
+            can_grow = self._waiting < self._max_inputs
+            for group in self._groups.values():
+                verdict = decide(now, group.seen(now, can_grow=can_grow, is_draining=self._is_draining), group.batched.policy)
+                again_at = min(again_at, verdict.look_again_at)
+                if verdict.reason is not None:
+                    due.append((group, verdict.reason))
+            if not due:
+                self._arm(asyncio.get_running_loop().call_later(again_at - now, self._look))
+                return
+            group, reason = min(due, key=lambda one: one[0].urgency(now))
+            self._let_go(group, reason, now)
+
+    def _let_go(self, group: Group, reason: Reason, now: float) -> None:
+        size = group.batched.policy.max_batch_size
+        group.end_silence(now, came=False)
+        members, group.members = tuple(group.members[:size]), group.members[size:]
+        self._waiting -= len(members)
+        if group.members:
+            group.silent_since = now
+        else:
+            del self._groups[group.kind]
+        release = Release(members=members, at=now, reason=reason, free_s=self._free_clock(now))
+        running = Running(members, Body(group.batched.method, group.batched.lists, self._threads))
+        self._running.add(running)
+        if not self._is_free:
+            self._free_s += now - self._free_since
+            for waiting in self._groups.values():
+                waiting.lose_lane(now)
+        running.task = asyncio.get_running_loop().create_task(self._compute(group, running, release), name="batch")
+
+    # -- what runs ---------------------------------------------------------------------------------------------------------
+    async def _compute(self, group: Group, running: Running, release: Release) -> None:
+        try:
+            await self._answer_all(group, running, release)
+        except BaseException as e:
+            for member in running.members:  # a mistake of ours: nobody must wait for it for ever
+                if not member.future.done():
+                    member.future.set_exception(RuntimeError(f"the batch ended without an answer: {e!r}"))
+            raise
+        finally:
+            now = time.monotonic()
+            was_free = self._is_free
+            self._running.discard(running)
+            if not was_free:
+                self._free_since = now
+                for waiting in self._groups.values():
+                    waiting.silent_since = now
+            self._look()
+
+    async def _answer_all(self, group: Group, running: Running, release: Release) -> None:
+        members, policy = release.members, group.batched.policy
+        spans = BatchSpans([member.call.spans for member in members])
+        context = contextvars.copy_context()
+        context.run(enter, members, spans)
+        began = time.monotonic()
+        ok, value = await running.body.run([member.values for member in members], context)
+        compute_s = time.monotonic() - began
+        spans.finish(size=len(members), reason=release.reason.value, members=",".join(member.call.id for member in members))
+        for member in members:
+            member.call.spans.share(spans)
+        if ok:
+            group.batched.cost(group.kind.bucket).note(len(members), compute_s)
+            results = [(not isinstance(one, Exception), one) for one in value]
+        elif len(members) > 1 and policy.retry_alone and isinstance(value, Exception) and not isinstance(value, WrongResults):
+            await self._answer_each(running, release)
+            return
+        else:
+            results = [(False, value)] * len(members)
+        is_first = True
+        for member, (is_ok, result) in zip(members, results, strict=True):
+            if member.is_there:
+                line = release.line(member, size=len(members), compute_s=compute_s, reason=release.reason, is_first=is_first)
+                member.future.set_result(Share(ok=is_ok, value=result, line=line))
+                is_first = False
+
+    async def _answer_each(self, running: Running, release: Release) -> None:
+        """Each of them alone, once: whose fault it was fails, the others do not."""
+        for member in release.members:
+            if member.is_there:
+                began = time.monotonic()
+                ok, value = await running.body.run([member.values], member.context)
+                if member.is_there:
+                    result = value[0] if ok else value
+                    is_ok = ok and not isinstance(result, Exception)
+                    line = release.line(member, size=1, compute_s=time.monotonic() - began, reason=Reason.RETRIED, is_first=True)
+                    member.future.set_result(Share(ok=is_ok, value=result, line=line))
