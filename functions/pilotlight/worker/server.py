@@ -168,6 +168,7 @@ class Server:
         """Accept nothing new, then let what is in flight end, then the user's own clean-up: it may be what in-flight calls use."""
         for server in self._accepting:
             server.close()
+        self._calls.drain()
         for connection in list(self._state.connections):
             connection.shutdown()
         while self._state.connections or self._state.tasks or self._calls.running:
