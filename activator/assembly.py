@@ -167,7 +167,8 @@ class Assembly:
             may_run=lambda target: not self.books.is_spent(target),
         )  # fmt: skip
         self.metrics.collect_instances(self.scaler.states)
-        self.engines = Scraper(self.scaler.throttlers, every_s=self.settings.engine_scrape_s)
+        self.engines = Scraper(self.scaler.throttlers, every_s=self.settings.engine_scrape_s, seen=self.metrics.engine_seen)
+        self.metrics.language.collect_engines(self.engines.known)
         self.loops.append(("engines", self.engines.run))
         self.handovers = self.table.handovers = Handovers(throttler_of=self.scaler.throttler_of, finish=self.table.handed_over)
         self.closing.append(self.handovers.aclose)

@@ -149,6 +149,7 @@ class Roster(ABC):
         log.info("instance gone instance=%s reason=%s", instance_id, reason)
         instance.settle_idle()
         instance.mark_gone(reason)
+        self._observer.instance_lost(self.target, reason)
         self._comings.give_back(instance_id)
         self.poke(self._clock())
 

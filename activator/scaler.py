@@ -332,7 +332,7 @@ class Scaler:
 
     def throttlers(self) -> list[Throttler]:
         """Of all active revisions."""
-        return [scaled.throttler for scaled in self._scaled.values()]
+        return [scaled.throttler for scaled in list(self._scaled.values())]
 
     def states(self) -> Mapping[tuple[str, str, str, str], int]:
         """Instances and calls by (tenant, app, function, state), for metrics."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from activator.engines.exposition import Reading, parse
 from activator.engines.throttler import EngineThrottler
 from activator.instances import Instance
+from activator.routes import Target
 from activator.upstream import UpstreamGone, WorkerConnection
 
 if TYPE_CHECKING:
@@ -33,14 +34,25 @@ AT_ONCE = 16
 _REQUEST = b"GET /metrics HTTP/1.1\r\nhost: worker\r\nconnection: close\r\n\r\n"
 
 
+def _nobody_looks(_target: Target, _view: EngineView) -> None:
+    """Beside the throttlers themselves."""
+
+
 class Scraper:
     """The loop. Owner: the event loop of the activator; `throttlers`: of all active revisions."""
 
     def __init__(
-        self, throttlers: Callable[[], Iterable[Throttler]], *, every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic
+        self,
+        throttlers: Callable[[], Iterable[Throttler]],
+        *,
+        every_s: float = EVERY_S,
+        seen: Callable[[Target, EngineView], None] = _nobody_looks,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`seen`: told of each answer."""
         self._throttlers = throttlers
         self._every_s = every_s
+        self._seen = seen
         self._clock = clock
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
@@ -49,7 +61,11 @@ class Scraper:
 
     def views(self) -> Mapping[str, EngineView]:
         """What is known of engines, by instance."""
-        return {instance_id: view for throttler in self._engines() for instance_id, view in throttler.views().items()}
+        return {instance_id: view for instance_id, (_, view) in self.known().items()}
+
+    def known(self) -> Mapping[str, tuple[Target, EngineView]]:
+        """The same, with the revision that the instance is of."""
+        return {instance_id: (throttler.target, view) for throttler in self._engines() for instance_id, view in throttler.views().items()}
 
     async def run(self) -> None:
         """Look, forever."""
@@ -83,7 +99,9 @@ class Scraper:
         if reading is None:
             log.debug("engine said nothing instance=%s", instance.id)
         if not instance.is_gone:
-            throttler.saw(instance, reading)
+            view = throttler.saw(instance, reading)
+            if reading is not None and view is not None:
+                self._seen(throttler.target, view)
 
 
 async def read(path: str, *, deadline_s: float = DEADLINE_S) -> Reading | None:

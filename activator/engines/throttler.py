@@ -75,18 +75,22 @@ class EngineThrottler(Throttler):
             found = self._watched[instance.id] = Watched(slots_of(self.target.spec), kv_target=self._engine_terms.kv_target)
         return found
 
-    def saw(self, instance: Instance, reading: Reading | None) -> None:
-        """An engine said this, or (None) did not answer: from now on its instance takes as many calls as follow from it."""
+    def saw(self, instance: Instance, reading: Reading | None) -> EngineView | None:
+        """An engine said this, or (None) did not answer: from now on its instance takes as many calls as follow from it.
+
+        Returns what is known now.
+        """
         watched = self.watched(instance)
         view = watched.saw(reading, self._clock()) if reading is not None else watched.missed()
         before = instance.capacity
         instance.capacity = view.slots if view is not None else slots_of(self.target.spec)
         if instance.capacity > before:
             self.retry_slots()
+        return view
 
     def views(self) -> Mapping[str, EngineView]:
         """What is known, by instance."""
-        found = ((instance_id, self._watched[instance_id].view) for instance_id in self.instances if instance_id in self._watched)
+        found = ((instance_id, self._watched[instance_id].view) for instance_id in list(self.instances) if instance_id in self._watched)
         return {instance_id: view for instance_id, view in found if view is not None}
 
     @property
