@@ -14,9 +14,10 @@ from activator.choice import Choice
 from activator.fairness.rank import DEFAULT_RANK, Rank
 from activator.instances import Instance
 from activator.quotas.admission import Admission
-from activator.reservation import WARM, Counted, Reservation
+from activator.reservation import WARM, Reservation
 from activator.resilience.breaker import Ending
 from activator.routes import Target
+from activator.tokens.use import TokenUse
 from activator.tracing.context import Attempt, Trace, worker_lines
 from activator.upstream import Answer, WorkerConnection
 from pilotlight import errors
@@ -48,7 +49,7 @@ class Call:
                  "degraded", "extra_headers", "id", "key_id", "method", "past", "rank", "received_ns", "reserved_ns", "retries",
                  "routed_ns", "start_kind", "start_ms", "started_at", "target", "trace", "weights")  # fmt: skip
 
-    tokens: Counted | None = None
+    tokens: TokenUse | None = None
     affinity: int | None = None
 
     def __init__(
@@ -104,7 +105,15 @@ class Call:
     def mark(self) -> str:
         """What its records say that few do (`usage.marked`): its arm, and what answered in place of the target."""
         mark = self.choice.mark if self.choice is not None else ""
-        return mark + marked(degraded=self.degraded) if self.degraded else mark
+        if self.degraded or self.tokens is not None:
+            mark += marked(degraded=self.lessened)
+        return mark
+
+    @property
+    def lessened(self) -> str:
+        """All that `pilotlight-degraded` says: what answers in place of its target, and how its answer is cut; "" for neither."""
+        cut = self.tokens.degraded if self.tokens is not None else ""
+        return f"{self.degraded}, {cut}" if self.degraded and cut else self.degraded or cut
 
     @property
     def queued_ms(self) -> float:
@@ -137,7 +146,9 @@ class Call:
         return other
 
     def body_for(self, target: Target) -> bytes:
-        """Its body for another function in its place."""
+        """Its body for another function in its place. Raises InvalidInput for one that is called otherwise."""
+        if target.spec.engine is not None:
+            raise errors.InvalidInput(f"{target.app}/{target.function} is a language model, and takes no arguments")
         return self.body
 
     def request_head(self, execution_s: float) -> bytes:
@@ -170,7 +181,7 @@ class EngineCall(Call):
         super().__init__(**call)
         self.path = path
         self.rewrite = rewrite
-        self.tokens: Counted | None = None
+        self.tokens: TokenUse | None = None
         self.affinity: int | None = None
 
     def body_for(self, target: Target) -> bytes:
@@ -275,9 +286,7 @@ class Exchange:
         self.exec_ms = (now_ns - self.dispatched_ns) / 1e6
         body_bytes = len(self.call.body)
         try:
-            self.cost = self.reservation.close(
-                self.ticket, status=status, outcome=outcome, bytes_in=body_bytes, bytes_out=bytes_out, tokens=self.call.tokens
-            )  # fmt: skip
+            self.cost = self.reservation.close(self.ticket, status=status, outcome=outcome, bytes_in=body_bytes, bytes_out=bytes_out)
         finally:  # a record that cannot be closed must not cost a slot as well
             self.reservation.instance.connections.give_back(self.connection, now_ns / 1e9)
             self.reservation.release()

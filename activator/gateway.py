@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 from activator.admission import StrangerLimit
-from activator.callers import Caller
 from activator.calls import SubmittedCalls
-from activator.choice import Choice
 from activator.control import ControlPlane
 from activator.dispatch import Call, Dispatcher, Exchange
 from activator.entry import Entrance, Entry, split_tenant
@@ -24,89 +22,32 @@ from activator.idempotency.layer import KEY, Idempotency
 from activator.idempotency.process import ProcessIdempotency
 from activator.idempotency.store import IdempotencyStore
 from activator.metrics import Metrics
-from activator.model_servers import ModelServers, is_model_path
+from activator.model_servers import V1, ModelServers, is_model_path
+from activator.openai.front import OpenAI, is_one_model, is_openai_path
 from activator.passthrough import Passthrough
 from activator.quotas.admission import Admission
-from activator.reception import RAW, TAG, Reception
+from activator.reception import RAW, Reception
 from activator.relay import Relay
 from activator.request import Receive, Request, Scope, Send
-from activator.routes import Routed, RouteTable, Target
+from activator.resolved import FUNCTIONS, Handler, Resolutions
+from activator.routes import RouteTable
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
 from activator.shadows import Shadows
 from activator.siblings import HEALTH, PASSED_ON
+from activator.tokens.enter import TokenDesk
 from activator.tracing.tracer import Tracer
 from activator.upstream import UpstreamGone
 from activator.variations import Variations
-from activator.warm import WarmCalls, Way, is_simple
+from activator.warm import WarmCalls
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PICKLE
 
 log = logging.getLogger(__name__)
 
-FUNCTIONS = "/v1/functions/"
 CALLS = "/v1/calls/"
 _PICKLE = CONTENT_PICKLE.encode()
 _JSON = b"application/json"
-
-
-MAX_RESOLVED = 16_384
-"""Answers of route and authenticate that are remembered; each is small, and a flood of paths must not fill the memory."""
-
-Handler = Callable[[Request, Entry, str], Awaitable[None]]
-
-
-class _Resolved:
-    """What route and authenticate found for one path and key."""
-
-    __slots__ = ("caller", "handler", "method", "routed", "tag", "unasked", "way", "ways")
-
-    def __init__(self, handler: Handler, caller: Caller, routed: Routed, method: str, tag: str) -> None:
-        self.handler = handler
-        self.caller = caller
-        self.routed = routed
-        self.method = method
-        self.tag = tag
-        self.unasked = ""
-        self.way: Way | None = None
-        self.ways: dict[Choice | Target, Way | None] | None = None
-
-    @property
-    def is_lasting(self) -> bool:
-        """Whether it holds for further requests: not for a key that expires, nor for a caller who is known by its address only."""
-        return self.caller.expires_at is None and not self.caller.is_anonymous
-
-    def let_warm(self, entrance: Entrance) -> None:
-        """From now on its calls may go without a task, where that is possible: `way` is for all of them, else `ways` by their choice."""
-        routed, caller = self.routed, self.caller
-        only = routed.choose(caller, {}, self.tag) if self.tag else routed.only
-        if only is None:
-            self.ways = {}
-        else:
-            self.way = _way(entrance, caller, only, self.method, is_told=bool(self.tag) or not routed.is_plain)
-
-    def warm_way(self, entrance: Entrance, headers: dict[bytes, bytes]) -> Way | None:
-        """The way of a call whose revision depends on the call; None when it cannot go without a task."""
-        ways = self.ways
-        if ways is None:
-            return None
-        choice = self.routed.choose(self.caller, headers)
-        key = choice.target if choice.unit else choice  # there are many units, and what is remembered of them is bounded elsewhere
-        if key in ways:
-            way = ways[key]
-        else:
-            try:
-                way = ways[key] = _way(entrance, self.caller, choice, self.method)
-            except errors.PilotlightError:  # as an ordinary request it is told why
-                way = ways[key] = None
-        return way if way is None or way.choice is choice else way.told(choice)
-
-
-def _way(entrance: Entrance, caller: Caller, choice: Choice, method: str, *, is_told: bool = True) -> Way | None:
-    entry = entrance.entry(caller, choice.target)
-    if entry.gate is not None and not entry.gate.is_immediate:
-        return None
-    return Way(entry, method, choice if is_told else None)
 
 
 class Gateway:
@@ -130,6 +71,7 @@ class Gateway:
         idempotency: IdempotencyStore | None = None,
     ) -> None:
         self._settings = settings
+        self._tracer = tracer or Tracer()
         self._table = table
         self._entrance = entrance
         self._dispatcher = dispatcher
@@ -144,21 +86,24 @@ class Gateway:
         )  # fmt: skip
         self._models = ModelServers(settings=settings, reception=self._reception, invoke=self.invoke)
         self._passthrough = passthrough
+        self.openai = OpenAI(
+            settings=settings, table=table, reception=self._reception, dispatcher=dispatcher, passthrough=passthrough,
+            desk=TokenDesk(waiting_of=lambda target: dispatcher.throttler_of(target).waiting), metrics=metrics, tracer=self._tracer,
+        )  # fmt: skip
         self._control = control
         self._metrics = metrics
-        self._tracer = tracer or Tracer()
         self._relay = Relay(metrics=metrics, tracer=self._tracer, heartbeat_s=settings.heartbeat_s, shadows=shadows)
         self.warm = WarmCalls(
             throttler_of=dispatcher.throttler_of, dispatcher=dispatcher, metrics=metrics, go_on=self._go_on, tracer=self._tracer,
             shadows=shadows,
         )  # fmt: skip
-        self._resolved: dict[tuple[str, bytes, bytes], _Resolved] = {}
-        self._resolved_at = -1
-        self._verbs: dict[str, Handler] = {
-            "invoke": self.invoke,
-            "submit": self._variations.submit,
-            "warmup": self._variations.warmup,
-        }
+        verbs: dict[str, Handler] = {"invoke": self.invoke, "submit": self._variations.submit, "warmup": self._variations.warmup}
+        self._resolutions = Resolutions(table=table, reception=self._reception, entrance=entrance, verbs=verbs)
+        self.find_warm = self._resolutions.find_warm
+
+    def copy_calls(self, shadows: Shadows) -> None:
+        """From now on have calls copied, whichever way their answers go."""
+        self.warm.shadows = self._relay.shadows = shadows
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI 3."""
@@ -173,19 +118,6 @@ class Gateway:
         """The same for a request whose idempotency key was looked at."""
         request = Request(scope, receive, send)
         await self._answer(request, self._route(request))
-
-    def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> Way | None:
-        """What is known of a call that may go without a task (`activator.warm`); None when it must not, or was never resolved."""
-        if self._resolved_at != self._table.generation:
-            return None
-        asked = (url.decode("latin-1"), headers.get(b"authorization", b""), headers.get(b"pilotlight-environment", b""))
-        resolved = self._resolved.get(asked)
-        if resolved is None or TAG in headers:
-            return None
-        way = resolved.way or resolved.warm_way(self._entrance, headers)
-        if way is None or not is_simple(headers, max_body_bytes=way.entry.body_bytes):
-            return None
-        return way
 
     async def _go_on(self, request: Request, step: Coroutine[Any, Any, Exchange]) -> None:
         """A warm call that went out without a task stopped being simple."""
@@ -222,15 +154,19 @@ class Gateway:
         path = request.path
         owner, place = split_tenant(path)
         if place.startswith(FUNCTIONS):
-            resolved = self._resolve(request, owner, place)
+            resolved = self._resolutions.resolve(request, owner, place)
             if resolved is not None:
                 entry = self._reception.enter(request, resolved.caller, resolved.routed, resolved.tag, unasked=resolved.unasked)
                 await resolved.handler(request, entry, resolved.method)
                 return
-        if is_model_path(place):
-            await self._models.answer(request, owner, place)
+        if is_openai_path(place):
+            await self.openai.answer(request, owner, place)
+        elif is_model_path(place):
+            if not (is_one_model(request, place) and await self.openai.describe(request, owner, place.removeprefix(V1))):
+                await self._models.answer(request, owner, place)
         elif place.startswith(RAW):
-            await self._passthrough.http(request, self._reception.raw_entry(request))
+            entry = self._reception.raw_entry(request)
+            await (self._passthrough.http if entry.target.spec.engine is None else self.openai.answer_raw)(request, entry)
         elif owner is not None:
             raise errors.NotFound(f"nothing is served at {path}: functions of another tenant are under /t/<tenant>/v1/functions/ or /fn/")
         elif path.startswith(CALLS) and request.verb == "PUT":
@@ -243,30 +179,6 @@ class Gateway:
             await request.respond_json(200, {"status": "ok", "routes": self._table.version})
         else:
             await self._control.forward(request)
-
-    def _resolve(self, request: Request, owner: str | None, place: str) -> _Resolved | None:
-        """Route and authenticate, remembering the answer until anything that it rests on changes."""
-        if self._resolved_at != self._table.generation or len(self._resolved) > MAX_RESOLVED:
-            self._resolved.clear()
-            self._resolved_at = self._table.generation
-        headers = request.headers
-        asked = (request.path, headers.get(b"authorization", b""), headers.get(b"pilotlight-environment", b""))
-        resolved = self._resolved.get(asked)
-        if resolved is None:
-            address, _, verb = place[len(FUNCTIONS) :].rpartition(":")
-            handler = self._verbs.get(verb)
-            if handler is None or request.verb != "POST":
-                return None
-            caller = self._reception.identify(request, owner)
-            routed, method, tag = self._reception.routed(request, caller, address, owner)
-            resolved = _Resolved(handler, caller, routed, method, tag)
-            if resolved.is_lasting and self._table.is_known(asked[1]):
-                self._resolved[asked] = resolved
-            if verb == "warmup" and caller.tenant == routed.tenant:
-                resolved.unasked = routed.document.heaviest()  # not who answers until it is there
-            if verb == "invoke" and resolved.is_lasting:
-                resolved.let_warm(self._entrance)
-        return resolved if request.verb == "POST" else None
 
     # -- the sentence -------------------------------------------------------------------------------------------------
     async def invoke(self, request: Request, entry: Entry, method: str) -> None:
@@ -304,7 +216,7 @@ class Gateway:
             body=body,
             content_type=content_type,
             accept=request.headers.get(b"accept", b""),
-            deadline_s=_deadline(request),
+            deadline_s=request.deadline_s(),
             admission=admission,
             rank=rank,
             caller=entry.foreign,
@@ -314,16 +226,3 @@ class Gateway:
         call.began_ns, call.routed_ns = request.began_ns + upload_ns, request.routed_ns + upload_ns
         self._tracer.begin(call, request.headers)
         return call
-
-
-def _deadline(request: Request) -> float | None:
-    given = request.headers.get(b"pilotlight-timeout")
-    if given is None:
-        return None
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds <= 7 * 86_400:
-        raise errors.InvalidInput("header pilotlight-timeout: write the seconds you will wait, more than 0, at most 604800")
-    return seconds

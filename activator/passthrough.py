@@ -1,60 +1,45 @@
-"""Raw HTTP and WebSocket to functions that are web applications: `ANY /fn/{app}/{function}/…`, also under `/t/{tenant}`.
-
-Bodies stream both ways with back-pressure; a connection counts as one call for as long as it lasts, so it holds a slot and is billed
-until it closes.
+"""Raw HTTP to functions that are web applications: `ANY /fn/{app}/{function}/…`, also under `/t/{tenant}`. Bodies stream both ways with
+back-pressure. WebSockets are `web_sockets`'.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable
-from typing import Any
-
-from websockets.asyncio.client import ClientConnection, unix_connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake
-from websockets.frames import EXTERNAL_CLOSE_CODES
 
 from activator.billing.account import Ticket
 from activator.dispatch import Call, Dispatcher
 from activator.entry import Entry
-from activator.fairness.rank import Rank
 from activator.metrics import Metrics
-from activator.raw_heads import answer_headers, arm_of, request_head, rest, root, sandboxed
-from activator.request import Receive, Request, Scope, Send, error_answer, header_list, too_large
+from activator.raw_calls import call_of, expect_web, route_of
+from activator.raw_heads import answer_headers, request_head, sandboxed
+from activator.request import Request, too_large
 from activator.reservation import Reservation
 from activator.resilience.breaker import Ending
 from activator.targets import Target
-from activator.throttler import Throttler
 from activator.tracing.context import note
 from activator.tracing.tracer import Tracer
 from activator.upstream import Answer, UpstreamGone, WorkerConnection
+from activator.web_sockets import WebSockets
 from pilotlight import errors
-from pilotlight.protocol import HEADER_CALL, HEADER_ROOT_PATH
-from pilotlight.spec import FunctionKind
-
-_MAX_FRAME_BYTES = 16 * 1024 * 1024
-_CLOSE_S = 2.0
-"""How long a worker may take to answer a WebSocket's close before its connection is cut."""
-
-RawEntry = Callable[[Request], Entry]
 
 
 class Passthrough:
-    """Streams raw requests to ASGI functions."""
+    """Streams raw requests to ASGI functions, and to engines what may be read of them."""
 
     def __init__(self, *, dispatcher: Dispatcher, metrics: Metrics, tracer: Tracer | None = None) -> None:
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._tracer = tracer or Tracer()
+        self.websocket = WebSockets(dispatcher=dispatcher, metrics=metrics, tracer=self._tracer).answer
 
     async def http(self, request: Request, entry: Entry) -> None:
         """One request, streamed both ways. Raises what `Throttler.reserve` raises, NotFound, OverQuota, TooLarge, WorkerCrashed."""
         target = entry.target
-        _expect_asgi(target)
+        if target.spec.engine is None:  # of an engine the OpenAI front has looked at the path
+            expect_web(target)
         _expect_small(request, entry.raw_body_bytes)
-        call = _call_of(request, entry)
+        call = call_of(request, entry)
         admission = call.admission = await entry.admit()
         self._tracer.begin(call, request.headers)
         try:
@@ -87,135 +72,6 @@ class Passthrough:
                 relay.observe(self._metrics, self._tracer)
             else:
                 relay.remember()
-
-    async def websocket(self, scope: Scope, receive: Receive, send: Send, raw_entry: RawEntry) -> None:
-        """One WebSocket: accepted once the worker accepted it, then frames both ways until either side closes.
-
-        The execution clock bounds its whole life; then both sides are closed with 1011 (RFC 6455 §7.4.1).
-        """
-        message = await receive()
-        assert message["type"] == "websocket.connect"
-        request = Request(scope, receive, send)
-        try:
-            entry = raw_entry(request)
-            _expect_asgi(entry.target)
-            call = _call_of(request, entry)
-            admission = call.admission = await entry.admit()
-            self._tracer.begin(call, request.headers)
-            try:
-                self._dispatcher.check(call)
-                throttler = self._dispatcher.throttler_of(entry.target)
-                reservation = await _reserve_unless_left(throttler, receive, entry.target.spec.clocks.queue_s, call.rank)
-                await self._hold(scope, receive, send, reservation, call)
-            finally:
-                if admission is not None:
-                    admission.release()
-        except errors.PilotlightError as e:
-            self._metrics.turned_away(e, request.tenant, request.target, request.arm)
-            await _deny(request, send, e)
-            if request.call is not None:
-                self._tracer.failed(request.call, e.type, e.status, verb="GET", route=_route_of(request.call.target))
-
-    async def _hold(self, scope: Scope, receive: Receive, send: Send, reservation: Reservation, call: Call) -> None:
-        """The life of one WebSocket on its slot, billed as one call. Raises JournalFull and what `_relay_frames` raises."""
-        call.reserved_ns = time.monotonic_ns()
-        call.start_kind, call.start_ms = reservation.start_kind, reservation.start_ms
-        ticket: Ticket | None = None
-        status, outcome = 500, "error"
-        try:
-            ticket = await reservation.open_paid(call)
-            await _relay_frames(scope, receive, send, reservation, call)
-            status, outcome = 101, "ok"
-        except errors.PilotlightError as e:
-            status = e.status
-            if ticket is None or isinstance(e, errors.WorkerCrashed):
-                reservation.ending = Ending.NEITHER if ticket is None else Ending.FAILED
-            raise
-        finally:
-            try:
-                if ticket is not None:
-                    reservation.close(ticket, status=status, outcome=outcome, bytes_in=0, bytes_out=0)
-            finally:
-                reservation.release()
-        first_byte_ms = (call.reserved_ns - call.began_ns) / 1e6
-        self._metrics.answered_raw(call, status, is_stream=True, first_byte_ms=first_byte_ms)
-        self._tracer.ended(
-            call, reservation, None, status=status, dispatched_ns=call.reserved_ns, first_byte_ms=first_byte_ms, verb="GET",
-            route=_route_of(call.target),
-        )  # fmt: skip
-
-
-async def _reserve_unless_left(throttler: Throttler, receive: Receive, timeout_s: float, rank: Rank) -> Reservation:
-    """A slot. Raises what `Throttler.reserve` raises, and ClientClosedRequest as soon as the caller leaves.
-
-    A caller that was not accepted yet has nothing to say (RFC 6455 §4.1), so whatever comes from it ends its wait.
-    """
-    if (free := throttler.reserve_nowait()) is not None:
-        return free
-    waiting = asyncio.create_task(throttler.reserve(timeout_s, rank=rank), name="websocket waits for a slot")
-    leaving = asyncio.create_task(_received(receive), name="websocket may leave")
-    is_taken = False
-    try:
-        await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if leaving.done():
-            raise errors.ClientClosedRequest("the caller left while it waited for an instance")
-        reservation = waiting.result()
-        is_taken = True
-        return reservation
-    finally:
-        waiting.cancel()
-        leaving.cancel()
-        slot, _ = await asyncio.gather(waiting, leaving, return_exceptions=True)
-        if not is_taken and isinstance(slot, Reservation):
-            slot.give_back()  # it came in the same moment
-
-
-async def _received(receive: Receive) -> None:
-    await receive()
-
-
-async def _relay_frames(scope: Scope, receive: Receive, send: Send, reservation: Reservation, call: Call) -> None:
-    """Frames both ways until either side closes. Raises DeadlineExceeded, Forbidden (the function refused), WorkerCrashed."""
-    execution_s = call.target.spec.clocks.execution_s
-    ends_at = asyncio.get_running_loop().time() + execution_s
-    try:
-        async with asyncio.timeout_at(ends_at):
-            worker = await _connect(scope, reservation, call)
-        async with worker:  # closed with 1011 when what follows fails
-            await _accept(send, worker, call)
-            async with asyncio.timeout_at(ends_at), asyncio.TaskGroup() as group:
-                down = group.create_task(_from_worker(worker, send), name="websocket to caller")
-                up = group.create_task(_from_caller(worker, receive), name="websocket to worker")
-                up.add_done_callback(lambda _: down.cancel())
-                down.add_done_callback(lambda _: up.cancel())
-    except TimeoutError as e:
-        raise errors.DeadlineExceeded(f"the WebSocket was open for longer than {execution_s:g} s", clock="execution") from e
-
-
-async def _accept(send: Send, worker: ClientConnection, call: Call) -> None:
-    quotas = header_list(call.admission.head()) if call.admission is not None else []
-    try:
-        await send({"type": "websocket.accept", "subprotocol": worker.subprotocol, "headers": quotas})
-    except OSError as e:  # ASGI 2.4
-        raise errors.ClientClosedRequest("the caller left before it was accepted") from e
-
-
-async def _connect(scope: Scope, reservation: Reservation, call: Call) -> ClientConnection:
-    try:
-        return await unix_connect(
-            reservation.instance.info.socket,
-            f"ws://worker/asgi{rest(scope).decode('latin-1')}",
-            subprotocols=scope.get("subprotocols") or None,
-            max_size=_MAX_FRAME_BYTES,
-            compression=None,
-            open_timeout=None,  # ours is the execution clock
-            close_timeout=_CLOSE_S,
-            additional_headers={HEADER_CALL: call.id, HEADER_ROOT_PATH: root(scope, call.target), **arm_of(call)},
-        )
-    except InvalidHandshake as e:
-        raise errors.Forbidden(f"the function refused the WebSocket: {e}") from e
-    except OSError as e:
-        raise errors.WorkerCrashed(f"the instance died under this request: {e}", reason="crashed") from e
 
 
 class _Relay:
@@ -289,82 +145,15 @@ class _Relay:
         )  # fmt: skip
         tracer.ended(
             self._call, self._reservation, self._answer, status=self.status, dispatched_ns=self._dispatched_ns, cost=self._cost,
-            first_byte_ms=self._first_byte_ms if self._is_stream else None, verb=self._request.verb, route=_route_of(self._call.target),
+            first_byte_ms=self._first_byte_ms if self._is_stream else None, verb=self._request.verb, route=route_of(self._call.target),
         )  # fmt: skip
         self._request.target = None
-
-
-async def _from_worker(worker: ClientConnection, send: Send) -> None:
-    try:
-        async for frame in worker:
-            key = "text" if isinstance(frame, str) else "bytes"
-            await send({"type": "websocket.send", key: frame})
-    except ConnectionClosed:
-        pass  # the code below says how it closed
-    except OSError:
-        return  # the caller left (ASGI 2.4)
-    code = worker.close_code if worker.close_code not in (None, 1005, 1006) else 1000
-    with contextlib.suppress(OSError, RuntimeError):  # the caller left, or closed in the same moment
-        await send({"type": "websocket.close", "code": code, "reason": worker.close_reason or ""})
-
-
-async def _from_caller(worker: ClientConnection, receive: Receive) -> None:
-    while True:
-        message = await receive()
-        if message["type"] == "websocket.disconnect":
-            await worker.close(_close_code(message.get("code")))
-            return
-        frame: Any = message.get("text")
-        try:
-            await worker.send(message["bytes"] if frame is None else frame)
-        except ConnectionClosed:
-            return
-
-
-async def _deny(request: Request, send: Send, error: errors.PilotlightError) -> None:
-    """Refuse a WebSocket with an HTTP status where the server can, with close code 1011 where it was accepted already."""
-    if "websocket.http.response" in request.scope.get("extensions", {}):
-        head, body = error_answer(error, request.id)
-        headers = header_list(head) + request.quota_headers()
-        with contextlib.suppress(OSError, RuntimeError):
-            await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
-            await send({"type": "websocket.http.response.body", "body": body})
-            return
-    with contextlib.suppress(OSError, RuntimeError):
-        await send({"type": "websocket.close", "code": 1011, "reason": str(error)[:120]})
-
-
-def _route_of(target: Target) -> str:
-    return f"/fn/{target.app}/{target.function}"
-
-
-def _call_of(request: Request, entry: Entry) -> Call:
-    call = request.call = Call(
-        id=request.id, target=entry.target, method="", key_id=entry.caller.key_id, body=b"", rank=entry.rank(request.headers),
-        caller=entry.foreign, choice=request.choice,
-    )  # fmt: skip
-    call.began_ns, call.routed_ns = request.began_ns, request.routed_ns
-    return call
 
 
 def _expect_small(request: Request, limit_bytes: int | None) -> None:
     declared = request.headers.get(b"content-length", b"")
     if limit_bytes is not None and declared.isdigit() and int(declared) > limit_bytes:
         raise too_large(limit_bytes)
-
-
-def _expect_asgi(target: Target) -> None:
-    if target.spec.kind is not FunctionKind.ASGI:
-        raise errors.NotFound(
-            f"{target.app}/{target.function} is not a web application: call it at /v1/functions/{target.app}/{target.function}:invoke"
-        )
-
-
-def _close_code(code: int | None) -> int:
-    """What may be sent for a close code that was received: those that only say that none came may not (RFC 6455 §7.4.1)."""
-    if code in (None, 1005):
-        return 1000
-    return code if code in EXTERNAL_CLOSE_CODES or 3000 <= code < 5000 else 1001
 
 
 async def _send_body(request: Request, connection: WorkerConnection, limit_bytes: int | None) -> None:

@@ -7,9 +7,10 @@ from activator.heads import weights_timing
 from activator.request import Headers, Request, Scope
 from activator.targets import Target
 from activator.tracing.context import worker_lines
-from pilotlight.protocol import HEADER_ARM, HEADER_RATE_LIMIT, HEADER_RATE_LIMIT_POLICY, HEADER_SPANS, TENANT_PATH
+from pilotlight.protocol import HEADER_ARM, HEADER_RATE_LIMIT, HEADER_RATE_LIMIT_POLICY, HEADER_SPANS, TENANT_PATH, WORKER_ASGI
 
 _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"})
+_UNDER = WORKER_ASGI.encode()
 _OURS = b"pilotlight-"
 """Headers between the activator and its workers begin so: a caller's are dropped, it must not speak for us."""
 _NOT_FOR_WORKERS = _HOP_BY_HOP | {b"authorization", b"content-length", b"x-request-id", b"traceparent", b"tracestate"}
@@ -57,7 +58,8 @@ def rest(scope: Scope) -> bytes:
 def request_head(request: Request, call: Call, *, has_body: bool) -> bytes:
     """The request to the worker, up to its body, which goes in chunks."""
     place = root(request.scope, call.target).encode()
-    lines = [b"%s /asgi%s HTTP/1.1" % (request.verb.encode(), rest(request.scope))]
+    under = b"" if call.target.spec.engine is not None else _UNDER  # an engine's paths are its own
+    lines = [b"%s %s%s HTTP/1.1" % (request.verb.encode(), under, rest(request.scope))]
     lines += [b"%s: %s" % (name, value) for name, value in request.scope["headers"] if _is_for_worker(name)]
     lines += [b"pilotlight-call: " + request.id.encode(), b"pilotlight-root-path: " + place, b"x-request-id: " + request.id.encode()]
     lines.append(b"pilotlight-deadline-s: %.3f" % call.remaining_s(call.target.spec.clocks.execution_s))

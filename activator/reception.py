@@ -65,8 +65,7 @@ class Reception:
             app, function, method = parse_function_path(path)
         except ValueError as e:
             raise errors.NotFound(str(e)) from e
-        asked = request.headers.get(b"pilotlight-environment", b"").decode("latin-1")
-        environment = asked or caller.environment or DEFAULT_ENVIRONMENT
+        environment = self.environment_of(request, caller)
         caller.check_reach(environment=environment, app=app, function=function)
         tenant = caller.tenant if owner is None else self._table.tenant_named(owner) or NOBODY
         address = FunctionAddress(tenant=TenantId(tenant), environment=environment, app=app, function=function, method=method)
@@ -75,9 +74,19 @@ class Reception:
         except errors.NotFound as e:
             if not caller.is_anonymous:
                 raise
-            self._strangers.guard(request.address, time.monotonic())
-            self._strangers.check(request.address, time.monotonic())
-            raise errors.Unauthenticated("no API key: send the header 'Authorization: Bearer <key>'") from e
+            raise self.stranger(request) from e
+
+    @staticmethod
+    def environment_of(request: Request, caller: Caller) -> str:
+        """The environment that a request is about: the one it names, else its key's own."""
+        asked = request.headers.get(b"pilotlight-environment", b"").decode("latin-1")
+        return asked or caller.environment or DEFAULT_ENVIRONMENT
+
+    def stranger(self, request: Request) -> errors.PilotlightError:
+        """The error for a caller without a key who asks for what is not public. Raises TooManyRequests where it keeps asking."""
+        self._strangers.guard(request.address, time.monotonic())
+        self._strangers.check(request.address, time.monotonic())
+        return errors.Unauthenticated("no API key: send the header 'Authorization: Bearer <key>'")
 
     def enter(self, request: Request, caller: Caller, routed: Routed, tag: str, *, is_raw: bool = False, unasked: str = "") -> Entry:
         """The way in, of which the answer tells the quotas whatever becomes of the request. Raises Forbidden, NotFound.

@@ -28,6 +28,8 @@ HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te
 
 
 _PROBLEM = CONTENT_PROBLEM.encode()
+MAX_WAIT_S = 7 * 86_400
+"""Of a caller: the longest execution clock that there may be (`spec.Clocks`)."""
 
 
 class TellsQuotas(Protocol):
@@ -48,10 +50,11 @@ class Request:
         target: what it calls, once that is known and until its end was observed.
         began_ns, routed_ns: monotonic time when it was made, and when it was routed.
         choice: which revision answers it, and why; None = one revision answers all, or nobody has chosen yet.
+        shape: content type and body of the errors that it is answered with.
     """
 
     __slots__ = ("_receive", "_send", "began_ns", "call", "choice", "gate", "headers", "id", "is_answered", "path", "routed_ns", "scope",
-                 "target", "tenant")  # fmt: skip
+                 "shape", "target", "tenant")  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -66,6 +69,7 @@ class Request:
         self.tenant = ""
         self.choice: Choice | None = None
         self.target: Target | None = None
+        self.shape: Shape = problem_shape
         self.began_ns = self.routed_ns = time.monotonic_ns()
 
     def __repr__(self) -> str:
@@ -125,6 +129,19 @@ class Request:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
             message = None
 
+    def deadline_s(self) -> float | None:
+        """Seconds that its caller is ready to wait in all; None = it does not say. Raises InvalidInput."""
+        given = self.headers.get(b"pilotlight-timeout")
+        if given is None:
+            return None
+        try:
+            seconds = float(given)
+        except ValueError:
+            seconds = -1.0
+        if not 0 < seconds <= MAX_WAIT_S:
+            raise errors.InvalidInput(f"header pilotlight-timeout: write the seconds you will wait, more than 0, at most {MAX_WAIT_S}")
+        return seconds
+
     async def receive(self) -> MutableMapping[str, Any]:
         """The next ASGI message, for bodies that stream."""
         return await self._receive()
@@ -164,14 +181,23 @@ class Request:
 
     async def respond_error(self, error: errors.PilotlightError, headers: Headers | None = None) -> None:
         """Answer with a problem document, and `Retry-After` where a retry makes sense (RFC 9457, RFC 9110 §10.2.3)."""
-        head, data = error_answer(error, self.id)
+        head, data = error_answer(error, self.id, self.shape)
         await self.respond(error.status, header_list(head) + self.quota_headers() + (headers or []), data)
 
 
-def error_answer(error: errors.PilotlightError, request_id: str) -> tuple[bytes, bytes]:
+def problem_shape(error: errors.PilotlightError, request_id: str) -> tuple[bytes, bytes]:
+    """Content type and body of an error as a problem document."""
+    return _PROBLEM, json.dumps(problem_of(error, request_id)).encode()
+
+
+Shape = Callable[[errors.PilotlightError, str], tuple[bytes, bytes]]
+"""How an error is told: content type and body, of the error and the request's id."""
+
+
+def error_answer(error: errors.PilotlightError, request_id: str, shape: Shape = problem_shape) -> tuple[bytes, bytes]:
     """Header lines, each ending in CRLF, and body of an answer that is an error."""
-    data = json.dumps(problem_of(error, request_id)).encode()
-    head = b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n" % (_PROBLEM, len(data), request_id.encode())
+    content_type, data = shape(error, request_id)
+    head = b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n" % (content_type, len(data), request_id.encode())
     retry_after_s = error.retry_after_s
     if retry_after_s is None and error.status in (429, 503):
         retry_after_s = 1.0

@@ -17,6 +17,7 @@ from typing import Any
 from activator.callers import ANONYMOUS, Caller, Keys
 from activator.choice import Routed, document_of
 from activator.handover import Handovers
+from activator.openai.catalogue import Engines
 from activator.targets import Target
 from activator.tenants import Tenants
 from pilotlight import errors
@@ -37,7 +38,8 @@ class RouteTable:
 
     `version` is the position in the feed; `generation` changes with everything that could make an earlier answer wrong. `on_function` is
     told the name of a function that changed, and the keys of the revisions that could be called before and cannot any more. `on_budget` is
-    told the id of a budget and what it is now, None when it is gone. `handovers`: None: whoever is given traffic has it at once.
+    told the id of a budget and what it is now, None when it is gone. `handovers`: None: whoever is given traffic has it at once. `engines`:
+    the functions that are language models.
     """
 
     def __init__(self, lists: Mapping[str, Rates], platform_key: PlatformKey) -> None:
@@ -50,6 +52,7 @@ class RouteTable:
         self._routed: dict[str, Routed] = {}
         self._keys = Keys()
         self.tenants = Tenants()
+        self.engines = Engines()
         self._quotas: dict[str, Quotas] = {}
         self._budgets: set[str] = set()
         self._secrets: dict[str, str] = {}
@@ -85,7 +88,8 @@ class RouteTable:
         for budget in self._budgets:
             self.on_budget(budget, None)
         for held in (
-            self._functions, self._kept_warm, self._routed, self._keys, self.tenants, self._quotas, self._budgets, self._secrets,
+            self._functions, self._kept_warm, self._routed, self._keys, self.tenants, self.engines, self._quotas, self._budgets,
+            self._secrets,
         ):  # fmt: skip
             held.clear()
 
@@ -101,7 +105,10 @@ class RouteTable:
             self._kept_warm.discard(name)
             if any(target.spec.scaling.min_instances for target in routed.targets.values()):
                 self._kept_warm.add(name)
-        self._hand_over(name, routed if route is not None and not route.stopped else None)
+        if route is not None and route.stopped:
+            routed = None
+        self.engines.apply(name, routed)
+        self._hand_over(name, routed)
         self.on_function(name, _callable(before) - _callable(route))
 
     def _hand_over(self, name: str, routed: Routed | None) -> None:

@@ -111,13 +111,13 @@ async def test_without_a_rule_a_call_stays_warm_and_redis_is_not_asked(shop: Edg
 
     before = trips()
     assert (await shop.call(json={"x": 1})).headers["pilotlight-start"] == "WARM"
-    resolved = next(iter(shop.gateway._resolved.values()))
+    resolved = next(iter(shop.gateway._resolutions._known.values()))
     assert resolved.way is not None
     assert trips() == before
 
     shop.add_tenant("acme", requests_per_s=5)
     assert (await shop.call(json={"x": 1})).status_code == 200
-    resolved = next(iter(shop.gateway._resolved.values()))
+    resolved = next(iter(shop.gateway._resolutions._known.values()))
     assert resolved.way is None
 
 

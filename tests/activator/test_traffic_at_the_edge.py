@@ -123,7 +123,7 @@ async def test_many_units_cost_each_way_nothing(edge: Edge) -> None:
     for user, arm in arms.items():  # warm by now
         assert (await edge.call(json={"x": 1}, headers={"x-user": user})).headers["pilotlight-arm"] == arm
     assert len({record.unit for record in (await edge.settle()).values()}) == 40
-    (resolved,) = edge.gateway._resolved.values()
+    (resolved,) = edge.gateway._resolutions._known.values()
     assert len(resolved.ways or ()) == 2
 
 

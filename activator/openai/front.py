@@ -1,0 +1,228 @@
+"""The OpenAI-compatible API, from a request to its answer: read → find the model → count → admit → reserve → forward → meter.
+
+`/v1/chat/completions`, `/v1/completions`, `/v1/embeddings` and `/v1/models`, of the caller's own tenant or under `/t/{tenant}`; and the
+same paths behind `/fn/{app}/{function}`, where the model is that function unless an adapter of it is named. Between reading a body and
+passing an answer on lies the sentence of every call: the same quotas, choice of a revision, retries, fallbacks and bill.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+from activator.call import EngineCall
+from activator.dispatch import Dispatcher
+from activator.engines.affinity import key_of
+from activator.entry import Entry, split_tenant
+from activator.metrics import Metrics
+from activator.openai import errors as shapes
+from activator.openai.answers import Answers
+from activator.openai.asked import PATHS, Asked, parsed
+from activator.openai.models import Models, listed, served_by
+from activator.passthrough import Passthrough
+from activator.raw_heads import rest
+from activator.reception import Reception
+from activator.request import Request, too_large
+from activator.routes import RouteTable
+from activator.settings import ActivatorSettings
+from activator.tokens.enter import TokenDesk
+from activator.tokens.facts import CHAT, COMPLETIONS, EMBEDDINGS, write_cap
+from activator.tokens.use import TokenUse
+from activator.tracing.tracer import Tracer
+from pilotlight import errors
+from pilotlight.protocol import CONTENT_JSON
+
+MODELS = "/v1/models"
+OURS = frozenset({CHAT, COMPLETIONS, EMBEDDINGS, MODELS})
+"""Paths of this API that name their model themselves."""
+TO_LOOK_AT = frozenset({"/health", "/version", "/metrics"})
+"""What may be read of an engine itself, behind `/fn/`."""
+_JSON = CONTENT_JSON.encode()
+
+
+def is_openai_path(path: str) -> bool:
+    """Whether a path belongs to this API. What is below `/v1/models/` belongs to `model_servers` as well, which is asked second."""
+    return path in OURS
+
+
+def is_one_model(request: Request, path: str) -> bool:
+    """Whether a request below `/v1/models/` asks what a model is, and not for its versions or what else model servers have."""
+    return request.verb == "GET" and path.startswith(f"{MODELS}/") and "/versions/" not in path
+
+
+class OpenAI:
+    """Answers this API's requests. Owner: the event loop."""
+
+    def __init__(
+        self,
+        *,
+        settings: ActivatorSettings,
+        table: RouteTable,
+        reception: Reception,
+        dispatcher: Dispatcher,
+        passthrough: Passthrough,
+        desk: TokenDesk,
+        metrics: Metrics,
+        tracer: Tracer,
+    ) -> None:
+        self._settings = settings
+        self._reception = reception
+        self._dispatcher = dispatcher
+        self._passthrough = passthrough
+        self._desk = desk
+        self._tracer = tracer
+        self._models = Models(table=table, reception=reception)
+        self._answers = Answers(metrics=metrics, tracer=tracer, heartbeat_s=settings.heartbeat_s)
+
+    def __repr__(self) -> str:
+        return f"<OpenAI {self._models!r}>"
+
+    # -- where requests come in -------------------------------------------------------------------------------------------
+    async def answer(self, request: Request, owner: str | None, place: str) -> None:
+        """Answer a request whose path `is_openai_path`. Raises what calls raise; errors have OpenAI's shape from here on."""
+        request.shape = shapes.shape
+        if place == MODELS:
+            await self._list(request, owner)
+            return
+        if request.verb != "POST":
+            raise errors.NotFound(f"{request.verb} is not served at {place}: POST a body to it")
+        caller = self._reception.identify(request, owner)
+        _expect_json(request)
+        data = await self._read(request, self._settings.max_body_bytes)
+        asked = Asked(place, parsed(data))
+        found = self._models.find(request, caller, owner, asked.model)
+        entry = self._reception.enter(request, caller, found.routed, found.asked)
+        if len(data) > entry.body_bytes:
+            raise too_large(entry.body_bytes)
+        asked.adapter = found.adapter
+        await self._call(request, entry, asked)
+
+    async def _read(self, request: Request, limit_bytes: int) -> bytes:
+        """The body. The time that it took to come is the caller's own: no clock of ours counts it."""
+        _expect_json(request)
+        asked_ns = time.monotonic_ns()
+        data = await request.body(limit_bytes=limit_bytes, timeout_s=self._settings.body_timeout_s)
+        upload_ns = time.monotonic_ns() - asked_ns
+        request.began_ns += upload_ns
+        request.routed_ns += upload_ns
+        return data
+
+    async def answer_raw(self, request: Request, entry: Entry) -> None:
+        """`/fn/{app}/{function}/…` of an engine: of its own paths those that are listed here, the others do not exist."""
+        request.shape = shapes.shape
+        path = rest(request.scope).partition(b"?")[0].decode("latin-1")
+        if request.verb == "POST" and path in PATHS:
+            asked = Asked(path, parsed(await self._read(request, entry.body_bytes)))
+            asked.adapter = self._adapter_in(request, entry, asked.model)
+            await self._call(request, entry, asked)
+        elif request.verb == "GET" and path == MODELS:
+            request.target = None  # no call of it
+            await _respond_list(request, served_by(entry.target))
+        elif request.verb == "GET" and path in TO_LOOK_AT and (path != "/metrics" or not entry.foreign):
+            await self._passthrough.http(request, entry)
+        else:
+            raise errors.NotFound(f"nothing is served at {request.verb} {path[:200]}: an engine is called at {', '.join(sorted(PATHS))}")
+
+    async def describe(self, request: Request, owner: str | None, model: str) -> bool:
+        """`GET /v1/models/{model}`, where that is an engine: answered, and True. Raises ModelNotFound where no function is meant."""
+        caller = self._reception.identify(request, owner)
+        found = self._models.described(request, caller, owner, model)
+        if found is not None:
+            await request.respond_json(200, found)
+        elif "/" not in model:
+            request.shape = shapes.shape
+            raise self._models.unknown(request, caller, owner, model)
+        return found is not None
+
+    # -- models -----------------------------------------------------------------------------------------------------------
+    async def _list(self, request: Request, owner: str | None) -> None:
+        if request.verb != "GET":
+            raise errors.NotFound(f"{request.verb} is not served at {MODELS}: GET it")
+        caller = self._reception.identify(request, owner)
+        await _respond_list(request, [one for engine in self._models.visible(request, caller, owner) for one in listed(engine)])
+
+    def _adapter_in(self, request: Request, entry: Entry, model: str) -> str:
+        """The adapter that `model` names behind `/fn/`: "" for the function's own names, or none. Raises ModelNotFound."""
+        target = entry.target
+        place, _, adapter = model.partition(":")
+        if place.partition("@")[0] in ("", target.function, f"{target.app}/{target.function}"):
+            return adapter
+        if target.spec.engine is not None and model in target.spec.engine.lora:
+            return model
+        raise self._models.unknown(request, entry.caller, split_tenant(request.path)[0], model)
+
+    # -- the sentence -----------------------------------------------------------------------------------------------------
+    async def _call(self, request: Request, entry: Entry, asked: Asked) -> None:
+        asked.check(entry.target)
+        if not asked.counts:
+            await self._call_uncounted(request, entry, asked)
+            return
+        use = await self._desk.enter(entry, asked.path, asked.body, began_ns=request.began_ns)
+        try:
+            call = self.call_of(request, entry, asked, use)
+            await self._answers.give(request, asked, use, self._dispatcher.begin(call))
+        finally:
+            use.leave()
+
+    async def _call_uncounted(self, request: Request, entry: Entry, asked: Asked) -> None:
+        """The model does not run for it: a tokenizer's word costs its time alone."""
+        admission = await entry.admit()
+        use = TokenUse(estimated_in=0, max_out=0, began_ns=request.began_ns)
+        try:
+            call = self.call_of(request, entry, asked, None)
+            call.admission = admission
+            await self._answers.give(request, asked, use, self._dispatcher.begin(call))
+        finally:
+            if admission is not None:
+                admission.release()
+
+    def call_of(self, request: Request, entry: Entry, asked: Asked, use: TokenUse | None) -> EngineCall:
+        """The call of an engine that a request has become. Raises InvalidInput."""
+        choice = request.choice
+        rank = entry.rank(request.headers)
+        if entry.foreign or entry.caller.is_anonymous:
+            asked.salt = _salt_of(entry)
+        if use is not None:
+            write_cap(asked.path, asked.body, use.cap)
+        call = EngineCall(
+            path=asked.path.encode(),
+            rewrite=asked.written_for,
+            id=request.id,
+            target=entry.target,
+            method="",
+            key_id=entry.caller.key_id,
+            body=asked.written_for(entry.target),
+            accept=request.headers.get(b"accept", b""),
+            deadline_s=request.deadline_s(),
+            admission=use.admission if use is not None else None,
+            rank=rank if use is None else use.rank(rank),
+            caller=entry.foreign,
+            choice=choice,
+            extra_headers=choice.line if choice is not None else b"",
+        )
+        call.tokens = use
+        call.affinity = key_of(asked.body, asked.adapter)
+        call.began_ns, call.routed_ns = request.began_ns, request.routed_ns
+        request.call = call
+        self._tracer.begin(call, request.headers)
+        return call
+
+
+def _salt_of(entry: Entry) -> str:
+    """Keeps what one tenant asked of a shared function from another's clock: a prompt that is answered sooner was asked before."""
+    whose = entry.caller.tenant or "-"
+    return hashlib.sha256(f"{entry.target.tenant}\0{whose}".encode()).hexdigest()[:32]
+
+
+def _expect_json(request: Request) -> None:
+    given = request.headers.get(b"content-type", _JSON).partition(b";")[0].strip().lower()
+    if given != _JSON:
+        shown = given[:80].decode("latin-1")
+        raise errors.InvalidInput(
+            f"content-type {shown!r} is not understood here: send JSON, as application/json", parameter="content-type"
+        )
+
+
+async def _respond_list(request: Request, models: list[dict[str, Any]]) -> None:
+    await request.respond_json(200, {"object": "list", "data": models})

@@ -1,0 +1,132 @@
+"""What route and authenticate found for a path and a key, remembered until anything that it rests on changes.
+
+Owner: the event loop; every method is synchronous. Its other use is the warm way: a call whose path and key are known here may go without a
+task (`activator.warm`), if nothing of it depends on anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from activator.callers import Caller
+from activator.choice import Choice
+from activator.entry import Entrance, Entry
+from activator.reception import TAG, Reception
+from activator.request import Request
+from activator.routes import Routed, RouteTable, Target
+from activator.warm import Way, is_simple
+from pilotlight import errors
+
+FUNCTIONS = "/v1/functions/"
+MAX_RESOLVED = 16_384
+"""Answers of route and authenticate that are remembered; each is small, and a flood of paths must not fill the memory."""
+
+Handler = Callable[[Request, Entry, str], Awaitable[None]]
+
+
+class Resolved:
+    """What route and authenticate found for one path and key."""
+
+    __slots__ = ("caller", "handler", "method", "routed", "tag", "unasked", "way", "ways")
+
+    def __init__(self, handler: Handler, caller: Caller, routed: Routed, method: str, tag: str) -> None:
+        self.handler = handler
+        self.caller = caller
+        self.routed = routed
+        self.method = method
+        self.tag = tag
+        self.unasked = ""
+        self.way: Way | None = None
+        self.ways: dict[Choice | Target, Way | None] | None = None
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether it holds for further requests: not for a key that expires, nor for a caller who is known by its address only."""
+        return self.caller.expires_at is None and not self.caller.is_anonymous
+
+    def let_warm(self, entrance: Entrance) -> None:
+        """From now on its calls may go without a task, where that is possible: `way` is for all of them, else `ways` by their choice."""
+        routed, caller = self.routed, self.caller
+        only = routed.choose(caller, {}, self.tag) if self.tag else routed.only
+        if only is None:
+            self.ways = {}
+        else:
+            self.way = _way(entrance, caller, only, self.method, is_told=bool(self.tag) or not routed.is_plain)
+
+    def warm_way(self, entrance: Entrance, headers: dict[bytes, bytes]) -> Way | None:
+        """The way of a call whose revision depends on the call; None when it cannot go without a task."""
+        ways = self.ways
+        if ways is None:
+            return None
+        choice = self.routed.choose(self.caller, headers)
+        key = choice.target if choice.unit else choice  # there are many units, and what is remembered of them is bounded elsewhere
+        if key in ways:
+            way = ways[key]
+        else:
+            try:
+                way = ways[key] = _way(entrance, self.caller, choice, self.method)
+            except errors.PilotlightError:  # as an ordinary request it is told why
+                way = ways[key] = None
+        return way if way is None or way.choice is choice else way.told(choice)
+
+
+def _way(entrance: Entrance, caller: Caller, choice: Choice, method: str, *, is_told: bool = True) -> Way | None:
+    if choice.target.spec.engine is not None:
+        return None  # its tokens are counted
+    entry = entrance.entry(caller, choice.target)
+    if entry.gate is not None and not entry.gate.is_immediate:
+        return None
+    return Way(entry, method, choice if is_told else None)
+
+
+class Resolutions:
+    """See the module."""
+
+    def __init__(self, *, table: RouteTable, reception: Reception, entrance: Entrance, verbs: Mapping[str, Handler]) -> None:
+        """`verbs`: what handles `POST …:<verb>`."""
+        self._table = table
+        self._reception = reception
+        self._entrance = entrance
+        self._verbs = verbs
+        self._known: dict[tuple[str, bytes, bytes], Resolved] = {}
+        self._known_at = -1
+
+    def __repr__(self) -> str:
+        return f"<Resolutions {len(self._known)}>"
+
+    def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> Way | None:
+        """What is known of a call that may go without a task; None when it must not, or was never resolved."""
+        if self._known_at != self._table.generation:
+            return None
+        asked = (url.decode("latin-1"), headers.get(b"authorization", b""), headers.get(b"pilotlight-environment", b""))
+        resolved = self._known.get(asked)
+        if resolved is None or TAG in headers:
+            return None
+        way = resolved.way or resolved.warm_way(self._entrance, headers)
+        if way is None or not is_simple(headers, max_body_bytes=way.entry.body_bytes):
+            return None
+        return way
+
+    def resolve(self, request: Request, owner: str | None, place: str) -> Resolved | None:
+        """Route and authenticate a request below FUNCTIONS; None when it is no call of ours. Raises what `Reception.routed` raises."""
+        if self._known_at != self._table.generation or len(self._known) > MAX_RESOLVED:
+            self._known.clear()
+            self._known_at = self._table.generation
+        headers = request.headers
+        asked = (request.path, headers.get(b"authorization", b""), headers.get(b"pilotlight-environment", b""))
+        resolved = self._known.get(asked)
+        if resolved is None:
+            address, _, verb = place[len(FUNCTIONS) :].rpartition(":")
+            handler = self._verbs.get(verb)
+            if handler is None or request.verb != "POST":
+                return None
+            caller = self._reception.identify(request, owner)
+            routed, method, tag = self._reception.routed(request, caller, address, owner)
+            resolved = Resolved(handler, caller, routed, method, tag)
+            if resolved.is_lasting and self._table.is_known(asked[1]):
+                self._known[asked] = resolved
+            if verb == "warmup" and caller.tenant == routed.tenant:
+                resolved.unasked = routed.document.heaviest()  # not who answers until it is there
+            if verb == "invoke" and resolved.is_lasting:
+                resolved.let_warm(self._entrance)
+        return resolved if request.verb == "POST" else None
