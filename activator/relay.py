@@ -33,17 +33,21 @@ WAITED_MS = 1.0
 
 
 class Relay:
-    """Gives callers their answers. Of no state of its own; owner: the event loop."""
+    """Gives callers their answers. Owner: the event loop.
+
+    Attributes:
+        shadows: copy calls whose answers went out; None = none do.
+    """
 
     def __init__(self, *, metrics: Metrics, tracer: Tracer, heartbeat_s: float, shadows: Shadows | None = None) -> None:
-        """`shadows` copy calls whose answers went out; None = none do."""
+        """`heartbeat_s`: longest silence of a stream of events."""
         self._metrics = metrics
         self._tracer = tracer
         self._heartbeat_s = heartbeat_s
-        self._shadows = shadows
+        self.shadows = shadows
 
     def __repr__(self) -> str:
-        return f"<Relay {'with' if self._shadows is not None else 'without'} shadows>"
+        return f"<Relay {'with' if self.shadows is not None else 'without'} shadows>"
 
     async def answer(self, request: Request, step: Coroutine[Any, Any, Exchange]) -> None:
         """Give the caller of `request.call` what `step` comes to.
@@ -89,8 +93,8 @@ class Relay:
         request.target = None  # observed
         end = _end_of(exchange, "stop") if _is_events(answer) else b""  # a declared one
         await request.respond_whole(answer.status, closed_head(exchange, cost), body + end)
-        if exchange.call.choice is not None and self._shadows is not None:
-            self._shadows.copy(exchange.call, status=answer.status, body=body, exec_ms=exchange.exec_ms)
+        if exchange.call.choice is not None and self.shadows is not None:
+            self.shadows.copy(exchange.call, status=answer.status, body=body, exec_ms=exchange.exec_ms)
         self._tracer.answered(exchange, answer.status)
 
     # -- as it comes, without a word of ours --------------------------------------------------------------------------
