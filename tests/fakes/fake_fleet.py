@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from activator.routes import Target
 from snapshotter import errors
@@ -20,6 +21,7 @@ from snapshotter.types import (
     StartKind,
     TemplateInfo,
 )
+from tests.fakes.engine.served import ServedEngine
 from tests.fakes.fake_worker import Behaviour, FakeWorker, echo
 
 
@@ -31,6 +33,7 @@ class FakeFleet:
         failures: errors that the next starts raise, first in, first out.
         broken: functions that do not start, and why.
         behaviours: of functions that behave in their own way.
+        engines: instances of functions that are engines; `engine_options`: of the next ones.
         prepared: revisions with a Template: their starts are FORK, others RESTORE from `snapshots`, else COLD.
         refusal: what the next checkpoints raise, if anything.
         launched: launches of starts, in order.
@@ -46,6 +49,8 @@ class FakeFleet:
         self.broken: dict[str, errors.SnapshotterError] = {}
         self.behaviours: dict[str, Behaviour] = {}
         self.workers: dict[str, FakeWorker] = {}
+        self.engines: dict[str, ServedEngine] = {}
+        self.engine_options: dict[str, Any] = {}
         self.started: list[str] = []
         self.stopped: list[tuple[str, float]] = []
         self.prepared: set[str] = set()
@@ -70,19 +75,33 @@ class FakeFleet:
             raise self.failures.pop(0)
         if target.function in self.broken:
             raise self.broken[target.function]
-        worker = FakeWorker(self.directory / f"{instance_id}.sock", self.behaviours.get(target.function, self.behaviour))
-        self.workers[instance_id] = await worker.start()
+        path = self.directory / f"{instance_id}.sock"
+        if target.spec.engine is None:
+            self.workers[instance_id] = await FakeWorker(path, self.behaviours.get(target.function, self.behaviour)).start()
+        else:
+            self.engines[instance_id] = await ServedEngine(path, **self._engine_of(target)).start()
         kind = StartKind.FORK if target.key in self.prepared else StartKind.RESTORE if target.key in self.snapshots else StartKind.COLD
         self.prepared.add(target.key)
         self._labels[target.key] = target.launch.labels
-        self.infos[instance_id] = info_of(target, instance_id, str(worker.path), kind)
+        self.infos[instance_id] = info_of(target, instance_id, str(path), kind)
         return self.infos[instance_id]
+
+    def _engine_of(self, target: Target) -> dict[str, Any]:
+        spec, engine = target.spec, target.spec.engine
+        assert engine is not None
+        return {
+            "model": spec.name, "adapters": tuple(engine.lora), "max_model_len": engine.max_model_len,
+            "max_num_seqs": engine.max_num_seqs, **self.engine_options,
+        }  # fmt: skip
+
+    def _pop(self, instance_id: str) -> FakeWorker | ServedEngine | None:
+        return self.workers.pop(instance_id, None) or self.engines.pop(instance_id, None)
 
     async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
         """See Fleet."""
         self.stopped.append((instance_id, grace_s))
         self.infos.pop(instance_id, None)
-        worker = self.workers.pop(instance_id, None)
+        worker = self._pop(instance_id)
         if worker is not None:
             await worker.die()
 
@@ -126,7 +145,9 @@ class FakeFleet:
     async def kill(self, instance_id: str, reason: str, *, tell: bool = True) -> None:
         """The instance's process dies; the agent tells unless asked not to."""
         self.infos.pop(instance_id, None)
-        await self.workers.pop(instance_id).die()
+        worker = self._pop(instance_id)
+        assert worker is not None
+        await worker.die()
         if tell:
             self._events.put_nowait(AgentEvent(kind="instance_gone", subject=instance_id, reason=reason, message=reason))
 
@@ -136,7 +157,7 @@ class FakeFleet:
 
     async def aclose(self) -> None:
         """Stop every worker."""
-        for worker in self.workers.values():
+        for worker in (*self.workers.values(), *self.engines.values()):
             await worker.aclose()
 
 
