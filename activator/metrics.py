@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from activator.batches import Batches
 from activator.billing.shipping import Lag
 from activator.collectors import (
     FAST,
@@ -33,11 +34,13 @@ from activator.routes import Target
 from activator.shared.state import SharedStatistics
 from activator.upstream import Answer
 from pilotlight.errors import BudgetReserved, OverBudget, OverQuota, PilotlightError, Shed
+from pilotlight.protocol import HEADER_BATCH
 from snapshotter.types import InstanceInfo
 
 __all__ = ["DEFAULT_SERIES", "OTHER", "Metrics", "Names"]
 
 DEFAULT_SERIES = 1000
+_BATCH = HEADER_BATCH.encode()
 
 
 class Metrics:
@@ -51,6 +54,8 @@ class Metrics:
         self._series = series
         self.tenants = Names(series)
         self.functions = Names(series)
+        self.batches = Batches(self.functions)
+        self.registry.register(self.batches)
         indicators = Indicators(self.functions)
         self.registry.register(indicators)
         self.observer = Observer(indicators.add)
@@ -106,6 +111,8 @@ class Metrics:
         """
         call, answer = exchange.call, exchange.answer
         self.answered_warm(call.target, status, exec_s=exchange.exec_ms / 1000, queued_s=call.queued_ms / 1000)
+        if call.target.batched:
+            self.batches.answered(call.target, call.method, answer.header(_BATCH), time.monotonic())
         if call.start_ms:
             self._cold.labels(*self._labels(call.target), call.start_kind.value).inc()
         if call.tokens is not None:
@@ -126,6 +133,8 @@ class Metrics:
         target = call.target
         tally = self._by_function.get(target.function_id) or self._tally(target)
         tally.answered(answer.status, (ended_ns - dispatched_ns) / 1e9)
+        if target.batched:
+            self.batches.answered(target, call.method, answer.header(_BATCH), ended_ns / 1e9)
         arm = call.choice.arm if call.choice is not None else ""
         if answer.status < 400:
             self.observer.answered_warm(call, arm, dispatched_ns=dispatched_ns, ended_ns=ended_ns, picos=picos)

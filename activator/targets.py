@@ -101,10 +101,11 @@ class Target:
     Attributes:
         is_stable: the way back of a rollout: it keeps room for all of the function's traffic.
         is_shadow: it gets copies of calls, and answers nobody who does not ask for it.
+        batched: methods whose calls are gathered, each with the greatest size of its batches; mostly none.
     """
 
-    __slots__ = ("_checks", "app", "environment", "footprint", "function", "function_id", "is_shadow", "is_stable", "key", "launch",
-                 "rate_per_s", "rates", "revision", "slow_first_ms", "slow_ms", "spec", "tenant", "warm_head")  # fmt: skip
+    __slots__ = ("_checks", "app", "batched", "environment", "footprint", "function", "function_id", "is_shadow", "is_stable", "key",
+                 "launch", "rate_per_s", "rates", "revision", "slow_first_ms", "slow_ms", "spec", "tenant", "warm_head")  # fmt: skip
 
     def __init__(
         self,
@@ -122,6 +123,7 @@ class Target:
         self.is_stable = is_stable
         self.is_shadow = is_shadow
         self.launch = LaunchSpec.from_json(document["launch"])
+        self.batched = {method.name: method.batch.max_batch_size for method in self.spec.methods if method.batch is not None}
         promised = self.spec.objectives or Objectives()
         self.slow_ms, self.slow_first_ms = promised.warm_latency_s * 1000, promised.first_token_s * 1000
         self.key = str(self.launch.revision)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from activator.batches import priority_lines
 from activator.choice import Choice
 from activator.dispatch import Call, Dispatcher, Exchange, status_of
 from activator.entry import Entry
@@ -198,6 +199,8 @@ class WarmCalls:
         warm = WarmCall(self, call, connection=connection, reservation=reservation, ticket=ticket, worker=worker, admission=admission)
         connection.on_gone = warm.abandon
         lines = call.extra_headers if not call.accept else b"\r\naccept: " + call.accept + call.extra_headers
+        if target.batched:
+            lines += priority_lines(target, rank)
         if call.trace is not None:
             lines += worker_lines(call)
         warm.steps = self.clocks.watch(warm, connection.loop, way.execution_s)

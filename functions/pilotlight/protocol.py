@@ -76,7 +76,8 @@ HEADER_DEADLINE = "pilotlight-deadline-s"
 HEADER_ATTEMPT = "pilotlight-attempt"
 """Which attempt of the call this is, from 1; left out on the first."""
 HEADER_BATCH = "pilotlight-batch"
-"""On a worker's answer to a batched call: `size=8;wait_ms=4.1;compute_ms=12.3;reason=full`."""
+"""On a worker's answer to a batched call: `size=8;wait_ms=4.1;held_ms=2.0;compute_ms=12.3;reason=full;first=1`. `held_ms`: the part of the
+wait in which the batch could have run; `first=1` on one answer of each batch."""
 HEADER_SPANS = "pilotlight-spans"
 """On a worker's answer: what user code recorded as spans of the call, base64 of JSON; asked for by a sampled `traceparent`."""
 
