@@ -164,7 +164,7 @@ class Assembly:
         self.gate = Gate(self.table)
         self.scaler = Scaler(
             table=self.table, fleet=self.fleet, make_throttler=self._make_throttler, gate=self.gate,
-            may_run=lambda target: not self.books.is_spent(target),
+            may_run=lambda target: not self.books.is_spent(target), occupancy=self.metrics.batches.occupancy,
         )  # fmt: skip
         self.metrics.collect_instances(self.scaler.states)
         self.engines = Scraper(self.scaler.throttlers, every_s=self.settings.engine_scrape_s, seen=self.metrics.engine_seen)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from activator.batches import priority_lines
 from activator.billing.account import Ticket
 from activator.billing.usage import marked
 from activator.choice import Choice
@@ -160,7 +161,7 @@ class Call:
                 b"\r\npilotlight-attempt: %d" % self.attempt if self.attempt > 1 else b"",
                 b"\r\ncontent-type: ", self.content_type,
                 b"\r\naccept: " + self.accept if self.accept else b"",
-                self.extra_headers, worker_lines(self),
+                self.extra_headers, priority_lines(self.target, self.rank), worker_lines(self),
                 b"\r\ncontent-length: ", b"%d" % len(self.body), b"\r\n\r\n",
             )
         )  # fmt: skip
