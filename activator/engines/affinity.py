@@ -14,9 +14,7 @@ import math
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
-
-from activator.instances import Instance
+from typing import Any, Final, Protocol, TypeVar
 
 BLOCK_CHARS: Final = 256
 """Beginnings are cut to whole blocks: four or five of an engine's own (16 tokens each), so that what is shared is worth a detour."""
@@ -25,7 +23,23 @@ BLOCKS: Final = 8
 LOAD: Final = 1.25
 """How far above the average an instance may be loaded: c of the paper, which found 1.25 a good trade."""
 _MAX_CHARS: Final = BLOCK_CHARS * BLOCKS
+_WORD: Final = (1 << 64) - 1
 _LEADING: Final = frozenset({"system", "developer"})
+
+
+class Place(Protocol):
+    """Where a call may go (an `Instance`): at most `capacity` at once."""
+
+    id: str
+    capacity: int
+    in_flight: int
+
+    def has_slot(self, now: float) -> bool:
+        """Whether one more call may go in."""
+        ...
+
+
+P = TypeVar("P", bound=Place)
 
 
 def key_of(body: Mapping[str, Any], adapter: str = "") -> int | None:
@@ -98,24 +112,31 @@ def _seed_of(instance_id: str) -> int:
     return _hash(instance_id)
 
 
-def by_key(key: int, instances: Collection[Instance], now: float, *, load: float = LOAD) -> Instance | None:
+def _mixed(bits: int) -> int:
+    """64 bits in which each depends on all of `bits` (the finalizer of splitmix64: Steele, Lea and Flood 2014)."""
+    bits = ((bits ^ bits >> 30) * 0xBF58476D1CE4E5B9) & _WORD
+    bits = ((bits ^ bits >> 27) * 0x94D049BB133111EB) & _WORD
+    return bits ^ bits >> 31
+
+
+def by_key(key: int, instances: Collection[P], now: float, *, load: float = LOAD) -> P | None:
     """The instance that calls with this key go to: the first in the key's order that has a free slot and is not above its bound.
 
     None: none is below its bound. Instances that take fewer calls have a lower bound.
     """
     slots = sum(instance.capacity for instance in instances)
     calls = sum(instance.in_flight for instance in instances) + 1
-    best: Instance | None = None
+    best: P | None = None
     best_weight = 0
     for instance in instances:
         if instance.has_slot(now) and instance.in_flight < math.ceil(load * calls * instance.capacity / slots):
-            weight = hash((key, _seed_of(instance.id)))
+            weight = _mixed(key ^ _seed_of(instance.id))
             if best is None or weight > best_weight:
                 best, best_weight = instance, weight
     return best
 
 
-def of_two(instances: Collection[Instance], now: float, chance: random.Random) -> Instance | None:
+def of_two(instances: Collection[P], now: float, chance: random.Random) -> P | None:
     """The emptier of two with a free slot, drawn at random; None when none has one."""
     free = [instance for instance in instances if instance.has_slot(now)]
     if len(free) > 2:

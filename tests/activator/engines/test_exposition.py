@@ -1,0 +1,84 @@
+"""Engines' own metrics are read by name; what is missing is not known."""
+
+from __future__ import annotations
+
+import pytest
+
+from activator.engines.exposition import parse
+from tests.activator.engines.samples import histogram
+from tests.fakes.engine.engine import EngineFake
+from tests.fakes.engine.metrics import exposition
+
+TWO_SCHEDULERS = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="a} b"} 3.0
+vllm:num_requests_running{engine="1",model_name="a} b"} 4.0
+vllm:num_requests_waiting{engine="0",model_name="a} b"} 1.0
+vllm:num_requests_waiting{engine="1",model_name="a} b"} 0.0
+vllm:num_requests_waiting_by_reason{engine="1",reason="capacity"} 9.0
+vllm:kv_cache_usage_perc{engine="0",model_name="a} b"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="a} b"} 0.75
+vllm:prompt_tokens_total{engine="0"} 1.25e+03
+vllm:prompt_tokens_total{engine="1"} 50.0
+vllm:prompt_tokens_created{engine="0"} 1.7e+09
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.1"} 1.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.5"} 3.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf"} 4.0
+vllm:time_to_first_token_seconds_bucket{le="0.1",engine="1"} 0.0
+vllm:time_to_first_token_seconds_bucket{le="0.5",engine="1"} 0.0
+vllm:time_to_first_token_seconds_bucket{le="+Inf",engine="1"} 2.0
+vllm:time_to_first_token_seconds_sum{engine="0"} 2.5
+vllm:time_to_first_token_seconds_count{engine="0"} 4.0
+"""
+
+
+def test_an_engine_of_two_schedulers_is_added_up_and_its_fuller_memory_counts() -> None:
+    found = parse(TWO_SCHEDULERS)
+
+    assert found is not None
+    assert (found.running, found.waiting, found.kv_use, found.prompt_tokens) == (7, 1, 0.75, 1300.0)
+    assert found.first_token_s is not None
+    assert found.first_token_s.counts == (1.0, 3.0, 6.0)
+    assert found.first_token_s.sum_s == 2.5
+
+
+def test_what_an_engine_does_not_say_is_not_known() -> None:
+    found = parse(b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\nvllm:kv_cache_usage_perc NaN\n")
+
+    assert found is not None
+    assert found.kv_use is None
+    assert (found.prompt_tokens, found.prefix_hits, found.first_token_s) == (None, None, None)
+
+
+@pytest.mark.parametrize("text", [b"", b"<html>", b"process_cpu_seconds_total 3\n", b"vllm:num_requests_running{} x\n", b"\xff\x00" * 50])
+def test_what_is_no_engines_says_nothing(text: bytes) -> None:
+    assert parse(text) is None
+
+
+def test_the_fake_engine_is_understood() -> None:
+    engine = EngineFake(kv_tokens=100)
+
+    idle = parse(exposition(engine).encode())
+
+    assert idle is not None
+    assert (idle.running, idle.waiting, idle.kv_use, idle.preemptions) == (0, 0, 0.0, 0.0)
+    assert idle.first_token_s is not None
+    assert idle.first_token_s.count == 0
+    assert idle.between_tokens_s is not None
+
+
+def test_what_took_longer_is_counted_evenly_inside_a_bucket() -> None:
+    times = histogram(0.05, 0.2, 0.3, 0.4, 2.0, 3.0)
+
+    assert times.longer_than(0.5) == 2
+    assert times.longer_than(0.25) == 4
+    assert times.longer_than(0.375) == 3, "two in the bucket from 0.25 to 0.5 s, half of it beyond"
+    assert times.longer_than(5.0) == 2, "nobody knows how much longer than the last bound they took"
+
+
+def test_a_histogram_since_another_is_what_came_between() -> None:
+    before, now = histogram(0.05, 0.3), histogram(0.05, 0.3, 0.3, 2.0)
+
+    assert now.since(before) == histogram(0.3, 2.0).__class__(bounds_s=now.bounds_s, counts=(0.0, 0.0, 1.0, 1.0, 2.0), sum_s=2.3)
+    assert now.since(None) == now
+    assert before.since(now) == before, "one that counted further was another engine's"
