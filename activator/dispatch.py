@@ -20,6 +20,7 @@ from activator.resilience.budgets import RetryBudgets
 from activator.resilience.persistence import Persistence
 from activator.routes import Target
 from activator.throttler import Throttler
+from activator.tokens.use import TokenUse
 from activator.tracing.context import kind_of, note, note_answer
 from activator.upstream import Answer, UpstreamGone, WorkerConnection
 from pilotlight import errors
@@ -35,7 +36,11 @@ BUSY_PATIENCE_S = 2.0
 """A worker that is still busy with an abandoned call after this long is replaced."""
 
 
-def _free(target: Target, limit_s: float) -> None:
+MayPay = Callable[[Target, float, TokenUse | None], None]
+"""Raises when no budget lets a call run for so many seconds, and take these tokens."""
+
+
+def _free(target: Target, limit_s: float, tokens: TokenUse | None) -> None:
     """Calls that nobody counts the money of."""
 
 
@@ -63,10 +68,8 @@ class Dispatcher:
         fallbacks: what answers in place of functions; None = nothing does.
     """
 
-    def __init__(
-        self, *, throttler_of: Callable[[Target], Throttler], may_pay: Callable[[Target, float], None] = _free, retry_budget: float = 0.2
-    ) -> None:
-        """`may_pay` raises when no budget lets a call of this target run for so many seconds: asked before a call waits for a slot.
+    def __init__(self, *, throttler_of: Callable[[Target], Throttler], may_pay: MayPay = _free, retry_budget: float = 0.2) -> None:
+        """`may_pay` is asked before a call waits for a slot.
 
         `retry_budget`: retries that a caller may cause, as a share of its calls.
         """
@@ -77,11 +80,11 @@ class Dispatcher:
 
     def check(self, call: Call) -> None:
         """Refuse a call that its budgets cannot pay before it waits, or has an instance started. Raises OverBudget, BudgetReserved."""
-        self._may_pay(call.target, call.remaining_s(call.target.spec.clocks.execution_s))
+        self._may_pay(call.target, call.remaining_s(call.target.spec.clocks.execution_s), call.tokens)
 
     def check_start(self, target: Target) -> None:
         """The same for a start that no call waits for: nothing is started that could not run one. Raises OverBudget, BudgetReserved."""
-        self._may_pay(target, target.spec.clocks.execution_s)
+        self._may_pay(target, target.spec.clocks.execution_s, None)
 
     async def begin(self, call: Call, *, is_patient: bool = True, has_fallback: bool = True) -> Exchange:
         """Reserve, open the record, forward; returns when the answer (or its head) is there.
@@ -129,13 +132,16 @@ class Dispatcher:
         throttler = self.throttler_of(call.target)
         busy_since = 0.0
         while True:
-            reservation = held or throttler.reserve_nowait()
+            reservation = held or throttler.reserve_nowait(call.affinity)
             held = None
             if reservation is None:
                 self.check(call)
                 if call.target.spec.variants and (exchange := await self._by_variant(call, throttler)) is not None:
                     return exchange
-                reservation = await throttler.reserve(call.remaining_s(call.target.spec.clocks.queue_s), rank=call.rank)
+                reservation = await throttler.reserve(
+                    call.remaining_s(call.target.spec.clocks.queue_s), rank=call.rank, affinity=call.affinity,
+                    tokens=call.tokens.estimated_in if call.tokens is not None else 0,
+                )  # fmt: skip
             call.reserved_ns = time.monotonic_ns()
             if reservation.start_kind is not StartKind.WARM:
                 call.start_kind = reservation.start_kind

@@ -18,8 +18,8 @@ def call_head(exchange: Exchange) -> bytes:
         head = head.replace(b"WARM", call.start_kind.encode())
     if call.choice is not None:
         head += call.choice.head
-    if call.degraded:
-        head += b"pilotlight-degraded: %b\r\n" % call.degraded.encode()
+    if lessened := call.lessened:
+        head += b"pilotlight-degraded: %b\r\n" % lessened.encode()
     return b"x-request-id: %b\r\n%b%b%b" % (call.id.encode(), head, quota_lines(call), _passed_on(exchange.answer))
 
 

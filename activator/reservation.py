@@ -9,6 +9,7 @@ from activator.billing.account import Ticket
 from activator.billing.errors import AllowanceNeeded
 from activator.instances import Instance
 from activator.resilience.breaker import ANSWERED, Ending
+from activator.tokens.use import TokenUse
 from pilotlight.pricing import BUSY
 from snapshotter.types import StartKind
 from weight_cache.types import Tier
@@ -44,6 +45,7 @@ class Billable(Protocol):
     method: str
     caller: str
     deadline_s: float | None
+    tokens: TokenUse | None
 
     @property
     def mark(self) -> str:
@@ -58,13 +60,6 @@ class Billable(Protocol):
     def remaining_s(self, clock_s: float) -> float:
         """Seconds left of the caller's own deadline, at most `clock_s`."""
         ...
-
-
-class Counted(Protocol):
-    """Tokens of a language model's call, by its engine's own count as far as it is known."""
-
-    tokens_in: int
-    tokens_out: int
 
 
 class Reservation:
@@ -98,11 +93,13 @@ class Reservation:
 
         Raises JournalFull, OverBudget, BudgetReserved, AllowanceNeeded.
         """
+        if call.tokens is not None:
+            call.tokens.begin()
         return self.instance.account.open(
             call=call.id, attempt=call.attempt, key=call.key_id, method=call.method, start_kind=self.start_kind.value,
             queued_ms=int(call.queued_ms), start_ms=int(self.start_ms), now_ns=time.monotonic_ns(), at_ns=time.time_ns(),
             caller=call.caller, limit_ns=None if call.deadline_s is None else max(0, int(call.remaining_s(call.deadline_s) * 1e9)),
-            mark=call.mark,
+            mark=call.mark, tokens=call.tokens,
         )  # fmt: skip
 
     def open_warm(self, call: Billable) -> Ticket:
@@ -121,17 +118,13 @@ class Reservation:
                 await e.cover.borrow(e.worst)
         return self.open(call)
 
-    def close(
-        self, ticket: Ticket, *, status: int, outcome: str, bytes_in: int, bytes_out: int, tokens: Counted | None = None
-    ) -> str:  # fmt: skip
+    def close(self, ticket: Ticket, *, status: int, outcome: str, bytes_in: int, bytes_out: int) -> str:
         """Stop the meter and write the complete record; returns the cost as text."""
         if outcome in (CANCELLED, BUSY):
             self.ending = Ending.NEITHER
         return self.instance.account.close(
-            ticket, status=status, outcome=outcome, bytes_in=bytes_in, bytes_out=bytes_out, now_ns=time.monotonic_ns(),
-            at_ns=time.time_ns(), tokens_in=tokens.tokens_in if tokens is not None else 0,
-            tokens_out=tokens.tokens_out if tokens is not None else 0,
-        ).cost  # fmt: skip
+            ticket, status=status, outcome=outcome, bytes_in=bytes_in, bytes_out=bytes_out, now_ns=time.monotonic_ns(), at_ns=time.time_ns()
+        ).cost
 
     def release(self) -> None:
         """Give the slot back."""

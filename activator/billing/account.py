@@ -13,7 +13,8 @@ from activator.billing.budgets import CLOCK_STEP_NS, Budgets, Cover, Subject
 from activator.billing.errors import JournalFull
 from activator.billing.journal import Journal
 from activator.billing.meter import InstanceMeter
-from activator.billing.usage import CALL, SHADOW, UsageSubject, UsageTemplate, cost_text
+from activator.billing.usage import CALL, SHADOW, UsageSubject, UsageTemplate, cost_text, marked_tokens
+from activator.tokens.use import TokenUse
 from pilotlight.pricing import BUSY, Footprint, Rates
 
 NO_LIMIT_NS = 7 * 86_400 * 10**9
@@ -24,7 +25,8 @@ NO_LIMIT_NS = 7 * 86_400 * 10**9
 class Ticket:
     """An attempt that is being billed. Opaque to the caller, who gives it back to `close`.
 
-    `worst` picounits are reserved in the budgets of `cover` since `turn`. `is_billed`: it stands in the journal.
+    `worst` picounits are reserved in the budgets of `cover` since `turn`. `is_billed`: it stands in the journal. `tokens`: of a language
+    model's call, counted until it is closed.
     """
 
     id: str
@@ -41,6 +43,7 @@ class Ticket:
     mark: str = ""
     is_shadow: bool = False
     is_billed: bool = True
+    tokens: TokenUse | None = None
 
 
 @dataclass(slots=True)
@@ -101,10 +104,12 @@ class InstanceAccount:
     def open(
         self, *, call: str, attempt: int, key: str, method: str, start_kind: str, queued_ms: int, start_ms: int, now_ns: int, at_ns: int,
         caller: str = "", limit_ns: int | None = None, mark: str = "", is_shadow: bool = False,
+        tokens: TokenUse | None = None,
     ) -> Ticket:  # fmt: skip
         """Reserve the worst case, write the attempt down and start metering it; `limit_ns` is less than the execution clock where known.
 
         `mark`: what few records say (`usage.marked`). `is_shadow`: it is the copy of a call: it costs nothing, so no budget is asked.
+        `tokens`: what a language model's call may take; its worst case is that, too.
 
         Raises JournalFull, Conflict, OverBudget, BudgetReserved, AllowanceNeeded: then it must not be dispatched.
         """
@@ -120,11 +125,16 @@ class InstanceAccount:
         worst = turn = 0
         if cover.purses and not is_shadow:
             ends_ns = self._limit_ns if limit_ns is None else min(limit_ns, self._limit_ns)
-            worst = self._worst if limit_ns is None else template.picos(ends_ns + CLOCK_STEP_NS)
+            if tokens is not None:
+                worst = template.picos(ends_ns + CLOCK_STEP_NS, tokens.estimated_in, tokens.max_out)
+            else:
+                worst = self._worst if limit_ns is None else template.picos(ends_ns + CLOCK_STEP_NS)
             turn = cover.reserve(name, worst, at_ns=at_ns, ends_ns=at_ns + ends_ns)
         else:
             turn = self._budgets.turn
         ticket = Ticket(name, call, attempt, start_kind, template, at_ns, queued_ms, start_ms, cover, worst, turn, mark, is_shadow)
+        if tokens is not None:
+            ticket.tokens = tokens
         try:
             virtual_ns = self.meter.begin(name, now_ns)
         except BaseException:
@@ -157,12 +167,17 @@ class InstanceAccount:
         at_ns: int,
         bytes_in: int = 0,
         bytes_out: int = 0,
-        tokens_in: int = 0,
-        tokens_out: int = 0,
     ) -> Bill:
         """Stop metering, write the complete record and settle. Raises KeyError when the ticket was closed before."""
         meter, template, cover = self.meter, ticket.template, ticket.cover
         billed_ns = meter.end(ticket.id, now_ns)
+        tokens, mark = ticket.tokens, ticket.mark
+        if tokens is None:
+            tokens_in = tokens_out = 0
+        else:
+            tokens.close(status=status, outcome=outcome)
+            tokens_in, tokens_out = tokens.tokens_in, tokens.tokens_out
+            mark += marked_tokens(cached=tokens.tokens_cached, finish=tokens.finish, first_token_ms=tokens.first_token_ms)
         exec_ms = (at_ns - ticket.at_ns) // 1_000_000 if at_ns > ticket.at_ns else 0
         if not ticket.is_billed:
             return Bill(exec_ms, billed_ns, "0", 0)
@@ -172,7 +187,7 @@ class InstanceAccount:
             id=ticket.id, call=ticket.call, attempt=ticket.attempt, start_kind=ticket.start_kind, started_ns=ticket.at_ns,
             queued_ms=ticket.queued_ms, start_ms=ticket.start_ms, exec_ms=exec_ms, billed_ns=billed_ns, cost=cost, status=status,
             outcome=outcome, tokens_in=tokens_in, tokens_out=tokens_out, bytes_in=bytes_in, bytes_out=bytes_out,
-            mark=ticket.mark,
+            mark=mark,
         )  # fmt: skip
         if (cover.purses or cover.generation != self._budgets.generation) and not ticket.is_shadow:
             cover.settle(ticket.id, ticket.worst, picos, turn=ticket.turn, at_ns=ticket.at_ns)

@@ -20,6 +20,7 @@ from activator.billing.shipping import Lag, Ledger, Shipper, usage_body
 from activator.billing.states import BudgetSource, BudgetStates, parse_states
 from activator.billing.usage import UsageSubject
 from activator.routes import Target
+from activator.tokens.use import TokenUse
 from activator.upstream import Answer, ConnectionPool, UpstreamGone
 from pilotlight.pricing import Rates
 from pilotlight.protocol import BUDGETS_PATH, HEADER_PLATFORM_TOKEN, USAGE_PATH, BudgetState
@@ -165,10 +166,13 @@ class Books:
         rates = target.rates
         return self.budgets.is_spent(_subject(target, rates), target, rates, limit_ns=_ns(target.spec.clocks.execution_s))
 
-    def check(self, target: Target, limit_s: float) -> None:
-        """Refuse a call that may take `limit_s` before it waits, or has an instance started. Raises OverBudget, BudgetReserved."""
+    def check(self, target: Target, limit_s: float, tokens: TokenUse | None = None) -> None:
+        """Refuse a call that may take `limit_s`, and these tokens, before it waits, or has an instance started.
+
+        Raises OverBudget, BudgetReserved.
+        """
         rates = target.rates
-        self.budgets.check(_subject(target, rates), target, rates, limit_ns=_ns(limit_s))
+        self.budgets.check(_subject(target, rates), target, rates, limit_ns=_ns(limit_s), tokens=tokens)
 
     async def load_budgets(self) -> None:
         """Learn what was spent, before calls are served; takes `states.FIRST_STATES_S` at most without a controller."""

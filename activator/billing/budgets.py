@@ -1,12 +1,15 @@
 """Hard budgets: every call reserves its worst case before it runs and pays what it cost, so money that is not there is not spent.
 
 The worst case of a call is its execution clock (or what is left of its caller's deadline), and the step in which clocks are looked
-at, by the instance's whole rate, with the list's minimum and rounding, and the request's own price. Processor sharing charges a call
-for no more than its own time, so calls alone never bring a budget above its amount. What can is what no reservation stands for:
+at, by the instance's whole rate, with the list's minimum and rounding, and the request's own price; of a language model's, besides, the
+tokens that its prompt probably has and all that its answers may have. Processor sharing charges a call for no more than its own time, and
+an engine ends an answer where it was told to, so calls alone never bring a budget above its amount, but for what a prompt is longer than
+it was estimated, which nobody knows before an engine has read it. What can, then, is what no reservation stands for:
 
     overshoot <= sum over instances: rate * max(idle_factor, reserved_factor) * (SETTLE_S + drain)
                + sum over starts:    rate * start_factor * length of the start
                + sum over calls:     rate * (lateness of the execution clock beyond its step + 1 ns for each call beside it)
+               + sum over prompts:   token_in * (tokens beyond the estimate; at most max_model_len less the estimate)
                + sum over WebSockets:  rate * 2 s, where one was ended by its clock and its function does not answer the close
                + an hour of storage, and, under a budget that is new, the calls that ran when it was made and those that began before
                  the ledger said what had been spent by then (a round trip)
@@ -29,6 +32,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from itertools import islice
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -37,6 +41,7 @@ from activator.billing.periods import period_at, utc_text
 from activator.billing.purse import Purse, is_same_money, spent_of
 from activator.billing.segments import Cursor
 from activator.billing.usage import as_picos, cost_text
+from activator.tokens.use import TokenUse
 from pilotlight import errors
 from pilotlight.pricing import Footprint, Rates, billable_ns, price, rate_per_s
 from pilotlight.protocol import BudgetRecord, BudgetState
@@ -250,12 +255,15 @@ class Budgets:
             self._turn_over_if_due(purse)
         return bool(cover.purses) and cover.worst_picos(target, rates, limit_ns) > min(p.amount - p.spent for p in cover.purses)
 
-    def check(self, subject: Subject, target: Priced, rates: Rates, *, limit_ns: int) -> None:
+    def check(self, subject: Subject, target: Priced, rates: Rates, *, limit_ns: int, tokens: TokenUse | None = None) -> None:
         """Refuse a call before it waits for a slot, or has an instance started. Raises OverBudget, BudgetReserved."""
         cover = self.cover(subject)
         if cover.purses:
             with contextlib.suppress(AllowanceNeeded):  # asked for when there is a slot
-                cover.check(cover.worst_picos(target, rates, limit_ns), self._wall_ns())
+                worst = cover.worst_picos(target, rates, limit_ns)
+                if tokens is not None:
+                    worst += token_picos(rates, tokens.estimated_in, tokens.max_out)
+                cover.check(worst, self._wall_ns())
 
     def turn_over(self, purse: Purse, at_ns: int) -> None:
         """The period of `at_ns` begins."""
@@ -312,6 +320,11 @@ class Budgets:
         now_ns = self._wall_ns()
         if now_ns >= purse.period.ends_ns:
             self.turn_over(purse, now_ns)
+
+
+def token_picos(rates: Rates, tokens_in: int, tokens_out: int) -> int:
+    """What so many tokens cost."""
+    return as_picos(str(price(0, Decimal(0), tokens_in * rates.token_in + tokens_out * rates.token_out)))
 
 
 def picos_under(purse: Purse, record: bytes) -> int:

@@ -147,6 +147,14 @@ def marked(**fields: str) -> str:
     return "".join(f',"{name}":{quoted(value)}' for name, value in fields.items() if value)
 
 
+def marked_tokens(*, cached: int, finish: str, first_token_ms: int) -> str:
+    """The same of a language model's call: tokens of its prompt that were there already, why it ended, when it began to answer."""
+    mark = marked(finish=finish)
+    if cached:
+        mark += f',"tokens_cached":{cached}'
+    return f'{mark},"first_token_ms":{first_token_ms}' if first_token_ms else mark
+
+
 def cost_text(picos: int) -> str:
     """Picounits as decimal text in whole units, every digit written."""
     if picos < 0:

@@ -14,6 +14,7 @@ from activator.fairness.rank import Rank
 from activator.observing.tally import BOUNDS
 from activator.quotas.admission import Admission
 from pilotlight.engines import FINISH_REASONS
+from pilotlight.pricing import BUSY
 
 _ENGINE_WORDS = {"abort": "cancelled", "function_call": "tool_calls"}
 """What engines call some of FINISH_REASONS."""
@@ -131,7 +132,9 @@ class TokenUse:
     # -- its end ------------------------------------------------------------------------------------------------------
     def close(self, *, status: int, outcome: str) -> None:
         """An attempt has ended, and is about to be billed: from now on the counts are what it took."""
-        if outcome == "cancelled":
+        if outcome == BUSY:
+            self._reset()
+        elif outcome == "cancelled":
             self.finish = self.finish or "cancelled"
             self.tokens_in = self.tokens_in or self.estimated_in
         elif outcome != "ok":

@@ -10,6 +10,7 @@ from activator.billing.account import InstanceAccount
 from activator.billing.budgets import Budgets
 from activator.billing.journal import Journal
 from activator.billing.usage import marked
+from activator.tokens.use import TokenUse
 from pilotlight.pricing import cost_of
 from pilotlight.protocol import UsageRecord
 from tests.activator.billing_world import FOOTPRINT, RATES, SECOND, Wall, account, budget, records_on_disk, subject
@@ -18,11 +19,15 @@ ARM = marked(experiment="x-1", arm='bold"', unit="00ff" * 4)
 
 
 def opened(books: InstanceAccount, call: str, **more: Any) -> Any:
-    return books.open(call=call, attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=0, at_ns=0, **more)
+    use = TokenUse(estimated_in=3, max_out=4, began_ns=0)
+    use.on_usage(3, 4)
+    return books.open(
+        tokens=use, call=call, attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=0, at_ns=0, **more
+    )
 
 
 def closed(books: InstanceAccount, ticket: Any) -> Any:
-    return books.close(ticket, status=200, outcome="ok", now_ns=SECOND, at_ns=SECOND, tokens_in=3, tokens_out=4)
+    return books.close(ticket, status=200, outcome="ok", now_ns=SECOND, at_ns=SECOND)
 
 
 def test_a_mark_is_members_of_json_and_nothing_where_there_is_nothing_to_say() -> None:

@@ -21,10 +21,11 @@ def model(
     name: str = "hello", *, max_model_len: int = 1000, task: Task = Task.GENERATE, scaling: Scaling | None = None, **limits: Any
 ) -> FunctionSpec:
     """A function of kind ENGINE."""
+    scaling = scaling or Scaling(max_inputs=8)
     return spec_of(
-        name, kind=FunctionKind.ENGINE, methods=(MethodSpec(),), scaling=scaling or Scaling(max_inputs=8),
+        name, kind=FunctionKind.ENGINE, methods=(MethodSpec(),), scaling=scaling,
         weights=(WeightsSpec(name="model", manifest="m" * 64),),
-        engine=EngineSpec(model="model", max_model_len=max_model_len, max_num_seqs=8, task=task), limits=TokenLimits(**limits),
+        engine=EngineSpec(model="model", max_model_len=max_model_len, max_num_seqs=scaling.max_inputs, task=task), limits=TokenLimits(**limits),
     )  # fmt: skip
 
 
