@@ -18,6 +18,7 @@ from pilotlight.profile import Profile
 from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, HEADER_IDEMPOTENCY_KEY, HEADER_REQUEST_ID, CallRecord
 from pilotlight.sdk.answers import RAISED_STATUS, ItemReader, call_headers, function_path, value_of
 from pilotlight.sdk.billing import BillingResources
+from pilotlight.sdk.engines import EngineResources
 from pilotlight.sdk.experiments import FEEDBACK_PATH, ExperimentResources, feedback_body
 from pilotlight.sdk.jobs import JobResources
 from pilotlight.sdk.node import Json, lines, parts
@@ -86,6 +87,7 @@ class _FileBody:
 class Client(
     ReleaseResources,
     RolloutResources,
+    EngineResources,
     ObjectiveResources,
     TrafficResources,
     TenancyResources,

@@ -17,6 +17,7 @@ from pilotlight.cli import (
     call,
     deploy,
     doctor,
+    engine,
     experiment,
     feedback,
     instance,
@@ -39,8 +40,8 @@ from pilotlight.cli.commands import common_callback
 from pilotlight.cli.session import Options
 
 _PARTS = (
-    up, deploy, call, schedule, webhook, app, traffic, rollout, experiment, feedback, slo, trace, instance, snapshot, weights, admin,
-    tenant, quota, audit, budget, billing, state, doctor, top, loadtest,
+    up, deploy, call, schedule, webhook, app, traffic, rollout, experiment, feedback, slo, trace, engine, instance, snapshot, weights,
+    admin, tenant, quota, audit, budget, billing, state, doctor, top, loadtest,
 )  # fmt: skip
 """In the order in which --help lists them."""
 _HELP = "Serverless functions for models: scale to zero, back in milliseconds, billed per request."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from pilotlight.controller.api import (
     calls,
     deployments,
     due,
+    engines,
     experiments,
     feedback,
     internal,
@@ -71,9 +73,56 @@ _PROBLEM: dict[int | str, dict[str, Any]] = {
 }
 
 
+_ROUTERS = (
+    internal.router,
+    apps.router,
+    revisions.router,
+    deployments.router,
+    blobs.router,
+    tenancy.router,
+    keys.router,
+    plans.router,
+    quotas.router,
+    audit.router,
+    node.router,
+    engines.router,
+    objectives.router,
+    observations.internal,
+    snapshots.router,
+    weights.router,
+    books.router,
+    traffic.router,
+    rollouts.router,
+    invoices.router,
+    budgets.router,
+    budgets.internal,
+    calls.router,
+    due.router,
+    schedules.router,
+    webhooks.router,
+    experiments.router,
+    feedback.router,
+    traces.router,
+    traces.internal,
+    *dashboard.routers,
+    reference.router,
+)
+
+
 def build(context: Context) -> ASGIApp:
     """The application that serves `context`."""
-    app = FastAPI(
+    app = _application()
+    app.state.context = context
+    problems.install(app)
+    for router in _ROUTERS:
+        app.router.routes.extend(router.routes)  # as they are: an included one is taken apart again, half a second for all of them
+    app.add_api_route("/healthz", _healthz, methods=["GET"], tags=["health"])
+    app.openapi = _document  # type: ignore[method-assign]
+    return _Edge(Idempotency(app, context), context.metrics)
+
+
+def _application() -> FastAPI:
+    return FastAPI(
         title="pilotlight",
         version="1",
         summary="What is deployed, for whom, under which keys, and what it cost.",
@@ -83,44 +132,6 @@ def build(context: Context) -> ASGIApp:
         responses=_PROBLEM,
         generate_unique_id_function=_operation_id,
     )
-    app.state.context = context
-    problems.install(app)
-    for router in (
-        internal.router,
-        apps.router,
-        revisions.router,
-        deployments.router,
-        blobs.router,
-        tenancy.router,
-        keys.router,
-        plans.router,
-        quotas.router,
-        audit.router,
-        node.router,
-        objectives.router,
-        observations.internal,
-        snapshots.router,
-        weights.router,
-        books.router,
-        traffic.router,
-        rollouts.router,
-        invoices.router,
-        budgets.router,
-        budgets.internal,
-        calls.router,
-        due.router,
-        schedules.router,
-        webhooks.router,
-        experiments.router,
-        feedback.router,
-        traces.router,
-        traces.internal,
-        dashboard.router,
-        reference.router,
-    ):
-        app.include_router(router)
-    app.add_api_route("/healthz", _healthz, methods=["GET"], tags=["health"])
-    return _Edge(Idempotency(_document_problems(app), context), context.metrics)
 
 
 async def _healthz() -> dict[str, str]:
@@ -132,21 +143,21 @@ def _operation_id(route: APIRoute) -> str:
     return route.name
 
 
-def _document_problems(app: FastAPI) -> FastAPI:
-    # Validation errors are problems here (400), not the framework's own 422: the document must say so. And users know one URL:
-    # what the activator answers itself belongs into the one document, too.
-    generate = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = generate()
-        for operations in document["paths"].values():
-            for operation in operations.values():
-                operation.get("responses", {}).pop("422", None)
-        dataplane.describe(document, _PROBLEM)
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]
-    return app
+@functools.cache
+def _document() -> dict[str, Any]:
+    # Of routers that are included, which gives each route what the application says of all. Validation errors are problems here (400),
+    # not the framework's own 422: the document must say so. And users know one URL: what the activator answers itself belongs into the one
+    # document, too.
+    described = _application()
+    for router in _ROUTERS:
+        described.include_router(router)
+    described.add_api_route("/healthz", _healthz, methods=["GET"], tags=["health"])
+    document = described.openapi()
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation.get("responses", {}).pop("422", None)
+    dataplane.describe(document, _PROBLEM)
+    return document
 
 
 def _came_from(scope: Scope, headers: Mapping[bytes, bytes]) -> str:

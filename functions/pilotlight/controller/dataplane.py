@@ -89,9 +89,16 @@ def _paths() -> dict[str, dict[str, Any]]:
             "put": _operation("put_call", "Submit under an id of your own: a repeat is the same call.", put, _receipt("202"), _ARGUMENTS),
         },
         "/v1/calls/{call}:cancel": {"post": _operation("cancel_call", "Cancel a submitted call.", call, _receipt("200"))},
-        "/v1/calls/{call}/stream": {"get": _operation("follow_call", "`state` at each change, `result` at the end.", call, _events())},
+        "/v1/calls/{call}/stream": {"get": _operation("follow_call", _FOLLOW, [*call, _last_id()], _events())},
         "/fn/{app}/{function}/{path}": {verb: web.operation(verb) for verb in ("get", "head", "post", "put", "patch", "delete", "options")},
     }  # fmt: skip
+
+
+_FOLLOW = "`state` at each change, items with ids as they come or the `result`, `end` last."
+
+
+def _last_id() -> dict[str, Any]:
+    return _in_header("Last-Event-ID", "id of the last item that you have: read on after it", {"type": "string"})
 
 
 def _models() -> dict[str, dict[str, Any]]:

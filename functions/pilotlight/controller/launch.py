@@ -8,7 +8,7 @@ from typing import Any
 
 from pilotlight import traffic
 from pilotlight.protocol import FunctionRoute
-from pilotlight.spec import FunctionSpec, to_json
+from pilotlight.spec import FunctionKind, FunctionSpec, to_json
 from pilotlight.traffic import TrafficDocument
 from pilotlight.types import FunctionId
 from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
@@ -48,6 +48,7 @@ def launch_spec(
         memory_bytes=resources.memory_bytes,
         cpu=resources.cpu,
         engine=spec.engine.environment if spec.engine is not None and spec.image is None else None,
+        offline=spec.kind is FunctionKind.ENGINE,
         gpu=resources.gpu[0] if resources.gpu else None,
         gpu_count=resources.gpu_count,
         startup_timeout_s=spec.clocks.startup_s,

@@ -1,5 +1,5 @@
-"""The dashboard: pages rendered here, nothing loaded from elsewhere. `router` serves them; figures come from `controller.figures`."""
+"""The dashboard: pages rendered here, nothing loaded from elsewhere. `routers` serve them; figures come from `controller.figures`."""
 
-from pilotlight.controller.dashboard.routes import router
+from pilotlight.controller.dashboard.routes import routers
 
-__all__ = ["router"]
+__all__ = ["routers"]

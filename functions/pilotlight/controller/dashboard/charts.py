@@ -37,7 +37,7 @@ class Chart:
         id: of the element on the page.
         says: for those who do not see it: what it shows, in a sentence with numbers.
         shape: `bars` (stacked) or `lines`.
-        unit: a currency, `calls`, `times`, or `ms`.
+        unit: a currency, `calls`, `tokens`, `times`, or `ms`.
         labels: of each unit, as the table shows it; `moments`: when it begins, as ISO 8601.
     """
 
@@ -64,7 +64,7 @@ class Chart:
         """A value for people."""
         if value is None:
             return words.DASH
-        if self.unit == "calls":
+        if self.unit in ("calls", "tokens"):
             return words.count(float(value))
         if self.unit == "times":
             return f"{float(value):.2f} {words.TIMES}"

@@ -1,8 +1,6 @@
-"""Every page in one router, the named ones before those that take what is left."""
+"""Every page's router, the named ones before those that take what is left."""
 
 from __future__ import annotations
-
-from fastapi import APIRouter
 
 from pilotlight.controller.dashboard import (
     assets,
@@ -12,6 +10,7 @@ from pilotlight.controller.dashboard import (
     function,
     invoices,
     live,
+    models,
     objectives,
     overview,
     platform,
@@ -20,6 +19,22 @@ from pilotlight.controller.dashboard import (
     traces,
 )
 
-router = APIRouter(include_in_schema=False)
-for part in (assets, signin, live, overview, function, calls, traces, budgets, releases, experiments, objectives, invoices, platform):
-    router.include_router(part.router)
+routers = tuple(
+    part.router
+    for part in (
+        assets,
+        signin,
+        live,
+        overview,
+        function,
+        calls,
+        traces,
+        budgets,
+        releases,
+        experiments,
+        objectives,
+        models,
+        invoices,
+        platform,
+    )
+)

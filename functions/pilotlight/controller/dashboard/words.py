@@ -16,8 +16,9 @@ _SIGNS = {"USD": "$", "EUR": "€", "GBP": "£"}
 _MIB = 1024**2
 
 
-def money(amount: Decimal, currency: str = "") -> str:
+def money(amount: Decimal | str, currency: str = "") -> str:
     """Two digits after the point from 1 on, else four, else the first two that are not zero: never rounded to nothing."""
+    amount = Decimal(amount)
     sign = MINUS if amount < 0 else ""
     return f"{sign}{_sign(currency)}{_digits(abs(amount))}"
 

@@ -8,7 +8,7 @@ const plain = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;"); /
 
 function traces(chart) {
   const moments = chart.moments;
-  const hover = { calls: "%{y:,}", ms: "%{y:,.0f} ms", times: "%{y:,.2f} ×" }[chart.unit] ?? "%{y:,.4f} " + plain(chart.unit);
+  const hover = { calls: "%{y:,}", tokens: "%{y:,}", ms: "%{y:,.0f} ms", times: "%{y:,.2f} ×" }[chart.unit] ?? "%{y:,.4f} " + plain(chart.unit);
   return chart.series.map((series) => ({
     name: plain(series.name), x: moments, y: series.values, hovertemplate: hover,
     ...(chart.shape === "bars"
@@ -21,7 +21,7 @@ function traces(chart) {
 function scale(chart) {
   if (chart.unit === "ms")
     return { type: "log", tickvals: [1, 3, 10, 30, 100, 300, 1e3, 3e3, 1e4, 3e4, 1e5, 3e5], ticktext: ["1 ms", "3 ms", "10 ms", "30 ms", "100 ms", "300 ms", "1 s", "3 s", "10 s", "30 s", "100 s", "300 s"] };
-  return { rangemode: "tozero", nticks: 5, exponentformat: chart.unit === "calls" ? "SI" : "none", separatethousands: true, tickprefix: { USD: "$", EUR: "€", GBP: "£" }[chart.unit] ?? "" };
+  return { rangemode: "tozero", nticks: 5, exponentformat: ["calls", "tokens"].includes(chart.unit) ? "SI" : "none", separatethousands: true, tickprefix: { USD: "$", EUR: "€", GBP: "£" }[chart.unit] ?? "" };
 }
 
 function layout(chart, narrow) {

@@ -1,0 +1,59 @@
+"""Models: language models by what they are judged by: tokens, the first one, the pace, the cache, the price."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+
+import sqlalchemy as sa
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from pilotlight.controller.dashboard.charts import Chart, Series
+from pilotlight.controller.dashboard.html import render
+from pilotlight.controller.dashboard.visit import PageRoute, Visit, Visitor
+from pilotlight.controller.figures import models
+from pilotlight.controller.figures.models import ModelFigures
+from pilotlight.controller.figures.spans import HOUR_S
+from pilotlight.errors import Forbidden
+from pilotlight.types import Scope
+
+HOURS = 24
+FULL = 0.9
+"""A cache of which more is in use holds calls up, or has the engine begin sequences again."""
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+
+@router.get("/dashboard/models")
+async def page(visit: Visitor) -> Response:
+    """All language models of the environment, the busiest first."""
+    if not visit.sees_instances:
+        raise Forbidden("what models did is for keys that may deploy", scope=Scope.DEPLOY.value)
+    found, chart = await visit.read(lambda sql: _look(sql, visit))
+    return render("models.html", visit=visit, found=found, chart=chart, has_charts=True, full=FULL)
+
+
+def _look(sql: sa.Connection, visit: Visit) -> tuple[list[ModelFigures], Chart]:
+    tenant, environment = visit.caller.tenant, visit.environment
+    found = models.read(sql, tenant=tenant, environment=environment, currency=visit.currency, now=visit.now)
+    mine = [one for one in found if visit.caller.may_see(one.app, one.function)]
+    tokens = models.hourly(sql, tenant=tenant, environment=environment, names=[(one.app, one.function) for one in mine], now=visit.now)
+    return sorted(mine, key=lambda one: (-one.tokens_in - one.tokens_out, one.app, one.function)), tokens_chart(tokens, visit.now)
+
+
+def tokens_chart(tokens: Mapping[int, tuple[int, int]], now: float) -> Chart:
+    """Tokens in and out, by the hour."""
+    last = int(now // HOUR_S)
+    hours = range(last - HOURS + 1, last + 1)
+    moments = [dt.datetime.fromtimestamp(hour * HOUR_S, tz=dt.UTC) for hour in hours]
+    pairs: Sequence[tuple[int, int]] = [tokens.get(hour, (0, 0)) for hour in hours]
+    total_in, total_out = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
+    return Chart(
+        id="tokens", title="Tokens, last 24 hours", says=f"by the hour; {total_in:,} in, {total_out:,} out", shape="bars", unit="tokens",
+        labels=[f"{at:%d %b %H:%M}" for at in moments], moments=[f"{at:%Y-%m-%dT%H:%M}" for at in moments],
+        series=[
+            Series(name="Prompt", colour="--c1", values=[pair[0] for pair in pairs]),
+            Series(name="Completion", colour="--c2", values=[pair[1] for pair in pairs]),
+        ],
+    )  # fmt: skip

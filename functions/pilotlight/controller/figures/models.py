@@ -1,0 +1,244 @@
+"""What language models did in the last day: tokens, the time to the first one and between two, what they cost, and who asked.
+
+Three sources, each for what it knows: observations (counts and histograms of every call, by the minute), records of the newest calls (the
+first token by kind of start), and rollups (money, and whose).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import sqlalchemy as sa
+
+from pilotlight.controller import observations, tables
+from pilotlight.controller.figures import sums
+from pilotlight.controller.figures.spans import DAY_S, HOUR_S
+from pilotlight.controller.figures.usage import START_KINDS
+from pilotlight.controller.objectives.standing import total
+from pilotlight.observations import Observation, quantile
+from pilotlight.spec import FunctionKind
+
+NEWEST = 5000
+"""Records of a function that are looked at for what only records know."""
+MAX_MODELS = 200
+MAX_TENANTS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Percentiles in milliseconds of `n`."""
+
+    n: int
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one tenant's calls took."""
+
+    tenant: str
+    calls: int
+    tokens_in: int
+    tokens_out: int
+    cost: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFigures:
+    """One language model over the last 24 hours; None = nothing was seen.
+
+    Attributes:
+        max_model_len, max_num_seqs, adapters, gpu: as its heaviest revision declares them.
+        first_token, between_tokens: of calls that waited for no start.
+        first_token_by_start: kind of start → the same of the newest calls' records.
+        finishes: why the newest answers ended → how many.
+        completed: share of streams that ended by themselves.
+        cached: share of prompt tokens that were there already.
+        cache_use: median and greatest percent of the KV cache in use.
+        tokens_per_s: written per second of an instance that was busy; `tokens_per_gpu_s` per GPU of it.
+        price_per_1k: cost of calls by 1,000 tokens in and out, a decimal as text.
+    """
+
+    app: str
+    function: str
+    revision: str
+    max_model_len: int
+    max_num_seqs: int
+    adapters: tuple[str, ...]
+    gpu: str
+    gpu_count: int
+    calls: int = 0
+    failed: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    cached: float | None = None
+    first_token: Times | None = None
+    between_tokens: Times | None = None
+    first_token_by_start: Mapping[str, Times] = field(default_factory=dict)
+    finishes: Mapping[str, int] = field(default_factory=dict)
+    streams: int = 0
+    completed: float | None = None
+    out_of_memory: int = 0
+    cache_use: tuple[int, int] | None = None
+    tokens_per_s: float | None = None
+    tokens_per_gpu_s: float | None = None
+    cost: str = "0"
+    price_per_1k: str | None = None
+    tenants: tuple[Share, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+def read(
+    sql: sa.Connection, *, tenant: str, environment: str, currency: str, now: float, app: str | None = None, function: str | None = None
+) -> list[ModelFigures]:
+    """The language models of an environment that take traffic, by name; costs in that currency."""
+    return [_figures(sql, row, tenant=tenant, currency=currency, now=now) for row in _rows(sql, tenant, environment, app, function)]
+
+
+def _rows(sql: sa.Connection, tenant: str, environment: str, app: str | None, function: str | None) -> list[sa.Row[Any]]:
+    """Functions with the spec of their heaviest revision, where that is an engine's."""
+    functions, revisions, traffic = tables.functions, tables.revisions, tables.traffic
+    same = (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision)
+    where = [functions.c.tenant == tenant, functions.c.environment == environment, functions.c.removed_at.is_(None)]
+    where += [functions.c.app == app] if app else []
+    where += [functions.c.name == function] if function else []
+    query = (
+        sa.select(functions.c.id, functions.c.app, functions.c.name, revisions.c.name.label("revision"), revisions.c.spec)
+        .join(traffic, traffic.c.function == functions.c.id)
+        .join(revisions, same)
+        .where(*where, revisions.c.spec.like(f'%"kind"%"{FunctionKind.ENGINE}"%'))
+        .order_by(functions.c.app, functions.c.name, traffic.c.weight.desc())
+    )
+    heaviest: dict[str, Any] = {}
+    for row in sql.execute(query):
+        if json.loads(row.spec)["kind"] == FunctionKind.ENGINE:
+            heaviest.setdefault(row.id, row)
+    return list(heaviest.values())[:MAX_MODELS]
+
+
+def _figures(sql: sa.Connection, row: sa.Row[Any], *, tenant: str, currency: str, now: float) -> ModelFigures:
+    spec = json.loads(row.spec)
+    engine, resources = spec["engine"], spec["resources"]
+    seen = total(observations.window(sql, function_id=row.id, since_s=now - DAY_S, until_s=now))
+    shares = _by_caller(sql, row.id, tenant=tenant, currency=currency, now=now)
+    whole = sums.Sums()
+    for _, one in shares:
+        whole.add(one)
+    gpus = int(resources["gpu_count"])
+    pace = whole.tokens_out / whole.billed_s if whole.billed_ns and whole.tokens_out else None
+    firsts, finishes = _newest(sql, row.id, tenant=tenant, now=now)
+    return ModelFigures(
+        app=row.app, function=row.name, revision=row.revision, max_model_len=engine["max_model_len"], max_num_seqs=engine["max_num_seqs"],
+        adapters=tuple(sorted(engine["lora"])), gpu=",".join(resources["gpu"]), gpu_count=gpus, **_observed(seen),
+        first_token_by_start=firsts, finishes=finishes, tokens_per_s=pace, tokens_per_gpu_s=pace / gpus if pace and gpus else None,
+        cost=str(whole.cost), price_per_1k=_per_1k(whole),
+        tenants=tuple(_share(name, one) for name, one in shares),
+    )  # fmt: skip
+
+
+def _share(name: str, one: sums.Sums) -> Share:
+    return Share(tenant=name, calls=one.records, tokens_in=one.tokens_in, tokens_out=one.tokens_out, cost=str(one.cost))
+
+
+def _observed(seen: Observation | None) -> dict[str, Any]:
+    if seen is None:
+        return {}
+    memory = seen.latency.get("kv", {})
+    return {
+        "calls": seen.answered + seen.failed + seen.cancelled,
+        "failed": seen.failed,
+        "tokens_in": seen.tokens_in,
+        "tokens_out": seen.tokens_out,
+        "cached": seen.tokens_cached / seen.tokens_in if seen.tokens_in else None,
+        "first_token": _times(seen.latency.get("ttft", {})),
+        "between_tokens": _times(seen.latency.get("itl", {})),
+        "streams": seen.streams,
+        "completed": seen.streams_completed / seen.streams if seen.streams else None,
+        "out_of_memory": seen.out_of_memory,
+        "cache_use": (_median(memory), max(memory)) if memory else None,
+    }
+
+
+def _times(buckets: Mapping[int, int]) -> Times | None:
+    n, p50, p99 = sum(buckets.values()), quantile(buckets, 0.5), quantile(buckets, 0.99)
+    return None if p50 is None or p99 is None else Times(n=n, p50_ms=p50, p99_ms=p99)
+
+
+def _median(counts: Mapping[int, int]) -> int:
+    left = sum(counts.values()) / 2
+    for value in sorted(counts):
+        left -= counts[value]
+        if left <= 0:
+            return value
+    return max(counts)
+
+
+def _per_1k(whole: sums.Sums) -> str | None:
+    return str((whole.cost * 1000 / whole.tokens).quantize(Decimal("1e-9"))) if whole.tokens else None
+
+
+def _newest(sql: sa.Connection, function_id: str, *, tenant: str, now: float) -> tuple[dict[str, Times], dict[str, int]]:
+    """Of the newest records: first tokens by kind of start, and why answers ended."""
+    c = tables.usage.c
+    query = (
+        sa.select(c.start_kind, c.first_token_ms, c.finish)
+        .where(c.tenant == tenant, c.started_at >= now - DAY_S, c.function_id == function_id, c.finish != "")
+        .order_by(c.started_at.desc())
+        .limit(NEWEST)
+    )
+    by_start: dict[str, list[int]] = {}
+    finishes: dict[str, int] = {}
+    for kind, first_ms, finish in sql.execute(query):
+        finishes[finish] = finishes.get(finish, 0) + 1
+        if first_ms:
+            by_start.setdefault(kind, []).append(first_ms)
+    return {kind: _of(by_start[kind]) for kind in START_KINDS if kind in by_start}, dict(sorted(finishes.items()))
+
+
+def _of(found: Iterable[int]) -> Times:
+    ordered = sorted(found)
+    return Times(n=len(ordered), p50_ms=float(ordered[(len(ordered) - 1) // 2]), p99_ms=float(ordered[-(-len(ordered) * 99 // 100) - 1]))
+
+
+def _by_caller(sql: sa.Connection, function_id: str, *, tenant: str, currency: str, now: float) -> list[tuple[str, sums.Sums]]:
+    """(tenant's name, sums of calls), the one with most tokens first."""
+    table, last = tables.usage_hours, int(now // HOUR_S)
+    names = {row.id: row.name for row in sql.execute(sa.select(tables.tenants.c.id, tables.tenants.c.name))}
+    query = (
+        sa.select(table.c.caller, table.c.currency, *sums.summed(table))
+        .where(
+            table.c.tenant == tenant, table.c.hour.between(last - 23, last), table.c.function_id == function_id, table.c.kind == "CALL"
+        )
+        .group_by(table.c.caller, table.c.currency)
+    )  # fmt: skip
+    found: dict[str, sums.Sums] = {}
+    for caller, paid_in, *row in sql.execute(query):
+        one = sums.of_row(row)
+        if paid_in != currency:
+            one.picos = 0
+        found.setdefault(str(names.get(caller or tenant, caller)), sums.Sums()).add(one)
+    return sorted(found.items(), key=lambda pair: -pair[1].tokens)[:MAX_TENANTS]
+
+
+def hourly(
+    sql: sa.Connection, *, tenant: str, environment: str, names: Iterable[tuple[str, str]], now: float
+) -> dict[int, tuple[int, int]]:
+    """Hour since the epoch → tokens (in, out) of calls of these functions, (app, name) each, over the last day."""
+    table, last = tables.usage_hours, int(now // HOUR_S)
+    query = (
+        sa.select(table.c.hour, sa.func.sum(table.c.tokens_in), sa.func.sum(table.c.tokens_out))
+        .where(
+            table.c.tenant == tenant, table.c.hour.between(last - 23, last), table.c.environment == environment, table.c.kind == "CALL",
+            sa.or_(sa.false(), *(sa.and_(table.c.app == app, table.c.function == name) for app, name in names)),
+        )
+        .group_by(table.c.hour)
+    )  # fmt: skip
+    return {int(hour): (int(tokens_in), int(tokens_out)) for hour, tokens_in, tokens_out in sql.execute(query)}
