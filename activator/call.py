@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 from activator.batches import priority_lines
 from activator.billing.account import Ticket
@@ -26,6 +25,18 @@ from pilotlight.protocol import CONTENT_JSON
 from snapshotter.types import StartKind
 
 _JSON = CONTENT_JSON.encode()
+
+
+class Reading(Protocol):
+    """Reads one answer on its way to a caller, and takes out of it what was not asked for."""
+
+    def feed(self, data: bytes, now_ns: int) -> bytes:
+        """What of these bytes is the caller's; of a stream, whole events."""
+        ...
+
+    def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
+        """Status and body of an answer that is over and was collected, `body` being what `feed` gave. Raises UpstreamGone: it is not."""
+        ...
 
 
 class Call:
@@ -152,6 +163,10 @@ class Call:
             raise errors.InvalidInput(f"{target.app}/{target.function} is a language model, and takes no arguments")
         return self.body
 
+    def reading(self, answer: Answer) -> Reading | None:
+        """What reads its answer as it goes by; None where nobody needs to."""
+        return None
+
     def request_head(self, execution_s: float) -> bytes:
         """The request to the worker, up to its body."""
         return b"".join(
@@ -162,40 +177,6 @@ class Call:
                 b"\r\ncontent-type: ", self.content_type,
                 b"\r\naccept: " + self.accept if self.accept else b"",
                 self.extra_headers, priority_lines(self.target, self.rank), worker_lines(self),
-                b"\r\ncontent-length: ", b"%d" % len(self.body), b"\r\n\r\n",
-            )
-        )  # fmt: skip
-
-
-class EngineCall(Call):
-    """A call of an engine by its own API.
-
-    Attributes:
-        path: of that API, such as b"/v1/chat/completions".
-        rewrite: makes its body for another function in its place, and raises InvalidInput for one that is no such engine.
-    """
-
-    __slots__ = ("affinity", "path", "rewrite", "tokens")
-
-    def __init__(self, *, path: bytes, rewrite: Callable[[Target], bytes], **call: Any) -> None:
-        """`call`: as of any Call."""
-        super().__init__(**call)
-        self.path = path
-        self.rewrite = rewrite
-        self.tokens: TokenUse | None = None
-        self.affinity: int | None = None
-
-    def body_for(self, target: Target) -> bytes:
-        """See Call. Raises InvalidInput."""
-        return self.rewrite(target)
-
-    def request_head(self, execution_s: float) -> bytes:
-        """The request to the engine, up to its body; its log and ours call it by one name."""
-        name = self.id.encode()
-        return b"".join(
-            (
-                b"POST ", self.path, b" HTTP/1.1\r\nhost: engine\r\nx-request-id: ", name, b"\r\npilotlight-call: ", name,
-                b"\r\ncontent-type: ", self.content_type, self.extra_headers, worker_lines(self),
                 b"\r\ncontent-length: ", b"%d" % len(self.body), b"\r\n\r\n",
             )
         )  # fmt: skip

@@ -18,8 +18,8 @@ from activator.dispatch import crash_of
 from activator.heads import call_head, closed_head
 from activator.metrics import Metrics
 from activator.openai.asked import Asked
-from activator.openai.errors import error_event, error_of
-from activator.openai.reading import TAIL_BYTES, StreamReading, read_whole, renamed
+from activator.openai.errors import error_event
+from activator.openai.reading import DONE, StreamReading, WholeReading, status_of
 from activator.relay import WAITED_MS
 from activator.request import Request, header_list
 from activator.streaming import EventStream, early_head, end_event, stream_headers
@@ -30,7 +30,6 @@ from pilotlight import errors
 from pilotlight.protocol import CONTENT_SSE
 
 _SSE: Final = CONTENT_SSE.encode()
-_DONE: Final = b"data: [DONE]\n\n"
 
 
 class Answers:
@@ -86,33 +85,25 @@ class Answers:
     async def _give(self, request: Request, asked: Asked, use: TokenUse, exchange: Exchange) -> None:
         self._waited(exchange)
         if exchange.answer.body is None:
-            await self._pass_on(request, use, exchange)
+            await self._pass_on(request, asked, use, exchange)
             return
-        body = self._read(asked, use, exchange, exchange.answer.body)
+        status, body = _read(asked, use, exchange)
         exchange.bytes_out = len(body)
-        status = exchange.answer.status
         self.close(request, exchange, status, "ok" if status < 400 else "error")
         await request.respond_whole(status, closed_head(exchange, exchange.cost), body)
 
-    def _read(self, asked: Asked, use: TokenUse, exchange: Exchange, body: bytes) -> bytes:
-        if exchange.answer.status >= 400:
-            return as_error(body, exchange.answer.status)
-        read_whole(body, use)
-        call = exchange.call
-        return renamed(body, served=asked.adapter or call.target.spec.name, model=asked.model) if asked.model else body
-
-    async def _pass_on(self, request: Request, use: TokenUse, exchange: Exchange) -> None:
+    async def _pass_on(self, request: Request, asked: Asked, use: TokenUse, exchange: Exchange) -> None:
         """An answer that is too long to be held, and no stream: its usage is at its end."""
-        tail = b""
+        reading = WholeReading(use, asked, "")
         status, outcome, first_byte_ms = 499, "cancelled", 0.0
         try:
             await request.start(exchange.answer.status, header_list(call_head(exchange)))
             async for chunk in exchange.answer.chunks():
                 first_byte_ms = first_byte_ms or _since_ms(exchange)
-                tail = (tail + chunk)[-TAIL_BYTES:]
+                reading.feed(chunk, 0)
                 exchange.bytes_out += len(chunk)
                 await request.chunk(chunk)
-            read_whole(tail, use)
+            reading.end()
             status, outcome = exchange.answer.status, "ok" if exchange.answer.status < 400 else "error"
         except UpstreamGone:
             status, outcome = 504 if exchange.cut_by else 502, "error"
@@ -123,12 +114,11 @@ class Answers:
 
     async def _as_stream(self, request: Request, asked: Asked, use: TokenUse, exchange: Exchange, stream: EventStream) -> None:
         """A whole answer (a refusal, or what was declared to stand in) for a caller who reads a stream."""
-        answer = exchange.answer
-        body = self._read(asked, use, exchange, answer.body or b"")
+        status, body = _read(asked, use, exchange)
         exchange.bytes_out = len(body)
-        is_well = answer.status < 400
-        self.close(request, exchange, answer.status, "ok" if is_well else "error")
-        events = b"data: %b\n\n%b" % (as_chunk(body), _DONE) if is_well else b"data: %b\n\n" % body
+        is_well = status < 400
+        self.close(request, exchange, status, "ok" if is_well else "error")
+        events = b"data: %b\n\n%b" % (as_chunk(body), DONE) if is_well else b"data: %b\n\n" % body
         await stream.begin(stream_headers([(b"content-type", _SSE), *_without_type(header_list(call_head(exchange)))]))
         await stream.close(events + end_of(exchange, use, "" if is_well else "error"))
 
@@ -149,7 +139,7 @@ class _Streamed:
     async def run(self, stream: EventStream) -> None:
         """All of it. Raises UpstreamGone where only a broken connection tells the truth: in the middle of an event."""
         exchange, reading = self._exchange, self._reading
-        last = _DONE
+        last = DONE
         try:
             await stream.begin(stream_headers(header_list(call_head(exchange))))
             await self._pass_on(stream)
@@ -181,10 +171,16 @@ class _Streamed:
 
     def _failed(self, error: dict[str, Any]) -> bytes:
         """The engine said in its stream that it failed; its own status counts where it is one."""
-        code = error.get("code")
-        self._status = code if isinstance(code, int) and 400 <= code < 600 else 500
+        self._status = status_of(error)
         self._outcome, self._is_own_word = "error", True
         return b"data: %b\n\n" % json.dumps({"error": error}).encode()
+
+
+def _read(asked: Asked, use: TokenUse, exchange: Exchange) -> tuple[int, bytes]:
+    """Status and body of an answer that is here already, whoever gave it."""
+    answer, target = exchange.answer, exchange.call.target
+    reading = WholeReading(use, asked, asked.adapter or target.spec.name)
+    return reading.collected(answer.status, answer.body or b"")
 
 
 def end_of(exchange: Exchange, use: TokenUse, finish: str = "") -> bytes:
@@ -192,7 +188,7 @@ def end_of(exchange: Exchange, use: TokenUse, finish: str = "") -> bytes:
     call = exchange.call
     return end_event(
         finish_reason=finish or use.finish or "stop", cost=exchange.cost, exec_ms=exchange.exec_ms, start=call.start_kind.value,
-        degraded=call.degraded or None, tokens_in=use.tokens_in, tokens_out=use.tokens_out, tokens_cached=use.tokens_cached,
+        degraded=call.lessened or None, tokens_in=use.tokens_in, tokens_out=use.tokens_out, tokens_cached=use.tokens_cached,
     )  # fmt: skip
 
 
@@ -202,19 +198,6 @@ def _since_ms(exchange: Exchange) -> float:
 
 def _without_type(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, value in headers if name != b"content-type"]
-
-
-def as_error(body: bytes, status: int) -> bytes:
-    """An engine's refusal in OpenAI's shape, which most are already."""
-    try:
-        document = json.loads(body)
-    except ValueError:
-        document = None
-    if isinstance(document, dict) and isinstance(document.get("error"), dict):
-        return body
-    told = document.get("message") or document.get("detail") if isinstance(document, dict) else body[:500].decode("utf-8", "replace")
-    error = errors.InvalidInput if status < 500 else errors.WorkerCrashed
-    return json.dumps(error_of(error(f"the engine answered {status}: {told}"))).encode()
 
 
 def as_chunk(body: bytes) -> bytes:

@@ -11,7 +11,6 @@ import hashlib
 import time
 from typing import Any
 
-from activator.call import EngineCall
 from activator.dispatch import Dispatcher
 from activator.engines.affinity import key_of
 from activator.entry import Entry, split_tenant
@@ -19,6 +18,7 @@ from activator.metrics import Metrics
 from activator.openai import errors as shapes
 from activator.openai.answers import Answers
 from activator.openai.asked import PATHS, Asked, parsed
+from activator.openai.call import EngineCall
 from activator.openai.models import Models, listed, served_by
 from activator.passthrough import Passthrough
 from activator.raw_heads import rest
@@ -186,13 +186,13 @@ class OpenAI:
         if use is not None:
             write_cap(asked.path, asked.body, use.cap)
         call = EngineCall(
-            path=asked.path.encode(),
-            rewrite=asked.written_for,
+            asked,
+            tokens=use,
+            affinity=key_of(asked.body, asked.adapter),
             id=request.id,
             target=entry.target,
             method="",
             key_id=entry.caller.key_id,
-            body=asked.written_for(entry.target),
             accept=request.headers.get(b"accept", b""),
             deadline_s=request.deadline_s(),
             admission=use.admission if use is not None else None,
@@ -201,8 +201,6 @@ class OpenAI:
             choice=choice,
             extra_headers=choice.line if choice is not None else b"",
         )
-        call.tokens = use
-        call.affinity = key_of(asked.body, asked.adapter)
         call.began_ns, call.routed_ns = request.began_ns, request.routed_ns
         request.call = call
         self._tracer.begin(call, request.headers)

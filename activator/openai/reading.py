@@ -11,11 +11,17 @@ import json
 from typing import Any, Final, Protocol
 
 from activator.openai.asked import Asked
+from activator.openai.errors import error_of
 from activator.streaming import EventCutter
+from activator.upstream import Answer, UpstreamGone
+from pilotlight import errors
+from pilotlight.protocol import CONTENT_SSE
 
 TAIL_BYTES: Final = 64 * 1024
 """Of an answer that is too long to be held: its usage stands near its end."""
-_DONE: Final = b"data: [DONE]"
+DONE: Final = b"data: [DONE]\n\n"
+_DONE: Final = DONE.rstrip()
+_SSE: Final = CONTENT_SSE.encode()
 _ERROR: Final = b'data: {"error":'
 _DATA: Final = b"data: {"
 _END: Final = b"\n\n"
@@ -76,6 +82,14 @@ class StreamReading:
             return self._event(events, now_ns) if events else b""
         return b"".join(self._event(event + _END, now_ns) for event in events.split(_END) if event)
 
+    def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
+        """See `call.Reading`."""
+        if self.error is not None:
+            return status_of(self.error), json.dumps({"error": self.error}).encode()
+        if not self.is_done:
+            raise UpstreamGone("the engine ended its answer before its end", sent=True)
+        return status, body + DONE
+
     def _event(self, event: bytes, now_ns: int) -> bytes:
         if self.error is not None:
             return b""  # the caller was told that this is no whole answer
@@ -126,6 +140,69 @@ class StreamReading:
             self._counts.on_finish(text[at : text.find('"', at)])
 
 
+class WholeReading:
+    """Reads an answer that is no stream, when it is over: its usage stands near its end."""
+
+    __slots__ = ("_asked", "_counts", "_served", "_tail")
+
+    def __init__(self, counts: Counts, asked: Asked, served: str) -> None:
+        """`served`: what the engine calls the model; "" = not known."""
+        self._counts = counts
+        self._asked = asked
+        self._served = served
+        self._tail = b""
+
+    def __repr__(self) -> str:
+        return f"<WholeReading {len(self._tail)} bytes>"
+
+    def feed(self, data: bytes, now_ns: int) -> bytes:  # as the protocol says
+        """See `call.Reading`."""
+        self._tail = (self._tail + data)[-TAIL_BYTES:]
+        return data
+
+    def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
+        """See `call.Reading`."""
+        if status >= 400:
+            return status, as_error(body, status)
+        read_whole(body, self._counts)
+        if self._asked.model and self._served:
+            body = renamed(body, served=self._served, model=self._asked.model)
+        return status, body
+
+    def end(self) -> None:
+        """All of it has gone by, and nobody collected it."""
+        read_whole(self._tail, self._counts)
+
+
+class _Nobody:
+    """Who is told what an answer takes where nothing is counted."""
+
+    def on_piece(self, now_ns: int, n_tokens: int = 1) -> None:
+        """See Counts."""
+
+    def on_usage(self, prompt: int, completion: int, cached: int = 0, *, choice: int | None = None) -> None:
+        """See Counts."""
+
+    def on_finish(self, reason: str) -> None:
+        """See Counts."""
+
+
+NOBODY: Final = _Nobody()
+
+
+def reading_of(asked: Asked, counts: Counts | None, answer: Answer, *, served: str = "") -> StreamReading | WholeReading:
+    """What reads this answer. `served`: what its engine calls the model."""
+    if answer.header(b"content-type").startswith(_SSE):
+        return StreamReading(counts or NOBODY, asked)
+    return WholeReading(counts or NOBODY, asked, served)
+
+
+def status_of(error: dict[str, Any]) -> int:
+    """The status that an engine's error in the middle of a stream would have had."""
+    code = error.get("code")
+    return code if type(code) is int and 400 <= code < 600 else 500
+
+
 def _choice_of(text: str) -> int:
     at = text.find(_CHOICE)
     if at < 0:
@@ -172,3 +249,16 @@ def renamed(body: bytes, *, served: str, model: str) -> bytes:
     """A whole answer that names the model as its caller did; it stands before all that the model said."""
     mine, theirs = json.dumps(model, ensure_ascii=False).encode(), json.dumps(served, ensure_ascii=False).encode()
     return body.replace(b'"model":' + theirs, b'"model":' + mine, 1)
+
+
+def as_error(body: bytes, status: int) -> bytes:
+    """An engine's refusal in OpenAI's shape, which most are already."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        document = None
+    if isinstance(document, dict) and isinstance(document.get("error"), dict):
+        return body
+    told = document.get("message") or document.get("detail") if isinstance(document, dict) else body[:500].decode("utf-8", "replace")
+    error = errors.InvalidInput if status < 500 else errors.WorkerCrashed
+    return json.dumps(error_of(error(f"the engine answered {status}: {told}"))).encode()
