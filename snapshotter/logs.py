@@ -48,7 +48,7 @@ class LogQuery:
         """Whether a parsed line is wanted."""
         if self.since is not None and line["time"] < self.since:
             return False
-        return self.call_id is None or self.call_id in line["call"].split(",")
+        return self.call_id is None or self.call_id in (line["call"] or "").split(",")
 
 
 class Logs:
@@ -79,10 +79,10 @@ class Logs:
         try:
             with (self._directory / f"{name}.log").open("rb") as f:
                 f.seek(max(0, f.seek(0, 2) - _TAIL_BYTES))
-                lines = f.read().decode(errors="replace").rstrip("\n").split("\n")
+                text = f.read().decode(errors="replace").rstrip("\n")
         except FileNotFoundError:
             return []
-        return [line.split(" ", 3)[-1] for line in lines[-TAIL_LINES:]]
+        return [line.split(" ", 3)[-1] for line in text.split("\n")[-TAIL_LINES:]] if text else []
 
     async def read(self, query: LogQuery, *, until: Mapping[str, tuple[int, int]] | None = None) -> AsyncGenerator[Mapping[str, Any], None]:
         """Matching lines, oldest first; of a file named in `until` (inode, size) not beyond that size."""

@@ -39,3 +39,12 @@ async def test_what_is_no_name_of_an_instance_leads_nowhere(tmp_path: Path, name
     write(tmp_path / "elsewhere", "forged", MINE)
 
     assert await texts(logs, name.format(root=tmp_path)) == []
+
+
+async def test_the_tail_of_a_log_has_no_line_before_one_was_printed(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "logs")
+    assert await logs.tail("i-new") == []
+    write(tmp_path / "logs", "i-new", MINE)
+    assert await logs.tail("i-new") == ["text"]
+    (tmp_path / "logs/i-new.log").write_text("")
+    assert await logs.tail("i-new") == []
