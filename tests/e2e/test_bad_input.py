@@ -131,7 +131,7 @@ def test_a_revoked_key_is_refused_at_once(platform: PlatformUnderTest) -> None:
         headers = {"authorization": f"Bearer {made['secret']}"}
         wait_for(lambda: platform.post("faulty/area", {"width": 2}, headers=headers).status_code == 200, "the new key to be known")
         client.revoke_key(made["id"])
-    wait_for(lambda: platform.post("faulty/area", {"width": 2}, headers=headers).status_code == 401, "the key to be refused", timeout_s=2)
+    assert platform.post("faulty/area", {"width": 2}, headers=headers).status_code == 401
 
 
 def test_an_invoke_key_does_not_reach_the_control_plane(platform: PlatformUnderTest) -> None:

@@ -102,7 +102,7 @@ async def test_two_activators_never_spend_more_than_the_budget_though_one_is_kil
     await asyncio.sleep(1.0)  # whatever else is on its way
     assert spent(platform) <= AMOUNT
 
-    assert Decimal(shown(platform, budget["id"])["spent"]) == spent(platform)
+    wait_for(lambda: Decimal(shown(platform, budget["id"])["spent"]) == spent(platform), "the sum to be that of the ledger")
     set_budget(platform, AMOUNT * 2)
     assert await call(platform) == 200
     set_budget(platform, AMOUNT / 2)

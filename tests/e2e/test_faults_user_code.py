@@ -20,6 +20,11 @@ from pilotlight.sdk import session
 from pilotlight.sdk.handles import Function
 from tests.e2e.harness import APPS, PlatformUnderTest, wait_for
 
+SOON_S = 15.0
+"""For an answer that waits for nothing but a clock of 1 s, on a busy machine; the caller would wait for a minute."""
+BOOTED_S = 45.0
+"""For one that waits for a boot, which gives way to calls; a start may take 300 s."""
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 
@@ -122,14 +127,12 @@ def test_a_call_that_raised_is_in_the_ledger_once(platform: PlatformUnderTest) -
 def test_a_call_that_never_returns_ends_at_its_clock_and_a_second_caller_is_served_by_another_instance(platform: PlatformUnderTest) -> None:
     first = platform.result("faulty/stubborn", {"forever": False})
     with ThreadPoolExecutor(1) as pool:
-        began = time.monotonic()
         hanging = pool.submit(platform.post, "faulty/stubborn", {"forever": True})
         wait_for(lambda: platform.post("faulty/stubborn", {"forever": False}).text.strip('"') != first, "an answer beside the hanging call")
         second = platform.result("faulty/stubborn", {"forever": False})
         body = problem(hanging.result(), 504, "deadline-exceeded")
-        took_s = time.monotonic() - began
     assert body["clock"] == "execution"
-    assert 1.0 <= took_s < 3.0
+    assert 1.0 <= hanging.result().elapsed.total_seconds() < SOON_S
     assert second != first
     wait_for(lambda: first not in [i["id"] for i in platform.instances("faulty", "stubborn")], "the stuck instance to leave service")
     assert platform.result("faulty/stubborn", {"forever": False}) != first
@@ -141,7 +144,7 @@ def test_a_function_that_kills_its_process_is_answered_502_with_the_reason_and_r
     (before,) = [i["id"] for i in platform.instances("faulty", "suicide")]
     began = time.monotonic()
     body = problem(platform.post("faulty/suicide", {"die": True}), 502, "worker-crashed")
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < SOON_S
     assert body["reason"] == "killed"
     assert body["worker"] == before
     assert platform.result("faulty/suicide", {"die": False}) == "alive"
@@ -191,7 +194,7 @@ def test_a_missing_import_fails_the_call_at_once_and_names_the_module_with_the_l
     platform.deploy("incomplete.py")
     began = time.monotonic()
     answer = platform.post("incomplete/double", {"n": 1})
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < BOOTED_S
     body = problem(answer, 502, "start-failed")
     error, log_tail = body["error"], body["log_tail"]
     assert isinstance(error, dict)

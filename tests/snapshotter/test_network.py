@@ -195,7 +195,7 @@ def known_as(slot: Slot) -> str:
 
 async def vanished(name: str) -> bool:
     """The kernel ends namespaces in its own time."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while name in uplink.interfaces():
             await asyncio.sleep(0.01)
     return True

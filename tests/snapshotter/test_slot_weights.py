@@ -82,7 +82,7 @@ async def test_start_waits_for_what_is_on_its_way(home: AgentHome, client: Agent
 async def test_weights_that_do_not_come_in_time_are_named(home: AgentHome, client: AgentClient) -> None:
     home.weights.tier = Tier.ORIGIN
     with pytest.raises(StartTimeout) as e:
-        await begin(client, home.launch(weights=MOUNT, startup_timeout_s=0.5))
+        await begin(client, home.launch(weights=MOUNT, startup_timeout_s=2.0))
     assert e.value.detail["phase"] in ("weights", "boot")  # of its own boot, or of the one it waited for
     await until(lambda: home.weights.held == {})
 
