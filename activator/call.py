@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 from activator.batches import priority_lines
 from activator.billing.account import Ticket
@@ -162,6 +162,15 @@ class Call:
         if target.spec.engine is not None:
             raise errors.InvalidInput(f"{target.app}/{target.function} is a language model, and takes no arguments")
         return self.body
+
+    @property
+    def place(self) -> str:
+        """What of its function it calls: a method, or a path of an engine's."""
+        return self.method
+
+    def kept(self) -> dict[str, Any]:
+        """What a journal has to hold of it beside what it holds of every call."""
+        return {}
 
     def reading(self, answer: Answer) -> Reading | None:
         """What reads its answer as it goes by; None where nobody needs to."""

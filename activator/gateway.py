@@ -78,7 +78,7 @@ class Gateway:
         self._calls = calls
         self._reception = Reception(table=table, entrance=entrance, strangers=strangers)
         self._variations = Variations(
-            settings=settings, reception=self._reception, calls=calls, dispatcher=dispatcher, scaler=scaler, admit=self.admit
+            settings=settings, reception=self._reception, calls=calls, dispatcher=dispatcher, scaler=scaler, admit=self.admit_later
         )
         self.idempotency = Idempotency(
             idempotency or ProcessIdempotency(), reception=self._reception, ttl_s=settings.idempotency_ttl_s,
@@ -183,6 +183,9 @@ class Gateway:
     # -- the sentence -------------------------------------------------------------------------------------------------
     async def invoke(self, request: Request, entry: Entry, method: str) -> None:
         """`POST …:invoke`: call and wait for the answer."""
+        if entry.target.spec.engine is not None:
+            await self.openai.invoke(request, entry)
+            return
         admission = await entry.admit()
         try:
             call = await self.admit(request, entry, method, admission)
@@ -193,6 +196,12 @@ class Gateway:
 
     async def _finish(self, request: Request, step: Coroutine[Any, Any, Exchange]) -> None:
         await self._relay.answer(request, step)
+
+    async def admit_later(self, request: Request, entry: Entry, method: str) -> Call:
+        """`admit` of a call that counts as a request now, and among those that run at once when it runs."""
+        if entry.target.spec.engine is not None:
+            return await self.openai.admit_later(request, entry)
+        return await self.admit(request, entry, method, await entry.admit(holds=0))
 
     async def admit(self, request: Request, entry: Entry, method: str, admission: Admission | None) -> Call:
         """Read the body within its bounds and check the arguments, before anything is started or billed."""

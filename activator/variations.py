@@ -9,7 +9,7 @@ from activator import warmups
 from activator.calls import SubmittedCalls, function_of_put, id_under_key, is_under_key
 from activator.dispatch import Call, Dispatcher
 from activator.entry import Entry, split_function
-from activator.quotas.admission import Admission
+from activator.openai.call import kept_or_left
 from activator.reception import Reception
 from activator.request import Request
 from activator.scaler import Scaler
@@ -17,8 +17,8 @@ from activator.settings import ActivatorSettings
 from pilotlight import errors
 from pilotlight.types import Scope as KeyScope
 
-Admit = Callable[[Request, Entry, str, Admission | None], Awaitable[Call]]
-"""The gateway's: read a request's body and check its arguments."""
+AdmitLater = Callable[[Request, Entry, str], Awaitable[Call]]
+"""The gateway's: count a request, read its body and check its arguments."""
 
 
 class Variations:
@@ -32,7 +32,7 @@ class Variations:
         calls: SubmittedCalls,
         dispatcher: Dispatcher,
         scaler: Scaler,
-        admit: Admit,
+        admit: AdmitLater,
     ) -> None:
         self._settings = settings
         self._reception = reception
@@ -49,7 +49,8 @@ class Variations:
         if is_under_key(request) and await self._calls.put_elsewhere(request, entry.caller, id_under_key(request, entry.caller)):
             return
         call = await self._admit_later(request, entry, method)
-        await self._calls.submit(request, entry.caller, call)
+        with kept_or_left(call):
+            await self._calls.submit(request, entry.caller, call)
 
     async def put_call(self, request: Request, own_id: str) -> None:
         """`PUT /v1/calls/{id}?function=app/function`: submit under an id of the caller's, so that a repeat is the same call."""
@@ -60,13 +61,14 @@ class Variations:
         routed, method, tag = self._reception.routed(request, caller, function, owner)
         entry = self._reception.enter(request, caller, routed, tag)
         call = await self._admit_later(request, entry, method)
-        await self._calls.put(request, caller, call, own_id)
+        with kept_or_left(call):
+            await self._calls.put(request, caller, call, own_id)
 
     async def _admit_later(self, request: Request, entry: Entry, method: str) -> Call:
         """A call that counts as a request now, and among those that run at once when it runs."""
         if entry.caller.is_anonymous:
             raise errors.Unauthenticated("submitting a call needs an API key: without one nobody could ask for its result")
-        return await self._admit(request, entry, method, await entry.admit(holds=0))
+        return await self._admit(request, entry, method)
 
     async def warmup(self, request: Request, entry: Entry, method: str) -> None:
         """`POST …:warmup`: make the next start fast; counts as a request. Needs scope `deploy` of the function's own tenant.

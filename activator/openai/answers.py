@@ -19,7 +19,7 @@ from activator.heads import call_head, closed_head
 from activator.metrics import Metrics
 from activator.openai.asked import Asked
 from activator.openai.errors import error_event
-from activator.openai.reading import DONE, StreamReading, WholeReading, status_of
+from activator.openai.reading import DONE, NOBODY, StreamReading, WholeReading, status_of
 from activator.relay import WAITED_MS
 from activator.request import Request, header_list
 from activator.streaming import EventStream, early_head, end_event, stream_headers
@@ -177,9 +177,9 @@ class _Streamed:
 
 
 def _read(asked: Asked, use: TokenUse, exchange: Exchange) -> tuple[int, bytes]:
-    """Status and body of an answer that is here already, whoever gave it."""
+    """Status and body of an answer that is here already, whoever gave it: what no engine gave takes no tokens."""
     answer, target = exchange.answer, exchange.call.target
-    reading = WholeReading(use, asked, asked.adapter or target.spec.name)
+    reading = WholeReading(use if exchange.held is not None else NOBODY, asked, asked.adapter or target.spec.name)
     return reading.collected(answer.status, answer.body or b"")
 
 

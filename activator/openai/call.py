@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from activator.call import Call, Reading
-from activator.openai.asked import Asked
+from activator.openai.asked import Asked, parsed
 from activator.openai.reading import reading_of
 from activator.targets import Target
 from activator.tokens.use import TokenUse
@@ -18,7 +21,7 @@ class EngineCall(Call):
 
     Attributes:
         wanted: what its caller asks of the model.
-        is_kept: it was submitted, and whoever runs it ends its `tokens`.
+        is_kept: it was submitted, and is run until its end, which is that of its `tokens`, too.
     """
 
     __slots__ = ("affinity", "is_kept", "tokens", "wanted")
@@ -31,6 +34,11 @@ class EngineCall(Call):
         self.affinity: int | None = affinity
         self.is_kept = False
 
+    @property
+    def place(self) -> str:
+        """See Call."""
+        return self.wanted.path
+
     def body_for(self, target: Target) -> bytes:
         """See Call. Raises ModelNotFound, InvalidInput."""
         return self.wanted.written_for(target)
@@ -38,6 +46,10 @@ class EngineCall(Call):
     def reading(self, answer: Answer) -> Reading:
         """See Call."""
         return reading_of(self.wanted, self.tokens, answer, served=self.wanted.adapter or self.target.spec.name)
+
+    def kept(self) -> dict[str, Any]:
+        """What it needs beside an ordinary call's to be made again (`call_of_kept`)."""
+        return {"path": self.wanted.path, "adapter": self.wanted.adapter, "model": self.wanted.model}
 
     def request_head(self, execution_s: float) -> bytes:
         """The request to the engine, up to its body; its log and ours call it by one name."""
@@ -49,3 +61,20 @@ class EngineCall(Call):
                 b"\r\ncontent-length: ", b"%d" % len(self.body), b"\r\n\r\n",
             )
         )  # fmt: skip
+
+
+@contextmanager
+def kept_or_left(call: Call) -> Iterator[None]:
+    """Of a call that is submitted: what it holds of its quotas is given back unless somebody runs it; a repeat of one is not run."""
+    try:
+        yield
+    finally:
+        if isinstance(call, EngineCall) and not call.is_kept and call.tokens is not None:
+            call.tokens.leave()
+
+
+def call_of_kept(kept: Mapping[str, Any], body: bytes, **call: Any) -> EngineCall:
+    """A submitted call from a journal: its body is one that went, or was to go, to an engine. Its tokens were counted when it came."""
+    wanted = Asked(kept["path"], parsed(body))
+    wanted.adapter, wanted.model = kept["adapter"], kept["model"]
+    return EngineCall(wanted, tokens=TokenUse(estimated_in=0, max_out=0, began_ns=time.monotonic_ns()), **call)

@@ -17,7 +17,7 @@ from activator.entry import Entry, split_tenant
 from activator.metrics import Metrics
 from activator.openai import errors as shapes
 from activator.openai.answers import Answers
-from activator.openai.asked import PATHS, Asked, parsed
+from activator.openai.asked import PATHS, TASKS, Asked, parsed
 from activator.openai.call import EngineCall
 from activator.openai.models import Models, listed, served_by
 from activator.passthrough import Passthrough
@@ -151,6 +151,35 @@ class OpenAI:
         if target.spec.engine is not None and model in target.spec.engine.lora:
             return model
         raise self._models.unknown(request, entry.caller, split_tenant(request.path)[0], model)
+
+    # -- by the names of functions ------------------------------------------------------------------------------------------
+    async def invoke(self, request: Request, entry: Entry) -> None:
+        """`POST …:invoke` of an engine with `{"path", "body"}`: the same call by the function's own name. Raises what calls raise."""
+        await self._call(request, entry, self._wrapped(request, entry, await self._read(request, entry.body_bytes)))
+
+    async def admit_later(self, request: Request, entry: Entry) -> EngineCall:
+        """The same to be run later: it counts as a request now, and among those that run at once when it runs."""
+        asked = self._wrapped(request, entry, await self._read(request, entry.body_bytes))
+        asked.check(entry.target)
+        if not asked.counts:
+            raise errors.InvalidInput(f"path = {asked.path}: submitted can be {', '.join(TASKS)}", parameter="path")
+        use = await self._desk.enter(entry, asked.path, asked.body, began_ns=request.began_ns, holds=0)
+        try:
+            return self.call_of(request, entry, asked, use)
+        except BaseException:
+            use.leave()
+            raise
+
+    def _wrapped(self, request: Request, entry: Entry, data: bytes) -> Asked:
+        """What a body `{"path", "body"}` asks for. Raises InvalidInput, ModelNotFound."""
+        given = parsed(data)
+        path, body = given.get("path"), given.get("body")
+        if path not in PATHS or not isinstance(body, dict) or set(given) != {"path", "body"}:
+            hint = f'write {{"path": "{CHAT}", "body": {{…}}}}; paths are {", ".join(sorted(PATHS))}'
+            raise errors.InvalidInput(f"{entry.target.app}/{entry.target.function} is a language model: {hint}", parameter="path")
+        asked = Asked(path, body)
+        asked.adapter = self._adapter_in(request, entry, asked.model)
+        return asked
 
     # -- the sentence -----------------------------------------------------------------------------------------------------
     async def _call(self, request: Request, entry: Entry, asked: Asked) -> None:

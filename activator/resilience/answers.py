@@ -79,4 +79,4 @@ def _bare(answer: Answer) -> Answer:
 def _key(call: Call) -> Key:
     target = call.target
     arguments = hashlib.blake2b(call.body, digest_size=16).digest()
-    return (target.function_id, call.method, call.caller or target.tenant, call.content_type, call.accept, arguments)
+    return (target.function_id, call.place, call.caller or target.tenant, call.content_type, call.accept, arguments)
