@@ -141,7 +141,7 @@ class EngineThrottler(Throttler):
         """See Throttler."""
         now = self._clock()
         health = self.health
-        if self._line.places or (health is not None and not health.breaker.admits(now)):
+        if self._line.places or (health is not None and not health.breaker.admits(now)) or not self._has_stream():
             return None
         instance = self._choose(now, affinity)
         if instance is None:
@@ -154,7 +154,7 @@ class EngineThrottler(Throttler):
         return Reservation(self, instance, WARM, 0.0)
 
     def _hand_out(self, now: float, fresh: Instance | None = None, start_ms: float = 0.0) -> None:
-        while self._line.places:
+        while self._line.places and self._has_stream():
             if not any(instance.has_slot(now) for instance in self.instances.values()):
                 self._look_again_when_unblocked(now)
                 return
@@ -164,6 +164,14 @@ class EngineThrottler(Throttler):
             instance = fresh if fresh is not None and fresh.has_slot(now) else self._choose(now, waiter.affinity)
             assert instance is not None  # one has a slot
             self._give(waiter, instance, now, start_ms if instance is fresh else None)
+
+    def _has_stream(self) -> bool:
+        """Whether one more call may run beside the others (`TokenLimits.max_streams`); of several activators each has its part."""
+        limits = self.target.spec.limits
+        if limits is None or limits.max_streams is None:
+            return True
+        most = limits.max_streams if self._allowance is None else max(1, self._allowance.share(limits.max_streams))
+        return self.in_flight < most
 
     def _choose(self, now: float, affinity: int | None) -> Instance | None:
         """An instance with a free slot: of those that are kept before any other."""

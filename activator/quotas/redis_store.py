@@ -175,7 +175,7 @@ class RedisQuotas:
             return await answer  # what was granted is held already: the pump counts in the order of the answers
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and (became := answer.result()) is not None and not became[0]:
-                self.give_back(gate, 0, holds, 0)
+                self.give_back(gate, 0, holds, tokens)
             raise
 
     def take_alone(self, gate: RedisGate, rules: Rules, requests: int, holds: int, tokens: int) -> Refusal | None:

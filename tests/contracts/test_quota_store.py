@@ -220,6 +220,41 @@ async def test_a_call_larger_than_a_minutes_worth_takes_all_of_it(stores: Stores
     assert (await refused(gate, tokens=1)).retry_after_s == pytest.approx(1.0, abs=0.01)
 
 
+async def test_of_a_call_larger_than_a_minutes_worth_what_it_did_not_use_comes_back(stores: Stores) -> None:
+    gate = stores.gate(rule(tokens_per_min=60))
+    (await enter(gate, tokens=5000)).settle_tokens(20)
+    await enter(gate, tokens=40)
+    await refused(gate, tokens=1)
+
+
+async def test_what_is_owed_is_one_minutes_worth_at_most(stores: Stores) -> None:
+    gate = stores.gate(rule(tokens_per_min=60))
+    (await enter(gate, tokens=10)).settle_tokens(1_000_000)
+    assert (await refused(gate, tokens=1)).retry_after_s == pytest.approx(61.0, abs=0.01)
+
+
+async def test_who_left_before_it_was_let_in_reserved_no_tokens(stores: Stores) -> None:
+    gate = stores.gate(rule(tokens_per_min=60))
+    leaving = asyncio.create_task(gate.take(0, 0, 60))
+    await asyncio.sleep(0)
+    if leaving.done():  # it never waits in a process
+        gate.give_back(0, 0, 60)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    await stores.tell()
+    await enter(gate, tokens=60)
+
+
+async def test_a_tenants_streams_are_refused_by_their_own_name(stores: Stores) -> None:
+    gate = stores.gate(rule("streams", "t-1/main/shop/hello@t-2", concurrent=1))
+    stream = await enter(gate)
+    error = await refused(gate)
+    assert error.detail == {"quota": "max_streams_per_tenant", "of": "streams", "limit": 1}
+    assert "max_streams_per_tenant" in str(error)
+    stream.release()
+    await enter(gate)
+
+
 async def test_a_clock_that_steps_back_neither_gives_nor_takes(stores: Stores) -> None:
     gate = stores.gate(rule(requests_per_s=1, burst=2))
     await enter(gate)

@@ -25,7 +25,8 @@ def model(
     return spec_of(
         name, kind=FunctionKind.ENGINE, methods=(MethodSpec(),), scaling=scaling,
         weights=(WeightsSpec(name="model", manifest="m" * 64),),
-        engine=EngineSpec(model="model", max_model_len=max_model_len, max_num_seqs=scaling.max_inputs, task=task), limits=TokenLimits(**limits),
+        engine=EngineSpec(model="model", max_model_len=max_model_len, max_num_seqs=scaling.max_inputs, task=task),
+        limits=TokenLimits(**limits),
     )  # fmt: skip
 
 

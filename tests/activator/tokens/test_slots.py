@@ -10,16 +10,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from activator.admission import ProcessQueue
 from activator.billing.books import Books
+from activator.engines.throttler import EngineThrottler
 from activator.fairness.queue import FairQueue
 from activator.fairness.rank import Rank
 from activator.metrics import Metrics
 from activator.reservation import Reservation
-from activator.throttler import Throttler
 from activator.tokens.use import TokenUse
 from pilotlight import errors
 from pilotlight.spec import Scaling
@@ -67,7 +68,7 @@ def test_a_heavier_tenant_gets_more_tokens() -> None:
 class Engine:
     """A throttler with one instance, whose calls take as long as their answers are, on a clock that jumps from event to event."""
 
-    throttler: Throttler
+    throttler: EngineThrottler
     clock: ManualClock
     ends: list[tuple[float, int, Reservation]] = field(default_factory=list)
     waits_s: dict[str, list[float]] = field(default_factory=dict)
@@ -102,14 +103,14 @@ async def _turns() -> None:
 
 
 @asynccontextmanager
-async def engine_of(*, max_queued: int = 2000) -> AsyncIterator[Engine]:
+async def engine_of(*, max_queued: int = 2000, **limits: Any) -> AsyncIterator[Engine]:
     scaling = Scaling(max_instances=1, max_inputs=SLOTS, max_queued=max_queued)
     clock = ManualClock()
     with tempfile.TemporaryDirectory(prefix="pl") as directory:
         books = Books(directory=Path(directory) / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger())
-        throttler = Throttler(
-            target_of(model(scaling=scaling)), fleet=BareFleet(Path(directory)), queue=ProcessQueue(10_000), secret_env=lambda _: {},
-            observer=Metrics(), account=books.account, clock=clock,
+        throttler = EngineThrottler(
+            target_of(model(scaling=scaling, **limits)), fleet=BareFleet(Path(directory)), queue=ProcessQueue(10_000),
+            secret_env=lambda _: {}, observer=Metrics(), account=books.account, clock=clock,
         )  # fmt: skip
         engine = Engine(throttler, clock)
         try:
@@ -152,6 +153,16 @@ async def test_an_engine_gets_no_more_calls_than_it_has_slots() -> None:
             engine.call("a", 10)
         await _turns()
         assert (engine.throttler.in_flight, engine.throttler.waiting) == (SLOTS, 5)
+
+
+async def test_a_function_runs_no_more_calls_at_once_than_it_says_and_the_others_wait() -> None:
+    async with engine_of(max_streams=3) as engine:
+        for _ in range(8):
+            engine.call("a", 10)
+        await _turns()
+        assert (engine.throttler.in_flight, engine.throttler.waiting) == (3, 5)
+        await engine.go_until(engine.clock() + 5)
+        assert (len(engine.waits_s["a"]), engine.throttler.in_flight) == (8, 0)
 
 
 async def test_a_thousand_streams_wait_and_each_is_served_once() -> None:
