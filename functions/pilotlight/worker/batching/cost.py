@@ -16,6 +16,9 @@ MIN_SPREAD = 0.05
 MAX_SURPRISE = 4.0
 """A batch counts as at most so many times what was expected of it: one that was held up by something else must not look like the rule."""
 
+MIN_WEIGHT = 5.0
+"""Batches before which nothing is a surprise."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
@@ -43,7 +46,7 @@ class Cost:
 
     def note(self, size: int, seconds: float) -> None:
         """A batch of `size` took `seconds`."""
-        if self.line is not None:
+        if self.line is not None and self._slope_s is not None and self._weight > MIN_WEIGHT:
             seconds = min(seconds, MAX_SURPRISE * max(self.line.seconds(size), 1e-6))
         self._weight = self._weight * DECAY + 1
         self._n = self._n * DECAY + size

@@ -14,7 +14,7 @@ import asyncio
 import contextvars
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pilotlight.policies import BatchPolicy
@@ -132,12 +132,15 @@ class Running:
 class Gathering:
     """Gathers the calls of an instance's batched methods. Owned by the event loop: no lock."""
 
-    def __init__(self, methods: Mapping[str, Method], *, max_inputs: int, threads: CallThreads) -> None:
+    def __init__(
+        self, methods: Mapping[str, Method], *, max_inputs: int, threads: CallThreads, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._methods = {name: Batched(method, method.batch) for name, method in methods.items() if method.batch is not None}
         largest = max((batched.policy.max_batch_size for batched in self._methods.values()), default=1)
         self._lanes = max(1, max_inputs // largest - 1)
         self._max_inputs = max_inputs
         self._threads = threads
+        self._clock = clock
         self._groups: dict[Kind, Group] = {}
         self._running: set[Running] = set()
         self._known: OrderedDict[Kind, Patience] = OrderedDict()
@@ -153,7 +156,7 @@ class Gathering:
         """What a call gets out of a batch. Cancelled, it leaves: at once, or when the batch that it was the last of has ended."""
         batched = self._methods[name]
         values = batched.lists.values(args, kwargs)
-        now = time.monotonic()
+        now = self._clock()
         member = Member(
             call=call, kind=kind_of(name, batched.policy, values, priority), values=values, came_at=now, free_s=self._free_clock(now),
             context=contextvars.copy_context(), future=asyncio.get_running_loop().create_future(),
@@ -223,7 +226,7 @@ class Gathering:
     def _look(self) -> None:
         """Let go what is due, and come back when the next one may be."""
         self._arm(None)
-        now = time.monotonic()
+        now = self._clock()
         while self._is_free and self._groups:
             again_at = float("inf")
             due: list[tuple[Group, Reason]] = []
@@ -267,7 +270,7 @@ class Gathering:
                     member.future.set_exception(RuntimeError(f"the batch ended without an answer: {e!r}"))
             raise
         finally:
-            now = time.monotonic()
+            now = self._clock()
             was_free = self._is_free
             self._running.discard(running)
             if not was_free:
@@ -281,9 +284,9 @@ class Gathering:
         spans = BatchSpans([member.call.spans for member in members])
         context = contextvars.copy_context()
         context.run(enter, members, spans)
-        began = time.monotonic()
+        began = self._clock()
         ok, value = await running.body.run([member.values for member in members], context)
-        compute_s = time.monotonic() - began
+        compute_s = self._clock() - began
         spans.finish(size=len(members), reason=release.reason.value, members=",".join(member.call.id for member in members))
         for member in members:
             member.call.spans.share(spans)
@@ -306,10 +309,10 @@ class Gathering:
         """Each of them alone, once: whose fault it was fails, the others do not."""
         for member in release.members:
             if member.is_there:
-                began = time.monotonic()
+                began = self._clock()
                 ok, value = await running.body.run([member.values], member.context)
                 if member.is_there:
                     result = value[0] if ok else value
                     is_ok = ok and not isinstance(result, Exception)
-                    line = release.line(member, size=1, compute_s=time.monotonic() - began, reason=Reason.RETRIED, is_first=True)
+                    line = release.line(member, size=1, compute_s=self._clock() - began, reason=Reason.RETRIED, is_first=True)
                     member.future.set_result(Share(ok=is_ok, value=result, line=line))
