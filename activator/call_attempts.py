@@ -167,7 +167,7 @@ class CallAttempts:
     async def _go(self, held: Held, call: Call) -> tuple[Exchange, int, bytes]:
         try:
             exchange = await self._begin(held, call)
-            return exchange, *await collect(exchange, self._max_result_bytes)
+            return exchange, *await collect(exchange, self._max_result_bytes, held)
         finally:
             _release(call)
 

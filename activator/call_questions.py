@@ -10,12 +10,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
 
-from activator.call_records import event, is_theirs, own_call_id, receipt, unknown, wait_s
+from activator.call_records import is_theirs, own_call_id, receipt, unknown, wait_s
+from activator.call_streams import FINAL, CallReader, call_stream_headers, position_of
 from activator.callers import Caller
 from activator.control import ControlPlane
-from activator.held import FINAL, Held, HeldCalls
-from activator.request import Headers, Request
+from activator.held import Held, HeldCalls
+from activator.request import Request
 from activator.siblings import PASSED_ON, Siblings
+from activator.streaming import EventStream
 from pilotlight import errors
 
 
@@ -23,9 +25,16 @@ class CallQuestions:
     """See the module."""
 
     def __init__(
-        self, held: HeldCalls, *, control: ControlPlane, siblings: Siblings | None, cancel: Callable[[Held], Awaitable[None]]
+        self,
+        held: HeldCalls,
+        *,
+        control: ControlPlane,
+        siblings: Siblings | None,
+        cancel: Callable[[Held], Awaitable[None]],
+        heartbeat_s: float,
     ) -> None:
-        """`cancel` ends a call that is held here."""
+        """`cancel` ends a call that is held here. `heartbeat_s`: longest silence of a stream."""
+        self._heartbeat_s = heartbeat_s
         self._held = held
         self._control = control
         self._siblings = siblings
@@ -106,16 +115,21 @@ class CallQuestions:
         await request.respond_json(200, receipt(held.record))
 
     async def _stream(self, request: Request, caller: Caller, call_id: str) -> None:
-        """Server-sent events: `state` at each change, `result` at the end."""
-        held = self._mine(caller, call_id)
-        headers: Headers = [
-            (b"content-type", b"text/event-stream"),
-            (b"cache-control", b"no-store"),
-            (b"x-request-id", request.id.encode()),
-        ]
-        await request.start(200, headers)
-        while held.record.state not in FINAL:
-            changed = held.changed
-            await request.chunk(event("state", {"id": held.record.id, "state": held.record.state, "attempt": held.record.attempt}))
-            await changed.wait()
-        await request.chunk(event("result", held.record.to_json()), more=False)
+        """Server-sent events of what it does (`call_streams`), from where the reader was. Raises NotFound, InvalidInput, Unavailable."""
+        position = position_of(request)
+        held = self._held.of(caller, call_id)
+        record: dict[str, Any] | None = None
+        if held is None:
+            record = await self.find(request, caller, call_id) or await self.find(request, caller, own_call_id(caller.tenant, call_id))
+            if record is None:
+                raise unknown(call_id)
+            if record["state"] not in FINAL:
+                raise errors.Unavailable(f"the activator that runs call {call_id} is being restarted: ask again", retry_after_s=1)
+        headers = call_stream_headers(request)
+        async with EventStream(request, every_s=self._heartbeat_s, head=lambda: headers) as stream:
+            await stream.begin(headers)
+            reader = CallReader(stream, position)
+            if held is not None:
+                await reader.follow(held)
+            elif record is not None:
+                await reader.finish(record)

@@ -6,19 +6,27 @@ import asyncio
 import base64
 import hashlib
 import json
+import time
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
+from activator.call import Reading
+from activator.call_streams import StreamLog
 from activator.callers import Caller
 from activator.dispatch import Call, Exchange
 from activator.request import Request
+from activator.upstream import UpstreamGone
 from pilotlight import errors
-from pilotlight.protocol import CONTENT_PROBLEM, CallRecord, KeyRecord, problem
+from pilotlight.protocol import CONTENT_PROBLEM, HEADER_FINISH, CallRecord, KeyRecord, problem
 from pilotlight.types import Scope
+
+if TYPE_CHECKING:
+    from activator.held import Held
 
 SCHEDULER = "scheduler"
 """Stands for the key of calls that are due: in the journal, and in usage records."""
+_FINISH = HEADER_FINISH.encode()
 MAX_WAIT_S = 60.0
 """Longest time that a poll may be held open."""
 
@@ -28,31 +36,51 @@ def own_call_id(tenant: str, own_id: str) -> str:
     return "req-" + hashlib.sha256(f"{tenant}\0{own_id}".encode()).hexdigest()[:32]
 
 
-async def collect(exchange: Exchange, limit_bytes: int) -> tuple[int, bytes]:
-    """A worker's whole answer, also of a generator. Raises TooLarge, UpstreamGone."""
+async def collect(exchange: Exchange, limit_bytes: int, held: Held | None = None) -> tuple[int, bytes]:
+    """A worker's whole answer, also of a generator, and its status: 500 where a generator raised. `held` tells its readers as it comes.
+
+    Raises TooLarge, UpstreamGone, DeadlineExceeded.
+    """
     answer = exchange.answer
-    status, outcome, body = 502, "error", b""
+    reading = exchange.call.reading(answer)
+    status, outcome, body, finish = 502, "error", b"", "" if answer.body is not None else "error"
     try:
-        if answer.body is not None:
-            body = answer.body
-        else:
-            parts: list[bytes] = []
-            size = 0
-            async for chunk in answer.chunks():
-                size += len(chunk)
-                if size > limit_bytes:
-                    raise errors.TooLarge(
-                        f"the result is larger than {limit_bytes} bytes: store it and return where", limit_bytes=limit_bytes
-                    )
-                parts.append(chunk)
-            body = b"".join(parts)
-        status, outcome = answer.status, "ok" if answer.status < 400 else "error"
+        body = answer.body if answer.body is not None else await _collect_stream(exchange, limit_bytes, held, reading)
+        is_raised = answer.header(_FINISH) == b"error"
+        status = 500 if is_raised else answer.status
+        if reading is not None:
+            status, body = reading.collected(status, body)
+        outcome = "ok" if status < 400 else "error"
+        finish = "stop" if finish and status < 400 else finish
         return status, body
+    except UpstreamGone:
+        if exchange.cut_by is not None:
+            raise exchange.cut_by from None
+        raise
+    except errors.TooLarge:
+        finish = "length"
+        raise
     except asyncio.CancelledError:
-        status, outcome = 499, "cancelled"
+        status, outcome, finish = 499, "cancelled", "cancelled" if finish else ""
         raise
     finally:
-        exchange.close(status=status, outcome=outcome, bytes_out=len(body))
+        size = len(body) or exchange.bytes_out
+        exchange.close(status=status, outcome=outcome, bytes_out=size, finish=finish, is_own_word=status == 500)
+
+
+async def _collect_stream(exchange: Exchange, limit_bytes: int, held: Held | None, reading: Reading | None) -> bytes:
+    answer = exchange.answer
+    content_type = answer.header(b"content-type").decode("latin-1")
+    log = held.begin_log(exchange.call.attempt, content_type) if held is not None and answer.status < 400 else StreamLog(0, "")
+    async for given in answer.chunks():
+        chunk = given if reading is None else reading.feed(given, time.monotonic_ns())
+        exchange.bytes_out += len(chunk)
+        if exchange.bytes_out > limit_bytes:
+            raise errors.TooLarge(f"the result is larger than {limit_bytes} bytes: store it and return where", limit_bytes=limit_bytes)
+        log.chunks.append(chunk)
+        if held is not None:
+            held.wake()
+    return b"".join(log.chunks)
 
 
 def queued(caller: Caller, call: Call, *, fingerprint: str, webhook: str) -> CallRecord:
@@ -89,6 +117,7 @@ def payload(record: CallRecord, call: Call) -> dict[str, Any]:
         "content_type": call.content_type.decode("latin-1"),
         "accept": call.accept.decode("latin-1"),
         "body": base64.b64encode(call.body).decode(),
+        **call.kept(),
     }
 
 
@@ -101,7 +130,7 @@ def answered(record: CallRecord, exchange: Exchange, status: int, body: bytes) -
         status=status,
         content_type=answer.header(b"content-type").decode("latin-1"),
         result=base64.b64encode(body).decode(),
-        outcome=answer.header(b"pilotlight-outcome").decode("latin-1"),
+        outcome=answer.header(b"pilotlight-outcome").decode("latin-1") if status == answer.status else "raised",
         revision=call.target.revision,
         start_kind=call.start_kind.value,
         queued_ms=int(call.queued_ms),
@@ -132,11 +161,6 @@ def receipt(record: CallRecord) -> dict[str, Any]:
 def receipt_of(record: dict[str, Any]) -> dict[str, Any]:
     """The same, of a record as JSON."""
     return {"id": record["id"], "state": record["state"], "url": f"/v1/calls/{record['id']}"}
-
-
-def event(name: str, body: dict[str, Any]) -> bytes:
-    """One server-sent event (WHATWG HTML §9.2)."""
-    return f"event: {name}\ndata: {json.dumps(body)}\n\n".encode()
 
 
 def unknown(call_id: str) -> errors.NotFound:

@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 
 from activator.billing.journal import Journal
-from activator.held import FINAL, HeldCalls
+from activator.call_streams import FINAL
+from activator.held import HeldCalls
 from activator.neighbours import over_socket
 from pilotlight.protocol import CALLS_PATH, HEADER_PLATFORM_TOKEN, CallRecord
 

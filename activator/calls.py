@@ -21,6 +21,7 @@ import logging
 import time
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -31,13 +32,15 @@ from activator.call_attempts import CallAttempts
 from activator.call_questions import CallQuestions
 from activator.call_records import SCHEDULER, failed, is_dead, own_call_id, payload, queued, receipt_of, scheduler
 from activator.call_results import CallResults
+from activator.call_streams import FINAL
 from activator.callers import ANONYMOUS, Caller
 from activator.choice import Choice
 from activator.control import ControlPlane
 from activator.dispatch import Call, Dispatcher
 from activator.entry import Entrance
-from activator.held import FINAL, Held, HeldCalls
+from activator.held import Held, HeldCalls
 from activator.metrics import Metrics
+from activator.openai.call import EngineCall, call_of_kept
 from activator.quotas.admission import Admission
 from activator.request import Request
 from activator.routes import RouteTable, Target
@@ -89,7 +92,9 @@ class SubmittedCalls:
             admission=self._admission, tracer=tracer,
         )  # fmt: skip
         self._results = CallResults(self._held, journal=books.journal, controller=controller, token=token)
-        self._questions = CallQuestions(self._held, control=control, siblings=siblings, cancel=self._cancel)
+        self._questions = CallQuestions(
+            self._held, control=control, siblings=siblings, cancel=self._cancel, heartbeat_s=settings.heartbeat_s
+        )
         self.answer = self._questions.answer
 
     def __repr__(self) -> str:
@@ -123,6 +128,8 @@ class SubmittedCalls:
             self._held.drop(call.id)
             raise
         held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id}")
+        if isinstance(call, EngineCall):
+            call.is_kept = True
         self._held.note(held, record)
         return record
 
@@ -154,7 +161,12 @@ class SubmittedCalls:
     # -- running ------------------------------------------------------------------------------------------------------
     async def _run(self, held: Held, call: Call) -> None:
         held.target = call.target
-        self._finish(held, await self._attempts.run(held, call), ttl_s=call.target.spec.clocks.result_ttl_s)
+        try:
+            record = await self._attempts.run(held, call)
+        finally:
+            if call.tokens is not None:
+                call.tokens.leave()
+        self._finish(held, record, ttl_s=call.target.spec.clocks.result_ttl_s)
 
     def _finish(self, held: Held, record: CallRecord, *, ttl_s: float = 0.0) -> None:
         now = time.time()
@@ -227,8 +239,9 @@ class SubmittedCalls:
         choice = _choice_of(record, target)
         entry = self._entrance.entry(self._caller(kept["key"], owner), target)
         deadline_at = kept.get("deadline_at")
-        call = Call(
-            id=record.id, target=target, method=record.method, key_id=kept["key"], body=base64.b64decode(kept["body"]),
+        make = partial(call_of_kept, kept) if "path" in kept else Call
+        call = make(
+            body=base64.b64decode(kept["body"]), id=record.id, target=target, method=record.method, key_id=kept["key"],
             content_type=kept["content_type"].encode(), accept=kept["accept"].encode(), rank=entry.ranks[None],
             caller="" if record.tenant == owner else record.tenant,
             deadline_s=None if deadline_at is None else max(0.001, deadline_at - time.time()),

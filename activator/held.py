@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from activator.call_records import is_theirs, own_call_id
+from activator.call_streams import FINAL, StreamLog
 from activator.callers import Caller
 from activator.targets import Target
 from pilotlight.protocol import CallRecord
-
-FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
-"""States that a call does not leave, but for a dead letter that is sent again."""
 
 
 class Held:
@@ -18,12 +16,13 @@ class Held:
 
     Attributes:
         task: what runs it; None = it waits to be begun, or has ended.
-        changed: set at the next change of `record`.
+        changed: set at the next change of `record`, and when more of its result is there.
         give_up_at: wall clock after which it is not tried again.
         target: what it calls, once it was begun.
+        log: what its attempt that runs, or ran last, has streamed; None = nothing, or it has ended.
     """
 
-    __slots__ = ("changed", "give_up_at", "record", "target", "task")
+    __slots__ = ("changed", "give_up_at", "log", "record", "target", "task")
 
     def __init__(self, record: CallRecord) -> None:
         self.record = record
@@ -31,6 +30,18 @@ class Held:
         self.changed = asyncio.Event()
         self.give_up_at = record.expires_at
         self.target: Target | None = None
+        self.log: StreamLog | None = None
+
+    def wake(self) -> None:
+        """Whoever waits for `changed` looks again."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def begin_log(self, attempt: int, content_type: str) -> StreamLog:
+        """An attempt's answer streams."""
+        self.log = StreamLog(attempt, content_type)
+        self.wake()
+        return self.log
 
     def __repr__(self) -> str:
         return f"<Held {self.record.id} {self.record.state}>"
@@ -74,8 +85,9 @@ class HeldCalls:
     def note(self, held: Held, record: CallRecord) -> None:
         """A call changed: whoever waits for it is woken, and the controller will be told."""
         held.record = record
-        held.changed.set()
-        held.changed = asyncio.Event()
+        if record.state in FINAL:
+            held.log = None  # its result has all of it
+        held.wake()
         self.unsent[record.id] = record
         self.news.set()
 

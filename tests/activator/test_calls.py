@@ -124,7 +124,7 @@ async def test_a_stream_of_a_call_tells_each_state_and_ends_with_the_result(edge
     events = [part.split("\n")[0] for part in (await task).text.strip().split("\n\n")]
 
     assert events[0] == "event: state"
-    assert events[-1] == "event: result"
+    assert events[-2:] == ["event: result", "event: end"]
 
 
 async def test_a_submitted_call_waits_out_a_lack_of_capacity(edge: Edge, controller: FakeController) -> None:
