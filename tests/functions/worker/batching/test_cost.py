@@ -40,7 +40,10 @@ def test_noise_is_averaged_out() -> None:
 
 
 def test_equal_sizes_alone_are_taken_for_fixed_cost() -> None:
-    assert fitted([4] * 10, per_item_s=0.001, fixed_s=0.02) == Line(per_item_s=0.0, fixed_s=pytest.approx(0.024))
+    line = fitted([4] * 10, per_item_s=0.001, fixed_s=0.02)
+
+    assert line.per_item_s == 0
+    assert line.fixed_s == pytest.approx(0.024)
 
 
 def test_the_slope_that_was_known_stays_while_sizes_do_not_vary() -> None:
