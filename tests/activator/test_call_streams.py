@@ -319,7 +319,8 @@ async def test_a_stream_survives_the_end_of_its_activator_as_its_next_attempt(sh
     """The items of the attempt that was cut off are gone with it; the next activator's attempt is read by the same call id."""
     controller = await FakeController(short_tmp / "controller.sock").start()
     settings, ids = ActivatorSettings(), []
-    for life, pieces in enumerate(([b"0\n"], [b"0\n", b"1\n", None])):
+    lives: list[list[bytes | None]] = [[b"0\n"], [b"0\n", b"1\n", None]]
+    for life, pieces in enumerate(lives):
         worker = Released()
         worker.put(*pieces)
         edge = Edge(short_tmp, settings, worker)

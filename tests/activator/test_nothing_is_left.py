@@ -121,9 +121,8 @@ async def one(edge: Edge, rng: random.Random, seen: Counter[str]) -> None:
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_nothing_is_left_of_calls_that_end_in_any_way(edge: Edge, behaviour: Moody, controller: FakeController, seed: int) -> None:
     behaviour.edge, behaviour.random = edge, random.Random(seed)
-    edge.gateway.warm.shadows = shadows = Shadows(
-        throttler_of=edge.scaler.throttler_of, observer=edge.metrics.observer, is_crowded=lambda: False
-    )
+    shadows = Shadows(throttler_of=edge.scaler.throttler_of, observer=edge.metrics.observer, is_crowded=lambda: False)
+    edge.gateway.copy_calls(shadows)
     deploy(edge)
     rng, seen = random.Random(seed), Counter[str]()
     submitted = [await edge.call("shop/hello:submit", json={"x": 2}) for _ in range(8)]

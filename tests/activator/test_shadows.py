@@ -55,7 +55,7 @@ class World:
         self.shadows = Shadows(
             throttler_of=edge.scaler.throttler_of, observer=self.seen, is_crowded=lambda: self.is_crowded, draw=lambda: 0.0
         )
-        edge.gateway.warm.shadows = self.shadows
+        edge.gateway.copy_calls(self.shadows)
 
     def deploy(self, **shadow: Any) -> None:
         members = {"percent": 100.0, "max_compute": 1.0, **shadow}
