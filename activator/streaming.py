@@ -52,7 +52,7 @@ class EventCutter:
         if self._held:
             data = self._held + data
         end = data.rfind(_END) + 2
-        if end == len(data):
+        if end == len(data) > 1:
             self._held, self.is_inside = b"", False
             return data
         out, rest = (data[:end], data[end:]) if end > 1 else (b"", data)
