@@ -220,7 +220,7 @@ def batched(
         policy = BatchPolicy(
             max_batch_size=max_batch_size, wait_ms=float(wait_ms), buckets=tuple(buckets), adaptive=adaptive, retry_alone=retry_alone
         )
-    except TypeError as e:
+    except (TypeError, ValueError) as e:
         raise InvalidInput(f"batched: max_batch_size, wait_ms and buckets are numbers: {e}") from e
     options = {**dataclasses.asdict(policy), "buckets": list(policy.buckets)}
 
