@@ -15,6 +15,7 @@ from snapshotter.instances import Instance, Instances
 from snapshotter.ladder import Ladder
 from snapshotter.launch import ImageStore
 from snapshotter.logs import LogQuery, Logs
+from snapshotter.sleepers import Sleepers
 from snapshotter.slots import SlotLost
 from snapshotter.snapshots.desk import Snapshots
 from snapshotter.starts import Request
@@ -43,6 +44,7 @@ class Agent:
     ) -> None:
         self._ladder = ladder
         self._instances = instances
+        self._sleepers = Sleepers(instances)
         self._templates = templates
         self._images = images
         self._logs = logs
@@ -59,6 +61,8 @@ class Agent:
             "start": self._start,
             "prepare": self._prepare,
             "stop": self._stop,
+            "sleep": self._sleep,
+            "wake": self._wake,
             "adopt": self._adopt,
             "instances": self._list_instances,
             "templates": self._list_templates,
@@ -92,9 +96,15 @@ class Agent:
         await self._ladder.stop(InstanceId(args["instance_id"]), float(args["grace_s"]))
         return {}
 
+    async def _sleep(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        return self._sleepers.sleep(InstanceId(args["instance_id"])).to_json()
+
+    async def _wake(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        return self._sleepers.wake(InstanceId(args["instance_id"])).to_json()
+
     async def _adopt(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
-        ready = [i.info for i in self._instances if i.info.state is InstanceState.READY]
-        return {"instances": [info.to_json() for info in ready if info.lessee == args["lessee"]]}
+        there = [i.info for i in self._instances if i.info.state in (InstanceState.READY, InstanceState.ASLEEP)]
+        return {"instances": [info.to_json() for info in there if info.lessee == args["lessee"]]}
 
     async def _list_instances(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
         return {"instances": [info.to_json() for info in self._instances.matching(args["labels"])]}

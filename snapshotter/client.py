@@ -61,8 +61,16 @@ class AgentClient:
         """Run exit hooks, SIGTERM, and SIGKILL after `grace_s`; returns when the process is gone. Idempotent."""
         await self._call("stop", {"instance_id": instance_id, "grace_s": grace_s})
 
+    async def sleep(self, instance_id: InstanceId) -> InstanceInfo:
+        """Have every process of a ready instance stand still; its memory stays. Idempotent. Raises InstanceUnknown."""
+        return InstanceInfo.from_json(await self._call("sleep", {"instance_id": instance_id}))
+
+    async def wake(self, instance_id: InstanceId) -> InstanceInfo:
+        """Let an instance that is asleep go on; its start kind is WAKE from then on. Idempotent. Raises InstanceUnknown."""
+        return InstanceInfo.from_json(await self._call("wake", {"instance_id": instance_id}))
+
     async def adopt(self, *, lessee: str) -> list[InstanceInfo]:
-        """The live instances leased to `lessee`, after its restart."""
+        """The live instances leased to `lessee`, after its restart; those asleep, too."""
         return [InstanceInfo.from_json(i) for i in (await self._call("adopt", {"lessee": lessee}))["instances"]]
 
     async def instances(self, labels: Mapping[str, str] | None = None) -> list[InstanceInfo]:

@@ -23,7 +23,8 @@ from snapshotter.types import InstanceId, InstanceInfo, InstanceState
 
 _TRANSITIONS: Mapping[InstanceState, frozenset[InstanceState]] = {
     InstanceState.STARTING: frozenset({InstanceState.READY, InstanceState.DRAINING, InstanceState.FAILED, InstanceState.STOPPED}),
-    InstanceState.READY: frozenset({InstanceState.DRAINING, InstanceState.FAILED, InstanceState.STOPPED}),
+    InstanceState.READY: frozenset({InstanceState.ASLEEP, InstanceState.DRAINING, InstanceState.FAILED, InstanceState.STOPPED}),
+    InstanceState.ASLEEP: frozenset({InstanceState.READY, InstanceState.DRAINING, InstanceState.FAILED, InstanceState.STOPPED}),
     InstanceState.DRAINING: frozenset({InstanceState.FAILED, InstanceState.STOPPED}),
     InstanceState.STOPPED: frozenset(),
     InstanceState.FAILED: frozenset(),
@@ -75,7 +76,9 @@ class Instance:
         running = self.running
         if running is None or self.housing is None:
             return
-        if self.info.state in (InstanceState.STARTING, InstanceState.READY):
+        if self.info.state is InstanceState.ASLEEP:
+            processes.continue_tree(self.info.pid)  # it could not end in good order; SIGKILL alone would need no waking
+        if self.info.state in (InstanceState.STARTING, InstanceState.READY, InstanceState.ASLEEP):
             self.become(InstanceState.DRAINING)
         if not running.gone.done():
             self.asked = self.asked or "stopped"

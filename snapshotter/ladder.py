@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from snapshotter import slots
+from snapshotter import processes, slots
 from snapshotter.boots import Boots
 from snapshotter.ends import Ends
 from snapshotter.errors import LeaseHeld, NoCapacity, SnapshotterError, StartFailed, StartStopped, StartTimeout
@@ -81,7 +81,7 @@ class Ladder:
         known = self._instances.get(request.instance_id)
         if known is not None and known.info.lessee != request.lessee:
             raise LeaseHeld(f"instance {known.info.id} is leased to {known.info.lessee}", {"lessee": known.info.lessee})
-        if known is not None and known.info.state is InstanceState.READY:
+        if known is not None and known.info.state in (InstanceState.READY, InstanceState.ASLEEP):
             return known.info
         flight = self._flights.get(request.instance_id) or self._fly(request)
         flight.waiters += 1
@@ -115,7 +115,9 @@ class Ladder:
             await asyncio.wait([flight.task])
         instance = self._instances.get(instance_id)
         if instance is not None:
-            if grace_s > 0 and instance.was_ready and instance.info.state is InstanceState.READY:
+            if grace_s > 0 and instance.was_ready and instance.info.state in (InstanceState.READY, InstanceState.ASLEEP):
+                if instance.info.state is InstanceState.ASLEEP:
+                    processes.continue_tree(instance.info.pid)
                 instance.become(InstanceState.DRAINING)
                 self._ends.instance_stopping(instance)
                 await asyncio.sleep(NOTICE_S)

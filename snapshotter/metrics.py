@@ -112,7 +112,7 @@ class Metrics:
 
     def observe(self, *, by_state: Mapping[InstanceState, int], templates: int, template_pss_bytes: int, parked: int) -> None:
         """What there is now; called before each scrape."""
-        for state in (InstanceState.STARTING, InstanceState.READY, InstanceState.DRAINING):
+        for state in (InstanceState.STARTING, InstanceState.READY, InstanceState.ASLEEP, InstanceState.DRAINING):
             self._instances.labels(state=state.value).set(by_state.get(state, 0))
         self._templates.set(templates)
         self._template_pss.set(template_pss_bytes)

@@ -8,6 +8,8 @@ import os
 import signal
 from pathlib import Path
 
+_ROUNDS = 20
+"""Looks at a tree that keeps forking."""
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
@@ -70,6 +72,29 @@ def tree(pid: int) -> list[int]:
             with contextlib.suppress(OSError):
                 found += [int(child) for child in task.read_text().split()]
     return found
+
+
+def stop_tree(pid: int) -> None:
+    """SIGSTOP the process and all its descendants, parents first, until a look finds nobody new: one may have forked meanwhile."""
+    stopped: set[int] = set()
+    for _ in range(_ROUNDS):
+        fresh = [one for one in tree(pid) if one not in stopped]
+        if not fresh:
+            return
+        for one in fresh:
+            _signal(one, signal.SIGSTOP)
+            stopped.add(one)
+
+
+def continue_tree(pid: int) -> None:
+    """SIGCONT all of them, children first: a parent that goes on finds its children going."""
+    for one in reversed(tree(pid)):
+        _signal(one, signal.SIGCONT)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def inside(init_pid: int, pid: int) -> int:
