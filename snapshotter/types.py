@@ -28,10 +28,11 @@ class StartKind(enum.StrEnum):
 
 
 class InstanceState(enum.StrEnum):
-    """Where an instance is in its life."""
+    """Where an instance is in its life. ASLEEP: it stands still, and is ready as soon as it is woken."""
 
     STARTING = "STARTING"
     READY = "READY"
+    ASLEEP = "ASLEEP"
     DRAINING = "DRAINING"
     STOPPED = "STOPPED"
     FAILED = "FAILED"
@@ -94,6 +95,7 @@ class LaunchSpec:
         memory_bytes: memory limit of one instance.
         cpu: cores of one instance (a share, not a pin).
         engine: name of an environment that the operator installed on the node (`snapshotter.engines`), in place of an image; None = none.
+        offline: True gives each of its slots a network namespace with nothing but a loopback interface, where there is root.
         gpu: accelerator wanted, e.g. "H100"; None for none. `gpu_count`: how many, on this node, or not at all.
         startup_timeout_s: budget from start to ready.
         forkable: False asks for a process of its own for each instance.
@@ -114,6 +116,7 @@ class LaunchSpec:
     memory_bytes: int
     cpu: float
     engine: str | None = None
+    offline: bool = False
     gpu: str | None = None
     gpu_count: int = 0
     startup_timeout_s: float
