@@ -10,13 +10,14 @@ import collections.abc
 import inspect
 import types
 import typing
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 from pilotlight.errors import InvalidInput, PilotlightError
 from pilotlight.policies import BatchPolicy
-from pilotlight.sdk.marks import describe, ignored, marks_of
+from pilotlight.sdk.marks import PilotlightWarning, describe, marks_of
 from pilotlight.sdk.schema import hints_of
 
 INPUTS_PER_BATCH = 2
@@ -87,7 +88,11 @@ def inputs_for_batches(raw: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return dict(inputs)
     if (given := inputs.get("max_inputs")) is not None:
         if given < largest:
-            ignored("max_batch_size", f"only {given} calls come in at once (max_inputs), {largest} would make a full batch", stacklevel=5)
+            warnings.warn(
+                f"@batched(max_batch_size={largest}): max_inputs={given} lets only {given} calls in at once, so no such batch is ever full",
+                PilotlightWarning,
+                stacklevel=4,
+            )
         return dict(inputs)
     plain = [function for function in functions if "method" in marks_of(function) and "batched" not in marks_of(function)]
     if plain:

@@ -160,15 +160,13 @@ def test_without_concurrency_of_their_own_an_instance_takes_two_batches(module: 
     assert declaration(found.f).scaling.max_inputs == 100
 
 
-def test_fewer_calls_than_a_batch_holds_are_warned_of() -> None:
-    def f(items: list[int]) -> list[int]: ...
-
-    with pytest.warns(PilotlightWarning, match=r"only 2 calls come in at once"):
-        pilotlight.App("x").function()(pilotlight.concurrent(max_inputs=2)(pilotlight.batched(max_batch_size=4, wait_ms=5)(f)))
-
-
 HEAD = "import pilotlight\napp = pilotlight.App('x')\n"
 GATHER = "@pilotlight.batched(max_batch_size=4, wait_ms=5)\n"
+
+
+def test_fewer_calls_than_a_batch_holds_are_warned_of(module: Write) -> None:
+    with pytest.warns(PilotlightWarning, match=r"max_inputs=2 lets only 2 calls in at once"):
+        module(f"{HEAD}@app.function()\n@pilotlight.concurrent(max_inputs=2)\n{GATHER}def f(items: list[int]) -> list[int]: ...\n")
 
 
 @pytest.mark.parametrize(
