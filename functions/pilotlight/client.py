@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from urllib.parse import quote
 
 from pilotlight.profile import Profile
-from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, HEADER_IDEMPOTENCY_KEY, HEADER_REQUEST_ID, CallRecord
+from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, CONTENT_SSE, HEADER_IDEMPOTENCY_KEY, HEADER_REQUEST_ID, CallRecord
 from pilotlight.sdk.answers import RAISED_STATUS, ItemReader, call_headers, function_path, value_of
 from pilotlight.sdk.billing import BillingResources
 from pilotlight.sdk.engines import EngineResources
+from pilotlight.sdk.events import CallItems, EventReader
 from pilotlight.sdk.experiments import FEEDBACK_PATH, ExperimentResources, feedback_body
 from pilotlight.sdk.jobs import JobResources
 from pilotlight.sdk.node import Json, lines, parts
 from pilotlight.sdk.objectives import ObjectiveResources
 from pilotlight.sdk.releases import DeployedFunction, Deployment, ReleaseResources
+from pilotlight.sdk.resumed import broken_streams, until_broken, until_broken_aio
 from pilotlight.sdk.rollouts import RolloutResources
 from pilotlight.sdk.spending import BudgetResources
 from pilotlight.sdk.tenancy import TenancyResources
@@ -174,10 +176,18 @@ class Client(
         """Cancel a call, queued or running. A finished one stays as it is."""
         self._transport.request("POST", f"{_call_path(call_id)}:cancel", repeatable=True)
 
-    def call_stream(self, call_id: str) -> Iterator[Any]:
-        """What a submitted call produces, as the server streams it: JSON lines."""
-        with self._transport.stream("GET", f"{_call_path(call_id)}/stream", headers={"accept": CONTENT_NDJSON}) as response:
-            yield from lines(response)
+    def call_stream(self, call_id: str, *, after: str = "") -> Iterator[Any]:
+        """What a submitted call yields, as it comes, from its beginning or `after` the item of that id. Raises what it raises, at its end.
+
+        A connection that is lost is made again, and the stream goes on where it was. The items of an attempt that is made again come again.
+        """
+        items = CallItems(call_id, after)
+        for _ in broken_streams(items):
+            with self._transport.stream("GET", f"{_call_path(call_id)}/stream", headers=_resume(items.after)) as response:
+                reader = EventReader(items.after)
+                for data in until_broken(response.iter_bytes()):
+                    for event in reader.feed(data):
+                        yield from items.of(event)
 
     def warmup(self, app: str, function: str, *, snapshot: bool = False) -> Json:
         """Bring one instance up; with `snapshot` wait until its snapshot is proven, too (`activator.scaler`: the report)."""
@@ -266,6 +276,17 @@ class AsyncClient:
         """As `Client.call`."""
         return _record(await self._transport.request("GET", _call_path(call_id), params=_wait(wait_s)))
 
+    async def call_stream(self, call_id: str, *, after: str = "") -> AsyncIterator[Any]:
+        """As `Client.call_stream`."""
+        items = CallItems(call_id, after)
+        for _ in broken_streams(items):
+            async with self._transport.stream("GET", f"{_call_path(call_id)}/stream", headers=_resume(items.after)) as response:
+                reader = EventReader(items.after)
+                async for data in until_broken_aio(response.aiter_bytes()):
+                    for event in reader.feed(data):
+                        for item in items.of(event):
+                            yield item
+
     async def cancel(self, call_id: str) -> None:
         """As `Client.cancel`."""
         await self._transport.request("POST", f"{_call_path(call_id)}:cancel", repeatable=True)
@@ -291,6 +312,10 @@ def _record(response: httpx.Response) -> CallRecord:
 
 def _call_path(call_id: str) -> str:
     return f"/v1/calls/{quote(call_id, safe='')}"
+
+
+def _resume(after: str) -> dict[str, str]:
+    return {"accept": CONTENT_SSE, **({"last-event-id": after} if after else {})}
 
 
 def _wait(wait_s: float) -> dict[str, str]:

@@ -37,6 +37,7 @@ class Released:
     def __init__(self) -> None:
         self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.trailers: tuple[str, ...] = ()
+        self.content_type = ""
         self.requests = 0
 
     def put(self, *pieces: bytes | None) -> None:
@@ -59,7 +60,7 @@ class Released:
                     yield piece
 
         content_type = "text/event-stream" if "event-stream" in request.headers.get("accept", "") else "application/x-ndjson"
-        return WorkerAnswer(chunks=chunks(), content_type=content_type, trailers=self.trailers)
+        return WorkerAnswer(chunks=chunks(), content_type=self.content_type or content_type, trailers=self.trailers)
 
 
 class Reader:

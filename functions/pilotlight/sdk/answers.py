@@ -11,6 +11,7 @@ from urllib.parse import quote
 from pilotlight.errors import ClientClosedRequest, DeadlineExceeded, PilotlightError, RemoteError
 from pilotlight.protocol import (
     CONTENT_JSON,
+    CONTENT_NDJSON,
     CONTENT_PICKLE,
     CONTENT_PICKLE_STREAM,
     CONTENT_PROBLEM,
@@ -19,16 +20,18 @@ from pilotlight.protocol import (
     HEADER_PRIORITY,
     HEADER_TIMEOUT,
     HEADER_WEBHOOK,
+    PROBLEM_BASE,
     TENANT_PATH,
     CallRecord,
 )
 from pilotlight.sdk.pickling import Unloadable, loads
-from pilotlight.sdk.problems import error_from_response, remote_exception
+from pilotlight.sdk.problems import error_from_problem, error_from_response, remote_exception
 
 RAISED_STATUS = frozenset({500})
 """A status whose body may be a pickled exception: the transport hands it over instead of raising."""
 _LENGTH = struct.Struct(">I")
 _EXCEPTION_FOLLOWS = 0xFFFFFFFF
+_STREAMS = frozenset({CONTENT_PICKLE_STREAM, CONTENT_NDJSON})
 _FINISHED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 
 
@@ -112,18 +115,39 @@ class ItemReader:
             raise RemoteError("the stream of results ended in the middle of an item: the instance or the connection went away")
 
 
+def items_of(content_type: str, body: bytes) -> list[Any]:
+    """All items of a generator's whole result. Raises what it raised in the middle."""
+    import json
+
+    if content_type == CONTENT_PICKLE_STREAM:
+        reader = ItemReader()
+        items = list(reader.feed(body))
+        reader.close()
+        return items
+    items = [json.loads(line) for line in body.splitlines() if line.strip()]
+    last = items[-1] if items else None
+    if isinstance(last, dict) and str(last.get("type", "")).startswith(PROBLEM_BASE) and "status" in last:
+        raise error_from_problem(last)
+    return items
+
+
 def is_finished(record: CallRecord) -> bool:
     """Whether the call will not change any more."""
     return record.state in _FINISHED
 
 
 def value_of_record(record: CallRecord) -> Any:
-    """The result of a finished call. Raises what it raised, ClientClosedRequest when cancelled, DeadlineExceeded when expired."""
+    """The result of a finished call, of a generator the list of its items.
+
+    Raises what it raised, ClientClosedRequest when cancelled, DeadlineExceeded when expired.
+    """
     if record.state == "CANCELLED":
         raise ClientClosedRequest(f"call {record.id} was cancelled")
     body = base64.b64decode(record.result)
     if record.state == "EXPIRED":
         raise DeadlineExceeded(f"call {record.id} expired: it ran out of time, or its result was kept only until its time to live ended")
+    if record.content_type.partition(";")[0].strip() in _STREAMS:
+        return items_of(record.content_type, body)
     if record.state == "FAILED" and not body:
         raise PilotlightError(f"call {record.id} failed with status {record.status} and outcome {record.outcome!r}")
     outcome = record.outcome if record.state == "SUCCEEDED" else "raised"

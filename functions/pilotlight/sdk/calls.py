@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Generic, TypeVar
 
 from pilotlight.client import LONG_POLL_S
@@ -33,6 +33,7 @@ class FunctionCall(Generic[R]):
     def __init__(self, call_id: str) -> None:
         self.id = call_id
         self.get = Dual(self._get, self._get_aio)
+        self.stream = Dual(self._stream, self._stream_aio)
         self.cancel = Dual(self._cancel, self._cancel_aio)
         self.record = Dual(self._record, self._record_aio)
         self.attempts = Dual(self._attempts, self._attempts_aio)
@@ -84,6 +85,19 @@ class FunctionCall(Generic[R]):
                 return result
             await asyncio.sleep(self._pause(pause, asked, deadline, record.state))
         raise AssertionError("pauses never end")
+
+    def _stream(self, *, after: str = "") -> Iterator[Any]:
+        """Items of a generator as it makes them, or the result of another function; from the beginning, whenever this is asked.
+
+        Raises what the function raised, once all before it was read. Lost connections are made again. `after`: id of an event of
+        `GET /v1/calls/{id}/stream`. An attempt that is made again begins again, and so do its items.
+        """
+        return session.client().call_stream(self.id, after=after)
+
+    async def _stream_aio(self, *, after: str = "") -> AsyncIterator[Any]:
+        """As `stream`."""
+        async for item in (await session.async_client()).call_stream(self.id, after=after):
+            yield item
 
     def _pause(self, pause: float, asked: float, deadline: float | None, state: str) -> float:
         now = time.monotonic()
