@@ -160,7 +160,7 @@ def decide(now: float, observed: Observed, spec: DeciderSpec, state: DeciderStat
     first_token = first_token_state(now, observed, spec.first_token, state.first_token)
     load = kpa.KpaLoad(stable=observed.stable, panic=observed.panic, ready=observed.ready, starting=observed.starting)
     core, core_state = kpa.step(now, load, spec.kpa, state.kpa)
-    wants = [_core_want(core, observed, spec), *_own_wants(observed, spec), *_binding_wants(observed, spec, first_token)]
+    wants = [_core_want(core, observed, spec), *_binding_wants(observed, spec, first_token), *_own_wants(observed, spec)]
     signal, desired = max(wants, key=lambda want: want[1])
     valid = core.valid or signal != "no_data"
     ceiling = spec.max_instances

@@ -8,17 +8,19 @@ Source: Prometheus text exposition format 0.0.4.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 _GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 _COUNTERS = ("prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total", "prompt_tokens_total",
              "generation_tokens_total")  # fmt: skip
 _HISTOGRAMS = ("time_to_first_token_seconds", "inter_token_latency_seconds")
-_NAMES = "|".join((*_GAUGES, *_COUNTERS, *(f"{name}_{part}" for name in _HISTOGRAMS for part in ("bucket", "sum"))))
-_SAMPLE = re.compile(rb"^vllm:(" + _NAMES.encode() + rb")(?:\{(.*)\})? (\S+)", re.MULTILINE)
+_BUCKETS = tuple(f"{name}_bucket" for name in _HISTOGRAMS)
+_NAMES = {f"vllm:{name}".encode(): name for name in (*_GAUGES, *_COUNTERS, *_BUCKETS, *(f"{name}_sum" for name in _HISTOGRAMS))}
 _BOUND = re.compile(rb'(?:^|,)le="([^"]*)"')
 
 
@@ -88,17 +90,13 @@ def parse(text: bytes) -> Reading | None:
     """What `text` says; None where it does not even say how many requests there are: it is no engine's, or a broken one's."""
     values: dict[str, list[float]] = defaultdict(list)
     buckets: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
-    for name, labels, value in _SAMPLE.findall(text):
-        try:
-            number = float(value)
-        except ValueError:
-            continue
-        if name.endswith(b"_bucket"):
+    for name, labels, number in _samples(text):
+        if name in _BUCKETS:
             bound = _BOUND.search(labels)
             if bound is not None:
-                buckets[name.removesuffix(b"_bucket").decode()][float(bound[1])] += number
+                buckets[name.removesuffix("_bucket")][float(bound[1])] += number
         elif not math.isnan(number):
-            values[name.decode()].append(number)
+            values[name].append(number)
     if "num_requests_running" not in values or "num_requests_waiting" not in values:
         return None
     added = {name: sum(numbers) for name, numbers in values.items()}
@@ -114,6 +112,19 @@ def parse(text: bytes) -> Reading | None:
         first_token_s=_histogram("time_to_first_token_seconds", buckets, added),
         between_tokens_s=_histogram("inter_token_latency_seconds", buckets, added),
     )
+
+
+def _samples(text: bytes) -> Iterator[tuple[str, bytes, float]]:
+    """Name, labels and number of the lines that are wanted: some fifty of five hundred, so the others are left by their first letters."""
+    for line in text.split(b"\n"):
+        if line[:5] != b"vllm:":
+            continue
+        brace = line.find(b"{")
+        name = _NAMES.get(line[: brace if brace >= 0 else line.find(b" ")])
+        if name is not None:
+            labels, _, rest = line.rpartition(b"} ") if brace >= 0 else line.partition(b" ")
+            with contextlib.suppress(ValueError, IndexError):
+                yield name, labels[brace + 1 :], float(rest.split()[0])
 
 
 def _histogram(name: str, buckets: dict[str, dict[float, float]], added: dict[str, float]) -> Histogram | None:

@@ -152,7 +152,7 @@ def slots(reading: Reading, share: float | None, *, max_num_seqs: int, kv_target
     """Calls that an engine takes at once: `max_num_seqs`, or what its KV memory allows where that is less; at least one."""
     bound = max_num_seqs
     if share:
-        bound = min(bound, math.floor(kv_target / share))
+        bound = math.floor(min(float(bound), kv_target / share))
     if reading.kv_use is not None and reading.kv_use > kv_target:
         bound = min(bound, math.floor(reading.running * kv_target / reading.kv_use))
     return max(1, bound)
