@@ -11,6 +11,7 @@ from activator.call import Call, Reading
 from activator.openai.asked import Asked, parsed
 from activator.openai.reading import reading_of
 from activator.targets import Target
+from activator.tokens.enter import use_of_kept
 from activator.tokens.use import TokenUse
 from activator.tracing.context import worker_lines
 from activator.upstream import Answer
@@ -74,7 +75,8 @@ def kept_or_left(call: Call) -> Iterator[None]:
 
 
 def call_of_kept(kept: Mapping[str, Any], body: bytes, **call: Any) -> EngineCall:
-    """A submitted call from a journal: its body is one that went, or was to go, to an engine. Its tokens were counted when it came."""
+    """A submitted call from a journal: its body is one that went, or was to go, to an engine."""
     wanted = Asked(kept["path"], parsed(body))
     wanted.adapter, wanted.model = kept["adapter"], kept["model"]
-    return EngineCall(wanted, tokens=TokenUse(estimated_in=0, max_out=0, began_ns=time.monotonic_ns()), **call)
+    tokens = use_of_kept(call["target"], wanted.path, wanted.body, began_ns=time.monotonic_ns())
+    return EngineCall(wanted, tokens=tokens, **call)

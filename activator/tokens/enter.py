@@ -13,6 +13,7 @@ from activator.tokens.facts import Asked, asked_of
 from activator.tokens.limits import NO_LIMITS, Allowed, allow
 from activator.tokens.use import TokenUse
 from pilotlight import errors
+from pilotlight.engines import EngineSpec
 
 _ENDED_BY_ITSELF = ("stop", "tool_calls")
 
@@ -53,9 +54,7 @@ class TokenDesk:
 
     def _allow(self, entry: Entry, asked: Asked) -> Allowed:
         target = entry.target
-        engine = target.spec.engine
-        if engine is None:
-            raise errors.InvalidInput(f"{target.app}/{target.function} is no language model: call it by its own name")
+        engine = engine_of(target)
         limits = target.spec.limits or NO_LIMITS
         waiting = self._waiting_of(target) if limits.pressured_output_tokens is not None else 0
         return allow(
@@ -72,6 +71,26 @@ async def _admitted(entry: Entry, allowed: Allowed, *, holds: int) -> tuple[Admi
         if short is None:
             raise
     return await entry.admit(holds=holds, tokens=short.reserve), short
+
+
+def use_of_kept(target: Target, path: str, body: Mapping[str, Any], *, began_ns: int) -> TokenUse:
+    """Of a submitted call that was let in before, by a process that is gone: quotas have counted it, budgets look at it again.
+
+    Raises InvalidInput when its function is no language model any more.
+    """
+    asked = asked_of(path, body)
+    engine = engine_of(target)
+    size = Estimate()
+    most = engine.max_model_len if asked.max_tokens is None else min(asked.max_tokens, engine.max_model_len)
+    return TokenUse(estimated_in=sum(size.tokens(one) for one in asked.prompts), max_out=most * asked.answers, began_ns=began_ns)
+
+
+def engine_of(target: Target) -> EngineSpec:
+    """The engine that a function is. Raises InvalidInput."""
+    engine = target.spec.engine
+    if engine is None:
+        raise errors.InvalidInput(f"{target.app}/{target.function} is no language model: call it by its own name")
+    return engine
 
 
 def _learn(estimate: Estimate, asked: Asked, use: TokenUse) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from activator.quotas.process import ProcessQuotas
-from activator.tokens.enter import TokenDesk
+from activator.tokens.enter import TokenDesk, use_of_kept
 from activator.tokens.facts import CHAT, COMPLETIONS, EMBEDDINGS, write_cap
 from activator.tokens.use import TokenUse
 from pilotlight import errors
 from pilotlight.engines import Task
 from tests.activator.tokens.asking import Door, chat, model
 from tests.fakes.clock import ManualClock
-from tests.fakes.routes import TENANT
+from tests.fakes.routes import TENANT, spec_of, target_of
 
 
 class Crowd:
@@ -224,3 +224,12 @@ async def test_what_no_engine_counted_teaches_nothing(desk: TokenDesk) -> None:
         use.close(status=499, outcome="cancelled")
         use.leave()
     assert (await enter(desk, door)).estimated_in == before
+
+
+def test_a_call_from_a_journal_sets_aside_what_it_may_take_and_no_quota_again() -> None:
+    target = target_of(model(max_model_len=1000))
+    use = use_of_kept(target, CHAT, chat("x" * 300, max_tokens=50, n=2), began_ns=0)
+    assert (use.estimated_in, use.max_out, use.admission) == (109, 100, None)
+    assert use_of_kept(target, CHAT, chat(), began_ns=0).max_out == 1000
+    with pytest.raises(errors.InvalidInput, match="no language model"):
+        use_of_kept(target_of(spec_of()), CHAT, chat(), began_ns=0)
