@@ -68,7 +68,7 @@ class DeciderSpec:
         if spec.engine is None or spec.objectives is None:
             return own
         wait_s = own.latency_objective_s if own.latency_objective_s is not None else spec.objectives.first_token_s
-        terms = FirstTokenTerms(objective_s=spec.objectives.first_token_s, late=1 - spec.objectives.first_token_ratio)
+        terms = FirstTokenTerms(objective_s=spec.objectives.first_token_s, late=round(1 - spec.objectives.first_token_ratio, 9))
         return replace(own, first_token=terms, latency_objective_s=wait_s)
 
     @classmethod
