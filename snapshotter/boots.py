@@ -167,7 +167,8 @@ class Boots:
         if snapshot is None:
             return None
         phase.kind = StartKind.RESTORE
-        housing = await self._shelf.restore(launch, snapshot, phase, self._ends, deadline_s=launch.startup_timeout_s / 2, lazy=False)
+        deadline_s = launch.startup_timeout_s / (1 if phase.gives_way else 2)  # who waits for it may still need a boot
+        housing = await self._shelf.restore(launch, snapshot, phase, self._ends, deadline_s=deadline_s, lazy=False)
         if housing is not None:
             self._shelf.used(snapshot.id)
         return housing

@@ -160,7 +160,7 @@ class Rungs:
                 deadline_s = restore_deadline_s(restore_ms=predicted_ms, cold_ms=cold_ms, left_s=left_s)
                 if deadline_s is not None:
                     with phase.patience.under(turn=turn):
-                        housing = await self._shelf.restore(launch, snapshot, phase, self._ends, deadline_s=deadline_s)
+                        housing = await self._shelf.restore(launch, snapshot, phase, self._ends, deadline_s=deadline_s, is_start=True)
                     if housing is not None:
                         return housing
                 elif predicted_ms >= cold_ms:

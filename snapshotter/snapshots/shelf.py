@@ -28,6 +28,8 @@ from snapshotter.types import AgentEvent, LaunchSpec, RevisionKey, SnapshotState
 _log = logging.getLogger(__name__)
 _FAILURES = 3
 """In a row; then it is the snapshot, and not the moment."""
+_UNTRIED = 0.5
+"""Of COLD: a proof gives way to calls, on a busy machine for seconds, a start does not. So a slow proof alone keeps nobody from RESTORE."""
 _UNKNOWN_COLD_MS = 60_000.0
 """For a revision that was never booted here: a snapshot that was fetched is worth a try."""
 
@@ -85,10 +87,10 @@ class Shelf:
         return None
 
     def restore_ms(self, launch: LaunchSpec, snapshot: Snapshot) -> float:
-        """How long until an instance is ready: as it was of late, else as it was proven."""
+        """How long until an instance is ready: as it was of late, else as it was proven, at most so long that it is tried once."""
         predicted = self._predictions.expect_ms(launch.revision, StartKind.RESTORE)
         proof = snapshot.manifest.proof
-        return predicted if predicted is not None else proof.restore_ms if proof else 0.0
+        return predicted if predicted is not None else min(proof.restore_ms, _UNTRIED * self.cold_ms(launch)) if proof else 0.0
 
     def cold_ms(self, launch: LaunchSpec) -> float:
         """How long a boot takes: as of late, else as when the snapshot was made."""
@@ -107,11 +109,20 @@ class Shelf:
     # -- using
 
     async def restore(
-        self, launch: LaunchSpec, snapshot: Snapshot, phase: Phase, owner: Owner, *, deadline_s: float, lazy: bool | None = None
+        self,
+        launch: LaunchSpec,
+        snapshot: Snapshot,
+        phase: Phase,
+        owner: Owner,
+        *,
+        deadline_s: float,
+        lazy: bool | None = None,
+        is_start: bool = False,
     ) -> Housing | None:
         """A worker at its snapshot point; None when it could not be brought back in time, which is held against the snapshot.
 
-        Waiting for its weights takes none of that time.
+        Waiting for its weights takes none of that time. One that gives way to calls, and was not given the processor, says nothing of the
+        snapshot. `is_start`: of one that is too late the next start expects no better.
         """
         assert self._restores is not None
         try:
@@ -119,6 +130,11 @@ class Shelf:
                 with phase.patience.under(limit):
                     return await self._restores.restore(launch, snapshot, phase, owner, deadline_s=deadline_s, lazy=lazy)
         except TimeoutError:
+            if phase.gives_way:
+                _log.info("restore.late snapshot=%s deadline_s=%g", snapshot.id, deadline_s)
+                return None
+            if is_start:
+                self._predictions.observe(launch.revision, StartKind.RESTORE, deadline_s * 1000)  # at least
             await self.failed(snapshot.id, "timeout", f"it was not back within {deadline_s:g} s")
         except RestoreFailed as e:
             await self.failed(snapshot.id, e.reason, str(e))

@@ -537,6 +537,7 @@ async def test_an_agent_killed_while_it_restores_leaves_nothing(home: AgentHome,
     assert leftovers(home) == []
 
 
+@pytest.mark.timeout(240)  # 51 starts, each of a second on a busy machine
 async def test_fifty_restores_leave_no_process_mount_socket_group_or_descriptor(home: AgentHome) -> None:
     async with home.agent(snapshots=True), home.client() as client:
         launch = home.launch()
