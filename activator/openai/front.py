@@ -11,6 +11,7 @@ import hashlib
 import time
 from typing import Any
 
+from activator.callers import Caller
 from activator.dispatch import Dispatcher
 from activator.engines.affinity import key_of
 from activator.entry import Entry, split_tenant
@@ -92,11 +93,20 @@ class OpenAI:
         data = await self._read(request, self._settings.max_body_bytes)
         asked = Asked(place, parsed(data))
         found = self._models.find(request, caller, owner, asked.model)
-        entry = self._reception.enter(request, caller, found.routed, found.asked)
+        try:
+            entry = self._reception.enter(request, caller, found.routed, found.asked)
+        except errors.NotFound as e:  # no such revision
+            raise shapes.ModelNotFound(str(e), parameter="model") from e
         if len(data) > entry.body_bytes:
             raise too_large(entry.body_bytes)
         asked.adapter = found.adapter
         await self._call(request, entry, asked)
+
+    def _caller(self, request: Request, owner: str | None) -> Caller:
+        """Who asks. Raises Unauthenticated, Forbidden for a key that may not call."""
+        caller = self._reception.identify(request, owner)
+        caller.check_may_call()
+        return caller
 
     async def _read(self, request: Request, limit_bytes: int) -> bytes:
         """The body. The time that it took to come is the caller's own: no clock of ours counts it."""
@@ -126,7 +136,7 @@ class OpenAI:
 
     async def describe(self, request: Request, owner: str | None, model: str) -> bool:
         """`GET /v1/models/{model}`, where that is an engine: answered, and True. Raises ModelNotFound where no function is meant."""
-        caller = self._reception.identify(request, owner)
+        caller = self._caller(request, owner)
         found = self._models.described(request, caller, owner, model)
         if found is not None:
             await request.respond_json(200, found)
@@ -139,7 +149,7 @@ class OpenAI:
     async def _list(self, request: Request, owner: str | None) -> None:
         if request.verb != "GET":
             raise errors.NotFound(f"{request.verb} is not served at {MODELS}: GET it")
-        caller = self._reception.identify(request, owner)
+        caller = self._caller(request, owner)
         await _respond_list(request, [one for engine in self._models.visible(request, caller, owner) for one in listed(engine)])
 
     def _adapter_in(self, request: Request, entry: Entry, model: str) -> str:

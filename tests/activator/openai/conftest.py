@@ -15,6 +15,7 @@ from pilotlight.engines import EngineSpec, Task, TokenLimits
 from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, Scaling, WeightsSpec
 from tests.activator.conftest import KEY, PATIENCE_S, Edge
 from tests.fakes.engine.engine import EngineFake
+from tests.fakes.engine.served import ServedEngine
 from tests.fakes.routes import route_of, spec_of
 
 WEIGHTS = tuple(WeightsSpec(name=name, manifest=name[0] * 64) for name in ("model", "pirate", "poet"))
@@ -59,9 +60,14 @@ class Shop:
         return client
 
     @property
+    def served(self) -> ServedEngine:
+        """The instance that came up last."""
+        return list(self.edge.fleet.engines.values())[-1]
+
+    @property
     def engine(self) -> EngineFake:
-        """Of the instance that came up last."""
-        return list(self.edge.fleet.engines.values())[-1].engine
+        """What it is."""
+        return self.served.engine
 
     async def post(self, body: Any, *, path: str = "/v1/chat/completions", key: str | None = KEY, **headers: str) -> httpx.Response:
         """A request by hand."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,44 @@ from tests.fakes.engine.app import make_app
 from tests.fakes.engine.engine import EngineFake
 
 
+class _Noting:
+    """Notes what an application is sent."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self.bodies: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        parts: list[bytes] = []
+
+        async def noted() -> Any:
+            message = await receive()
+            parts.append(message.get("body", b""))
+            if message["type"] == "http.request" and not message.get("more_body") and (body := b"".join(parts)):
+                self.bodies.append(json.loads(body))
+            return message
+
+        self.paths.append(scope["path"])
+        await self._app(scope, noted, send)
+
+
 class ServedEngine:
-    """Serves `engine` at `path` until closed. What crashes it ends all of it, as it would a process."""
+    """Serves `engine` at `path` until closed. What crashes it ends all of it, as it would a process.
+
+    Attributes:
+        bodies, paths: what it was sent, in order.
+    """
 
     def __init__(self, path: Path, **engine: Any) -> None:
         """`engine`: options of its EngineFake."""
         self.path = path
         self.engine = EngineFake(crash=self._break, take_all_memory=self._break, **engine)
         self._listener = socket.socket(socket.AF_UNIX)
+        noting = _Noting(make_app(self.engine))
+        self.bodies, self.paths = noting.bodies, noting.paths
         config = uvicorn.Config(
-            make_app(self.engine), loop="none", http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
+            noting, loop="none", http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
             timeout_keep_alive=75, timeout_graceful_shutdown=1,
         )  # fmt: skip
         config.load()
