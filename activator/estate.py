@@ -15,6 +15,9 @@ from pilotlight.quotas import Plan
 
 log = logging.getLogger(__name__)
 
+ASLEEP_S = 1e9
+"""Idle for longer than any that is awake."""
+
 
 class Holdings:
     """`fairness.headcount.Estate` over the throttlers of one activator. Owner: the event loop."""
@@ -33,6 +36,11 @@ class Holdings:
         for throttler in self._throttlers():
             live = sorted(throttler.live(), key=lambda instance: (instance.in_flight, instance.idle_since))
             target = throttler.target
+            for instance in throttler.asleep.instances():  # nobody waits for these: the first to go
+                yield Tenure(
+                    id=instance.id, tenant=target.tenant, key=target.key, function=target.name, memory_bytes=target.launch.memory_bytes,
+                    gpus=target.footprint.gpu_count if target.footprint.gpu else 0, idle_s=ASLEEP_S, in_flight=0, is_spare=True,
+                )  # fmt: skip
             spare = len(live) - (0 if throttler.is_retired else throttler.min_instances)
             for n, instance in enumerate(live):
                 yield Tenure(
@@ -53,6 +61,8 @@ class Holdings:
             instance = throttler.instances.get(instance_id)
             if instance is not None:
                 throttler.drain(instance)
+            else:
+                throttler.give_up_asleep(instance_id)
 
     def make_room(self, pulse: Pulse, plan_of: Callable[[str], Plan]) -> None:
         """Other activators were refused an instance by a tenant's quota: give one up, where that is fair."""

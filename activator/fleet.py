@@ -24,6 +24,14 @@ class Fleet(Protocol):
         """Drain and end one instance; idempotent."""
         ...
 
+    async def sleep(self, instance_id: InstanceId) -> InstanceInfo:
+        """Have an idle instance stand still; idempotent."""
+        ...
+
+    async def wake(self, instance_id: InstanceId) -> InstanceInfo:
+        """Let one that sleeps go on; idempotent."""
+        ...
+
     async def prepare(self, target: Target) -> TemplateInfo:
         """Make the next start fast, without an instance."""
         ...
@@ -88,6 +96,14 @@ class NodeFleet:
     async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
         """See Fleet."""
         await self._agent.stop(instance_id, grace_s=grace_s)
+
+    async def sleep(self, instance_id: InstanceId) -> InstanceInfo:
+        """See Fleet."""
+        return await self._agent.sleep(instance_id)
+
+    async def wake(self, instance_id: InstanceId) -> InstanceInfo:
+        """See Fleet."""
+        return await self._agent.wake(instance_id)
 
     async def prepare(self, target: Target) -> TemplateInfo:
         """See Fleet."""

@@ -26,6 +26,7 @@ class Instance:
         in_flight: calls that hold a slot.
         idle_since: monotonic time since which nothing is in flight; meaningless while something is.
         is_draining: no new calls; stopped once idle.
+        may_rest: it is drained because nothing is left to do: it may sleep instead of ending.
         is_stuck: a call ran out of its execution clock in it, and perhaps never ends.
         is_gone: its process has ended or is being ended; `gone_reason` says why once the agent told.
         account: its meter and its records.
@@ -34,7 +35,7 @@ class Instance:
     """
 
     __slots__ = ("_gone", "account", "blocked_until", "calls", "capacity", "connections", "gone_reason", "held_s", "id", "idle_since",
-                 "in_flight", "info", "is_draining", "is_gone", "is_stuck", "started_at")  # fmt: skip
+                 "in_flight", "info", "is_draining", "is_gone", "is_stuck", "may_rest", "started_at")  # fmt: skip
 
     def __init__(self, info: InstanceInfo, *, account: InstanceAccount, capacity: int, now: float) -> None:
         self.id = str(info.id)
@@ -47,6 +48,7 @@ class Instance:
         self.started_at = now
         self.blocked_until = 0.0
         self.is_draining = False
+        self.may_rest = False
         self.is_stuck = False
         self.is_gone = False
         self.gone_reason = ""

@@ -8,10 +8,12 @@ ending them, is `starts.Comings`. Owner: the event loop.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
+from activator.asleep import Asleep, may_sleep
 from activator.autoscaler.rungs import StartTimes
 from activator.billing.account import InstanceAccount
 from activator.fairness.gate import Gate
@@ -24,7 +26,7 @@ from activator.surplus import Generosity
 from pilotlight import errors
 from pilotlight.types import Priority
 from snapshotter import errors as agent_errors
-from snapshotter.types import InstanceInfo
+from snapshotter.types import InstanceInfo, InstanceState
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class Roster(ABC):
             target, fleet=fleet, secret_env=secret_env, allowance=allowance, gate=self._gate, owner=self, clock=clock
         )  # fmt: skip
         self.start_times = StartTimes()
+        self.asleep = Asleep(fleet=fleet, owner=self, clock=clock)
         self.is_retired = False
         self.is_kept = True
 
@@ -111,14 +114,22 @@ class Roster(ABC):
             self._comings.retarget(target)
 
     def start(self, count: int) -> None:
-        """Begin `count` starts, within max_instances."""
-        room = self.target.spec.scaling.max_instances - self._comings.starting - len(self.instances)
-        self._comings.start(min(count, room))
+        """Begin `count` starts, within max_instances: those that sleep are woken first."""
+        room = self.target.spec.scaling.max_instances - self.starting - len(self.instances)
+        wanted = min(count, room)
+        if len(self.asleep):
+            wanted -= self.asleep.wake(self.target, wanted)
+            wanted = min(wanted, room - len(self.asleep))  # one that is just falling asleep has its place
+        self._comings.start(wanted)
 
     def add(self, info: InstanceInfo, began: float | None = None) -> None:
         """An instance is ready (or was adopted): its slots go to those who wait."""
         now = self._clock()
         instance = Instance(info, account=self._account(self.target, info.id), capacity=self.slots_each, now=now)
+        if info.state is InstanceState.ASLEEP:
+            self._comings.adopted(instance.id)
+            self.asleep.adopt(self.target, instance)
+            return
         self.instances[instance.id] = instance
         start_s = now - began if began is not None else 0.0
         if began is None:
@@ -143,6 +154,9 @@ class Roster(ABC):
         """An instance's process ended unasked: calls on it fail by themselves, waiters get another."""
         if self._comings.last_word(instance_id, reason):
             return
+        if self.asleep.has(instance_id):
+            self._gone_in_its_sleep(instance_id, reason)
+            return
         instance = self.instances.pop(instance_id, None)
         if instance is None:
             return
@@ -152,6 +166,38 @@ class Roster(ABC):
         self._observer.instance_lost(self.target, reason)
         self._comings.give_back(instance_id)
         self.poke(self._clock())
+
+    def _gone_in_its_sleep(self, instance_id: str, reason: str) -> None:
+        """Its process ended while it slept, or woke."""
+        log.info("instance gone in its sleep instance=%s reason=%s", instance_id, reason)
+        self.asleep.gone(instance_id)
+        self._observer.instance_lost(self.target, reason)
+        self._comings.give_back(instance_id)
+        self.poke(self._clock())
+
+    def not_woken(self, instance: Instance) -> None:
+        """See asleep.Bedside: whoever waits gets another."""
+        self._comings.stop(instance)
+        self.poke(self._clock())
+
+    def end_asleep(self, now: float = math.inf) -> None:
+        """Those that have slept long enough by `now` end; without it, all."""
+        for instance in self.asleep.expired(now):
+            self.give_up_asleep(instance.id)
+
+    def give_up_asleep(self, instance_id: str) -> bool:
+        """One that sleeps ends now; False: it is none of these."""
+        instance = self.asleep.take(instance_id)
+        if instance is None:
+            return False
+        log.info("instance stops instance=%s reason=asleep", instance_id)
+        self._comings.stop(instance)
+        return True
+
+    def rest(self, instance: Instance) -> None:
+        """It is not needed: no more calls for it, and as soon as it is idle it sleeps, where the function says so, or is stopped."""
+        instance.may_rest = True
+        self.drain(instance)
 
     def drain(self, instance: Instance) -> None:
         """No more calls for it; stopped as soon as it is idle."""
@@ -165,6 +211,7 @@ class Roster(ABC):
         """Nothing is kept that has nothing to do."""
         for instance in [instance for instance in self.live() if not instance.in_flight]:
             self.drain(instance)
+        self.end_asleep()
 
     @property
     def is_making_room(self) -> bool:
@@ -187,6 +234,9 @@ class Roster(ABC):
 
     def make_room(self, want: Want | None, members: int) -> None:
         """Other activators were refused a start of this revision (None: no longer): drain one instance for them, where that is fair."""
+        if want is not None and (sleeping := self.asleep.instances()) and not self.is_making_room:
+            self.give_up_asleep(sleeping[0].id)
+            return
         victim = self._generosity.choose(self, want, members, self._clock())
         if victim is not None:
             log.info("instance given up for another activator instance=%s want=%s", victim.id, want)
@@ -196,12 +246,19 @@ class Roster(ABC):
         """This revision has no traffic any more: drain everything."""
         self.is_retired = True
         for instance in list(self.instances.values()):
+            instance.may_rest = False
             self.drain(instance)
+        self.end_asleep()
 
     def _stop(self, instance: Instance, reason: str) -> None:
         self.instances.pop(instance.id, None)
         instance.settle_idle()
+        sleeps = may_sleep(self.target, instance) and self.is_kept and not self.is_retired
         instance.leave()
+        if sleeps:
+            self.asleep.put(self.target, instance)
+            self.poke(self._clock())
+            return
         log.info("instance stops instance=%s reason=%s", instance.id, reason)
         self._comings.stop(instance)
         self.poke(self._clock())  # its place within max_instances is free
@@ -210,7 +267,7 @@ class Roster(ABC):
     @property
     def starting(self) -> int:
         """Starts under way."""
-        return self._comings.starting
+        return self._comings.starting + self.asleep.waking
 
     @property
     def held_up(self) -> int:
@@ -219,7 +276,7 @@ class Roster(ABC):
 
     def is_starting(self, instance_id: str) -> bool:
         """Whether this instance is one of the starts under way."""
-        return self._comings.is_starting(instance_id)
+        return self._comings.is_starting(instance_id) or self.asleep.has(instance_id)
 
     @property
     def in_flight(self) -> int:

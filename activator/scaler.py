@@ -175,7 +175,9 @@ class Scaler:
 
     async def reconcile(self) -> None:
         """Compare notes with the node: take back what is ours, note what is gone, stop what nobody routes to any more."""
-        known = {instance_id: scaled.throttler for scaled in self._scaled.values() for instance_id in scaled.throttler.instances}
+        throttlers = self.throttlers()
+        known = {instance_id: throttler for throttler in throttlers for instance_id in throttler.instances}
+        known |= {instance.id: throttler for throttler in throttlers for instance in throttler.asleep.instances()}
         infos = {str(info.id): info for info in await self._fleet.adopt()}
         for instance_id, throttler in known.items():
             if instance_id not in infos:
@@ -276,6 +278,7 @@ class Scaler:
             self.record(now)
             for scaled in list(self._scaled.values()):
                 scaled.throttler.look_for_slow(now)
+                scaled.throttler.end_asleep(now)
                 if tick % DECIDE_EVERY == 0:
                     self._apply(scaled, now)
                 if tick % SETTLE_EVERY == 0:
@@ -314,13 +317,13 @@ class Scaler:
                 Candidate(id=i.id, in_flight=i.in_flight, idle_s=0.0 if i.in_flight else now - i.idle_since) for i in live.values()
             ]
             for victim in choose_victims(candidates, decision.stops):
-                throttler.drain(live[victim])
+                throttler.rest(live[victim])
         self._forget_if_over(scaled, now)
 
     def _forget_if_over(self, scaled: Scaled, now: float) -> None:
         throttler = scaled.throttler
         is_kept = throttler.is_kept and throttler.target.spec.scaling.min_instances
-        is_busy = throttler.instances or throttler.waiting or throttler.starting or is_kept
+        is_busy = throttler.instances or len(throttler.asleep) or throttler.waiting or throttler.starting or is_kept
         if throttler.is_retired:
             is_busy = throttler.instances or throttler.waiting or throttler.starting
         elif now - throttler.load.last_call_at < FORGET_S:
@@ -340,6 +343,7 @@ class Scaler:
         for scaled in self._scaled.values():
             target, throttler = scaled.throttler.target, scaled.throttler
             labels = (target.tenant, target.app, target.function)
+            counts[*labels, "asleep"] += len(throttler.asleep)
             for instance in throttler.instances.values():
                 state = "draining" if instance.is_draining else "busy" if instance.in_flight else "idle"
                 counts[*labels, state] += 1

@@ -271,4 +271,5 @@ class Throttler(Roster):
     async def aclose(self) -> None:
         """Give up: waiters are told, starts abandoned, stops finished."""
         self._line.fail(errors.Unavailable("the activator is shutting down", retry_after_s=1))
+        await self.asleep.aclose()
         await self._comings.aclose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ class FakeFleet:
         prepared: revisions with a Template: their starts are FORK, others RESTORE from `snapshots`, else COLD.
         refusal: what the next checkpoints raise, if anything.
         launched: launches of starts, in order.
+        asked: (`ASLEEP` or `READY`, instance) of those that were put to sleep or woken, in order.
+        nap_failures: what the next of these raise.
         dropped: revisions whose Template was asked to go, in order.
     """
 
@@ -63,6 +66,8 @@ class FakeFleet:
         self._labels: dict[str, Mapping[str, str]] = {}
         self.infos: dict[str, InstanceInfo] = {}
         self.secrets: list[Mapping[str, str]] = []
+        self.asked: list[tuple[str, str]] = []
+        self.nap_failures: list[errors.SnapshotterError] = []
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
 
     async def start(self, target: Target, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
@@ -104,6 +109,23 @@ class FakeFleet:
         worker = self._pop(instance_id)
         if worker is not None:
             await worker.die()
+
+    async def sleep(self, instance_id: InstanceId) -> InstanceInfo:
+        """See Fleet."""
+        return self._become(instance_id, InstanceState.ASLEEP)
+
+    async def wake(self, instance_id: InstanceId) -> InstanceInfo:
+        """See Fleet."""
+        return self._become(instance_id, InstanceState.READY, start_kind=StartKind.WAKE, phases_ms={"wake": 1.0})
+
+    def _become(self, instance_id: InstanceId, state: InstanceState, **changes: Any) -> InstanceInfo:
+        self.asked.append((state.value, instance_id))
+        if self.nap_failures:
+            raise self.nap_failures.pop(0)
+        if instance_id not in self.infos:
+            raise errors.InstanceUnknown(f"no instance {instance_id}")
+        self.infos[instance_id] = replace(self.infos[instance_id], state=state, **changes)
+        return self.infos[instance_id]
 
     async def prepare(self, target: Target) -> TemplateInfo:
         """See Fleet."""
@@ -157,8 +179,10 @@ class FakeFleet:
 
     async def aclose(self) -> None:
         """Stop every worker."""
-        for worker in (*self.workers.values(), *self.engines.values()):
+        for worker in self.workers.values():
             await worker.aclose()
+        for engine in self.engines.values():
+            await engine.aclose()
 
 
 def info_of(target: Target, instance_id: str, socket: str, kind: StartKind) -> InstanceInfo:
