@@ -100,10 +100,17 @@ class Builder:
                 if not self._closing.is_set():
                     await checkpoints.make(launch, unasked=True)
         except (SnapshotterError, SlotLost) as e:
-            self._not_before[launch.revision] = self._clock() + _PAUSE_S
+            if not _is_template_gone(e):
+                self._not_before[launch.revision] = self._clock() + _PAUSE_S
             _log.info("snapshot.not_built revision=%s error=%s", launch.revision, e)
         except asyncio.CancelledError:
             if not self._closing.is_set():
                 raise
         finally:
             self._wanted.discard(launch.revision)
+
+
+def _is_template_gone(error: Exception) -> bool:
+    """Whether it was only too late: the Template was dropped while others were built, and the next COLD start makes another one."""
+    reasons = error.detail.get("reasons", ()) if isinstance(error, SnapshotRefused) else ()
+    return any(reason["kind"] == "template_gone" for reason in reasons)

@@ -21,7 +21,7 @@ class FakeMaker:
     def __init__(self) -> None:
         self.made: list[RevisionKey] = []
         self.refuses: set[RevisionKey] = set()
-        self.fails = False
+        self.fails = ""
         self.closed = False
 
     def refused(self, revision: RevisionKey) -> SnapshotRefused | None:
@@ -31,7 +31,7 @@ class FakeMaker:
         assert unasked
         self.made.append(launch.revision)
         if self.fails:
-            raise SnapshotRefused("the disk is full")
+            raise SnapshotRefused("not now", {"reasons": [{"kind": self.fails}], "passing": True})
 
     async def aclose(self) -> None:
         self.closed = True
@@ -97,7 +97,7 @@ async def test_what_cannot_be_snapshotted_is_not_tried_again_and_costs_nothing(h
 async def test_what_failed_for_a_reason_that_may_pass_is_tried_again_later(home: AgentHome) -> None:
     maker, errands, now = FakeMaker(), Errands(), Now()
     builder = Builder(maker, errands=errands, per_hour=10, delay_s=0.0, clock=now)
-    maker.fails = True
+    maker.fails = "disk"
 
     assert builder.want(home.launch())
     await errands.aclose()
@@ -105,6 +105,17 @@ async def test_what_failed_for_a_reason_that_may_pass_is_tried_again_later(home:
     now.now = 601.0
     assert builder.want(home.launch())
     await errands.aclose()
+    assert len(maker.made) == 2
+
+
+async def test_what_came_too_late_for_its_template_is_wanted_by_the_next_cold_start(home: AgentHome) -> None:
+    maker, errands = FakeMaker(), Errands()
+    builder = Builder(maker, errands=errands, per_hour=10, delay_s=0.0, clock=Now())
+    maker.fails = "template_gone"
+
+    for _ in range(2):
+        assert builder.want(home.launch())
+        await errands.aclose()
     assert len(maker.made) == 2
 
 
