@@ -23,7 +23,7 @@ async def get(edge: Edge, path: str, key: str = KEY) -> httpx.Response:
 
 
 async def finished(edge: Edge, call_id: str) -> dict[str, Any]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while True:
             body: dict[str, Any] = (await get(edge, call_id)).json()
             if body["state"] not in ("QUEUED", "RUNNING"):

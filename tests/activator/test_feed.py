@@ -64,7 +64,7 @@ async def following(table: RouteTable, directory: Path) -> AsyncIterator[FeedFol
 
 
 async def until(condition: object) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not condition():  # type: ignore[operator]
             await asyncio.sleep(0.001)
 

@@ -268,7 +268,7 @@ class TestNeverReturning:
 
     async def test_who_waits_behind_it_gets_a_new_instance_at_once(self, edge: Edge) -> None:
         edge.add(route_of(spec_of(clocks=Clocks(execution_s=0.05), scaling=Scaling(max_instances=1))))
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(STUCK_GRACE_S):
             answers = await asyncio.gather(*(edge.call(json={"x": n}) for n in range(2)))
 
         assert [problem_of(answer)["clock"] for answer in answers] == ["execution", "execution"]
