@@ -1,10 +1,10 @@
 """Runs a submitted call to its end: one attempt after the other, as its function's `retries` say.
 
 At least once: an attempt whose instance or activator died may have done its work, and is made again. The function is told which attempt
-it is (`pilotlight.context().attempt`). Nobody sees a byte of a submitted call before its end, so each failed attempt may be followed by
-another, while there is time: up to the caller's own deadline, and as long as its result would have been kept. Pauses between attempts hold
-no slot, no quota and no place. A caller's budget of retries is not asked: unlike callers who wait, these cannot become more than the
-instances of their function hold at once.
+it is (`pilotlight.context().attempt`), and so is who reads a stream's items as they come; before its end no attempt's bytes are the
+call's. So each failed attempt may be followed by another, while there is time: up to the caller's own deadline, and as long as its result
+would have been kept. Pauses between attempts hold no slot, no quota and no place. A caller's budget of retries is not asked: unlike
+callers who wait, these cannot become more than the instances of their function hold at once.
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ class CallReader:
         items: _Items | None = None
         while True:
             changed, record = held.changed, held.record
-            state = (record.state, max(record.attempt, held.log.attempt if held.log is not None else 0))
+            attempt = record.attempt + (record.state == "RUNNING")  # a record counts those that have ended
+            state = (record.state, max(attempt, held.log.attempt if held.log is not None else 0))
             if state != told and record.state not in FINAL:
                 told = state
                 await self._stream.send(event("state", {"id": record.id, "state": state[0], "attempt": state[1]}))
