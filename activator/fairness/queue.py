@@ -3,13 +3,16 @@
 Strict by priority. Within one priority tenants take turns by deficit round robin (Shreedhar & Varghese, "Efficient Fair Queuing using
 Deficit Round Robin", SIGCOMM 1995; ToN 4(3), 1996): at its turn a tenant is credited its weight times the largest cost seen, and is
 served while its credit covers the cost of its first. A tenant that has nothing left loses its credit. Within one tenant: first in, first
-out. So a tenant that waits with a thousand calls delays another's one call by the part of a turn that its weight is, and no more.
+out. A tenant of which nothing waited has its first turn before those that wait already (as new flows have in FQ-CoDel, RFC 8290 §4.2), and
+is one of them afterwards, also when it has nothing left meanwhile. So a tenant that waits with a thousand calls delays another's one call
+by what is being handed out in that moment, and one that always has some waiting by the part of a turn that its weight is.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Generic, TypeVar
 
 from activator.fairness.rank import Rank
@@ -45,55 +48,96 @@ class _Flow(Generic[T]):
 
 
 class _Ring(Generic[T]):
-    """The flows of one priority in the order of their turns."""
+    """The flows of one priority: those that just came, then the others in the order of their turns.
 
-    __slots__ = ("flows", "quantum")
+    Attributes:
+        fresh: had nothing waiting, and no turn since.
+        flows: the others. One that has nothing left after its turn as a fresh one rests here until it would be at turn again.
+        waiting: places in all of them.
+    """
+
+    __slots__ = ("flows", "fresh", "quantum", "waiting")
 
     def __init__(self) -> None:
+        self.fresh: OrderedDict[str, _Flow[T]] = OrderedDict()
         self.flows: OrderedDict[str, _Flow[T]] = OrderedDict()
         self.quantum = 0.0
+        self.waiting = 0
 
     def push(self, place: Place[T], *, is_first: bool) -> None:
-        if not self.flows:
+        if not self.waiting:
+            self.flows.clear()
             self.quantum = 0.0
         self.quantum = max(self.quantum, place.cost)  # so that one turn always suffices for one item: O(1)
-        flow = self.flows.get(place.rank.tenant)
+        tenant = place.rank.tenant
+        flow = self.flows.get(tenant) or self.fresh.get(tenant)
         if flow is None:
-            flow = self.flows[place.rank.tenant] = _Flow()
+            flow = self.fresh[tenant] = _Flow()
         flow.weight = place.rank.weight
         flow.places[place] = None
+        self.waiting += 1
         if is_first:
             flow.places.move_to_end(place, last=False)
 
     def remove(self, place: Place[T]) -> bool:
-        flow = self.flows.get(place.rank.tenant)
+        tenant = place.rank.tenant
+        flow = self.flows.get(tenant) or self.fresh.get(tenant)
         if flow is None or place not in flow.places:
             return False
         del flow.places[place]
+        self.waiting -= 1
         if not flow.places:
-            del self.flows[place.rank.tenant]
+            self.fresh.pop(tenant, None)
         return True
 
     def pop(self, is_wanted: Callable[[T], bool]) -> Place[T] | None:
-        for tenant, flow in self.flows.items():
+        for tenant, flow in self.fresh.items():
             place = next(iter(flow.places))
             if is_wanted(place.item):
-                self._serve(tenant, flow, place)
+                self._serve(flow, place)
+                if not flow.is_at_turn:
+                    del self.fresh[tenant]
+                    self.flows[tenant] = flow
                 return place
-        return None
+        return self._pop_in_turn(is_wanted)
 
-    def _serve(self, tenant: str, flow: _Flow[T], place: Place[T]) -> None:
+    def _pop_in_turn(self, is_wanted: Callable[[T], bool]) -> Place[T] | None:
+        rested: list[str] = []
+        found: Place[T] | None = None
+        for tenant, flow in self.flows.items():
+            if not flow.places:
+                rested.append(tenant)
+                continue
+            place = next(iter(flow.places))
+            if is_wanted(place.item):
+                found = place
+                self._serve(flow, place)
+                if not flow.places:
+                    rested.append(tenant)
+                elif not flow.is_at_turn:
+                    self.flows.move_to_end(tenant)
+                break
+        for tenant in rested:
+            del self.flows[tenant]
+        return found
+
+    def _serve(self, flow: _Flow[T], place: Place[T]) -> None:
         if not flow.is_at_turn or flow.credit < place.cost:
             turn = flow.weight * self.quantum
-            flow.is_at_turn = True
             flow.credit = min(flow.credit + turn, turn + self.quantum)
         flow.credit -= place.cost
         del flow.places[place]
+        self.waiting -= 1
         if not flow.places:
-            del self.flows[tenant]
-        elif flow.credit < next(iter(flow.places)).cost:  # its turn is over
-            flow.is_at_turn = False
-            self.flows.move_to_end(tenant)
+            flow.credit = 0.0
+        flow.is_at_turn = bool(flow.places) and flow.credit >= next(iter(flow.places)).cost  # else its turn is over
+
+    def first(self) -> Place[T] | None:
+        """The first of one of them."""
+        for flow in chain(self.fresh.values(), self.flows.values()):
+            if flow.places:
+                return next(iter(flow.places))
+        return None
 
 
 def _anybody(_item: object) -> bool:
@@ -119,7 +163,7 @@ class FairQueue(Generic[T]):
         return (place.item for place in self.places)
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{sum(len(f.places) for f in r.flows.values())} {p}" for p, r in self._rings.items() if r.flows)
+        parts = ", ".join(f"{ring.waiting} {priority}" for priority, ring in self._rings.items() if ring.waiting)
         return f"<FairQueue {parts or 'empty'}>"
 
     def push(self, item: T, rank: Rank, *, cost: float = 1.0, is_first: bool = False) -> Place[T]:
@@ -136,7 +180,7 @@ class FairQueue(Generic[T]):
         then the time is linear in the number of tenants.
         """
         for ring in self._rings.values():
-            place = ring.pop(is_wanted)
+            place = ring.pop(is_wanted) if ring.waiting else None
             if place is not None:
                 del self.places[place]
                 return place.item
@@ -156,6 +200,6 @@ class FairQueue(Generic[T]):
     def first(self) -> T | None:
         """One of those with the highest priority, without taking it out; not necessarily the one whose turn it is."""
         for ring in self._rings.values():
-            for flow in ring.flows.values():
-                return next(iter(flow.places)).item
+            if ring.waiting and (place := ring.first()) is not None:
+                return place.item
         return None

@@ -80,6 +80,43 @@ def test_a_tenant_that_had_nothing_to_ask_for_has_saved_nothing_up() -> None:
     assert drained(queue) == ["a", "b"] * 3
 
 
+def test_who_comes_with_little_goes_before_those_who_wait_already() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for _ in range(100):
+        queue.push("flood", rank_of("flood", 16), cost=1.0)
+    assert drained(queue, 20) == ["flood"] * 20
+    for _ in range(2):
+        queue.push("large", rank_of("new"), cost=8.0)
+    assert drained(queue, 4) == ["large", "flood", "flood", "flood"], "the second one waits for its turn"
+
+
+def test_who_comes_again_and_again_has_no_more_than_its_share() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for tenant in ("a", "b", "c"):
+        for _ in range(200):
+            queue.push(tenant, rank_of(tenant))
+    drained(queue, 3)
+    served: Counter[str] = Counter()
+    last = "sly"
+    for _ in range(300):
+        if last == "sly":
+            queue.push("sly", rank_of("sly"))
+        (last,) = drained(queue, 1)
+        served[last] += 1
+    assert served["sly"] <= 2 * min(served[tenant] for tenant in "abc")
+
+
+def test_a_ring_forgets_those_who_went() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for n in range(100):
+        queue.push("x", rank_of(f"t-{n}"))
+    drained(queue, 99)
+    queue.push("y", rank_of("t-99"))
+    assert drained(queue) == ["x", "y"]
+    queue.push("z", rank_of("t-1"))
+    assert len(queue._rings[Priority.STANDARD].flows) == 0
+
+
 def test_who_cannot_be_served_now_is_passed_over_and_keeps_its_place() -> None:
     queue: FairQueue[str] = FairQueue()
     queue.push("large", rank_of("a"))

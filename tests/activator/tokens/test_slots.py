@@ -75,14 +75,14 @@ class Engine:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _n: int = 0
 
-    def call(self, tenant: str, tokens: int) -> None:
+    def call(self, tenant: str, tokens: int, weight: int = 1) -> None:
         """One call comes now."""
-        task = asyncio.create_task(self._run(tenant, tokens, self.clock()))
+        task = asyncio.create_task(self._run(rank_of(tenant, tokens, weight), tokens, self.clock()))
         self.tasks.add(task)
 
-    async def _run(self, tenant: str, tokens: int, came: float) -> None:
-        reservation = await self.throttler.reserve(60, rank_of(tenant, tokens))
-        self.waits_s.setdefault(tenant, []).append(self.clock() - came)
+    async def _run(self, rank: Rank, tokens: int, came: float) -> None:
+        reservation = await self.throttler.reserve(60, rank)
+        self.waits_s.setdefault(rank.tenant, []).append(self.clock() - came)
         self._n += 1
         heapq.heappush(self.ends, (self.clock() + PREFILL_S + tokens * TOKEN_S, self._n, reservation))
 
@@ -124,26 +124,36 @@ async def engine_of(*, max_queued: int = 2000, **limits: Any) -> AsyncIterator[E
             await books.aclose()
 
 
-async def _first_tokens_s(*, flood: int) -> list[float]:
-    """From the request to the first token of a tenant that asks four times a second, beside one that asks `flood` times at once."""
+async def _first_tokens_s(*, flood: int, longest: int, weight: int, own: int, every_s: float) -> list[float]:
+    """From the request to the first token of a tenant that asks now and then for `own` tokens, beside one that asks `flood` times at once
+    for up to `longest` of them."""
     async with engine_of() as engine:
         rng = random.Random(11)
         for _ in range(flood):
-            engine.call("flood", rng.randrange(20, 200))
+            engine.call("flood", rng.randrange(20, longest), weight)
         await engine.go_until(engine.clock() + 3)
-        for _ in range(40):
-            engine.call("victim", 60)
-            await engine.go_until(engine.clock() + 0.25)
+        for _ in range(20):
+            engine.call("victim", own)
+            await engine.go_until(engine.clock() + every_s)
         await engine.go_until(engine.clock() + 5)
         waits = engine.waits_s["victim"]
-        assert len(waits) == 40
+        assert len(waits) == 20
         assert engine.throttler.in_flight <= SLOTS
         return [wait + PREFILL_S for wait in waits]
 
 
-async def test_who_floods_an_engine_does_not_double_anothers_time_to_the_first_token() -> None:
-    alone, beside = await _first_tokens_s(flood=0), await _first_tokens_s(flood=500)
-    assert sum(alone) / 40 == pytest.approx(PREFILL_S)
+@pytest.mark.parametrize(
+    "flood",
+    [
+        pytest.param({"longest": 200, "weight": 1, "own": 60, "every_s": 0.25}, id="alike"),
+        pytest.param({"longest": 100, "weight": 1, "own": 150, "every_s": 0.5}, id="with shorter answers"),
+        pytest.param({"longest": 200, "weight": 16, "own": 60, "every_s": 2.0}, id="with a heavier plan"),
+    ],
+)
+async def test_who_floods_an_engine_does_not_double_anothers_time_to_the_first_token(flood: dict[str, Any]) -> None:
+    alone = await _first_tokens_s(flood=0, **flood)
+    beside = await _first_tokens_s(flood=900, **flood)
+    assert sum(alone) / 20 == pytest.approx(PREFILL_S)
     assert sum(beside) <= 2 * sum(alone)
 
 
