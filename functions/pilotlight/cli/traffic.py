@@ -163,6 +163,10 @@ def _shown(found: Json) -> RenderableType:
         rows.append(
             {"what": f"shadow of {copied['percent']:g} %, ≤ {copied['max_compute']:.0%} of compute", "revision": copied["revision"]}
         )
+    if (result := found.get("shadow_result")) is not None:
+        same = f"{result['matched']} of {result['compared']} compared the same" if result["compared"] else "none compared"
+        told = f"last day: {result['answered']} answered, {result['failed']} failed, {same}, {result['skipped']} left out"
+        rows.append({"what": told, "revision": ""})
     if (experiment := found["experiment"]) is not None:
         arms = [{"what": f"arm {arm['name']}, {arm['share']:g} %", "revision": arm["revision"]} for arm in experiment["arms"]]
         rows += [{"what": f"experiment {experiment['id']}, {experiment['percent']:g} % of units", "revision": ""}, *arms]

@@ -6,7 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
+from pilotlight.controller import observations, tables
+from pilotlight.observations import SHADOW_ARM, Observation, bucket_of
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec
 from tests.functions.controller.test_traffic import deployed, published
@@ -121,3 +124,27 @@ async def test_no_tag_stands_before_what_the_platform_calls_so(controller: Contr
     body = {"functions": [spec(description="next")], "no_traffic": True, "tag": name}
     refused(await controller.http.post("/v1/apps/search/deploy", json=body), 400)
     assert (await controller.http.get(PATH)).json()["aliases"] == {"stable": second}
+
+
+async def test_what_became_of_a_shadows_copies_is_shown_with_it(controller: Controller) -> None:
+    copied, _ = await deployed(controller)
+    without = (await controller.http.get(PATH)).json()
+    await change(controller, tags={"copied": copied}, shadow={"revision": copied, "percent": 50})
+    empty = (await controller.http.get(PATH)).json()["shadow_result"]
+    with controller.context.store.read() as sql:
+        function_id = sql.execute(sa.select(tables.functions.c.id)).scalar_one()
+    seen = Observation(
+        tenant="t", function_id=function_id, revision=copied, arm=SHADOW_ARM, minute=int(controller.clock.now // 60) - 1,
+        answered=9, failed=1, compared=8, matched=7, skipped=3, latency={"warm": {bucket_of(40): 9}},
+    )  # fmt: skip
+    with controller.context.store.write() as write:
+        observations.take(write, {"activator": "a", "life": "l", "sequence": 1, "observations": [seen.to_json()]})
+
+    result = (await controller.http.get(PATH)).json()["shadow_result"]
+
+    assert without["shadow_result"] is None
+    assert (empty["answered"], empty["p50_ms"]) == (0, None)
+    assert {name: result[name] for name in ("answered", "failed", "compared", "matched", "skipped")} == {
+        "answered": 9, "failed": 1, "compared": 8, "matched": 7, "skipped": 3,
+    }  # fmt: skip
+    assert result["p50_ms"] == pytest.approx(40, rel=0.1)

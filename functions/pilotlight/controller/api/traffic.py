@@ -14,12 +14,14 @@ from fastapi import APIRouter, Header, Response
 from pydantic import Field
 
 from pilotlight import traffic as documents
-from pilotlight.controller import aliases, guards, tenants, traffic
+from pilotlight.controller import aliases, guards, observations, tenants, traffic
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, place
+from pilotlight.controller.figures.spans import DAY_S
 from pilotlight.controller.places import Place
 from pilotlight.errors import Conflict, InvalidInput
+from pilotlight.observations import SHADOW_ARM, quantile
 from pilotlight.traffic import PER_REQUEST, WHOLE, Shadow, TrafficDocument
 from pilotlight.types import Scope
 
@@ -76,6 +78,18 @@ class TrafficChange(Body):
     override_freeze: MayThaw = False
 
 
+class ShadowResult(Body):
+    """What became of a shadow's copies in the last 24 hours."""
+
+    answered: int
+    failed: int
+    compared: int = Field(description="answers that were compared with what the caller got; streams and raised errors are not")
+    matched: int = Field(description="of these, the same (numbers to a millionth)")
+    skipped: int = Field(description="copies that were not made, for want of room or because of `max_compute`")
+    p50_ms: float | None
+    p99_ms: float | None
+
+
 class TrafficAnswer(Body):
     """How it is now. `aliases` can be asked for like tags; `stable` is the way back of a rollout that runs."""
 
@@ -90,6 +104,7 @@ class TrafficAnswer(Body):
     max_candidate: int
     experiment: dict[str, Any] | None
     shadow: dict[str, Any] | None
+    shadow_result: ShadowResult | None = Field(default=None, description="null without a shadow")
     stable: str
 
 
@@ -217,5 +232,20 @@ def _expected(generation: int | None, if_match: str | None) -> int | None:
 def _answer(response: Response, asked: _Asked, document: TrafficDocument) -> TrafficAnswer:
     response.headers["etag"] = f'"{document.generation}"'
     with asked.context.store.read() as sql:
-        named = aliases.of(sql, asked.where.function_id(asked.function))
-    return TrafficAnswer(app=asked.where.app, function=asked.function, aliases=named, **traffic.shown(document))
+        function_id = asked.where.function_id(asked.function)
+        named = aliases.of(sql, function_id)
+        result = _shadow_result(sql, function_id, document.shadow.revision, asked.context.clock()) if document.shadow is not None else None
+    shown = traffic.shown(document)
+    return TrafficAnswer(app=asked.where.app, function=asked.function, aliases=named, shadow_result=result, **shown)
+
+
+def _shadow_result(sql: sa.Connection, function_id: str, revision: str, now: float) -> ShadowResult:
+    found = observations.window(sql, function_id=function_id, since_s=now - DAY_S, until_s=now, revision=revision, arm=SHADOW_ARM)
+    seen = found.get((revision, SHADOW_ARM))
+    if seen is None:
+        return ShadowResult(answered=0, failed=0, compared=0, matched=0, skipped=0, p50_ms=None, p99_ms=None)
+    took = seen.latency.get("warm", {})
+    return ShadowResult(
+        answered=seen.answered, failed=seen.failed, compared=seen.compared, matched=seen.matched, skipped=seen.skipped,
+        p50_ms=quantile(took, 0.5), p99_ms=quantile(took, 0.99),
+    )  # fmt: skip
