@@ -27,6 +27,8 @@ from tests.fakes.plain_http import NO_TLS
 from tests.fakes.ports import free_port
 
 STOP_S = 60.0
+COMMAND_S = 540.0
+"""The longest a command may take: a deploy of a dozen functions, whose snapshots are made while everything else goes first."""
 PATIENCE_S = 45.0
 """How long a test looks for something that is bound to happen, on a machine that is busy with other things."""
 APPS = Path(__file__).parent / "apps"
@@ -69,7 +71,7 @@ class PlatformUnderTest:
     def cli(self, *words: str, input: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run `pilotlight WORDS`; with `check`, a failure shows what it printed."""
         argv = [sys.executable, "-m", "pilotlight", *words]
-        done = subprocess.run(argv, env=self.environ(), input=input, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(argv, env=self.environ(), input=input, capture_output=True, text=True, timeout=COMMAND_S, check=False)
         if check and done.returncode:
             raise AssertionError(
                 f"pilotlight {' '.join(words)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}\n{self.log_tails()}"

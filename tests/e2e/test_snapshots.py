@@ -19,10 +19,10 @@ import pytest
 
 from pilotlight.protocol import HEADER_COST, HEADER_REQUEST_ID, HEADER_SERVER_TIMING, HEADER_START
 from tests.conftest import RequireOrSkip
-from tests.e2e.frozen import ATTEMPTS, Frozen, environ, why_no_criu
+from tests.e2e.frozen import ATTEMPTS, DEPLOYED_S, Frozen, environ, why_no_criu
 from tests.e2e.harness import APPS, PlatformUnderTest, platform_up, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(DEPLOYED_S)]
 APP = str(APPS / "frozen.py")
 ANSWER_S = 45.0
 """For a start that falls to COLD, well below the 300 s of a startup: boots give way to calls, on a busy machine for ten seconds."""

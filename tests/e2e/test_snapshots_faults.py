@@ -17,10 +17,10 @@ import pytest
 
 from pilotlight.protocol import HEADER_START
 from tests.conftest import RequireOrSkip
-from tests.e2e.frozen import ATTEMPTS, SNAPSHOT_S, Frozen, catalogue, environ, traces, why_no_criu
+from tests.e2e.frozen import ATTEMPTS, DEPLOYED_S, SNAPSHOT_S, Frozen, catalogue, environ, traces, why_no_criu
 from tests.e2e.harness import APPS, PATIENCE_S, PlatformUnderTest, platform_up, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(DEPLOYED_S)]
 APP = str(APPS / "frail.py")
 BLOCK = 96 * 1024 * 1024
 SMALL_DISK_BYTES = 64 * 1024 * 1024
