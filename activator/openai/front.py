@@ -129,7 +129,7 @@ class OpenAI:
         elif request.verb == "GET" and path == MODELS:
             request.target = None  # no call of it
             await _respond_list(request, served_by(entry.target))
-        elif request.verb == "GET" and path in TO_LOOK_AT and (path != "/metrics" or not entry.foreign):
+        elif request.verb == "GET" and path in TO_LOOK_AT and (path != "/metrics" or _is_owner(entry)):
             await self._passthrough.http(request, entry)
         else:
             raise errors.NotFound(f"nothing is served at {request.verb} {path[:200]}: an engine is called at {', '.join(sorted(PATHS))}")
@@ -220,7 +220,7 @@ class OpenAI:
         """The call of an engine that a request has become. Raises InvalidInput."""
         choice = request.choice
         rank = entry.rank(request.headers)
-        if entry.foreign or entry.caller.is_anonymous:
+        if not _is_owner(entry):
             asked.salt = _salt_of(entry)
         if use is not None:
             write_cap(asked.path, asked.body, use.cap)
@@ -244,6 +244,10 @@ class OpenAI:
         request.call = call
         self._tracer.begin(call, request.headers)
         return call
+
+
+def _is_owner(entry: Entry) -> bool:
+    return entry.caller.tenant == entry.target.tenant
 
 
 def _salt_of(entry: Entry) -> str:

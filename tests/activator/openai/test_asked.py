@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from activator.openai.asked import CHAT, COMPLETIONS, EMBEDDINGS, Asked, parsed
+from activator.openai.asked import Asked, parsed
 from activator.openai.errors import ModelNotFound
+from activator.tokens.facts import CHAT, COMPLETIONS, EMBEDDINGS
 from pilotlight import errors
 from pilotlight.engines import Task
 from tests.activator.openai.conftest import chat, llm

@@ -138,7 +138,7 @@ async def test_tools_and_documents_are_the_engines_to_understand(shop: Shop) -> 
 
     assert called.choices[0].finish_reason == "tool_calls"
     assert called.choices[0].message.tool_calls is not None
-    assert called.choices[0].message.tool_calls[0].function.name == "weather"  # type: ignore[union-attr]
+    assert called.choices[0].message.tool_calls[0].function.name == "weather"
     assert json.loads(document.choices[0].message.content or "") == {"answer": "ba"}
 
 
@@ -268,9 +268,7 @@ async def test_what_one_tenant_asked_is_not_told_by_the_clock_to_another(shop: S
 
 
 async def test_tokens_are_priced(shop: Shop) -> None:
-    shop.edge.table._lists["test"] = shop.edge.table._own_rates = Rates(
-        version="test", token_in=Decimal("0.001"), token_out=Decimal("0.01")
-    )
+    shop.edge.table._own_rates = Rates(version="test", token_in=Decimal("0.001"), token_out=Decimal("0.01"))
     shop.edge.add(route_of(llm()))
     answer = await shop.post(chat(max_tokens=5, stream=True))
 

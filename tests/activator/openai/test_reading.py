@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from activator.openai.asked import CHAT, Asked
+from activator.openai.asked import Asked
 from activator.openai.reading import StreamReading, WholeReading, read_whole, renamed
+from activator.tokens.facts import CHAT
 from activator.tokens.use import TokenUse
 from activator.upstream import UpstreamGone
 from tests.activator.openai.conftest import chat
