@@ -24,7 +24,7 @@ from tests.e2e.harness import PlatformUnderTest, wait_for
 ATTEMPTS = 4
 """How often a function is brought to zero before a test gives up: the autoscaler may bring back what was stopped."""
 DEPLOYED_S = 600.0
-"""For a test of a module whose app makes and proves a dozen snapshots when it is deployed: 80 s on an idle machine, and it all gives way."""
+"""For a test of a module whose app makes and proves a dozen snapshots when it is deployed: 80 s when idle, and it all gives way."""
 SNAPSHOT_S = 90.0
 """For a function that starts processes, on a machine that does much else."""
 
