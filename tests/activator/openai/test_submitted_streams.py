@@ -6,7 +6,7 @@ import json
 
 from tests.activator.conftest import KEY
 from tests.activator.openai.conftest import Shop, chat
-from tests.activator.test_call_streams import following
+from tests.activator.streams.test_call_streams import following
 from tests.fakes.fake_controller import FakeController
 
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,46 +13,23 @@ from typing import Any
 import httpx
 import pytest
 
-from activator.call_items import cutter_of
 from activator.settings import ActivatorSettings
 from pilotlight.policies import RetryPolicy
 from pilotlight.protocol import PROBLEM_BASE
 from pilotlight.spec import Clocks, MethodSpec
 from tests.activator.conftest import KEY, PATIENCE_S, Edge
+from tests.activator.streams.world import GENERATOR, OFTEN_S, Released
 from tests.activator.test_gateway import until
-from tests.activator.test_streaming import GENERATOR, Released
 from tests.fakes.fake_controller import FakeController
-from tests.fakes.fake_worker import Behaviour, WorkerAnswer, WorkerRequest
+from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.routes import route_of, spec_of
 
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}
-OFTEN_S = 0.02
 
 
-@pytest.fixture(name="every_s")
-def _every_s() -> float:
-    return PATIENCE_S
-
-
-@pytest.fixture(name="settings")
-def _settings(every_s: float) -> ActivatorSettings:
-    return ActivatorSettings(max_body_bytes=100_000, heartbeat_s=every_s)
-
-
-@pytest.fixture(name="worker")
-def _worker() -> Released:
-    return Released()
-
-
-@pytest.fixture(name="behaviour")
-def _behaviour(worker: Released) -> Behaviour:
-    return worker
-
-
-@pytest.fixture(name="generator")
-def _generator(edge: Edge, controller: FakeController) -> Edge:
-    edge.add(route_of(spec_of(methods=GENERATOR)))
-    return edge
+@pytest.fixture(autouse=True)
+def _controller_is_up(controller: FakeController) -> None:
+    """Where results go."""
 
 
 class Follower:
@@ -348,36 +324,3 @@ async def test_a_stream_survives_the_end_of_its_activator_as_its_next_attempt(sh
     record = controller.calls["req-1"]
 
     assert (ids, record["attempt"], base64.b64decode(record["result"])) == ([1], 2, b"0\n1\n")
-
-
-# -- what items are ------------------------------------------------------------------------------------------------------
-def pickles(*items: bytes, raised: bytes | None = None) -> bytes:
-    out = b"".join(struct.pack(">I", len(item)) + item for item in items)
-    return out if raised is None else out + struct.pack(">II", 0xFFFFFFFF, len(raised)) + raised
-
-
-PROBLEM = json.dumps({"error": {"type": "ValueError"}, "type": PROBLEM_BASE + "function-raised", "status": 500}).encode()
-QUOTED = b'{"type": "%s"}' % PROBLEM_BASE.encode()
-LINES, EVENTS, PICKLES = "application/x-ndjson", "text/event-stream; charset=utf-8", "application/vnd.pilotlight.pickle-stream"
-PICKLED = [b"event: pickle\ndata: YWJj", b"event: pickle\ndata: ", b"event: exception\ndata: bm8="]
-FAILED = [b"data: 1", b"event: error\ndata: {}"]
-STREAMS = [
-    pytest.param(LINES, b'1\n{"a":2}\n', [b"data: 1", b'data: {"a":2}'], id="lines"),
-    pytest.param(LINES, b"1\n" + PROBLEM + b"\n", [b"data: 1", b"event: error\ndata: " + PROBLEM], id="a problem"),
-    pytest.param(LINES, QUOTED + b"\n", [b"data: " + QUOTED], id="an item that quotes one"),
-    pytest.param(EVENTS, b"data: 1\n\n: waiting\n\nevent: error\ndata: {}\n\n", FAILED, id="events"),
-    pytest.param(PICKLES, pickles(b"abc", b"", raised=b"no"), PICKLED, id="pickles"),
-]
-
-
-@pytest.mark.parametrize("size", [1, 2, 5, 1000])
-@pytest.mark.parametrize("content_type, stream, items", STREAMS)
-def test_items_are_found_however_they_come(content_type: str, stream: bytes, items: list[bytes], size: int) -> None:
-    cutter = cutter_of(content_type)
-    assert cutter is not None
-
-    assert [item for at in range(0, len(stream), size) for item in cutter.feed(stream[at : at + size])] == items
-
-
-def test_a_single_value_has_no_items() -> None:
-    assert cutter_of("application/json") is None

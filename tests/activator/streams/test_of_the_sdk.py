@@ -7,38 +7,20 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from activator.settings import ActivatorSettings
 from pilotlight.client import AsyncClient, Client
 from pilotlight.profile import Profile
 from pilotlight.sdk.pickling import dumps
 from tests.activator.conftest import KEY, Edge
-from tests.activator.test_call_streams import submit
+from tests.activator.streams.test_call_streams import submit
+from tests.activator.streams.world import GENERATOR, Released
 from tests.activator.test_gateway import until
-from tests.activator.test_streaming import GENERATOR, Released
 from tests.fakes.fake_controller import FakeController
-from tests.fakes.fake_worker import Behaviour
 from tests.fakes.routes import route_of, spec_of
 
 
-@pytest.fixture(name="settings")
-def _settings() -> ActivatorSettings:
-    return ActivatorSettings(max_body_bytes=100_000)
-
-
-@pytest.fixture(name="worker")
-def _worker() -> Released:
-    return Released()
-
-
-@pytest.fixture(name="behaviour")
-def _behaviour(worker: Released) -> Behaviour:
-    return worker
-
-
-@pytest.fixture(name="generator")
-def _generator(edge: Edge, controller: FakeController) -> Edge:
-    edge.add(route_of(spec_of(methods=GENERATOR)))
-    return edge
+@pytest.fixture(autouse=True)
+def _controller_is_up(controller: FakeController) -> None:
+    """Where results go."""
 
 
 def profile(edge: Edge) -> Profile:

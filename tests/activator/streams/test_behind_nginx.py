@@ -11,11 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from activator.settings import ActivatorSettings
 from tests.activator.conftest import KEY, Edge
+from tests.activator.streams.world import EVENTS, GENERATOR, Released
 from tests.activator.test_gateway import until
-from tests.activator.test_streaming import EVENTS, GENERATOR, Released
-from tests.fakes.fake_worker import Behaviour
 from tests.fakes.routes import route_of, spec_of
 
 NGINX = shutil.which("nginx")
@@ -48,19 +46,9 @@ http {{
 pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed: scripts/install-system-packages")
 
 
-@pytest.fixture(name="settings")
-def _settings() -> ActivatorSettings:
-    return ActivatorSettings(max_body_bytes=100_000, heartbeat_s=0.05)
-
-
-@pytest.fixture(name="worker")
-def _worker() -> Released:
-    return Released()
-
-
-@pytest.fixture(name="behaviour")
-def _behaviour(worker: Released) -> Behaviour:
-    return worker
+@pytest.fixture(name="every_s")
+def _every_s() -> float:
+    return 0.05
 
 
 @pytest.fixture(name="more", params=["", "proxy_http_version 1.1;"], ids=["as it is", "HTTP/1.1"])
