@@ -122,6 +122,17 @@ def test_a_beginning_that_everybody_shares_spills_over_at_the_bound() -> None:
     assert all(i.in_flight for i in instances)
 
 
+def test_where_little_runs_chats_stay_where_they_are_known() -> None:
+    instances = some(4, capacity=16)
+
+    for _ in range(4):
+        chosen = by_key(77, instances, 0.0)
+        assert chosen is not None
+        chosen.in_flight += 1
+
+    assert sorted(i.in_flight for i in instances) == [0, 0, 0, 4], "a quarter of its slots is no load"
+
+
 def test_without_a_bound_one_instance_would_have_taken_all_that_it_can() -> None:
     instances = some(4, capacity=16)
 
