@@ -20,7 +20,7 @@ import httpx
 
 from benchmarks import stack
 from benchmarks.harness import ROOT, Report, Row, interleave, options, paired_ratio, percentile, phase
-from benchmarks.load import Load, wrk
+from benchmarks.load import Load, h2load
 from pilotlight.protocol import HEADER_BATCH
 
 CALLERS = 32
@@ -68,7 +68,7 @@ def measure(report: Report, running: stack.Stack, subject: Subject, *, seconds: 
     body = json.dumps(subject.arguments)
 
     def load(way: tuple[str, str], callers: int) -> Load:
-        return wrk(running.invoke_url(*way), body=body, headers=running.headers, seconds=seconds, connections=callers)
+        return h2load(running.invoke_url(*way), body=body, headers=running.headers, seconds=seconds, connections=callers)
 
     ways = {"unbatched": subject.single, "batched": subject.batched}
     for way in ways.values():

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from starlette.testclient import TestClient
 from websockets.sync.client import connect
 
-from examples import asgi, embed, hello, stream, tabular
+from examples import asgi, batched, embed, hello, stream, tabular
 from tests.e2e.harness import PlatformUnderTest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -105,6 +106,21 @@ def test_embed_knows_what_belongs_together(platform: PlatformUnderTest) -> None:
     assert math.hypot(*meal) == pytest.approx(1.0, abs=1e-5)
     assert embed.cosine(meal, dinner) > 0.85
     assert embed.cosine(meal, market) < 0.2
+
+
+def test_single_sentences_share_passes_and_an_empty_one_fails_alone(platform: PlatformUnderTest) -> None:
+    deploy(platform, "batched.py")
+    texts = ["A man is eating food.", "A man eats a meal.", "The stock market fell today.", " "]
+    url = f"{platform.url}/v1/functions/batches/Embedder.embed:invoke"
+    with ThreadPoolExecutor(len(texts)) as callers, httpx.Client(headers=platform.headers, timeout=120) as client:
+        answers = list(callers.map(lambda text: client.post(url, json={"texts": text}), texts))
+
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 500], platform.log_tails()
+    meal, dinner, market = (answer.json() for answer in answers[:3])
+    assert batched.close(meal, meal)
+    assert embed.cosine(meal, dinner) > 0.85
+    assert embed.cosine(meal, market) < 0.2
+    assert answers[3].json()["error"] == {"type": "ValueError", "message": "the text is empty"}
 
 
 def test_tabular_ranks_the_better_candidate_first(platform: PlatformUnderTest) -> None:
