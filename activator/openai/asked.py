@@ -101,7 +101,7 @@ class Asked:
         if self.is_stream:
             body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True, "continuous_usage_stats": True}
         try:
-            return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+            return _encode(body).encode()
         except UnicodeEncodeError as e:
             raise errors.InvalidInput("the body has half of a surrogate pair, which is no character") from e
 
@@ -109,7 +109,7 @@ class Asked:
 def parsed(data: bytes) -> dict[str, Any]:
     """A request's body. Raises InvalidInput where it is no JSON object."""
     try:
-        body = json.loads(data, parse_constant=_refuse_constant)
+        body = _decode(data.decode())
     except ValueError as e:  # UnicodeDecodeError is one
         raise errors.InvalidInput(f"the body is not valid JSON: {e}") from e
     except RecursionError as e:
@@ -121,6 +121,11 @@ def parsed(data: bytes) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
+
+
+_decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+"""Made once: `json.dumps` makes one for each body that is not written as it likes."""
 
 
 def _fits(value: Any, kinds: tuple[type, ...]) -> bool:
