@@ -93,8 +93,6 @@ class Reservation:
 
         Raises JournalFull, OverBudget, BudgetReserved, AllowanceNeeded.
         """
-        if call.tokens is not None:
-            call.tokens.begin()
         return self.instance.account.open(
             call=call.id, attempt=call.attempt, key=call.key_id, method=call.method, start_kind=self.start_kind.value,
             queued_ms=int(call.queued_ms), start_ms=int(self.start_ms), now_ns=time.monotonic_ns(), at_ns=time.time_ns(),

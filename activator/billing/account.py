@@ -62,8 +62,8 @@ class InstanceAccount:
     Close every ticket, on every path: an attempt that stays open is a lost one.
     """
 
-    __slots__ = ("_budgets", "_cover", "_footprint", "_is_free", "_journal", "_limit_ns", "_on_unbilled", "_rates", "_subject",
-                 "_templates", "_worst", "meter")  # fmt: skip
+    __slots__ = ("_budgets", "_cover", "_footprint", "_is_free", "_journal", "_limit_ns", "_on_unbilled", "_rates", "_revision",
+                 "_subject", "_templates", "_worst", "meter")  # fmt: skip
 
     def __init__(
         self,
@@ -94,6 +94,7 @@ class InstanceAccount:
         self._limit_ns = limit_ns
         self._on_unbilled = on_unbilled
         self._is_free = is_free
+        self._revision = f"{subject.function_id}@{subject.revision}"
         self._cover = self._budgets.cover(Subject(subject.tenant, subject.environment, subject.app, subject.function, rates.currency))
         self._worst = UsageTemplate(subject, footprint=footprint, rates=rates).picos(limit_ns + CLOCK_STEP_NS)
         self.meter = InstanceMeter(started_ns, free_ns=free_ns, is_reserved=is_reserved)
@@ -134,6 +135,7 @@ class InstanceAccount:
             turn = self._budgets.turn
         ticket = Ticket(name, call, attempt, start_kind, template, at_ns, queued_ms, start_ms, cover, worst, turn, mark, is_shadow)
         if tokens is not None:
+            tokens.begin(self._revision)
             ticket.tokens = tokens
         try:
             virtual_ns = self.meter.begin(name, now_ns)

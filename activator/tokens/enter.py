@@ -42,15 +42,18 @@ class TokenDesk:
 
         `holds`: 0 for a call that does not begin to run now. Raises InvalidInput, OverQuota with the time to wait, Unavailable.
         """
-        target = entry.target
         asked = asked_of(path, body)
         allowed = self._allow(entry, asked)
         admission, allowed = await _admitted(entry, allowed, holds=holds)
-        estimate = self._estimates.of(target.key)
         return TokenUse(
             estimated_in=allowed.estimated_in, max_out=allowed.max_out, expected=allowed.expected, began_ns=began_ns, cap=allowed.cap,
-            degraded=allowed.degraded, admission=admission, on_end=lambda use: _learn(estimate, asked, use),
+            degraded=allowed.degraded, admission=admission, on_end=lambda use: self._learn(asked, use),
         )  # fmt: skip
+
+    def _learn(self, asked: Asked, use: TokenUse) -> None:
+        if use.is_counted and use.revision:
+            is_ended = use.finish in _ENDED_BY_ITSELF
+            learn(self._estimates.of(use.revision), asked, tokens_in=use.tokens_in, tokens_out=use.tokens_out, is_ended=is_ended)
 
     def _allow(self, entry: Entry, asked: Asked) -> Allowed:
         target = entry.target
@@ -91,9 +94,3 @@ def engine_of(target: Target) -> EngineSpec:
     if engine is None:
         raise errors.InvalidInput(f"{target.app}/{target.function} is no language model: call it by its own name")
     return engine
-
-
-def _learn(estimate: Estimate, asked: Asked, use: TokenUse) -> None:
-    if use.is_counted:
-        is_ended = use.finish in _ENDED_BY_ITSELF
-        learn(estimate, asked, tokens_in=use.tokens_in, tokens_out=use.tokens_out, is_ended=is_ended)

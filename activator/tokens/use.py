@@ -36,10 +36,12 @@ class TokenUse:
         first_token_ns, last_ns: when the first and the latest piece came; 0 = none did.
         gaps: bucket (`observations.bucket_of`) → times between two pieces.
         admission: what it holds of quotas; None = nothing is counted.
+        revision: key of the one that answers (`Target.key`), which may be another function's than was asked; "" before any does.
     """
 
     __slots__ = ("_by_choice", "_on_end", "_spent", "admission", "began_ns", "cap", "degraded", "estimated_in", "expected", "finish",
-                 "first_token_ns", "gaps", "is_counted", "last_ns", "max_out", "tokens_cached", "tokens_in", "tokens_out")  # fmt: skip
+                 "first_token_ns", "gaps", "is_counted", "last_ns", "max_out", "revision", "tokens_cached", "tokens_in",
+                 "tokens_out")  # fmt: skip
 
     def __init__(
         self,
@@ -63,6 +65,7 @@ class TokenUse:
         self.admission = admission
         self._on_end = on_end
         self._spent = 0
+        self.revision = ""
         self._reset()
 
     def _reset(self) -> None:
@@ -96,8 +99,9 @@ class TokenUse:
         return replace(rank, cost=float(max(1, self.reserved)))
 
     # -- while it runs ------------------------------------------------------------------------------------------------
-    def begin(self) -> None:
-        """An attempt goes to an engine: what the one before took stays taken."""
+    def begin(self, revision: str) -> None:
+        """An attempt goes to an engine of this revision: what the one before took stays taken."""
+        self.revision = revision
         self._spent += self.tokens_in + self.tokens_out
         self._reset()
 

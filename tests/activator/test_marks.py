@@ -20,13 +20,13 @@ ARM = marked(experiment="x-1", arm='bold"', unit="00ff" * 4)
 
 def opened(books: InstanceAccount, call: str, **more: Any) -> Any:
     use = TokenUse(estimated_in=3, max_out=4, began_ns=0)
-    use.on_usage(3, 4)
     return books.open(
         tokens=use, call=call, attempt=1, key="k", method="", start_kind="WARM", queued_ms=0, start_ms=0, now_ns=0, at_ns=0, **more
     )
 
 
 def closed(books: InstanceAccount, ticket: Any) -> Any:
+    ticket.tokens.on_usage(3, 4)
     return books.close(ticket, status=200, outcome="ok", now_ns=SECOND, at_ns=SECOND)
 
 

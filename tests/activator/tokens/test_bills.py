@@ -8,7 +8,6 @@ from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -66,17 +65,18 @@ def use(estimated_in: int = 100, max_out: int = 50) -> TokenUse:
     return TokenUse(estimated_in=estimated_in, max_out=max_out, began_ns=10 * MS)
 
 
-def counted(**more: Any) -> TokenUse:
+def counted(ticket: Ticket) -> Ticket:
     """The engine said what it took."""
-    one = use(**more)
+    one = ticket.tokens
+    assert one is not None
     one.on_piece(25 * MS)
     one.on_usage(90, 12, 64)
     one.on_finish("stop")
-    return one
+    return ticket
 
 
 def test_a_record_says_what_a_call_took_and_its_cost_is_that_of_the_list(engine: Engine) -> None:
-    bill = engine.close(engine.open(counted()))
+    bill = engine.close(counted(engine.open(use())))
     [record] = engine.records()
     assert (record.tokens_in, record.tokens_out, record.tokens_cached, record.finish, record.first_token_ms) == (90, 12, 64, "stop", 15)
     assert Decimal(bill.cost) == Decimal(record.cost) == cost_of(record, BY_TOKEN)
@@ -110,9 +110,10 @@ def test_only_what_was_delivered_is_billed(
     engine: Engine, ended: tuple[int, str], seen: tuple[int, int] | None, tokens: tuple[int, int], finish: str
 ) -> None:
     one = use()
+    ticket = engine.open(one)
     if seen is not None:
         one.on_usage(*seen)
-    engine.close(engine.open(one), status=ended[0], outcome=ended[1])
+    engine.close(ticket, status=ended[0], outcome=ended[1])
     [record] = engine.records()
     assert (record.tokens_in, record.tokens_out, record.finish) == (*tokens, finish)
     assert Decimal(record.cost) == cost_of(record, BY_TOKEN)
@@ -126,7 +127,7 @@ def test_a_call_of_another_kind_says_nothing_of_tokens(engine: Engine) -> None:
 
 def test_what_a_kill_left_open_is_lost_and_took_no_tokens(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
-    engine.open(counted())
+    counted(engine.open(use()))
     engine.journal.abandon()
     journal, recovered = Journal.open(tmp_path, activator="a-1", wall_ns=engine.wall)
     journal.close()
@@ -151,9 +152,9 @@ def spent(engine: Engine) -> Decimal:
 
 def test_a_budget_sets_the_tokens_of_a_call_aside_and_settles_to_what_it_took(engine: Engine) -> None:
     engine.budgets.apply("b-1", budget(amount="1"))
-    ticket = engine.open(counted(estimated_in=100, max_out=1000))
+    ticket = engine.open(use(max_out=1000))
     assert reserved(engine) == WORST + 100 * BY_TOKEN.token_in + 1000 * BY_TOKEN.token_out
-    bill = engine.close(ticket)
+    bill = engine.close(counted(ticket))
     assert (reserved(engine), spent(engine)) == (Decimal(0), Decimal(bill.cost))
 
 

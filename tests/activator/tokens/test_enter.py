@@ -138,6 +138,7 @@ async def test_what_is_reserved_is_settled_to_what_was_used(desk: TokenDesk) -> 
     assert (over.detail["quota"], over.detail["limit"]) == ("tokens_per_min", 600)
     assert over.retry_after_s == pytest.approx((2 * use.reserved - 600) / 10)
 
+    use.begin("f-1@v1")
     use.on_usage(20, 30)
     use.close(status=200, outcome="ok")
     use.leave()
@@ -206,6 +207,7 @@ async def test_estimates_follow_what_engines_count(desk: TokenDesk) -> None:
     first = (await enter(desk, door, body)).estimated_in
     for _ in range(40):
         use = await enter(desk, door, body)
+        use.begin(door.entry().target.key)
         use.on_usage(1000, 10)
         use.on_finish("stop")
         use.leave()
@@ -214,6 +216,17 @@ async def test_estimates_follow_what_engines_count(desk: TokenDesk) -> None:
     assert learned.estimated_in == pytest.approx(1000, rel=0.1)
     assert learned.reserved < 1300  # an answer of ten tokens is not expected to have a thousand
     assert learned.max_out > 90_000
+
+
+async def test_what_another_function_counted_teaches_nothing_of_this_one(desk: TokenDesk) -> None:
+    door = Door(model())
+    before = (await enter(desk, door)).estimated_in
+    for _ in range(20):
+        use = await enter(desk, door)
+        use.begin("f-shop-small@v1")
+        use.on_usage(500, 10)
+        use.leave()
+    assert (await enter(desk, door)).estimated_in == before
 
 
 async def test_what_no_engine_counted_teaches_nothing(desk: TokenDesk) -> None:

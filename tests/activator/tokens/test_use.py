@@ -94,8 +94,8 @@ def test_a_further_attempt_counts_from_nothing_and_what_was_used_stays_used() ->
     one.on_piece(30 * MS)
     one.on_usage(87, 4)
     one.close(status=502, outcome="error")
-    one.begin()
-    assert (one.tokens_in, one.tokens_out, one.finish, one.first_token_ms) == (0, 0, "", 0)
+    one.begin("f-2@v1")
+    assert (one.tokens_in, one.tokens_out, one.finish, one.first_token_ms, one.revision) == (0, 0, "", 0, "f-2@v1")
     one.on_usage(87, 10)
     one.close(status=200, outcome="ok")
     assert one.used == 91 + 97
