@@ -20,6 +20,7 @@ from activator.calls import SubmittedCalls
 from activator.control import ControlPlane
 from activator.dispatch import Dispatcher
 from activator.edge import EdgeLimits
+from activator.engines.throttler import EngineThrottler
 from activator.entry import Entrance
 from activator.gateway import Gateway
 from activator.handover import Handovers, StartsSeen
@@ -128,7 +129,8 @@ class Edge:
         self.traces.append(trace)
 
     def _throttler(self, target: Target) -> Throttler:
-        return Throttler(
+        make = Throttler if target.spec.engine is None else EngineThrottler
+        return make(
             target, fleet=self.fleet, queue=self.queue, secret_env=self.table.secret_env, account=self.books.account,
             observer=StartsSeen(self.metrics, self.handovers),
         )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from activator.engines.exposition import parse
@@ -9,6 +11,7 @@ from tests.activator.engines.samples import histogram
 from tests.fakes.engine.engine import EngineFake
 from tests.fakes.engine.metrics import exposition
 
+REAL = (Path(__file__).parent / "vllm_0_32.txt").read_bytes()
 TWO_SCHEDULERS = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="a} b"} 3.0
@@ -53,6 +56,26 @@ def test_what_an_engine_does_not_say_is_not_known() -> None:
 @pytest.mark.parametrize("text", [b"", b"<html>", b"process_cpu_seconds_total 3\n", b"vllm:num_requests_running{} x\n", b"\xff\x00" * 50])
 def test_what_is_no_engines_says_nothing(text: bytes) -> None:
     assert parse(text) is None
+
+
+def test_what_vllm_0_32_really_says_is_understood() -> None:
+    """`vllm_0_32.txt`: what the real engine said on a CPU, one call running, of the names that are read here."""
+    found = parse(REAL)
+
+    assert found is not None
+    assert None not in (found.kv_use, found.prefix_queries, found.prefix_hits, found.preemptions, found.generation_tokens)
+    assert (found.running, found.waiting, found.prompt_tokens) == (1, 0, 416.0)
+    assert found.first_token_s is not None
+    assert (found.first_token_s.count, found.first_token_s.longer_than(0.3)) == (4, 0)
+    assert found.between_tokens_s is not None
+    assert found.between_tokens_s.count == 105
+
+
+def test_the_fake_engine_says_by_the_same_names_what_the_real_one_does() -> None:
+    def names(text: bytes) -> set[bytes]:
+        return {line.partition(b"{")[0] for line in text.splitlines()}
+
+    assert names(REAL) <= names(exposition(EngineFake()).encode())
 
 
 def test_the_fake_engine_is_understood() -> None:
