@@ -77,10 +77,10 @@ async def _collect_stream(exchange: Exchange, limit_bytes: int, held: Held | Non
         exchange.bytes_out += len(chunk)
         if exchange.bytes_out > limit_bytes:
             raise errors.TooLarge(f"the result is larger than {limit_bytes} bytes: store it and return where", limit_bytes=limit_bytes)
-        log.chunks.append(chunk)
+        log.data += chunk
         if held is not None:
             held.wake()
-    return b"".join(log.chunks)
+    return bytes(log.data)
 
 
 def queued(caller: Caller, call: Call, *, fingerprint: str, webhook: str) -> CallRecord:

@@ -38,21 +38,21 @@ Position = tuple[int, int]
 
 
 class StreamLog:
-    """What one attempt has streamed so far, as it came. It only grows; each reader has its own place in it.
+    """What one attempt has streamed so far. It only grows; each reader has its own place in it.
 
     Attributes:
-        chunks: of the result's bytes.
+        data: the result's bytes.
     """
 
-    __slots__ = ("attempt", "chunks", "content_type")
+    __slots__ = ("attempt", "content_type", "data")
 
     def __init__(self, attempt: int, content_type: str) -> None:
         self.attempt = attempt
         self.content_type = content_type
-        self.chunks: list[bytes] = []
+        self.data = bytearray()
 
     def __repr__(self) -> str:
-        return f"<StreamLog of attempt {self.attempt}, {len(self.chunks)} chunks>"
+        return f"<StreamLog of attempt {self.attempt}, {len(self.data)} bytes>"
 
 
 class CallReader:
@@ -77,7 +77,7 @@ class CallReader:
             if held.log is not None and held.log is not log:
                 log = held.log
                 items = _Items(cutter_of(log.content_type), log.attempt, self._after)
-            if log is not None and items is not None and (out := items.of(log.chunks)):
+            if log is not None and items is not None and (out := items.of(log.data)):
                 await self._send_items(out, items)
                 continue  # sending may have taken long
             if record.state in FINAL:
@@ -91,8 +91,7 @@ class CallReader:
         cutter = cutter_of(record["content_type"])
         if cutter is not None:
             items = _Items(cutter, int(record["attempt"]), self._after)
-            pieces = [result[at : at + _PIECE_BYTES] for at in range(0, len(result), _PIECE_BYTES)]
-            while out := items.of(pieces):
+            while out := items.of(result):
                 await self._send_items(out, items)
         elif record["state"] == "SUCCEEDED":
             await self._stream.send(event("result", dict(record)))
@@ -111,7 +110,7 @@ class CallReader:
 
 
 class _Items:
-    """Cuts an attempt's chunks into events with ids, those after a position."""
+    """Cuts what an attempt has made into events with ids, those after a position."""
 
     def __init__(self, cutter: Cutter | None, attempt: int, after: Position) -> None:
         self._cutter = cutter
@@ -125,15 +124,16 @@ class _Items:
         """Of the last item that was cut."""
         return self._attempt, max(self._number, self._skip)
 
-    def of(self, chunks: list[bytes]) -> bytes:
-        """Events of chunks that were not read yet; b"" when there is none left."""
+    def of(self, data: bytes | bytearray) -> bytes:
+        """Events in what was not read of it yet; b"" when there is none left."""
         out = bytearray()
-        while self._read < len(chunks) and self._cutter is not None and len(out) < _AT_ONCE_BYTES:
-            for item in self._cutter.feed(chunks[self._read]):
+        while self._read < len(data) and self._cutter is not None and len(out) < _AT_ONCE_BYTES:
+            piece = bytes(data[self._read : self._read + _PIECE_BYTES])
+            for item in self._cutter.feed(piece):
                 self._number += 1
                 if self._number > self._skip:
                     out += b"id: %d-%d\n%b\n\n" % (self._attempt, self._number, item)
-            self._read += 1
+            self._read += len(piece)
         return bytes(out)
 
 

@@ -20,6 +20,8 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 """Of an answer: a worker runs user code, which must not fill the activator's memory with a head that never ends."""
 STREAM_WINDOW_BYTES: Final = 256 * 1024
 """Bytes held for a caller that reads slowly before reading from the worker pauses."""
+JOINED_BYTES: Final = 64 * 1024
+"""Pieces that came in one read go out in one write, up to this many bytes: a worker that is fast costs a write for each of ours."""
 MAX_IDLE_S: Final = 30.0
 """Idle connections older than this are not reused: well below the worker's keep-alive of 75 s, so a reused one is never just being
 closed."""
@@ -173,12 +175,25 @@ class WorkerConnection(asyncio.Protocol):
                 raise UpstreamGone("the worker died in the middle of its answer", sent=True)
             self._wakeup = asyncio.Event()
             await self._wakeup.wait()
-        chunk = self._chunks.popleft()
+        chunk = self._take()
         self._buffered -= len(chunk)
         if self._paused and self._buffered < STREAM_WINDOW_BYTES and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()
         return chunk
+
+    def _take(self) -> bytes:
+        """What is there, as one piece; nothing is waited for."""
+        chunks = self._chunks
+        chunk = chunks.popleft()
+        if not chunks:
+            return chunk
+        parts, size = [chunk], len(chunk)
+        while chunks and size + len(chunks[0]) <= JOINED_BYTES:
+            part = chunks.popleft()
+            parts.append(part)
+            size += len(part)
+        return b"".join(parts)
 
     @property
     def is_idle(self) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from activator.upstream import MAX_IDLE_S, WHOLE_BODY_BYTES, ConnectionPool, UpstreamGone
+from activator.upstream import JOINED_BYTES, MAX_IDLE_S, WHOLE_BODY_BYTES, ConnectionPool, UpstreamGone
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest, serving
 
 GET = b"GET /x HTTP/1.1\r\nhost: worker\r\n\r\n"
@@ -63,6 +63,29 @@ class _Bodiless(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._transport.write(self._answer)  # type: ignore[attr-defined]
+
+
+async def test_pieces_that_came_together_go_on_together_and_in_bounds(short_tmp: Path) -> None:
+    pieces = [b"%d\n" % n for n in range(40_000)]
+    body = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+
+    def worker() -> asyncio.Protocol:
+        return _Bodiless(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n")
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(worker, str(short_tmp / "w.sock"))
+    async with server:
+        pool = ConnectionPool(str(short_tmp / "w.sock"))
+        connection = await pool.open(loop)
+        answer = await connection.request(GET, loop=loop)
+        chunks = [chunk async for chunk in answer.chunks()]
+        is_idle = connection.is_idle
+        connection.close()
+
+    assert b"".join(chunks) == b"".join(pieces)
+    assert len(chunks) < len(pieces) / 10
+    assert max(map(len, chunks)) <= JOINED_BYTES
+    assert is_idle
 
 
 async def test_an_idle_connection_that_grew_old_is_not_used_again(short_tmp: Path) -> None:

@@ -312,7 +312,7 @@ async def test_a_stream_survives_the_end_of_its_activator_as_its_next_attempt(sh
                 await edge.calls.hold(caller, call, fingerprint="")
                 held = edge.calls._held.get("req-1")
                 assert held is not None
-                await until(lambda: held.log is not None and held.log.chunks == [b"0\n"])  # noqa: B023
+                await until(lambda: held.log is not None and held.log.data == b"0\n")  # noqa: B023
                 ids.append(held.log.attempt)  # type: ignore[union-attr]
             else:
                 await until(lambda: controller.calls.get("req-1", {}).get("state") == "SUCCEEDED")
