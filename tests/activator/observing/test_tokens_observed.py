@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from activator.call import EngineCall
 from activator.dispatch import Call
 from activator.observing.observer import Observer
+from activator.openai.asked import Asked
+from activator.openai.call import EngineCall
 from activator.tokens.use import TokenUse
 from pilotlight.observations import Observation, bucket_of
 from snapshotter.types import StartKind
-from tests.fakes.routes import spec_of, target_of
+from tests.activator.tokens.asking import model
+from tests.fakes.routes import target_of
 
 MS = 1_000_000
-TARGET = target_of(spec_of())
+TARGET = target_of(model())
 
 
 def call_of(*, pieces_ms: tuple[float, ...] = (), prompt: int = 10, completion: int = 0, cached: int = 0, start_ms: float = 0.0) -> Call:
-    call = EngineCall(id="req-1", target=TARGET, method="", key_id="k-1", body=b"", path=b"/v1/completions", rewrite=lambda _: b"")
+    use = TokenUse(estimated_in=prompt, max_out=100, began_ns=0)
+    asked = Asked("/v1/completions", {"prompt": "hello"})
+    call = EngineCall(asked, tokens=use, id="req-1", target=TARGET, method="", key_id="k-1")
     call.began_ns = call.routed_ns = call.received_ns = 0
-    call.tokens = use = TokenUse(estimated_in=prompt, max_out=100, began_ns=0)
     for at_ms in pieces_ms:
         use.on_piece(int(at_ms * MS))
     use.on_usage(prompt, completion or len(pieces_ms), cached)
