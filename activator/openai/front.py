@@ -227,7 +227,7 @@ class OpenAI:
         call = EngineCall(
             asked,
             tokens=use,
-            affinity=key_of(asked.body, asked.adapter),
+            affinity=key_of(asked.body, asked.adapter + asked.salt),
             id=request.id,
             target=entry.target,
             method="",
