@@ -47,7 +47,7 @@ def describe(document: dict[str, Any], problems: dict[int | str, dict[str, Any]]
     components.setdefault("schemas", {})["Call"] = call
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "an API key, pl_…"}}
     document["security"] = [{"key": []}]
-    for path, operations in {**_paths(), **_models()}.items():
+    for path, operations in {**_paths(), **_models(), **_openai()}.items():
         for operation in operations.values():
             operation["responses"] |= {str(status): answer for status, answer in problems.items()}
             operation.setdefault("tags", [TAG])
@@ -124,6 +124,34 @@ def _models() -> dict[str, dict[str, Any]]:
     for name in ("live", "ready"):
         out[f"/v2/health/{name}"] = {"get": _operation(f"server_{name}", "Whether it takes requests.", [], known)}
     return {**out, "/v2": {"get": _operation("server_metadata", "Name and version of the server.", [], known)}}
+
+
+def _openai() -> dict[str, dict[str, Any]]:
+    """Language models under the names of OpenAI's clients, whose reference says what bodies and answers are. Errors have their shape."""
+    text, number = {"type": "string"}, {"type": "integer", "minimum": 1}
+    model = {"type": "string", "description": "app/function, with @ and a tag, alias or revision, with : and an adapter; or a bare name"}
+    told = {"stream": {"type": "boolean"}, "max_tokens": number}
+    bodies: dict[str, dict[str, Any]] = {
+        "chat_completions": {**told, "messages": {"type": "array", "items": {"type": "object"}}},
+        "completions": {**told, "prompt": {}},
+        "embeddings": {"input": {}},
+    }
+    answer = _json("as OpenAI's reference says", {"type": "object"})
+    streamed = {**answer, "content": {**answer["content"], CONTENT_SSE: _TEXT}, "headers": _headers(*_RESPONSE_HEADERS)}
+    out: dict[str, dict[str, Any]] = {}
+    for name, properties in bodies.items():
+        body = _object("what the engine is asked; what is not named here is passed on as it is", {"model": model, **properties})
+        body["content"][CONTENT_JSON]["schema"]["required"] = ["model"]
+        description = "Ask a language model. A stream ends with `[DONE]`, and an event `end`: why it ended, its tokens, what it cost."
+        operation = _operation(f"openai_{name}", description, [_environment(), _timeout()], {"200": streamed}, body)
+        out[f"/v1/{name.replace('_', '/')}"] = {"post": operation}
+    listed = _json("models", {"type": "object", "properties": {"object": text, "data": {"type": "array", "items": {"type": "object"}}}})
+    out["/v1/models"] = {
+        "get": _operation("openai_models", "The language models that this key may call.", [_environment()], {"200": listed})
+    }
+    one = [_in_path("app", "app"), _in_path("function", "with : and an adapter, or @ and a tag"), _environment()]
+    out["/v1/models/{app}/{function}"] = {"get": _operation("openai_model", "One of them.", one, {"200": answer})}
+    return out
 
 
 class _Web:
