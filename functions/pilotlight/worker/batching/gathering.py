@@ -92,13 +92,14 @@ class Group:
             self.end_silence(now, came=False)
         self.silent_since = None
 
-    def seen(self, now: float, *, can_grow: bool, is_draining: bool) -> Seen:
+    def seen(self, now: float, *, free_s: float, can_grow: bool, is_draining: bool) -> Seen:
         """As the rules see it."""
         line, size = self.batched.cost(self.kind.bucket).line, len(self.members)
         patient = line is not None and not self.is_odd
         return Seen(
             size=size,
             oldest_at=self.members[0].came_at,
+            held_s=free_s - self.members[0].free_s,
             silent_since=now if self.silent_since is None else self.silent_since,
             deadline_at=min(member.ends_at for member in self.members),
             cost=line,
@@ -230,9 +231,11 @@ class Gathering:
         while self._is_free and self._groups:
             again_at = float("inf")
             due: list[tuple[Group, Reason]] = []
-            can_grow = self._waiting < self._max_inputs
+            can_grow, free_s = self._waiting < self._max_inputs, self._free_clock(now)
             for group in self._groups.values():
-                verdict = decide(now, group.seen(now, can_grow=can_grow, is_draining=self._is_draining), group.batched.policy)
+                verdict = decide(
+                    now, group.seen(now, free_s=free_s, can_grow=can_grow, is_draining=self._is_draining), group.batched.policy
+                )
                 again_at = min(again_at, verdict.look_again_at)
                 if verdict.reason is not None:
                     due.append((group, verdict.reason))

@@ -45,7 +45,7 @@ class Seen:
 
     Attributes:
         size: calls in it, 1 or more.
-        oldest_at: when its first one came.
+        oldest_at: when its first one came. `held_s`: for how long of that it could have run.
         silent_since: since when it could have run and nobody came.
         deadline_at: the earliest of its members' ends; infinite without any.
         cost: of such batches; None = unknown.
@@ -57,6 +57,7 @@ class Seen:
     size: int
     oldest_at: float
     silent_since: float
+    held_s: float = 0.0
     deadline_at: float = math.inf
     cost: Line | None = None
     patience_s: float = 0.0
@@ -80,14 +81,15 @@ def decide(now: float, seen: Seen, policy: BatchPolicy) -> Verdict:
         return Verdict(reason=Reason.DRAINED)
     if not seen.can_grow:
         return Verdict(reason=Reason.IDLE)
-    at, reason = min(_ends(seen, policy), key=lambda end: end[0])
+    at, reason = min(_ends(now, seen, policy), key=lambda end: end[0])
     return Verdict(reason=reason) if now + SLACK_S >= at else Verdict(reason=None, look_again_at=at)
 
 
-def _ends(seen: Seen, policy: BatchPolicy) -> list[tuple[float, Reason]]:
+def _ends(now: float, seen: Seen, policy: BatchPolicy) -> list[tuple[float, Reason]]:
     """(when, why) its waiting ends; of those at the same time the first counts."""
     needed_s = SAFETY_S + (0.0 if seen.cost is None else SAFETY * seen.cost.seconds(seen.size))
-    ends = [(seen.deadline_at - needed_s, Reason.DEADLINE), (seen.oldest_at + policy.wait_ms / 1000, Reason.WAITED)]
-    if policy.adaptive and seen.cost is not None:
-        ends.append((seen.silent_since + seen.patience_s, Reason.ALONE if seen.size == 1 else Reason.ENOUGH))
-    return ends
+    deadline, wait_s = (seen.deadline_at - needed_s, Reason.DEADLINE), policy.wait_ms / 1000
+    if not policy.adaptive or seen.cost is None:
+        return [deadline, (seen.oldest_at + wait_s, Reason.WAITED)]
+    enough = (seen.silent_since + seen.patience_s, Reason.ALONE if seen.size == 1 else Reason.ENOUGH)
+    return [deadline, (now + wait_s - seen.held_s, Reason.WAITED), enough]

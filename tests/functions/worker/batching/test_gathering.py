@@ -464,6 +464,17 @@ async def test_few_callers_are_waited_for_but_not_for_one_more() -> None:
 
 
 @virtual
+async def test_callers_of_two_batches_in_turn_come_to_share_one() -> None:
+    world = World(BatchPolicy(max_batch_size=32, wait_ms=50), max_inputs=64)
+    early = asyncio.ensure_future(closed_loop(world, callers=6, rounds=60))
+    await asyncio.sleep(FIXED_S / 2)
+
+    await asyncio.gather(early, closed_loop(world, callers=6, rounds=60))
+
+    assert {len(batch) for batch in world.batches[-20:-2]} == {12}, "who waited for a free body waits a moment longer for its callers"
+
+
+@virtual
 async def test_slow_traffic_does_not_pay_for_a_long_configured_wait() -> None:
     took = {}
     for name, policy in {"adaptive": ADAPTIVE, "fixed": POLICY}.items():
@@ -482,7 +493,7 @@ async def test_dense_traffic_is_gathered_and_nobody_is_held_longer_than_configur
 
     assert max(float(ms) for ms in world.told("held_ms")) <= 50.5
     assert len(took) / len(world.batches) > 4, "300 calls a second at 21 ms each are six times what one lane could do singly"
-    assert sorted(took)[len(took) // 2] < 0.1
+    assert sorted(took)[len(took) // 2] < 0.06, "and waiting adds next to nothing to what they wait for each other anyway"
 
 
 @virtual

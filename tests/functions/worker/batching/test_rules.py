@@ -26,8 +26,9 @@ SEEN = Seen(size=3, oldest_at=10.0, silent_since=10.0, cost=LINE, patience_s=0.0
         (10.005, SEEN, None),
         (10.01, SEEN, Reason.ENOUGH),
         (10.01, replace(SEEN, size=1), Reason.ALONE),
-        (10.05, replace(SEEN, silent_since=10.049), Reason.WAITED),
-        (10.049, replace(SEEN, silent_since=10.045), None),
+        (10.05, replace(SEEN, silent_since=10.049, held_s=0.05), Reason.WAITED),
+        (10.049, replace(SEEN, silent_since=10.045, held_s=0.049), None),
+        (10.9, replace(SEEN, silent_since=10.899, held_s=0.01), None),
         (10.0, replace(SEEN, can_grow=False), Reason.IDLE),
         (10.0, replace(SEEN, is_draining=True), Reason.DRAINED),
         (10.0, replace(SEEN, deadline_at=10.02), Reason.DEADLINE),
@@ -66,8 +67,8 @@ def test_a_member_with_little_time_makes_it_go_while_it_can_still_be_answered() 
 ages = st.floats(0, 100)
 lines = st.one_of(st.none(), st.builds(Line, per_item_s=st.floats(0, 1), fixed_s=st.floats(0, 1)))
 batches = st.builds(
-    Seen, size=st.integers(1, 20), oldest_at=ages, silent_since=ages, deadline_at=st.one_of(st.just(math.inf), ages), cost=lines,
-    patience_s=st.floats(0, 1),
+    Seen, size=st.integers(1, 20), oldest_at=ages, silent_since=ages, held_s=ages, deadline_at=st.one_of(st.just(math.inf), ages),
+    cost=lines, patience_s=st.floats(0, 1),
 )  # fmt: skip
 
 
@@ -78,7 +79,8 @@ def test_it_goes_or_says_when_to_look_again_and_never_after_the_configured_wait(
     verdict = decide(now, seen, BatchPolicy(max_batch_size=8, wait_ms=wait_ms, adaptive=adaptive))
 
     if verdict.reason is None:
-        assert now < verdict.look_again_at <= seen.oldest_at + wait_ms / 1000
+        left_s = wait_ms / 1000 - seen.held_s if adaptive and seen.cost is not None else wait_ms / 1000 - (now - seen.oldest_at)
+        assert now < verdict.look_again_at <= now + left_s + 1e-9
         assert seen.size < 8
-    if now >= seen.oldest_at + wait_ms / 1000:
-        assert verdict.reason is not None
+    elif verdict.reason is Reason.WAITED:
+        assert max(seen.held_s, now - seen.oldest_at) >= wait_ms / 1000 - 0.001
