@@ -119,6 +119,15 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
         connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
 
 
+@pytest.fixture
+def migrated_postgres(postgres_server: str) -> Iterator[str]:
+    """`postgresql+psycopg://…`: a database for this test alone, with the controller's tables and no row in them."""
+    from tests.fakes.databases import empty_postgres
+
+    with empty_postgres(postgres_server) as url:
+        yield url
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[str]:
     """A Redis of its own, on a Unix socket only, nothing on disk; its URL."""

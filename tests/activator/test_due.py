@@ -23,6 +23,7 @@ from pilotlight.controller.store import Store
 from pilotlight.protocol import CALLS_PATH, CallRecord
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import forever, until
+from tests.fakes.databases import empty_sqlite
 from tests.fakes.fake_worker import Behaviour, FakeWorker, WorkerAnswer, WorkerRequest, echo
 from tests.fakes.routes import TENANT, route_of, spec_of
 
@@ -111,9 +112,8 @@ class Life:
 
 @pytest.fixture(name="desk")
 async def _desk(short_tmp: Path) -> AsyncIterator[ControlDesk]:
-    store = Store(f"sqlite:///{short_tmp}/controller.db", clock=lambda: desk.now)
+    store = Store(empty_sqlite(short_tmp / "controller.db"), clock=lambda: desk.now)
     desk = ControlDesk(short_tmp / "desk.sock", store)
-    store.migrate()
     await desk.server.start()
     yield desk
     await desk.server.die()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pilotlight.controller.store import Store
+from tests.fakes.databases import empty_sqlite
 from tests.functions.controller.parts import ManualClock
 
 
@@ -23,9 +24,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue("postgres_url"))
 
 
-@pytest.fixture
-def store(url: str, clock: ManualClock) -> Iterator[Store]:
-    opened = Store(url, clock=clock)
-    opened.migrate()
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+    is_sqlite = request.param == "sqlite"
+    opened = Store(empty_sqlite(tmp_path / "controller.db") if is_sqlite else request.getfixturevalue("migrated_postgres"), clock=clock)
     yield opened
     opened.close()

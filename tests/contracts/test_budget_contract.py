@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,18 +13,7 @@ from pilotlight.controller.budgets import Budget
 from pilotlight.controller.store import Store
 from pilotlight.protocol import BudgetState
 from pilotlight.seal import PlatformKey
-from tests.functions.controller.parts import ManualClock, usage
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    is_sqlite = request.param == "sqlite"
-    opened = Store(
-        f"sqlite:///{tmp_path / 'controller.db'}" if is_sqlite else str(request.getfixturevalue("postgres_url")), clock=ManualClock()
-    )
-    opened.migrate()
-    yield opened
-    opened.close()
+from tests.functions.controller.parts import usage
 
 
 @pytest.fixture

@@ -68,8 +68,8 @@ def test_two_starters_may_migrate_at_once(url: str, clock: ManualClock) -> None:
         store.close()
 
 
-def test_of_two_bootstraps_one_makes_the_key(store: Store, url: str, clock: ManualClock) -> None:
-    other = Store(url, clock=clock)
+def test_of_two_bootstraps_one_makes_the_key(store: Store, clock: ManualClock) -> None:
+    other = Store(store.engine.url.render_as_string(hide_password=False), clock=clock)
     made: list[str | None] = []
     threads = [threading.Thread(target=lambda s=s: made.append(bootstrap.ensure_admin(s, uid_base=None))) for s in (store, other)]
     for thread in threads:

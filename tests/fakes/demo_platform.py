@@ -27,6 +27,7 @@ from pilotlight.seal import PlatformKey
 from snapshotter.client import AgentClient
 from snapshotter.types import InstanceId, InstanceInfo, StartKind, TemplateInfo
 from tests.fakes import demo_books, demo_observations, demo_traces
+from tests.fakes.databases import empty_sqlite
 from tests.fakes.plain_http import NO_TLS
 from tests.fakes.small_cache import SmallCache
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, SmallAgent, instance, snapshot, spec
@@ -112,8 +113,7 @@ async def demo(home: Path, run: Path, *, clock: Any, port: int = 0, **settings: 
     agent, cache = DemoAgent(), DemoCache(now=clock())
     servers = [await agent.serve(paths.socket("snapshotter")), await cache.serve(paths.socket("weight_cache"))]
     bell = Bell()
-    store = Store(f"sqlite:///{home / 'controller.db'}", clock=clock, on_fed=bell.ring)
-    store.migrate()
+    store = Store(empty_sqlite(home / "controller.db"), clock=clock, on_fed=bell.ring)
     key = bootstrap.ensure_admin(store, uid_base=20_000)
     assert key is not None
     context = Context(

@@ -22,6 +22,7 @@ from pilotlight.controller.store import Store
 from pilotlight.profile import Profile
 from pilotlight.seal import PlatformKey
 from snapshotter.client import AgentClient
+from tests.fakes.databases import empty_sqlite
 from weight_cache.client import WeightCacheClient
 from weight_cache.objects import DirectoryStore
 from weight_cache.settings import Paths
@@ -34,8 +35,7 @@ class ServedController:
 
     def __init__(self, home: Path) -> None:
         self.now = CLOCK_S
-        self.store = Store(f"sqlite:///{home / 'controller.db'}", clock=lambda: self.now)
-        self.store.migrate()
+        self.store = Store(empty_sqlite(home / "controller.db"), clock=lambda: self.now)
         self.key = str(bootstrap.ensure_admin(self.store, uid_base=20_000))
         self._paths = Paths(home=home, run=home)
         self._socket = socket.create_server(("127.0.0.1", 0))

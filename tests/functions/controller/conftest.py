@@ -20,6 +20,7 @@ from pilotlight.controller.store import Store
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN
 from pilotlight.seal import PlatformKey
 from snapshotter.client import AgentClient
+from tests.fakes.databases import empty_bytes, empty_sqlite
 from tests.fakes.small_cache import SmallCache
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, ManualClock, SmallAgent
 from weight_cache.client import WeightCacheClient
@@ -34,24 +35,15 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A migrated SQLite database: copied by tests, because migrating takes longer than most of them."""
-    path = tmp_path_factory.mktemp("empty") / "controller.db"
-    store = Store(f"sqlite:///{path}", clock=ManualClock())
-    store.migrate()
-    with store.engine.connect() as connection:
-        connection.exec_driver_sql("ROLLBACK")
-        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-    store.close()
-    return path.read_bytes()
+def empty_database() -> bytes:
+    """A migrated SQLite database."""
+    return empty_bytes()
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: ManualClock, empty_database: bytes) -> Iterator[Store]:
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
     """A store without any row."""
-    path = tmp_path / "controller.db"
-    path.write_bytes(empty_database)
-    opened = Store(f"sqlite:///{path}", clock=clock)
+    opened = Store(empty_sqlite(tmp_path / "controller.db"), clock=clock)
     yield opened
     opened.close()
 

@@ -18,6 +18,7 @@ from pilotlight.controller.store import Store
 from pilotlight.errors import InvalidInput
 from pilotlight.observations import Observation
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN, OBSERVATIONS_PATH
+from tests.fakes.databases import empty_sqlite
 from tests.fakes.routes import spec_of, target_of
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import ManualClock
@@ -33,8 +34,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
-    store = Store(f"sqlite:///{tmp_path / 'controller.db'}", clock=clock)
-    store.migrate()
+    store = Store(empty_sqlite(tmp_path / "controller.db"), clock=clock)
     yield store
     store.close()
 
