@@ -23,6 +23,7 @@ from snapshotter.cuda.find import find_driver
 from snapshotter.cuda.holdings import cuda_node
 from snapshotter.cuda.machine import ThisMachine
 from snapshotter.cuda.sequence import CudaDevices
+from snapshotter.engines import Engines
 from snapshotter.errors import SnapshotterError
 from snapshotter.images import Images, runtime_requirements
 from snapshotter.node import is_root, opened, own_runtime
@@ -70,7 +71,14 @@ async def _serve(paths: Paths, settings: SnapshotterSettings, blobs: ObjectStore
     found = await find_driver(node=gpus, environ=os.environ)
     parts = Parts(
         bundles=Bundles(paths.home, blobs=blobs),
-        images=Images(paths.home, blobs=blobs, environ=os.environ, requirements=runtime_requirements(), cgroups=Cgroups.find(paths.run)),
+        images=Images(
+            paths.home,
+            blobs=blobs,
+            environ=os.environ,
+            requirements=runtime_requirements(),
+            cgroups=Cgroups.find(paths.run),
+            engines=Engines(paths.home, settings.engines),
+        ),
         weights=weights,
         runtime={**own_runtime(), **({"pilotlight": arguments.pilotlight} if arguments.pilotlight else {})},
         probe=probe,

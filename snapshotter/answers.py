@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-_PHASES = frozenset({"boot", "import", "enter", "warmup", "fork", "assign", "serve", "wake", "quiesce", "first_answer"})
+_PHASES = frozenset({"boot", "import", "enter", "warmup", "fork", "assign", "serve", "wake", "prove", "quiesce", "first_answer"})
 
 
 def phases_of(said: object) -> dict[str, float]:

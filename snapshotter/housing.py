@@ -23,6 +23,7 @@ from snapshotter.cgroups import Cgroups, Group
 from snapshotter.errors import StartFailed, Unsupported
 from snapshotter.launch import BundleStore, ImageStore, Sources, WeightSource
 from snapshotter.logs import Logs
+from snapshotter.network import Network
 from snapshotter.nursery import Nursery
 from snapshotter.patience import Patience
 from snapshotter.places import NOBODY, Places
@@ -215,8 +216,8 @@ class Housekeeper:
         """
         began = time.perf_counter()
         phase.name = "slot"
-        layout = self._images.layout(spec.image)
-        slot = await (self._nursery.take(network=True) if network else self._nursery.take())
+        layout = self._images.layout(spec.image, spec.engine)
+        slot = await self._nursery.take(network=Network.NONE if spec.offline and self._nursery.namespaced else Network.of(network))
         slot.owner, phase.subject = owner, slot.id
         housing = Housing(slot=slot, launch=spec, group=self._cgroups.group(slot.id), is_booting=True, transient=transient)
         self.housings[slot.id] = housing

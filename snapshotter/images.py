@@ -21,10 +21,12 @@ from typing import Any
 from snapshotter.buildbounds import NO_CGROUPS, BuildBounds, enclosed
 from snapshotter.buildbox import BuildBox
 from snapshotter.cgroups import Cgroups
+from snapshotter.engines import Engines
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
 from snapshotter.imagebuild import ImageBuild
 from snapshotter.imagespec import ImagePlan, image_digest, parse_image
 from snapshotter.interpreters import Interpreter, find_interpreter, own_interpreter
+from snapshotter.launch import Layout
 from snapshotter.pipconfig import build_variables, user_config
 from snapshotter.staging import discard, freeze, staged_in_thread, sweep
 from weight_cache.objects import DirectoryStore, ObjectStore
@@ -85,8 +87,10 @@ class Images:
         build_timeout_s: float = BUILD_TIMEOUT_S,
         bounds: BuildBounds | None = None,
         cgroups: Cgroups = NO_CGROUPS,
+        engines: Engines | None = None,
     ) -> None:
-        """`blobs`: where copy steps find their archives; None: the directory `<home>/blobs`."""
+        """`blobs`: where copy steps find their archives; None: the directory `<home>/blobs`. `engines`: None: those of the home alone."""
+        self._engines = Engines(home) if engines is None else engines
         self._blobs = DirectoryStore(home / "blobs") if blobs is None else blobs
         self._root = home / "node" / "images"
         self._environ = environ
@@ -100,11 +104,14 @@ class Images:
     def __repr__(self) -> str:
         return f"<Images {self._root} building={len(self._flights)}>"
 
-    def layout(self, digest: str | None) -> ImageLayout:
-        """Where image `digest` is; None is the platform's own interpreter with its packages.
+    def layout(self, digest: str | None, engine: str | None = None) -> Layout:
+        """Where image `digest`, or in its place the engine environment of that name, is; without either it is the platform's own
+        interpreter with its packages.
 
-        Raises BundleUnavailable when it was not built on this node, Unsupported when its interpreter is gone since.
+        Raises BundleUnavailable when it is not on this node, Unsupported when its interpreter is gone since.
         """
+        if digest is None and engine is not None:
+            return self._engines.get(engine)
         if digest is None:
             return own_layout()
         image = self._root / digest

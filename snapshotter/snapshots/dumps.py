@@ -134,9 +134,9 @@ class Dumps:
         fresh: a Template that was just booted for it, and turned out to be one that cannot be forked.
         """
         housing = self._taken(fresh)
-        if housing is None and not self._housekeeper.is_listening(launch.revision):
+        if housing is None and (launch.offline or not self._housekeeper.is_listening(launch.revision)):
             housing = await self._housekeeper.boot(launch, Phase(), self._ends, transient=True)
-        network = housing is None or bool(housing.slot.point.result().listens)
+        network = not launch.offline and (housing is None or bool(housing.slot.point.result().listens))
         if housing is None or network:
             if housing is not None:
                 await self._housekeeper.clear(housing)

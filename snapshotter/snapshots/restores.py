@@ -1,6 +1,6 @@
 """One snapshot into a fresh slot: what comes out is exactly like a worker that was booted to its snapshot point.
 
-    slot (taken, leases, layout) → furnish → criu → devices → revive
+    slot (taken, leases, layout) → furnish → criu → tiles → devices → revive
                  └ prefetch: the image is read ahead while CRIU starts ┘   (weights: by the weight cache, while they are held)
 
 Whatever fails, the slot is cleared wholly. Nothing here decides whether a snapshot may be used (`shelf`) or counts its failures.
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from snapshotter import processes, wire
+from snapshotter import processes, tiles, wire
 from snapshotter.criu import operations
 from snapshotter.criu.errors import CriuError
 from snapshotter.criu.lazy import LazyPages
@@ -109,6 +109,8 @@ class Restores:
                 restored_at = time.perf_counter()
                 if restored.lazy is not None:
                     self._errands.run(self._watch(restored.lazy, housing, snapshot), f"pages of {slot.id}")
+            if tiles.has_tiles():
+                await asyncio.to_thread(_grant_tiles, slot.shim_pid, restored.pid)
             if record.processes:
                 pids = processes.tree(processes.inside(slot.shim_pid, restored.pid))
                 housing.boot_ms = {**housing.boot_ms, **await devices.after_restore(pids, record)}
@@ -146,6 +148,10 @@ class Restores:
                 fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
                 stack.callback(os.close, fds[-1])
             yield fds[0], fds[1], fds[2], fds[3]
+
+
+def _grant_tiles(shim_pid: int, pid: int) -> None:
+    tiles.grant(processes.tree(processes.inside(shim_pid, pid)))
 
 
 def _point(point: Mapping[str, Any]) -> dict[str, Any]:

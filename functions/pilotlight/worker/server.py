@@ -157,7 +157,7 @@ class Server:
         self._accepting.append(await make(self._connection, sock=listener, backlog=BACKLOG))
 
     async def _serve(self, on_ready: Callable[[], None], shim: int) -> None:
-        with _end_of(shim) as end:
+        with end_of(shim) as end:
             self._running_loop.add_reader(end, self._draining.set)
             on_ready()
             await self._draining.wait()
@@ -236,7 +236,7 @@ def _config(app: Any, *, websockets: bool) -> Config:
 
 
 @contextlib.contextmanager
-def _end_of(descriptor: int) -> Any:
+def end_of(descriptor: int) -> Any:
     """A descriptor that becomes readable when the peer of `descriptor` is gone, and not when there is something to read (epoll(7))."""
     epoll = select.epoll()
     try:

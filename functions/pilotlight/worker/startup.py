@@ -17,11 +17,11 @@ import socket
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from pilotlight.worker import checkpoint, faults, hooks, output, proof, wake
-from pilotlight.worker.control import MAX_DATAGRAM_BYTES, Control, Order
+from pilotlight.worker.control import Control, Order
 from pilotlight.worker.launch import Launch
 from pilotlight.worker.loader import load
 from pilotlight.worker.obstacles import Scene
@@ -32,7 +32,7 @@ from pilotlight.worker.running import Whose
 from pilotlight.worker.secrets import Secrets
 from pilotlight.worker.server import Server
 from pilotlight.worker.target import Method, Target, make_target
-from pilotlight.worker.template import Template, connect_output, surplus_threads
+from pilotlight.worker.template import Template, connect_output, surplus_threads, wait_environment
 
 WORKER_VARIABLE = "PILOTLIGHT_WORKER"
 """Set to 1: the SDK in user code then takes weights and secrets from the platform and looks for no local files."""
@@ -141,7 +141,7 @@ def _become(worker: Worker, order: Order, started: float) -> NoReturn:
     else:
         connect_output(order)
         worker.server.prepare()
-        order = _wait_environment(order)
+        order = wait_environment(order)
         gc.enable()
         doing = order.op
     phases = Phases(worker.control, instance=order.instance)
@@ -223,19 +223,6 @@ def _prove(worker: Worker, order: Order, started: float) -> NoReturn:
         {"event": "proved", "instance": order.instance, "ok": error is None, "error": error, "notes": notes, "phases_ms": answered}
     )
     os._exit(0)
-
-
-def _wait_environment(order: Order) -> Order:
-    """Wait until this process may wake; the order with the environment to wake with.
-
-    It comes on `go`, which no other process reads: in a Template it would leave traces, which every later fork and snapshot inherits.
-    """
-    go = order.descriptors[3]
-    body = os.read(go, MAX_DATAGRAM_BYTES)
-    if not body:
-        os._exit(0)  # whoever ordered the instance gave it up
-    os.close(go)
-    return replace(order, env={str(k): str(v) for k, v in json.loads(body)["env"].items()})
 
 
 def _wait_go(go: int) -> None:

@@ -11,15 +11,17 @@ process by its id takes a lock of the whole machine (`snapshotter/cgroups.py`).
 from __future__ import annotations
 
 import gc
+import json
 import os
 import select
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 from pilotlight.worker import output
-from pilotlight.worker.control import Control, Order
+from pilotlight.worker.control import MAX_DATAGRAM_BYTES, Control, Order
 from pilotlight.worker.faults import as_data
 
 Become = Callable[[Order, float], NoReturn]
@@ -164,3 +166,16 @@ def connect_output(order: Order) -> None:
     os.dup2(stderr, 2)
     os.close(stdout)
     os.close(stderr)
+
+
+def wait_environment(order: Order) -> Order:
+    """Wait until this process may wake; the order with the environment to wake with.
+
+    It comes on `go`, which no other process reads: in a Template it would leave traces, which every later fork and snapshot inherits.
+    """
+    go = order.descriptors[3]
+    body = os.read(go, MAX_DATAGRAM_BYTES)
+    if not body:
+        os._exit(0)  # whoever ordered the instance gave it up
+    os.close(go)
+    return replace(order, env={str(k): str(v) for k, v in json.loads(body)["env"].items()})

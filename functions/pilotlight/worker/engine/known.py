@@ -1,0 +1,58 @@
+"""The known answer: what the engine says to a prompt of ours before the snapshot, and must say again after every restore.
+
+The prompt is token ids, so that nothing depends on a template; the answer is greedy (temperature 0). A model that embeds is compared by
+its numbers, rounded to what one instruction more or less may move.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pilotlight.engines import EngineSpec, Task
+from pilotlight.worker.engine.asking import Asker
+from pilotlight.worker.engine.failures import WrongAnswer
+
+PROMPT = (1, 2, 3, 5, 8, 13, 21, 34)
+"""Token ids that every vocabulary has."""
+TOKENS = 8
+_ROUNDING = 3
+_WARM = 2
+"""Answers before the one that is remembered: the first pays for what is made lazily, and the second may read the first one's cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownAnswer:
+    """What was said. `value`: token ids, or numbers rounded."""
+
+    value: tuple[Any, ...]
+
+    def demand_same(self, other: KnownAnswer) -> None:
+        """Raises WrongAnswer."""
+        if other.value != self.value:
+            raise WrongAnswer(
+                f"the engine answers the known prompt with {_shown(other.value)}, before the snapshot it was {_shown(self.value)}"
+            )
+
+
+def learn(engine: EngineSpec, name: str, asker: Asker, *, within_s: float) -> KnownAnswer:
+    """Warm the engine up, which serves the model as `name`, and remember what it says. Raises EngineHung, EngineRefused, OSError."""
+    for _ in range(_WARM):
+        ask(engine, name, asker, within_s=within_s)
+    return ask(engine, name, asker, within_s=within_s)
+
+
+def ask(engine: EngineSpec, name: str, asker: Asker, *, within_s: float) -> KnownAnswer:
+    """What it says now. Raises EngineHung, EngineRefused, OSError."""
+    if engine.task is Task.EMBED:
+        body = asker.ask("POST", "/v1/embeddings", {"model": name, "input": list(PROMPT)}, within_s=within_s)
+        return KnownAnswer(value=tuple(round(float(v), _ROUNDING) for v in body["data"][0]["embedding"]))
+    prompt = list(PROMPT[: max(1, engine.max_model_len - TOKENS)])
+    length = max(1, min(TOKENS, engine.max_model_len - len(prompt)))
+    greedy = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    answer = asker.ask("POST", "/v1/completions", {"model": name, "prompt": prompt, "max_tokens": length, **greedy}, within_s=within_s)
+    return KnownAnswer(value=tuple(answer["choices"][0]["token_ids"]))
+
+
+def _shown(value: tuple[Any, ...]) -> str:
+    return f"{list(value[:TOKENS])}{' …' if len(value) > TOKENS else ''}"

@@ -1,0 +1,226 @@
+"""The life of a worker whose function is an engine: start the tree, warm it up, snapshot point; then, as an instance, wake and serve.
+
+It is never forked: at the snapshot point the engine's processes are named as surplus, so a snapshot is of the whole tree, and the instance
+is this worker itself. Before it serves, in every life, the known prompt is asked again where it was frozen meanwhile: a copy that answers
+otherwise fails its start, and is not served from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from pilotlight.engines import EngineSpec
+from pilotlight.errors import InvalidInput
+from pilotlight.worker import checkpoint, faults, hooks, output, wake
+from pilotlight.worker.control import Control, Order
+from pilotlight.worker.engine import arguments, known, sleep
+from pilotlight.worker.engine.asking import Asker
+from pilotlight.worker.engine.failures import EngineDied, EngineHung, EngineRefused, WrongAnswer
+from pilotlight.worker.engine.server import SpliceServer
+from pilotlight.worker.engine.tree import Tree
+from pilotlight.worker.launch import Launch
+from pilotlight.worker.obstacles import Scene
+from pilotlight.worker.phases import Phases
+from pilotlight.worker.places import SocketPlaces, UserCode
+from pilotlight.worker.running import Whose
+from pilotlight.worker.template import Template, connect_output, surplus_threads, wait_environment
+
+ENGINE_DIED = 71
+"""Exit status of an instance whose engine died under it (EX_OSERR of sysexits.h); the node agent has a word for it."""
+START_SHARE = 0.9
+"""Of the startup clock, until the engine is healthy and warm: an engine that hangs is named before the node agent's clock ends us."""
+ANSWER_S = 20.0
+"""For the known prompt after a restore: it takes tens of milliseconds, on a node under load seconds."""
+_END_S = 5.0
+_SOCKET = "engine.sock"
+
+
+@dataclass(slots=True, kw_only=True)
+class Engine:
+    """A warm engine. Owner: the worker's main thread.
+
+    Attributes:
+        level: of its sleep mode, None where it has none.
+        is_asleep: it fell asleep for a snapshot.
+        is_proven: it has answered the known prompt since it stood still.
+    """
+
+    spec: EngineSpec
+    name: str
+    path: str
+    asker: Asker
+    tree: Tree
+    known: known.KnownAnswer
+    level: int | None
+    is_asleep: bool = False
+    is_proven: bool = True
+
+    def fall_asleep(self) -> None:
+        """Off the GPU, where there is one."""
+        if self.level is not None:
+            sleep.fall_asleep(self.asker, level=self.level)
+            self.is_asleep = True
+
+    def awaken(self) -> None:
+        """Back on it. Raises what sleep.wake_up raises."""
+        if self.is_asleep and self.level is not None:
+            sleep.wake_up(self.asker, level=self.level)
+        self.is_asleep = False
+
+    def prove(self) -> None:
+        """Raises WrongAnswer, EngineHung, EngineRefused, EngineDied."""
+        self.tree.demand_alive()
+        self.known.demand_same(known.ask(self.spec, self.name, self.asker, within_s=ANSWER_S))
+        self.is_proven = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """What stands at the snapshot point."""
+
+    launch: Launch
+    control: Control
+    engine: Engine
+    scene: Scene
+
+
+def run(launch: Launch, *, site: list[str], boot_ms: float) -> None:
+    """Run the worker; leaves the process when it is done.
+
+    Args:
+        launch: what to run.
+        site: directories of packages, the engine's among them.
+        boot_ms: from the interpreter's first instruction to here.
+    """
+    output.install()
+    faulthandler.enable(2)
+    Whose.set(function=launch.spec.name, key=launch.revision)
+    control = Control(launch.control_fd)
+    phases = Phases(control)
+    phases.ms["boot"] = round(boot_ms, 3)
+    deadline = time.monotonic() + launch.spec.clocks.startup_s * START_SHARE - boot_ms / 1000
+    with phases.phase("enter"):
+        tree, asker, path = _start(launch, site, deadline)
+    with phases.phase("warmup"):
+        engine = _warm_up(launch, tree, asker, path, deadline)
+    scene = Scene(writable=(launch.work, tempfile.gettempdir()), places=SocketPlaces(UserCode(launch.code, by_value=False)))
+    worker = Worker(launch=launch, control=control, engine=engine, scene=scene)
+    _obey(worker, threads=_reach_snapshot_point(worker, phases))
+
+
+def _start(launch: Launch, site: list[str], deadline: float) -> tuple[Tree, Asker, str]:
+    path = os.path.join(launch.work, _SOCKET)
+    command = arguments.command(launch.spec, python=sys.executable, weights=launch.weights, socket=path)
+    environment = arguments.environment(launch.spec, os.environ, site=site, chosen=launch.chosen_threads)
+    tree, asker = Tree(command, environment, directory=launch.work), Asker(path)
+    asker.wait_healthy(within_s=deadline - time.monotonic(), demand_alive=tree.demand_alive)
+    return tree, asker, path
+
+
+def _warm_up(launch: Launch, tree: Tree, asker: Asker, path: str, deadline: float) -> Engine:
+    spec = launch.spec
+    if spec.engine is None:
+        raise InvalidInput(f"function {spec.name!r} has no engine", parameter="engine")
+    try:
+        answer = known.learn(spec.engine, spec.name, asker, within_s=max(1.0, deadline - time.monotonic()))
+    except (EngineRefused, OSError):
+        tree.demand_alive()
+        raise
+    level = spec.engine.sleep_level if arguments.sleeps(spec) else None
+    return Engine(spec=spec.engine, name=spec.name, path=path, asker=asker, tree=tree, known=answer, level=level)
+
+
+def _reach_snapshot_point(worker: Worker, phases: Phases) -> tuple[str, ...]:
+    wake.rehearse()
+    hooks.drop_caches()
+    output.finish()
+    surplus = (*worker.engine.tree.names(), *surplus_threads())
+    found = worker.scene.look(leave_aside={worker.control.fileno()})
+    point = {"threads": list(surplus), "phases_ms": phases.ms, "joins": True, **found.to_json()}
+    worker.control.send({"event": "snapshot_point", **point})
+    return surplus
+
+
+def _obey(worker: Worker, *, threads: tuple[str, ...]) -> NoReturn:
+    def become(order: Order, started: float) -> NoReturn:
+        _become(worker, order, started)
+
+    Template(worker.control, become, lambda order: _suspend(worker, order), threads=threads).run()
+    worker.engine.tree.end(_END_S)
+    output.finish()
+    os._exit(0)
+
+
+def _suspend(worker: Worker, order: Order) -> None:
+    """Stand still with the whole tree; returns in a restored copy, or at once when something is in the way."""
+    engine = worker.engine
+    engine.fall_asleep()
+    engine.is_proven = False
+    try:
+        checkpoint.stand_still(worker.control, order.descriptors, scene=worker.scene, in_place=True)
+    except checkpoint.Obstructed:  # the shim has been told; we wait for other orders
+        engine.awaken()
+        engine.is_proven = True
+
+
+def _become(worker: Worker, order: Order, started: float) -> NoReturn:
+    if order.op == "prove":
+        _prove(worker, order, started)
+    connect_output(order)
+    order = wait_environment(order)
+    phases, engine = Phases(worker.control, instance=order.instance), worker.engine
+    listener = socket.socket(fileno=order.descriptors[0])
+    phases.ms[order.op] = round((time.monotonic() - started) * 1000, 3)
+    with phases.phase("wake"):
+        wake.reseed()
+        wake.take_environment(order.instance, order.env)
+        engine.awaken()
+    if not engine.is_proven:
+        with phases.phase("prove"):
+            engine.prove()
+    with engine.tree.watched() as deaths:
+        server = SpliceServer(engine.path)
+        server.wake(listener)
+
+        def ready() -> None:
+            worker.control.send({"event": "ready", "instance": order.instance, "phases_ms": phases.ms})
+
+        try:
+            server.run(on_ready=ready, shim=worker.control.fileno(), deaths=deaths)
+        except EngineDied as e:
+            print(f"{e}; its last lines:\n{engine.tree.last_words()}", file=sys.stderr, flush=True)
+            _leave(worker, ENGINE_DIED)
+    _leave(worker, 0)
+
+
+def _prove(worker: Worker, order: Order, started: float) -> NoReturn:
+    """Answer the known prompt again, and leave."""
+    error: dict[str, str] | None = None
+    answered: dict[str, float] = {}
+    try:
+        worker.engine.awaken()
+        worker.engine.prove()
+        answered["first_answer"] = round((time.monotonic() - started) * 1000, 3)
+    except (WrongAnswer, EngineDied, EngineHung, EngineRefused, OSError) as e:
+        faults.report(e)
+        error = faults.as_data(e)
+    output.finish()
+    proved: dict[str, Any] = {"event": "proved", "instance": order.instance, "ok": error is None, "error": error, "notes": []}
+    worker.control.send({**proved, "phases_ms": answered})
+    os._exit(0)
+
+
+def _leave(worker: Worker, status: int) -> NoReturn:
+    """The tree first: it must not outlive the instance."""
+    with contextlib.suppress(OSError):
+        worker.engine.tree.end(_END_S)
+    output.finish()
+    os._exit(status)

