@@ -39,3 +39,4 @@ def test_a_submitted_generator_is_read_as_it_runs_and_again_later(platform: Plat
         assert list(client.call_stream(call_id)) == [0, 1, 2, 3, 4]
         assert list(client.call_stream(call_id, after="1-3")) == [3, 4]
         assert client.call(call_id).state == "SUCCEEDED"
+    assert platform.cli("call", "get", call_id, "--stream").stdout.split() == ["0", "1", "2", "3", "4"]

@@ -28,6 +28,7 @@ from pilotlight.profile import Profile
 from pilotlight.protocol import (
     CONTENT_NDJSON,
     CONTENT_PROBLEM,
+    CONTENT_SSE,
     HEADER_IDEMPOTENCY_KEY,
     HEADER_OUTCOME,
     HEADER_PRIORITY,
@@ -44,6 +45,7 @@ from pilotlight.protocol import (
 from pilotlight.spec import FunctionSpec, ImageSpec, from_json, to_json
 from tests.fakes.loopback import LoopbackServer, handler_for
 from tests.fakes.pushed_weights import PushedWeights
+from tests.fakes.streamed_calls import stream_of
 from tests.fakes.user_code import Answer, Asked, entered, run
 from weight_cache.manifest import FileHash
 
@@ -313,6 +315,12 @@ class FakePlatform:
             self._callers[-1].join(min(0.2, float(asked.query["wait_s"])))
         return _json(self.calls[call_id].to_json())
 
+    def stream_call(self, asked: Asked, call_id: str) -> Answer:
+        """All of it, once it has ended."""
+        for caller in list(self._callers):
+            caller.join()
+        return Answer(content_type=CONTENT_SSE, body=stream_of(self.calls[call_id], asked.headers.get("last-event-id", "")))
+
     def cancel_call(self, asked: Asked, call_id: str) -> Answer:
         with self.lock:
             self._cancelled.add(call_id)
@@ -467,6 +475,7 @@ _ROUTES: list[tuple[str, str, Route]] = [
     ("POST", r"/v1/functions/([^/]+)/([^/:]+):submit", FakePlatform.submit),
     ("POST", r"/v1/functions/([^/]+)/([^/:]+):warmup", FakePlatform.warmup),
     ("GET", r"/v1/calls/([^/:]+)", FakePlatform.show_call),
+    ("GET", r"/v1/calls/([^/:]+)/stream", FakePlatform.stream_call),
     ("POST", r"/v1/calls/([^/:]+):cancel", FakePlatform.cancel_call),
     ("GET", r"/v1/logs", FakePlatform.logs),
     ("GET", r"/v1/instances", FakePlatform.list_instances),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -46,7 +46,7 @@ def call(
     arguments: Annotated[str | None, typer.Argument(help="JSON: an object by name, an array by position; - reads stdin. Or an id.")] = None,
     arg: Annotated[list[str] | None, typer.Option("--arg", "-a", help="name=value; may be repeated.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Write the answer's body as it came.")] = False,
-    stream: Annotated[bool, typer.Option("--stream", help="Print a generator's items as they come.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print a generator's items as they come; with `call get`, too.")] = False,
     submit: Annotated[bool, typer.Option("--submit", help="Do not wait: print the call's id.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="With `call get`: wait until it is finished.")] = False,
     timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds to wait in all.")] = None,
@@ -62,7 +62,10 @@ def call(
     """Call a function; `call get ID` looks at a submitted call, `call list` at all, `call redrive` sends dead letters again."""
     with session.client() as client:
         if target == "get":
-            _get(session, client, arguments, wait=wait, raw=raw)
+            if stream:
+                _print_items(client.call_stream(_id(arguments)))
+            else:
+                _get(session, client, _id(arguments), wait=wait, raw=raw)
             return
         if target == "list":
             submitted.list_calls(session, client, app=app_name, state=submitted.DEAD if dead else state, limit=limit)
@@ -78,8 +81,7 @@ def call(
             call_id = client.submit_json(app, name, given, headers=extra)
             session.show({"id": call_id}, lambda: call_id)
         elif stream:
-            for item in client.invoke_lines(app, name, given):
-                print(json.dumps(item, ensure_ascii=False), flush=True)
+            _print_items(client.invoke_lines(app, name, given))
         else:
             _invoke(session, client, app, name, given, raw=raw, timeout=timeout, extra=extra)
 
@@ -152,9 +154,19 @@ def summary(known: Mapping[str, Any]) -> str:
     return " · ".join(str(p) for p in (known["start"], *times, *weights, *cost, known["revision"], known["request_id"]) if p)
 
 
-def _get(session: Session, client: Client, call_id: str | None, *, wait: bool, raw: bool) -> None:
-    if not call_id:
+def _print_items(items: Iterable[Any]) -> None:
+    """One JSON text per line, as they come; what JSON cannot carry as Python shows it."""
+    for item in items:
+        print(json.dumps(item, ensure_ascii=False, default=repr), flush=True)
+
+
+def _id(given: str | None) -> str:
+    if not given:
         raise InvalidInput("which call?", hint="Write its id: pilotlight call get req-…")
+    return given
+
+
+def _get(session: Session, client: Client, call_id: str, *, wait: bool, raw: bool) -> None:
     record = client.call(call_id)
     while wait and record.finished_at is None and record.state in ("QUEUED", "RUNNING"):
         record = client.call(call_id, wait_s=_LOOK_S)

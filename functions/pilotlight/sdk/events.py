@@ -99,6 +99,6 @@ class CallItems:
         self.is_over = True
         if finish_reason == "cancelled":
             raise ClientClosedRequest(f"call {self._call_id} was cancelled")
-        if finish_reason == "stop":
+        if finish_reason == "stop" and self._failure is None:
             return
         raise self._failure or PilotlightError(f"call {self._call_id} ended: {finish_reason}")

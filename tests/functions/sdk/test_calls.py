@@ -168,6 +168,25 @@ def test_spawn_returns_a_call_that_can_be_found_again(shop: ModuleType) -> None:
         shop.buy.spawn("milk").get()
 
 
+def test_a_spawned_generator_is_streamed_and_its_result_is_the_list_of_its_items(shop: ModuleType) -> None:
+    call = shop.count.spawn(2)
+    assert list(call.stream()) == [0, 1]
+    assert list(call.stream(after="1-1")) == [1]
+    assert call.get(timeout=10) == [0, 1]
+    assert list(shop.double.spawn(4).stream()) == [8]
+
+    items = shop.count.spawn(3).stream()
+    assert [next(items), next(items), next(items)] == [0, 1, 2]
+    with pytest.raises(shop.OutOfStock, match="after three"):
+        next(items)
+
+
+async def test_a_spawned_generator_is_streamed_asynchronously(shop: ModuleType) -> None:
+    call = await shop.count.spawn.aio(2)
+    assert [item async for item in call.stream.aio()] == [0, 1]
+    await _close_loop()
+
+
 async def test_spawn_and_get_have_asynchronous_twins(shop: ModuleType) -> None:
     call = await shop.double.spawn.aio(4)
 
