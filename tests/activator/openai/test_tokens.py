@@ -71,9 +71,10 @@ async def test_what_the_engine_refuses_takes_no_tokens_and_its_word_is_passed_on
     assert tokens_left(shop) == 6000
 
 
-async def test_an_engine_that_dies_in_a_stream_is_paid_for_what_it_delivered(shop: Shop) -> None:
+@pytest.mark.parametrize("fault", ["!crash", "!oom"])
+async def test_an_engine_that_dies_in_a_stream_is_paid_for_what_it_delivered(shop: Shop, fault: str) -> None:
     limit(shop, 60_000)
-    answer = await shop.post(chat("!crash", max_tokens=50, stream=True))
+    answer = await shop.post(chat(fault, max_tokens=50, stream=True))
     assert '"finish_reason":"error"' in answer.text.replace(" ", "")
     record = await record_of(shop)
     assert (record.tokens_out, record.finish, record.outcome) == (3, "error", "error")
