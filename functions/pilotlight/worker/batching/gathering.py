@@ -17,101 +17,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pilotlight.policies import BatchPolicy
-from pilotlight.sdk.batches import Lists, WrongResults
+from pilotlight.sdk.batches import WrongResults
 from pilotlight.worker.batching.body import Body
-from pilotlight.worker.batching.cost import Cost
+from pilotlight.worker.batching.groups import Batched, Group
 from pilotlight.worker.batching.kinds import Kind, kind_of
 from pilotlight.worker.batching.members import Asking, Member, Release, Share, enter
 from pilotlight.worker.batching.patience import Patience
-from pilotlight.worker.batching.rules import Reason, Seen, decide
+from pilotlight.worker.batching.rules import Reason, decide
 from pilotlight.worker.spans import BatchSpans
 from pilotlight.worker.target import Method
 from pilotlight.worker.threads import CallThreads
 
 MAX_KINDS = 256
 """Kinds of calls whose patience is remembered; shapes may come in any number, the last used ones stay."""
-AGEING_S = 1.0
-"""A group that has waited so much longer goes like one of the next higher priority: what is least urgent must not wait for ever."""
-
-
-class Batched:
-    """A batched method, with what was measured of it."""
-
-    __slots__ = ("costs", "lists", "method", "policy")
-
-    def __init__(self, method: Method, policy: BatchPolicy) -> None:
-        self.method = method
-        self.policy = policy
-        self.lists = Lists(method.call)
-        self.costs: dict[int, Cost] = {}
-
-    def cost(self, bucket: int) -> Cost:
-        """What batches of this bucket cost."""
-        return self.costs.setdefault(bucket, Cost())
-
-
-class Group:
-    """Calls of one kind that wait.
-
-    Attributes:
-        silent_since: since when a lane is free and nobody came; None while no lane is.
-        is_odd: its first call is of a kind that never came before, beside others that did.
-    """
-
-    __slots__ = ("batched", "is_odd", "kind", "members", "patience", "silent_since")
-
-    def __init__(self, kind: Kind, batched: Batched, patience: Patience, *, is_odd: bool) -> None:
-        self.kind = kind
-        self.batched = batched
-        self.patience = patience
-        self.is_odd = is_odd
-        self.members: list[Member] = []
-        self.silent_since: float | None = None
-
-    def __repr__(self) -> str:
-        return f"<Group {self.kind} of {len(self.members)}>"
-
-    def joined_by(self, member: Member, now: float, *, is_free: bool) -> None:
-        """One more call."""
-        if self.members:
-            self.end_silence(now, came=True)
-            self.is_odd = False
-        self.members.append(member)
-        self.silent_since = now if is_free else None
-
-    def end_silence(self, now: float, *, came: bool) -> None:
-        """A silence is over: a call came, or the batch goes."""
-        if self.silent_since is not None:
-            self.patience.note(len(self.members), now - self.silent_since, came=came)
-            self.silent_since = None
-
-    def lose_lane(self, now: float) -> None:
-        """There is no lane for it any more: others went."""
-        if self.silent_since is not None and now > self.silent_since:
-            self.end_silence(now, came=False)
-        self.silent_since = None
-
-    def seen(self, now: float, *, free_s: float, can_grow: bool, is_draining: bool) -> Seen:
-        """As the rules see it."""
-        line, size = self.batched.cost(self.kind.bucket).line, len(self.members)
-        patient = line is not None and not self.is_odd
-        return Seen(
-            size=size,
-            oldest_at=self.members[0].came_at,
-            held_s=free_s - self.members[0].free_s,
-            silent_since=now if self.silent_since is None else self.silent_since,
-            deadline_at=min(member.ends_at for member in self.members),
-            cost=line,
-            patience_s=self.patience.seconds(size, line.fixed_s) if patient and line is not None else 0.0,
-            can_grow=can_grow,
-            is_draining=is_draining,
-        )
-
-    def urgency(self, now: float) -> tuple[int, float]:
-        """The lower goes first: by priority, and by age within it."""
-        oldest_at = self.members[0].came_at
-        return self.kind.rank - int((now - oldest_at) / AGEING_S), oldest_at
 
 
 class Running:
@@ -187,7 +105,7 @@ class Gathering:
     async def _leave(self, member: Member) -> None:
         group = self._groups.get(member.kind)
         if group is not None and member in group.members:
-            group.members.remove(member)
+            group.left_by(member)
             self._waiting -= 1
             if not group.members:
                 del self._groups[member.kind]
@@ -246,13 +164,9 @@ class Gathering:
             self._let_go(group, reason, now)
 
     def _let_go(self, group: Group, reason: Reason, now: float) -> None:
-        size = group.batched.policy.max_batch_size
-        group.end_silence(now, came=False)
-        members, group.members = tuple(group.members[:size]), group.members[size:]
+        members = group.take(now)
         self._waiting -= len(members)
-        if group.members:
-            group.silent_since = now
-        else:
+        if not group.members:
             del self._groups[group.kind]
         release = Release(members=members, at=now, reason=reason, free_s=self._free_clock(now))
         running = Running(members, Body(group.batched.method, group.batched.lists, self._threads))

@@ -25,13 +25,6 @@ MAX_MARKED = 16
 _LINE = HEADER_BATCH.encode() + b": size=%d;wait_ms=%.3f;held_ms=%.3f;compute_ms=%.3f;reason=%b;first=%d\r\n"
 
 
-class Running(Protocol):
-    """What `pilotlight.context()` asks; see `sdk.context.Running`."""
-
-    def context(self) -> Context:
-        """What there is to know."""
-
-
 class Asking(Protocol):
     """The call that a member is: `worker.calls.Call`."""
 

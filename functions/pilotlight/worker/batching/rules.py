@@ -23,10 +23,10 @@ SLACK_S = 0.0005
 class Reason(enum.StrEnum):
     """Why a batch was released.
 
-    FULL: it has `max_batch_size` calls. WAITED: its first call was kept waiting for `wait_ms`. ENOUGH: waiting longer does not pay. ALONE: the
-    same for a single call, of which no other came that could share its batch. DEADLINE: a member would come too late otherwise. IDLE:
-    nothing else can come, all slots of the instance are taken by calls that wait. DRAINED: the instance is on its way out. RETRIED: a
-    call by itself after its batch had failed.
+    FULL: it has `max_batch_size` calls. WAITED: its first call was kept waiting for `wait_ms`. ENOUGH: waiting longer does not pay.
+    ALONE: the same for a single call, of which no other came that could share its batch. DEADLINE: a member would come too late
+    otherwise. IDLE: nothing else can come, all slots of the instance are taken by calls that wait. DRAINED: the instance is on its way
+    out. RETRIED: a call by itself after its batch had failed.
     """
 
     FULL = "full"

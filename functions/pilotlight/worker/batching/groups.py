@@ -1,0 +1,112 @@
+"""Calls of one kind that wait, and what is known of the method that they call."""
+
+from __future__ import annotations
+
+import math
+
+from pilotlight.policies import BatchPolicy
+from pilotlight.sdk.batches import Lists
+from pilotlight.worker.batching.cost import Cost
+from pilotlight.worker.batching.kinds import Kind
+from pilotlight.worker.batching.members import Member
+from pilotlight.worker.batching.patience import Patience
+from pilotlight.worker.batching.rules import Seen
+from pilotlight.worker.target import Method
+
+AGEING_S = 1.0
+"""A group that has waited so much longer goes like one of the next higher priority: what is least urgent must not wait for ever."""
+
+
+class Batched:
+    """A batched method, with what was measured of it."""
+
+    __slots__ = ("costs", "lists", "method", "policy")
+
+    def __init__(self, method: Method, policy: BatchPolicy) -> None:
+        self.method = method
+        self.policy = policy
+        self.lists = Lists(method.call)
+        self.costs: dict[int, Cost] = {}
+
+    def cost(self, bucket: int) -> Cost:
+        """What batches of this bucket cost."""
+        return self.costs.setdefault(bucket, Cost())
+
+
+class Group:
+    """Calls of one kind that wait.
+
+    Attributes:
+        silent_since: since when a lane is free and nobody came; None while no lane is.
+        is_odd: its first call is of a kind that never came before, beside others that did.
+    """
+
+    __slots__ = ("_deadline_at", "batched", "is_odd", "kind", "members", "patience", "silent_since")
+
+    def __init__(self, kind: Kind, batched: Batched, patience: Patience, *, is_odd: bool) -> None:
+        self.kind = kind
+        self.batched = batched
+        self.patience = patience
+        self.is_odd = is_odd
+        self.members: list[Member] = []
+        self.silent_since: float | None = None
+        self._deadline_at = math.inf
+
+    def __repr__(self) -> str:
+        return f"<Group {self.kind} of {len(self.members)}>"
+
+    def joined_by(self, member: Member, now: float, *, is_free: bool) -> None:
+        """One more call."""
+        if self.members:
+            self.end_silence(now, came=True)
+            self.is_odd = False
+        self.members.append(member)
+        self._deadline_at = min(self._deadline_at, member.ends_at)
+        self.silent_since = now if is_free else None
+
+    def left_by(self, member: Member) -> None:
+        """One of them is gone."""
+        self.members.remove(member)
+        self._deadline_at = min((one.ends_at for one in self.members), default=math.inf)
+
+    def take(self, now: float) -> tuple[Member, ...]:
+        """The first ones, as many as a batch holds; the others stay."""
+        self.end_silence(now, came=False)
+        size = self.batched.policy.max_batch_size
+        taken, self.members = tuple(self.members[:size]), self.members[size:]
+        self._deadline_at = min((one.ends_at for one in self.members), default=math.inf)
+        self.silent_since = now if self.members else None
+        return taken
+
+    def end_silence(self, now: float, *, came: bool) -> None:
+        """A silence is over: a call came, or the batch goes."""
+        if self.silent_since is not None:
+            self.patience.note(len(self.members), now - self.silent_since, came=came)
+            self.silent_since = None
+
+    def lose_lane(self, now: float) -> None:
+        """There is no lane for it any more: others went."""
+        if self.silent_since is not None and now > self.silent_since:
+            self.end_silence(now, came=False)
+        self.silent_since = None
+
+    def seen(self, now: float, *, free_s: float, can_grow: bool, is_draining: bool) -> Seen:
+        """As the rules see it."""
+        line, size = self.batched.cost(self.kind.bucket).line, len(self.members)
+        patient = line is not None and not self.is_odd
+        return Seen(
+            size=size,
+            oldest_at=self.members[0].came_at,
+            held_s=free_s - self.members[0].free_s,
+            silent_since=now if self.silent_since is None else self.silent_since,
+            deadline_at=self._deadline_at,
+            cost=line,
+            patience_s=self.patience.seconds(size, line.fixed_s) if patient and line is not None else 0.0,
+            can_grow=can_grow,
+            is_draining=is_draining,
+        )
+
+    def urgency(self, now: float) -> tuple[int, float]:
+        """The lower goes first: by priority, and by age within it."""
+        oldest_at = self.members[0].came_at
+        return self.kind.rank - int((now - oldest_at) / AGEING_S), oldest_at
