@@ -14,7 +14,7 @@ import heapq
 import itertools
 import random
 import statistics
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,20 +30,26 @@ CACHE_BLOCKS = 4000
 """64 thousand tokens: what some ten full prompts of one engine take besides."""
 READ_TOKENS_PER_S = 8000.0
 WRITE_TOKEN_S = 0.02
-CALLS, QUICK_CALLS = 20_000, 4000
-SEED = 7
+CALLS, QUICK_CALLS = 8000, 1500
+"""Of one run."""
+SEEDS = (7, 8, 9, 10, 11)
+"""Runs that are put together: where chats come in bursts, one run's 99th percentile says more of the burst than of who chose."""
 CHARS_PER_TOKEN = 4
 NEVER_FULL = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One request: its blocks by name (equal beginnings have equal names), its whole length, and what its caller sends."""
+    """One request: its blocks by name (equal beginnings have equal names), its whole length, and what its caller sends.
+
+    `think`: how long its caller thinks before the next turn, against the average.
+    """
 
     blocks: tuple[int, ...]
     tokens: int
     answer_tokens: int
     body: Mapping[str, Any]
+    think: float = 0.0
     next_turn: Callable[[], Prompt] | None = None
 
 
@@ -112,7 +118,7 @@ def ways(chance: random.Random) -> dict[str, Choose]:
 
 # -- who calls -----------------------------------------------------------------------------------------------------
 class Callers:
-    """Makes prompts. Owner: one simulation."""
+    """Makes prompts; each chat draws from a source of its own, so that all ways to choose have the same chats. Owner: one simulation."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -126,42 +132,44 @@ class Callers:
         """A system prompt: its blocks and its words."""
         return self.blocks(tokens), f"prompt {name} " * (tokens * CHARS_PER_TOKEN // 10)
 
-    def answer_tokens(self) -> int:
-        """Lognormal around 80: most answers are short, some are very long."""
-        return max(1, int(self.rng.lognormvariate(4.4, 0.8)))
-
     def shared(self, systems: int, tokens: int) -> Iterator[Prompt]:
         """Single questions under one of so many system prompts, the n-th of which is asked for 1/n as often as the first."""
         known = [self.system(n, tokens) for n in range(systems)]
         weights = [1 / (n + 1) for n in range(systems)]
         while True:
             blocks, words = self.rng.choices(known, weights)[0]
-            yield self.turn(blocks, tokens, [{"role": "system", "content": words}], turns=1)
+            yield self.turn(self.one(), blocks, tokens, [{"role": "system", "content": words}], turns=1)
 
     def chats(self, tokens: int, turns: int) -> Iterator[Prompt]:
         """Chats of some turns under one short system prompt, each turn with all that was said before."""
         blocks, words = self.system(0, tokens)
         while True:
-            yield self.turn(blocks, tokens, [{"role": "system", "content": words}], turns=self.rng.randint(2, turns))
+            chat = self.one()
+            yield self.turn(chat, blocks, tokens, [{"role": "system", "content": words}], turns=chat.randint(2, turns))
 
     def strangers(self, tokens: int) -> Iterator[Prompt]:
         """Prompts that have nothing in common."""
         while True:
-            yield self.turn((), 0, [], turns=1, question_tokens=tokens)
+            yield self.turn(self.one(), (), 0, [], turns=1, question_tokens=tokens)
+
+    def one(self) -> random.Random:
+        """Who draws for a chat."""
+        return random.Random(self.rng.getrandbits(64))
 
     def turn(
-        self, blocks: tuple[int, ...], tokens: int, messages: list[dict[str, str]], *, turns: int, question_tokens: int = 160
-    ) -> Prompt:
-        """The next question of a chat that has `turns` left, this one included."""
-        words = f"question {self.rng.getrandbits(64)} " * (question_tokens * CHARS_PER_TOKEN // 30)
-        own, answer = self.blocks(question_tokens), self.answer_tokens()
+        self, chat: random.Random, blocks: tuple[int, ...], tokens: int, messages: list[dict[str, str]], *, turns: int,
+        question_tokens: int = 160,
+    ) -> Prompt:  # fmt: skip
+        """The next question of a chat that has `turns` left, this one included. Most answers are short, some are very long."""
+        words = f"question {chat.getrandbits(64)} " * (question_tokens * CHARS_PER_TOKEN // 30)
+        own, answer = self.blocks(question_tokens), max(1, int(chat.lognormvariate(4.4, 0.8)))
         said = [*messages, {"role": "user", "content": words}]
         after = [*said, {"role": "assistant", "content": "answer"}]
         heard = self.blocks(answer)
-        following = partial(self.turn, blocks + own + heard, tokens + question_tokens + answer, after, turns=turns - 1)
+        following = partial(self.turn, chat, blocks + own + heard, tokens + question_tokens + answer, after, turns=turns - 1)
         return Prompt(
             blocks=blocks + own, tokens=tokens + question_tokens, answer_tokens=answer, body={"messages": said},
-            next_turn=following if turns > 1 else None,
+            think=chat.expovariate(1.0), next_turn=following if turns > 1 else None,
         )  # fmt: skip
 
 
@@ -185,31 +193,34 @@ LOADS = {
 # -- the simulation ------------------------------------------------------------------------------------------------
 @dataclass(slots=True)
 class Outcome:
-    """Milliseconds to first tokens, prompt tokens and those of them that were in a cache, and the share of the busiest instance."""
+    """Milliseconds to first tokens, prompt tokens and those of them that were in a cache, and the busiest instance of each run
+    by its calls against the average."""
 
     first_token_ms: list[float] = field(default_factory=list)
     tokens: int = 0
     cached: int = 0
-    calls: dict[str, int] = field(default_factory=dict)
+    busiest: list[float] = field(default_factory=list)
+
+    def add(self, other: Outcome) -> None:
+        """Another run."""
+        self.first_token_ms += other.first_token_ms
+        self.tokens += other.tokens
+        self.cached += other.cached
+        self.busiest += other.busiest
 
     @property
     def hit_rate(self) -> float:
         """Of the prompt tokens."""
         return self.cached / self.tokens if self.tokens else 0.0
 
-    @property
-    def busiest(self) -> float:
-        """Its calls against the average."""
-        return max(self.calls.values()) / statistics.fmean(self.calls.values())
 
-
-def simulate(load: Load, choose: Choose, *, calls: int, seed: int = SEED) -> Outcome:
+def simulate(load: Load, choose: Choose, *, calls: int, seed: int) -> Outcome:
     """So many calls; the same seed gives every way to choose the same callers."""
     rng = random.Random(seed)
     callers = Callers(random.Random(rng.random()))
     fresh = load.prompts(callers)
     engines = [Engine(f"i-{n}") for n in range(INSTANCES)]
-    outcome = Outcome(calls={engine.id: 0 for engine in engines})
+    outcome, taken = Outcome(), Counter[str]()
     order = itertools.count()
     events: list[tuple[float, int, Prompt | None, Engine | None]] = [(0.0, next(order), None, None)]
     waiting: deque[tuple[float, Prompt]] = deque()
@@ -232,23 +243,32 @@ def simulate(load: Load, choose: Choose, *, calls: int, seed: int = SEED) -> Out
             outcome.first_token_ms.append((first_at - since) * 1000)
             outcome.tokens += asked.tokens
             outcome.cached += cached
-            outcome.calls[chosen.id] += 1
+            taken[chosen.id] += 1
             heapq.heappush(events, (ends_at, next(order), None, chosen))
             if asked.next_turn is not None and came < calls:
                 came += 1
-                heapq.heappush(events, (ends_at + rng.expovariate(1 / load.think_s), next(order), asked.next_turn(), None))
+                heapq.heappush(events, (ends_at + asked.think * load.think_s, next(order), asked.next_turn(), None))
+    outcome.busiest.append(max(taken.values()) * INSTANCES / taken.total())
     return outcome
+
+
+def compare(load: Load, *, calls: int, seeds: Sequence[int] = SEEDS) -> dict[str, Outcome]:
+    """All ways to choose, for the same callers, all runs together."""
+    found = {way: Outcome() for way in ways(random.Random())}
+    for seed in seeds:
+        for way, choose in ways(random.Random(seed)).items():
+            found[way].add(simulate(load, choose, calls=calls, seed=seed))
+    return found
 
 
 def add(report: Report, *, calls: int) -> None:
     """Simulate every load with every way to choose, and say where ours is not the best."""
     for name, load in LOADS.items():
-        found: dict[str, Outcome] = {}
         with phase(name):
-            for way, choose in ways(random.Random(SEED)).items():
-                found[way] = simulate(load, choose, calls=calls)
+            found = compare(load, calls=calls)
         for way, outcome in found.items():
-            note = f"{outcome.hit_rate:.0%} of the prompt tokens in memory, busiest instance {outcome.busiest:.2f} x the average"
+            busiest = statistics.fmean(outcome.busiest)
+            note = f"{outcome.hit_rate:.0%} of the prompt tokens in memory, busiest instance {busiest:.2f} x the average"
             report.rows.append(Row.of(f"{name}: {way}", "ms to first token", outcome.first_token_ms, note))
         p99 = {way: percentile(outcome.first_token_ms, 99) for way, outcome in found.items()}
         report.ratios[f"{name}: p99 of least loaded over ours"] = p99["least loaded"] / p99["ours"]
