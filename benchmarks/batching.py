@@ -92,7 +92,7 @@ def measure(report: Report, running: stack.Stack, subject: Subject, *, seconds: 
 
 
 def _latency(name: str, loads: Sequence[Load]) -> Row:
-    """Medians over the rounds of what wrk said of each."""
+    """Medians over the rounds of what the load generator said of each."""
     p50, p99 = (percentile([getattr(one, which) for one in loads], 50) for which in ("p50_ms", "p99_ms"))
     return Row(name=name, unit="ms", n=sum(one.requests for one in loads), p50=p50, p99=p99)
 

@@ -20,6 +20,8 @@ PRIOR = 0.5
 """What one more call is taken to be away, in units of what it is worth, as if it had been seen once."""
 FADE = 0.98
 """What evidence counts after each further use of it: a fruitless wait is tried again after some 35 to 100 batches."""
+MAX_CAME = 8.0
+"""Evidence of more calls counts as that of so many: when they stop coming it takes as many fruitless waits to believe it."""
 MAX_SIZES = 64
 """Sizes that are told apart; larger ones share their evidence."""
 
@@ -44,5 +46,7 @@ class Patience:
     def note(self, size: int, waited_s: float, *, came: bool) -> None:
         """A batch of `size` waited in silence for so long; then a call came, or none did and it was released."""
         size = min(size, MAX_SIZES)
-        self._came[size] = self._came.get(size, 0.0) * FADE + came
-        self._waited_s[size] = self._waited_s.get(size, 0.0) * FADE + waited_s
+        known = self._came.get(size, 0.0) * FADE + came
+        kept = min(1.0, MAX_CAME / known) if known else 1.0
+        self._came[size] = known * kept
+        self._waited_s[size] = (self._waited_s.get(size, 0.0) * FADE + waited_s) * kept

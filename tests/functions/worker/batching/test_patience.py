@@ -31,6 +31,18 @@ def test_it_stops_waiting_where_none_came() -> None:
     assert patience.seconds(8, FIXED_S) < FIXED_S / 8 * 0.05
 
 
+def test_calls_that_stop_coming_are_not_waited_for_much_longer() -> None:
+    patience = Patience()
+    for _ in range(1000):
+        patience.note(1, 0.0005, came=True)
+    waits = 0
+    while patience.seconds(1, FIXED_S) > FIXED_S / 10:
+        patience.note(1, patience.seconds(1, FIXED_S), came=False)
+        waits += 1
+
+    assert waits <= 12
+
+
 def test_each_size_has_an_experience_of_its_own() -> None:
     patience = Patience()
     for _ in range(20):  # eight callers that each wait for their answer
