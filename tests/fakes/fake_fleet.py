@@ -35,6 +35,7 @@ class FakeFleet:
         broken: functions that do not start, and why.
         behaviours: of functions that behave in their own way.
         engines: instances of functions that are engines; `engine_options`: of the next ones.
+        sockets: of functions whose instances are served by somebody else, and where.
         prepared: revisions with a Template: their starts are FORK, others RESTORE from `snapshots`, else COLD.
         refusal: what the next checkpoints raise, if anything.
         launched: launches of starts, in order.
@@ -54,6 +55,7 @@ class FakeFleet:
         self.workers: dict[str, FakeWorker] = {}
         self.engines: dict[str, ServedEngine] = {}
         self.engine_options: dict[str, Any] = {}
+        self.sockets: dict[str, Path] = {}
         self.started: list[str] = []
         self.stopped: list[tuple[str, float]] = []
         self.prepared: set[str] = set()
@@ -81,7 +83,9 @@ class FakeFleet:
         if target.function in self.broken:
             raise self.broken[target.function]
         path = self.directory / f"{instance_id}.sock"
-        if target.spec.engine is None:
+        if target.function in self.sockets:
+            path.symlink_to(self.sockets[target.function])
+        elif target.spec.engine is None:
             self.workers[instance_id] = await FakeWorker(path, self.behaviours.get(target.function, self.behaviour)).start()
         else:
             self.engines[instance_id] = await ServedEngine(path, **self._engine_of(target)).start()
