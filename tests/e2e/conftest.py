@@ -16,8 +16,8 @@ def platform() -> Iterator[PlatformUnderTest]:
         yield running
 
 
-@pytest.fixture
-def own_platform() -> Iterator[PlatformUnderTest]:
-    """A platform for this test alone: for those that kill parts of it."""
+@pytest.fixture(scope="session")
+def mortal_platform() -> Iterator[PlatformUnderTest]:
+    """One platform for all tests that kill parts of it, by turns: each has to leave it whole, and nothing of its own running."""
     with platform_up() as running:
         yield running

@@ -75,8 +75,8 @@ def newest(platform: PlatformUnderTest) -> dict[str, Any]:
         return dict(client.rollouts(app="canary", limit=1)[0])
 
 
-def test_a_bad_release_is_taken_back_and_a_good_one_survives_the_controller(own_platform: PlatformUnderTest, tmp_path: Path) -> None:
-    platform = own_platform  # its controller is killed
+def test_a_bad_release_is_taken_back_and_a_good_one_survives_the_controller(mortal_platform: PlatformUnderTest, tmp_path: Path) -> None:
+    platform = mortal_platform  # its controller is killed
     release(platform, tmp_path, 'return "one"')
     wait_for(
         lambda: platform.post("canary/rate", {"word": "x"}).status_code == 200,
@@ -104,3 +104,4 @@ def test_a_bad_release_is_taken_back_and_a_good_one_survives_the_controller(own_
     watched = platform.cli("rollout", "watch", "canary/rate")
     assert "every step" in platform.cli("rollout", "show", "canary/rate").stdout
     assert "done" in watched.stdout
+    platform.cli("app", "delete", "canary", "--yes")

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.e2e.harness import PlatformUnderTest, platform_up, wait_for
+from tests.e2e.harness import PlatformUnderTest, wait_for
 from tests.e2e.test_faults_processes import without_supervisor
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module", name="lone")
-def _lone() -> Iterator[PlatformUnderTest]:
+def _lone(mortal_platform: PlatformUnderTest) -> Iterator[PlatformUnderTest]:
     """A platform that loses one process after the other."""
-    with platform_up() as running:
-        running.deploy("dependent.py")
-        wait_for(lambda: running.instances("dependent", "warm"), "the instance that is kept warm")
-        yield running
+    mortal_platform.deploy("dependent.py")
+    wait_for(lambda: mortal_platform.instances("dependent", "warm"), "the instance that is kept warm")
+    yield mortal_platform
+    mortal_platform.cli("app", "delete", "dependent", "--yes")
 
 
 def test_without_the_controller_calls_go_on_and_changes_wait(lone: PlatformUnderTest) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,14 +29,16 @@ def first(path: str) -> str:
 
 
 @pytest.fixture(name="borrower")
-def _borrower(own_platform: PlatformUnderTest, tmp_path: Path) -> PlatformUnderTest:
+def _borrower(mortal_platform: PlatformUnderTest, tmp_path: Path) -> Iterator[PlatformUnderTest]:
     """A platform with one instance that holds a model."""
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "a.txt").write_text("alpha")
     (tmp_path / "borrower_app.py").write_text(APP)
-    own_platform.cli("deploy", str(tmp_path / "borrower_app.py"), "--no-wait")
-    assert own_platform.result("borrower/first", {"path": "a.txt"}) == "alpha"
-    return own_platform
+    mortal_platform.cli("deploy", str(tmp_path / "borrower_app.py"), "--no-wait")
+    assert mortal_platform.result("borrower/first", {"path": "a.txt"}) == "alpha"
+    yield mortal_platform
+    stop_all(mortal_platform)
+    wait_for(lambda: not leases(mortal_platform), "the last lease to end")
 
 
 def leases(platform: PlatformUnderTest) -> list[Lease]:
