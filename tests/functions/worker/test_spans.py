@@ -16,7 +16,7 @@ import pytest
 
 import pilotlight
 from pilotlight.policies import Objectives
-from pilotlight.protocol import HEADER_ATTEMPT, HEADER_CALL, HEADER_SPANS
+from pilotlight.protocol import HEADER_ATTEMPT, HEADER_CALL, HEADER_FINISH, HEADER_SPANS
 from pilotlight.sdk.spans import CURRENT
 from pilotlight.spec import FunctionKind, MethodSpec
 from pilotlight.tracecontext import attempt_span_of, child_of
@@ -147,9 +147,9 @@ async def streamed(instance: FakeInstance, method: str) -> dict[str, Any]:
     writer.write(b"GET /health HTTP/1.1\r\nhost: w\r\n\r\n")
     assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")  # the connection serves on
     writer.close()
-    name, _, value = tail.rpartition("0\r\n")[2].strip().partition(": ")
-    assert name == HEADER_SPANS
-    return decoded(value)
+    lines = dict(line.split(": ", 1) for line in tail.rpartition("0\r\n")[2].split("\r\n") if line)
+    assert lines[HEADER_FINISH] == "stop"
+    return decoded(lines[HEADER_SPANS])
 
 
 # -- where spans hang ---------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import socket
 import struct
 from collections.abc import Iterator
 
@@ -12,7 +13,7 @@ import cloudpickle  # type: ignore[import-untyped]  # ships none
 import httpx
 import pytest
 
-from pilotlight.protocol import CONTENT_PICKLE, CONTENT_PICKLE_STREAM, HEADER_DEADLINE, HEADER_OUTCOME
+from pilotlight.protocol import CONTENT_PICKLE, CONTENT_PICKLE_STREAM, HEADER_DEADLINE, HEADER_FINISH, HEADER_OUTCOME
 from pilotlight.spec import FunctionKind, MethodSpec
 from tests.fakes.fake_shim import FakeInstance, FakeShim, function_spec, read_until, wait_for_running
 from tests.fakes.plain_http import NO_TLS
@@ -183,3 +184,27 @@ def test_a_stream_past_its_deadline_ends_with_an_error_event(client: httpx.Clien
     text = client.post("/invoke/silent", headers={HEADER_DEADLINE: "0.02", "accept": "text/event-stream"}).text
     assert text.startswith("data: 1\n\nevent: error\n")
     assert "deadline-exceeded" in text
+
+
+def trailers_of(instance: FakeInstance, method: str, body: bytes, content_type: str) -> dict[str, str]:
+    """What stands behind the last chunk of a stream."""
+    head = f"POST /invoke/{method} HTTP/1.1\r\nhost: w\r\ncontent-type: {content_type}\r\ncontent-length: {len(body)}\r\n\r\n"
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(30)
+        connection.connect(instance.path)
+        connection.sendall(head.encode() + body)
+        answer = b""
+        while b"\r\n0\r\n" not in answer or not answer.endswith(b"\r\n\r\n"):
+            answer += connection.recv(65536)
+    behind = answer.rpartition(b"\r\n0\r\n")[2].decode()
+    return dict(line.split(": ", 1) for line in behind.split("\r\n") if line)
+
+
+@pytest.mark.parametrize("method", ["count", "async_count"])
+@pytest.mark.parametrize("fail_at, finish", [(-1, "stop"), (1, "error")])
+def test_a_stream_says_behind_its_last_byte_how_it_ended(instance: FakeInstance, method: str, fail_at: int, finish: str) -> None:
+    body = json.dumps({"n": 2, "fail_at": fail_at}).encode()
+    pickled = cloudpickle.dumps(((2, fail_at), {}))
+
+    assert trailers_of(instance, method, body, "application/json")[HEADER_FINISH] == finish
+    assert trailers_of(instance, method, pickled, CONTENT_PICKLE)[HEADER_FINISH] == finish
