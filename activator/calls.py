@@ -239,7 +239,7 @@ class SubmittedCalls:
         choice = _choice_of(record, target)
         entry = self._entrance.entry(self._caller(kept["key"], owner), target)
         deadline_at = kept.get("deadline_at")
-        make = partial(call_of_kept, kept) if "path" in kept else Call
+        make = partial(call_of_kept, kept) if target.spec.engine is not None or "path" in kept else Call
         call = make(
             body=base64.b64decode(kept["body"]), id=record.id, target=target, method=record.method, key_id=kept["key"],
             content_type=kept["content_type"].encode(), accept=kept["accept"].encode(), rank=entry.ranks[None],

@@ -8,13 +8,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from activator.call import Call, Reading
-from activator.openai.asked import Asked, parsed
+from activator.openai.asked import PATHS, Asked, parsed
+from activator.openai.errors import ModelNotFound
 from activator.openai.reading import reading_of
 from activator.targets import Target
 from activator.tokens.enter import use_of_kept
+from activator.tokens.facts import CHAT
 from activator.tokens.use import TokenUse
 from activator.tracing.context import worker_lines
 from activator.upstream import Answer
+from pilotlight import errors
 
 
 class EngineCall(Call):
@@ -50,7 +53,9 @@ class EngineCall(Call):
 
     def kept(self) -> dict[str, Any]:
         """What it needs beside an ordinary call's to be made again (`call_of_kept`)."""
-        return {"path": self.wanted.path, "adapter": self.wanted.adapter, "model": self.wanted.model}
+        wanted = self.wanted
+        shows = [wanted.shows_usage, wanted.shows_each_usage]  # its body asks for both, on our behalf
+        return {"path": wanted.path, "adapter": wanted.adapter, "model": wanted.model, "shows_usage": shows}
 
     def request_head(self, execution_s: float) -> bytes:
         """The request to the engine, up to its body; its log and ours call it by one name."""
@@ -74,9 +79,40 @@ def kept_or_left(call: Call) -> Iterator[None]:
             call.tokens.leave()
 
 
-def call_of_kept(kept: Mapping[str, Any], body: bytes, **call: Any) -> EngineCall:
-    """A submitted call from a journal: its body is one that went, or was to go, to an engine."""
-    wanted = Asked(kept["path"], parsed(body))
-    wanted.adapter, wanted.model = kept["adapter"], kept["model"]
-    tokens = use_of_kept(call["target"], wanted.path, wanted.body, began_ns=time.monotonic_ns())
-    return EngineCall(wanted, tokens=tokens, **call)
+def call_of_kept(kept: Mapping[str, Any], body: bytes, target: Target, **call: Any) -> EngineCall:
+    """A submitted call from a journal.
+
+    Its body is one that went, or was to go, to an engine; or, of a schedule, `{"path", "body"}`. Raises InvalidInput, ModelNotFound.
+    """
+    if "path" in kept:
+        wanted = Asked(kept["path"], parsed(body))
+        wanted.adapter, wanted.model = kept["adapter"], kept["model"]
+        wanted.shows_usage, wanted.shows_each_usage = kept["shows_usage"]
+    else:
+        wanted = wrapped(body, target)
+    tokens = use_of_kept(target, wanted.path, wanted.body, began_ns=time.monotonic_ns())
+    return EngineCall(wanted, tokens=tokens, target=target, **call)
+
+
+def wrapped(data: bytes, target: Target) -> Asked:
+    """What `{"path", "body"}` asks of an engine, by the names of its adapters. Raises InvalidInput, ModelNotFound."""
+    given = parsed(data)
+    path, body = given.get("path"), given.get("body")
+    if path not in PATHS or not isinstance(body, dict) or set(given) != {"path", "body"}:
+        hint = f'write {{"path": "{CHAT}", "body": {{…}}}}; paths are {", ".join(sorted(PATHS))}'
+        raise errors.InvalidInput(f"{target.app}/{target.function} is a language model: {hint}", parameter="path")
+    asked = Asked(path, body)
+    asked.adapter = adapter_of(asked.model, target)
+    return asked
+
+
+def adapter_of(model: str, target: Target) -> str:
+    """The adapter that `model` names where the function is known: "" for its own names, or for none. Raises ModelNotFound."""
+    place, _, adapter = model.partition(":")
+    if place.partition("@")[0] in ("", target.function, f"{target.app}/{target.function}"):
+        return adapter
+    lora = target.spec.engine.lora if target.spec.engine is not None else {}
+    if model in lora:
+        return model
+    there = ", ".join((target.function, *sorted(lora)))
+    raise ModelNotFound(f"no model {model[:80]!r}: there are {there}", parameter="model")

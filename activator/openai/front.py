@@ -14,12 +14,12 @@ from typing import Any
 from activator.callers import Caller
 from activator.dispatch import Dispatcher
 from activator.engines.affinity import key_of
-from activator.entry import Entry, split_tenant
+from activator.entry import Entry
 from activator.metrics import Metrics
 from activator.openai import errors as shapes
 from activator.openai.answers import Answers
 from activator.openai.asked import PATHS, TASKS, Asked, parsed
-from activator.openai.call import EngineCall
+from activator.openai.call import EngineCall, adapter_of, wrapped
 from activator.openai.models import Models, listed, served_by
 from activator.passthrough import Passthrough
 from activator.raw_heads import rest
@@ -124,7 +124,7 @@ class OpenAI:
         path = rest(request.scope).partition(b"?")[0].decode("latin-1")
         if request.verb == "POST" and path in PATHS:
             asked = Asked(path, parsed(await self._read(request, entry.body_bytes)))
-            asked.adapter = self._adapter_in(request, entry, asked.model)
+            asked.adapter = adapter_of(asked.model, entry.target)
             await self._call(request, entry, asked)
         elif request.verb == "GET" and path == MODELS:
             request.target = None  # no call of it
@@ -152,24 +152,14 @@ class OpenAI:
         caller = self._caller(request, owner)
         await _respond_list(request, [one for engine in self._models.visible(request, caller, owner) for one in listed(engine)])
 
-    def _adapter_in(self, request: Request, entry: Entry, model: str) -> str:
-        """The adapter that `model` names behind `/fn/`: "" for the function's own names, or none. Raises ModelNotFound."""
-        target = entry.target
-        place, _, adapter = model.partition(":")
-        if place.partition("@")[0] in ("", target.function, f"{target.app}/{target.function}"):
-            return adapter
-        if target.spec.engine is not None and model in target.spec.engine.lora:
-            return model
-        raise self._models.unknown(request, entry.caller, split_tenant(request.path)[0], model)
-
     # -- by the names of functions ------------------------------------------------------------------------------------------
     async def invoke(self, request: Request, entry: Entry) -> None:
         """`POST …:invoke` of an engine with `{"path", "body"}`: the same call by the function's own name. Raises what calls raise."""
-        await self._call(request, entry, self._wrapped(request, entry, await self._read(request, entry.body_bytes)))
+        await self._call(request, entry, wrapped(await self._read(request, entry.body_bytes), entry.target))
 
     async def admit_later(self, request: Request, entry: Entry) -> EngineCall:
         """The same to be run later: it counts as a request now, and among those that run at once when it runs."""
-        asked = self._wrapped(request, entry, await self._read(request, entry.body_bytes))
+        asked = wrapped(await self._read(request, entry.body_bytes), entry.target)
         asked.check(entry.target)
         if not asked.counts:
             raise errors.InvalidInput(f"path = {asked.path}: submitted can be {', '.join(TASKS)}", parameter="path")
@@ -179,17 +169,6 @@ class OpenAI:
         except BaseException:
             use.leave()
             raise
-
-    def _wrapped(self, request: Request, entry: Entry, data: bytes) -> Asked:
-        """What a body `{"path", "body"}` asks for. Raises InvalidInput, ModelNotFound."""
-        given = parsed(data)
-        path, body = given.get("path"), given.get("body")
-        if path not in PATHS or not isinstance(body, dict) or set(given) != {"path", "body"}:
-            hint = f'write {{"path": "{CHAT}", "body": {{…}}}}; paths are {", ".join(sorted(PATHS))}'
-            raise errors.InvalidInput(f"{entry.target.app}/{entry.target.function} is a language model: {hint}", parameter="path")
-        asked = Asked(path, body)
-        asked.adapter = self._adapter_in(request, entry, asked.model)
-        return asked
 
     # -- the sentence -----------------------------------------------------------------------------------------------------
     async def _call(self, request: Request, entry: Entry, asked: Asked) -> None:

@@ -11,6 +11,8 @@ import httpx
 import openai
 import pytest
 
+from activator.openai.call import EngineCall
+from pilotlight import errors
 from pilotlight.policies import Fallback, Variant
 from pilotlight.protocol import CallRecord
 from pilotlight.spec import Scaling
@@ -116,10 +118,28 @@ async def test_a_submitted_call_outlives_its_activator(shop: Shop) -> None:
     call = shop.edge.calls._call(CallRecord.from_json(kept["record"]), kept)
     head = call.request_head(1.0)
 
+    assert isinstance(call, EngineCall)
+    assert (call.wanted.shows_usage, call.wanted.model) == (False, "pirate")
     assert head.startswith(b"POST /v1/chat/completions HTTP/1.1\r\n")
     assert json.loads(call.body)["model"] == "pirate"
     shop.edge.fleet.gate.set()
     assert (await result_of(shop, receipt["id"])).state == "SUCCEEDED"
+
+
+async def test_a_schedule_calls_an_engine_with_a_path_and_a_body(shop: Shop) -> None:
+    shop.edge.fleet.gate.clear()
+    receipt = (await by_name(shop, "submit", {"path": CHAT, "body": chat(max_tokens=1)})).json()
+    kept = {**shop.edge.books.journal.payload(receipt["id"]), "body": base64.b64encode(b'{"path": "/v1/completions"}').decode()}
+    kept = {key: value for key, value in kept.items() if key not in ("path", "adapter", "model", "shows_usage")}
+    record = CallRecord.from_json(kept["record"])
+    with pytest.raises(errors.InvalidInput, match="is a language model: write"):
+        shop.edge.calls._call(record, kept)
+
+    body = {"path": "/v1/completions", "body": {"prompt": "x", "model": "pirate"}}
+    call = shop.edge.calls._call(record, {**kept, "body": base64.b64encode(json.dumps(body).encode()).decode()})
+    assert call.request_head(1.0).startswith(b"POST /v1/completions HTTP/1.1\r\n")
+    assert json.loads(call.body) == {"prompt": "x", "model": "pirate"}
+    shop.edge.fleet.gate.set()
 
 
 # -- in another's place ------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 
 from pilotlight.engines import Task, TokenLimits
 from pilotlight.pricing import Rates
+from pilotlight.traffic import Arm, ExperimentTraffic
 from tests.activator.conftest import KEY, PATIENCE_S
 from tests.activator.openai.conftest import Shop, chat, events_of, llm
 from tests.activator.test_gateway import until
@@ -196,6 +197,17 @@ async def test_a_revision_is_asked_for_by_tag_by_name_or_by_header(shop: Shop) -
     answer = await shop.post(chat(max_tokens=1), **{"pilotlight-tag": "beta"})
     assert answer.headers["pilotlight-revision"] == "v2-bbb"
     assert [one["id"] for one in (await shop.get("/v1/models")).json()["data"]] == ["shop/assistant", "shop/assistant@beta"]
+
+
+async def test_a_chat_is_in_its_experiment_as_every_call_is(shop: Shop) -> None:
+    arms = (Arm(name="old", revision="v1-aaa", share=0.0001), Arm(name="new", revision="v2-bbb", share=99.9999))
+    experiment = ExperimentTraffic(id="e-1", salt="s", arms=arms, unit="tenant", percent=100.0)
+    shop.edge.add(split_route(llm(), {"v1-aaa": 100}, named=("v2-bbb",), experiment=experiment))
+    answer = await shop.post(chat(max_tokens=1))
+
+    assert (answer.headers["pilotlight-arm"], answer.headers["pilotlight-revision"]) == ("new", "v2-bbb")
+    (record,) = (await shop.edge.settle()).values()
+    assert (record.experiment, record.arm, record.tokens_out) == ("e-1", "new", 1)
 
 
 async def test_models_are_listed_and_described(shop: Shop) -> None:
