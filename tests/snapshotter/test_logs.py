@@ -48,3 +48,15 @@ async def test_the_tail_of_a_log_has_no_line_before_one_was_printed(tmp_path: Pa
     assert await logs.tail("i-new") == ["text"]
     (tmp_path / "logs/i-new.log").write_text("")
     assert await logs.tail("i-new") == []
+
+
+async def test_a_line_of_several_calls_is_each_ones(tmp_path: Path) -> None:
+    write(tmp_path / "logs", "i-mine", MINE)
+    (tmp_path / "logs/i-mine.log").write_text(LINE.replace(" - ", " req-1,req-2 ") + LINE.replace(" - text", " req-12 other"))
+
+    found = {
+        call: [line["text"] async for line in Logs(tmp_path / "logs").read(LogQuery(labels=MINE, call_id=call))]
+        for call in ("req-1", "req-2", "req-12", "req-3", "req-1,req-2")
+    }
+
+    assert found == {"req-1": ["text"], "req-2": ["text"], "req-12": ["other"], "req-3": [], "req-1,req-2": []}
