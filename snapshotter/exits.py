@@ -7,9 +7,15 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
+ENGINE_DIED = 71
+"""Exit status of a worker whose engine died under it (EX_OSERR of sysexits.h; `pilotlight.worker.engine.life`)."""
 
-def reason(status: int | None, *, asked: str | None, oom_kills: int, lost: bool = False) -> str:
-    """`stopped`, `killed`, `out_of_memory`, `template_lost`, `slot_lost` or `exited`. `asked`: the word for an end that we asked for."""
+
+def reason(status: int | None, *, asked: str | None, oom_kills: int, lost: bool = False, engine: bool = False) -> str:
+    """`stopped`, `killed`, `out_of_memory`, `engine_died`, `template_lost`, `slot_lost` or `exited`.
+
+    `asked`: the word for an end that we asked for. `engine`: it is the worker of an engine.
+    """
     if asked == "stopped" and status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGTERM:
         asked = None  # it had died of something else before it could obey: whoever asks for a stop often does so because of that
     if asked is not None:
@@ -20,6 +26,8 @@ def reason(status: int | None, *, asked: str | None, oom_kills: int, lost: bool 
         return "template_lost"
     if status is None:
         return "slot_lost"
+    if engine and os.WIFEXITED(status) and os.WEXITSTATUS(status) == ENGINE_DIED:
+        return "engine_died"
     return "killed" if os.WIFSIGNALED(status) else "exited"
 
 
@@ -29,6 +37,8 @@ def sentence(subject: str, word: str, status: int | None, *, memory_bytes: int) 
         return f"{subject} needed more than its {memory_bytes // 1024**2} MiB and was killed: raise memory=, or use less"
     if word == "template_lost":
         return f"{subject}: its Template ended before the fork"
+    if word == "engine_died":
+        return f"{subject}: its engine died; the last lines of its log say of what"
     if status is None:
         return f"{subject}: its slot is gone"
     if os.WIFSIGNALED(status):

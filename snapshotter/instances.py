@@ -62,11 +62,14 @@ class Instance:
         """Kills by the kernel in its group."""
         return self.group.oom_kills() if self.group is not None else 0
 
+    def _is_engine(self) -> bool:
+        return self.housing is not None and self.housing.launch.offline
+
     def end(self) -> str:
         """Its process is gone: settle state and reason, and say the reason."""
         assert self.running is not None
         how = self.running.gone.result()
-        word = exits.reason(how.status, asked=self.asked, oom_kills=self.oom_kills(), lost=how.lost)
+        word = exits.reason(how.status, asked=self.asked, oom_kills=self.oom_kills(), lost=how.lost, engine=self._is_engine())
         state = InstanceState.STOPPED if word == "stopped" or how.status == 0 else InstanceState.FAILED
         self.become(state, pid=0, exit_reason=word)
         return word

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from snapshotter import processes, slots
@@ -32,6 +32,8 @@ from weight_cache.errors import WeightCacheError
 _log = logging.getLogger(__name__)
 NOTICE_S = 0.05
 """Between the word that an instance stops and its SIGTERM: time for its lessee, on this machine, to send it nothing more."""
+WRONG_ANSWER = "WrongAnswer"
+"""Type of the error of a worker that answers otherwise after a restore (`pilotlight.worker.engine.failures`)."""
 _ATTEMPTS = 4
 """A Template may die between the choice and the fork; three times in a row is no accident. One more for a restore that fails."""
 
@@ -202,7 +204,7 @@ class Ladder:
         """A restored worker, or a fork of one, did not become ready: its process goes, and a Template of the same snapshot, which would do
         no better; the start goes on without RESTORE. The snapshot's id."""
         words = {StartFailed: "hook_failed", TimeoutError: "hook_timeout"}
-        reason = words.get(type(error), "worker_lost")
+        reason = "wrong_answer" if _is_wrong_answer(error) else words.get(type(error), "worker_lost")
         _log.warning("rung.failed id=%s rung=%s reason=%s error=%s", instance.info.id, way.kind, reason, error)
         self._metrics.rung_failed(way.kind, reason)
         closed.add(StartKind.RESTORE)
@@ -211,6 +213,9 @@ class Ladder:
         if template is not None and template.housing.snapshot == way.housing.snapshot and type(error) in words:
             self._ends.drop(template, reason)
         await self._cleared(instance)
+        if reason == "wrong_answer" and way.housing.snapshot is not None:
+            await self._rungs.wrong(way.housing.snapshot, str(error))
+            return ""
         return way.housing.snapshot or ""
 
     @staticmethod
@@ -268,6 +273,12 @@ class Ladder:
         claimed = self._instances.claimed_bytes()
         need = claimed + launch.memory_bytes + self._templates.pss_bytes() - self._room.memory_bytes
         self._boots.evict_unused(need, but=launch.revision)
+
+
+def _is_wrong_answer(error: Exception) -> bool:
+    """Whether what was restored answered the known prompt otherwise than before: once is enough."""
+    told = error.detail.get("error") if isinstance(error, StartFailed) else None
+    return isinstance(told, Mapping) and str(told.get("type")).rpartition(".")[2] == WRONG_ANSWER
 
 
 def _is_held_against_restore(way: Way, error: Exception) -> bool:

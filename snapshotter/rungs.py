@@ -129,6 +129,10 @@ class Rungs:
         elif way.kind is StartKind.COLD:
             self._builder.want(launch)
 
+    async def wrong(self, snapshot_id: str, message: str) -> None:
+        """What came out of that snapshot answered wrongly: it is quarantined at once."""
+        await self._shelf.quarantine(snapshot_id, message)
+
     def took(self, launch: LaunchSpec, info: InstanceInfo, seconds: float) -> None:
         """How long a whole start took, without waiting for its weights or for other boots; of RESTORE what it does itself: waiting for a
         slot, or for other restores, is no part of it.

@@ -41,6 +41,7 @@ def make_app(engine: EngineFake) -> Starlette:
             Route("/sleep", api.sleep, methods=["POST"]),
             Route("/wake_up", api.wake_up, methods=["POST"]),
             Route("/is_sleeping", api.is_sleeping),
+            Route("/sleeps", api.sleeps),
             Route("/collective_rpc", api.guarded(api.collective_rpc), methods=["POST"]),
         ]
     )
@@ -164,6 +165,8 @@ class Api:
         body = await read_body(request)
         model = known_model(self._engine, body)
         inputs = body.get("input")
+        if isinstance(inputs, list) and inputs and all(isinstance(t, int) for t in inputs):
+            inputs = self._engine.tokenizer.decode(inputs)
         texts = [inputs] if isinstance(inputs, str) else inputs
         if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
             raise Refused("input must be a string or a list of strings", parameter="input")
@@ -226,6 +229,10 @@ class Api:
     async def is_sleeping(self, request: Request) -> Response:
         """GET /is_sleeping."""
         return JSONResponse({"is_sleeping": self._engine.asleep > 0})
+
+    async def sleeps(self, request: Request) -> Response:
+        """GET /sleeps, which the real one has not: what was asked of its sleep mode, in order."""
+        return JSONResponse(self._engine.sleeps)
 
     async def collective_rpc(self, request: Request) -> Response:
         """POST /collective_rpc: `reload_weights`, which brings weights back that level 2 dropped."""

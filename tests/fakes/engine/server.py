@@ -1,7 +1,7 @@
 """The fake engine as a program: vLLM's command line, a child process (the core), one Unix socket or port.
 
-Environment: `FAKE_ENGINE_TOKEN_S`, `FAKE_ENGINE_PREFILL_S` (seconds), `FAKE_ENGINE_START_S` (before it listens),
-`FAKE_ENGINE_WRONG_AFTER_RESTORE=1` (answers otherwise once it was frozen for a while).
+Environment: `FAKE_ENGINE_TOKEN_S`, `FAKE_ENGINE_PREFILL_S` (seconds), `FAKE_ENGINE_START_S` (before it listens);
+once it was frozen for a while it answers otherwise than before if there is a file `wrong-after-restore` beside the model.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from tests.fakes.engine.app import make_app
 from tests.fakes.engine.engine import EngineFake, crash, take_all_memory
 
+WRONG_AFTER_RESTORE = "wrong-after-restore"
 FROZEN_S = 0.05
 """The wall clock went on for so long without the monotonic one: it was in a snapshot."""
 
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 async def _serve(options: argparse.Namespace, core: subprocess.Popen[bytes]) -> None:
     engine = make_engine(options)
-    app = _Aging(engine) if os.environ.get("FAKE_ENGINE_WRONG_AFTER_RESTORE") == "1" else make_app(engine)
+    app = _Aging(engine, os.path.join(options.model, WRONG_AFTER_RESTORE))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
     loop = asyncio.get_running_loop()
     pidfd = os.pidfd_open(core.pid)
@@ -88,14 +89,14 @@ async def _serve(options: argparse.Namespace, core: subprocess.Popen[bytes]) -> 
 
 
 class _Aging:
-    """Notices before each request whether it was frozen since the first one, and turns the engine wrong."""
+    """Notices before each request whether it was frozen since it was made, and whether it is to be wrong then."""
 
-    def __init__(self, engine: EngineFake) -> None:
-        self._engine, self._app = engine, make_app(engine)
+    def __init__(self, engine: EngineFake, mark: str) -> None:
+        self._engine, self._app, self._mark = engine, make_app(engine), mark
         self._difference = _difference()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._engine.wrong = self._engine.wrong or abs(_difference() - self._difference) > FROZEN_S
+        self._engine.wrong = abs(_difference() - self._difference) > FROZEN_S and os.path.exists(self._mark)
         await self._app(scope, receive, send)
 
 

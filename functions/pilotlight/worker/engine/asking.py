@@ -41,7 +41,12 @@ class Asker:
         return f"<Asker {self._path}>"
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, within_s: float) -> Any:
-        """The JSON of the answer, None where it has no body.
+        """The JSON of the answer, None where it has no body. Raises as `read`."""
+        content = self.read(method, path, body, within_s=within_s)
+        return json.loads(content) if content else None
+
+    def read(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, within_s: float) -> bytes:
+        """The whole answer.
 
         Raises EngineHung when time is up, EngineRefused for an answer of another status than 2xx, OSError when nobody listens.
         """
@@ -56,10 +61,9 @@ class Asker:
             except http.client.HTTPException as e:
                 raise EngineRefused(f"the engine broke off its answer to {method} {path}: {type(e).__name__}") from e
         if not 200 <= answer.status < 300:
-            raise EngineRefused(
-                f"the engine answered {method} {path} with {answer.status}: {content[:_MAX_SHOWN].decode(errors='replace')}"
-            )
-        return json.loads(content) if content else None
+            told = content[:_MAX_SHOWN].decode(errors="replace")
+            raise EngineRefused(f"the engine answered {method} {path} with {answer.status}: {told}")
+        return content
 
     def wait_healthy(self, *, within_s: float, demand_alive: Callable[[], None]) -> None:
         """Until GET /health is answered. `demand_alive` raises when it is dead; raises EngineHung when time is up."""

@@ -28,8 +28,8 @@ class KnownAnswer:
     value: tuple[Any, ...]
 
     def demand_same(self, other: KnownAnswer) -> None:
-        """Raises WrongAnswer."""
-        if other.value != self.value:
+        """`other` may be shorter: then it is how this one begins. Raises WrongAnswer."""
+        if not other.value or other.value != self.value[: len(other.value)]:
             raise WrongAnswer(
                 f"the engine answers the known prompt with {_shown(other.value)}, before the snapshot it was {_shown(self.value)}"
             )
@@ -39,16 +39,19 @@ def learn(engine: EngineSpec, name: str, asker: Asker, *, within_s: float) -> Kn
     """Warm the engine up, which serves the model as `name`, and remember what it says. Raises EngineHung, EngineRefused, OSError."""
     for _ in range(_WARM):
         ask(engine, name, asker, within_s=within_s)
+    if engine.task is Task.GENERATE:
+        stream = {"model": name, "prompt": list(PROMPT[:1]), "max_tokens": 1, "stream": True}
+        asker.read("POST", "/v1/completions", stream, within_s=within_s)  # its own way through the server, made lazily, too
     return ask(engine, name, asker, within_s=within_s)
 
 
-def ask(engine: EngineSpec, name: str, asker: Asker, *, within_s: float) -> KnownAnswer:
-    """What it says now. Raises EngineHung, EngineRefused, OSError."""
+def ask(engine: EngineSpec, name: str, asker: Asker, *, within_s: float, tokens: int = TOKENS) -> KnownAnswer:
+    """What it says now, as many tokens at most. Raises EngineHung, EngineRefused, OSError."""
     if engine.task is Task.EMBED:
         body = asker.ask("POST", "/v1/embeddings", {"model": name, "input": list(PROMPT)}, within_s=within_s)
         return KnownAnswer(value=tuple(round(float(v), _ROUNDING) for v in body["data"][0]["embedding"]))
     prompt = list(PROMPT[: max(1, engine.max_model_len - TOKENS)])
-    length = max(1, min(TOKENS, engine.max_model_len - len(prompt)))
+    length = max(1, min(tokens, engine.max_model_len - len(prompt)))
     greedy = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
     answer = asker.ask("POST", "/v1/completions", {"model": name, "prompt": prompt, "max_tokens": length, **greedy}, within_s=within_s)
     return KnownAnswer(value=tuple(answer["choices"][0]["token_ids"]))

@@ -24,6 +24,7 @@ from pilotlight.worker.control import Control, Order
 from pilotlight.worker.engine import arguments, known, sleep
 from pilotlight.worker.engine.asking import Asker
 from pilotlight.worker.engine.failures import EngineDied, EngineHung, EngineRefused, WrongAnswer
+from pilotlight.worker.engine.known import TOKENS
 from pilotlight.worker.engine.server import SpliceServer
 from pilotlight.worker.engine.tree import Tree
 from pilotlight.worker.launch import Launch
@@ -34,11 +35,13 @@ from pilotlight.worker.running import Whose
 from pilotlight.worker.template import Template, connect_output, surplus_threads, wait_environment
 
 ENGINE_DIED = 71
-"""Exit status of an instance whose engine died under it (EX_OSERR of sysexits.h); the node agent has a word for it."""
+"""Exit status of an instance whose engine died under it (EX_OSERR of sysexits.h); `snapshotter.exits` has a word for it."""
 START_SHARE = 0.9
 """Of the startup clock, until the engine is healthy and warm: an engine that hangs is named before the node agent's clock ends us."""
 ANSWER_S = 20.0
 """For the known prompt after a restore: it takes tens of milliseconds, on a node under load seconds."""
+PROOF_TOKENS = 2
+"""Before it serves: a prefill and one step of decoding. The proof of the snapshot itself asks for all."""
 _END_S = 5.0
 _SOCKET = "engine.sock"
 
@@ -75,10 +78,10 @@ class Engine:
             sleep.wake_up(self.asker, level=self.level)
         self.is_asleep = False
 
-    def prove(self) -> None:
-        """Raises WrongAnswer, EngineHung, EngineRefused, EngineDied."""
+    def prove(self, tokens: int = TOKENS) -> None:
+        """Ask the known prompt for so many tokens. Raises WrongAnswer, EngineHung, EngineRefused, EngineDied."""
         self.tree.demand_alive()
-        self.known.demand_same(known.ask(self.spec, self.name, self.asker, within_s=ANSWER_S))
+        self.known.demand_same(known.ask(self.spec, self.name, self.asker, tokens=tokens, within_s=ANSWER_S))
         self.is_proven = True
 
 
@@ -185,7 +188,7 @@ def _become(worker: Worker, order: Order, started: float) -> NoReturn:
         engine.awaken()
     if not engine.is_proven:
         with phases.phase("prove"):
-            engine.prove()
+            engine.prove(PROOF_TOKENS)
     with engine.tree.watched() as deaths:
         server = SpliceServer(engine.path)
         server.wake(listener)

@@ -1,8 +1,8 @@
 """Bytes from a caller's connection to one of the engine's, and back: nothing is parsed, nothing is kept.
 
 One connection of a caller has one connection to the engine for as long as it lives. What the engine sends goes out at once. A side that
-reads slowly pauses the other side's reading, so at most two socket buffers and some pieces wait per direction. The end of one direction is
-passed on as an end of that direction; a side that is gone takes the other along: the engine sees that its caller left, and frees the
+reads slowly pauses the other side's reading, so at most two socket buffers and some pieces wait per direction. A caller's end
+of its direction is passed on as that; a side that is gone takes the other along: the engine sees that its caller left, and frees the
 request. Owner: one event loop.
 """
 
@@ -50,7 +50,7 @@ class Half(asyncio.Protocol):
             self._other.write(data)
 
     def eof_received(self) -> bool:
-        """The other side hears of it; our own direction stays open until that side ends, too."""
+        """The other side hears of it."""
         self.has_ended = True
         return self._pair.ended(self)
 
@@ -108,12 +108,11 @@ class Pair:
         self.caller.transport.pause_reading()
 
     def ended(self, half: Half) -> bool:
-        """A side sends nothing more. Whether its other direction stays open."""
-        other = self._other(half)
-        if other.has_ended or (other.transport is None and half is self.engine):
+        """A side sends nothing more. Whether its other direction stays open: of an engine that has ended nobody needs the other one."""
+        if half is self.engine or self.engine.has_ended:
             return False
-        if other.transport is not None and other.transport.can_write_eof():
-            other.transport.write_eof()
+        if self.engine.transport is not None and self.engine.transport.can_write_eof():
+            self.engine.transport.write_eof()
         return True
 
     def lost(self, half: Half, exc: Exception | None) -> None:

@@ -1,0 +1,133 @@
+"""The known answer and the sleep mode, asked of the fake engine as a program, over its socket."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pilotlight.engines import EngineSpec, Task
+from pilotlight.worker.engine import known, sleep
+from pilotlight.worker.engine.asking import Asker
+from pilotlight.worker.engine.failures import EngineDied, EngineHung, EngineRefused, WrongAnswer
+from pilotlight.worker.engine.known import KnownAnswer
+from pilotlight.worker.engine.tree import Tree
+from tests.fakes.engine.environment import HERE
+
+PATIENCE_S = 30.0
+ENGINE = EngineSpec(model="m", max_model_len=512)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A fake engine in a process of its own."""
+
+    tree: Tree
+    asker: Asker
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    directory = tmp_path_factory.mktemp("engine")
+    path = f"/tmp/pl-known-{os.getpid()}.sock"
+    environment = {**os.environ, "PYTHONPATH": f"{HERE / 'site'}:{HERE.parents[2]}"}
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(directory), "--uds", path]
+    tree = Tree([*command, "--served-model-name", "assistant"], environment, directory=str(directory))
+    asker = Asker(path)
+    try:
+        asker.wait_healthy(within_s=PATIENCE_S, demand_alive=tree.demand_alive)
+        yield Running(tree, asker)
+    finally:
+        tree.end(5.0)
+        Path(path).unlink(missing_ok=True)
+
+
+def test_an_engine_says_the_same_again(running: Running) -> None:
+    learned = known.learn(ENGINE, "assistant", running.asker, within_s=PATIENCE_S)
+
+    assert len(learned.value) == known.TOKENS
+    learned.demand_same(known.ask(ENGINE, "assistant", running.asker, within_s=PATIENCE_S))
+
+
+def test_the_beginning_of_the_answer_is_enough_before_serving(running: Running) -> None:
+    learned = known.learn(ENGINE, "assistant", running.asker, within_s=PATIENCE_S)
+    short = known.ask(ENGINE, "assistant", running.asker, within_s=PATIENCE_S, tokens=2)
+
+    assert len(short.value) == 2
+    learned.demand_same(short)
+
+
+def test_another_answer_is_told_with_both() -> None:
+    with pytest.raises(WrongAnswer, match=r"\[7, 8\], before the snapshot it was \[7, 9\]"):
+        KnownAnswer(value=(7, 9)).demand_same(KnownAnswer(value=(7, 8)))
+
+
+def test_no_answer_is_none() -> None:
+    with pytest.raises(WrongAnswer):
+        KnownAnswer(value=(7, 9)).demand_same(KnownAnswer(value=()))
+
+
+def test_a_short_model_is_asked_for_what_fits(running: Running) -> None:
+    short = EngineSpec(model="m", max_model_len=4)
+    assert len(known.ask(short, "assistant", running.asker, within_s=PATIENCE_S).value) == 3
+
+
+def test_a_model_that_embeds_is_compared_by_its_numbers(running: Running) -> None:
+    embedding = EngineSpec(model="m", max_model_len=512, task=Task.EMBED)
+    learned = known.learn(embedding, "assistant", running.asker, within_s=PATIENCE_S)
+
+    assert len(learned.value) == 8
+    learned.demand_same(known.ask(embedding, "assistant", running.asker, within_s=PATIENCE_S))
+
+
+def test_what_an_engine_refuses_is_told_in_its_words(running: Running) -> None:
+    with pytest.raises(EngineRefused, match=r"404.*does not exist"):
+        known.ask(ENGINE, "nobody", running.asker, within_s=PATIENCE_S)
+
+
+def test_an_engine_that_hangs_is_told_by_its_time(running: Running) -> None:
+    with pytest.raises(EngineHung, match=r"within 0\.2 s"):
+        running.asker.ask("POST", "/v1/completions", {"model": "assistant", "prompt": "!hang", "max_tokens": 1}, within_s=0.2)
+
+
+def test_sleep_and_wake_go_in_the_engines_order(running: Running) -> None:
+    sleep.fall_asleep(running.asker, level=2)
+    assert running.asker.ask("GET", "/is_sleeping", within_s=PATIENCE_S) == {"is_sleeping": True}
+
+    sleep.wake_up(running.asker, level=2)
+    assert running.asker.ask("GET", "/is_sleeping", within_s=PATIENCE_S) == {"is_sleeping": False}
+    assert running.asker.ask("GET", "/sleeps", within_s=PATIENCE_S) == ["sleep 2", "wake weights", "reload_weights", "wake kv_cache"]
+
+
+def test_an_engine_that_ends_before_it_is_healthy_is_told_with_its_last_words(tmp_path: Path) -> None:
+    tree = Tree([sys.executable, "-c", "print('no such model'); raise SystemExit(3)"], os.environ, directory=str(tmp_path))
+    asker = Asker(str(tmp_path / "nobody"))
+
+    with pytest.raises(EngineDied, match=r"exit status 3: no such model"):
+        asker.wait_healthy(within_s=PATIENCE_S, demand_alive=tree.demand_alive)
+    tree.end(1.0)
+
+
+def test_an_engine_that_is_not_healthy_in_time_is_told_so(tmp_path: Path) -> None:
+    asker = Asker(str(tmp_path / "nobody"))
+    with pytest.raises(EngineHung, match="startup_timeout"):
+        asker.wait_healthy(within_s=0.1, demand_alive=lambda: None)
+
+
+def test_the_death_of_any_process_of_the_tree_is_noticed(tmp_path: Path) -> None:
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', 'import sys; sys.stdin.read()'], stdin=subprocess.PIPE)"
+    tree = Tree([sys.executable, "-c", script], os.environ, directory=str(tmp_path))
+    while len(tree.names()) < 2:
+        assert not tree.wait_end(0.01)
+    with tree.watched() as deaths:
+        assert deaths.names() == []
+        os.kill(int(tree.names()[1].rpartition("(")[2].rstrip(")")), signal.SIGKILL)
+        select.select([deaths], [], [], PATIENCE_S)
+        assert any("python" in name for name in deaths.names())
+    tree.end(1.0)
