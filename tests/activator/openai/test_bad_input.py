@@ -155,6 +155,13 @@ async def test_who_asks_is_known_first(shop: Shop) -> None:
     assert nobody.headers["www-authenticate"].startswith("Bearer")
 
 
+async def test_what_a_stranger_sends_to_nothing_is_not_read(shop: Shop) -> None:
+    shop.edge.add_tenant("acme")
+    for path in ("/t/acme/v1/chat/completions", "/t/nobody/v1/chat/completions"):
+        answer = await shop.post(b"{", path=path, key=None)
+        assert (answer.status_code, error_in(answer)["code"]) == (401, "unauthenticated")
+
+
 async def test_a_key_without_the_scope_may_not_call(shop: Shop) -> None:
     shop.edge.add_key("accountant", scope="read-billing")
 
