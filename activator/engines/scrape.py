@@ -46,12 +46,14 @@ class Scraper:
         throttlers: Callable[[], Iterable[Throttler]],
         *,
         every_s: float = EVERY_S,
+        deadline_s: float = DEADLINE_S,
         seen: Callable[[Target, EngineView], None] = _nobody_looks,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`seen`: told of each answer."""
         self._throttlers = throttlers
         self._every_s = every_s
+        self._deadline_s = deadline_s
         self._seen = seen
         self._clock = clock
         self._at_once = asyncio.Semaphore(AT_ONCE)
@@ -95,7 +97,7 @@ class Scraper:
 
     async def _look_at(self, throttler: EngineThrottler, instance: Instance) -> None:
         async with self._at_once:
-            reading = await read(instance.info.socket)
+            reading = await read(instance.info.socket, deadline_s=self._deadline_s)
         if reading is None:
             log.debug("engine said nothing instance=%s", instance.id)
         if not instance.is_gone:

@@ -12,6 +12,7 @@ from activator.engines.scrape import IDLE_EVERY_S, MAX_BYTES, Scraper, read
 from activator.engines.views import EngineView
 from activator.routes import Target
 from pilotlight.spec import Scaling
+from tests.activator.conftest import PATIENCE_S
 from tests.activator.engines.worlds import World, started
 from tests.fakes.engine.engine import EngineFake
 from tests.fakes.engine.metrics import exposition
@@ -33,7 +34,7 @@ async def test_an_engine_with_calls_is_asked_each_time_and_an_idle_one_seldom(wo
     throttler = world.engine(scaling=SCALING)
     busy, _ = await started(throttler, 2)
     looks: list[Target] = []
-    scraper = Scraper(world.scaler.throttlers, seen=lambda target, _: looks.append(target), clock=world.clock)
+    scraper = Scraper(world.scaler.throttlers, deadline_s=PATIENCE_S, seen=lambda target, _: looks.append(target), clock=world.clock)
     await scraper.look()
     assert len(looks) == 2, "what has just come is looked at once"
 
@@ -63,7 +64,9 @@ async def test_a_look_is_no_call_and_what_it_saw_is_told(world: World) -> None:
     (instance,) = await started(throttler, 1)
     before = (instance.calls, instance.idle_since, throttler.load.last_call_at)
     told: list[tuple[Target, EngineView]] = []
-    scraper = Scraper(world.scaler.throttlers, seen=lambda target, view: told.append((target, view)), clock=world.clock)
+    scraper = Scraper(
+        world.scaler.throttlers, deadline_s=PATIENCE_S, seen=lambda target, view: told.append((target, view)), clock=world.clock
+    )
     world.clock.advance(5.0)
 
     await scraper.look()
@@ -78,7 +81,7 @@ async def test_a_look_is_no_call_and_what_it_saw_is_told(world: World) -> None:
 async def test_functions_that_are_no_language_models_are_never_asked(world: World) -> None:
     (instance,) = await started(world.deploy(spec_of(scaling=SCALING)), 1)
 
-    await Scraper(world.scaler.throttlers, clock=world.clock).look()
+    await Scraper(world.scaler.throttlers, deadline_s=PATIENCE_S, clock=world.clock).look()
 
     assert world.fleet.workers[instance.id].requests == []
 
@@ -86,7 +89,7 @@ async def test_functions_that_are_no_language_models_are_never_asked(world: Worl
 async def test_who_ended_while_it_was_asked_is_forgotten(world: World) -> None:
     throttler = world.engine(scaling=SCALING)
     (instance,) = await started(throttler, 1)
-    scraper = Scraper(world.scaler.throttlers, clock=world.clock)
+    scraper = Scraper(world.scaler.throttlers, deadline_s=PATIENCE_S, clock=world.clock)
 
     looking = asyncio.create_task(scraper.look())
     await asyncio.sleep(0)
@@ -100,7 +103,7 @@ async def test_an_engine_that_does_not_answer_is_not_known_and_keeps_its_slots(w
     throttler = world.engine(scaling=SCALING)
     (instance,) = await started(throttler, 1)
     await world.fleet.engines[instance.id].die()
-    scraper = Scraper(world.scaler.throttlers, clock=world.clock)
+    scraper = Scraper(world.scaler.throttlers, deadline_s=PATIENCE_S, clock=world.clock)
 
     for _ in range(5):
         await scraper.look()

@@ -9,6 +9,7 @@ from typing import Any
 from activator.engines.scrape import Scraper
 from activator.engines.throttler import EngineThrottler
 from pilotlight.spec import Scaling
+from tests.activator.conftest import PATIENCE_S
 from tests.activator.openai.conftest import Shop, chat, llm
 from tests.activator.test_gateway import until
 from tests.fakes.routes import TENANT, route_of
@@ -58,7 +59,7 @@ async def test_memory_that_the_engine_says_is_full_keeps_calls_in_our_queue(shop
     await until(lambda: bool(shop.edge.fleet.engines))
     await shop.engine.wait_running(1)
 
-    await Scraper(shop.edge.scaler.throttlers).look()
+    await Scraper(shop.edge.scaler.throttlers, deadline_s=PATIENCE_S).look()
 
     (instance,) = throttler.instances.values()
     assert instance.capacity < 4
