@@ -87,10 +87,19 @@ class Answers:
         if exchange.answer.body is None:
             await self._pass_on(request, asked, use, exchange)
             return
-        status, body = _read(asked, use, exchange)
-        exchange.bytes_out = len(body)
-        self.close(request, exchange, status, "ok" if status < 400 else "error")
+        status, body = self._read(request, asked, use, exchange)
         await request.respond_whole(status, closed_head(exchange, exchange.cost), body)
+
+    def _read(self, request: Request, asked: Asked, use: TokenUse, exchange: Exchange) -> tuple[int, bytes]:
+        """Status and body of an answer that is here already, whoever gave it: what no engine gave takes no tokens. The exchange is over."""
+        status, body = 502, b""
+        reading = WholeReading(use if exchange.held is not None else NOBODY, asked, asked.adapter or exchange.call.target.spec.name)
+        try:
+            status, body = reading.collected(exchange.answer.status, exchange.answer.body or b"")
+        finally:
+            exchange.bytes_out = len(body)
+            self.close(request, exchange, status, "ok" if status < 400 else "error")
+        return status, body
 
     async def _pass_on(self, request: Request, asked: Asked, use: TokenUse, exchange: Exchange) -> None:
         """An answer that is too long to be held, and no stream: its usage is at its end."""
@@ -114,10 +123,8 @@ class Answers:
 
     async def _as_stream(self, request: Request, asked: Asked, use: TokenUse, exchange: Exchange, stream: EventStream) -> None:
         """A whole answer (a refusal, or what was declared to stand in) for a caller who reads a stream."""
-        status, body = _read(asked, use, exchange)
-        exchange.bytes_out = len(body)
+        status, body = self._read(request, asked, use, exchange)
         is_well = status < 400
-        self.close(request, exchange, status, "ok" if is_well else "error")
         events = b"data: %b\n\n%b" % (as_chunk(body), DONE) if is_well else b"data: %b\n\n" % body
         await stream.begin(stream_headers([(b"content-type", _SSE), *_without_type(header_list(call_head(exchange)))]))
         await stream.close(events + end_of(exchange, use, "" if is_well else "error"))
@@ -176,13 +183,6 @@ class _Streamed:
         return b"data: %b\n\n" % json.dumps({"error": error}).encode()
 
 
-def _read(asked: Asked, use: TokenUse, exchange: Exchange) -> tuple[int, bytes]:
-    """Status and body of an answer that is here already, whoever gave it: what no engine gave takes no tokens."""
-    answer, target = exchange.answer, exchange.call.target
-    reading = WholeReading(use if exchange.held is not None else NOBODY, asked, asked.adapter or target.spec.name)
-    return reading.collected(answer.status, answer.body or b"")
-
-
 def end_of(exchange: Exchange, use: TokenUse, finish: str = "") -> bytes:
     """The last event of an engine's stream: why it ended, what it took and what that cost."""
     call = exchange.call
@@ -206,7 +206,8 @@ def as_chunk(body: bytes) -> bytes:
         document = json.loads(body)
     except ValueError:
         return body
-    if not isinstance(document, dict) or document.get("object") != "chat.completion":
+    choices = document.get("choices") if isinstance(document, dict) and document.get("object") == "chat.completion" else None
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         return body
-    choices = [{**{k: v for k, v in choice.items() if k != "message"}, "delta": choice.get("message")} for choice in document["choices"]]
+    choices = [{**{k: v for k, v in choice.items() if k != "message"}, "delta": choice.get("message")} for choice in choices]
     return json.dumps({**document, "object": "chat.completion.chunk", "choices": choices}).encode()

@@ -17,8 +17,8 @@ from activator.upstream import Answer, UpstreamGone
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_SSE
 
-TAIL_BYTES: Final = 64 * 1024
-"""Of an answer that is too long to be held: its usage stands near its end."""
+USAGE_BYTES: Final = 4096
+"""More than a usage has, or the word on why an answer ended; of an answer that is too long to be held no more is kept."""
 DONE: Final = b"data: [DONE]\n\n"
 _DONE: Final = DONE.rstrip()
 _SSE: Final = CONTENT_SSE.encode()
@@ -27,6 +27,8 @@ _DATA: Final = b"data: {"
 _END: Final = b"\n\n"
 _USAGE: Final = ',"usage":'
 _FINISH: Final = '"finish_reason":"'
+_USAGE_OPENS: Final = b'"usage":{'
+_FINISH_SAID: Final = _FINISH.encode()
 _CHOICE: Final = '"choices":[{"index":'
 _NO_CHOICES: Final = '"choices":[]'
 _decode = json.JSONDecoder().raw_decode
@@ -78,9 +80,12 @@ class StreamReading:
     def feed(self, data: bytes, now_ns: int) -> bytes:
         """What of these bytes the caller gets now; b"" for nothing."""
         events = self._cutter.feed(data)
-        if events.count(_END) <= 1:
-            return self._event(events, now_ns) if events else b""
-        return b"".join(self._event(event + _END, now_ns) for event in events.split(_END) if event)
+        if not events:
+            return b""
+        if events.find(_END) == len(events) - len(_END):
+            return self._event(events, now_ns)
+        *whole, rest = events.split(_END)  # `rest` is a part of an event that is too long to be held
+        return b"".join([self._event(event + _END, now_ns) for event in whole if event] + ([self._event(rest, now_ns)] if rest else []))
 
     def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
         """See `call.Reading`."""
@@ -141,23 +146,28 @@ class StreamReading:
 
 
 class WholeReading:
-    """Reads an answer that is no stream, when it is over: its usage stands near its end."""
+    """Reads an answer that is no stream, when it is over. Behind its usage may stand all of a prompt, where its caller wished it."""
 
-    __slots__ = ("_asked", "_counts", "_served", "_tail")
+    __slots__ = ("_asked", "_counts", "_finish", "_served", "_tail", "_usage")
 
     def __init__(self, counts: Counts, asked: Asked, served: str) -> None:
         """`served`: what the engine calls the model; "" = not known."""
         self._counts = counts
         self._asked = asked
         self._served = served
-        self._tail = b""
+        self._tail = self._usage = self._finish = b""
 
     def __repr__(self) -> str:
-        return f"<WholeReading {len(self._tail)} bytes>"
+        return f"<WholeReading of {self._asked!r}>"
 
     def feed(self, data: bytes, now_ns: int) -> bytes:  # as the protocol says
         """See `call.Reading`."""
-        self._tail = (self._tail + data)[-TAIL_BYTES:]
+        text = self._tail + data
+        if (at := text.rfind(_USAGE_OPENS)) >= 0:
+            self._usage = text[at : at + USAGE_BYTES]
+        if (at := text.rfind(_FINISH_SAID)) >= 0:
+            self._finish = text[at : at + USAGE_BYTES]
+        self._tail = text[-USAGE_BYTES:]
         return data
 
     def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
@@ -171,7 +181,7 @@ class WholeReading:
 
     def end(self) -> None:
         """All of it has gone by, and nobody collected it."""
-        read_whole(self._tail, self._counts)
+        read_whole(self._finish + self._usage, self._counts)
 
 
 class _Nobody:
@@ -247,7 +257,7 @@ def read_whole(body: bytes, counts: Counts) -> None:
 
 def renamed(body: bytes, *, served: str, model: str) -> bytes:
     """A whole answer that names the model as its caller did; it stands before all that the model said."""
-    mine, theirs = json.dumps(model, ensure_ascii=False).encode(), json.dumps(served, ensure_ascii=False).encode()
+    mine, theirs = json.dumps(model).encode(), json.dumps(served).encode()  # ASCII: what a caller writes may be no text
     return body.replace(b'"model":' + theirs, b'"model":' + mine, 1)
 
 
