@@ -34,6 +34,8 @@ _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "stop": ((str, list), "a string, or a list of them"),
 }
 """Parameters whose type the API fixes; null stands for its default. `tokens.facts` looks at those that it counts with."""
+_INSIDE: Final = ("priority", "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "prompt_embeds")
+"""Parameters of vLLM's that reach past its API: before whom others wait, whose memory is read, what plug-ins do, prompts nobody counts."""
 
 
 class Asked:
@@ -96,7 +98,9 @@ class Asked:
         self.check(target)
         body = self.body
         body["model"] = self.adapter or target.spec.name
-        if self.salt and self.path in (CHAT, COMPLETIONS):
+        if self.salt and self.counts:
+            if inside := next((name for name in _INSIDE if body.get(name) is not None), None):
+                raise _wrong(inside, "only the tenant whose model this is may say it")
             body["cache_salt"] = self.salt
         if self.is_stream:
             body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True, "continuous_usage_stats": True}
@@ -104,6 +108,10 @@ class Asked:
             return _encode(body).encode()
         except UnicodeEncodeError as e:
             raise errors.InvalidInput("the body has half of a surrogate pair, which is no character") from e
+        except ValueError as e:
+            raise errors.InvalidInput("the body has a number that is beyond all that can be written") from e
+        except RecursionError as e:
+            raise _too_deep() from e
 
 
 def parsed(data: bytes) -> dict[str, Any]:
@@ -113,10 +121,14 @@ def parsed(data: bytes) -> dict[str, Any]:
     except ValueError as e:  # UnicodeDecodeError is one
         raise errors.InvalidInput(f"the body is not valid JSON: {e}") from e
     except RecursionError as e:
-        raise errors.InvalidInput("the body is nested too deeply") from e
+        raise _too_deep() from e
     if not isinstance(body, dict):
         raise errors.InvalidInput(f"the body must be a JSON object, not {_named(body)}")
     return body
+
+
+def _too_deep() -> errors.InvalidInput:
+    return errors.InvalidInput("the body is nested too deeply")
 
 
 def _refuse_constant(name: str) -> float:
@@ -124,7 +136,7 @@ def _refuse_constant(name: str) -> float:
 
 
 _decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 """Made once: `json.dumps` makes one for each body that is not written as it likes."""
 
 
