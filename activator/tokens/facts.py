@@ -18,6 +18,8 @@ COMPLETIONS_DEFAULT = 16
 """Tokens of a text completion that does not say (OpenAI's API reference, `completions.max_tokens`; vLLM keeps to it)."""
 MAX_CHOICES = 128
 """`n` at most, as in OpenAI's API reference: each is a sequence of the engine."""
+MAX_PROMPTS = 2048
+"""Prompts of one request, each as often as it is to be answered; OpenAI's API reference has it of `embeddings.input`."""
 _IN_CHAT = "max_completion_tokens"
 _IN_BOTH = "max_tokens"
 
@@ -64,15 +66,17 @@ def asked_of(path: str, body: Mapping[str, Any]) -> Asked:
     """What a request to `path` with this body asks for. Raises InvalidInput naming key, value and bound."""
     if path == EMBEDDINGS:
         prompts, is_text = _prompts(body.get("input", body.get("messages")))
+        _check_few("input", len(prompts))
         return Asked(prompts=prompts, answers=0, is_text=is_text)
     if path == CHAT:
         size, is_text = _chat(body)
         return Asked(prompts=(size,), max_tokens=_max_tokens(body, _IN_CHAT, _IN_BOTH), answers=_choices(body), is_text=is_text)
     prompts, is_text = _prompts(body.get("prompt"))
+    answers = _choices(body) * len(prompts)
+    _check_few("prompt", answers)
     return Asked(
-        prompts=prompts, max_tokens=_max_tokens(body, _IN_BOTH), default_tokens=COMPLETIONS_DEFAULT,
-        answers=_choices(body) * len(prompts), is_text=is_text,
-    )  # fmt: skip
+        prompts=prompts, max_tokens=_max_tokens(body, _IN_BOTH), default_tokens=COMPLETIONS_DEFAULT, answers=answers, is_text=is_text
+    )
 
 
 def write_cap(path: str, body: MutableMapping[str, Any], cap: int | None) -> None:
@@ -82,6 +86,11 @@ def write_cap(path: str, body: MutableMapping[str, Any], cap: int | None) -> Non
     if path == CHAT:
         body.pop(_IN_BOTH, None)
     body[_IN_CHAT if path == CHAT else _IN_BOTH] = cap
+
+
+def _check_few(name: str, count: int) -> None:
+    if count > MAX_PROMPTS:
+        raise errors.InvalidInput(f"{name}: {count} prompts and answers in one request, at most {MAX_PROMPTS}", parameter=name)
 
 
 def _max_tokens(body: Mapping[str, Any], *names: str) -> int | None:
