@@ -2,6 +2,7 @@
 
 The engine's own count is what counts. Where it did not say (its caller left, or it died) what was delivered is; a prompt that an engine
 had begun with when the caller left is taken as long as it was estimated. An attempt that broke before its first token took none.
+An answer that came without any count took its prompt all the same.
 """
 
 from __future__ import annotations
@@ -141,7 +142,10 @@ class TokenUse:
         elif outcome == "cancelled":
             self.finish = self.finish or "cancelled"
             self.tokens_in = self.tokens_in or self.estimated_in
-        elif outcome != "ok":
+        elif outcome == "ok":
+            if not self.is_counted:
+                self.tokens_in = self.estimated_in
+        else:
             if not self.tokens_out:
                 self.tokens_in = self.tokens_cached = 0
             if status >= 500:
