@@ -88,8 +88,9 @@ class OpenAI:
             return
         if request.verb != "POST":
             raise errors.NotFound(f"{request.verb} is not served at {place}: POST a body to it")
-        caller = self._reception.identify(request, owner)
-        _expect_json(request)
+        caller = self._caller(request, owner)
+        if caller.is_anonymous and not self._models.visible(request, caller, owner):
+            raise self._reception.stranger(request)  # nobody reads what a stranger sends to nothing
         data = await self._read(request, self._settings.max_body_bytes)
         asked = Asked(place, parsed(data))
         found = self._models.find(request, caller, owner, asked.model)
