@@ -17,7 +17,8 @@ from pilotlight.controller.store import Store
 from tests.functions.controller.parts import ManualClock, usage
 
 NOVEMBER_1 = 1_793_491_200.0  # 2026, UTC
-NEW = frozenset({"caller", "corrects", "note", "month", "experiment", "arm", "unit", "degraded"})
+NEW = frozenset({"caller", "corrects", "note", "month", "experiment", "arm", "unit", "degraded", "tokens_cached", "finish",
+                 "first_token_ms"})  # fmt: skip
 MOMENTS = (NOVEMBER_1, NOVEMBER_1 - 0.0004, NOVEMBER_1 - 1e-6, NOVEMBER_1 + 86_400 * 29.999, 0.0)
 """The last parts of a second of a month are that month's, whatever a database rounds."""
 

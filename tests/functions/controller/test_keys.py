@@ -60,7 +60,7 @@ async def test_a_billing_key_reads_money_and_quotas_and_nothing_else(controller:
             assert (await reader.request(verb, url, json={})).status_code in (400, 403), f"{verb} {path}"
 
 
-ACTIVATORS = ("/v1/functions/{app}/{function}:", "/v1/calls", "/fn/", "/v1/models/", "/v2")
+ACTIVATORS = ("/v1/functions/{app}/{function}:", "/v1/calls", "/fn/", "/v1/models", "/v2", "/v1/chat/", "/v1/completions", "/v1/embeddings")
 OPEN_TO_ALL = {
     "/healthz", "/v1/whoami", "/v1/plans", "/v1/tenant", "/v1/quotas", "/v1/quotas/functions/{app}/{function}",
 }  # fmt: skip
