@@ -150,7 +150,11 @@ def assemble(paths: Paths, settings: SnapshotterSettings, parts: Parts, *, cgrou
         starts=Starts(ends=base.ends, parking=base.parking, cgroups=cgroups, logs=base.logs),
         logs=base.logs,
         metrics=base.metrics,
-        room=Room(memory_bytes=settings.node_memory_bytes(), dedicated_to=settings.dedicated_to),
+        room=Room(
+            memory_bytes=settings.node_memory_bytes(),
+            dedicated_to=settings.dedicated_to,
+            gpus=tuple(str(row["name"]) for row in parts.gpus),
+        ),
     )
     agent = Agent(
         ladder=ladder,

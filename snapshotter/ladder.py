@@ -21,7 +21,7 @@ from snapshotter.instances import Instance, Instances
 from snapshotter.logs import Logs
 from snapshotter.metrics import Metrics
 from snapshotter.places import NOBODY
-from snapshotter.room import Room, claims
+from snapshotter.room import Room, claims, gpus_of
 from snapshotter.rungs import Clock, Rungs
 from snapshotter.slots import SlotLost
 from snapshotter.starts import Request, Starts, TemplateLost, Way
@@ -236,6 +236,7 @@ class Ladder:
             pid=0,
             memory_bytes=request.launch.memory_bytes,
             cpu=request.launch.cpu,
+            gpu_count=gpus_of(request.launch),
             labels=dict(request.launch.labels),
         )
         instance = Instance(info=info)

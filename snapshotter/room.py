@@ -1,4 +1,4 @@
-"""Whether one more instance may claim memory of this node. Pure: of what is claimed now, by whom, and what is kept free for whom.
+"""Whether one more instance may claim memory and GPUs of this node. Pure: of what is claimed now, by whom, and what is kept free for whom.
 
 What a tenant has reserved and does not use is nobody else's. The activators send the reservations with every start, so the agent, which
 alone knows all claims, decides by the newest that it was told.
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from snapshotter.errors import NoCapacity
+from snapshotter.errors import NoCapacity, Unsupported
 from snapshotter.types import InstanceInfo, LaunchSpec, Share
 
 _MIB = 1024**2
@@ -23,10 +23,12 @@ class Room:
     Attributes:
         memory_bytes: what instances may claim together.
         dedicated_to: the one tenant, by name, that runs here; None = all that have no nodes of their own.
+        gpus: names of the node's GPUs, as its driver says them; None = nobody counts them.
     """
 
     memory_bytes: int
     dedicated_to: str | None = None
+    gpus: tuple[str, ...] | None = None
 
     def welcome(self, share: Share | None) -> None:
         """Raises NoCapacity where this node is not for this tenant."""
@@ -44,8 +46,9 @@ class Room:
         return self.memory_bytes - claimed.total() - kept_bytes(claimed, share)
 
     def check(self, launch: LaunchSpec, instances: Collection[InstanceInfo], share: Share | None) -> None:
-        """Raises NoCapacity when the launch does not fit."""
+        """Raises NoCapacity when the launch does not fit, Unsupported when it never could for want of GPUs."""
         self.welcome(share)
+        self._check_gpus(launch, instances)
         free = self.free_bytes(instances, share)
         if launch.memory_bytes > free:
             free = max(0, free)
@@ -53,6 +56,32 @@ class Room:
             detail = {"resource": "memory", "asked": launch.memory_bytes, "free": free, "claimed": claimed, "total": self.memory_bytes}
             wanted = f"{launch.memory_bytes // _MIB} MiB wanted, {free // _MIB} MiB of {self.memory_bytes // _MIB} MiB free"
             raise NoCapacity(f"{wanted} on this node", detail)
+
+    def _check_gpus(self, launch: LaunchSpec, instances: Collection[InstanceInfo]) -> None:
+        """All that it asks for, or none."""
+        asked = gpus_of(launch)
+        if not asked or self.gpus is None:
+            return
+        fitting = sum(is_gpu(launch.gpu or "", name) for name in self.gpus)
+        if fitting < asked:
+            there = ", ".join(self.gpus) or "none"
+            wanted = f"{asked} {launch.gpu} GPU{'s' if asked > 1 else ''}"
+            raise Unsupported(f"{wanted} wanted, and this node has {there}", {"resource": "gpu", "asked": asked, "total": fitting})
+        claimed = sum(info.gpu_count for info in instances)
+        if (free := len(self.gpus) - claimed) < asked:
+            detail = {"resource": "gpu", "asked": asked, "free": free, "claimed": claimed, "total": len(self.gpus)}
+            raise NoCapacity(f"{asked} GPUs wanted, {free} of {len(self.gpus)} free on this node", detail)
+
+
+def gpus_of(launch: LaunchSpec) -> int:
+    """How many GPUs an instance of it takes."""
+    return (launch.gpu_count or 1) if launch.gpu else 0
+
+
+def is_gpu(kind: str, name: str) -> bool:
+    """Whether a GPU that its driver calls `NVIDIA H100 80GB HBM3` is what somebody means by `H100`, `A100-80GB` or `any`."""
+    words = [word for word in kind.upper().replace("-", " ").split() if word]
+    return kind.upper() == "ANY" or all(word in name.upper() for word in words)
 
 
 def claims(instances: Iterable[InstanceInfo]) -> Counter[str]:

@@ -153,6 +153,7 @@ class InstanceInfo:
         pid: host pid; 0 once it is gone.
         exit_reason: None while it lives; else `stopped`, `exited`, `killed`, `out_of_memory`, `template_lost`, …
         weights: mount's name → tier that its start had them from: `origin, nvme, dram, hbm` (`weight_cache.types.Tier`).
+        gpu_count: GPUs of the node that are its own.
     """
 
     id: InstanceId
@@ -169,6 +170,7 @@ class InstanceInfo:
     labels: Mapping[str, str]
     exit_reason: str | None = None
     weights: Mapping[str, str] = field(default_factory=dict)
+    gpu_count: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from snapshotter.errors import NoCapacity
+from snapshotter.errors import NoCapacity, Unsupported
 from snapshotter.room import Room
 from snapshotter.types import InstanceId, InstanceInfo, InstanceState, LaunchSpec, RevisionKey, Share, StartKind
 from tests.fakes.agent_home import MIB
@@ -67,3 +67,35 @@ def test_a_dedicated_node_is_for_its_tenant_only_and_a_dedicated_tenant_is_on_no
 def test_a_share_survives_the_wire() -> None:
     share = Share(tenant="t-1", name="acme", weight=4, is_dedicated=True, reserved={"t-2": 5})
     assert Share.from_json(share.to_json()) == share
+
+
+def on(gpu: str, count: int = 0) -> LaunchSpec:
+    return replace(launch_of(1), gpu=gpu, gpu_count=count)
+
+
+def test_gpus_are_had_all_together_or_not_at_all() -> None:
+    room = replace(ROOM, gpus=("NVIDIA H100 80GB HBM3",) * 8)
+    five = replace(claim("a", 1), gpu_count=5)
+
+    room.check(on("H100", 3), [five], None)
+    with pytest.raises(NoCapacity, match="4 GPUs wanted, 3 of 8 free") as e:
+        room.check(on("H100", 4), [five], None)
+    assert e.value.detail["resource"] == "gpu"
+    room.check(launch_of(1), [replace(claim("a", 1), gpu_count=8)], None)
+
+
+def test_gpus_that_a_node_never_has_are_no_matter_of_waiting() -> None:
+    room = replace(ROOM, gpus=("NVIDIA A100-SXM4-80GB",))
+
+    room.check(on("A100"), [], None)
+    room.check(on("A100-80GB"), [], None)
+    room.check(on("any"), [], None)
+    for gpu, count in (("H100", 1), ("A100", 2), ("A100-40GB", 1)):
+        with pytest.raises(Unsupported, match="and this node has NVIDIA A100"):
+            room.check(on(gpu, count), [], None)
+    with pytest.raises(Unsupported, match="this node has none"):
+        replace(ROOM, gpus=()).check(on("L4"), [], None)
+
+
+def test_where_nobody_counts_gpus_nobody_is_refused_one() -> None:
+    ROOM.check(on("H100", 8), [], None)
