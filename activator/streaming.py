@@ -101,7 +101,7 @@ class EventStream:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        await self._rest()
+        self._rest()
 
     @property
     def is_begun(self) -> bool:
@@ -114,7 +114,7 @@ class EventStream:
         try:
             return await step
         finally:
-            await self._rest()
+            self._rest()  # nothing is waited for here: what came must reach its owner, who gives its slot back
 
     async def begin(self, headers: Headers) -> None:
         """Send the head, if no heartbeat did; from now on there are heartbeats."""
@@ -146,7 +146,7 @@ class EventStream:
 
     async def close(self, data: bytes = b"") -> None:
         """Send the last events, and end the answer."""
-        await self._rest()
+        self._rest()
         if not self.is_begun:
             await self._request.start(200, self._head())
         await self._request.chunk(data, more=False)
@@ -177,21 +177,19 @@ class EventStream:
                 await self._request.start(200, self._head())
             await self._request.chunk(HEARTBEAT)
         finally:
-            self._beat = None
+            if self._beat is asyncio.current_task():
+                self._beat = None
         self._sent_at = self._loop.time()
         self._arm(self._every_s)
 
-    async def _rest(self) -> None:
-        """No more heartbeats. One that was about to be sent is not, or was sent whole."""
-        if self._timer is not None:
-            self._timer.cancel()
-        beat, self._beat = self._beat, None
-        if beat is not None:
-            beat.cancel()
-            await asyncio.wait([beat])
+    def _rest(self) -> None:
+        """No more heartbeats. One that was about to be sent is not, or was sent whole: servers write at once, or wait and write then."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        beat, self._beat = self._beat, None
+        if beat is not None:
+            beat.cancel()
 
 
 def end_event(*, finish_reason: str, cost: str, exec_ms: float, start: str, **more: Any) -> bytes:

@@ -54,6 +54,39 @@ async def test_a_failure_before_the_first_heartbeat_leaves_the_answer_to_others(
     assert (stream.is_begun, caller.sent) == (False, [])
 
 
+async def test_what_came_is_not_lost_to_a_caller_who_leaves_in_that_moment() -> None:
+    """What comes is an exchange, and holds a slot: whoever gets it gives that back."""
+    is_there, is_blocked, got = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def send(message: Any) -> None:
+        is_blocked.set()
+        try:
+            await asyncio.Event().wait()  # the caller does not read
+        finally:
+            await asyncio.sleep(0)
+
+    async def step() -> str:
+        await is_there.wait()
+        return "a slot"
+
+    caller = Callers()
+    request = Request({"type": "http", "method": "POST", "path": "/", "headers": []}, caller._receive, send)
+
+    async def run() -> None:
+        async with EventStream(request, every_s=OFTEN_S, head=lambda: early_head(request)) as stream:
+            got.append(await stream.during(step()))
+
+    task = asyncio.create_task(run())
+    await is_blocked.wait()
+    is_there.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+
+    assert got == ["a slot"]
+
+
 async def test_a_stream_without_anything_is_a_head_and_an_end() -> None:
     caller = Callers()
     async with caller.stream() as stream:
