@@ -34,6 +34,10 @@ class Bedside(Protocol):
         """One could not be woken, or put to sleep: it is to be ended."""
         ...
 
+    def poke(self, now: float) -> None:
+        """One has fallen asleep: whoever came meanwhile may have it woken."""
+        ...
+
 
 @dataclass(slots=True)
 class Sleeper:
@@ -97,6 +101,7 @@ class Asleep:
             return
         sleeper.is_down = True
         log.info("instance sleeps instance=%s", instance.id)
+        self._owner.poke(self._clock())
 
     # -- up -----------------------------------------------------------------------------------------------------------
     def wake(self, target: Target, most: int) -> int:

@@ -322,11 +322,9 @@ class Scaler:
 
     def _forget_if_over(self, scaled: Scaled, now: float) -> None:
         throttler = scaled.throttler
-        is_kept = throttler.is_kept and throttler.target.spec.scaling.min_instances
+        is_kept = throttler.is_kept and not throttler.is_retired and throttler.target.spec.scaling.min_instances
         is_busy = throttler.instances or len(throttler.asleep) or throttler.waiting or throttler.starting or is_kept
-        if throttler.is_retired:
-            is_busy = throttler.instances or throttler.waiting or throttler.starting
-        elif now - throttler.load.last_call_at < FORGET_S:
+        if not throttler.is_retired and now - throttler.load.last_call_at < FORGET_S:
             return
         if not is_busy:
             self._scaled.pop(throttler.target.key, None)

@@ -112,6 +112,32 @@ async def test_one_that_cannot_be_put_to_sleep_is_stopped(rig: Rig) -> None:
     assert len(throttler.asleep) == 0
 
 
+async def test_a_call_that_comes_while_the_only_instance_falls_asleep_wakes_it(rig: Rig) -> None:
+    throttler = rig.scaler.throttler_of(rig.deploy(Scaling(scaledown_window_s=10, keep_asleep_s=100, max_instances=1)))
+    (await throttler.reserve(5.0)).release()
+    rig.pass_s(14)
+    assert (len(throttler.asleep), rig.fleet.asked) == (1, [])  # it is on its way down
+
+    reservation = await throttler.reserve(5.0)
+
+    assert (reservation.start_kind, len(rig.fleet.started)) == (StartKind.WAKE, 1)
+    reservation.release()
+
+
+async def test_one_that_fell_asleep_as_its_revision_lost_its_traffic_is_ended(rig: Rig) -> None:
+    throttler = rig.scaler.throttler_of(rig.deploy(NAPS))
+    (await throttler.reserve(5.0)).release()
+    rig.pass_s(14)
+    rig.deploy(NAPS, revision="v2-abcdef")
+    rig.pass_s(2)
+    await until(lambda: rig.fleet.asked != [])
+
+    rig.pass_s(2)
+
+    await until(lambda: [name for name, _ in rig.fleet.stopped] == rig.fleet.started)
+    assert len(throttler.asleep) == 0
+
+
 async def test_one_that_dies_in_its_sleep_is_forgotten(rig: Rig) -> None:
     throttler = await slept(rig)
     (name,) = rig.fleet.started
