@@ -120,18 +120,23 @@ async def _held(sockets: Sequence[Path], subject: Subject, *, seconds: float) ->
     return seen
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print."""
-    given = options("Batched against unbatched functions", argv)
-    report = Report("Batching")
-    seconds, rounds = (3.0, 3) if given.quick else (8.0, 7)
+def add(report: Report, *, quick: bool) -> None:
+    """Everything, on a platform of its own."""
+    seconds, rounds = (3.0, 3) if quick else (8.0, 7)
     with stack.running() as running:
         with phase("deploy"):
             for file in ("embed.py", "batched.py"):
                 running.deploy(ROOT / "examples" / file, min_instances=1, max_instances=1)
             running.deploy(FUNCTIONS / "matrix.py")
-        for subject in (QUERIES, MATRIX) if given.quick else (QUERIES, PARAGRAPHS, MATRIX):
+        for subject in (QUERIES, MATRIX) if quick else (QUERIES, PARAGRAPHS, MATRIX):
             measure(report, running, subject, seconds=seconds, rounds=rounds)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    given = options("Batched against unbatched functions", argv)
+    report = Report("Batching")
+    add(report, quick=given.quick)
     report.finish(given)
 
 

@@ -15,7 +15,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,7 +25,8 @@ from typing import Any
 import pilotlight
 from benchmarks import batching, stack
 from benchmarks.engine_load import AskFailed, Door, Stream, ask, together
-from benchmarks.harness import ROOT, Report, Row, interleave, options, percentile, phase
+from benchmarks.harness import Report, Row, interleave, options, percentile, phase
+from examples import tiny_llama
 from pilotlight.packaging.build import build
 from pilotlight.spec import MIB, FunctionSpec
 from pilotlight.worker.engine import arguments
@@ -135,9 +135,6 @@ def starts(report: Report, platform: stack.Stack, subject: Subject, *, folder: P
 
 
 def _model(subject: Subject, folder: Path) -> Path:
-    sys.path.insert(0, str(ROOT / "examples"))
-    import tiny_llama
-
     with phase(f"{subject.name}: making the model"):
         return tiny_llama.make(folder / subject.name, hidden=subject.hidden, layers=subject.layers)
 
