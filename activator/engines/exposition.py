@@ -15,6 +15,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+MOST = 1e15
+"""No engine has counted so many of anything."""
 _GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 _COUNTERS = ("prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total", "prompt_tokens_total",
              "generation_tokens_total")  # fmt: skip
@@ -92,10 +94,10 @@ def parse(text: bytes) -> Reading | None:
     buckets: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
     for name, labels, number in _samples(text):
         if name in _BUCKETS:
-            bound = _BOUND.search(labels)
-            if bound is not None:
-                buckets[name.removesuffix("_bucket")][float(bound[1])] += number
-        elif not math.isnan(number):
+            bound_s = _bound_s(labels)
+            if bound_s is not None:
+                buckets[name.removesuffix("_bucket")][bound_s] += number
+        else:
             values[name].append(number)
     if "num_requests_running" not in values or "num_requests_waiting" not in values:
         return None
@@ -114,8 +116,20 @@ def parse(text: bytes) -> Reading | None:
     )
 
 
+def _bound_s(labels: bytes) -> float | None:
+    found = _BOUND.search(labels)
+    try:
+        bound_s = float(found[1]) if found is not None else math.nan
+    except ValueError:
+        return None
+    return bound_s if bound_s >= 0 else None
+
+
 def _samples(text: bytes) -> Iterator[tuple[str, bytes, float]]:
-    """Name, labels and number of the lines that are wanted: some fifty of five hundred, so the others are left by their first letters."""
+    """Name, labels and number of the lines that are wanted: some fifty of five hundred, so the others are left by their first letters.
+
+    What counts nothing that there can be (below zero, beyond MOST, no number) is left out: engines run what tenants made of them.
+    """
     for line in text.split(b"\n"):
         if line[:5] != b"vllm:":
             continue
@@ -124,7 +138,9 @@ def _samples(text: bytes) -> Iterator[tuple[str, bytes, float]]:
         if name is not None:
             labels, _, rest = line.rpartition(b"} ") if brace >= 0 else line.partition(b" ")
             with contextlib.suppress(ValueError, IndexError):
-                yield name, labels[brace + 1 :], float(rest.split()[0])
+                number = float(rest.split()[0])
+                if 0 <= number <= MOST:
+                    yield name, labels[brace + 1 :], number
 
 
 def _histogram(name: str, buckets: dict[str, dict[float, float]], added: dict[str, float]) -> Histogram | None:

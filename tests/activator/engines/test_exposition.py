@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from activator.engines.exposition import parse
+from activator.engines.views import Watched
 from tests.activator.engines.samples import histogram
 from tests.fakes.engine.engine import EngineFake
 from tests.fakes.engine.metrics import exposition
@@ -105,3 +106,24 @@ def test_a_histogram_since_another_is_what_came_between() -> None:
     assert now.since(before) == histogram(0.3, 2.0).__class__(bounds_s=now.bounds_s, counts=(0.0, 0.0, 1.0, 1.0, 2.0), sum_s=2.3)
     assert now.since(None) == now
     assert before.since(now) == before, "one that counted further was another engine's"
+
+
+@pytest.mark.parametrize("number", ["inf", "-inf", "NaN", "1e308", "-5", "x", "", "0x1p3"])
+@pytest.mark.parametrize(
+    "line", ["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total",
+             "time_to_first_token_seconds_sum", 'time_to_first_token_seconds_bucket{le="0.5"}', 'time_to_first_token_seconds_bucket{le="+Inf"}']
+)  # fmt: skip
+def test_an_engine_that_says_nonsense_harms_nobody(line: str, number: str) -> None:
+    """A tenant chooses what its engine is: what it says of itself must not stop those who listen."""
+    text = b"vllm:num_requests_running 2\nvllm:num_requests_waiting 3\nvllm:kv_cache_usage_perc 0.5\nvllm:prompt_tokens_total 100\n"
+    buckets = b'vllm:time_to_first_token_seconds_bucket{le="0.5"} 1\nvllm:time_to_first_token_seconds_bucket{le="+Inf"} 1\n'
+    watched = Watched(4)
+    for nonsense in (f"vllm:{line} {number}\n", f"vllm:{line} 1\n".replace("0.5", number or "y")):
+        for now in (1.0, 3.0):
+            reading = parse(text + buckets + nonsense.encode())
+            if reading is not None:
+                view = watched.saw(reading, now)
+                assert 1 <= view.slots <= 4
+                assert 0 <= int(view.waiting * view.mean_prompt_tokens) < 10**40
+                if reading.first_token_s is not None:
+                    assert reading.first_token_s.longer_than(0.3) >= 0
