@@ -111,7 +111,8 @@ def test_a_histogram_since_another_is_what_came_between() -> None:
 @pytest.mark.parametrize("number", ["inf", "-inf", "NaN", "1e308", "-5", "x", "", "0x1p3"])
 @pytest.mark.parametrize(
     "line", ["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total",
-             "time_to_first_token_seconds_sum", 'time_to_first_token_seconds_bucket{le="0.5"}', 'time_to_first_token_seconds_bucket{le="+Inf"}']
+             "time_to_first_token_seconds_sum", 'time_to_first_token_seconds_bucket{le="0.5"}',
+             'time_to_first_token_seconds_bucket{le="+Inf"}'],
 )  # fmt: skip
 def test_an_engine_that_says_nonsense_harms_nobody(line: str, number: str) -> None:
     """A tenant chooses what its engine is: what it says of itself must not stop those who listen."""
