@@ -62,10 +62,11 @@ async def _serve(paths: Paths, settings: SnapshotterSettings, blobs: ObjectStore
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    engines = Engines(paths.home, settings.engines)
     weights = WeightCacheClient(paths.socket("weight_cache"))
 
     async def probe(cgroups: Cgroups) -> Mapping[str, Any]:
-        return await capabilities.probe(home=paths.home, environ=os.environ, cgroups=cgroups, uid_base=settings.uid_base)
+        return await capabilities.probe(home=paths.home, environ=os.environ, cgroups=cgroups, uid_base=settings.uid_base, engines=engines)
 
     gpus = cuda_node()
     found = await find_driver(node=gpus, environ=os.environ)
@@ -77,7 +78,7 @@ async def _serve(paths: Paths, settings: SnapshotterSettings, blobs: ObjectStore
             environ=os.environ,
             requirements=runtime_requirements(),
             cgroups=Cgroups.find(paths.run),
-            engines=Engines(paths.home, settings.engines),
+            engines=engines,
         ),
         weights=weights,
         runtime={**own_runtime(), **({"pilotlight": arguments.pilotlight} if arguments.pilotlight else {})},

@@ -18,6 +18,7 @@ from typing import Any
 from snapshotter import network
 from snapshotter.cgroups import Cgroups
 from snapshotter.criu.self_test import self_test
+from snapshotter.engines import Engines
 from snapshotter.interpreters import installed_interpreters
 
 _PROBE = Path(__file__).with_name("probes.py")
@@ -39,10 +40,13 @@ class Feature:
         return {"name": self.name, "on": self.on, "why": self.why}
 
 
-async def probe(*, home: Path, environ: Mapping[str, str], cgroups: Cgroups, uid_base: int = 20000) -> Mapping[str, Any]:
+async def probe(
+    *, home: Path, environ: Mapping[str, str], cgroups: Cgroups, uid_base: int = 20000, engines: Engines | None = None
+) -> Mapping[str, Any]:
     """`{"features": [{"name", "on", "why"}], "node": {…}}`; takes some 0.2 s, the first time after a boot 0.4 s.
 
-    `home` is the directory whose disk is looked at, `cgroups` where instances get their limits, `uid_base` the first uid of a tenant.
+    `home` is the directory whose disk is looked at, `cgroups` where instances get their limits, `uid_base` the first uid of a tenant,
+    `engines` the environments with inference servers (None: those of the home).
     """
     kernel = asyncio.gather(*(_in_child(label, name, str(uid_base)) for label, name in _KERNEL))
     results, restore, networks, gpus, interpreters = await asyncio.gather(
@@ -53,6 +57,7 @@ async def probe(*, home: Path, environ: Mapping[str, str], cgroups: Cgroups, uid
         **_machine(),
         "gpus": gpus,
         "interpreters": [{"version": i.version, "prefix": str(i.prefix)} for i in interpreters],
+        "engines": (engines or Engines(home)).describe(),
         "disk_free_bytes": shutil.disk_usage(_existing(home)).free,
     }
     return {"features": [f.to_json() for f in features], "node": node}

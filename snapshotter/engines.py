@@ -8,7 +8,7 @@ What is installed in it is part of a snapshot's identity.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,13 +68,16 @@ class Engines:
             ) from None
         return _opened(name, directory, settings)
 
-    def all(self) -> Iterator[EngineEnvironment | str]:
-        """Each of them, or why it cannot be used."""
-        for name in self.names():
-            try:
-                yield self.get(name)
-            except (BundleUnavailable, Unsupported) as e:
-                yield str(e)
+    def describe(self) -> list[dict[str, str]]:
+        """For `capabilities()`: of each `name`, `version` and `directory`, or `name` and `why` it cannot be used."""
+        return [self._describe(name) for name in self.names()]
+
+    def _describe(self, name: str) -> dict[str, str]:
+        try:
+            found = self.get(name)
+        except (BundleUnavailable, Unsupported) as e:
+            return {"name": name, "why": str(e)}
+        return {"name": name, "version": found.version, "directory": str(self._configured.get(name, self._home / name))}
 
 
 def _opened(name: str, directory: Path, settings: Mapping[str, str]) -> EngineEnvironment:

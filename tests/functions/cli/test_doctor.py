@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.cli.doctor import BROKEN, NOTE, OK, Finding, blobs, features, machine, node, settings, snapshots
+from pilotlight.cli.doctor import BROKEN, NOTE, OK, Finding, blobs, engines, features, machine, node, settings, snapshots
 from pilotlight.cli.session import Options, Session
 from weight_cache.objects import ObjectStore, open_store
 
@@ -88,9 +88,30 @@ def test_features_that_are_off_are_notes_with_their_reason() -> None:
     ]
 
 
+def test_engine_environments_are_named_with_their_version_or_what_is_wrong_with_them() -> None:
+    told = [{"name": "vllm", "version": "0.32.0", "directory": "/e/vllm"}, {"name": "old", "why": "its interpreter is gone"}]
+    first, second, how = engines({"node": {"engines": told}})
+
+    assert (first.state, first.detail) == (OK, "vLLM 0.32.0 in /e/vllm")
+    assert (second.state, second.detail) == (NOTE, "its interpreter is gone")
+    assert "one GPU" in how.detail
+    assert "Sleep mode" in how.detail
+
+
+def test_a_node_without_engine_environments_says_how_to_make_one() -> None:
+    none, _ = engines({"node": {"engines": []}})
+    assert none.state == NOTE
+    assert "scripts/install-vllm-cpu" in none.way_out
+
+
+def test_an_agent_that_does_not_speak_of_engines_is_not_asked_again() -> None:
+    assert list(engines({"node": {}})) == []
+
+
 def test_without_a_platform_an_agent_is_started_for_the_question(short_tmp: Path) -> None:
     found = {f.what: f for f in node(session_in(short_tmp, ""))}
     assert found["platform"].detail == "not running"
+    assert found["engine environments"].state == NOTE
     assert "namespaces" in found
     assert "cgroup memory" in found
 
