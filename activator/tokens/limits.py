@@ -78,7 +78,15 @@ def allow(
         if short is None or _is_beyond(short, asked, sum(least), bound):
             raise _never(allowed, sum(least), bound)
         allowed = short
-    return allowed
+    return allowed if bound is None else _bounded(allowed, asked, sum(least), bound)
+
+
+def _bounded(allowed: Allowed, asked: Asked, least: int, bound: TokenBound) -> Allowed:
+    """A call that says no length gets what a full bucket holds: what is used beyond is owed for a minute's worth at most."""
+    if asked.max_tokens is not None or not allowed.answers or allowed.max_out + least <= bound.limit:
+        return allowed
+    each = max(1, (bound.limit - least) // allowed.answers)
+    return replace(allowed, each=each, expected=min(allowed.expected, each * allowed.answers), cap=each)
 
 
 def _granted(asked: Asked, longest: int, engine: EngineSpec, limits: TokenLimits, estimate: Estimate) -> Allowed:

@@ -167,6 +167,16 @@ async def test_a_call_that_never_ran_gives_everything_back(desk: TokenDesk) -> N
         (await enter(desk, door, chat(max_tokens=550))).leave()
 
 
+@pytest.mark.parametrize("more", [{}, {"n": 1}, {"n": 4}, {"n": 128}])
+async def test_who_says_no_length_gets_no_more_than_a_minute_holds(desk: TokenDesk, more: dict[str, Any]) -> None:
+    """What is used beyond a minute's worth is forgiven, so nobody may be able to."""
+    use = await enter(desk, Door(model(), tokens_per_min=300), chat(**more))
+
+    assert use.max_out <= 300
+    assert use.cap == use.max_out // more.get("n", 1)
+    assert use.degraded == ""
+
+
 async def test_a_call_that_could_never_run_is_told_so_and_by_which_bound(desk: TokenDesk) -> None:
     door = Door(model(), tokens_per_min=300)
     error = await refused(desk, door, chat(max_tokens=301))
