@@ -89,10 +89,11 @@ class SpliceServer:
 
     async def _drain(self) -> None:
         """Accept nothing new, then let what is in flight end. Nobody parses the bytes here: a connection whose caller spoke last is owed
-        an answer; of the others, which may be in the middle of one, the engine's own count of requests says when none is."""
+        an answer, and one that reads slowly the rest of it; of the others, which may be in the middle of one, the engine's own count of
+        requests says when none is."""
         self._accepting.close()
         while self._pairs and not self._dead:
-            if not any(pair.is_asking() for pair in self._pairs) and await self._is_idle():
+            if not any(pair.is_asking() or pair.is_behind() for pair in self._pairs) and await self._is_idle():
                 break
             await asyncio.sleep(_LOOK_S)
         for pair in list(self._pairs):

@@ -56,12 +56,13 @@ class Half(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """This side reads slowly."""
-        if self._other is not None:
+        if self._other is not None and not self._other.is_closing():
             self._other.pause_reading()
 
     def resume_writing(self) -> None:
         """It has caught up."""
-        if self._other is not None:
+        self._pair.moved_at = time.monotonic()
+        if self._other is not None and not self._other.is_closing():
             self._other.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -95,6 +96,10 @@ class Pair:
     def is_asking(self) -> bool:
         """Whether the caller spoke last: the engine owes it an answer."""
         return self.last is self.caller
+
+    def is_behind(self) -> bool:
+        """Whether the caller has not taken all that the engine sent: more of it may wait in the engine."""
+        return self.caller.transport is not None and self.caller.transport.get_write_buffer_size() > 0
 
     def made(self, half: Half) -> None:
         """A side is there. The caller's comes first, and has the engine's made."""

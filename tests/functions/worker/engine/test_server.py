@@ -1,0 +1,145 @@
+"""The instance's listener in front of an engine: what is owed is delivered before it leaves, and a death is told."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from pilotlight.worker.engine.failures import EngineDied
+from pilotlight.worker.engine.server import SpliceServer
+from pilotlight.worker.engine.tree import Deaths
+
+PATIENCE_S = 20.0
+ANSWER = os.urandom(1 << 20) * 4
+"""More than the buffers between an engine and its caller hold."""
+
+
+@dataclass
+class Scripted:
+    """An engine that answers the first byte of each connection with ANSWER, and says of itself that it runs nothing."""
+
+    path: str
+    _listener: socket.socket = field(default_factory=lambda: socket.socket(socket.AF_UNIX))
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def start(self) -> None:
+        self._listener.bind(self.path)
+        self._listener.listen()
+        self._run(self._accept)
+
+    def close(self) -> None:
+        """No more; whoever is still sending is waited for."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+
+    def _run(self, target: object, *args: object) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self._run(self._answer, connection)
+
+    @staticmethod
+    def _answer(connection: socket.socket) -> None:
+        with connection:
+            if connection.recv(4) == b"GET ":
+                connection.sendall(b'HTTP/1.1 200 OK\r\n\r\nvllm:num_requests_running{a="b"} 0.0\n')
+                return
+            try:
+                connection.sendall(ANSWER)
+            except OSError:  # it was cut off
+                return
+            connection.recv(1)
+
+
+@dataclass
+class World:
+    """A splice server, ready to run in this thread. `child`: a process that stands for one of the engine's."""
+
+    engine: Scripted
+    front: str
+    server: SpliceServer
+    shim: socket.socket
+    child: subprocess.Popen[bytes]
+    _listener: socket.socket
+
+    def run(self) -> None:
+        """Until it is drained."""
+        deaths = Deaths([self.child.pid])
+        try:
+            self.server.wake(self._listener)
+            self.server.run(on_ready=lambda: None, shim=self.shim.fileno(), deaths=deaths)
+        finally:
+            deaths.close()
+            self.server._loop.close()
+
+
+@pytest.fixture
+def world(short_tmp: Path) -> Iterator[World]:
+    engine = Scripted(str(short_tmp / "engine"))
+    engine.start()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(short_tmp / "front"))
+    listener.listen()
+    ours, theirs = socket.socketpair()
+    child = subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    server = SpliceServer(engine.path)
+    yield World(engine, str(short_tmp / "front"), server, ours, child, listener)
+    assert child.stdin is not None
+    child.stdin.close()
+    child.wait()
+    ours.close()
+    theirs.close()
+    engine.close()
+
+
+def test_a_caller_that_reads_slowly_gets_all_of_its_answer_although_the_instance_was_told_to_end(world: World) -> None:
+    """The engine has long done its work, and says so; only its caller has not read it yet."""
+    got = bytearray()
+
+    def read() -> None:
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.settimeout(PATIENCE_S)
+            caller.connect(world.front)
+            caller.sendall(b"POST")
+            select.select([caller], [], [], PATIENCE_S)
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait(0.5)  # slow, so that everything in between is full, and quiet
+            while len(got) < len(ANSWER) and (piece := caller.recv(65536)):
+                got.extend(piece)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    world.run()
+    reader.join(PATIENCE_S)
+
+    assert len(got) == len(ANSWER)
+
+
+def test_the_death_of_a_process_of_the_engine_ends_it_with_its_name(world: World) -> None:
+    world.child.kill()
+    with pytest.raises(EngineDied, match=r"python.*ended"):
+        world.run()
+
+
+def test_the_shims_end_is_its_own(world: World) -> None:
+    world.shim.shutdown(socket.SHUT_RDWR)
+    world.run()
