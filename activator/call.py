@@ -168,6 +168,11 @@ class Call:
         """What of its function it calls: a method, or a path of an engine's."""
         return self.method
 
+    @property
+    def said(self) -> bytes:
+        """Its arguments as its caller wrote them: a repeat is known by these."""
+        return self.body
+
     def kept(self) -> dict[str, Any]:
         """What a journal has to hold of it beside what it holds of every call."""
         return {}

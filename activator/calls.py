@@ -148,7 +148,7 @@ class SubmittedCalls:
 
     async def _once(self, request: Request, caller: Caller, call: Call, own_id: str) -> tuple[dict[str, Any], bool]:
         """The call of this id, and whether it is new."""
-        fingerprint = hashlib.sha256(b"%s\0%s\0%s" % (call.target.function_id.encode(), call.method.encode(), call.body)).hexdigest()
+        fingerprint = hashlib.sha256(b"%s\0%s\0%s" % (call.target.function_id.encode(), call.method.encode(), call.said)).hexdigest()
         call.id = own_call_id(caller.tenant, own_id)
         async with self._putting.setdefault(call.id, asyncio.Lock()):  # a repeat that comes at once waits for the first to be held
             known = await self._questions.find(request, caller, call.id)

@@ -46,12 +46,13 @@ class Asked:
         body: what came, as changed since.
         model: what it names as its model; "" = nothing.
         adapter: which adapter of the model it wants; "" = none.
+        said: the bytes that its caller wrote, where a repeat has to be known by them; else b"".
         salt: keeps what engines remember of its prompt from other tenants; "" = nothing does.
         is_stream: whether the answer comes in pieces.
         shows_usage, shows_each_usage: whether its caller asked for the usage at a stream's end, and with each piece.
     """
 
-    __slots__ = ("adapter", "body", "is_stream", "model", "path", "salt", "shows_each_usage", "shows_usage")
+    __slots__ = ("adapter", "body", "is_stream", "model", "path", "said", "salt", "shows_each_usage", "shows_usage")
 
     def __init__(self, path: str, body: dict[str, Any]) -> None:
         """Raises InvalidInput naming the parameter and what is wrong with it."""
@@ -63,6 +64,7 @@ class Asked:
                 raise _wrong(name, f"write {kind[1]}, not {_named(value)}")
         self.model: str = body.get("model") or ""
         self.adapter = self.salt = ""
+        self.said = b""
         _CHECKS[path](body)
         self.is_stream = bool(body.get("stream")) and path in (CHAT, COMPLETIONS)
         options = body.get("stream_options") or {}

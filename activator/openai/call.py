@@ -43,6 +43,11 @@ class EngineCall(Call):
         """See Call."""
         return self.wanted.path
 
+    @property
+    def said(self) -> bytes:
+        """See Call."""
+        return self.wanted.said or self.body
+
     def body_for(self, target: Target) -> bytes:
         """See Call. Raises ModelNotFound, InvalidInput."""
         return self.wanted.written_for(target)

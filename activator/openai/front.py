@@ -160,7 +160,9 @@ class OpenAI:
 
     async def admit_later(self, request: Request, entry: Entry) -> EngineCall:
         """The same to be run later: it counts as a request now, and among those that run at once when it runs."""
-        asked = wrapped(await self._read(request, entry.body_bytes), entry.target)
+        data = await self._read(request, entry.body_bytes)
+        asked = wrapped(data, entry.target)
+        asked.said = data
         asked.check(entry.target)
         if not asked.counts:
             raise errors.InvalidInput(f"path = {asked.path}: submitted can be {', '.join(TASKS)}", parameter="path")

@@ -13,6 +13,7 @@ import pytest
 
 from activator.openai.call import EngineCall
 from pilotlight import errors
+from pilotlight.engines import TokenLimits
 from pilotlight.policies import Fallback, Variant
 from pilotlight.protocol import CallRecord
 from pilotlight.spec import Scaling
@@ -199,3 +200,16 @@ async def test_a_declared_answer_is_one_piece_of_a_stream(shop: Shop) -> None:
     assert whole.choices[0].message.content == "later"
     assert [piece.choices[0].delta.content async for piece in stream] == ["later"]
     assert await shop.edge.settle() == {}
+
+
+@pytest.mark.usefixtures("controller")
+async def test_a_repeat_is_known_by_what_its_caller_wrote(shop: Shop) -> None:
+    """Not by what became of it: how an answer is bounded changes with the load, and with a deploy."""
+    body = {"path": CHAT, "body": chat(model="assistant")}
+    first = await by_name(shop, "submit", body, **{"idempotency-key": "same"})
+    shop.edge.add(route_of(llm(limits=TokenLimits(default_output_tokens=7))))
+    again = await by_name(shop, "submit", body, **{"idempotency-key": "same"})
+    other = await by_name(shop, "submit", {"path": CHAT, "body": chat("other", model="assistant")}, **{"idempotency-key": "same"})
+
+    assert (first.status_code, again.status_code, other.status_code) == (202, 202, 409)
+    assert again.json()["id"] == first.json()["id"]
