@@ -61,7 +61,7 @@ class ModelShape:
         body: Mapping[str, Any] = {**config, **text} if isinstance(text, Mapping) else config
         try:
             return cls._from(body)
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as e:
+        except (KeyError, TypeError, ValueError, ArithmeticError) as e:
             raise InvalidInput(
                 f"config.json of the model says nothing usable of its shape: {type(e).__name__}: {e}", parameter="weights"
             ) from e
@@ -82,6 +82,8 @@ class ModelShape:
             head = int(body.get("head_dim") or int(body["hidden_size"]) // heads)
             values = 2 * int(body.get("num_key_value_heads") or heads) * head
         longest = body.get("max_position_embeddings")
+        if min(layers, values, int(longest or 1)) < 1 or window < 0:
+            raise ValueError("a number below one")
         dtype = str(body.get("dtype") or body.get("torch_dtype") or "bfloat16").removeprefix("torch.")
         return cls(
             max_position=int(longest) if longest else None, layers=layers, values_per_token=values, dtype=dtype, sliding_layers=sliding,

@@ -21,7 +21,7 @@ from pilotlight.packaging.fit import (
     gib,
     weights_bytes,
 )
-from pilotlight.sdk.llm import EngineDeclaration
+from pilotlight.sdk.llm import EngineDeclaration, whole
 from pilotlight.spec import GIB, MIB, Resources
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def complete(declaration: EngineDeclaration, manifest: Manifest, read: Read, ada
     shape = _shape(declaration, manifest, read)
     longest = _length(declaration, shape)
     where = "gpu" if declaration.resources.gpu else "cpu"
-    block = int(declaration.arguments.get("block-size") or BLOCK_TOKENS[where])
+    block = whole("block-size", declaration.arguments.get("block-size") or BLOCK_TOKENS[where])
     cache_dtype = str(declaration.arguments.get("kv-cache-dtype", "auto"))
     kv = declaration.max_num_seqs * shape.kv_bytes(longest, cache_dtype=cache_dtype, block_tokens=block)
     weights = sum(weights_bytes((f.path, f.size_bytes) for f in m.files) for m in (manifest, *adapters.values()))
@@ -106,18 +106,29 @@ def _length(declaration: EngineDeclaration, shape: ModelShape) -> int:
 def _on_gpus(declaration: EngineDeclaration, weights: int, kv: int, size: Mapping[str, Any]) -> tuple[str, ...]:
     """Refuse what fits on none of the acceptable kinds. What is not known is not checked, and that is said."""
     count, kinds = declaration.resources.gpu_count, declaration.resources.gpu
-    share = float(declaration.arguments.get("gpu-memory-utilization", GPU_SHARE))
+    share = _number(declaration, "gpu-memory-utilization", GPU_SHARE, most=1.0)
     unknown = [kind for kind in kinds if kind not in GPU_BYTES]
     if unknown or not size["shape"].is_known:
         what = f"the memory of {unknown[0]}" if unknown else "the cache of such a model"
         return (f"{declaration.name}: whether it fits was not checked: {what} is not known here",)
-    offloaded = int(float(declaration.arguments.get("cpu-offload-gb", 0)) * GIB) * count
+    offloaded = int(_number(declaration, "cpu-offload-gb", 0.0, most=1e6) * GIB) * count
     need = {"weights": max(0, weights - offloaded), "kv": declaration.kv_bytes or kv, "overhead": GPU_OVERHEAD_BYTES * count}
     largest = max(kinds, key=GPU_BYTES.__getitem__)
     fit = Fit(**need, room=int(GPU_BYTES[largest] * share) * count)
     place = f"{largest}:{count}" if count > 1 else f"one {largest} GPU"
     fit.demand(name=declaration.name, where=f"{place} ({share:g} of {gib(GPU_BYTES[largest] * count)})", **size)
     return ()
+
+
+def _number(declaration: EngineDeclaration, name: str, default: float, *, most: float) -> float:
+    given = declaration.arguments.get(name, default)
+    try:
+        number = float(given)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number <= most:
+        raise InvalidInput(f"engine_args: {name} = {given!r}: write a number between 0 and {most:g}", parameter="engine_args")
+    return number
 
 
 def _memory_on_cpu(declaration: EngineDeclaration, weights: int, kv_bytes: int, size: Mapping[str, Any]) -> int:

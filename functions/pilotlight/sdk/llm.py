@@ -251,7 +251,7 @@ def check_arguments(given: Mapping[str, Any] | None, *, gpus: int) -> tuple[dict
         found[name] = value
     product = 1
     for name in _PARALLEL:
-        product *= int(found.get(name, 1))
+        product *= whole(name, found.get(name, 1))
     if any(name in found for name in _PARALLEL) and product != max(1, gpus):
         raise InvalidInput(
             f"engine_args: {' times '.join(n for n in _PARALLEL if n in found)} makes {product}, and gpu= asks for {gpus} GPU"
@@ -259,7 +259,18 @@ def check_arguments(given: Mapping[str, Any] | None, *, gpus: int) -> tuple[dict
             parameter="engine_args",
         )
     cache = found.pop(_KV_BYTES, None)
-    return found, None if cache is None else parse_memory(cache) if isinstance(cache, str) else int(cache)
+    return found, None if cache is None else parse_memory(cache) if isinstance(cache, str) else whole(_KV_BYTES, cache)
+
+
+def whole(name: str, value: Any) -> int:
+    """A number among the server's arguments. Raises InvalidInput."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        number = 0
+    if number < 1:
+        raise InvalidInput(f"engine_args: {name} = {value!r}: write a whole number, at least 1", parameter="engine_args")
+    return number
 
 
 def _limits(limits: TokenLimits | None) -> TokenLimits | None:

@@ -120,3 +120,13 @@ def test_weights_that_do_not_fit_alone_leave_no_shorter_way() -> None:
 def test_on_a_cpu_the_way_out_is_memory() -> None:
     with pytest.raises(InvalidInput, match='memory="4GiB"'):
         demand(Fit(weights=GIB // 2, kv=GIB // 4, overhead=3 * GIB, room=GIB), where="a CPU with memory=1.0 GiB")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"num_hidden_layers": -5}, {"num_hidden_layers": float("inf")}, {"num_key_value_heads": -3}, {"max_position_embeddings": -1},
+     {"max_position_embeddings": float("inf")}, {"sliding_window": -4}, {"kv_lora_rank": -1}, {"num_attention_heads": 0}],
+)  # fmt: skip
+def test_a_configuration_of_impossible_numbers_is_refused(odd: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=r"config\.json"):
+        ModelShape.from_config({**LLAMA_3_8B, **odd})
