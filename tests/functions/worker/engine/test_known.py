@@ -73,6 +73,24 @@ def test_no_answer_is_none() -> None:
         KnownAnswer(value=(7, 9)).demand_same(KnownAnswer(value=()))
 
 
+def test_numbers_are_the_same_on_either_side_of_a_rounding() -> None:
+    learned = KnownAnswer(value=(0.0124999, -0.5), is_close=True)
+
+    learned.demand_same(KnownAnswer(value=(0.0125001, -0.5), is_close=True))
+    for wrong in ((0.0124999, -0.4), (0.0124999,), (), (0.0, 0.0), (float("nan"), -0.5)):
+        with pytest.raises(WrongAnswer):
+            learned.demand_same(KnownAnswer(value=wrong, is_close=True))
+
+
+def test_of_an_engine_that_does_not_say_the_same_twice_only_what_it_did_is_known() -> None:
+    learned = KnownAnswer(value=(7, 9, 3)).also(KnownAnswer(value=(7, 9, 4)))
+
+    learned.demand_same(KnownAnswer(value=(7, 9, 5)))
+    with pytest.raises(WrongAnswer):
+        learned.demand_same(KnownAnswer(value=(7, 8, 3)))
+    assert KnownAnswer(value=(1, 2)).also(KnownAnswer(value=(3, 2))).value == (1, 2)
+
+
 def test_a_short_model_is_asked_for_what_fits(running: Running) -> None:
     short = EngineSpec(model="m", max_model_len=4)
     assert len(known.ask(short, "assistant", running.asker, within_s=PATIENCE_S).value) == 3
