@@ -1,8 +1,7 @@
 """The life of a worker whose function is an engine: start the tree, warm it up, snapshot point; then, as an instance, wake and serve.
 
-It is never forked: at the snapshot point the engine's processes are named as surplus, so a snapshot is of the whole tree, and the instance
-is this worker itself. Before it serves, in every life, the known prompt is asked again where it was frozen meanwhile: a copy that answers
-otherwise fails its start, and is not served from.
+It is never forked: it has processes below it, so a snapshot is of the whole tree, and the instance is this worker itself. Where it was
+frozen meanwhile the known prompt is asked again before it serves: a copy that answers otherwise fails its start, and is not served from.
 """
 
 from __future__ import annotations
@@ -145,7 +144,7 @@ def _reach_snapshot_point(worker: Worker, phases: Phases) -> tuple[str, ...]:
     wake.rehearse()
     hooks.drop_caches()
     output.finish()
-    surplus = (*worker.engine.tree.names(), *surplus_threads())
+    surplus = surplus_threads()  # the engine's output is one; the node names its processes
     found = worker.scene.look(leave_aside={worker.control.fileno()})
     point = {"threads": list(surplus), "phases_ms": phases.ms, "joins": True, **found.to_json()}
     worker.control.send({"event": "snapshot_point", **point})
