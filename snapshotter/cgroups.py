@@ -95,6 +95,10 @@ class Group:
             if self.weighs:
                 priority.weigh(self.directories["cpu"], version=self.version, cpu=self.cpu, part=part)
 
+    def members(self) -> list[int]:
+        """Who is in it, descendants in sessions of their own included."""
+        return list(dict.fromkeys(pid for directory in self._unique() for pid in _pids(directory)))
+
     def kill(self) -> None:
         """SIGKILL whoever is left, descendants in sessions of their own included."""
         for directory in self._unique():

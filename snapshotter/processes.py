@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 _ROUNDS = 20
@@ -74,11 +75,19 @@ def tree(pid: int) -> list[int]:
     return found
 
 
-def stop_tree(pid: int) -> None:
-    """SIGSTOP the process and all its descendants, parents first, until a look finds nobody new: one may have forked meanwhile."""
+def nobody() -> Collection[int]:
+    """No processes."""
+    return ()
+
+
+def stop_tree(pid: int, beside: Callable[[], Collection[int]] = nobody) -> None:
+    """SIGSTOP the process and all its descendants, parents first, until a look finds nobody new: one may have forked meanwhile.
+
+    `beside`: who belongs to it though its parent has ended.
+    """
     stopped: set[int] = set()
     for _ in range(_ROUNDS):
-        fresh = [one for one in tree(pid) if one not in stopped]
+        fresh = [one for one in dict.fromkeys((*tree(pid), *beside())) if one not in stopped]
         if not fresh:
             return
         for one in fresh:
@@ -86,9 +95,9 @@ def stop_tree(pid: int) -> None:
             stopped.add(one)
 
 
-def continue_tree(pid: int) -> None:
+def continue_tree(pid: int, beside: Callable[[], Collection[int]] = nobody) -> None:
     """SIGCONT all of them, children first: a parent that goes on finds its children going."""
-    for one in reversed(tree(pid)):
+    for one in dict.fromkeys((*beside(), *reversed(tree(pid)))):
         _signal(one, signal.SIGCONT)
 
 

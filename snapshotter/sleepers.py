@@ -1,12 +1,15 @@
 """Instances that sleep: every process of theirs stands still, so that they cost no processor; their memory stays where it is.
 
 SIGSTOP and SIGCONT (signal(7)) work with either kind of cgroup and without any. A process that forks while its tree is walked would leave
-a child running, so the tree is walked until a round finds nobody new. Whoever is asleep cannot end in good order: ending wakes it first.
+a child running, so the tree is walked until a round finds nobody new. Who left the tree, because its parent ended, is found in the
+instance's cgroup where there are any: work that goes on while an instance sleeps would be nobody's to pay. Whoever is asleep cannot end in
+good order: ending wakes it first.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection
 
 from snapshotter import processes
 from snapshotter.errors import InstanceUnknown
@@ -29,7 +32,7 @@ class Sleepers:
         if instance.info.state is InstanceState.READY:
             instance.become(InstanceState.ASLEEP)
             self._note(instance)
-            processes.stop_tree(instance.info.pid)
+            processes.stop_tree(instance.info.pid, _beside(instance))
         return instance.info
 
     def wake(self, instance_id: InstanceId) -> InstanceInfo:
@@ -37,7 +40,7 @@ class Sleepers:
         instance = self._known(instance_id)
         if instance.info.state is InstanceState.ASLEEP:
             began = time.perf_counter()
-            processes.continue_tree(instance.info.pid)
+            processes.continue_tree(instance.info.pid, _beside(instance))
             phases = {"wake": round((time.perf_counter() - began) * 1000, 3)}
             instance.become(InstanceState.READY, start_kind=StartKind.WAKE, phases_ms=phases)
             self._note(instance)
@@ -54,3 +57,7 @@ class Sleepers:
         """A restarted agent finds it as it is."""
         if instance.housing is not None:
             instance.housing.slot.note(instance.info.id, instance.note())
+
+
+def _beside(instance: Instance) -> Callable[[], Collection[int]]:
+    return instance.group.members if instance.group is not None else processes.nobody

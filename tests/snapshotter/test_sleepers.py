@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from snapshotter import processes
+from snapshotter.cgroups import Group
 from snapshotter.errors import InstanceUnknown
 from snapshotter.types import InstanceState, StartKind
 from tests.fakes.agent_home import AgentHome, instance_id
@@ -115,3 +116,37 @@ def test_a_tree_that_forks_while_it_is_stopped_stands_still_whole() -> None:
         for one in reversed(processes.tree(process.pid)):
             os.kill(one, 9)
         process.wait()
+
+
+def test_who_left_the_tree_stands_still_with_it(tmp_path: Path) -> None:
+    """What is forked twice has no parent in the tree; its cgroup knows it, whatever it calls itself."""
+    program = (
+        "import os, sys, time\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0:\n"
+        "        print(os.getpid(), flush=True)\n"
+        "        while True: time.sleep(0.001)\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        "while True: time.sleep(0.001)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-S", "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    orphan = int(process.stdout.readline())
+    try:
+        (tmp_path / "cgroup.procs").write_text(f"{process.pid}\n{orphan}\n")
+        group = Group(directories={"cpu": tmp_path, "memory": tmp_path}, version=2)
+        assert sorted(group.members()) == sorted((process.pid, orphan))
+
+        for step, letters in ((processes.stop_tree, {"T"}), (processes.continue_tree, {"S", "R"})):
+            step(process.pid, group.members)
+            deadline = time.monotonic() + 10
+            while not states(orphan) <= letters and time.monotonic() < deadline:
+                time.sleep(0.005)
+            assert states(orphan) <= letters
+    finally:
+        process.kill()
+        os.kill(orphan, 9)
+        process.wait()
+        process.stdout.close()
