@@ -32,7 +32,10 @@ class Lengths:
 
     def draw(self, source: random.Random) -> int:
         """One length."""
-        return max(1, min(self.longest, round(self._draw(source))))
+        try:
+            return max(1, round(min(float(self.longest), self._draw(source))))
+        except OverflowError:  # a tail beyond all numbers
+            return self.longest
 
 
 def parse(text: str, *, option: str, longest: int = MAX_LENGTH) -> Lengths:

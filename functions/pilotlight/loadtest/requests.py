@@ -147,4 +147,12 @@ class StreamReader:
             return 0
         if isinstance(body, dict) and isinstance(body.get("usage"), dict):
             self.usage = body["usage"]
-        return 0 if isinstance(body, dict) and body.get("choices") == [] else 1
+        return 1 if not isinstance(body, dict) or _holds_tokens(body.get("choices")) else 0
+
+
+def _holds_tokens(choices: Any) -> bool:
+    """Whether a piece is one of the answer: not the usage alone, and not the word on who speaks, with which chats begin."""
+    if not isinstance(choices, list):
+        return True
+    deltas = [choice.get("delta") if isinstance(choice, dict) else None for choice in choices]
+    return any(not isinstance(d, dict) or "role" not in d or any(v for k, v in d.items() if k != "role") for d in deltas)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +36,7 @@ class Result:
     error: str = ""
     latency_ms: float = 0.0
     first_ms: float | None = None
-    gaps_ms: list[float] = field(default_factory=list)
+    gaps_ms: MutableSequence[float] = field(default_factory=lambda: array("d"))
     tokens_in: int | None = None
     tokens_out: int | None = None
     start: str = ""
@@ -51,7 +52,10 @@ def quantile(values: Sequence[float], share: float) -> float | None:
     """The value below which `share` of them are, by nearest rank; None of nothing."""
     if not values:
         return None
-    ordered = sorted(values)
+    return _nearest(sorted(values), share)
+
+
+def _nearest(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]
 
 
@@ -59,10 +63,9 @@ def summary(values: Sequence[float]) -> dict[str, float | int] | None:
     """n, mean, quantiles and the greatest of milliseconds; None of nothing."""
     if not values:
         return None
-    found: dict[str, float | int] = {"n": len(values), "mean": sum(values) / len(values)}
-    for share in QUANTILES:
-        found[f"p{share * 100:g}"] = quantile(values, share) or 0.0
-    return {**found, "max": max(values)}
+    ordered = sorted(values)
+    found = {f"p{share * 100:g}": _nearest(ordered, share) for share in QUANTILES}
+    return {"n": len(ordered), "mean": sum(ordered) / len(ordered), **found, "max": ordered[-1]}
 
 
 def histogram(values: Iterable[float]) -> list[tuple[float, int]]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
+import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pilotlight.loadtest.requests import Prepared, Recipe, StreamReader
 from pilotlight.loadtest.results import Result
@@ -22,51 +25,106 @@ Told = Callable[[int, int, int], None]
 """Hears (sent, answered, failed) whenever one of them changes."""
 MAX_OPEN = 4096
 """Requests under way at once; beyond, the generator waits, and says so by its `late` figures."""
+_OTHER_FILES = 64
+"""Of what a process may have open, what is left to others than connections."""
+AHEAD_BYTES = 128 * 1024**2
+"""Of requests that are made ahead; beyond, one is made whenever one was sent."""
 
 
 async def run(
-    profile: Profile, recipe: Recipe, due: Sequence[float], *, timeout_s: float, seed: int = 0, told: Told | None = None
+    profile: Profile,
+    recipe: Recipe,
+    due: Sequence[float],
+    *,
+    timeout_s: float,
+    seed: int = 0,
+    told: Told | None = None,
+    most_open: int = MAX_OPEN,
+    ahead_bytes: int = AHEAD_BYTES,
 ) -> tuple[list[Result], float]:
     """Send one request at each of `due` (seconds from now); returns the results in that order, and the seconds that it took.
 
-    Nothing is tried again: a refusal is a result. Cancelled, it leaves what is under way.
+    Nothing is tried again: a refusal is a result. Cancelled, it leaves what is under way, and returns what came back until then.
     """
     import httpx
 
-    source = random.Random(seed)
-    prepared = [recipe.make(source) for _ in due]  # made ahead: the generator's own work must not delay what is due
+    prepared = _made(recipe, random.Random(seed), len(due), ahead_bytes)
     headers = {HEADER_ENVIRONMENT: profile.environment, "user-agent": "pilotlight-loadtest"}
     if profile.api_key:
         headers["authorization"] = f"Bearer {profile.api_key}"
-    limits = httpx.Limits(max_connections=MAX_OPEN, max_keepalive_connections=MAX_OPEN)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=MAX_OPEN)
     timeout = httpx.Timeout(timeout_s, pool=None)
     async with httpx.AsyncClient(base_url=profile.url, headers=headers, limits=limits, timeout=timeout, trust_env=False) as client:
-        test = _Test(client, told)
+        test = _Test(client, timeout_s, min(most_open, _most_files() - _OTHER_FILES), told)
+        next(prepared)
         begin = time.perf_counter()
-        async with asyncio.TaskGroup() as group:
-            for at, one in zip(due, prepared, strict=True):
-                await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
-                group.create_task(test.send(one, begin, at))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for at, one in zip(due, prepared, strict=True):
+                    await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
+                    group.create_task(test.send(one, begin, at))
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
         return sorted(test.results, key=lambda result: result.due_s), time.perf_counter() - begin
+
+
+def _made(recipe: Recipe, source: random.Random, count: int, ahead_bytes: int) -> Iterator[Any]:
+    """Requests, in their order; before the first comes None, once as many are made as there is room for: the generator's own work must
+    not delay what is due."""
+    waiting, held, made = deque[Prepared](), 0, 0
+    while made < count and held < ahead_bytes:
+        waiting.append(recipe.make(source))
+        held, made = held + len(waiting[-1].body), made + 1
+    yield None
+    while waiting:
+        yield waiting.popleft()
+        if made < count:
+            waiting.append(recipe.make(source))
+            made += 1
+
+
+def _most_files() -> int:
+    """How many files this process may have open: as many as it is let."""
+    if sys.platform == "win32":
+        return MAX_OPEN
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return wanted if soft == resource.RLIM_INFINITY else soft
 
 
 class _Test:
     """The requests of one test. Owned by its event loop."""
 
-    def __init__(self, client: httpx.AsyncClient, told: Told | None) -> None:
+    def __init__(self, client: httpx.AsyncClient, timeout_s: float, most_open: int, told: Told | None) -> None:
         self._client = client
+        self._timeout_s = timeout_s
+        self._room = asyncio.Semaphore(max(1, most_open))
         self._told = told
         self._sent = self._failed = 0
         self.results: list[Result] = []
 
     async def send(self, prepared: Prepared, begin: float, due_s: float) -> None:
+        """One request, as soon as there is room for it."""
+        async with self._room:
+            await self._send(prepared, begin, due_s)
+
+    async def _send(self, prepared: Prepared, begin: float, due_s: float) -> None:
         import httpx
 
         result = Result(due_s=due_s, late_ms=(time.perf_counter() - begin - due_s) * 1000)
         self._sent += 1
         try:
-            await self._exchange(prepared, result, begin + due_s)
-        except httpx.TimeoutException:
+            async with asyncio.timeout(self._timeout_s):  # httpx's own counts from the last byte, and streams beat
+                await self._exchange(prepared, result, begin + due_s)
+        except (httpx.TimeoutException, TimeoutError):
             result.error = "timeout"
         except httpx.HTTPError as e:
             result.error = "connection" if not result.status else "broken"

@@ -49,6 +49,11 @@ def test_what_is_too_long_is_cut() -> None:
     assert max(drawn("pareto:50,1.1", longest=99)) == 99
 
 
+@pytest.mark.parametrize("text", ["lognormal:200,2000", "pareto:1,0.0001"])
+def test_lengths_beyond_all_numbers_are_cut_too(text: str) -> None:
+    assert max(drawn(text, longest=99)) == 99
+
+
 @pytest.mark.parametrize(
     "text", ["", "lognormal", "lognormal:5", "normal:1,2", "fixed:0", "fixed:-3", "uniform:9,3", "fixed:nan", "fixed:1,2"]
 )

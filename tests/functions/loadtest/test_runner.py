@@ -7,11 +7,12 @@ import contextlib
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from pilotlight.loadtest import distributions, runner
-from pilotlight.loadtest.requests import FunctionCalls, ModelCalls, StreamReader
+from pilotlight.loadtest.requests import FunctionCalls, ModelCalls, Prepared, StreamReader
 from pilotlight.profile import Profile
 
 Answer = Callable[[dict[str, str], bytes, asyncio.StreamWriter], Awaitable[None]]
@@ -51,6 +52,20 @@ async def server(answer: Answer) -> AsyncIterator[Profile]:
 def whole(body: bytes, status: str = "200 OK") -> bytes:
     head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\npilotlight-start: WARM\r\npilotlight-cost: 0.5\r\n"
     return head.encode() + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body
+
+
+class Counted:
+    """Makes requests of 1,000 bytes, and knows how many."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def make(self, source: random.Random) -> Prepared:
+        self.made += 1
+        return Prepared(path="/", body=b"1" * 1000, is_stream=False)
+
+    def describe(self) -> dict[str, Any]:
+        return {}
 
 
 CALLS = FunctionCalls(path="/v1/functions/a/f:invoke", arguments=[{"x": 1}])
@@ -132,6 +147,73 @@ async def test_failures_are_results_with_a_word() -> None:
 
     assert words == [(503, ""), (0, "timeout"), (200, "broken")]
     assert nobody[0].error == "connect"
+
+
+async def test_a_stream_that_only_beats_is_given_up_when_patience_is_over() -> None:
+    async def answer(headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+        while True:
+            writer.write(b": waiting\n\n")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+
+    async with server(answer) as profile, asyncio.timeout(20):
+        (result,), _ = await runner.run(profile, CALLS, [0.0], timeout_s=0.5)
+
+    assert result.error == "timeout"
+
+
+async def test_a_test_that_is_broken_off_has_what_came_back_until_then() -> None:
+    is_second = asyncio.Event()
+
+    async def answer(headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
+        if is_second.is_set():
+            running.cancel()
+            await asyncio.sleep(30)
+        is_second.set()
+        writer.write(whole(b"{}"))
+
+    async with server(answer) as profile:
+        running = asyncio.create_task(runner.run(profile, CALLS, [0.0, 0.5, 60.0], timeout_s=30))
+        results, elapsed_s = await running
+
+    assert [result.is_good for result in results] == [True]
+    assert elapsed_s < 60
+
+
+async def test_what_waits_for_a_connection_was_sent_late() -> None:
+    async def answer(headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.3)
+        writer.write(whole(b"{}"))
+
+    async with server(answer) as profile:
+        results, _ = await runner.run(profile, CALLS, [0.0, 0.0], timeout_s=30, most_open=1)
+
+    assert max(result.late_ms for result in results) >= 250
+    assert max(result.latency_ms for result in results) >= 550
+
+
+async def test_large_tests_make_their_requests_as_they_go() -> None:
+    """Memory is for so many bytes of them ahead, not for all."""
+    recipe, made_then = Counted(), list[int]()
+
+    async def answer(headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
+        made_then.append(recipe.made)
+        writer.write(whole(b"{}"))
+
+    async with server(answer) as profile:
+        results, _ = await runner.run(profile, recipe, [0.0, *([1.0] * 20)], timeout_s=30, ahead_bytes=3000)
+
+    assert len(results) == recipe.made == 21
+    assert made_then[0] < 10
+
+
+def test_the_piece_that_only_says_who_speaks_is_no_token() -> None:
+    reader = StreamReader()
+
+    assert reader.feed(b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n') == 0
+    assert reader.feed(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n') == 1
+    assert reader.feed(b'data: {"choices":[{"delta":{"role":"assistant","content":"b"}}]}\n\n') == 1
 
 
 def test_an_error_inside_a_stream_is_seen() -> None:
