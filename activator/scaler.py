@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from activator.autoscaler.victims import Candidate, choose_victims
+from activator.engines.naps import Naps
 from activator.estate import Holdings
 from activator.fairness.gate import Gate
 from activator.fleet import Fleet
@@ -25,7 +26,7 @@ from activator.shared.state import Pulse
 from activator.starts import as_answer
 from activator.throttler import Throttler
 from snapshotter import errors as agent_errors
-from snapshotter.types import AgentEvent, InstanceInfo, RevisionKey, SnapshotState, TemplateInfo
+from snapshotter.types import AgentEvent, InstanceInfo, InstanceState, RevisionKey, SnapshotState, TemplateInfo
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class Scaler:
         self._holdings = Holdings(lambda: [scaled.throttler for scaled in self._scaled.values()], clock=clock)
         self._gate.serve(self._holdings)
         self._drops: set[asyncio.Task[None]] = set()
+        self._naps = Naps()
         self.reconciled = asyncio.Event()
         table.on_function = self.route_changed
 
@@ -221,10 +223,17 @@ class Scaler:
 
     async def _adopt(self, info: InstanceInfo) -> None:
         target = self._target_of(info)
-        if target is None:
+        if target is None or (info.state is InstanceState.READY and await self._is_half_asleep(target, info)):
             await self._fleet.stop(info.id, grace_s=ORPHAN_GRACE_S)
         else:
             self.throttler_of(target).add(info)
+
+    async def _is_half_asleep(self, target: Target, info: InstanceInfo) -> bool:
+        try:
+            return await self._naps.is_half_asleep(target.spec, info.socket)
+        except agent_errors.SnapshotterError as e:
+            log.warning("engine does not say whether it sleeps instance=%s error=%s", info.id, e)
+            return False
 
     def _target_of(self, info: InstanceInfo | TemplateInfo) -> Target | None:
         """The target that it serves; None when nobody routes to it."""

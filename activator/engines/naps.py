@@ -18,6 +18,8 @@ SLEEP_S = 60.0
 """To copy 80 GB from the GPU at 2 GB/s, pessimistically; dropping takes far less."""
 WAKE_S = 120.0
 """To read 80 GB from the page cache, pessimistically."""
+ASK_S = 10.0
+"""To say whether it sleeps."""
 
 
 class Naps:
@@ -44,10 +46,34 @@ class Naps:
             await _post(socket, "/collective_rpc", {"method": "reload_weights"}, deadline_s=self._wake_s)
         await _post(socket, "/wake_up?tags=kv_cache", deadline_s=self._wake_s)
 
+    async def is_half_asleep(self, spec: FunctionSpec, socket: str) -> bool:
+        """Whether the engine of an instance that stands up has given its memory up: who put it to sleep, or woke it, ended on the way.
+
+        Raises SnapshotterError where it does not say.
+        """
+        if spec.engine is None or not spec.resources.gpu:
+            return False
+        try:
+            answer = json.loads(await _ask(socket, "GET", "/is_sleeping", deadline_s=ASK_S))
+        except ValueError as e:
+            raise agent_errors.SnapshotterError(f"the engine's answer to /is_sleeping is no JSON: {e}") from e
+        return isinstance(answer, dict) and answer.get("is_sleeping") is True
+
 
 async def _post(socket: str, path: str, body: dict[str, Any] | None = None, *, deadline_s: float) -> None:
+    await _ask(socket, "POST", path, body, deadline_s=deadline_s)
+
+
+async def _ask(socket: str, verb: str, path: str, body: dict[str, Any] | None = None, *, deadline_s: float) -> bytes:
+    """The body of its answer, where that is short; else b""."""
     data = json.dumps(body).encode() if body is not None else b""
-    lines = (f"POST {path} HTTP/1.1", "host: engine", "connection: close", "content-type: application/json", f"content-length: {len(data)}")
+    lines = (
+        f"{verb} {path} HTTP/1.1",
+        "host: engine",
+        "connection: close",
+        "content-type: application/json",
+        f"content-length: {len(data)}",
+    )
     head = "\r\n".join((*lines, "", ""))
     loop = asyncio.get_running_loop()
     try:
@@ -63,3 +89,4 @@ async def _post(socket: str, path: str, body: dict[str, Any] | None = None, *, d
         raise agent_errors.SnapshotterError(f"the engine did not answer {path}: {e}") from e
     if answer.status >= 400:
         raise agent_errors.SnapshotterError(f"the engine answered {path} with {answer.status}")
+    return answer.body or b""

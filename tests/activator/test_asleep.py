@@ -14,11 +14,11 @@ from activator.throttler import Throttler
 from pilotlight.engines import EngineSpec
 from pilotlight.spec import FunctionKind, FunctionSpec, Resources, Scaling, WeightsSpec
 from snapshotter import errors
-from snapshotter.types import StartKind
+from snapshotter.types import InstanceId, StartKind
 from tests.activator.test_gateway import until
 from tests.activator.test_scaler import Rig
 from tests.fakes.engine.served import ServedEngine
-from tests.fakes.routes import spec_of
+from tests.fakes.routes import TENANT, change, route_of, spec_of
 
 NAPS = Scaling(scaledown_window_s=10, keep_asleep_s=100, max_instances=2)
 
@@ -222,6 +222,20 @@ async def test_an_engine_on_a_gpu_gives_its_memory_up_and_takes_it_back_weights_
 
     reload = ["/collective_rpc"] if level == 2 else []
     assert served.paths == ["/sleep", "/wake_up", *reload, "/wake_up"]
+
+
+async def test_an_engine_that_was_left_half_asleep_answers_no_calls(rig: Rig, short_tmp: Path) -> None:
+    """An activator that ends between its engine's sleep and its agent's leaves a process that is ready, and has no memory of its model."""
+    spec = on_a_gpu(2)
+    rig.table.apply(change(1, route_of(spec)))
+    target = rig.table.targets_of(f"{TENANT}/main/shop/hello")[0]
+    half, whole = [str((await rig.fleet.start(target, InstanceId(name), {})).id) for name in ("i-half", "i-whole")]
+    await Naps().fall_asleep(spec, str(rig.fleet.engines[half].path))
+
+    await rig.scaler.reconcile()
+
+    assert [name for name, _ in rig.fleet.stopped] == [half]
+    assert list(rig.scaler.throttler_of(target).instances) == [whole]
 
 
 async def test_an_engine_that_does_not_answer_says_so_in_time(short_tmp: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 from activator.routes import RouteTable, Target
@@ -70,7 +71,7 @@ def change(seq: int, route: FunctionRoute) -> FeedChange:
 
 def empty_table() -> RouteTable:
     """A RouteTable that knows nothing yet."""
-    return RouteTable({"test": Rates(version="test")}, TEST_KEY)
+    return RouteTable({"test": Rates(version="test", gpu_s={"L4": Decimal("0.0002")})}, TEST_KEY)
 
 
 def split_route(spec: FunctionSpec, weights: Mapping[str, int], *, named: Sequence[str] = (), **more: Any) -> FunctionRoute:
