@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pilotlight.cli.commands import command
+from pilotlight.cli.commands import INTERRUPTED, command
 from pilotlight.cli.output import duration_s, milliseconds, money, table
 from pilotlight.cli.session import Session
 from pilotlight.errors import InvalidInput, NotFound
@@ -26,7 +26,10 @@ Target = Annotated[str, typer.Argument(metavar="APP/FUNCTION", help="A function,
 _TITLES = {"latency": "last byte", "ttft": "first token", "itl": "between tokens", "late": "sent late"}
 _COLUMNS = {"what": "", "n": "n", "mean": "mean", "p50": "p50", "p90": "p90", "p99": "p99", "max": "max"}
 MAX_RATE = 10_000.0
-MAX_REQUESTS = 1_000_000
+MAX_REQUESTS = 100_000
+"""In one test: the gaps of so many streams are held in memory."""
+_LATE_MS = 100.0
+"""Of the generator's own lateness (p99) above which it is said."""
 
 
 def register(root: typer.Typer) -> None:
@@ -60,7 +63,8 @@ def loadtest(
 ) -> None:
     """Offer load as independent callers do, whatever becomes of it, and measure what comes back.
 
-    Times count from when a request was due: one that has to wait for the others is slow, not late.
+    Times count from when a request was due: one that has to wait for the others is slow, not late. Ctrl-C ends the test early, and shows
+    what came back until then.
     """
     from pilotlight.loadtest import runner
     from pilotlight.loadtest.arrivals import arrivals as drawn
@@ -72,6 +76,8 @@ def loadtest(
     seconds, patience = duration_s(duration), duration_s(timeout)
     if seconds <= 0 or patience <= 0 or rate * seconds > MAX_REQUESTS:
         raise InvalidInput(f"--duration {duration}: must be more than 0, and at most {MAX_REQUESTS} requests are sent in one test")
+    for option, path in (("--out", out), ("--picture", picture)):
+        _check_writable(option, path)
     lengths = {"prompt": prompt, "output": output, "longest": longest // 2}
     recipe = _recipe(session, target, data=data, lengths=lengths, shared=shared_prefix, groups=groups, chat=chat, stream=stream)
     due = list(drawn(arrivals, rate_per_s=rate, duration_s=seconds, source=random.Random(seed)))
@@ -80,14 +86,23 @@ def loadtest(
     with _progress(session, len(due)) as told:
         results, elapsed_s = asyncio.run(runner.run(session.profile(), recipe, due, timeout_s=patience, seed=seed, told=told))
     plan = {"target": target, "rate_per_s": rate, "duration_s": seconds, "arrivals": arrivals, "seed": seed, **recipe.describe()}
-    found = report(results, elapsed_s=elapsed_s, plan=plan)
+    found = {**report(results, elapsed_s=elapsed_s, plan=plan), "due": len(due), "interrupted": len(results) < len(due)}
     if out is not None:
         out.write_text(json.dumps(found, indent=1) + "\n")
     if picture is not None:
         picture.write_text(draw(found, title=f"pilotlight loadtest {target}"))
     session.show(found, lambda: _rendered(found))
+    if found["interrupted"]:
+        raise typer.Exit(INTERRUPTED)
     if not found["good"]:
         raise typer.Exit(1)
+
+
+def _check_writable(option: str, path: Path | None) -> None:
+    """Before anything is sent. Raises InvalidInput."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        what = "is a directory" if path.is_dir() else f"there is no directory {path.absolute().parent}"
+        raise InvalidInput(f"{option} {path}: {what}", hint="Name a file in a directory that is there.")
 
 
 def _recipe(
@@ -185,7 +200,9 @@ def _rendered(found: dict[str, Any]) -> Any:
         for name, row in found["ms"].items()
     ]
     told = f"{found['requests']} requests, {found['good']} good, {found['good_per_s']:.1f}/s of {found['offered_per_s']:g}/s offered"
-    lines = [told]
+    lines = [f"interrupted: {found['requests']} of {found['due']} were answered until then", told] if found["interrupted"] else [told]
+    if (late := found["ms"].get("late")) is not None and late["p99"] > _LATE_MS:
+        lines.append(f"this generator was late by {milliseconds(late['p99'])} (p99): offer less from here, or from several machines")
     if found["errors"]:
         lines.append("failed: " + ", ".join(f"{count} times {what}" for what, count in found["errors"].items()))
     if found["starts"]:
