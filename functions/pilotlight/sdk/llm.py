@@ -34,7 +34,6 @@ class EngineOptions(TypedDict, total=False):
     """Keywords of `app.vllm()` beside its own; they mean what they mean to `@app.function()` (`pilotlight.sdk.options.Options`)."""
 
     image: Image | None
-    secrets: Sequence[Secret]
     env: Mapping[str, str]
     cpu: float
     memory: str | int
@@ -179,6 +178,7 @@ _NOT_HERE = {
     "check": "a known answer proves each snapshot by itself",
     "allow_concurrent_inputs": "max_num_seqs= says it",
     "schedule": "schedule a function that calls the model",
+    "secrets": "the engine runs offline, and is started and kept in a snapshot before any secret is handed out",
 }
 
 
@@ -213,7 +213,7 @@ def engine_declaration(
     memory, is_parallel = options.get("memory"), settled.resources.gpu_count > 1
     return EngineDeclaration(
         app=app, name=checked, raw=place, kind=FunctionKind.ENGINE, image=settled.image, weights=(weights, *adapters.values()),
-        secrets=(*secrets, *settled.secrets), env={**env, **settled.env}, resources=settled.resources, scaling=settled.scaling,
+        secrets=secrets, env={**env, **settled.env}, resources=settled.resources, scaling=settled.scaling,
         clocks=settled.clocks, snapshot=settled.snapshot and not is_parallel, idempotent=settled.idempotent,
         description=settled.description, access=settled.access, priority=settled.priority, tags={**tags, **settled.tags},
         policies={**settled.policies, "limits": _limits(limits)}, model=weights, adapters=adapters, task=_task(task),

@@ -132,6 +132,7 @@ def test_embeddings_are_a_task(model: Path) -> None:
         ({"lora": {"poet": "somewhere"}}, "lora"),
         ({"limits": {"max_output_tokens": 1}}, "TokenLimits"),
         ({"example": ["hello"]}, "does not belong here"),
+        ({"secrets": [pilotlight.Secret.from_name("hf")]}, "secrets= does not belong here"),
         ({"schedule": pilotlight.Period(hours=1)}, "does not belong here"),
         ({"sleep_level": 3}, "sleep_level"),
         ({"keep_asleep": -1}, "keep_asleep"),
