@@ -25,6 +25,8 @@ from pilotlight.protocol import CONTENT_JSON
 from snapshotter.types import StartKind
 
 _JSON = CONTENT_JSON.encode()
+LIVELY = 20
+"""An engine that wrote in the last twentieth of its call's time was writing to the end of it."""
 
 
 class Reading(Protocol):
@@ -206,8 +208,8 @@ class Exchange:
         cut_by: the clock that cut it off; None = none did.
     """
 
-    __slots__ = ("_clock", "_is_closed", "answer", "bytes_out", "call", "connection", "cost", "cut_by", "dispatched_ns", "exec_ms",
-                 "reservation", "ticket")  # fmt: skip
+    __slots__ = ("_clock", "_is_blameless", "_is_closed", "answer", "bytes_out", "call", "connection", "cost", "cut_by", "dispatched_ns",
+                 "exec_ms", "reservation", "ticket")  # fmt: skip
 
     def __init__(
         self, call: Call, *, reservation: Reservation, ticket: Ticket, connection: WorkerConnection, answer: Answer, dispatched_ns: int
@@ -222,6 +224,7 @@ class Exchange:
         self.cost = "0"
         self.bytes_out = 0
         self.cut_by: errors.DeadlineExceeded | None = None
+        self._is_blameless = False
         self._is_closed = False
         self._clock = self._watch() if answer.body is None else None
 
@@ -242,10 +245,20 @@ class Exchange:
         return self.reservation.instance
 
     def _overrun(self) -> None:
-        """It may never end, and its caller may not even read: billed now, and its instance is replaced."""
-        self.reservation.instance.is_stuck = True
-        self.reservation.throttler.drain(self.reservation.instance)
+        """It may never end: billed now, and its instance is replaced, unless that goes on as it should and only its caller does not read,
+        or has asked for more than fits into the time."""
+        self._is_blameless = self.connection.is_ahead or self._is_writing
+        if not self._is_blameless:
+            self.reservation.instance.is_stuck = True
+            self.reservation.throttler.drain(self.reservation.instance)
         self._cut(f"the call ran longer than {self.call.target.spec.clocks.execution_s:g} s")
+
+    @property
+    def _is_writing(self) -> bool:
+        """Whether a language model has just written more."""
+        tokens = self.call.tokens
+        lively_ns = self.call.target.spec.clocks.execution_s * 1e9 / LIVELY
+        return tokens is not None and tokens.last_ns > 0 and time.monotonic_ns() - tokens.last_ns < lively_ns
 
     def _leave(self) -> None:
         """Its caller's own deadline came: it is billed now."""
@@ -275,7 +288,8 @@ class Exchange:
         if self._clock is not None:
             self._clock.cancel()
         if status >= 500:  # the worker's own word, or its end
-            self.reservation.ending = Ending.RAISED if is_own_word or status == self.answer.status else self.call.blame
+            is_said = is_own_word or status == self.answer.status
+            self.reservation.ending = Ending.NEITHER if self._is_blameless else Ending.RAISED if is_said else self.call.blame
         if finish and self.call.tokens is None:
             self.ticket.mark += marked(finish=finish)
         now_ns = time.monotonic_ns()

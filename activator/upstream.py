@@ -196,6 +196,11 @@ class WorkerConnection(asyncio.Protocol):
         return b"".join(parts)
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether the worker has sent more of its answer than was taken, or all of it: it does not keep anybody waiting."""
+        return bool(self._chunks) or self._ended
+
+    @property
     def is_idle(self) -> bool:
         """Whether the last exchange ended cleanly, so that another may follow."""
         return self._ended and self.is_usable and not self._chunks

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
 from activator.openai.asked import Asked, parsed
+from activator.openai.call import EngineCall
 from activator.openai.reading import StreamReading, WholeReading
+from activator.resilience.ladder import StandIn
 from activator.streaming import HOLD_BYTES
 from activator.tokens.facts import CHAT, COMPLETIONS, EMBEDDINGS, asked_of
 from activator.tokens.use import TokenUse
+from activator.upstream import Answer
 from pilotlight import errors
 from pilotlight.engines import Task
+from pilotlight.spec import Clocks
 from tests.activator.openai.conftest import Shop, chat, llm
 from tests.fakes.routes import route_of, target_of
 
@@ -135,3 +140,14 @@ def test_a_list_of_prompts_has_an_end() -> None:
 def test_parsed_refuses_what_is_no_json() -> None:
     with pytest.raises(errors.InvalidInput):
         parsed(b'{"a": NaN}')
+
+
+@pytest.mark.parametrize("ago_s, is_writing", [(0.0, True), (400.0, False), (None, False)])
+def test_an_engine_that_writes_when_its_calls_time_is_over_is_not_stuck(ago_s: float | None, is_writing: bool) -> None:
+    counts = TokenUse(estimated_in=10, max_out=10, began_ns=0)
+    if ago_s is not None:
+        counts.on_piece(time.monotonic_ns() - int(ago_s * 1e9))
+    target = target_of(llm(clocks=Clocks(execution_s=6000)))
+    call = EngineCall(Asked(CHAT, chat()), tokens=counts, id="req-1", target=target, method="", key_id="k")
+
+    assert StandIn(call, Answer(None, 200, [], b"{}"))._is_writing is is_writing

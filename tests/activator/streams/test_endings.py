@@ -12,6 +12,7 @@ from pilotlight.spec import Clocks
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import Edge
 from tests.activator.streams.world import GENERATOR, OFTEN_S, Released, reading, told
+from tests.activator.test_gateway import until
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.routes import route_of, spec_of
 
@@ -102,6 +103,20 @@ async def test_a_stream_that_outlives_its_clock_is_cut_off_and_told_so(edge: Edg
     assert (told(error)[1]["status"], told(error)[1]["clock"], told(end)[1]["finish_reason"]) == (504, "execution", "error")
     (record,) = (await edge.settle()).values()
     assert (record.status, record.outcome, record.finish, record.bytes_out) == (504, "error", "error", 9)
+
+
+async def test_a_caller_who_does_not_read_costs_a_function_no_instance(edge: Edge, worker: Released) -> None:
+    """The clock ends its call; the instance has done its part, and its other callers keep it."""
+    edge.add(route_of(spec_of(methods=GENERATOR, clocks=Clocks(execution_s=1.0))))
+    async with reading(edge):
+        worker.put(*[b"data: %b\n\n" % (b"x" * 250_000)] * 64)
+        await until(lambda: worker.requests == 1)
+        (throttler,) = edge.scaler.throttlers()
+        await until(lambda: throttler.in_flight == 0)
+
+        (record,) = (await edge.settle()).values()
+        assert (record.status, record.outcome, record.finish) == (504, "error", "error")
+        assert (edge.fleet.stopped, len(list(throttler.live())), throttler.health) == ([], 1, None)
 
 
 @often
