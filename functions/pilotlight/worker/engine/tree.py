@@ -96,6 +96,8 @@ class Tree:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # whose parent died before is below us no more, and in the group still
         self._process.wait()
 
     def _copy(self, readable: int) -> None:

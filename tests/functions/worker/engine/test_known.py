@@ -149,3 +149,20 @@ def test_the_death_of_any_process_of_the_tree_is_noticed(tmp_path: Path) -> None
         select.select([deaths], [], [], PATIENCE_S)
         assert any("python" in name for name in deaths.names())
     tree.end(1.0)
+
+
+def test_no_process_outlives_the_tree_although_its_server_died_before(tmp_path: Path) -> None:
+    """A core whose server is gone is nobody's child any more."""
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', 'import time; time.sleep(600)'])"
+    tree = Tree([sys.executable, "-c", script], os.environ, directory=str(tmp_path))
+    while len(tree.names()) < 2:
+        assert not tree.wait_end(0.01)
+    core = os.pidfd_open(int(tree.names()[1].rpartition("(")[2].rstrip(")")))
+    os.kill(tree.pid, signal.SIGKILL)
+    assert tree.wait_end(PATIENCE_S)
+
+    tree.end(1.0)
+
+    ended, _, _ = select.select([core], [], [], 5.0)
+    os.close(core)
+    assert ended
