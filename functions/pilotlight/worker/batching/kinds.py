@@ -58,9 +58,21 @@ def _length(value: Any) -> int:
 def _shapes(values: tuple[Any, ...], *, is_bucketed: bool) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     for i, value in enumerate(values):
         first_axis = 1 if is_bucketed and i == 0 else 0  # lengths within a bucket differ, and are padded by the body
-        if hasattr(value, "shape") and hasattr(value, "dtype"):
-            yield str(i), str(value.dtype), tuple(value.shape)[first_axis:]
+        if (shape := _shape_of(value)) is not None:
+            yield str(i), str(value.dtype), shape[first_axis:]
         elif isinstance(value, Mapping):
             for name, part in value.items():
-                if hasattr(part, "shape") and hasattr(part, "dtype"):
-                    yield f"{i}.{name}", str(part.dtype), tuple(part.shape)[first_axis:]
+                if (shape := _shape_of(part)) is not None:
+                    yield f"{i}.{name}", str(part.dtype), shape[first_axis:]
+
+
+def _shape_of(value: Any) -> tuple[int, ...] | None:
+    """Of an array; None for anything else, which may have a `shape` of another kind."""
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        return None
+    try:
+        shape = tuple(value.shape)
+        hash(shape)
+    except (TypeError, ValueError):
+        return None
+    return shape

@@ -18,6 +18,21 @@ def fit(a: Any, b: Any, policy: BatchPolicy = POLICY) -> bool:
     return kind_of("f", policy, a if isinstance(a, tuple) else (a,)) == kind_of("f", policy, b if isinstance(b, tuple) else (b,))
 
 
+class Odd:
+    """Has a shape and a dtype, and is no array."""
+
+    dtype = "round"
+
+    def __init__(self, shape: Any) -> None:
+        self.shape = shape
+
+
+@pytest.mark.parametrize("shape", [lambda: (1, 2), None, [[1], 2], 7])
+def test_what_is_no_array_in_spite_of_a_shape_goes_with_all_else(shape: Any) -> None:
+    assert fit(Odd(shape), "text")
+    assert fit({"ids": Odd(shape)}, "text")
+
+
 @pytest.mark.parametrize(
     "a, b, together",
     [
