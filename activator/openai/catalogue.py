@@ -87,4 +87,4 @@ class Engines:
     def of(self, tenant: str, environment: str) -> Iterable[Engine]:
         """Those of one tenant's environment, by name."""
         place = f"{tenant}/{environment}/"
-        return [self._engines[name] for name in sorted(self._engines) if name.startswith(place)]
+        return [self._engines[name] for name in sorted(name for name in self._engines if name.startswith(place))]
