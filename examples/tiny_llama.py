@@ -2,7 +2,7 @@
 
 `make(directory)` writes what a Hugging Face repository would have: config.json, model.safetensors (bfloat16), tokenizer.json and friends.
 It answers in syllables that mean nothing, always the same ones for the same prompt (greedy), and never ends by itself: its answers
-run to `max_tokens`. Standard library and numpy only; the defaults have 4 million parameters, `make(d, hidden=1024, layers=26)` 0.4 billion.
+run to `max_tokens`. Standard library and numpy only; the defaults have 4 million parameters, `make(d, hidden=1024, layers=35)` 0.4 billion.
 
     python examples/tiny_llama.py models/tiny
 """

@@ -16,7 +16,7 @@ from typing import Any
 
 from snapshotter import priority, processes, slots, tree
 from snapshotter.boots import Boots
-from snapshotter.criu import operations
+from snapshotter.criu import blanks, operations
 from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason
 from snapshotter.cuda.devices import Devices, NoDevices, Suspension
 from snapshotter.cuda.errors import CudaFailed, CudaLost, CudaRefused
@@ -168,6 +168,7 @@ class Dumps:
             draft = await self._draft(subject, quiesced)
             async with self._suspended(subject, quiesced) as suspension:
                 await self._write(subject, quiesced, stage)
+            await asyncio.to_thread(blanks.leave_out, stage.images)
             await self._keep_files(subject, name, stage)
         finally:
             slot.end_checkpoint(name)

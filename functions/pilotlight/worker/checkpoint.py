@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from pilotlight.worker import hooks, memory, output
 from pilotlight.worker.control import Control
-from pilotlight.worker.obstacles import Scene
+from pilotlight.worker.obstacles import Findings, Obstacle, Scene
 
 FROZEN_VARIABLE = "PILOTLIGHT_FROZEN_S"
 """Seconds for which the process was in a snapshot: the wall clock went on, `time.monotonic()` did not see them (time_namespaces(7))."""
@@ -50,6 +50,14 @@ def stand_still(control: Control, descriptors: Sequence[int], *, scene: Scene, i
         if found.obstacles:
             raise Obstructed(found.obstacles[0].message)
         control.replace(_wait_for_shim(listener))
+
+
+def refuse(descriptors: Sequence[int], obstacle: Obstacle) -> None:
+    """Tell the shim on the channel what stands in the way; `descriptors` as for `stand_still`, which need not be asked then."""
+    listener_fd, channel_fd = descriptors
+    os.close(listener_fd)
+    with contextlib.closing(Control(channel_fd)) as channel:
+        channel.send({"event": "quiesced", **Findings(obstacles=[obstacle]).to_json(), "phases_ms": {}})
 
 
 def let_go_of_output() -> None:

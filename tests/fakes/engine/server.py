@@ -66,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not os.path.isdir(options.model):
         sys.exit(f"Can't load the configuration of {options.model!r}")
     time.sleep(float(os.environ.get("FAKE_ENGINE_START_S", "0")))
+    cache = bytearray(b"\0") * _bytes(options.kv_cache_memory_bytes)  # set aside and touched, as the real one does
     taken = b"." * (int(os.environ.get("FAKE_ENGINE_START_MIB", "0")) << 20)
     core = subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     try:
@@ -73,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     finally:
         core.kill()
         core.wait()
+        del cache
         del taken
 
 

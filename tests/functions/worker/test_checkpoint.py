@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,6 +17,8 @@ import pytest
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.marks import asgi_app
 from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec
+from pilotlight.worker.checkpoint import refuse
+from pilotlight.worker.obstacles import Obstacle
 from tests.fakes.fake_shim import FakeInstance, ShimTimeout, function_spec, read_until
 from tests.fakes.freezing_shim import FreezingShim
 from tests.fakes.plain_http import NO_TLS
@@ -61,7 +64,8 @@ def service(*names: str) -> FunctionSpec:
 def links(pid: int) -> dict[int, str]:
     found = {}
     for entry in os.listdir(f"/proc/{pid}/fd"):
-        found[int(entry)] = os.readlink(f"/proc/{pid}/fd/{entry}")
+        with contextlib.suppress(FileNotFoundError):  # closed while we looked
+            found[int(entry)] = os.readlink(f"/proc/{pid}/fd/{entry}")
     return found
 
 
@@ -348,3 +352,15 @@ def test_a_web_application_whose_example_fails_does_not_start() -> None:
 def test_the_example_of_a_web_application_is_a_path(example: object) -> None:
     with pytest.raises(InvalidInput, match="must be a path"):
         asgi_app(example=example)  # type: ignore[arg-type]
+
+
+def test_what_is_known_to_stand_in_the_way_is_told_without_standing_still() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener = os.open(os.devnull, os.O_RDONLY)
+
+    refuse((listener, theirs.detach()), Obstacle(kind="process", fd=None, what="engine", where=None, message="it does not fall asleep"))
+
+    with ours:
+        told = json.loads(ours.recv(65536))
+        assert (told["event"], told["obstacles"][0]["message"]) == ("quiesced", "it does not fall asleep")
+        assert ours.recv(1) == b""

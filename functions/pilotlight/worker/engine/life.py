@@ -27,7 +27,7 @@ from pilotlight.worker.engine.known import TOKENS
 from pilotlight.worker.engine.server import SpliceServer
 from pilotlight.worker.engine.tree import Tree
 from pilotlight.worker.launch import Launch
-from pilotlight.worker.obstacles import Scene
+from pilotlight.worker.obstacles import Obstacle, Scene
 from pilotlight.worker.phases import Phases
 from pilotlight.worker.places import SocketPlaces, UserCode
 from pilotlight.worker.running import Whose
@@ -39,6 +39,8 @@ START_SHARE = 0.9
 """Of the startup clock, until the engine is healthy and warm: an engine that hangs is named before the node agent's clock ends us."""
 ANSWER_S = 20.0
 """For the known prompt after a restore: it takes tens of milliseconds, on a node under load seconds."""
+SNAPSHOT_LEVEL = 2
+"""Of sleep before a snapshot, whatever the function sleeps by between calls: weights have no place in an image."""
 PROOF_TOKENS = 2
 """Before it serves: a prefill and one step of decoding. The proof of the snapshot itself asks for all."""
 _END_S = 5.0
@@ -50,7 +52,7 @@ class Engine:
     """A warm engine. Owner: the worker's main thread.
 
     Attributes:
-        level: of its sleep mode, None where it has none.
+        sleeps: it has a sleep mode.
         is_asleep: it fell asleep for a snapshot.
         is_proven: it has answered the known prompt since it stood still.
     """
@@ -61,20 +63,20 @@ class Engine:
     asker: Asker
     tree: Tree
     known: known.KnownAnswer
-    level: int | None
+    sleeps: bool
     is_asleep: bool = False
     is_proven: bool = True
 
     def fall_asleep(self) -> None:
         """Off the GPU, where there is one."""
-        if self.level is not None:
-            sleep.fall_asleep(self.asker, level=self.level)
+        if self.sleeps:
             self.is_asleep = True
+            sleep.fall_asleep(self.asker, level=SNAPSHOT_LEVEL)
 
     def awaken(self) -> None:
         """Back on it. Raises what sleep.wake_up raises."""
-        if self.is_asleep and self.level is not None:
-            sleep.wake_up(self.asker, level=self.level)
+        if self.is_asleep:
+            sleep.wake_up(self.asker, level=SNAPSHOT_LEVEL)
         self.is_asleep = False
 
     def prove(self, tokens: int = TOKENS) -> None:
@@ -136,8 +138,8 @@ def _warm_up(launch: Launch, tree: Tree, asker: Asker, path: str, deadline: floa
     except (EngineRefused, OSError):
         tree.demand_alive()
         raise
-    level = spec.engine.sleep_level if arguments.sleeps(spec) else None
-    return Engine(spec=spec.engine, name=spec.name, path=path, asker=asker, tree=tree, known=answer, level=level)
+    sleeps = arguments.sleeps(spec)
+    return Engine(spec=spec.engine, name=spec.name, path=path, asker=asker, tree=tree, known=answer, sleeps=sleeps)
 
 
 def _reach_snapshot_point(worker: Worker, phases: Phases) -> tuple[str, ...]:
@@ -164,7 +166,13 @@ def _obey(worker: Worker, *, threads: tuple[str, ...]) -> NoReturn:
 def _suspend(worker: Worker, order: Order) -> None:
     """Stand still with the whole tree; returns in a restored copy, or at once when something is in the way."""
     engine = worker.engine
-    engine.fall_asleep()
+    try:
+        engine.fall_asleep()
+    except (EngineHung, EngineRefused, OSError) as e:
+        message = f"the engine does not fall asleep: {e}"
+        checkpoint.refuse(order.descriptors, Obstacle(kind="process", fd=None, what="engine", where=None, message=message))
+        engine.awaken()
+        return
     engine.is_proven = False
     try:
         checkpoint.stand_still(worker.control, order.descriptors, scene=worker.scene, in_place=True)

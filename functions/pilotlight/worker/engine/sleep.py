@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pilotlight.worker.engine.asking import Asker
 
-SLEEP_S = 60.0
-"""To copy 80 GB from the GPU at 2 GB/s, pessimistically; dropping takes far less."""
+SLEEP_S = 20.0
+"""Level 2 drops what it has, and before a snapshot the node agent waits no longer than 30 s until all stands still."""
 WAKE_S = 120.0
 """To read 80 GB from the page cache, pessimistically."""
 
