@@ -168,7 +168,8 @@ class Dumps:
             draft = await self._draft(subject, quiesced)
             async with self._suspended(subject, quiesced) as suspension:
                 await self._write(subject, quiesced, stage)
-            await asyncio.to_thread(blanks.leave_out, stage.images)
+            zeros_bytes = await asyncio.to_thread(blanks.leave_out, stage.images)
+            draft = replace(draft, heap_bytes=heap.less(draft.heap_bytes, zeros_bytes))
             await self._keep_files(subject, name, stage)
         finally:
             slot.end_checkpoint(name)

@@ -7,7 +7,7 @@ out of their mapping, libraries' own data. Source: proc_pid_smaps(5).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from snapshotter.snapshots.manifest import SnapshotManifest
 
@@ -59,6 +59,15 @@ def _cause(mode: str, path: str, kept: int) -> str:
     if path.startswith("/"):
         return LIBRARIES
     return LARGE if kept >= _LARGE_BYTES else STACKS
+
+
+def less(found: Mapping[str, int], left_out: int) -> dict[str, int]:
+    """Without so many bytes of zeros, which lie in what is largest: whole blocks of them are nothing that was allocated piece by piece."""
+    out = dict(found)
+    for cause in sorted(found, key=lambda cause: (cause != LARGE, -found[cause])):
+        taken = min(left_out, out[cause])
+        out[cause], left_out = out[cause] - taken, left_out - taken
+    return {cause: count for cause, count in out.items() if count}
 
 
 def mapped_bytes(smaps: str, prefix: str) -> int:
