@@ -72,7 +72,7 @@ class Throttler(Roster):
     def __repr__(self) -> str:
         return (
             f"<Throttler {self.target.app}/{self.target.function}@{self.target.revision} "
-            f"{len(self.instances)} instances, {self._comings.starting} starting, {self.in_flight} in flight, {len(self._line)} waiting>"
+            f"{len(self.instances)} instances, {self.starting} starting, {self.in_flight} in flight, {len(self._line)} waiting>"
         )
 
     # -- slots --------------------------------------------------------------------------------------------------------
@@ -211,9 +211,9 @@ class Throttler(Roster):
         wanted = instances_now(
             waiting=len(self._line),
             free_slots=self.free_slots,
-            starting_slots=self._comings.starting * self.slots_each,
+            starting_slots=self.starting * self.slots_each,
             max_inputs=self.slots_each,
-            instances=len(self.instances) + self._comings.starting,
+            instances=len(self.instances) + self.starting,
             max_instances=self.target.spec.scaling.max_instances,
         )
         self.start(wanted)
@@ -222,7 +222,7 @@ class Throttler(Roster):
         """A start ended without an instance."""
         log.warning("start failed target=%r code=%s error=%s", self.target, error.code, error)
         self._observer.start_failed(self.target, error.code)
-        if any(self.live()) or self._comings.starting:
+        if any(self.live()) or self.starting:
             return  # the calls that wait are served by what is there, or by a start still under way
         if isinstance(error, agent_errors.StartStopped):
             self.poke(self._clock())  # whoever stopped it had nothing against the calls that wait
@@ -231,7 +231,7 @@ class Throttler(Roster):
 
     def start_refused(self, error: errors.PilotlightError) -> None:
         """A start could not even be asked for: a secret is missing, a quota is used up, the node is not for this tenant."""
-        if any(self.live()):
+        if any(self.live()) or self.asleep.waking:
             return  # the calls that wait are served by what is there
         self._line.fail(error)
 
@@ -240,7 +240,7 @@ class Throttler(Roster):
         """See starts.Owner."""
         if not self.is_retired and len(self.instances) < self.min_instances:
             return True
-        return len(self._line) > (self._comings.starting - 1) * self.slots_each
+        return len(self._line) > (self.starting - 1) * self.slots_each
 
     @property
     def priority(self) -> Priority:

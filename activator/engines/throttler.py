@@ -199,9 +199,9 @@ class EngineThrottler(Throttler):
         wanted = instances_now(
             waiting=len(self._line),
             free_slots=self.free_slots,
-            starting_slots=self._comings.starting * self.slots_each,
+            starting_slots=self.starting * self.slots_each,
             max_inputs=self.slots_each,
-            instances=len(self.instances) + self._comings.starting,
+            instances=len(self.instances) + self.starting,
             max_instances=self.target.spec.scaling.max_instances,
             running_slots=sum(running),
             start_s=self.expected_start_s(),

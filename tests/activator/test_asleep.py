@@ -160,6 +160,16 @@ async def test_more_calls_than_sleep_wake_them_and_start_the_rest_within_the_bou
     second.release()
 
 
+async def test_calls_that_the_waking_one_will_take_start_no_other(rig: Rig) -> None:
+    throttler = await slept(rig, Scaling(scaledown_window_s=10, keep_asleep_s=100, max_instances=4, max_inputs=8))
+
+    reservations = await asyncio.gather(*(throttler.reserve(5.0) for _ in range(8)))
+
+    assert len(rig.fleet.started) == 1
+    for reservation in reservations:
+        reservation.release()
+
+
 async def test_a_revision_that_lost_its_traffic_keeps_nobody_asleep(rig: Rig) -> None:
     throttler = await slept(rig)
 
