@@ -54,7 +54,7 @@ class Subject:
 
 
 TINY = Subject(name="tiny", hidden=256, layers=5)
-LARGE = Subject(name="0.4B", hidden=1024, layers=26)
+LARGE = Subject(name="0.4B", hidden=1024, layers=35)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,8 +83,11 @@ def mapped_bytes(smaps: str, prefix: str) -> int:
     return sum(sum(by_offset.values()) for by_offset in regions.values())
 
 
-def explain(manifest: SnapshotManifest, *, has_weights: bool) -> list[str]:
-    """For people, largest first: how many megabytes the image carries and why. `has_weights`: whether the launch mounts any."""
+def explain(manifest: SnapshotManifest, *, has_weights: bool, is_engine: bool = False) -> list[str]:
+    """For people, largest first: how many megabytes the image carries and why.
+
+    `has_weights`: whether the launch mounts any. `is_engine`: how they are loaded is the engine's own affair.
+    """
     heap = {cause: count for cause, count in manifest.heap_bytes.items() if count >= _MB}
     if not heap:
         return []
@@ -92,6 +95,10 @@ def explain(manifest: SnapshotManifest, *, has_weights: bool) -> list[str]:
     lines = [f"the image carries {_mb(sum(heap.values()))} of memory: {parts}"]
     if manifest.weights_bytes >= _MB:
         lines.append(f"{_mb(manifest.weights_bytes)} of weights are not in it: they are mapped from their files")
+    elif has_weights and is_engine:
+        lines.append(
+            "the engine copied its weights into its own memory, so they are in it, as is its KV cache: a smaller one restores faster"
+        )
     elif has_weights:
         lines.append(
             "no weights are mapped from their files: what was loaded of them was copied and is in it; tensors that stay mapped, neither "

@@ -58,6 +58,8 @@ def info_of(
 ) -> SnapshotInfo:
     """A manifest as the door shows it."""
     proof = manifest.proof
+    launch = manifest.point.get("launch", {})
+    is_engine = launch.get("entry", {}).get("engine") is not None
     return SnapshotInfo(
         id=manifest.id,
         revision=manifest.revision,
@@ -76,7 +78,7 @@ def info_of(
         identity=manifest.identity.to_json(),
         labels=manifest.labels,
         heap_bytes=sum(manifest.heap_bytes.values()),
-        heap_why="; ".join(explain(manifest, has_weights=bool(manifest.point.get("launch", {}).get("weights")))),
+        heap_why="; ".join(explain(manifest, has_weights=bool(launch.get("weights")), is_engine=is_engine)),
     )
 
 

@@ -178,6 +178,7 @@ def test_weights_of_which_nothing_is_mapped_were_copied_and_are_named() -> None:
     first, second = heap.explain(manifest, has_weights=True)
     assert first.startswith("the image carries 296 MB of memory: 269 MB large regions, 20 MB malloc heap")
     assert second.startswith("no weights are mapped from their files")
+    assert heap.explain(manifest, has_weights=True, is_engine=True)[1].startswith("the engine copied its weights")
 
 
 def test_weights_by_reference_are_named_and_nothing_is_said_of_little() -> None:
