@@ -21,6 +21,8 @@ from pilotlight.worker.server import BACKLOG, end_of
 
 QUIET_S = 0.1
 """A connection on which nothing moved for so long, while the engine runs nothing, carries no call."""
+SILENT_S = 5.0
+"""The same where the engine does not say what it runs: longer than a token takes."""
 _LOOK_S = 0.1
 """While draining: the engine has no event for "nothing runs any more", only a number."""
 _IN_FLIGHT = re.compile(rb"^vllm:num_requests_(?:running|waiting)\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE)
@@ -103,8 +105,8 @@ class SpliceServer:
     async def _is_idle(self) -> bool:
         """Whether the engine runs nothing, and nothing moved for a while."""
         counts = await self._counts()
-        quiet = time.monotonic() - max((pair.moved_at for pair in self._pairs), default=0.0) > QUIET_S
-        return quiet and not any(counts)
+        quiet_s = time.monotonic() - max((pair.moved_at for pair in self._pairs), default=0.0)
+        return not any(counts) and quiet_s > (QUIET_S if counts else SILENT_S)
 
     async def _counts(self) -> list[float]:
         """Requests that run and wait, as the engine says; none where it says nothing."""

@@ -26,9 +26,12 @@ ANSWER = os.urandom(1 << 20) * 4
 
 @dataclass
 class Scripted:
-    """An engine that answers the first byte of each connection with ANSWER, and says of itself that it runs nothing."""
+    """An engine that answers the first bytes of each connection with ANSWER, or with two pieces of which the second comes when it is let,
+    and says of itself what `metrics` has."""
 
     path: str
+    metrics: bytes = b'vllm:num_requests_running{a="b"} 0.0\n'
+    may_end: threading.Event = field(default_factory=threading.Event)
     _listener: socket.socket = field(default_factory=lambda: socket.socket(socket.AF_UNIX))
     _threads: list[threading.Thread] = field(default_factory=list)
 
@@ -57,13 +60,18 @@ class Scripted:
                 return
             self._run(self._answer, connection)
 
-    @staticmethod
-    def _answer(connection: socket.socket) -> None:
+    def _answer(self, connection: socket.socket) -> None:
         with connection:
-            if connection.recv(4) == b"GET ":
-                connection.sendall(b'HTTP/1.1 200 OK\r\n\r\nvllm:num_requests_running{a="b"} 0.0\n')
+            asked = connection.recv(4)
+            if asked == b"GET ":
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + self.metrics)
                 return
             try:
+                if asked == b"SLOW":
+                    connection.sendall(b"one ")
+                    self.may_end.wait(PATIENCE_S)
+                    connection.sendall(b"two")
+                    return
                 connection.sendall(ANSWER)
             except OSError:  # it was cut off
                 return
@@ -132,6 +140,30 @@ def test_a_caller_that_reads_slowly_gets_all_of_its_answer_although_the_instance
     reader.join(PATIENCE_S)
 
     assert len(got) == len(ANSWER)
+
+
+def test_of_an_engine_that_says_nothing_of_itself_streams_are_not_cut_between_two_tokens(world: World) -> None:
+    world.engine.metrics = b""
+    got = bytearray()
+
+    def read() -> None:
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.settimeout(PATIENCE_S)
+            caller.connect(world.front)
+            caller.sendall(b"SLOW")
+            got.extend(caller.recv(4))
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait(1.0)
+            world.engine.may_end.set()
+            while piece := caller.recv(64):
+                got.extend(piece)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    world.run()
+    reader.join(PATIENCE_S)
+
+    assert got == b"one two"
 
 
 def test_the_death_of_a_process_of_the_engine_ends_it_with_its_name(world: World) -> None:
