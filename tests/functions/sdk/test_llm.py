@@ -119,6 +119,7 @@ def test_embeddings_are_a_task(model: Path) -> None:
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"engine_args": {"--uds": "/x"}}, "set by the platform"),
         ({"engine_args": {"served_model_name": "x"}}, "set by the platform"),
+        ({"engine_args": {"disable_log_stats": True}}, "set by the platform"),
         ({"engine_args": {"dtype": object()}}, "write text, a number"),
         ({"engine_args": {"seed": 1, "--seed": 2}}, "there twice"),
         ({"gpu": "H100:4", "engine_args": {"tensor-parallel-size": 2}}, "must be the same"),

@@ -68,7 +68,7 @@ def learn(engine: EngineSpec, name: str, asker: Asker, *, within_s: float) -> Kn
 def ask(engine: EngineSpec, name: str, asker: Asker, *, within_s: float, tokens: int = TOKENS) -> KnownAnswer:
     """What it says now, as many tokens at most. Raises EngineHung, EngineRefused, OSError."""
     if engine.task is Task.EMBED:
-        body = asker.ask("POST", "/v1/embeddings", {"model": name, "input": list(PROMPT)}, within_s=within_s)
+        body = asker.ask("POST", "/v1/embeddings", {"model": name, "input": list(PROMPT[: engine.max_model_len])}, within_s=within_s)
         return KnownAnswer(value=tuple(float(v) for v in body["data"][0]["embedding"]), is_close=True)
     prompt = list(PROMPT[: max(1, engine.max_model_len - TOKENS)])
     length = max(1, min(tokens, engine.max_model_len - len(prompt)))

@@ -104,6 +104,14 @@ def test_a_model_that_embeds_is_compared_by_its_numbers(running: Running) -> Non
     learned.demand_same(known.ask(embedding, "assistant", running.asker, within_s=PATIENCE_S))
 
 
+def test_a_short_model_that_embeds_is_asked_for_what_fits(running: Running) -> None:
+    short = EngineSpec(model="m", max_model_len=4, task=Task.EMBED)
+    longer = EngineSpec(model="m", max_model_len=512, task=Task.EMBED)
+    learned = known.learn(short, "assistant", running.asker, within_s=PATIENCE_S)
+
+    assert learned.value != known.ask(longer, "assistant", running.asker, within_s=PATIENCE_S).value
+
+
 def test_what_an_engine_refuses_is_told_in_its_words(running: Running) -> None:
     with pytest.raises(EngineRefused, match=r"404.*does not exist"):
         known.ask(ENGINE, "nobody", running.asker, within_s=PATIENCE_S)
