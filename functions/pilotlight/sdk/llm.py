@@ -22,8 +22,8 @@ from pilotlight.spec import FunctionKind, MethodSpec
 
 OWN_ARGUMENTS = frozenset({
     "api-key", "data-parallel-size", "disable-log-stats", "disable-uvicorn-access-log", "enable-lora", "enable-sleep-mode", "host",
-    "lora-modules", "max-model-len", "max-num-seqs", "model", "port", "root-path", "runner", "served-model-name", "ssl-certfile", "ssl-keyfile", "task",
-    "uds",
+    "lora-modules", "max-model-len", "max-num-seqs", "model", "port", "root-path", "runner", "served-model-name", "ssl-certfile",
+    "ssl-keyfile", "task", "uds",
 })  # fmt: skip
 """Arguments of the server that the platform sets by itself."""
 _PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size")
