@@ -205,7 +205,7 @@ def engine_declaration(
         raise InvalidInput(f"app.vllm: {key}= does not belong here: {_NOT_HERE[key]}", parameter=key)
     if not isinstance(weights, Weights):
         raise InvalidInput(f"app.vllm: weights = {weights!r}: expected pilotlight.Weights(…)", parameter="weights")
-    place, adapters = Place(name, module, str(options.get("description", ""))), _adapters(lora)
+    place, adapters = Place(name, module, str(options.get("description", ""))), _adapters(lora, function=name)
     checked = check_declared_name(place, name)
     bound("max_num_seqs", max_num_seqs, 1, 10_000)
     settled = settle({**_DEFAULTS, **options}, concurrent={"max_inputs": max_num_seqs})
@@ -229,9 +229,11 @@ def _task(task: str) -> Task:
         raise InvalidInput(f"task = {task!r}: must be one of {', '.join(Task)}", parameter="task") from e
 
 
-def _adapters(lora: Mapping[str, Weights] | None) -> dict[str, Weights]:
-    """Adapters as they are kept. Raises InvalidInput."""
+def _adapters(lora: Mapping[str, Weights] | None, *, function: str) -> dict[str, Weights]:
+    """Adapters as they are kept; to the engine they and the function are names of models. Raises InvalidInput."""
     for name, weights in (lora or {}).items():
+        if name == function:
+            raise InvalidInput(f"lora: the adapter {name!r} is called as the function is: give it another name", parameter="lora")
         if not isinstance(name, str) or not isinstance(weights, Weights):
             raise InvalidInput(f'lora[{name!r}] = {weights!r}: write {{"name": pilotlight.Weights(…)}}', parameter="lora")
     return dict(lora or {})

@@ -131,6 +131,7 @@ def test_embeddings_are_a_task(model: Path) -> None:
         ({"gpu": "H100", "engine_args": {"gpu-memory-utilization": 3}}, "gpu-memory-utilization = 3"),
         ({"gpu": "H100", "engine_args": {"cpu-offload-gb": float("inf")}}, "cpu-offload-gb"),
         ({"lora": {"poet": "somewhere"}}, "lora"),
+        ({"lora": {"assistant": pilotlight.Weights("/poet")}}, "the adapter 'assistant' is called as the function is"),
         ({"limits": {"max_output_tokens": 1}}, "TokenLimits"),
         ({"example": ["hello"]}, "does not belong here"),
         ({"secrets": [pilotlight.Secret.from_name("hf")]}, "secrets= does not belong here"),
