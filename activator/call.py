@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from activator.batches import priority_lines
@@ -206,10 +207,11 @@ class Exchange:
     Attributes:
         bytes_out: of a stream: what its caller was sent so far.
         cut_by: the clock that cut it off; None = none did.
+        on_cut: told when one does.
     """
 
     __slots__ = ("_clock", "_is_blameless", "_is_closed", "answer", "bytes_out", "call", "connection", "cost", "cut_by", "dispatched_ns",
-                 "exec_ms", "reservation", "ticket")  # fmt: skip
+                 "exec_ms", "on_cut", "reservation", "ticket")  # fmt: skip
 
     def __init__(
         self, call: Call, *, reservation: Reservation, ticket: Ticket, connection: WorkerConnection, answer: Answer, dispatched_ns: int
@@ -224,6 +226,7 @@ class Exchange:
         self.cost = "0"
         self.bytes_out = 0
         self.cut_by: errors.DeadlineExceeded | None = None
+        self.on_cut: Callable[[], None] | None = None
         self._is_blameless = False
         self._is_closed = False
         self._clock = self._watch() if answer.body is None else None
@@ -268,6 +271,8 @@ class Exchange:
         self.cut_by = errors.DeadlineExceeded(why, clock="execution")
         self.connection.close()
         self.close(status=504, outcome="error", bytes_out=self.bytes_out, finish="error")
+        if self.on_cut is not None:
+            self.on_cut()
 
     @property
     def is_busy(self) -> bool:

@@ -146,6 +146,7 @@ class _Ending:
         self._tracer = tracer
         self._request = request
         self._exchange = exchange
+        exchange.on_cut = request.give_up
         self._first_byte_ms = 0.0
         self._status, self._outcome, self.finish = 499, "cancelled", "cancelled"
         self._is_own_word = False

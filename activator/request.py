@@ -32,6 +32,10 @@ MAX_WAIT_S = 7 * 86_400
 """Of a caller: the longest execution clock that there may be (`spec.Clocks`)."""
 
 
+UNREAD_S = 2.0
+"""How long a caller may leave the rest of an answer unread that was cut off."""
+
+
 class TellsQuotas(Protocol):
     """What knows the quotas that a request falls under."""
 
@@ -173,6 +177,12 @@ class Request:
         """`RateLimit` and `RateLimit-Policy` of whatever is answered; none where no quota applies."""
         return header_list(self.gate.head()) if self.gate is not None else []
 
+    def give_up(self) -> None:
+        """Its answer was cut off. A caller who does not read what there is of it soon is, too: what it holds it would hold for ever."""
+        connection = self.scope.get("connection")
+        if connection is not None and connection.on_gone is not None:
+            asyncio.get_running_loop().call_later(UNREAD_S, _abort_unread, connection, connection.on_gone)
+
     async def respond_json(self, status: int, body: Mapping[str, Any], headers: Headers | None = None) -> None:
         """Answer with JSON."""
         data = json.dumps(body).encode()
@@ -183,6 +193,11 @@ class Request:
         """Answer with a problem document, and `Retry-After` where a retry makes sense (RFC 9457, RFC 9110 §10.2.3)."""
         head, data = error_answer(error, self.id, self.shape)
         await self.respond(error.status, header_list(head) + self.quota_headers() + (headers or []), data)
+
+
+def _abort_unread(connection: Any, on_gone: Callable[[], object]) -> None:
+    if connection.on_gone == on_gone and connection.is_congested:  # still the same request
+        connection.transport.abort()
 
 
 def problem_shape(error: errors.PilotlightError, request_id: str) -> tuple[bytes, bytes]:

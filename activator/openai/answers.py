@@ -105,6 +105,7 @@ class Answers:
         """An answer that is too long to be held, and no stream: its usage is at its end."""
         reading = WholeReading(use, asked, "")
         status, outcome, first_byte_ms = 499, "cancelled", 0.0
+        exchange.on_cut = request.give_up
         try:
             await request.start(exchange.answer.status, header_list(call_head(exchange)))
             async for chunk in exchange.answer.chunks():
@@ -138,6 +139,7 @@ class _Streamed:
         self._request = request
         self._use = use
         self._exchange = exchange
+        exchange.on_cut = request.give_up
         self._reading = StreamReading(use, asked)
         self._first_byte_ms = 0.0
         self._status, self._outcome = 499, "cancelled"

@@ -49,6 +49,7 @@ class StandIn(Exchange):
         self.cost = "0"
         self.bytes_out = 0
         self.cut_by = None
+        self.on_cut = None
         self._is_blameless = False
         self._is_closed = True
         self._clock = None

@@ -106,9 +106,10 @@ async def test_a_stream_that_outlives_its_clock_is_cut_off_and_told_so(edge: Edg
 
 
 async def test_a_caller_who_does_not_read_costs_a_function_no_instance(edge: Edge, worker: Released) -> None:
-    """The clock ends its call; the instance has done its part, and its other callers keep it."""
+    """The clock ends its call, and soon its connection, so that it holds nothing; the instance has done its part, and is kept."""
     edge.add(route_of(spec_of(methods=GENERATOR, clocks=Clocks(execution_s=1.0))))
-    async with reading(edge):
+    edge.add_key("idler", quotas={"concurrent": 3})
+    async with reading(edge, key="idler"):
         worker.put(*[b"data: %b\n\n" % (b"x" * 250_000)] * 64)
         await until(lambda: worker.requests == 1)
         (throttler,) = edge.scaler.throttlers()
@@ -117,6 +118,7 @@ async def test_a_caller_who_does_not_read_costs_a_function_no_instance(edge: Edg
         (record,) = (await edge.settle()).values()
         assert (record.status, record.outcome, record.finish) == (504, "error", "error")
         assert (edge.fleet.stopped, len(list(throttler.live())), throttler.health) == ([], 1, None)
+        await until(lambda: edge.quotas.held("key:k-idler") == 0)
 
 
 @often

@@ -102,11 +102,11 @@ def told(event: str) -> tuple[str, Any]:
 
 @contextlib.asynccontextmanager
 async def reading(
-    edge: Edge, path: str = "shop/hello:invoke", body: bytes = b"{}", accept: str = "text/event-stream"
+    edge: Edge, path: str = "shop/hello:invoke", body: bytes = b"{}", accept: str = "text/event-stream", key: str = KEY
 ) -> AsyncIterator[Reader]:
     """A call over a connection of its own, with as little between the test and the socket as there can be."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(edge.url.rpartition(":")[2]), limit=2**20)
-    head = f"POST /v1/functions/{path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\naccept: {accept}\r\n"
+    head = f"POST /v1/functions/{path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\naccept: {accept}\r\n"
     writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
     try:
         yield Reader(reader, writer)
