@@ -60,7 +60,7 @@ class Engines:
         directory = self._configured.get(name, self._home / name)
         try:
             settings = _settings((directory / "pyvenv.cfg").read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             there = f"there are: {', '.join(self.names())}" if self.names() else "there is none"
             raise BundleUnavailable(
                 f"no engine environment {name!r} on this node ({there}): make one with {INSTALLER}, which "
@@ -86,10 +86,13 @@ def _opened(name: str, directory: Path, settings: Mapping[str, str]) -> EngineEn
     python = prefix / "bin" / f"python{version}"
     if not python.exists():
         raise Unsupported(f"engine environment {name!r} in {directory} was made for {python}, which is gone: make it again")
-    site = directory / "lib" / f"python{version}" / "site-packages"
+    packages = Path("lib") / f"python{version}" / "site-packages"
+    site, shared = directory / packages, prefix / packages
     if not (site / _SERVER).exists():
         raise Unsupported(f"engine environment {name!r} in {directory} has no vLLM in it: make it again with {INSTALLER}, or install vllm")
-    return EngineEnvironment(name=name, python=python, prefix=prefix, site=(site,), env={}, version=_version(site))
+    sees_shared = settings.get("include-system-site-packages", "").lower() == "true" and shared.is_dir()
+    sites = (site, shared) if sees_shared else (site,)
+    return EngineEnvironment(name=name, python=python, prefix=prefix, site=sites, env={}, version=_version(site))
 
 
 def _settings(text: str) -> dict[str, str]:

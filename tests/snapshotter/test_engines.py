@@ -53,6 +53,27 @@ def test_one_that_is_not_there_says_which_are_and_how_to_make_it(tmp_path: Path)
         Engines(tmp_path).get("gpu")
 
 
+def test_one_that_sees_its_interpreters_packages_has_them_too(tmp_path: Path) -> None:
+    prefix = tmp_path / "python"
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / f"bin/python{VERSION}").touch()
+    shared = prefix / f"lib/python{VERSION}/site-packages"
+    shared.mkdir(parents=True)
+    directory = environment(tmp_path / "engines/vllm", home=str(prefix / "bin"))
+    own = directory / f"lib/python{VERSION}/site-packages"
+
+    assert Engines(tmp_path).get("vllm").site == (own,)
+    with (directory / "pyvenv.cfg").open("a") as settings:
+        settings.write("include-system-site-packages = True\n")
+    assert Engines(tmp_path).get("vllm").site == (own, shared)
+
+
+def test_a_configured_one_that_is_no_directory_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BundleUnavailable, match="no engine environment 'vllm'"):
+        Engines(tmp_path, {"vllm": str(tmp_path / "file")}).get("vllm")
+
+
 def test_one_whose_interpreter_is_gone_is_not_used(tmp_path: Path) -> None:
     environment(tmp_path / "engines/vllm", home="/nowhere/bin")
     with pytest.raises(Unsupported, match="which is gone"):
