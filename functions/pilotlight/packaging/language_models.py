@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 Read = Callable[["ManifestFile"], bytes]
 """The content of one of the model's files."""
-CONFIG = "config.json"
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What the engine takes as `--max-lora-rank`."""
+_MOST_AT_ONCE = 8
+"""Adapters in one batch: each takes memory of its own; others are swapped in from the machine's memory."""
 _MAX_CONFIG_BYTES = 16 * MIB
 _GPU_MEMORY_BYTES = 8 * GIB
 """Of the machine, for an engine on GPUs, beside what its weights take on their way."""
@@ -63,26 +67,43 @@ def complete(declaration: EngineDeclaration, manifest: Manifest, read: Read, ada
     else:
         notes, kv_bytes = (), declaration.kv_bytes or max(16 * MIB, -(-kv // MIB) * MIB)
         memory = _memory_on_cpu(declaration, weights, kv_bytes, size)
-    engine = declaration.engine(max_model_len=longest, kv_bytes=kv_bytes)
+    engine = declaration.engine(max_model_len=longest, kv_bytes=kv_bytes, more=_for_adapters(declaration, adapters, read))
     return Completed(engine=engine, resources=replace(declaration.resources, memory_bytes=memory), notes=notes)
 
 
 def _shape(declaration: EngineDeclaration, manifest: Manifest, read: Read) -> ModelShape:
-    file = next((f for f in manifest.files if f.path == CONFIG), None)
-    if file is None or file.size_bytes > _MAX_CONFIG_BYTES:
-        raise InvalidInput(
-            f"weights {declaration.model.name!r} have no {CONFIG}: give the directory of a Hugging Face model, with its tokenizer",
-            parameter="weights",
-        )
-    try:
-        config = json.loads(read(file))
-    except ValueError as e:
-        raise InvalidInput(f"{CONFIG} of weights {declaration.model.name!r} is not valid JSON: {e}", parameter="weights") from e
-    if not isinstance(config, dict):
-        raise InvalidInput(f"{CONFIG} of weights {declaration.model.name!r} holds no object", parameter="weights")
+    lacking = "give the directory of a Hugging Face model, with its tokenizer"
+    config = _document(declaration.model.name, manifest, CONFIG, read, lacking=lacking)
     shape = ModelShape.from_config(config)
     dtype = str(declaration.arguments.get("dtype", "auto"))
     return shape if dtype == "auto" else replace(shape, dtype=dtype)
+
+
+def _document(name: str, manifest: Manifest, path: str, read: Read, *, lacking: str) -> dict[str, Any]:
+    """A JSON object among a model's files. Raises InvalidInput."""
+    file = next((f for f in manifest.files if f.path == path), None)
+    if file is None or file.size_bytes > _MAX_CONFIG_BYTES:
+        raise InvalidInput(f"weights {name!r} have no {path}: {lacking}", parameter="weights")
+    try:
+        found = json.loads(read(file))
+    except ValueError as e:
+        raise InvalidInput(f"{path} of weights {name!r} is not valid JSON: {e}", parameter="weights") from e
+    if not isinstance(found, dict):
+        raise InvalidInput(f"{path} of weights {name!r} holds no object", parameter="weights")
+    return found
+
+
+def _for_adapters(declaration: EngineDeclaration, adapters: Mapping[str, Manifest], read: Read) -> dict[str, int]:
+    """Room for all of them at once and for the largest of their ranks: by itself the engine keeps one at a time, of rank 16 at most."""
+    ranks = [
+        _document(declaration.adapters[name].name, manifest, ADAPTER_CONFIG, read, lacking="give the directory of a LoRA adapter").get("r")
+        for name, manifest in adapters.items()
+    ]
+    if not ranks:
+        return {}
+    most = max((rank for rank in ranks if isinstance(rank, int)), default=0)
+    rank = next((size for size in _RANKS if size >= most), most)
+    return {"max-loras": min(len(ranks), _MOST_AT_ONCE), **({"max-lora-rank": rank} if most > _RANKS[1] else {})}
 
 
 def _length(declaration: EngineDeclaration, shape: ModelShape) -> int:

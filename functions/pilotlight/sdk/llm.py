@@ -102,15 +102,15 @@ class EngineDeclaration(Declaration):
         """Its streams are server-sent events of its own protocol."""
         return False
 
-    def engine(self, *, max_model_len: int, kv_bytes: int | None) -> EngineSpec:
-        """The record, once the model's own numbers are known."""
+    def engine(self, *, max_model_len: int, kv_bytes: int | None, more: Mapping[str, Any]) -> EngineSpec:
+        """The record, once the model's own numbers are known; `more`: arguments that follow from them, unless they were given."""
         return EngineSpec(
             model=self.model.name,
             max_model_len=max_model_len,
             max_num_seqs=self.max_num_seqs,
             task=self.task,
             lora={name: weights.name for name, weights in self.adapters.items()},
-            args=self.arguments,
+            args={**more, **self.arguments},
             parallel=max(1, self.resources.gpu_count),
             kv_bytes=kv_bytes,
             sleep_level=self.sleep_level,

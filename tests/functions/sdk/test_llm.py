@@ -73,11 +73,36 @@ def test_the_file_that_declares_it_is_not_part_of_its_revision(model: Path) -> N
     assert spec.digest() == built(model).digest()
 
 
-def test_adapters_are_weights_of_their_own(model: Path) -> None:
-    spec = built(model, lora={"poet": pilotlight.Weights(str(model), name="poet-weights")})
+def adapter(directory: Path, *, rank: int) -> Path:
+    directory.mkdir()
+    (directory / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank}))
+    (directory / "adapter_model.safetensors").write_bytes((8).to_bytes(8, "little") + b"{}      ")
+    return directory
+
+
+def test_adapters_have_room_at_once_for_the_largest_of_their_ranks(model: Path, tmp_path: Path) -> None:
+    lora = {name: pilotlight.Weights(str(adapter(tmp_path / name, rank=rank))) for name, rank in (("one", 8), ("two", 40))}
+
+    spec, own = built(model, lora=lora), built(model, lora=lora, engine_args={"max_loras": 1})
+
+    assert spec.engine is not None
+    assert own.engine is not None
+    assert dict(spec.engine.args) == {"max-loras": 2, "max-lora-rank": 64}
+    assert dict(own.engine.args) == {"max-loras": 1, "max-lora-rank": 64}
+
+
+def test_an_adapter_that_is_none_is_refused(model: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"'poet' have no adapter_config\.json"):
+        built(model, lora={"poet": pilotlight.Weights(str(model), name="poet")})
+
+
+def test_adapters_are_weights_of_their_own(model: Path, tmp_path: Path) -> None:
+    poet = adapter(tmp_path / "poet-weights", rank=8)
+    spec = built(model, lora={"poet": pilotlight.Weights(str(poet))})
 
     assert spec.engine is not None
     assert dict(spec.engine.lora) == {"poet": "poet-weights"}
+    assert dict(spec.engine.args) == {"max-loras": 1}
     assert {w.name for w in spec.weights} == {model.name, "poet-weights"}
 
 
