@@ -38,7 +38,7 @@ async def slept(rig: Rig, scaling: Scaling = NAPS) -> Throttler:
     throttler = rig.scaler.throttler_of(rig.deploy(scaling))
     (await throttler.reserve(5.0)).release()
     rig.pass_s(14)
-    await until(lambda: len(rig.fleet.asked) == 1 and throttler.asleep.instances() != [])
+    await until(lambda: len(rig.fleet.naps) == 1 and throttler.asleep.instances() != [])
     await asyncio.sleep(0)
     return throttler
 
@@ -50,7 +50,7 @@ async def test_an_idle_instance_sleeps_and_the_next_call_wakes_it(rig: Rig) -> N
 
     reservation = await throttler.reserve(5.0)
 
-    assert rig.fleet.asked == [("ASLEEP", name), ("READY", name)]
+    assert rig.fleet.naps == [("ASLEEP", name), ("READY", name)]
     assert rig.fleet.started == [name]
     assert (reservation.instance.id, reservation.start_kind) == (name, StartKind.WAKE)
     reservation.release()
@@ -63,7 +63,7 @@ async def test_without_keep_asleep_it_is_stopped(rig: Rig) -> None:
     rig.pass_s(14)
 
     await until(lambda: len(rig.fleet.stopped) == 1)
-    assert rig.fleet.asked == []
+    assert rig.fleet.naps == []
 
 
 async def test_one_that_has_slept_long_enough_ends_and_its_revision_is_forgotten(rig: Rig) -> None:
@@ -116,7 +116,7 @@ async def test_a_call_that_comes_while_the_only_instance_falls_asleep_wakes_it(r
     throttler = rig.scaler.throttler_of(rig.deploy(Scaling(scaledown_window_s=10, keep_asleep_s=100, max_instances=1)))
     (await throttler.reserve(5.0)).release()
     rig.pass_s(14)
-    assert (len(throttler.asleep), rig.fleet.asked) == (1, [])  # it is on its way down
+    assert (len(throttler.asleep), rig.fleet.naps) == (1, [])  # it is on its way down
 
     reservation = await throttler.reserve(5.0)
 
@@ -130,7 +130,7 @@ async def test_one_that_fell_asleep_as_its_revision_lost_its_traffic_is_ended(ri
     rig.pass_s(14)
     rig.deploy(NAPS, revision="v2-abcdef")
     rig.pass_s(2)
-    await until(lambda: rig.fleet.asked != [])
+    await until(lambda: rig.fleet.naps != [])
 
     rig.pass_s(2)
 

@@ -39,7 +39,7 @@ class FakeFleet:
         prepared: revisions with a Template: their starts are FORK, others RESTORE from `snapshots`, else COLD.
         refusal: what the next checkpoints raise, if anything.
         launched: launches of starts, in order.
-        asked: (`ASLEEP` or `READY`, instance) of those that were put to sleep or woken, in order.
+        naps: (`ASLEEP` or `READY`, instance) of those that were put to sleep or woken, in order.
         nap_failures: what the next of these raise.
         dropped: revisions whose Template was asked to go, in order.
     """
@@ -68,7 +68,7 @@ class FakeFleet:
         self._labels: dict[str, Mapping[str, str]] = {}
         self.infos: dict[str, InstanceInfo] = {}
         self.secrets: list[Mapping[str, str]] = []
-        self.asked: list[tuple[str, str]] = []
+        self.naps: list[tuple[str, str]] = []
         self.nap_failures: list[errors.SnapshotterError] = []
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
 
@@ -123,7 +123,7 @@ class FakeFleet:
         return self._become(instance_id, InstanceState.READY, start_kind=StartKind.WAKE, phases_ms={"wake": 1.0})
 
     def _become(self, instance_id: InstanceId, state: InstanceState, **changes: Any) -> InstanceInfo:
-        self.asked.append((state.value, instance_id))
+        self.naps.append((state.value, instance_id))
         if self.nap_failures:
             raise self.nap_failures.pop(0)
         if instance_id not in self.infos:

@@ -277,7 +277,7 @@ class Raised(StandIn):
         super().__init__(call, Answer(None, 500, [(b"pilotlight-outcome", b"raised")], b"{}"))
         self.closed: list[tuple[int, str]] = []
 
-    def close(self, *, status: int, outcome: str, bytes_out: int) -> str:
+    def close(self, *, status: int, outcome: str, bytes_out: int, finish: str = "", is_own_word: bool = False) -> str:
         """See Exchange."""
         self.closed.append((status, outcome))
         return "0"
