@@ -25,8 +25,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
-    is_sqlite = request.param == "sqlite"
-    opened = Store(empty_sqlite(tmp_path / "controller.db") if is_sqlite else request.getfixturevalue("migrated_postgres"), clock=clock)
+def migrated_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where the tables of the store are made already."""
+    return str(empty_sqlite(tmp_path / "controller.db") if request.param == "sqlite" else request.getfixturevalue("migrated_postgres"))
+
+
+@pytest.fixture
+def store(migrated_url: str, clock: ManualClock) -> Iterator[Store]:
+    opened = Store(migrated_url, clock=clock)
     yield opened
     opened.close()

@@ -80,9 +80,9 @@ def test_a_key_is_found_by_its_hash_and_says_what_it_reaches(store: Store, tenan
     assert fed(store, "key")[made.record.id]["quotas"] == {"concurrent": 2}
 
 
-def test_of_many_rotations_at_once_one_happens(store: Store, url: str, clock: ManualClock, tenant: str) -> None:
+def test_of_many_rotations_at_once_one_happens(store: Store, migrated_url: str, clock: ManualClock, tenant: str) -> None:
     made = make(store, tenant)
-    other = Store(url, clock=clock)  # as another process would
+    other = Store(migrated_url, clock=clock)  # as another process would
     outcomes: list[str] = []
 
     def rotate(one: Store) -> None:
