@@ -44,7 +44,7 @@ http {{
 }}
 """
 
-pytestmark = pytest.mark.skipif(NGINX is None and not os.environ.get("CI"), reason="nginx is not installed: scripts/install-system-packages")
+pytestmark = pytest.mark.skipif(NGINX is None and not os.environ.get("CI"), reason="no nginx: scripts/install-system-packages")
 
 
 @pytest.fixture(name="every_s")
