@@ -24,7 +24,7 @@ MAX_SOCKET_PATH = 107
 """Longest Unix socket path, one byte less than `sun_path` (unix(7))."""
 _LONGEST_SOCKET_NAME = len("/slots/s-0123456789abcdef/i-0123456789abcdef.sock")
 _MAX_RECORD_NAME = 40
-_SECTIONS = ("platform", "activator", "controller", "snapshotter", "weight_cache", "prices", "plans")
+_SECTIONS = ("platform", "cluster", "activator", "controller", "snapshotter", "weight_cache", "prices", "plans")
 
 
 class SettingsInvalid(Exception):
@@ -42,6 +42,7 @@ class PlatformSettings:
         blobs: where bundles, manifests and files of weights lie: a directory that all nodes see, or s3://bucket/prefix;
             None = <home>/blobs.
         s3_client: who speaks S3: "boto3", "obstore", or "auto" for the faster one that is installed.
+        fleet: where instances run: "local", behind this machine's node agent, or "knative", as pods of a cluster (section `cluster`).
     """
 
     home: str | None = None
@@ -49,8 +50,11 @@ class PlatformSettings:
     trust: str = "isolated"
     blobs: str | None = None
     s3_client: str = "auto"
+    fleet: str = "local"
 
     def __post_init__(self) -> None:
+        if self.fleet not in ("local", "knative"):
+            raise ValueError(f"fleet = {self.fleet!r}: must be 'local' or 'knative'")
         if self.s3_client not in ("auto", "boto3", "obstore"):
             raise ValueError(f"s3_client = {self.s3_client!r}: must be 'auto', 'boto3' or 'obstore'")
         if self.blobs is not None and "://" in self.blobs and not self.blobs.startswith("s3://"):

@@ -1,0 +1,74 @@
+"""Section `cluster` of platform.yaml, as a frozen record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_PREFIX = re.compile(r"[a-z]([a-z0-9-]{0,19})?\Z")
+_DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSettings:
+    """How functions become Knative Services.
+
+    Attributes:
+        kubeconfig: file; None = the pod's own credentials, else $KUBECONFIG, else ~/.kube/config.
+        context: of the kubeconfig; None = its current one.
+        namespace: where the platform itself runs.
+        namespace_prefix: of tenants' namespaces: `<prefix><tenant>[-<environment>]`.
+        field_manager: owner of what we apply (server-side apply).
+        autoscaler: `kpa`, Knative's own class, or `pilotlight`, ours (experimental).
+        runtime_image: reference by digest, of functions without an image of their own; None = they cannot be deployed.
+        image_pull_secrets: names of secrets in tenants' namespaces.
+        node_path: directory on each node in which the agent shows function pods what is theirs, one directory for each tenant id.
+        restore_into_pods: a waiting pod may receive a restored worker (experimental).
+        wake_url: where a request with a revision's name starts it from zero (autoscaler `kpa`).
+        knative_namespace: of Knative Serving.
+        max_timeout_s: bound of Knative for `timeoutSeconds` (config-defaults, max-revision-timeout-seconds).
+        gpu_resource: extended resource of a GPU.
+        gpu_label: node label that names a GPU's product.
+        gpu_products: what users write (`H100`) → value of `gpu_label`; a missing name stands for itself.
+        gpu_runtime_class: of pods with a GPU; None = none.
+        runtime_class: of pods without; None = the cluster's default.
+        keep_previous_warm_s: how long the revision before a rollout keeps an instance, where the budget of GPUs allows.
+    """
+
+    kubeconfig: str | None = None
+    context: str | None = None
+    namespace: str = "pilotlight"
+    namespace_prefix: str = "fn-"
+    field_manager: str = "pilotlight"
+    autoscaler: str = "kpa"
+    runtime_image: str | None = None
+    image_pull_secrets: list[str] = field(default_factory=list)
+    node_path: str = "/var/lib/pilotlight/node"
+    restore_into_pods: bool = False
+    wake_url: str = "http://activator-service.knative-serving.svc.cluster.local"
+    knative_namespace: str = "knative-serving"
+    max_timeout_s: int = 600
+    gpu_resource: str = "nvidia.com/gpu"
+    gpu_label: str = "nvidia.com/gpu.product"
+    gpu_products: Mapping[str, str] = field(default_factory=dict)
+    gpu_runtime_class: str | None = "nvidia"
+    runtime_class: str | None = None
+    keep_previous_warm_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.autoscaler not in ("kpa", "pilotlight"):
+            raise ValueError(f"autoscaler = {self.autoscaler!r}: must be 'kpa' or 'pilotlight'")
+        if not _PREFIX.match(self.namespace_prefix):
+            raise ValueError(f"namespace_prefix = {self.namespace_prefix!r}: at most 20 of a-z, 0-9 and -, a letter first")
+        if self.runtime_image is not None and not _DIGEST.match(self.runtime_image):
+            raise ValueError(f"runtime_image = {self.runtime_image!r}: name it by digest: image@sha256:<64 hex digits>")
+        if not self.node_path.startswith("/"):
+            raise ValueError(f"node_path = {self.node_path!r}: must be an absolute path")
+        if not self.wake_url.startswith(("http://", "https://")):
+            raise ValueError(f"wake_url = {self.wake_url!r}: write http:// or https://")
+        if not self.field_manager or len(self.field_manager) > 128:
+            raise ValueError(f"field_manager = {self.field_manager!r}: 1 to 128 characters")
+        for name in ("max_timeout_s", "keep_previous_warm_s"):
+            if getattr(self, name) < (1 if name == "max_timeout_s" else 0):
+                raise ValueError(f"{name} = {getattr(self, name)}: must be positive")
