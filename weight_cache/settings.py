@@ -43,6 +43,11 @@ class PlatformSettings:
             None = <home>/blobs.
         s3_client: who speaks S3: "boto3", "obstore", or "auto" for the faster one that is installed.
         fleet: where instances run: "local", behind this machine's node agent, or "knative", as pods of a cluster (section `cluster`).
+        controller_url: `https://host:port` where the controller is on another machine; None = its socket in <run>.
+        key_file: the platform's key, where somebody else keeps it (a mounted Secret); None = <home>/platform.key, made at the first start.
+        tls_cert: PEM file of our certificate and its chain, for connections between machines; read anew when it changes.
+        tls_key: PEM file of its key.
+        tls_ca: PEM file of the authorities whose certificates the others must show.
     """
 
     home: str | None = None
@@ -51,8 +56,14 @@ class PlatformSettings:
     blobs: str | None = None
     s3_client: str = "auto"
     fleet: str = "local"
+    controller_url: str | None = None
+    key_file: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
 
     def __post_init__(self) -> None:
+        self._check_tls()
         if self.fleet not in ("local", "knative"):
             raise ValueError(f"fleet = {self.fleet!r}: must be 'local' or 'knative'")
         if self.s3_client not in ("auto", "boto3", "obstore"):
@@ -61,6 +72,17 @@ class PlatformSettings:
             raise ValueError(f"blobs = {self.blobs!r}: must be a directory, s3://bucket/prefix, or null for <home>/blobs")
         if self.trust not in ("isolated", "shared"):
             raise ValueError(f"trust = {self.trust!r}: must be 'isolated' or 'shared'")
+
+    def _check_tls(self) -> None:
+        files = {"tls_cert": self.tls_cert, "tls_key": self.tls_key, "tls_ca": self.tls_ca}
+        missing = [name for name, value in files.items() if not value]
+        if 0 < len(missing) < len(files):
+            named = next(name for name, value in files.items() if value)
+            raise ValueError(f"{named} = {files[named]!r}: tls_cert, tls_key and tls_ca come together; {' and '.join(missing)} is missing")
+        if self.controller_url is not None and not self.controller_url.startswith("https://"):
+            raise ValueError(f"controller_url = {self.controller_url!r}: write https://host:port, or null for the socket in <run>")
+        if self.controller_url is not None and missing:
+            raise ValueError(f"controller_url = {self.controller_url!r}: needs tls_cert, tls_key and tls_ca")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +113,10 @@ class Paths:
     def socket(self, process: str) -> Path:
         """`<run>/<process>.sock`."""
         return self.run / f"{process}.sock"
+
+    def key_file(self, settings: PlatformSettings) -> Path:
+        """Where the platform's key is."""
+        return Path(settings.key_file) if settings.key_file else self.home / "platform.key"
 
 
 def load(kind: type[T], section: str, file: Path | None) -> T:

@@ -1,0 +1,278 @@
+"""Where processes are, and mutual TLS between them: over real sockets, with certificates of the test's own authority."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.fakes.authority import HOUR, Authority
+from weight_cache.addresses import Address, CertificateInvalid, Credentials, TlsFiles, controller_address
+from weight_cache.certificates import explain
+from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid
+
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while await reader.readuntil(b"\r\n\r\n"):
+            writer.write(ANSWER)
+            await writer.drain()
+    except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
+        pass
+    finally:
+        writer.close()
+
+
+@asynccontextmanager
+async def _serving(context: ssl.SSLContext) -> AsyncIterator[int]:
+    server = await asyncio.start_server(_answer, "127.0.0.1", 0, ssl=context)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+@asynccontextmanager
+async def _asking(port: int, credentials: Credentials | None, host: str = "127.0.0.1") -> AsyncIterator[httpx.AsyncClient]:
+    address = Address.parse(f"https://{host}:{port}", credentials)
+    async with httpx.AsyncClient(transport=address.transport(), base_url=address.base_url) as client:
+        yield client
+
+
+@pytest.fixture(name="authority", scope="module")
+def _authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture(name="server")
+def _server(authority: Authority, tmp_path: Path) -> Credentials:
+    return Credentials(authority.issue(tmp_path / "server", "localhost", "127.0.0.1"))
+
+
+@pytest.fixture(name="client")
+def _client(authority: Authority, tmp_path: Path) -> Credentials:
+    return Credentials(authority.issue(tmp_path / "client", "client"))
+
+
+# -- addresses ------------------------------------------------------------------------------------------------------------------------
+def test_a_path_is_a_socket_of_this_machine() -> None:
+    for text in ("/run/c.sock", "unix:/run/c.sock"):
+        address = Address.parse(text)
+        assert (address.socket, address.base_url, repr(address)) == (Path("/run/c.sock"), "http://local", "<Address /run/c.sock>")
+
+
+def test_a_url_names_host_and_port(client: Credentials) -> None:
+    address = Address.parse("https://[::1]:8443", client)
+    assert (address.host, address.port, address.base_url) == ("::1", 8443, "https://[::1]:8443")
+
+
+@pytest.mark.parametrize(
+    "text", ["http://c:1", "https://", "https://c:1/x", "https://u@c:1", "https://c:port", "c.sock", "https://c:1?x=1"]
+)
+def test_what_is_no_address_is_refused_by_name(text: str, client: Credentials) -> None:
+    with pytest.raises(ValueError, match=r"https://host:port|ort could not be cast"):
+        Address.parse(text, client)
+
+
+def test_another_machine_needs_certificates() -> None:
+    with pytest.raises(ValueError, match=r"platform\.tls_cert"):
+        Address.parse("https://c:1")
+
+
+def test_the_controller_is_behind_its_socket_unless_a_url_is_set(tmp_path: Path, client: Credentials) -> None:
+    paths = Paths(home=tmp_path, run=tmp_path)
+    assert controller_address(PlatformSettings(), paths).socket == tmp_path / "controller.sock"
+    files = {"tls_cert": str(client.files.cert), "tls_key": str(client.files.key), "tls_ca": str(client.files.ca)}
+    assert str(controller_address(PlatformSettings(controller_url="https://c:8443", **files), paths)) == "https://c:8443"
+    with pytest.raises(SettingsInvalid, match=r"platform\.controller_url = 'https://c:8443/x'"):
+        controller_address(PlatformSettings(controller_url="https://c:8443/x", **files), paths)
+
+
+def test_half_of_the_files_is_refused() -> None:
+    with pytest.raises(ValueError, match="tls_key and tls_ca is missing"):
+        PlatformSettings(tls_cert="/c")
+    with pytest.raises(ValueError, match="needs tls_cert"):
+        PlatformSettings(controller_url="https://c:1")
+
+
+# -- handshakes -----------------------------------------------------------------------------------------------------------------------
+async def test_both_know_each_other(server: Credentials, client: Credentials) -> None:
+    async with _serving(server.server_context()) as port, _asking(port, client) as http:
+        assert (await http.get("/")).text == "ok"
+
+
+async def test_a_protocol_of_our_own_connects_too(server: Credentials, client: Credentials) -> None:
+    class Once(asyncio.Protocol):
+        def __init__(self) -> None:
+            self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            self.transport = transport
+            transport.write(b"GET / HTTP/1.1\r\n\r\n")
+
+        def data_received(self, data: bytes) -> None:
+            self.done.set_result(data)
+
+    async with _serving(server.server_context()) as port:
+        protocol = await Address.parse(f"https://localhost:{port}", client).connect(asyncio.get_running_loop(), Once)
+        assert await protocol.done == ANSWER
+        protocol.transport.abort()
+
+
+async def test_a_caller_without_a_certificate_is_refused_and_told_why(
+    server: Credentials, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with _serving(server.server_context()) as port, httpx.AsyncClient(verify=authority.nameless_context()) as http:
+        with pytest.raises(ssl.SSLError) as caught:
+            await http.get(f"https://127.0.0.1:{port}/")
+    assert "it demands a certificate and we showed none" in explain(caught.value, "x")
+    assert "event=caller_refused a caller: it showed no certificate" in caplog.text
+
+
+async def test_a_certificate_of_another_authority_is_refused_by_both(server: Credentials, authority: Authority, tmp_path: Path) -> None:
+    stranger = Authority("another")
+    blind = Credentials(stranger.issue(tmp_path / "blind", "client"))  # believes the stranger alone
+    duped = Credentials(stranger.issue(tmp_path / "duped", "client", ca=authority))  # believes ours, is the stranger's
+    async with _serving(server.server_context()) as port:
+        async with _asking(port, blind) as http:
+            with pytest.raises(httpx.ConnectError, match=r"an authority that we do not know: platform\.tls_ca"):
+                await http.get("/")
+        async with _asking(port, duped) as http:
+            with pytest.raises(httpx.ConnectError, match="it does not know the authority of our certificate"):
+                await http.get("/")
+
+
+async def test_another_name_is_refused(server: Credentials, authority: Authority, client: Credentials, tmp_path: Path) -> None:
+    elsewhere = Credentials(authority.issue(tmp_path / "elsewhere", "controller.other"))
+    async with _serving(elsewhere.server_context()) as port, _asking(port, client) as http:
+        with pytest.raises(httpx.ConnectError, match="for another name"):
+            await http.get("/")
+
+
+async def test_an_older_tls_is_refused(server: Credentials, client: Credentials) -> None:
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    old.load_cert_chain(client.files.cert, client.files.key)
+    old.load_verify_locations(client.files.ca)
+    async with _serving(server.server_context()) as port:
+        with pytest.raises(ssl.SSLError) as caught:
+            await asyncio.open_connection("127.0.0.1", port, ssl=old)
+    assert "does not speak TLS 1.3" in explain(caught.value, "x")
+
+
+async def test_a_port_without_tls_is_named_as_one(client: Credentials) -> None:
+    async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(ANSWER)
+        await writer.drain()
+        writer.close()
+
+    plain = await asyncio.start_server(rude, "127.0.0.1", 0)
+    async with plain, _asking(plain.sockets[0].getsockname()[1], client) as http:
+        with pytest.raises(httpx.ConnectError, match="does not speak TLS on that port"):
+            await http.get("/")
+
+
+async def test_whose_time_is_over_is_said(server: Credentials, authority: Authority, client: Credentials, tmp_path: Path) -> None:
+    for starts, ends, words in ((-2 * HOUR, -HOUR, "has ended"), (HOUR, 2 * HOUR, "clocks differ")):
+        files = authority.issue(tmp_path / words, "127.0.0.1", starts=starts, ends=ends)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(files.cert, files.key)
+        async with _serving(context) as port, _asking(port, client) as http:
+            with pytest.raises(httpx.ConnectError, match=words):
+                await http.get("/")
+
+
+# -- renewal --------------------------------------------------------------------------------------------------------------------------
+async def test_renewed_files_are_taken_up_and_what_stands_goes_on(
+    server: Credentials, client: Credentials, authority: Authority, tmp_path: Path
+) -> None:
+    successor = Authority("successor")
+    async with _serving(server.server_context()) as port, _asking(port, client) as before:
+        assert (await before.get("/")).text == "ok"
+        successor.issue(server.files.cert.parent, "127.0.0.1")
+        async with _asking(port, client) as late:
+            with pytest.raises(httpx.ConnectError, match=r"platform\.tls_ca differs"):
+                await late.get("/")
+        successor.issue(client.files.cert.parent, "client")
+        async with _asking(port, client) as late:
+            assert (await late.get("/")).text == "ok"
+        assert (await before.get("/")).text == "ok"  # on the connection of the old certificates
+
+
+async def test_a_client_that_lives_takes_its_renewed_certificate_up(
+    server: Credentials, client: Credentials, authority: Authority, tmp_path: Path
+) -> None:
+    successor = Authority("successor")
+    async with _asking(1, client) as http:
+        successor.issue(server.files.cert.parent, "127.0.0.1")
+        successor.issue(client.files.cert.parent, "client")
+        async with _serving(server.server_context()) as port:
+            assert (await http.get(f"https://127.0.0.1:{port}/")).text == "ok"
+
+
+async def test_a_renewal_that_does_not_fit_leaves_the_one_before_in_force(
+    server: Credentials, client: Credentials, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with _serving(server.server_context()) as port:
+        other = authority.issue(tmp_path / "other", "127.0.0.1")
+        server.files.key.write_bytes(other.key.read_bytes())
+        for _ in range(2):
+            async with _asking(port, client) as http:
+                assert (await http.get("/")).text == "ok"
+        assert caplog.text.count("certificate_not_renewed") == 1
+        server.files.cert.write_bytes(other.cert.read_bytes())
+        async with _asking(port, client) as http:
+            assert (await http.get("/")).text == "ok"
+
+
+# -- files that cannot be used --------------------------------------------------------------------------------------------------------
+def _without_key(files: TlsFiles) -> None:
+    files.key.unlink()
+
+
+def _other_key(files: TlsFiles) -> None:
+    Authority().issue(files.key.parent / "x", "x").key.replace(files.key)
+
+
+def _no_pem(files: TlsFiles) -> None:
+    files.cert.write_text("nothing")
+
+
+def _no_ca(files: TlsFiles) -> None:
+    files.ca.write_text("nothing")
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (_without_key, r"platform\.tls_key = .*No such file or directory: is the secret mounted\?"),
+        (_other_key, r"platform\.tls_key = .*is not the key of the certificate"),
+        (_no_pem, r"platform\.tls_cert = .*holds no certificate"),
+        (_no_ca, r"platform\.tls_ca = .*holds no certificate"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(spoil: Callable[[TlsFiles], None], message: str, authority: Authority, tmp_path: Path) -> None:
+    files = authority.issue(tmp_path, "a")
+    spoil(files)
+    with pytest.raises(CertificateInvalid, match=message):
+        Credentials(files)
+
+
+def test_a_certificate_is_for_a_time(authority: Authority, tmp_path: Path) -> None:
+    files = authority.issue(tmp_path, "a")
+    now = datetime.now(UTC)
+    files.check(now)
+    with pytest.raises(CertificateInvalid, match=r"ended .* UTC: renew it"):
+        files.check(now + timedelta(hours=2))
+    with pytest.raises(CertificateInvalid, match=r"not valid for another \d+ s .*is this machine's clock behind\?"):
+        files.check(now - timedelta(hours=2))
