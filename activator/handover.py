@@ -5,6 +5,11 @@ many as its part of the traffic needs, and the units that it is given stay where
 start may take. Who answered before is not retired meanwhile. What asks for a revision (a tag, a pin) gets it, and waits for it. A change
 that goes back (`TrafficDocument.at_once`) is another matter: rather wait for a good answer than have a bad one.
 
+Where there is no room for both (GPUs, above all), the new revision's `rollout.strategy` says what is done. SURGE lets its startup clock run
+out, and then the calls go to it, so that the old one makes room. WAIT goes on for as long as room is lacking. SWAP drains the old one's
+instances, the idlest first and one at a time, as long as that is what the new one lacks; should it then fail for another reason, calls go
+back to the old one until it comes up.
+
 Owner: the event loop, through `RouteTable`.
 """
 
@@ -19,6 +24,8 @@ from typing import TYPE_CHECKING
 from activator.callers import Caller
 from activator.resilience.breaker import State
 from activator.targets import Target
+from pilotlight.policies import RolloutStrategy
+from snapshotter.errors import NoCapacity
 from snapshotter.types import InstanceInfo
 
 if TYPE_CHECKING:
@@ -32,9 +39,14 @@ AGAIN_S = 1.0
 
 
 class Handover:
-    """One function's: `previous` answers for those that are `awaited`, by the key of their revision."""
+    """One function's: `previous` answers for those that are `awaited`, by the key of their revision.
 
-    __slots__ = ("_serves", "awaited", "held", "previous", "timer")
+    Attributes:
+        lacking: keys of those whose last start was refused for want of room.
+        broken: keys of those whose last start failed for another reason.
+    """
+
+    __slots__ = ("_serves", "awaited", "broken", "held", "lacking", "previous", "ticker", "timer")
 
     def __init__(self, previous: Routed, awaited: Mapping[str, Target], held: tuple[Target, ...], serves: Callable[[Target], bool]) -> None:
         """`serves`: whether a revision has an instance now, and may be sent calls."""
@@ -42,7 +54,10 @@ class Handover:
         self.previous = previous
         self.awaited = dict(awaited)
         self.held = held
+        self.lacking: set[str] = set()
+        self.broken: set[str] = set()
         self.timer: asyncio.TimerHandle | None = None
+        self.ticker: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<Handover to {', '.join(sorted(self.awaited))}>"
@@ -52,7 +67,8 @@ class Handover:
         if choice.is_override or choice.arm or choice.target.key not in self.awaited:
             return choice
         before = self.previous.choose(caller, headers)
-        return before if before.target.key not in self.awaited and self._serves(before.target) else choice
+        may_come_back = choice.target.key in self.broken
+        return before if before.target.key not in self.awaited and (may_come_back or self._serves(before.target)) else choice
 
 
 class Handovers:
@@ -71,6 +87,8 @@ class Handovers:
         """A function that was answered by `before` is to be answered by `routed`: hand it over, where that takes time."""
         if (old := self._running.pop(name, None)) is not None:
             _stop(old)
+            for target in old.awaited.values():
+                self._throttler_of(target).is_awaited = False
             if self._awaited(old.awaited.values()):
                 before = old.previous
         live = {target.key: self._live(target) for target in before.answering}
@@ -81,19 +99,26 @@ class Handovers:
             return
         for target in awaited.values():
             share = routed.document.weights[target.revision] / 100
+            self._throttler_of(target).is_awaited = not routed.document.at_once
             self._start(target, math.ceil(sum(live.values()) * share))
         if routed.document.at_once:
             return
         handover = routed.handover = self._running[name] = Handover(before, awaited, held, self._serves)
         routed.only = None
-        loop = asyncio.get_running_loop()
-        handover.timer = loop.call_later(max(target.spec.clocks.startup_s for target in awaited.values()), self._give_up, name)
+        self._set_timer(name, handover)
+        handover.ticker = asyncio.get_running_loop().call_later(self.again_s, self._tick, name)
         log.info("handover begins function=%s to=%s", name, ",".join(target.revision for target in awaited.values()))
+
+    def _set_timer(self, name: str, handover: Handover) -> None:
+        patience_s = max(target.spec.clocks.startup_s for target in handover.awaited.values())
+        handover.timer = asyncio.get_running_loop().call_later(patience_s, self._give_up, name)
 
     def cancel(self, name: str) -> None:
         """The function is gone, or its route was made anew: nothing is handed over any more."""
         if (old := self._running.pop(name, None)) is not None:
             _stop(old)
+            for target in old.awaited.values():
+                self._throttler_of(target).is_awaited = False
 
     def clear(self) -> None:
         """All functions are gone."""
@@ -104,30 +129,62 @@ class Handovers:
         """No handover ends any more."""
         self.clear()
 
-    def started(self, target: Target) -> None:
-        """An instance of the revision came up, or a start of it failed: soon its turn may have come."""
+    def started(self, target: Target, failed: str | None = None) -> None:
+        """An instance of the revision came up, or a start of it `failed` with that code: soon its turn may have come."""
         handover = self._running.get(target.name)
         if handover is not None and target.key in handover.awaited:
+            _mark(handover.lacking, target.key, is_so=failed == NoCapacity.code)
+            _mark(handover.broken, target.key, is_so=failed not in (None, NoCapacity.code))
             asyncio.get_running_loop().call_soon(self._look, target.name)
 
     def _look(self, name: str) -> None:
         handover = self._running.get(name)
         if handover is None:
             return
-        handover.awaited = self._awaited(handover.awaited.values())
+        come = handover.awaited.keys() - (awaited := self._awaited(handover.awaited.values())).keys()
+        for key in come:
+            self._throttler_of(handover.awaited[key]).is_awaited = False
+        handover.awaited = awaited
         if not handover.awaited:
             self._end(name, "done")
+
+    def _tick(self, name: str) -> None:
+        """Starts that failed are made again, and the old revision makes room where the strategy says so."""
+        handover = self._running.get(name)
+        if handover is None:
             return
         for target in handover.awaited.values():
+            if target.spec.rollout.strategy is RolloutStrategy.SWAP and self._lacks_room(handover, target):
+                self._give_way(handover, target)
             if not self._throttler_of(target).starting:
-                asyncio.get_running_loop().call_later(self.again_s, self._again, name, target)
+                self._start(target, 1)
+        handover.ticker = asyncio.get_running_loop().call_later(self.again_s, self._tick, name)
 
-    def _again(self, name: str, target: Target) -> None:
-        handover = self._running.get(name)
-        if handover is not None and target.key in handover.awaited and not self._throttler_of(target).starting:
-            self._start(target, 1)
+    def _lacks_room(self, handover: Handover, target: Target) -> bool:
+        """Its last start was refused, or those under way all wait for a quota or for room on the node."""
+        throttler = self._throttler_of(target)
+        return target.key in handover.lacking or 0 < throttler.starting <= throttler.held_up
+
+    def _give_way(self, handover: Handover, target: Target) -> None:
+        """The idlest instance of those who answered before goes; the next one when that was not enough."""
+        before = [self._throttler_of(old) for old in handover.previous.answering if old.key not in handover.awaited]
+        if any(throttler.is_making_room for throttler in before):
+            return
+        live = [(instance.in_flight, instance.idle_since, n) for n, throttler in enumerate(before) for instance in throttler.live()]
+        if not live:
+            return
+        throttler = before[min(live)[-1]]
+        victim = min(throttler.live(), key=lambda instance: (instance.in_flight, instance.idle_since))
+        log.info("instance makes room for the next revision instance=%s function=%s to=%s", victim.id, target.name, target.revision)
+        throttler.drain(victim)
 
     def _give_up(self, name: str) -> None:
+        handover = self._running[name]
+        waits = [target for target in handover.awaited.values() if target.spec.rollout.strategy is RolloutStrategy.WAIT]
+        if any(self._lacks_room(handover, target) for target in waits):
+            log.info("handover waits for room function=%s to=%s", name, ",".join(target.revision for target in waits))
+            self._set_timer(name, handover)
+            return
         self._end(name, "out of time")
 
     def _end(self, name: str, why: str) -> None:
@@ -158,9 +215,17 @@ class Handovers:
             throttler.start(count)
 
 
+def _mark(keys: set[str], key: str, *, is_so: bool) -> None:
+    if is_so:
+        keys.add(key)
+    else:
+        keys.discard(key)
+
+
 def _stop(handover: Handover) -> None:
-    if handover.timer is not None:
-        handover.timer.cancel()
+    for timer in (handover.timer, handover.ticker):
+        if timer is not None:
+            timer.cancel()
 
 
 class StartsSeen:
@@ -182,4 +247,4 @@ class StartsSeen:
     def start_failed(self, target: Target, code: str) -> None:
         """A start failed."""
         self._observer.start_failed(target, code)
-        self._handovers.started(target)
+        self._handovers.started(target, failed=code)

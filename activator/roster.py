@@ -38,6 +38,8 @@ class Roster(ABC):
         instances: by id, those on their way out too, until they are idle.
         is_retired: no traffic any more.
         is_kept: False while its budget is spent: `min_instances` keeps nothing.
+        is_awaited: it is to take over from another revision as soon as it has an instance: its start is worth waiting for.
+        kept_until: monotonic time until which one instance stays although it is retired, for the way back.
     """
 
     def __init__(
@@ -67,6 +69,8 @@ class Roster(ABC):
         self.asleep = Asleep(fleet=fleet, owner=self, clock=clock)
         self.is_retired = False
         self.is_kept = True
+        self.is_awaited = False
+        self.kept_until = 0.0
 
     # -- what the calls say to it -------------------------------------------------------------------------------------
     @property
@@ -243,9 +247,11 @@ class Roster(ABC):
             self.drain(victim)
 
     def retire(self) -> None:
-        """This revision has no traffic any more: drain everything."""
+        """This revision has no traffic any more: drain everything, but one instance as long as it is kept for the way back."""
         self.is_retired = True
-        for instance in list(self.instances.values()):
+        live = sorted(self.live(), key=lambda instance: instance.in_flight)
+        kept = live[:1] if self.is_kept and self._clock() < self.kept_until else []
+        for instance in [instance for instance in self.instances.values() if instance not in kept]:
             instance.may_rest = False
             self.drain(instance)
         self.end_asleep()

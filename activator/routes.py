@@ -273,6 +273,13 @@ class RouteTable:
         """Names of functions that want instances without being asked (`min_instances`)."""
         return sorted(self._kept_warm)
 
+    def keeps_previous_s(self, name: str) -> float:
+        """How long a revision that has just lost the function's traffic stays warm; 0 for one that was gone back from, or is gone."""
+        route = self._route(name)
+        if route is None or route.stopped or document_of(route).at_once:
+            return 0.0
+        return max((target.spec.rollout.keep_previous_s for target in self.targets_of(name)), default=0.0)
+
     def secret_env(self, target: Target) -> dict[str, str]:
         """A function's secrets, opened: environment variables for its next start. Raises Unavailable naming a missing one."""
         values: dict[str, str] = {}

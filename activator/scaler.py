@@ -164,6 +164,8 @@ class Scaler:
                 scaled.throttler.is_retired = False  # rolled back to, while its last calls ended
                 scaled.throttler.retarget(targets[key])
             elif scaled.name == name:
+                if not scaled.throttler.is_retired:
+                    scaled.throttler.kept_until = self._clock() + self._table.keeps_previous_s(name)
                 scaled.throttler.retire()
         for key in left - self._scaled.keys():
             self._drop_template(key)

@@ -240,6 +240,8 @@ class Throttler(Roster):
         """See starts.Owner."""
         if not self.is_retired and len(self.instances) < self.min_instances:
             return True
+        if self.is_awaited and not any(self.live()):
+            return True
         return len(self._line) > (self.starting - 1) * self.slots_each
 
     @property

@@ -4,10 +4,12 @@ The node agent decides what fits, because it alone knows all claims. Until it re
 FairQueue, whose costs are bytes, and go on as room becomes free: what the agent said is unclaimed, less what was let through since, plus
 what has left. `reclaim` says which instances make room. As what others on the node do is not seen here, the first in line asks the agent
 again every RETRY_S. A refusal of what waiting cannot change (a node for other tenants, more than the node has) is no matter of waiting.
+Where GPUs are lacking, idle instances that hold some are given up; where there are none, the refusal stands.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -17,7 +19,7 @@ from typing import Any
 from activator.fairness.asks import Ask, NotNeeded, give_up_needless
 from activator.fairness.headcount import Estate, Nobody
 from activator.fairness.queue import FairQueue, Place
-from activator.fairness.reclaim import Balance, Need, Tenure, victims
+from activator.fairness.reclaim import Balance, Need, Tenure, spare_gpus, victims
 from activator.fairness.terms import Terms
 from activator.fairness.ticks import Soon, Ticks
 from activator.routes import Target
@@ -35,6 +37,7 @@ class Capacity:
 
     Attributes:
         places: of the starts that wait for room; to read.
+        gpu_pause_s: between two asks for a GPU that is on its way.
     """
 
     def __init__(self, terms: Terms, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,6 +49,8 @@ class Capacity:
         self._held: dict[str, tuple[str, int]] = {}
         self._use: Counter[str] = Counter()
         self._leaving: dict[str, bool] = {}
+        self._leaving_gpus: set[str] = set()
+        self.gpu_pause_s = RETRY_S
         self._free_bytes = 0
         self._total_bytes = 0
         self._ticks = Ticks(self.retry, every_s=RETRY_S)
@@ -75,6 +80,12 @@ class Capacity:
         """
         self._drop(ask.id)
         detail = refusal.detail
+        if detail.get("resource") == "gpu" and self._give_up_gpus(ask, detail):
+            ask.obstacle = answer
+            await asyncio.sleep(self.gpu_pause_s)  # nothing tells when a GPU's memory is free: the node is asked again
+            ask.obstacle = None
+            self._hold(ask.id, ask.target)
+            return
         if detail.get("resource") != "memory" or ask.memory_bytes > detail.get("total", 0):
             raise refusal
         self._total_bytes = int(detail["total"])
@@ -183,6 +194,19 @@ class Capacity:
             log.info("instance given up for room instance=%s of=%s for=%s", victim.id, victim.tenant, tenant)
             self._leaving[victim.id] = victim.idle_s is not None
             self.estate.give_up(victim.id)
+
+    def _give_up_gpus(self, ask: Ask, detail: Mapping[str, Any]) -> bool:
+        """Whether GPUs are on their way: idle instances were asked to go for it, now or before."""
+        tenures = list(self.estate.tenures())
+        self._leaving_gpus &= {tenure.id for tenure in tenures}
+        if self._leaving_gpus:
+            return True
+        chosen = spare_gpus(tenures, tenant=ask.tenant, lacking=int(detail.get("asked", ask.gpus)) - int(detail.get("free", 0)))
+        self._leaving_gpus = {tenure.id for tenure in chosen}
+        for victim in chosen:
+            log.info("instance given up for its GPU instance=%s of=%s for=%s", victim.id, victim.tenant, ask.tenant)
+            self.estate.give_up(victim.id)
+        return bool(chosen)
 
     def _need(self, ask: Ask, promised: Counter[str]) -> Need:
         leaving_soon = sum(self._held.get(name, ("", 0))[1] for name, is_idle in self._leaving.items() if is_idle)

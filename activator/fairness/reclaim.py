@@ -136,3 +136,20 @@ def successor(tenures: Iterable[Tenure], key: str, *, waited_s: float, needs_gpu
     if counts[key] or waited_s < TURN_S:
         return None
     return max(usable, key=lambda tenure: (counts[tenure.key], -tenure.in_flight), default=None)
+
+
+def spare_gpus(tenures: Iterable[Tenure], *, tenant: str, lacking: int) -> list[Tenure]:
+    """Idle instances to give up for `lacking` GPUs: the tenant's own, and those that nobody has called for SPARE_S; longest idle first.
+
+    What `min_instances` keeps is never taken. All that there is, should it not be enough: the rest may come free elsewhere.
+    """
+    idle = [
+        one for one in tenures if one.gpus and one.is_spare and one.idle_s is not None and (one.tenant == tenant or one.idle_s >= SPARE_S)
+    ]
+    chosen: list[Tenure] = []
+    for one in sorted(idle, key=lambda one: -(one.idle_s or 0.0)):
+        if lacking <= 0:
+            break
+        chosen.append(one)
+        lacking -= one.gpus
+    return chosen

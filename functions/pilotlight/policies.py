@@ -230,6 +230,36 @@ class ModelCard:
     safety: Mapping[str, Any] = field(default_factory=dict)
 
 
+class RolloutStrategy(enum.StrEnum):
+    """How a new revision comes to its first instance where there is no room for it beside the one that serves.
+
+    SURGE: beside it, as soon as there is room; when its startup clock has run out without any, the old one makes room.
+    WAIT: beside it, whenever there is room; until then the old one serves.
+    SWAP: the old one makes room at once, instance by instance; calls wait in between.
+    """
+
+    SURGE = "surge"
+    WAIT = "wait"
+    SWAP = "swap"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutTerms:
+    """How a revision takes over from the one that serves.
+
+    Attributes:
+        strategy: what is done where there is no room for both.
+        keep_previous_s: how long the revision before keeps an instance for the way back, unless somebody needs its room; it is billed like
+            any idle one.
+    """
+
+    strategy: RolloutStrategy = RolloutStrategy.SURGE
+    keep_previous_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        bound("keep_previous_s", self.keep_previous_s, 0, 86_400)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
     """A bound on one number of an offline evaluation."""

@@ -25,6 +25,7 @@ from pilotlight.policies import (
     ModelCard,
     Objectives,
     RetryPolicy,
+    RolloutTerms,
     Schedule,
     Variant,
     parse_gate,
@@ -184,6 +185,7 @@ class FunctionSpec:
         card: what its model is.
         engine: the server that it is, for functions of that kind.
         limits: of tokens and streams, for a language model.
+        rollout: how it takes over from the revision before.
     """
 
     name: str
@@ -215,6 +217,7 @@ class FunctionSpec:
     card: ModelCard = field(default_factory=ModelCard)
     engine: EngineSpec | None = None
     limits: TokenLimits | None = None
+    rollout: RolloutTerms = field(default_factory=RolloutTerms)
 
     def __post_init__(self) -> None:
         try:

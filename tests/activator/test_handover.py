@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from activator.throttler import Throttler
+from pilotlight.policies import RolloutStrategy, RolloutTerms
 from pilotlight.spec import Clocks
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import Edge
@@ -166,3 +167,84 @@ async def test_who_answered_before_and_is_gone_is_not_waited_for(site: Edge) -> 
     await until(lambda: throttler(site, V2).waiting == 1)
     site.fleet.gate.set()
     assert await call == V2
+
+
+# -- where there is no room for both ----------------------------------------------------------------------------------
+NO_ROOM = agent_errors.NoCapacity("1 GPUs wanted, 0 of 1 free on this node", {"resource": "gpu"})
+
+
+def terms(strategy: RolloutStrategy, keep_s: float = 0.0) -> dict[str, Any]:
+    return {"rollout": RolloutTerms(strategy=strategy, keep_previous_s=keep_s)}
+
+
+async def refuse_once(site: Edge, strategy: RolloutStrategy) -> None:
+    """The second revision is deployed; its first start finds no room, the next ones wait until they are let go."""
+    site.handovers.again_s = 0.05
+    site.fleet.failures.append(NO_ROOM)
+    site.fleet.gate.set()
+    split(site, {V2: 100}, spec=terms(strategy))
+    await until(lambda: bool(site.handovers._running[NAME].lacking))
+    site.fleet.gate.clear()
+
+
+async def test_swap_drains_the_old_one_when_the_new_one_lacks_room_and_calls_wait_in_between(site: Edge) -> None:
+    await refuse_once(site, RolloutStrategy.SWAP)
+    await until(lambda: len(site.fleet.stopped) == 1)  # room is made
+    call = asyncio.create_task(revision(site))
+    await until(lambda: throttler(site, V2).waiting == 1)
+    site.fleet.gate.set()
+    assert await call == V2
+    await until(lambda: not site.handovers._running)
+
+
+async def test_swap_lets_the_old_one_be_where_there_is_room_for_both(site: Edge) -> None:
+    site.handovers.again_s = 0.0
+    split(site, {V2: 100}, spec=terms(RolloutStrategy.SWAP))
+    for _ in range(5):
+        assert await revision(site) == V1
+    assert site.fleet.stopped == []
+
+
+async def test_swap_goes_back_to_the_old_one_while_the_new_one_does_not_start(site: Edge) -> None:
+    await refuse_once(site, RolloutStrategy.SWAP)
+    await until(lambda: len(site.fleet.stopped) == 1)
+    site.fleet.failures.append(agent_errors.StartFailed("it raises"))
+    site.handovers.again_s = 60.0
+    site.fleet.gate.set()
+    await until(lambda: bool(site.handovers._running[NAME].broken))
+    assert await revision(site) == V1  # a start of its own
+
+
+async def test_wait_leaves_the_old_one_alone_for_as_long_as_there_is_no_room(site: Edge) -> None:
+    await refuse_once(site, RolloutStrategy.WAIT)
+    site.handovers._give_up(NAME)  # as its timer will
+    assert await revision(site) == V1
+    assert site.fleet.stopped == []
+    site.fleet.gate.set()
+    await until(lambda: not site.handovers._running)
+    assert await revision(site) == V2
+
+
+async def test_the_revision_before_keeps_one_instance_for_the_way_back(site: Edge) -> None:
+    split(site, {V2: 100}, spec=terms(RolloutStrategy.SURGE, keep_s=600))
+    site.fleet.gate.set()
+    await until(lambda: not site.handovers._running)
+    assert await revision(site) == V2
+    assert (len(list(throttler(site, V1).live())), site.fleet.stopped) == (1, [])
+    assert next(iter(site.scaler._holdings.tenures())).is_spare, "the first to go when somebody needs its room"
+    split(site, {V1: 100}, at_once=True)
+    started = len(site.fleet.started)
+    assert await revision(site) == V1
+    assert len(site.fleet.started) == started
+    await until(lambda: len(site.fleet.stopped) == 1)  # the bad one: nobody goes back to it
+
+
+async def test_what_is_kept_for_the_way_back_goes_when_its_time_is_over(site: Edge) -> None:
+    split(site, {V2: 100}, spec=terms(RolloutStrategy.SURGE, keep_s=600))
+    site.fleet.gate.set()
+    await until(lambda: not site.handovers._running)
+    old = throttler(site, V1)
+    assert list(old.live())
+    old.kept_until = 0.0
+    site.scaler._apply(site.scaler._scaled[old.target.key], asyncio.get_running_loop().time())
+    await until(lambda: len(site.fleet.stopped) == 1)

@@ -49,6 +49,7 @@ def route_of(
         memory_bytes=spec.resources.memory_bytes, cpu=spec.resources.cpu, startup_timeout_s=spec.clocks.startup_s, forkable=spec.snapshot,
         labels={"tenant": tenant, "environment": environment, "app": app, "function": spec.name, "revision": revision},
         weights=tuple(WeightsMount(name=w.name, manifest=w.manifest) for w in spec.weights),
+        gpu=next(iter(spec.resources.gpu), None), gpu_count=spec.resources.gpu_count,
     )  # fmt: skip
     return FunctionRoute(
         id=f"f-{app}-{spec.name}", tenant=tenant, environment=environment, app=app, function=spec.name, traffic=((revision, 100),),

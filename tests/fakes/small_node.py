@@ -8,7 +8,7 @@ from pathlib import Path
 
 from activator.routes import Target
 from snapshotter.places import NOBODY, Turns
-from snapshotter.room import Room
+from snapshotter.room import Room, gpus_of
 from snapshotter.types import InstanceId, InstanceInfo, Share, StartKind
 from tests.fakes.fake_fleet import FakeFleet, info_of
 from tests.fakes.fake_worker import Behaviour, echo
@@ -51,8 +51,8 @@ class SmallNode(FakeFleet):
         """See Fleet."""
         self.asked.append(target.tenant)
         share = self._share_of(target.tenant)
-        claim = info_of(target, instance_id, "", StartKind.COLD)
-        other = replace(claim, memory_bytes=self.others_bytes, labels={})
+        claim = replace(info_of(target, instance_id, "", StartKind.COLD), gpu_count=gpus_of(target.launch))
+        other = replace(claim, memory_bytes=self.others_bytes, gpu_count=0, labels={})
         self.room.check(target.launch, [*self._claims.values(), other], share)
         self._claims[instance_id] = claim
         try:

@@ -33,7 +33,6 @@ class ClusterSettings:
         gpu_products: what users write (`H100`) → value of `gpu_label`; a missing name stands for itself.
         gpu_runtime_class: of pods with a GPU; None = none.
         runtime_class: of pods without; None = the cluster's default.
-        keep_previous_warm_s: how long the revision before a rollout keeps an instance, where the budget of GPUs allows.
     """
 
     kubeconfig: str | None = None
@@ -54,7 +53,6 @@ class ClusterSettings:
     gpu_products: Mapping[str, str] = field(default_factory=dict)
     gpu_runtime_class: str | None = "nvidia"
     runtime_class: str | None = None
-    keep_previous_warm_s: float = 600.0
 
     def __post_init__(self) -> None:
         if self.autoscaler not in ("kpa", "pilotlight"):
@@ -69,6 +67,5 @@ class ClusterSettings:
             raise ValueError(f"wake_url = {self.wake_url!r}: write http:// or https://")
         if not self.field_manager or len(self.field_manager) > 128:
             raise ValueError(f"field_manager = {self.field_manager!r}: 1 to 128 characters")
-        for name in ("max_timeout_s", "keep_previous_warm_s"):
-            if getattr(self, name) < (1 if name == "max_timeout_s" else 0):
-                raise ValueError(f"{name} = {getattr(self, name)}: must be positive")
+        if self.max_timeout_s < 1:
+            raise ValueError(f"max_timeout_s = {self.max_timeout_s}: must be at least 1")

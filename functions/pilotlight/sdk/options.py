@@ -29,7 +29,8 @@ class Options(TypedDict, total=False):
     `schedule` one or several of `pilotlight.Cron("0 6 * * *")` and `pilotlight.Period(hours=1)`; `fallback` and `variants` name what
     may answer in its place; `keep_asleep` is how long an idle instance sleeps before it goes; `objectives` is
     `pilotlight.Objectives(…)`; `require` bounds on the numbers of an
-    offline evaluation, {"accuracy": ">= 0.91"}; `card` is `pilotlight.ModelCard(…)`.
+    offline evaluation, {"accuracy": ">= 0.91"}; `card` is `pilotlight.ModelCard(…)`. `rollout_strategy`, "surge", "wait" or "swap", says
+    what is done where there is no room for a new revision beside the one that serves, `keep_previous` how long that one stays warm.
     The second block holds Modal's names for the same things, the third those that are accepted and ignored with a warning.
     """
 
@@ -65,6 +66,8 @@ class Options(TypedDict, total=False):
     objectives: Objectives | None
     require: Mapping[str, str]
     card: ModelCard | None
+    rollout_strategy: str
+    keep_previous: float
     example: Any
     check: Callable[[Any, Any], bool]
 

@@ -6,7 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pilotlight.errors import InvalidInput
-from pilotlight.policies import Fallback, Missed, ModelCard, Objectives, RetryPolicy, Schedule, Variant
+from pilotlight.policies import (
+    Fallback,
+    Missed,
+    ModelCard,
+    Objectives,
+    RetryPolicy,
+    RolloutStrategy,
+    RolloutTerms,
+    Schedule,
+    Variant,
+    bound,
+)
 
 __all__ = ["Cron", "Period", "Retries", "cached_answer", "settle_policies", "static_answer"]
 
@@ -78,7 +89,17 @@ def settle_policies(values: Mapping[str, Any]) -> dict[str, Any]:
         "objectives": _one("objectives", values.get("objectives"), Objectives, "pilotlight.Objectives(…)"),
         "require": _require(values.get("require") or {}),
         "card": _one("card", values.get("card"), ModelCard, "pilotlight.ModelCard(…)") or ModelCard(),
+        "rollout": _rollout(values),
     }
+
+
+def _rollout(values: Mapping[str, Any]) -> RolloutTerms:
+    strategy, keep = values.get("rollout_strategy") or RolloutStrategy.SURGE, values.get("keep_previous")
+    if strategy not in list(RolloutStrategy):
+        raise InvalidInput(f"rollout_strategy = {strategy!r}: must be one of {', '.join(RolloutStrategy)}", parameter="rollout_strategy")
+    if keep is not None:
+        bound("keep_previous", keep, 0, 86_400)
+    return RolloutTerms(strategy=RolloutStrategy(strategy), keep_previous_s=float(keep or 0))
 
 
 def _missed(missed: str) -> Missed:

@@ -617,3 +617,17 @@ async def test_a_refusal_that_is_not_about_memory_fails_the_start(world: World) 
     world.node.failures = [NoCapacity("no more sockets", {"resource": "sockets"})]
     with pytest.raises(errors.Unavailable, match="no more sockets"):
         await world.throttler("a").reserve(30)
+
+
+async def test_an_idle_instance_gives_its_gpu_to_a_start_that_lacks_one(world: World) -> None:
+    world.node.room = Room(memory_bytes=10 * SIZE, gpus=("NVIDIA H100 80GB HBM3",))
+    world.gate.capacity.gpu_pause_s = 0.0
+    gpu = Resources(memory_bytes=SIZE, gpu=("H100",), gpu_count=1)
+    old, new = world.throttler("a", "old", resources=gpu), world.throttler("a", "new", resources=gpu)
+    (reservation,) = await held(old, 1)
+    with pytest.raises(errors.Unavailable, match="GPUs wanted"):
+        await new.reserve(30)  # it is busy
+    reservation.release()
+    (second,) = await held(new, 1)
+    assert not old.instances
+    second.release()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.fairness.reclaim import SPARE_S, TURN_S, Balance, Need, Tenure, successor, victims
+from activator.fairness.reclaim import SPARE_S, TURN_S, Balance, Need, Tenure, spare_gpus, successor, victims
 
 
 def tenure(
@@ -124,3 +124,13 @@ def test_within_a_quota_the_idlest_goes_and_a_busy_one_only_for_a_revision_witho
     assert of(busy, "x", TURN_S) is None, "it has one"
     assert of([*busy, *idle, tenure("g", "a", key="g", gpus=1)], "z", needs_gpu=True) == "g"
     assert of([], "z", TURN_S) is None
+
+
+def test_gpus_come_from_ones_own_idle_instances_and_from_what_nobody_calls() -> None:
+    held = [
+        tenure("busy", "a", idle_s=None, gpus=1), tenure("kept", "a", gpus=1, is_spare=False), tenure("mine", "a", idle_s=0.1, gpus=1),
+        tenure("fresh", "b", idle_s=SPARE_S - 1, gpus=1), tenure("long", "b", idle_s=SPARE_S + 1, gpus=2), tenure("cpu", "a", idle_s=99),
+    ]  # fmt: skip
+    assert [one.id for one in spare_gpus(held, tenant="a", lacking=1)] == ["long"]
+    assert [one.id for one in spare_gpus(held, tenant="a", lacking=3)] == ["long", "mine"]
+    assert spare_gpus(held[:2], tenant="a", lacking=1) == []
