@@ -110,6 +110,7 @@ class Capacity:
         """It is gone, or never came."""
         freed = self._drop(instance_id)
         self._leaving.pop(instance_id, None)
+        self._leaving_gpus.discard(instance_id)
         if freed and self._line:
             self._free_bytes += freed
             self.look_soon()
@@ -197,11 +198,11 @@ class Capacity:
 
     def _give_up_gpus(self, ask: Ask, detail: Mapping[str, Any]) -> bool:
         """Whether GPUs are on their way: idle instances were asked to go for it, now or before."""
-        tenures = list(self.estate.tenures())
-        self._leaving_gpus &= {tenure.id for tenure in tenures}
         if self._leaving_gpus:
             return True
-        chosen = spare_gpus(tenures, tenant=ask.tenant, lacking=int(detail.get("asked", ask.gpus)) - int(detail.get("free", 0)))
+        chosen = spare_gpus(
+            self.estate.tenures(), tenant=ask.tenant, lacking=int(detail.get("asked", ask.gpus)) - int(detail.get("free", 0))
+        )
         self._leaving_gpus = {tenure.id for tenure in chosen}
         for victim in chosen:
             log.info("instance given up for its GPU instance=%s of=%s for=%s", victim.id, victim.tenant, ask.tenant)
