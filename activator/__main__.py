@@ -230,10 +230,10 @@ def main(argv: list[str] | None = None) -> None:
     except OSError as e:
         sys.exit(f"activator: cannot listen on {settings.listen}: {e.strerror}: is another platform running? Set activator.listen")
     try:
-        parts = Assembly(settings=settings, prices=prices, site=site_of(paths, arguments.index))
+        parts = Assembly(settings=settings, prices=prices, site=site_of(paths, arguments.index, platform))
     except JournalInUse as e:
         sys.exit(f"activator: a-{arguments.index} is already served: {e}")
-    except JournalFull as e:
+    except (JournalFull, SettingsInvalid) as e:
         sys.exit(f"activator: {e}")
     if (address := settings.metrics_address(arguments.index)) is not None:
         host, port = address

@@ -51,8 +51,9 @@ from activator.siblings import Siblings, socket_of
 from activator.throttler import Throttler
 from activator.tracing.desk import TraceDesk
 from pilotlight.pricing import PriceSettings
-from pilotlight.seal import PlatformKey
-from weight_cache.settings import Paths
+from pilotlight.seal import PlatformKey, key_of
+from weight_cache.addresses import Address, controller_address
+from weight_cache.settings import Paths, PlatformSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class Site:
         index: which activator of this machine, from 0.
         home: directory of its journal and its copy of the routes.
         key: the platform's key.
-        controller: socket of the controller.
+        controller: where the controller is.
     """
 
     id: str
@@ -72,15 +73,15 @@ class Site:
     paths: Paths
     home: Path
     key: PlatformKey
-    controller: Path
+    controller: Address
 
 
-def site_of(paths: Paths, index: int) -> Site:
-    """The place of activator `index`; its directory is made."""
+def site_of(paths: Paths, index: int, platform: PlatformSettings) -> Site:
+    """The place of activator `index`; its directory is made. Raises SettingsInvalid."""
     home = paths.home / "activator" / f"a-{index}"
     home.mkdir(parents=True, exist_ok=True)
-    key = PlatformKey.load_or_create(paths.home / "platform.key")
-    return Site(id=f"a-{index}", index=index, paths=paths, home=home, key=key, controller=paths.socket("controller"))
+    key = key_of(platform, paths)
+    return Site(id=f"a-{index}", index=index, paths=paths, home=home, key=key, controller=controller_address(platform, paths))
 
 
 class Assembly:
@@ -110,7 +111,7 @@ class Assembly:
         self._make_gateway()
 
     def _make_posting(self) -> None:
-        receiver = ControllerReceiver(socket=self.site.controller, token=self.site.key.token)
+        receiver = ControllerReceiver(controller=self.site.controller, token=self.site.key.token)
         self.posting = Posting(self.metrics.observer, receiver, activator=self.site.id)
         self.loops.append(("observations", self.posting.run))
         self.closing.append(self.posting.aclose)
@@ -131,7 +132,7 @@ class Assembly:
         self.metrics.collect_tenants(self.table.tenant_names)
         self.quotas = _quota_store(settings, site)
         self.entrance = Entrance(table=self.table, store=self.quotas, settings=settings)
-        self.feed = FeedFollower(table=self.table, socket=site.controller, token=site.key.token, log_path=site.home / "routes.ndjson")
+        self.feed = FeedFollower(table=self.table, controller=site.controller, token=site.key.token, log_path=site.home / "routes.ndjson")
         if isinstance(self.quotas, RedisQuotas):
             self.loops.append(("quotas", self.quotas.run))
 
@@ -139,7 +140,7 @@ class Assembly:
         settings, site = self.settings, self.site
         self.books = Books(
             directory=site.home, activator=site.id, sync_s=settings.journal_sync_s, free_idle_s=settings.scaledown_window_s,
-            ledger=ControllerLedger(socket=site.controller, token=site.key.token, activator=site.id),
+            ledger=ControllerLedger(controller=site.controller, token=site.key.token, activator=site.id),
             money=_shared_money(settings, site), is_open_without_money=settings.is_open_without_redis("budget"),
             is_served_unbilled=settings.journal_full == "serve", on_unbilled=self.metrics.unbilled,
         )  # fmt: skip

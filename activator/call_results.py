@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,8 +14,8 @@ import httpx
 from activator.billing.journal import Journal
 from activator.call_streams import FINAL
 from activator.held import HeldCalls
-from activator.neighbours import over_socket
 from pilotlight.protocol import CALLS_PATH, HEADER_PLATFORM_TOKEN, CallRecord
+from weight_cache.addresses import Address
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +29,12 @@ SHIP_RETRY_S = (0.1, 0.5, 1.0, 5.0)
 class CallResults:
     """Owner: the event loop."""
 
-    def __init__(self, held: HeldCalls, *, journal: Journal, controller: Path, token: str) -> None:
+    def __init__(self, held: HeldCalls, *, journal: Journal, controller: Address, token: str) -> None:
         self._held = held
         self._journal = journal
         self._client = httpx.AsyncClient(
-            transport=over_socket(controller),
-            base_url="http://controller",
+            transport=controller.transport(),
+            base_url=controller.base_url,
             headers={HEADER_PLATFORM_TOKEN: token},
             timeout=30.0,
         )

@@ -22,7 +22,6 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 from weakref import WeakValueDictionary
@@ -51,6 +50,7 @@ from activator.tracing.tracer import Tracer
 from pilotlight import errors
 from pilotlight.protocol import HEADER_IDEMPOTENCY_KEY, HEADER_REPLAYED, HEADER_WEBHOOK, CallRecord
 from pilotlight.types import FunctionAddress, TenantId, check_name
+from weight_cache.addresses import Address
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class SubmittedCalls:
         control: ControlPlane,
         settings: ActivatorSettings,
         metrics: Metrics,
-        controller: Path,
+        controller: Address,
         token: str,
         siblings: Siblings | None = None,
         tracer: Tracer | None = None,

@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 
 import httpx
 
 from activator.admission import StrangerLimit
-from activator.neighbours import over_socket
 from activator.request import HOP_BY_HOP, Headers, Request
 from activator.routes import RouteTable
 from pilotlight import errors
+from weight_cache.addresses import Address
 
 PUBLIC_PREFIXES = ("/v1/", "/v2/", "/dashboard", "/docs", "/openapi.json", "/redoc")
 """Paths that may be passed on. `/internal/` is not among them, and never will be."""
@@ -30,11 +29,11 @@ _IDLE_S = 630.0
 
 
 class ControlPlane:
-    """The way to the controller's Unix socket."""
+    """The way to the controller."""
 
     def __init__(
         self,
-        socket: Path,
+        controller: Address,
         *,
         table: RouteTable,
         strangers: StrangerLimit,
@@ -47,8 +46,8 @@ class ControlPlane:
         self._others_catch_up = others_catch_up
         self._strangers = strangers
         self._client = httpx.AsyncClient(
-            transport=over_socket(socket, limits=httpx.Limits(max_connections=256)),
-            base_url="http://controller",
+            transport=controller.transport(limits=httpx.Limits(max_connections=256)),
+            base_url=controller.base_url,
             timeout=httpx.Timeout(10.0, read=_IDLE_S, write=_IDLE_S),
         )
 
@@ -60,7 +59,7 @@ class ControlPlane:
             raise errors.NotFound(f"nothing is served at {path}: the API is under /v1/, its description at /docs")
         raw_path = request.scope["raw_path"] if path != "/" else b"/dashboard"
         query = request.scope["query_string"]
-        url = httpx.URL("http://controller").copy_with(raw_path=raw_path + (b"?" + query if query else b""))
+        url = self._client.base_url.copy_with(raw_path=raw_path + (b"?" + query if query else b""))
         headers = [(k, v) for k, v in request.scope["headers"] if k not in HOP_BY_HOP and k != b"x-request-id"]
         headers += [(b"x-request-id", request.id.encode()), (b"x-forwarded-for", request.address.encode())]
         has_body = b"content-length" in request.headers or b"transfer-encoding" in request.headers

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
 
-from activator.neighbours import over_socket
 from pilotlight import errors
 from pilotlight.protocol import DUE_PATH, HEADER_PLATFORM_TOKEN
+from weight_cache.addresses import Address
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +46,13 @@ class Keeper(Protocol):
 class DueCalls:
     """See the module."""
 
-    def __init__(self, keeper: Keeper, *, controller: Path, token: str, activator: str, wait_s: float = WAIT_S) -> None:
+    def __init__(self, keeper: Keeper, *, controller: Address, token: str, activator: str, wait_s: float = WAIT_S) -> None:
         self._keeper = keeper
         self._activator = activator
         self._wait_s = wait_s
         self._client = httpx.AsyncClient(
-            transport=over_socket(controller),
-            base_url="http://controller",
+            transport=controller.transport(),
+            base_url=controller.base_url,
             headers={HEADER_PLATFORM_TOKEN: token},
             timeout=httpx.Timeout(ANSWER_S, read=wait_s + ANSWER_S),
         )

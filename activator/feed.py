@@ -16,9 +16,9 @@ from typing import BinaryIO, cast
 
 import httpx
 
-from activator.neighbours import over_socket
 from activator.routes import RouteTable
 from pilotlight.protocol import FEED_PATH, HEADER_PLATFORM_TOKEN, FeedChange
+from weight_cache.addresses import Address
 
 log = logging.getLogger(__name__)
 
@@ -117,12 +117,12 @@ class FeedLog:
 class FeedFollower:
     """Keeps a RouteTable equal to the controller's state."""
 
-    def __init__(self, *, table: RouteTable, socket: Path, token: str, log_path: Path) -> None:
+    def __init__(self, *, table: RouteTable, controller: Address, token: str, log_path: Path) -> None:
         self._table = table
         self._log = FeedLog(log_path)
         self._client = httpx.AsyncClient(
-            transport=over_socket(socket),
-            base_url="http://controller",
+            transport=controller.transport(),
+            base_url=controller.base_url,
             headers={HEADER_PLATFORM_TOKEN: token},
             timeout=httpx.Timeout(10.0, read=POLL_S + 10.0),
         )

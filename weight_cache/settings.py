@@ -114,10 +114,6 @@ class Paths:
         """`<run>/<process>.sock`."""
         return self.run / f"{process}.sock"
 
-    def key_file(self, settings: PlatformSettings) -> Path:
-        """Where the platform's key is."""
-        return Path(settings.key_file) if settings.key_file else self.home / "platform.key"
-
 
 def load(kind: type[T], section: str, file: Path | None) -> T:
     """Read one section of `file` (None or missing file: defaults) into the record `kind`. Raises SettingsInvalid."""

@@ -21,9 +21,10 @@ from activator.billing.states import BudgetSource, BudgetStates, parse_states
 from activator.billing.usage import UsageSubject
 from activator.routes import Target
 from activator.tokens.use import TokenUse
-from activator.upstream import Answer, ConnectionPool, UpstreamGone
+from activator.upstream import Answer, ConnectionPool, UpstreamGone, WorkerConnection
 from pilotlight.pricing import Rates
 from pilotlight.protocol import BUDGETS_PATH, HEADER_PLATFORM_TOKEN, USAGE_PATH, BudgetState
+from weight_cache.addresses import Address
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +43,29 @@ class ClosableLedger(Ledger, BudgetSource, Protocol):
         ...
 
 
-class ControllerLedger:
-    """The controller's ledger, behind its Unix socket (`ClosableLedger`): a megabyte of records is one write on a pooled connection."""
+class _ControllerPool(ConnectionPool):
+    """Connections to the controller, which may be on another machine."""
 
-    def __init__(self, *, socket: Path, token: str, activator: str) -> None:
+    __slots__ = ("_address",)
+
+    def __init__(self, address: Address) -> None:
+        super().__init__(str(address))
+        self._address = address
+
+    async def open(self, loop: asyncio.AbstractEventLoop) -> WorkerConnection:
+        """See ConnectionPool."""
+        try:
+            return await self._address.connect(loop, WorkerConnection)
+        except OSError as e:
+            raise UpstreamGone(f"no controller at {self._address}: {e.strerror or e}", sent=False) from e
+
+
+class ControllerLedger:
+    """The controller's ledger (`ClosableLedger`): a megabyte of records is one write on a pooled connection."""
+
+    def __init__(self, *, controller: Address, token: str, activator: str) -> None:
         self._activator = activator
-        self._connections = ConnectionPool(str(socket))
+        self._connections = _ControllerPool(controller)
         head = f"HTTP/1.1\r\nhost: controller\r\n{HEADER_PLATFORM_TOKEN}: {token}\r\n"
         self._post_head = f"POST {USAGE_PATH} {head}content-type: application/json\r\ncontent-length: ".encode()
         self._get_budgets = f"GET {BUDGETS_PATH} {head}\r\n".encode()

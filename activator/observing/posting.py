@@ -11,15 +11,14 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
 
-from activator.neighbours import over_socket
 from activator.observing.observer import Observer
 from pilotlight.observations import Observation, add_to
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN, OBSERVATIONS_PATH
+from weight_cache.addresses import Address
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +46,12 @@ class Receiver(Protocol):
 
 
 class ControllerReceiver:
-    """The controller, by its socket."""
+    """The controller, wherever it is."""
 
-    def __init__(self, *, socket: Path, token: str) -> None:
+    def __init__(self, *, controller: Address, token: str) -> None:
         self._client = httpx.AsyncClient(
-            transport=over_socket(socket),
-            base_url="http://controller",
+            transport=controller.transport(),
+            base_url=controller.base_url,
             headers={HEADER_PLATFORM_TOKEN: token},
             timeout=10.0,
         )

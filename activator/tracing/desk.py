@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -12,6 +11,7 @@ from activator.tracing.document import Json
 from activator.tracing.otlp import OtlpExport
 from activator.tracing.outbox import ControllerTraces, Outbox
 from activator.tracing.tracer import Exemplifies, Tracer
+from weight_cache.addresses import Address
 
 
 class TraceDesk:
@@ -27,13 +27,13 @@ class TraceDesk:
         self,
         *,
         share: float,
-        controller: Path,
+        controller: Address,
         token: str,
         activator: str,
         endpoint: str | None,
         exemplars: Exemplifies | None,
     ) -> None:
-        self._store = ControllerTraces(socket=controller, token=token, activator=activator)
+        self._store = ControllerTraces(controller=controller, token=token, activator=activator)
         self.outbox = Outbox(self._store)
         self.otlp = OtlpExport(endpoint, instance=activator) if endpoint is not None else None
         self.tracer = Tracer(share=share, keep=self._keep, exemplars=exemplars, activator=activator)

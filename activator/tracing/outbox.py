@@ -6,14 +6,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 import httpx
 
-from activator.neighbours import over_socket
 from activator.tracing.document import Json
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN, TRACES_PATH
+from weight_cache.addresses import Address
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +35,10 @@ class TraceStore(Protocol):
 class ControllerTraces:
     """The controller's."""
 
-    def __init__(self, *, socket: Path, token: str, activator: str) -> None:
+    def __init__(self, *, controller: Address, token: str, activator: str) -> None:
         self._activator = activator
         self._client = httpx.AsyncClient(
-            transport=over_socket(socket), base_url="http://controller", headers={HEADER_PLATFORM_TOKEN: token},
+            transport=controller.transport(), base_url=controller.base_url, headers={HEADER_PLATFORM_TOKEN: token},
             timeout=10.0,
         )  # fmt: skip
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from cryptography.fernet import Fernet, InvalidToken
 
+from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid
+
 
 class SealBroken(Exception):
     """Raised when a sealed text was not sealed with this platform's key, or was altered."""
@@ -64,3 +66,18 @@ class PlatformKey:
             return self._fernet.decrypt(sealed.encode()).decode()
         except InvalidToken as e:
             raise SealBroken("a sealed text does not open with this platform's key: was platform.key replaced?") from e
+
+
+def key_of(platform: PlatformSettings, paths: Paths) -> PlatformKey:
+    """The key in <home>, made at the first start; or the one of `platform.key_file`, which several machines share and nobody makes here.
+
+    Raises SettingsInvalid.
+    """
+    if platform.key_file is None:
+        return PlatformKey.load_or_create(paths.home / "platform.key")
+    try:
+        return PlatformKey.load(Path(platform.key_file))
+    except OSError as e:
+        raise SettingsInvalid(f"platform.key_file = {platform.key_file!r}: {e.strerror}: is the secret mounted?") from e
+    except ValueError as e:
+        raise SettingsInvalid(f"platform.key_file = {platform.key_file!r}: holds no key: 32 bytes in URL-safe base64") from e

@@ -41,6 +41,7 @@ from tests.fakes.fake_fleet import FakeFleet
 from tests.fakes.fake_worker import Behaviour, echo
 from tests.fakes.plain_http import NO_TLS
 from tests.fakes.routes import TENANT, change, empty_table
+from weight_cache.addresses import Address
 
 KEY = "pl_test"
 PATIENCE_S = 30.0
@@ -91,7 +92,7 @@ class Edge:
         dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of, may_pay=self.books.check)
         dispatcher.fallbacks = Ladder(routes=self.table, throttler_of=self.scaler.throttler_of)
         self.table.on_budget = self.books.budgets.apply
-        nobody = directory / "controller.sock"
+        nobody = Address.at(directory / "controller.sock")
         self.control = ControlPlane(nobody, table=self.table, strangers=self.strangers, catch_up=_nothing_to_catch_up)
         self.quotas = quotas or ProcessQuotas()
         self.entrance = Entrance(table=self.table, store=self.quotas, settings=settings)

@@ -11,6 +11,7 @@ import pytest
 from activator.billing.books import ControllerLedger
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
+from weight_cache.addresses import Address
 
 
 class FakeLedgerServer:
@@ -37,7 +38,7 @@ async def _server(short_tmp: Path) -> AsyncIterator[FakeLedgerServer]:
 
 @pytest.fixture(name="ledger")
 async def _ledger(short_tmp: Path) -> AsyncIterator[ControllerLedger]:
-    ledger = ControllerLedger(socket=short_tmp / "c.sock", token="secret", activator="a-0")
+    ledger = ControllerLedger(controller=Address.at(short_tmp / "c.sock"), token="secret", activator="a-0")
     yield ledger
     await ledger.aclose()
 

@@ -26,6 +26,7 @@ from tests.activator.test_gateway import forever, until
 from tests.fakes.databases import empty_sqlite
 from tests.fakes.fake_worker import Behaviour, FakeWorker, WorkerAnswer, WorkerRequest, echo
 from tests.fakes.routes import TENANT, route_of, spec_of
+from weight_cache.addresses import Address
 
 
 class ControlDesk:
@@ -77,7 +78,7 @@ class Life:
     def __init__(self, directory: Path, desk: ControlDesk, behaviour: Behaviour, name: str = "a-0") -> None:
         self.edge = Edge(directory, ActivatorSettings(), behaviour)
         self.edge.add(route_of(spec_of()))
-        self.due = DueCalls(self.edge.calls, controller=desk.server.path, token="t", activator=name, wait_s=0)
+        self.due = DueCalls(self.edge.calls, controller=Address.at(desk.server.path), token="t", activator=name, wait_s=0)
         self.edge.calls._results._client = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=str(desk.server.path)), base_url="http://controller"
         )

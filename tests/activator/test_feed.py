@@ -17,6 +17,7 @@ from pilotlight.protocol import FeedChange
 from tests.activator.test_routes import address
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
 from tests.fakes.routes import change, empty_table, route_of, spec_of
+from weight_cache.addresses import Address
 
 
 class FakeController:
@@ -52,7 +53,7 @@ async def _controller(short_tmp: Path) -> AsyncIterator[tuple[FakeController, Fa
 
 @contextlib.asynccontextmanager
 async def following(table: RouteTable, directory: Path) -> AsyncIterator[FeedFollower]:
-    follower = FeedFollower(table=table, socket=directory / "c.sock", token="t", log_path=directory / "routes.ndjson")
+    follower = FeedFollower(table=table, controller=Address.at(directory / "c.sock"), token="t", log_path=directory / "routes.ndjson")
     follower.load()
     task = asyncio.create_task(follower.follow())
     try:
@@ -96,7 +97,9 @@ async def test_who_catches_up_finds_what_was_published_before(controller: tuple[
 
 
 async def test_without_a_controller_nobody_waits_to_catch_up(short_tmp: Path) -> None:
-    follower = FeedFollower(table=empty_table(), socket=short_tmp / "none.sock", token="t", log_path=short_tmp / "routes.ndjson")
+    follower = FeedFollower(
+        table=empty_table(), controller=Address.at(short_tmp / "none.sock"), token="t", log_path=short_tmp / "routes.ndjson"
+    )
     await follower.catch_up()
     await follower.aclose()
 

@@ -42,7 +42,7 @@ from pilotlight.controller.rollouts import loop as rollouts
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.store import Store
 from pilotlight.errors import PilotlightError
-from pilotlight.seal import PlatformKey
+from pilotlight.seal import key_of
 from snapshotter.client import AgentClient
 from snapshotter.errors import SnapshotterError
 from weight_cache.client import WeightCacheClient
@@ -93,7 +93,7 @@ def _context(
         config=config,
         store=store,
         files=files,
-        key=PlatformKey.load_or_create(config.paths.home / "platform.key"),
+        key=key_of(config.platform, config.paths),
         agent=agent,
         cache=cache,
         bell=bell,
