@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +23,10 @@ class ClusterSettings:
         field_manager: owner of what we apply (server-side apply).
         autoscaler: `kpa`, Knative's own class, or `pilotlight`, ours (experimental).
         runtime_image: reference by digest, of functions without an image of their own; None = they cannot be deployed.
+        images: reference by digest, of functions with an environment of their own: by the digest of its description, by its first
+            characters (12 or more), or by the name of an engine's environment (`vllm`).
         image_pull_secrets: names of secrets in tenants' namespaces.
+        egress_cidrs: private addresses that functions may reach besides the public internet.
         node_path: directory on each node in which the agent shows function pods what is theirs, one directory for each tenant id.
         restore_into_pods: a waiting pod may receive a restored worker (experimental).
         wake_url: where a request with a revision's name starts it from zero (autoscaler `kpa`).
@@ -42,7 +46,9 @@ class ClusterSettings:
     field_manager: str = "pilotlight"
     autoscaler: str = "kpa"
     runtime_image: str | None = None
+    images: Mapping[str, str] = field(default_factory=dict)
     image_pull_secrets: list[str] = field(default_factory=list)
+    egress_cidrs: list[str] = field(default_factory=list)
     node_path: str = "/var/lib/pilotlight/node"
     restore_into_pods: bool = False
     wake_url: str = "http://activator-service.knative-serving.svc.cluster.local"
@@ -61,6 +67,14 @@ class ClusterSettings:
             raise ValueError(f"namespace_prefix = {self.namespace_prefix!r}: at most 20 of a-z, 0-9 and -, a letter first")
         if self.runtime_image is not None and not _DIGEST.match(self.runtime_image):
             raise ValueError(f"runtime_image = {self.runtime_image!r}: name it by digest: image@sha256:<64 hex digits>")
+        for name, image in self.images.items():
+            if not _DIGEST.match(str(image)):
+                raise ValueError(f"images.{name} = {image!r}: name it by digest: image@sha256:<64 hex digits>")
+        for cidr in self.egress_cidrs:
+            try:
+                ipaddress.ip_network(cidr)
+            except ValueError as e:
+                raise ValueError(f"egress_cidrs: {cidr!r}: write a network such as 10.20.0.0/16") from e
         if not self.node_path.startswith("/"):
             raise ValueError(f"node_path = {self.node_path!r}: must be an absolute path")
         if not self.wake_url.startswith(("http://", "https://")):
