@@ -6,6 +6,7 @@ out of it, for a pod that starts must find what its siblings found.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -97,7 +98,7 @@ def template(made: RevisionOf) -> dict[str, Any]:
 def config_map(made: RevisionOf) -> Manifest:
     """The launch document, under the revision's name. Raises InvalidInput for one that is too large."""
     lasting = replace(made.launch, secret_variables=(), snapshot=made.spec.snapshot)
-    text = canonical_json(lasting.to_json()).decode()
+    text = json.dumps(lasting.to_json(), sort_keys=True, indent=1, ensure_ascii=False) + "\n"
     if len(text.encode()) > MAX_CONFIG_MAP_BYTES:
         raise InvalidInput(
             f"{made.route.app}/{made.route.function}: its description has {len(text.encode())} bytes, and a ConfigMap holds "
