@@ -32,6 +32,7 @@ class ClusterSettings:
         wake_url: where a request with a revision's name starts it from zero (autoscaler `kpa`).
         knative_namespace: of Knative Serving.
         max_timeout_s: bound of Knative for `timeoutSeconds` (config-defaults, max-revision-timeout-seconds).
+        tolerated_warnings: pieces of warnings of the API server that do not make a write fail.
         gpu_resource: extended resource of a GPU.
         gpu_label: node label that names a GPU's product.
         gpu_products: what users write (`H100`) → value of `gpu_label`; a missing name stands for itself.
@@ -54,6 +55,7 @@ class ClusterSettings:
     wake_url: str = "http://activator-service.knative-serving.svc.cluster.local"
     knative_namespace: str = "knative-serving"
     max_timeout_s: int = 600
+    tolerated_warnings: list[str] = field(default_factory=list)
     gpu_resource: str = "nvidia.com/gpu"
     gpu_label: str = "nvidia.com/gpu.product"
     gpu_products: Mapping[str, str] = field(default_factory=dict)

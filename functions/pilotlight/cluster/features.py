@@ -1,0 +1,87 @@
+"""Feature flags of Knative Serving (ConfigMap config-features) that fields of a manifest need.
+
+Facts of knative/serving after v1.23 (pkg/apis/config/features.go, pkg/apis/serving/k8s_validation.go).
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+CONFIG_FEATURES = "config-features"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """One flag.
+
+    Attributes:
+        flag: key in config-features.
+        needs_enabled: it must be `enabled`; else `allowed` suffices.
+        fields: of a pod's or container's spec that it lets through.
+        default: value where the ConfigMap does not name it.
+    """
+
+    flag: str
+    fields: tuple[str, ...]
+    needs_enabled: bool = False
+    default: str = "disabled"
+
+    def is_on(self, data: Mapping[str, str]) -> bool:
+        """Whether this data of config-features lets the fields through."""
+        value = data.get(self.flag, self.default).strip().lower()
+        return value == "enabled" or (value == "allowed" and not self.needs_enabled)
+
+
+def _allowed(flag: str, *fields: str) -> Feature:
+    return Feature(flag=f"kubernetes.{flag}", fields=fields)
+
+
+def _enabled(flag: str, *fields: str) -> Feature:
+    return Feature(flag=f"kubernetes.{flag}", fields=fields, needs_enabled=True)
+
+
+FEATURES: tuple[Feature, ...] = (
+    _allowed("podspec-affinity", "affinity"),
+    _allowed("podspec-topologyspreadconstraints", "topologySpreadConstraints"),
+    _allowed("podspec-hostaliases", "hostAliases"),
+    _allowed("podspec-nodeselector", "nodeSelector"),
+    _allowed("podspec-runtimeclassname", "runtimeClassName"),
+    _allowed("podspec-tolerations", "tolerations"),
+    _allowed("podspec-schedulername", "schedulerName"),
+    _allowed("podspec-priorityclassname", "priorityClassName"),
+    _allowed("podspec-dnspolicy", "dnsPolicy"),
+    _allowed("podspec-dnsconfig", "dnsConfig"),
+    _allowed("podspec-hostipc", "hostIPC"),
+    _allowed("podspec-hostpid", "hostPID"),
+    _allowed("podspec-hostnetwork", "hostNetwork"),
+    _allowed("podspec-shareprocessnamespace", "shareProcessNamespace"),
+    _allowed("podspec-securitycontext", "securityContext"),
+    _allowed("podspec-fieldref", "fieldRef", "resourceFieldRef"),
+    _enabled("containerspec-addcapabilities", "capabilities.add"),
+    _enabled("podspec-init-containers", "initContainers"),
+    _enabled("podspec-volumes-hostpath", "hostPath"),
+    _enabled("podspec-volumes-csi", "csi"),
+    _enabled("podspec-volumes-ephemeral", "ephemeral"),
+    _enabled("podspec-volumes-image", "image volume"),
+    _enabled("podspec-persistent-volume-claim", "persistentVolumeClaim"),
+    _enabled("podspec-persistent-volume-write", "writable persistentVolumeClaim"),
+    _enabled("podspec-volumes-mount-propagation", "mountPropagation"),
+    Feature(flag="kubernetes.podspec-volumes-emptydir", fields=("emptyDir",), default="enabled"),
+    Feature(flag="multi-container-probing", fields=("probes of sidecars",), needs_enabled=True),
+)
+BY_FIELD: Mapping[str, Feature] = {field: feature for feature in FEATURES for field in feature.fields}
+BY_FLAG: Mapping[str, Feature] = {feature.flag: feature for feature in FEATURES}
+
+
+def switch_on(feature: Feature, *, knative_namespace: str) -> str:
+    """The kubectl command that switches a feature on."""
+    return patch_config(CONFIG_FEATURES, {feature.flag: "enabled"}, knative_namespace=knative_namespace)
+
+
+def patch_config(name: str, data: Mapping[str, str], *, knative_namespace: str) -> str:
+    """The kubectl command that sets keys of one of Knative's ConfigMaps."""
+    body = json.dumps({"data": dict(data)}, separators=(",", ":"), sort_keys=True)
+    return f"kubectl patch configmap/{name} -n {knative_namespace} --type merge -p {shlex.quote(body)}"

@@ -1,0 +1,121 @@
+"""A watch that does not end: list once, then go on from the newest resourceVersion however often the connection is cut.
+
+A cut costs a new request, not a new listing: the server continues behind the last event or bookmark. Only a version that is too old (410,
+as a status or inside the stream) or that the server does not understand makes us list anew, and then the difference is what comes out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from pilotlight.cluster.answers import from_status
+from pilotlight.cluster.changes import Change, Known, Lines, Object, version_of
+from pilotlight.cluster.deeds import Deed
+from pilotlight.cluster.errors import BadCredentials, ClusterError, ClusterUnreachable, Forbidden, Gone, Invalid, KindMissing, NotFound
+from pilotlight.cluster.kinds import Kind
+
+if TYPE_CHECKING:
+    from pilotlight.cluster.api import Cluster
+
+logger = logging.getLogger(__name__)
+
+_HEALTHY_S = 1.0  # a connection that lived so long, or brought anything, was worth having: the next attempt comes soon
+_REFUSALS = 5  # in a row, after which a new listing is tried: whatever the server has against our version, it is not lost that way
+_HOPELESS = (Forbidden, KindMissing, BadCredentials)  # nothing to wait for until somebody acts
+
+
+class _Pace:
+    """How soon to try again."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began = clock()
+        self.failures = 0
+
+    def begin(self) -> None:
+        """A connection is being opened."""
+        self._began = self._clock()
+
+    def heard(self) -> None:
+        """Something arrived."""
+        self.failures = 0
+
+    def ended(self) -> None:
+        """The connection ended."""
+        self.failures = 0 if self._clock() - self._began >= _HEALTHY_S else self.failures + 1
+
+
+async def follow(
+    cluster: Cluster,
+    kind: Kind,
+    namespace: str | None,
+    selector: str,
+    *,
+    fields: str,
+    chance: Callable[[], float],
+    clock: Callable[[], float],
+    sleep: Callable[[float], Awaitable[None]],
+) -> AsyncGenerator[Change, None]:
+    """Changes for ever, the first listing as ADDED, a SYNCED behind every listing.
+
+    Raises:
+        Forbidden, KindMissing, BadCredentials: at the first listing only; later they are waited out like everything else.
+    """
+    known, pace = Known(), _Pace(clock)
+    deed = Deed(verb="watch", kind=kind, namespace=namespace)
+    version, was_listed = "", False
+    while True:
+        try:
+            if not version:
+                listing = await cluster.list(kind, namespace, selector, fields=fields)
+                for change in known.listed(listing.items):
+                    yield change
+                version, was_listed = listing.resource_version, True
+                yield Change("SYNCED", {})
+            pace.begin()
+            stream = cluster.changes(kind, namespace, resource_version=version, selector=selector, fields=fields)
+            async with aclosing(_events(deed, stream)) as events:
+                async for event, item in events:
+                    pace.heard()
+                    version = version_of(item) or version
+                    for change in [] if event == "BOOKMARK" else known.happened(event, item):
+                        yield change
+            pace.ended()
+        except ClusterError as error:
+            if not was_listed and isinstance(error, _HOPELESS):
+                raise
+            pace.ended()
+            if _wants_listing(error, pace.failures):
+                version = ""
+            logger.info("watch cut kind=%s failures=%d relist=%s error=%s", kind, pace.failures, not version, error)
+            asked_s = error.retry_after_s
+        else:
+            asked_s = None
+        await sleep(cluster.patience.watch_pauses.pause_s(max(1, pace.failures), chance=chance(), retry_after_s=asked_s))
+
+
+async def _events(deed: Deed, stream: AsyncGenerator[bytes, None]) -> AsyncGenerator[tuple[str, Object], None]:
+    lines = Lines()
+    async with aclosing(stream) as pieces:
+        async for piece in pieces:
+            try:
+                documents = list(lines.feed(piece))
+            except ValueError as error:
+                raise ClusterUnreachable(f"cannot {deed}: {error}", deed=deed) from error
+            for document in documents:
+                event, item = str(document.get("type")), document.get("object") or {}
+                if event == "ERROR":
+                    raise from_status(deed, item)
+                yield event, item
+
+
+def _wants_listing(error: ClusterError, failures: int) -> bool:
+    """Whether going on from our resourceVersion has no future."""
+    if isinstance(error, (Gone, Invalid, NotFound, KindMissing)):
+        return True
+    if "Too large resource version" in str(error):  # of a server that was restored from a backup
+        return True
+    return not isinstance(error, ClusterUnreachable) and error.status not in (429, 503) and failures >= _REFUSALS
