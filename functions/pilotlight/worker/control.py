@@ -7,7 +7,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 MAX_DESCRIPTORS = 16
@@ -26,12 +26,14 @@ class Order:
         env: the instance's environment, secrets included. Only `assign` brings it along; to `fork` and `serve` it comes on `go`.
         descriptors: listener, stdout, stderr, go, and ways into cgroups; `assign`: the first three; `park`: channel, go, ways;
             `checkpoint`: listener, channel, go, ways; `checkpoint_in_place`: listener, channel; `prove`: none.
+        start: what was before the order, where a launcher says it beside the environment: `kind`, `phases_ms`.
     """
 
     op: str
     instance: str
     env: Mapping[str, str]
     descriptors: tuple[int, ...]
+    start: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Control:

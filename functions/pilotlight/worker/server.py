@@ -23,12 +23,13 @@ from uvicorn.server import ServerState
 
 from pilotlight.errors import NotFound
 from pilotlight.policies import Objectives
-from pilotlight.protocol import CONTENT_JSON, WORKER_ASGI, WORKER_HEALTH, WORKER_INVOKE
+from pilotlight.protocol import CONTENT_JSON, WORKER_ASGI, WORKER_HEALTH, WORKER_INVOKE, WORKER_STATUS
 from pilotlight.spec import FunctionSpec
 from pilotlight.worker import faults, hooks, results
 from pilotlight.worker.answers import answer, answer_problem
 from pilotlight.worker.asgi import WebApplication
 from pilotlight.worker.calls import Calls
+from pilotlight.worker.standing import Standing
 from pilotlight.worker.target import Target
 from pilotlight.worker.wake import INSTANCE_VARIABLE
 
@@ -84,6 +85,7 @@ class Server:
         startup_s = spec.clocks.startup_s
         self._hook_s = min(hooks.HOOK_S, startup_s) if spec.snapshot else startup_s
         self._application: WebApplication | None = None
+        self._standing = Standing()
         self._state = ServerState()
         self._config = _config(self._answer, websockets=self._web is not None)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -126,8 +128,9 @@ class Server:
         self._calls.make_thread(self._running_loop)
         self._running_loop.run_until_complete(self._ask_ourselves())
 
-    def wake(self, listener: socket.socket) -> None:
+    def wake(self, listener: socket.socket, standing: Standing) -> None:
         """Run enter(snap=False), build a web application, and accept on the listener. Raises what user code raises."""
+        self._standing = standing
         self._running_loop.run_until_complete(self._wake(listener))
 
     def run(self, *, on_ready: Callable[[], None], shim: int) -> None:
@@ -199,6 +202,8 @@ class Server:
                 await self._application(scope, receive, send)
             elif path == WORKER_HEALTH and scope["type"] == "http":
                 await self._answer_health(send)
+            elif path == WORKER_STATUS and scope["type"] == "http":
+                await answer(send, 200, CONTENT_JSON.encode(), b"ok", self._standing.as_json(running=self._calls.running))
             elif scope["type"] == "http":
                 await answer_problem(send, NotFound(f"nothing is served at {path!r} by this function"), outcome=b"invalid")
             else:

@@ -31,6 +31,7 @@ from pilotlight.worker.places import SocketPlaces, UserCode
 from pilotlight.worker.running import Whose
 from pilotlight.worker.secrets import Secrets
 from pilotlight.worker.server import Server
+from pilotlight.worker.standing import Standing
 from pilotlight.worker.target import Method, Target, make_target
 from pilotlight.worker.template import Template, connect_output, surplus_threads, wait_environment
 
@@ -54,6 +55,7 @@ class Worker:
     known: Mapping[str, proof.Known]
     secrets: Secrets
     scene: Scene
+    booted_ms: Mapping[str, float]
 
 
 def run(launch: Launch, *, boot_ms: float) -> None:
@@ -88,7 +90,15 @@ def run(launch: Launch, *, boot_ms: float) -> None:
     scene = Scene(writable=(launch.work, tempfile.gettempdir()), places=places)
     threads = _reach_snapshot_point(control, phases, touched, scene)
     worker = Worker(
-        launch=launch, control=control, server=server, touched=touched, target=target, known=known, secrets=secrets, scene=scene
+        launch=launch,
+        control=control,
+        server=server,
+        touched=touched,
+        target=target,
+        known=known,
+        secrets=secrets,
+        scene=scene,
+        booted_ms=phases.ms,
     )
     _obey(worker, threads=threads)
 
@@ -152,7 +162,7 @@ def _become(worker: Worker, order: Order, started: float) -> NoReturn:
         worker.secrets.lift()
         wake.take_environment(order.instance, order.env)
         wake.raise_threads(cpu=worker.launch.spec.resources.cpu, variables=worker.launch.chosen_threads)
-        worker.server.wake(listener)
+        worker.server.wake(listener, Standing.of(order, booted_ms=worker.booted_ms, woken_ms=phases.ms))
 
     def ready() -> None:
         worker.control.send({"event": "ready", "instance": order.instance, "phases_ms": phases.ms})

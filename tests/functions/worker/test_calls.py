@@ -195,6 +195,14 @@ def test_health_names_the_instance(client: httpx.Client) -> None:
     assert client.get("/health").json() == {"instance": "i-main", "running": 0}
 
 
+def test_the_status_tells_how_the_instance_came_up(client: httpx.Client) -> None:
+    status = client.get("/pilotlight/health").json()
+
+    assert list(status) == ["instance", "running", "start_kind", "phases_ms"]
+    assert (status["instance"], status["running"], status["start_kind"]) == ("i-main", 0, "FORK")
+    assert list(status["phases_ms"]) == ["fork", "wake"]
+
+
 def test_user_exceptions_reach_json_callers_without_internals(client: httpx.Client) -> None:
     response = client.post("/invoke/fail", json={"kind": "mine"})
 

@@ -330,6 +330,7 @@ def test_a_web_application_with_threads_and_processes_comes_back(options: str) -
         with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30) as client:
             answer = client.get("/asgi/shout/abc").json()
             assert answer == {"text": "ABC", "thread": True, "built": 1, "name": "i-1"}
+            assert client.get("/pilotlight/health").json()["start_kind"] == "RESTORE"
 
 
 def test_a_web_application_with_an_example_is_built_before_the_snapshot_and_proven() -> None:

@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -31,6 +32,7 @@ from pilotlight.worker.obstacles import Obstacle, Scene
 from pilotlight.worker.phases import Phases
 from pilotlight.worker.places import SocketPlaces, UserCode
 from pilotlight.worker.running import Whose
+from pilotlight.worker.standing import Standing
 from pilotlight.worker.template import Template, connect_output, surplus_threads, wait_environment
 
 ENGINE_DIED = 71
@@ -94,6 +96,7 @@ class Worker:
     control: Control
     engine: Engine
     scene: Scene
+    booted_ms: Mapping[str, float]
 
 
 def run(launch: Launch, *, site: list[str], boot_ms: float) -> None:
@@ -116,7 +119,7 @@ def run(launch: Launch, *, site: list[str], boot_ms: float) -> None:
     with phases.phase("warmup"):
         engine = _warm_up(launch, tree, asker, path, deadline)
     scene = Scene(writable=(launch.work, tempfile.gettempdir()), places=SocketPlaces(UserCode(launch.code, by_value=False)))
-    worker = Worker(launch=launch, control=control, engine=engine, scene=scene)
+    worker = Worker(launch=launch, control=control, engine=engine, scene=scene, booted_ms=phases.ms)
     _obey(worker, threads=_reach_snapshot_point(worker, phases))
 
 
@@ -197,7 +200,7 @@ def _become(worker: Worker, order: Order, started: float) -> NoReturn:
         with phases.phase("prove"):
             engine.prove(PROOF_TOKENS)
     with engine.tree.watched() as deaths:
-        server = SpliceServer(engine.path)
+        server = SpliceServer(engine.path, Standing.of(order, booted_ms=worker.booted_ms, woken_ms=phases.ms))
         server.wake(listener)
 
         def ready() -> None:

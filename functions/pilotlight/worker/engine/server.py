@@ -18,6 +18,7 @@ from pilotlight.worker.engine.failures import EngineDied
 from pilotlight.worker.engine.splice import Half, Pair
 from pilotlight.worker.engine.tree import Deaths
 from pilotlight.worker.server import BACKLOG, end_of
+from pilotlight.worker.standing import Standing
 
 QUIET_S = 0.1
 """A connection on which nothing moved for so long, while the engine runs nothing, carries no call."""
@@ -31,9 +32,10 @@ _IN_FLIGHT = re.compile(rb"^vllm:num_requests_(?:running|waiting)\{[^}]*\} ([0-9
 class SpliceServer:
     """Owner: the worker's main thread; `wake` and `run` are called once."""
 
-    def __init__(self, path: str) -> None:
-        """`path`: the engine's socket."""
+    def __init__(self, path: str, standing: Standing | None = None) -> None:
+        """`path`: the engine's socket; `standing`: what is said at WORKER_STATUS."""
         self._path = path
+        self._standing = standing or Standing()
         self._loop = uvloop.new_event_loop()
         asyncio.set_event_loop(self._loop)
         self._pairs: set[Pair] = set()
@@ -65,9 +67,13 @@ class SpliceServer:
         self._accepting = await make(self._accept, sock=listener, backlog=BACKLOG)
 
     def _accept(self) -> Half:
-        pair = Pair(self._path, self._loop, self._pairs.discard)
+        pair = Pair(self._path, self._loop, self._pairs.discard, self._status)
         self._pairs.add(pair)
         return pair.caller
+
+    def _status(self) -> bytes:
+        """Calls that run are connections whose caller spoke last."""
+        return self._standing.as_json(running=sum(pair.is_asking() for pair in self._pairs))
 
     async def _serve(self, on_ready: Callable[[], None], shim: int, deaths: Deaths) -> None:
         with end_of(shim) as end:

@@ -4,6 +4,8 @@ One connection of a caller has one connection to the engine for as long as it li
 reads slowly pauses the other side's reading, so at most two socket buffers and some pieces wait per direction. A caller's end
 of its direction is passed on as that; a side that is gone takes the other along: the engine sees that its caller left, and frees the
 request. Owner: one event loop.
+
+One question is for us and not for the engine: a connection that begins with it never reaches the engine (`Caller`).
 """
 
 from __future__ import annotations
@@ -13,6 +15,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from pilotlight.protocol import WORKER_STATUS
+
+STATUS_QUESTION = b"GET %s HTTP/1.1\r\n" % WORKER_STATUS.encode()
+MAX_HEAD_BYTES = 8192
+"""Of the question with its headers."""
+_ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
 HIGH_WATER_BYTES = 256 * 1024
 """Of a side's unsent bytes, above which the other side is no longer read."""
 
@@ -70,6 +78,42 @@ class Half(asyncio.Protocol):
         self._pair.lost(self, exc)
 
 
+class Caller(Half):
+    """The caller's side: of its first bytes it is seen whether they ask for the instance itself."""
+
+    def __init__(self, pair: Pair, question: bytes, answer: Callable[[], bytes]) -> None:
+        super().__init__(pair)
+        self._question = question
+        self._answer = answer
+        self._head: bytes | None = b""
+        """What came so far, while it may be the question; None once it was seen not to be."""
+
+    def data_received(self, data: bytes) -> None:
+        """Answer the question, or hand on."""
+        if self._head is None:
+            super().data_received(data)
+            return
+        self._head += data
+        if not self._head.startswith(self._question[: len(self._head)]):
+            self._go_on()
+        elif b"\r\n\r\n" in self._head:
+            body = self._answer()
+            self.transport.write(_ANSWER % len(body) + body)
+            self._pair.close()
+        elif len(self._head) > MAX_HEAD_BYTES:
+            self._pair.close()
+
+    def eof_received(self) -> bool:
+        """Less than the question is for the engine to judge."""
+        if self._head:
+            self._go_on()
+        return super().eof_received()
+
+    def _go_on(self) -> None:
+        data, self._head = self._head or b"", None
+        super().data_received(data)
+
+
 class Pair:
     """A caller's connection and the engine's. Made when a caller connects; `on_gone` is called once, when both are gone.
 
@@ -78,14 +122,18 @@ class Pair:
         moved_at: monotonic seconds of that.
     """
 
-    def __init__(self, path: str, loop: asyncio.AbstractEventLoop, on_gone: Callable[[Pair], None]) -> None:
+    def __init__(
+        self, path: str, loop: asyncio.AbstractEventLoop, on_gone: Callable[[Pair], None], status: Callable[[], bytes] = lambda: b"{}"
+    ) -> None:
+        """`status`: what is answered at WORKER_STATUS."""
         self._path = path
         self._loop = loop
         self._on_gone = on_gone
         self._connecting: asyncio.Task[None] | None = None
         self._open = 0
         self._early = b""
-        self.caller, self.engine = Half(self), Half(self)
+        self._is_joined = False
+        self.caller, self.engine = Caller(self, STATUS_QUESTION, status), Half(self)
         self.last: Half | None = None
         self.moved_at = time.monotonic()
 
@@ -116,7 +164,7 @@ class Pair:
         """A side sends nothing more. Whether its other direction stays open: of an engine that has ended nobody needs the other one."""
         if half is self.engine or self.engine.has_ended:
             return False
-        if self.engine.transport is not None and self.engine.transport.can_write_eof():
+        if self._is_joined and self.engine.transport.can_write_eof():
             self.engine.transport.write_eof()
         return True
 
@@ -148,6 +196,7 @@ class Pair:
             return
         self.caller.join(self.engine)
         self.engine.join(self.caller)
+        self._is_joined = True
         if self._early:
             self.engine.transport.write(self._early)
             self._early = b""

@@ -78,7 +78,7 @@ def _accepting(
     path: str, loop: asyncio.AbstractEventLoop, pairs: set[Pair], on_gone: Callable[[Pair], None]
 ) -> Callable[[], asyncio.Protocol]:
     def accept() -> asyncio.Protocol:
-        pair = Pair(path, loop, on_gone)
+        pair = Pair(path, loop, on_gone, lambda: b'{"instance":"i-1"}')
         pairs.add(pair)
         return pair.caller
 
@@ -106,6 +106,47 @@ async def test_what_is_sent_before_the_engines_side_is_there_arrives_in_order(wo
     reader, _ = await world.engine.side()
 
     assert await reader.readexactly(7) == b"one two"
+
+
+@pytest.mark.parametrize("pieces", [1, 7])
+async def test_whoever_asks_for_the_instance_is_answered_by_the_splice(world: World, pieces: int) -> None:
+    reader, writer = await world.call()
+    question = b"GET /pilotlight/health HTTP/1.1\r\nHost: worker\r\n\r\n"
+    for start in range(0, len(question), -(-len(question) // pieces)):
+        writer.write(question[start : start + -(-len(question) // pieces)])
+        await writer.drain()
+        await asyncio.sleep(0)
+
+    async with asyncio.timeout(PATIENCE_S):
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        await world.gone.wait()
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"content-length: 18" in head
+    assert body == b'{"instance":"i-1"}'
+    assert not world.pairs
+
+
+@pytest.mark.parametrize(
+    "question", [b"GET /pilotlight/healthy HTTP/1.1\r\n\r\n", b"GET /pi", b"G", b"POST /pilotlight/health HTTP/1.1\r\n\r\n"]
+)
+async def test_what_only_begins_like_that_question_is_the_engines(world: World, question: bytes) -> None:
+    _, writer = await world.call()
+    for at in range(len(question)):
+        writer.write(question[at : at + 1])
+    writer.write_eof()
+    asked, engine = await world.engine.side()
+
+    async with asyncio.timeout(PATIENCE_S):
+        assert await asked.read() == question
+    engine.close()
+
+
+async def test_a_question_with_endless_headers_is_cut_off(world: World) -> None:
+    reader, writer = await world.call()
+    writer.write(b"GET /pilotlight/health HTTP/1.1\r\n" + b"x" * 9000)
+
+    async with asyncio.timeout(PATIENCE_S):
+        assert await reader.read() == b""
 
 
 async def test_each_piece_of_the_engine_goes_out_at_once(world: World) -> None:
