@@ -42,6 +42,13 @@ def _require_or_skip(reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`pytest -m cluster --kubeconfig FILE`: the tests of the cluster against a real one (with Knative Serving)."""
+    parser.addoption(
+        "--kubeconfig", default=None, help="run tests marked `cluster` against this cluster instead of the tests' own API server"
+    )
+
+
 def pytest_configure() -> None:
     """A run in the background of a script inherits an ignored SIGINT, and so would every process that a test interrupts."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -1,0 +1,297 @@
+"""One request from beginning to end: rights, faults, the verb, the log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import yaml
+
+from tests.fakes.kubernetes import discovery
+from tests.fakes.kubernetes.deleting import Deleter
+from tests.fakes.kubernetes.faults import Fault, Faults, Rights
+from tests.fakes.kubernetes.http import Answer, Request, Reset
+from tests.fakes.kubernetes.kinds import Resource
+from tests.fakes.kubernetes.logs import Logs
+from tests.fakes.kubernetes.problems import Refused, qualified
+from tests.fakes.kubernetes.reading import Reader
+from tests.fakes.kubernetes.requests import Asked, RequestLog
+from tests.fakes.kubernetes.routing import Route, authorized_as, route
+from tests.fakes.kubernetes.store import Store
+from tests.fakes.kubernetes.subresources import Subresources
+from tests.fakes.kubernetes.writing import APPLY, Options, Writer
+
+Json = dict[str, Any]
+Outcome = tuple[int, bytes | Json] | Answer
+_SPECIAL = ("log", "scale", "binding", "eviction", "finalize")
+
+
+class Handling:
+    """Answers requests. Owner: the server's event loop. `resources()`: what is served just now."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        reader: Reader,
+        writer: Writer,
+        deleter: Deleter,
+        faults: Faults,
+        rights: Rights,
+        requests: RequestLog,
+        logs: Logs,
+        resources: Callable[[], Mapping[tuple[str, str, str], Resource]],
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._writer = writer
+        self._deleter = deleter
+        self._subresources = Subresources(store, reader, writer, deleter)
+        self._faults = faults
+        self._rights = rights
+        self._requests = requests
+        self._logs = logs
+        self._resources = resources
+
+    def answer(self, request: Request) -> Answer | Awaitable[Answer]:
+        """The answer, or what will become one."""
+        split = urlsplit(request.target)
+        query = dict(parse_qsl(split.query, keep_blank_values=True))
+        parts = [unquote(part) for part in split.path.split("/") if part]
+        try:
+            found = self._route(parts)
+            verb = self._verb(found, request, query) if found is not None else request.method.lower()
+        except Refused as e:
+            self._note(request, request.method.lower(), None, e.status, wrote=False)
+            return _refusal(e)
+        shown = found.resource.qualified if found is not None else ""
+        fault = self._faults.take(verb, shown, request.target)
+        if fault is not None:
+            return self._faulty(fault, request, parts, query, found, verb)
+        return self._answer(request, parts, query, found, verb)
+
+    def _route(self, parts: list[str]) -> Route | None:
+        if parts and ((parts[0] == "api" and len(parts) > 2) or (parts[0] == "apis" and len(parts) > 3)):
+            return route(parts, self._resources())
+        return None
+
+    def _verb(self, found: Route, request: Request, query: Mapping[str, str]) -> str:
+        is_watch = query.get("watch") in ("true", "True", "1")
+        return found.verb(request.method, is_watch=is_watch, is_apply=_media(request) == APPLY)
+
+    async def _faulty(
+        self, fault: Fault, request: Request, parts: list[str], query: Mapping[str, str], found: Route | None, verb: str
+    ) -> Answer:
+        if fault.delay_s:
+            await asyncio.sleep(fault.delay_s)
+        if fault.after:
+            done = self._answer(request, parts, query, found, verb)
+            if not isinstance(done, Answer):
+                await done
+        elif fault.status or fault.hang or fault.reset:
+            self._note(request, verb, found, fault.status, wrote=False)
+        if fault.hang:
+            await asyncio.Event().wait()
+        if fault.reset:
+            raise Reset
+        if fault.status:
+            text = fault.message or f"the server is asked to fail: {fault.status}"
+            return _refusal(Refused(fault.status, text, retry_after_s=fault.retry_after_s))
+        done = self._answer(request, parts, query, found, verb)
+        return done if isinstance(done, Answer) else await done
+
+    def _answer(
+        self, request: Request, parts: list[str], query: Mapping[str, str], found: Route | None, verb: str
+    ) -> Answer | Awaitable[Answer]:
+        before = self._store.version
+        options = _options(query, request)
+        try:
+            outcome = self._special(parts) if found is None else self._do(found, verb, request, query, options)
+        except Refused as e:
+            self._note(request, verb, found, e.status, wrote=False)
+            return _refusal(e, options)
+        if not isinstance(outcome, Answer | tuple):
+            return self._later(outcome, request, verb, found)
+        answer = outcome if isinstance(outcome, Answer) else _document(*outcome, options)
+        self._note(request, verb, found, answer.status, wrote=self._store.version != before)
+        return answer
+
+    async def _later(self, coming: Awaitable[Answer], request: Request, verb: str, found: Route | None) -> Answer:
+        try:
+            answer = await coming
+        except Refused as e:
+            answer = _refusal(e)
+        self._note(request, verb, found, answer.status, wrote=False)
+        return answer
+
+    def _special(self, parts: list[str]) -> Outcome:
+        if parts == ["version"]:
+            return 200, discovery.VERSION
+        if parts and parts[0] in ("readyz", "livez", "healthz"):
+            return Answer(body=b"ok", content_type="text/plain")
+        found = discovery.answer(parts, self._resources().values()) if parts else None
+        if found is None:
+            raise Refused(404, "404 page not found")
+        return 200, found
+
+    def _do(self, found: Route, verb: str, request: Request, query: Mapping[str, str], options: Options) -> Outcome | Awaitable[Answer]:
+        self._authorize(found, verb)
+        resource, namespace = found.resource, found.namespace or ""
+        if found.subresource in _SPECIAL:
+            return self._subresource(found, verb, request, query, options)
+        if found.subresource and not (found.subresource == "status" and resource.has_status):
+            raise Refused(404, "404 page not found")
+        if resource.create_only:
+            return self._review(resource, _body(request))
+        if verb == "get":
+            return 200, self._reader.get(resource, namespace, found.name).data
+        if verb == "list":
+            return 200, self._reader.list(resource, found.namespace, query)
+        if verb == "watch":
+            return self._watch(found, query)
+        if verb == "create":
+            return 201, self._writer.create(resource, namespace, _object(request), options).data
+        if verb == "update":
+            return 200, self._writer.replace(resource, namespace, found.name, found.subresource, _object(request), options).data
+        if verb in ("patch", "apply"):
+            return self._patch(found, request, options)
+        return self._delete(found, verb, request, query, options)
+
+    def _authorize(self, found: Route, verb: str) -> None:
+        right = authorized_as(verb)
+        resource = found.resource
+        shown = f"{resource.plural}/{found.subresource}" if found.subresource else resource.plural
+        if self._rights.is_allowed(right, resource.group, shown, found.namespace or ""):
+            return
+        where = f'in the namespace "{found.namespace}"' if found.namespace else "at the cluster scope"
+        full = f"{qualified(resource.plural, resource.group)}" + (f' "{found.name}"' if found.name else "")
+        text = f'{full} is forbidden: User "{self._rights.user}" cannot {right} resource "{shown}" in API group "{resource.group}" {where}'
+        details = {"name": found.name, "group": resource.group, "kind": resource.plural}
+        raise Refused(403, text, details={key: value for key, value in details.items() if value})
+
+    def _review(self, resource: Resource, body: Json) -> Outcome:
+        wanted = body.get("spec", {}).get("resourceAttributes") or {}
+        name = "/".join(part for part in (wanted.get("resource", ""), wanted.get("subresource", "")) if part)
+        allowed = self._rights.is_allowed(wanted.get("verb", ""), wanted.get("group", ""), name, wanted.get("namespace", ""))
+        return 201, self._subresources.review(resource, body, allowed)
+
+    def _watch(self, found: Route, query: Mapping[str, str]) -> Answer:
+        names = {"fieldSelector": f"metadata.name={found.name}"} if found.name else {}
+        watch = self._reader.watch(found.resource, found.namespace, {**query, **names})
+        return Answer(stream=watch.lines(), cut=lambda: watch.was_cut, on_close=watch.close)
+
+    def _patch(self, found: Route, request: Request, options: Options) -> Outcome:
+        how, namespace = _media(request), found.namespace or ""
+        was_there = self._store.get(found.resource.key, (namespace, found.name)) is not None
+        stored = self._writer.patch(found.resource, namespace, found.name, found.subresource, how, _body(request), options)
+        return (200 if was_there else 201), stored.data
+
+    def _delete(self, found: Route, verb: str, request: Request, query: Mapping[str, str], options: Options) -> Outcome:
+        wanted = {**_body(request, {}), **{key: query[key] for key in ("propagationPolicy", "gracePeriodSeconds") if key in query}}
+        resource, namespace = found.resource, found.namespace or ""
+        if verb == "deletecollection":
+            match = self._reader.select(resource, query)
+            for place, stored in self._store.all(resource.key, found.namespace):
+                if match is None or match(stored.body):
+                    self._deleter.delete(resource, place[0], place[1], wanted, dry_run=options.dry_run)
+            return 200, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+        stored, gone = self._deleter.delete(resource, namespace, found.name, wanted, dry_run=options.dry_run)
+        if not gone or resource.key == ("", "pods"):
+            return 200, stored.data
+        details = {"name": found.name, "group": resource.group, "kind": resource.plural, "uid": stored.body["metadata"]["uid"]}
+        return 200, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
+
+    def _subresource(
+        self, found: Route, verb: str, request: Request, query: Mapping[str, str], options: Options
+    ) -> Outcome | Awaitable[Answer]:
+        resource, namespace, name = found.resource, found.namespace or "", found.name
+        if found.subresource == "scale" and resource.scalable:
+            if verb == "get":
+                return 200, self._subresources.scale(resource, namespace, name)
+            how = None if verb == "update" else _media(request)
+            return 200, self._subresources.set_scale(resource, namespace, name, how, _body(request), options)
+        if resource.key == ("", "pods") and found.subresource == "log" and verb == "get":
+            return self._logs.read(self._reader.get(resource, namespace, name).body, query)
+        if resource.key == ("", "pods") and found.subresource == "binding" and verb == "create":
+            return 201, self._subresources.bind(resource, namespace, name, _body(request), options)
+        if resource.key == ("", "pods") and found.subresource == "eviction" and verb == "create":
+            return 201, self._subresources.evict(resource, namespace, name, _body(request), options)
+        if resource.key == ("", "namespaces") and found.subresource == "finalize" and verb == "update":
+            return 200, self._subresources.finalize(resource, name, _body(request))
+        raise Refused(404, "404 page not found")
+
+    def _note(self, request: Request, verb: str, found: Route | None, status: int, *, wrote: bool) -> None:
+        asked = Asked(
+            at=time.time(),
+            verb=verb,
+            resource=found.resource.qualified if found else "",
+            subresource=found.subresource if found else "",
+            namespace=(found.namespace or "") if found else "",
+            name=found.name if found else "",
+            path=request.target,
+            status=status,
+            wrote=wrote,
+            user_agent=request.headers.get("user-agent", ""),
+        )
+        self._requests.add(asked)
+
+
+def _media(request: Request) -> str:
+    return request.headers.get("content-type", "").split(";")[0].strip()
+
+
+def _body(request: Request, empty: Any = None) -> Any:
+    """The body as JSON, or YAML (which an apply may be). Raises Refused 400."""
+    if not request.body:
+        if empty is None:
+            raise Refused(400, "the request has no body")
+        return empty
+    try:
+        return json.loads(request.body)
+    except ValueError:
+        pass
+    try:
+        return yaml.safe_load(request.body)
+    except yaml.YAMLError as e:
+        raise Refused(400, f"the body of the request is neither JSON nor YAML: {e}") from e
+
+
+def _object(request: Request) -> Json:
+    body = _body(request)
+    if not isinstance(body, dict):
+        raise Refused(400, "the body of the request is not an object")
+    return body
+
+
+def _options(query: Mapping[str, str], request: Request) -> Options:
+    agent = request.headers.get("user-agent", "unknown").split("/")[0] or "unknown"
+    is_apply = _media(request) == APPLY
+    if is_apply and not query.get("fieldManager"):
+        agent = ""
+    return Options(
+        dry_run="All" in query.get("dryRun", ""),
+        manager=query.get("fieldManager") or agent,
+        validation=query.get("fieldValidation") or "Warn",
+        force=query.get("force") in ("true", "True", "1"),
+    )
+
+
+def _warnings(options: Options | None) -> list[tuple[str, str]]:
+    texts = [text.replace('"', '\\"') for text in (options.warnings if options else ())]
+    return [("Warning", f'299 - "{text}"') for text in dict.fromkeys(texts)]
+
+
+def _document(status: int, body: bytes | Json, options: Options) -> Answer:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Answer(status=status, body=data, headers=_warnings(options))
+
+
+def _refusal(refused: Refused, options: Options | None = None) -> Answer:
+    headers = _warnings(options)
+    if refused.retry_after_s is not None:
+        headers.append(("Retry-After", str(int(refused.retry_after_s))))
+    return Answer(status=refused.status, body=json.dumps(refused.document()).encode(), headers=headers)
