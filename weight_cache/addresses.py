@@ -116,6 +116,7 @@ class _Refusing(ssl.SSLObject):
     is wrong with their certificate. Here the failure waits until the loop has sent what there is: the other leaves, or its time ends.
     """
 
+    outgoing: ssl.MemoryBIO
     _refusal: ssl.SSLError | None = None
 
     def do_handshake(self) -> None:
@@ -128,6 +129,8 @@ class _Refusing(ssl.SSLObject):
         except ssl.SSLError as e:
             log.warning("event=caller_refused %s", explain(e, "a caller"))
             self._refusal = e
+            if not self.outgoing.pending:
+                raise  # there is nothing to tell
             raise ssl.SSLWantReadError(ssl.SSL_ERROR_WANT_READ, "the refusal is on its way") from e
 
 
@@ -144,7 +147,10 @@ class _Renewed(ssl.SSLContext):
         return made
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
-        return self.current().wrap_bio(*args, **kwargs)
+        made = self.current().wrap_bio(*args, **kwargs)
+        if isinstance(made, _Refusing):
+            made.outgoing = args[1]
+        return made
 
     def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
         return self.current().wrap_socket(*args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import os
 import sys
@@ -34,6 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     except (AlreadyRunning, SettingsInvalid) as e:
         print(f"pilotlight controller: {e}", file=sys.stderr)
         return 1
+    except asyncio.CancelledError:
+        return 0  # told to stop while it stood by
     return 0
 
 

@@ -27,16 +27,34 @@ class ControllerLock:
         self._descriptor = -1
         self._session: sa.Connection | None = None
 
+    @property
+    def is_in_database(self) -> bool:
+        """Whether the database holds it, too, and may lose it."""
+        return self._session is not None
+
+    def is_held(self) -> bool:
+        """Whether the database still knows our session, which holds the lock. Waits for its answer."""
+        if self._session is None:
+            return self._descriptor >= 0
+        try:
+            return bool(self._session.execute(sa.select(1)).scalar_one())
+        except sa.exc.SQLAlchemyError:
+            return False
+
     def __enter__(self) -> Self:
+        """See `take`."""
+        self.take()
+        return self
+
+    def take(self) -> None:
         """Raises AlreadyRunning."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._take()
         except BaseException:
-            self.__exit__(None, None, None)
+            self.give_back()
             raise
-        return self
 
     def _take(self) -> None:
         try:
@@ -52,6 +70,10 @@ class ControllerLock:
                 raise AlreadyRunning(f"another controller runs on {self._engine.url.render_as_string(hide_password=True)}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Let another have it. Nothing happens where it is not held."""
         if self._session is not None:
             self._session.invalidate()  # back in the pool it would go on holding the lock
             self._session.close()

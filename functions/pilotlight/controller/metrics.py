@@ -26,6 +26,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from pilotlight.controller.probes import Probes
 from weight_cache.settings import SettingsInvalid
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
@@ -55,6 +56,7 @@ class Metrics:
         self._budgets = Gauge(
             _PREFIX + "budget_used_ratio", "Spent part of a budget in its current period", ["tenant", "budget"], registry=registry
         )
+        self.probes = Probes()
         self._tenants: set[str] = set()
         self._known_budgets: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
@@ -82,28 +84,34 @@ class Metrics:
                 self._known_budgets.discard((tenant, budget))
                 self._budgets.remove(tenant, budget)
 
-    async def expose(self, *, socket_path: Path, listen: str | None) -> list[asyncio.Server]:
-        """Serve them as Prometheus text over HTTP/1.1, on a Unix socket (0600) and on `host:port` where given.
+    async def expose(self, *, socket_path: Path | None, listen: str | None) -> list[asyncio.Server]:
+        """Serve them as Prometheus text over HTTP/1.1, on a Unix socket (0600) and on `host:port` where given; and what probes ask.
 
         Raises SettingsInvalid when the address cannot be had.
         """
-        socket_path.unlink(missing_ok=True)
-        servers = [await asyncio.start_unix_server(self._answer, socket_path, limit=_HEAD_LIMIT_BYTES)]
-        socket_path.chmod(0o600)
+        servers = []
+        if socket_path is not None:
+            socket_path.unlink(missing_ok=True)
+            servers.append(await asyncio.start_unix_server(self._answer, socket_path, limit=_HEAD_LIMIT_BYTES))
+            socket_path.chmod(0o600)
         if listen is not None:
             host, _, port = listen.rpartition(":")
             try:
                 servers.append(await asyncio.start_server(self._answer, host.strip("[]"), int(port), limit=_HEAD_LIMIT_BYTES))
             except OSError as e:
-                servers[0].close()
+                for server in servers:
+                    server.close()
                 raise SettingsInvalid(f"controller.metrics_listen = {listen!r}: cannot listen there: {e.strerror or e}") from e
         return servers
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(_PATIENCE_S):
-                await reader.readuntil(b"\r\n\r\n")
-                body = generate_latest(self.registry)
-                writer.write(_HEAD % len(body) + body)
+                head = await reader.readuntil(b"\r\n\r\n")
+                answer = await self.probes.answer(head)
+                if answer is None:
+                    body = generate_latest(self.registry)
+                    answer = _HEAD % len(body) + body
+                writer.write(answer)
                 await writer.drain()
         writer.close()

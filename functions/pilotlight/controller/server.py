@@ -16,6 +16,7 @@ import anyio.to_thread
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
+from pilotlight.addresses import serve_at, tcp_listener
 from pilotlight.controller import (
     application,
     bookkeeping,
@@ -29,6 +30,7 @@ from pilotlight.controller import (
     holdings,
     idempotency,
     planner,
+    standby,
     tenants,
 )
 from pilotlight.controller.bell import Bell
@@ -38,6 +40,7 @@ from pilotlight.controller.experiments import guard as experiments
 from pilotlight.controller.lock import ControllerLock
 from pilotlight.controller.metrics import Metrics
 from pilotlight.controller.objectives import loop as objectives
+from pilotlight.controller.probes import Probes
 from pilotlight.controller.rollouts import loop as rollouts
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.store import Store
@@ -45,6 +48,7 @@ from pilotlight.errors import PilotlightError
 from pilotlight.seal import key_of
 from snapshotter.client import AgentClient
 from snapshotter.errors import SnapshotterError
+from weight_cache.addresses import Credentials
 from weight_cache.client import WeightCacheClient
 from weight_cache.errors import WeightCacheError
 
@@ -66,13 +70,15 @@ async def serve(config: ControllerConfig, *, ready_fd: int | None = None) -> Non
     store = Store(config.database_url, clock=time.time, on_fed=bell.ring)
     agent = AgentClient(paths.socket("snapshotter"))
     cache = WeightCacheClient(paths.socket("weight_cache"))
+    metrics, settings = Metrics(), config.settings
+    lock = ControllerLock(paths.home / "controller.lock", store.engine)
     try:
-        with ControllerLock(paths.home / "controller.lock", store.engine):
+        async with standby.at_work(lock, waits=settings.standby, metrics=metrics, listen=settings.metrics_listen):
             await anyio.to_thread.run_sync(store.migrate)
             await anyio.to_thread.run_sync(_publish_plans, store, config)
             await anyio.to_thread.run_sync(bookkeeping.open_books, store, config)
             files.sweep()
-            context = _context(config, store=store, files=files, bell=bell, agent=agent, cache=cache)
+            context = _context(config, store=store, files=files, bell=bell, agent=agent, cache=cache, metrics=metrics)
             await _run(context, paths.socket("controller"), ready_fd)
     finally:
         await agent.aclose()
@@ -87,7 +93,7 @@ def _publish_plans(store: Store, config: ControllerConfig) -> None:
 
 
 def _context(
-    config: ControllerConfig, *, store: Store, files: BlobFiles, bell: Bell, agent: AgentClient, cache: WeightCacheClient
+    config: ControllerConfig, *, store: Store, files: BlobFiles, bell: Bell, agent: AgentClient, cache: WeightCacheClient, metrics: Metrics
 ) -> Context:
     return Context(
         config=config,
@@ -97,7 +103,7 @@ def _context(
         agent=agent,
         cache=cache,
         bell=bell,
-        metrics=Metrics(),
+        metrics=metrics,
         clock=time.time,
     )
 
@@ -113,12 +119,13 @@ async def _run(context: Context, path: Path, ready_fd: int | None) -> None:
         timeout_graceful_shutdown=DRAIN_S,
         timeout_keep_alive=75,
     )
-    server = _Server(settings, bell=context.bell, ready_fd=ready_fd)
+    server = _Server(settings, bell=context.bell, ready_fd=ready_fd, listen=_elsewhere(context))
     exposed_at = context.config.paths.run / "metrics-controller.sock"
     exposed = await context.metrics.expose(socket_path=exposed_at, listen=context.config.settings.metrics_listen)
     tasks = [asyncio.create_task(run(context), name=name) for name, run in _LOOPS.items()]
     for task in tasks:
         task.add_done_callback(_tell_end)
+    context.metrics.probes = Probes(store=context.store, is_serving=lambda: server.started and not server.should_exit, tasks=tasks)
     listener = _listen(path)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -136,6 +143,15 @@ async def _run(context: Context, path: Path, ready_fd: int | None) -> None:
         for one in exposed:
             one.close()
         _unlisten(exposed_at)
+
+
+def _elsewhere(context: Context) -> tuple[socket.socket, Credentials | None] | None:
+    """Where other machines reach us, and what we show them; None = nowhere. Raises SettingsInvalid."""
+    listen = context.config.settings.listen
+    if listen is None:
+        return None
+    credentials = Credentials.of(context.config.platform)
+    return tcp_listener("controller.listen", listen), credentials
 
 
 def _listen(path: Path) -> socket.socket:
@@ -161,10 +177,13 @@ def _tell_end(task: asyncio.Task[None]) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with our signals, and one newline on `ready_fd` once it serves."""
+    """uvicorn, with our signals, a listener for other machines, and one newline on `ready_fd` once it serves."""
 
-    def __init__(self, config: uvicorn.Config, *, bell: Bell, ready_fd: int | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, *, bell: Bell, ready_fd: int | None, listen: tuple[socket.socket, Credentials | None] | None
+    ) -> None:
         super().__init__(config)
+        self._listen = listen
         self._bell = bell
         self._ready_fd = ready_fd
 
@@ -176,6 +195,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then tell whoever started us."""
         await super().startup(sockets)
+        if self._listen is not None:
+            await serve_at(self, *self._listen)
         if self._ready_fd is not None:
             os.write(self._ready_fd, b"\n")
             os.close(self._ready_fd)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pilotlight.addresses import check_listen
 from pilotlight.pricing import PriceSettings
 from pilotlight.quotas import BUILT_IN, Plan
 from snapshotter.settings import SnapshotterSettings
@@ -18,7 +19,10 @@ class ControllerSettings:
     """Section `controller`.
 
     Attributes:
-        metrics_listen: host:port of the Prometheus text; None = only on `<run>/metrics-controller.sock`.
+        listen: host:port where other machines reach the control plane, with mutual TLS (platform.tls_*); None = only this machine, by its
+            socket. Without TLS files only a loopback address will do.
+        standby: wait for the database's lock while another controller is at work, and take over, instead of giving up.
+        metrics_listen: host:port of the Prometheus text, and of /healthz and /readyz; None = only on `<run>/metrics-controller.sock`.
         database_url: None = SQLite in <home>; postgresql+psycopg://… where that is outgrown.
         bundle_max_bytes: largest source archive that may be deployed.
         blob_max_bytes: largest blob that may be uploaded (files of weights are blobs).
@@ -31,6 +35,8 @@ class ControllerSettings:
         traces_per_tenant: traces that are kept for each tenant; the oldest go first.
     """
 
+    listen: str | None = None
+    standby: bool = False
     metrics_listen: str | None = "127.0.0.1:8702"
     database_url: str | None = None
     bundle_max_bytes: int = 104_857_600
@@ -54,8 +60,9 @@ class ControllerSettings:
         for name in ("bundle_max_bytes", "blob_max_bytes"):
             if getattr(self, name) < 1024:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1024")
-        if self.metrics_listen is not None and not self.metrics_listen.rpartition(":")[2].isdigit():
-            raise ValueError(f"metrics_listen = {self.metrics_listen!r}: must be host:port, or null")
+        for name in ("metrics_listen", "listen"):
+            if (value := getattr(self, name)) is not None and not value.rpartition(":")[2].isdigit():
+                raise ValueError(f"{name} = {value!r}: must be host:port, or null")
         if self.database_url is not None and not self.database_url.startswith(("sqlite:", "postgresql+psycopg:")):
             raise ValueError("database_url: must start with 'sqlite:' or 'postgresql+psycopg:'")
 
@@ -94,6 +101,7 @@ class ControllerConfig:
         prices = load(PriceSettings, "prices", file)
         plans = load_each(Plan, "plans", file, base=BUILT_IN)
         _check_plans(plans, settings, prices)
+        check_listen("controller.listen", settings.listen, platform)
         return cls(
             settings=settings,
             plans=plans,

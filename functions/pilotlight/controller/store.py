@@ -89,6 +89,11 @@ class Store:
         if write.fed:
             self._on_fed()
 
+    def ping(self) -> None:
+        """Return once the database has answered. Raises SQLAlchemyError."""
+        with self.engine.connect() as connection:
+            connection.execute(sa.select(1))
+
     def migrate(self) -> None:
         """Bring the schema up to date. Idempotent; of two starters one migrates while the other waits."""
         config = Config()

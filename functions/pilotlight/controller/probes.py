@@ -1,0 +1,63 @@
+"""`/healthz` and `/readyz` beside the metrics, where a cluster's probes ask: they have no certificates, and the control plane wants one.
+
+Healthy: the event loop turns, and none of the loops that run as long as the process has ended. Ready: it serves, and its database answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import anyio.to_thread
+from sqlalchemy.exc import SQLAlchemyError
+
+from pilotlight.controller.store import Store
+
+PATIENCE_S = 3.0
+"""A database that needs longer for nothing cannot be worked with."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Probes:
+    """Owner: the event loop.
+
+    Attributes:
+        is_serving: whether requests are answered.
+        tasks: what must not end.
+    """
+
+    store: Store | None = None
+    is_serving: Callable[[], bool] = lambda: False
+    tasks: Sequence[asyncio.Task[None]] = field(default_factory=tuple)
+
+    async def answer(self, head: bytes) -> bytes | None:
+        """The answer to a request with this head; None where it asks for something else."""
+        path = head.split(b" ", 2)[1].partition(b"?")[0] if head.count(b" ") > 1 else b""
+        if path == b"/healthz":
+            return _answer(self._why_ill())
+        if path == b"/readyz":
+            return _answer(self._why_ill() or await self._why_not_ready())
+        return None
+
+    def _why_ill(self) -> str:
+        ended = [task.get_name() for task in self.tasks if task.done()]
+        return f"ended: {', '.join(ended)}" if ended else ""
+
+    async def _why_not_ready(self) -> str:
+        if not self.is_serving() or self.store is None:
+            return "does not serve: starting, ending, or standing by for another controller"
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await anyio.to_thread.run_sync(self.store.ping, abandon_on_cancel=True)
+        except TimeoutError:
+            return f"the database has not answered for {PATIENCE_S:g} s"
+        except SQLAlchemyError as e:
+            return f"the database does not answer: {type(e).__name__}"
+        return ""
+
+
+def _answer(why_not: str) -> bytes:
+    status = b"503 Service Unavailable" if why_not else b"200 OK"
+    body = (why_not or "ok").encode() + b"\n"
+    return b"HTTP/1.1 %s\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (status, len(body), body)

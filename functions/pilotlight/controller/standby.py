@@ -1,0 +1,90 @@
+"""Two controllers, one at work (`controller.standby`): the other waits for its lock, and takes over when the first is gone.
+
+PostgreSQL frees the lock with the session that holds it. A session may end while its process lives (the database fails over, the network is
+cut): from then on another may be at work, so who finds its own session gone ends at once, before it writes anything more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio.to_thread
+from sqlalchemy.exc import SQLAlchemyError
+
+from pilotlight.controller.lock import AlreadyRunning, ControllerLock
+from pilotlight.controller.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+ASK_S = 1.0
+"""Between two tries, and between two looks at the lock that is held."""
+SILENT_S = 30.0
+"""A database that says nothing for so long may have given our lock to another."""
+
+
+@asynccontextmanager
+async def at_work(lock: ControllerLock, *, waits: bool, metrics: Metrics, listen: str | None) -> AsyncIterator[None]:
+    """While `lock` is held. Waits for it, answering probes at `listen`, if `waits`; raises AlreadyRunning otherwise."""
+    if waits:
+        await _wait(lock, metrics, listen)
+    else:
+        lock.take()
+    watching = asyncio.create_task(_watch(lock), name="lock") if lock.is_in_database else None
+    try:
+        yield
+    finally:
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        lock.give_back()
+
+
+async def _wait(lock: ControllerLock, metrics: Metrics, listen: str | None) -> None:
+    loop, waiting = asyncio.get_running_loop(), asyncio.current_task()
+    assert waiting is not None
+    for number in (signal.SIGTERM, signal.SIGINT):  # the first process of a container ignores what it has no handler for
+        loop.add_signal_handler(number, waiting.cancel)
+    servers = await metrics.expose(socket_path=None, listen=listen)
+    was_said = False
+    try:
+        while not await anyio.to_thread.run_sync(_is_taken, lock):
+            if not was_said:
+                log.info("event=standing_by another controller is at work")
+            was_said = True
+            await asyncio.sleep(ASK_S)
+    finally:
+        for server in servers:
+            server.close()
+            await server.wait_closed()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _is_taken(lock: ControllerLock) -> bool:
+    try:
+        lock.take()
+    except AlreadyRunning:
+        return False
+    except SQLAlchemyError as e:
+        log.warning("event=database_away error=%r", e)
+        return False
+    return True
+
+
+async def _watch(lock: ControllerLock) -> None:
+    while True:
+        try:
+            async with asyncio.timeout(SILENT_S):
+                is_held = await anyio.to_thread.run_sync(lock.is_held, abandon_on_cancel=True)
+        except TimeoutError:
+            is_held = False
+        if not is_held:
+            break
+        await asyncio.sleep(ASK_S)
+    log.critical("event=lock_lost another controller may be at work: this one ends")
+    os.kill(os.getpid(), signal.SIGKILL)  # an orderly end would still write

@@ -1,0 +1,202 @@
+"""The control plane for other machines: mutual TLS, a second controller that stands by, and what probes are told. Real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+import sqlalchemy as sa
+
+from pilotlight.addresses import check_listen
+from pilotlight.controller.bootstrap import first_admin_key
+from pilotlight.controller.lock import AlreadyRunning, ControllerLock
+from pilotlight.controller.metrics import Metrics
+from pilotlight.controller.probes import Probes
+from pilotlight.controller.settings import ControllerConfig, ControllerSettings
+from pilotlight.controller.standby import at_work
+from pilotlight.protocol import HEADER_PLATFORM_TOKEN
+from pilotlight.seal import PlatformKey
+from tests.fakes.authority import Authority, settings_of
+from tests.fakes.plain_http import NO_TLS
+from tests.fakes.ports import free_port
+from weight_cache.addresses import Address, Credentials
+from weight_cache.settings import PlatformSettings, SettingsInvalid
+
+ROOT = Path(__file__).parents[3]
+PATIENCE_S = 30.0
+
+
+@dataclass
+class Site:
+    """One controller's home and settings; `start` returns when it serves, or at once."""
+
+    home: Path
+    tls: str
+    more: str = ""
+    port: int = field(default_factory=free_port)
+    metrics: int = field(default_factory=free_port)
+    child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def config(self) -> Path:
+        file = self.home / "platform.yaml"
+        listen = f"listen: 127.0.0.1:{self.port}, metrics_listen: 127.0.0.1:{self.metrics}{self.more}"
+        file.write_text(f"platform: {{home: {self.home}, {self.tls}}}\ncontroller: {{{listen}}}\n")
+        return file
+
+    def start(self, *, waits: bool = True) -> None:
+        environ = {**os.environ, "PYTHONPATH": f"{ROOT / 'functions'}:{ROOT}"}
+        command = [sys.executable, "-m", "pilotlight.controller", "--config", str(self.config)]
+        if not waits:
+            self.child = subprocess.Popen(command, env=environ)
+            return
+        reading, writing = os.pipe()
+        self.child = subprocess.Popen([*command, "--ready-fd", str(writing)], env=environ, pass_fds=(writing,))
+        os.close(writing)
+        assert os.read(reading, 1) == b"\n"
+        os.close(reading)
+
+    def probe(self, path: str) -> tuple[int, str]:
+        answer = httpx.get(f"http://127.0.0.1:{self.metrics}{path}", verify=NO_TLS, timeout=PATIENCE_S)
+        return answer.status_code, answer.text
+
+    def wait_for(self, path: str, status: int) -> str:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(httpx.HTTPError):
+                found, text = self.probe(path)
+                if found == status:
+                    return text
+            time.sleep(0.05)
+        raise AssertionError(f"{path} never said {status}")
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        assert self.child is not None
+        self.child.send_signal(number)
+        status = self.child.wait(PATIENCE_S)
+        self.child = None
+        return status
+
+
+@pytest.fixture(name="authority", scope="module")
+def _authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture(name="site", scope="module")
+def _site(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    home = tmp_path_factory.mktemp("c")
+    site = Site(home, settings_of(authority.issue(home / "tls", "127.0.0.1")))
+    first_admin_key(site.config)
+    site.start()
+    yield site
+    assert site.end() == 0
+
+
+async def test_who_has_a_certificate_of_the_platform_follows_the_feed(site: Site, authority: Authority, tmp_path: Path) -> None:
+    ours = Address.parse(f"https://127.0.0.1:{site.port}", Credentials(authority.issue(tmp_path, "a-0")))
+    token = {HEADER_PLATFORM_TOKEN: PlatformKey.load(site.home / "platform.key").token}
+    async with httpx.AsyncClient(transport=ours.transport(), base_url=ours.base_url) as http:
+        assert (await http.get("/internal/feed", params={"after": 0, "wait_s": 0}, headers=token)).status_code == 200
+        assert (await http.get("/internal/feed", params={"after": 0})).status_code in (401, 403)  # a certificate is no token
+        assert (await http.get("/v1/apps")).status_code == 401  # nor a key
+
+
+async def test_who_has_none_is_not_even_heard(site: Site, authority: Authority, tmp_path: Path) -> None:
+    stranger = Address.parse(f"https://127.0.0.1:{site.port}", Credentials(Authority("x").issue(tmp_path, "a-0", ca=authority)))
+    async with httpx.AsyncClient(transport=stranger.transport(), base_url=stranger.base_url) as http:
+        with pytest.raises(httpx.ConnectError, match="does not know the authority of our certificate"):
+            await http.get("/v1/apps")
+    with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE_S) as plain:
+        plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert b"200" not in plain.recv(1000)
+
+
+def test_probes_are_told_beside_the_metrics(site: Site) -> None:
+    assert site.probe("/healthz") == (200, "ok\n")
+    assert site.probe("/readyz") == (200, "ok\n")
+    assert "pilotlight_controller_feed_followers" in site.probe("/metrics")[1]
+
+
+def test_a_second_controller_stands_by_until_it_is_told_to_stop(site: Site) -> None:
+    second = Site(site.home, site.tls, more=", standby: true")
+    second.start(waits=False)
+    assert "standing by for another controller" in second.wait_for("/readyz", 503)
+    assert second.probe("/healthz")[0] == 200
+    assert site.probe("/readyz")[0] == 200
+    assert second.end() == 0
+
+
+async def test_who_stands_by_takes_over_when_the_other_is_gone(tmp_path: Path) -> None:
+    first, second = (ControllerLock(tmp_path / "lock") for _ in range(2))
+    first.take()
+    waiting = at_work(second, waits=True, metrics=Metrics(), listen=None)
+    entering = asyncio.create_task(waiting.__aenter__())
+    await asyncio.sleep(0)
+    assert not second.is_held()
+    first.give_back()
+    await entering
+    assert second.is_held()
+    await waiting.__aexit__(None, None, None)
+    assert not second.is_held()
+
+
+async def test_without_standing_by_the_second_gives_up(tmp_path: Path) -> None:
+    with ControllerLock(tmp_path / "lock"), pytest.raises(AlreadyRunning):
+        async with at_work(ControllerLock(tmp_path / "lock"), waits=False, metrics=Metrics(), listen=None):
+            pass
+
+
+def test_a_lock_whose_session_ended_is_not_held(postgres_url: str, tmp_path: Path) -> None:
+    engine, other = sa.create_engine(postgres_url), sa.create_engine(postgres_url)
+    lock = ControllerLock(tmp_path / "lock", engine)
+    with lock:
+        assert lock.is_in_database
+        assert lock.is_held()
+        with other.connect() as sql:
+            sql.execute(
+                sa.text(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
+                )
+            )
+        assert not lock.is_held()
+    engine.dispose()
+    other.dispose()
+
+
+async def test_a_loop_that_ended_is_no_health() -> None:
+    ended = asyncio.create_task(asyncio.sleep(0), name="planner")
+    await ended
+    answer = await Probes(tasks=[ended]).answer(b"GET /healthz HTTP/1.1\r\n\r\n")
+    assert answer is not None
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"ended: planner" in answer
+    assert await Probes().answer(b"GET /metrics HTTP/1.1\r\n\r\n") is None
+    assert await Probes().answer(b"\r\n\r\n") is None
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:8710", "10.0.0.1:1", "[::]:1", "controller:1"])
+def test_others_are_not_answered_without_knowing_who_they_are(listen: str, tmp_path: Path) -> None:
+    file = tmp_path / "platform.yaml"
+    file.write_text(f"controller: {{listen: '{listen}'}}\n")
+    with pytest.raises(SettingsInvalid, match=r"controller\.listen = .*needs platform\.tls_cert"):
+        ControllerConfig.read(file)
+
+
+def test_this_machine_may_ask_in_plain() -> None:
+    for listen in ("127.0.0.1:1", "[::1]:1", "localhost:1", None):
+        check_listen("controller.listen", listen, PlatformSettings())
+    with pytest.raises(ValueError, match="listen = 'x': must be host:port"):
+        ControllerSettings(listen="x")
