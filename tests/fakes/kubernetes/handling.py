@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -28,6 +29,23 @@ from tests.fakes.kubernetes.writing import APPLY, Options, Writer
 Json = dict[str, Any]
 Outcome = tuple[int, bytes | Json] | Answer
 _SPECIAL = ("log", "scale", "binding", "eviction", "finalize")
+
+
+@dataclass(kw_only=True)
+class Asking:
+    """One request, understood: `found` None = it means no resource."""
+
+    request: Request
+    parts: list[str]
+    query: Mapping[str, str]
+    found: Route | None
+    verb: str
+    options: Options
+
+    @property
+    def media(self) -> str:
+        """Its content type, bare."""
+        return _media(self.request)
 
 
 class Handling:
@@ -68,11 +86,12 @@ class Handling:
         except Refused as e:
             self._note(request, request.method.lower(), None, e.status, wrote=False)
             return _refusal(e)
+        asking = Asking(request=request, parts=parts, query=query, found=found, verb=verb, options=_options(query, request))
         shown = found.resource.qualified if found is not None else ""
         fault = self._faults.take(verb, shown, request.target)
         if fault is not None:
-            return self._faulty(fault, request, parts, query, found, verb)
-        return self._answer(request, parts, query, found, verb)
+            return self._faulty(fault, asking)
+        return self._answer(asking)
 
     def _route(self, parts: list[str]) -> Route | None:
         if parts and ((parts[0] == "api" and len(parts) > 2) or (parts[0] == "apis" and len(parts) > 3)):
@@ -83,17 +102,15 @@ class Handling:
         is_watch = query.get("watch") in ("true", "True", "1")
         return found.verb(request.method, is_watch=is_watch, is_apply=_media(request) == APPLY)
 
-    async def _faulty(
-        self, fault: Fault, request: Request, parts: list[str], query: Mapping[str, str], found: Route | None, verb: str
-    ) -> Answer:
+    async def _faulty(self, fault: Fault, asking: Asking) -> Answer:
         if fault.delay_s:
             await asyncio.sleep(fault.delay_s)
         if fault.after:
-            done = self._answer(request, parts, query, found, verb)
+            done = self._answer(asking)
             if not isinstance(done, Answer):
                 await done
         elif fault.status or fault.hang or fault.reset:
-            self._note(request, verb, found, fault.status, wrote=False)
+            self._note(asking.request, asking.verb, asking.found, fault.status, wrote=False)
         if fault.hang:
             await asyncio.Event().wait()
         if fault.reset:
@@ -101,31 +118,29 @@ class Handling:
         if fault.status:
             text = fault.message or f"the server is asked to fail: {fault.status}"
             return _refusal(Refused(fault.status, text, retry_after_s=fault.retry_after_s))
-        done = self._answer(request, parts, query, found, verb)
+        done = self._answer(asking)
         return done if isinstance(done, Answer) else await done
 
-    def _answer(
-        self, request: Request, parts: list[str], query: Mapping[str, str], found: Route | None, verb: str
-    ) -> Answer | Awaitable[Answer]:
+    def _answer(self, asking: Asking) -> Answer | Awaitable[Answer]:
         before = self._store.version
-        options = _options(query, request)
         try:
-            outcome = self._special(parts) if found is None else self._do(found, verb, request, query, options)
+            outcome = self._special(asking.parts) if asking.found is None else self._do(asking, asking.found)
         except Refused as e:
-            self._note(request, verb, found, e.status, wrote=False)
-            return _refusal(e, options)
+            return self._done(asking, _refusal(e, asking.options), wrote=False)
         if not isinstance(outcome, Answer | tuple):
-            return self._later(outcome, request, verb, found)
-        answer = outcome if isinstance(outcome, Answer) else _document(*outcome, options)
-        self._note(request, verb, found, answer.status, wrote=self._store.version != before)
-        return answer
+            return self._later(asking, outcome)
+        answer = outcome if isinstance(outcome, Answer) else _document(*outcome, asking.options)
+        return self._done(asking, answer, wrote=self._store.version != before)
 
-    async def _later(self, coming: Awaitable[Answer], request: Request, verb: str, found: Route | None) -> Answer:
+    async def _later(self, asking: Asking, coming: Awaitable[Answer]) -> Answer:
         try:
             answer = await coming
         except Refused as e:
             answer = _refusal(e)
-        self._note(request, verb, found, answer.status, wrote=False)
+        return self._done(asking, answer, wrote=False)
+
+    def _done(self, asking: Asking, answer: Answer, *, wrote: bool) -> Answer:
+        self._note(asking.request, asking.verb, asking.found, answer.status, wrote=wrote)
         return answer
 
     def _special(self, parts: list[str]) -> Outcome:
@@ -138,15 +153,16 @@ class Handling:
             raise Refused(404, "404 page not found")
         return 200, found
 
-    def _do(self, found: Route, verb: str, request: Request, query: Mapping[str, str], options: Options) -> Outcome | Awaitable[Answer]:
+    def _do(self, asking: Asking, found: Route) -> Outcome | Awaitable[Answer]:
+        verb, options, query = asking.verb, asking.options, asking.query
         self._authorize(found, verb)
         resource, namespace = found.resource, found.namespace or ""
         if found.subresource in _SPECIAL:
-            return self._subresource(found, verb, request, query, options)
+            return self._subresource(asking, found)
         if found.subresource and not (found.subresource == "status" and resource.has_status):
             raise Refused(404, "404 page not found")
         if resource.create_only:
-            return self._review(resource, _body(request))
+            return self._review(resource, _body(asking.request))
         if verb == "get":
             return 200, self._reader.get(resource, namespace, found.name).data
         if verb == "list":
@@ -154,12 +170,10 @@ class Handling:
         if verb == "watch":
             return self._watch(found, query)
         if verb == "create":
-            return 201, self._writer.create(resource, namespace, _object(request), options).data
+            return 201, self._writer.create(resource, namespace, _object(asking.request), options).data
         if verb == "update":
-            return 200, self._writer.replace(resource, namespace, found.name, found.subresource, _object(request), options).data
-        if verb in ("patch", "apply"):
-            return self._patch(found, request, options)
-        return self._delete(found, verb, request, query, options)
+            return 200, self._writer.replace(found.target, _object(asking.request), options).data
+        return self._patch(asking, found) if verb in ("patch", "apply") else self._delete(asking, found)
 
     def _authorize(self, found: Route, verb: str) -> None:
         right = authorized_as(verb)
@@ -184,16 +198,17 @@ class Handling:
         watch = self._reader.watch(found.resource, found.namespace, {**query, **names})
         return Answer(stream=watch.lines(), cut=lambda: watch.was_cut, on_close=watch.close)
 
-    def _patch(self, found: Route, request: Request, options: Options) -> Outcome:
-        how, namespace = _media(request), found.namespace or ""
+    def _patch(self, asking: Asking, found: Route) -> Outcome:
+        namespace = found.namespace or ""
         was_there = self._store.get(found.resource.key, (namespace, found.name)) is not None
-        stored = self._writer.patch(found.resource, namespace, found.name, found.subresource, how, _body(request), options)
+        stored = self._writer.patch(found.target, asking.media, _body(asking.request), asking.options)
         return (200 if was_there else 201), stored.data
 
-    def _delete(self, found: Route, verb: str, request: Request, query: Mapping[str, str], options: Options) -> Outcome:
-        wanted = {**_body(request, {}), **{key: query[key] for key in ("propagationPolicy", "gracePeriodSeconds") if key in query}}
+    def _delete(self, asking: Asking, found: Route) -> Outcome:
+        query, options = asking.query, asking.options
+        wanted = {**_body(asking.request, {}), **{key: query[key] for key in ("propagationPolicy", "gracePeriodSeconds") if key in query}}
         resource, namespace = found.resource, found.namespace or ""
-        if verb == "deletecollection":
+        if asking.verb == "deletecollection":
             match = self._reader.select(resource, query)
             for place, stored in self._store.all(resource.key, found.namespace):
                 if match is None or match(stored.body):
@@ -205,15 +220,14 @@ class Handling:
         details = {"name": found.name, "group": resource.group, "kind": resource.plural, "uid": stored.body["metadata"]["uid"]}
         return 200, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
-    def _subresource(
-        self, found: Route, verb: str, request: Request, query: Mapping[str, str], options: Options
-    ) -> Outcome | Awaitable[Answer]:
+    def _subresource(self, asking: Asking, found: Route) -> Outcome | Awaitable[Answer]:
+        verb, request, query, options = asking.verb, asking.request, asking.query, asking.options
         resource, namespace, name = found.resource, found.namespace or "", found.name
         if found.subresource == "scale" and resource.scalable:
             if verb == "get":
                 return 200, self._subresources.scale(resource, namespace, name)
-            how = None if verb == "update" else _media(request)
-            return 200, self._subresources.set_scale(resource, namespace, name, how, _body(request), options)
+            how = None if verb == "update" else asking.media
+            return 200, self._subresources.set_scale(found.target, how, _body(request), options)
         if resource.key == ("", "pods") and found.subresource == "log" and verb == "get":
             return self._logs.read(self._reader.get(resource, namespace, name).body, query)
         if resource.key == ("", "pods") and found.subresource == "binding" and verb == "create":

@@ -122,7 +122,8 @@ class Connection(asyncio.Protocol):
             try:
                 answer = self._handler(request)
             except Reset:
-                return self.abort()
+                self.abort()
+                return
             if isinstance(answer, Answer) and answer.stream is None:
                 self._write(answer)
             else:

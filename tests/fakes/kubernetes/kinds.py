@@ -66,6 +66,21 @@ class Resource:
         return knative_schema.SCHEMAS[self.kind] if self.custom and self.kind in knative_schema.SCHEMAS else ANY
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a request is about: `namespace` "" for cluster-wide kinds, `subresource` "" for the object itself."""
+
+    resource: Resource
+    namespace: str
+    name: str
+    subresource: str = ""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Where the store has it."""
+        return (self.namespace, self.name)
+
+
 def _core(kind: str, plural: str, **extra: object) -> Resource:
     return Resource(kind=kind, plural=plural, schema_name=f"io.k8s.api.core.v1.{kind}", **extra)  # type: ignore[arg-type]
 

@@ -129,7 +129,10 @@ _POD_SPEC = {
     "required": ["containers"],
 }
 _TEMPLATE = _object(
-    metadata={**_object(annotations=LABELS, finalizers=TEXTS, labels=LABELS, name=TEXT, namespace=TEXT), **{"x-kubernetes-preserve-unknown-fields": True}},
+    metadata={
+        **_object(annotations=LABELS, finalizers=TEXTS, labels=LABELS, name=TEXT, namespace=TEXT),
+        "x-kubernetes-preserve-unknown-fields": True,
+    },
     spec=_POD_SPEC,
 )  # fmt: skip
 _TRAFFIC = _list(_object(configurationName=TEXT, latestRevision=FLAG, percent=NUMBER, revisionName=TEXT, tag=TEXT, url=TEXT))

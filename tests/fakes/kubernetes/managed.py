@@ -12,7 +12,7 @@ from tests.fakes.kubernetes.problems import Refused
 from tests.fakes.kubernetes.schema import Schema
 
 Json = dict[str, Any]
-_UNTRACKED = {
+_UNTRACKED: FieldSet = {
     "f:name": {}, "f:namespace": {}, "f:uid": {}, "f:creationTimestamp": {}, "f:resourceVersion": {}, "f:generation": {},
     "f:managedFields": {}, "f:selfLink": {}, "f:deletionTimestamp": {}, "f:deletionGracePeriodSeconds": {}, "f:generateName": {},
 }  # fmt: skip

@@ -86,7 +86,7 @@ class Reader:
         too_old = bool(asked) and self._store.is_too_old(asked)
         if too_old and self._faults.watch_gone_as_status:
             raise Refused(410, f"too old resource version: {asked} ({self._store.oldest})", reason="Gone")
-        watch = Watch(self, self._store, resource, namespace, self.select(resource, query), query)
+        watch = Watch(self, self._store, (resource, namespace), self.select(resource, query), query)
         if too_old:
             watch.expire()
         else:
@@ -114,18 +114,11 @@ class Watch:
     """One watch: an async iterator of lines. `was_cut`: the connection is to be cut at the end."""
 
     def __init__(
-        self,
-        reader: Reader,
-        store: Store,
-        resource: Resource,
-        namespace: str | None,
-        match: selectors.Match | None,
-        query: Mapping[str, str],
+        self, reader: Reader, store: Store, scope: tuple[Resource, str | None], match: selectors.Match | None, query: Mapping[str, str]
     ) -> None:
         self._reader = reader
         self._store = store
-        self._resource = resource
-        self._namespace = namespace
+        self._resource, self._namespace = scope
         self._match = match
         self._bookmarks = query.get("allowWatchBookmarks") in ("true", "1", "True")
         self._initial = query.get("sendInitialEvents") in ("true", "True")
@@ -134,7 +127,7 @@ class Watch:
         self._wake = asyncio.Event()
         self._over = False
         self.was_cut = False
-        self._stop = store.listen(resource.key, self._seen)
+        self._stop = store.listen(self._resource.key, self._seen)
 
     def begin(self, version: int) -> None:
         """From this version; 0 = with what is there."""

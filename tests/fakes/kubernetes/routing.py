@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tests.fakes.kubernetes.kinds import Resource
+from tests.fakes.kubernetes.kinds import Resource, Target
 from tests.fakes.kubernetes.problems import Refused
 
 _CLUSTER = ("", "v1", "namespaces")
@@ -19,6 +19,11 @@ class Route:
     namespace: str | None
     name: str
     subresource: str
+
+    @property
+    def target(self) -> Target:
+        """The same, of one object."""
+        return Target(resource=self.resource, namespace=self.namespace or "", name=self.name, subresource=self.subresource)
 
     def verb(self, method: str, *, is_watch: bool, is_apply: bool) -> str:
         """Kubernetes' verb for an HTTP method here. Raises Refused 405."""

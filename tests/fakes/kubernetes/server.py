@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +14,8 @@ from tests.fakes.kubernetes.deleting import Deleter
 from tests.fakes.kubernetes.faults import Faults, Rights
 from tests.fakes.kubernetes.handling import Handling
 from tests.fakes.kubernetes.http import Answer, Connection, Request
-from tests.fakes.kubernetes.kinds import Resource
+from tests.fakes.kubernetes.kinds import Resource, Target
+from tests.fakes.kubernetes.knative_settings import config_maps
 from tests.fakes.kubernetes.knative_webhook import KnativeWebhook
 from tests.fakes.kubernetes.logs import Logs
 from tests.fakes.kubernetes.reading import Reader
@@ -38,8 +39,9 @@ class ApiServer:
         logs: of pods without a kubelet.
     """
 
-    def __init__(self, *, port: int = 0, knative: bool = True, without_kinds: Iterable[str] = ()) -> None:
-        """`knative`: whether its CRDs are there; `without_kinds`: single kinds that are not (by `plural.group`)."""
+    def __init__(self, *, port: int = 0, knative: bool = True, ready: bool = True, without_kinds: Iterable[str] = ()) -> None:
+        """`knative`: whether its CRDs are there; `ready`: whether its settings are those that the platform needs (else Knative's
+        defaults); `without_kinds`: single kinds that are not there (by `plural.group`)."""
         self.store = Store()
         self.faults = Faults()
         self.rights = Rights()
@@ -50,10 +52,11 @@ class ApiServer:
         self._connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
         self._without = set(without_kinds)
+        self._ready = ready
         self._resources: Mapping[tuple[str, str, str], Resource] = {}
         self._writer = Writer(self.store, self.faults, self.hooks)
         self.reader = Reader(self.store, self.faults)
-        self._deleter = Deleter(self.store, self.faults, lambda work: asyncio.get_running_loop().call_soon(work) and None)
+        self._deleter = Deleter(self.store, self.faults, _soon)
         self._handling = Handling(
             store=self.store, reader=self.reader, writer=self._writer, deleter=self._deleter, faults=self.faults, rights=self.rights,
             requests=self.requests, logs=self.logs, resources=lambda: self._resources,
@@ -127,12 +130,13 @@ class ApiServer:
             if resource.has_status and "status" in body:
                 stored = self._status(resource, namespace, stored.body, body["status"])
             return stored.body
-        replaced = self._writer.replace(resource, namespace, metadata["name"], "", body, options)
+        replaced = self._writer.replace(Target(resource=resource, namespace=namespace, name=metadata["name"]), body, options)
         return (self._status(resource, namespace, replaced.body, body["status"]) if "status" in body else replaced).body
 
     def _status(self, resource: Resource, namespace: str, body: Json, status: Json) -> Any:
         body = {**body, "status": status}
-        return self._writer.replace(resource, namespace, body["metadata"]["name"], "status", body, Options(manager="test"))
+        target = Target(resource=resource, namespace=namespace, name=body["metadata"]["name"], subresource="status")
+        return self._writer.replace(target, body, Options(manager="test"))
 
     def get(self, api_version: str, kind: str, name: str, namespace: str = "") -> Json | None:
         """An object as it is stored; None = there is none."""
@@ -204,6 +208,9 @@ class ApiServer:
             self.add_namespace(name)
         for resource in [one for one in self._resources.values() if one.custom]:
             self._add_definition(resource)
+        if self._ready and self._knative_is_here():
+            for body in config_maps():
+                self.put(body)
 
     def _knative_is_here(self) -> bool:
         return any(resource.custom for resource in self._resources.values())
@@ -226,6 +233,10 @@ class ApiServer:
         conditions = [{"type": name, "status": "True"} for name in ("NamesAccepted", "Established")]
         body["status"] = {"acceptedNames": names, "storedVersions": [resource.version], "conditions": conditions}
         self.put(body)
+
+
+def _soon(work: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(work)
 
 
 def _named(api_version: str, kind: str, name: str, namespace: str = "") -> Json:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from tests.fakes.kubernetes.deleting import Deleter
-from tests.fakes.kubernetes.kinds import Resource
+from tests.fakes.kubernetes.kinds import Resource, Target
 from tests.fakes.kubernetes.patches import json_patch, merge_patch
 from tests.fakes.kubernetes.problems import Refused, details_of
 from tests.fakes.kubernetes.reading import Reader
@@ -36,9 +36,10 @@ class Subresources:
         spec = {"replicas": body["spec"].get("replicas", 0)}
         return {"kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": metadata, "spec": spec, "status": status}
 
-    def set_scale(self, resource: Resource, namespace: str, name: str, how: str | None, body: Any, options: Options) -> Json:
+    def set_scale(self, target: Target, how: str | None, body: Any, options: Options) -> Json:
         """PUT (`how` None) or PATCH …/scale."""
-        now = self.scale(resource, namespace, name)
+        resource, name = target.resource, target.name
+        now = self.scale(resource, target.namespace, name)
         if how is None:
             wanted = body
         elif how == "application/json-patch+json":
@@ -54,8 +55,8 @@ class Subresources:
             patch["metadata"] = {"resourceVersion": version}
         if how == APPLY:
             patch |= {"apiVersion": resource.api_version, "kind": resource.kind}
-        self._writer.patch(resource, namespace, name, "scale", how if how == APPLY else "application/merge-patch+json", patch, options)
-        return self.scale(resource, namespace, name)
+        self._writer.patch(target, how if how == APPLY else "application/merge-patch+json", patch, options)
+        return self.scale(resource, target.namespace, name)
 
     def bind(self, resource: Resource, namespace: str, name: str, body: Json, options: Options) -> Json:
         """POST …/binding: the scheduler's choice of a node. Raises Refused 409 for a pod that has one."""

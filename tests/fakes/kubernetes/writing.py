@@ -14,7 +14,7 @@ from typing import Any
 from tests.fakes.kubernetes import admission, defaults, managed, naming, patches
 from tests.fakes.kubernetes.cleaning import Findings, cleaned, copied
 from tests.fakes.kubernetes.faults import Faults
-from tests.fakes.kubernetes.kinds import Resource
+from tests.fakes.kubernetes.kinds import Resource, Target
 from tests.fakes.kubernetes.managed import Manager
 from tests.fakes.kubernetes.problems import Refused, details_of, invalid, not_found, qualified, webhook_refused
 from tests.fakes.kubernetes.schema import metadata as metadata_schema
@@ -101,24 +101,25 @@ class Writer:
         metadata["managedFields"] = managed.after_update(None, body, resource.schema, manager, self.now())
         return self._keep(resource, place, body, options)
 
-    def replace(self, resource: Resource, namespace: str, name: str, subresource: str, body: Json, options: Options) -> Stored:
+    def replace(self, target: Target, body: Json, options: Options) -> Stored:
         """PUT of an object or its status. Raises Refused: 409 for a version that is not the newest."""
-        admission.check_metadata(resource, body, namespace)
-        live = self._live(resource, namespace, name)
+        resource, name = target.resource, target.name
+        admission.check_metadata(resource, body, target.namespace)
+        live = self._live(target)
         body = self._clean(resource, body, options)
         given = body["metadata"]
         if given.get("name") != name:
             raise Refused(400, f"the name of the object ({given.get('name')}) does not match the name on the URL ({name})")
         self._check_version(resource, live, given)
         given.pop("managedFields", None)
-        manager = Manager(name=options.manager, operation="Update", api_version=resource.api_version, subresource=subresource)
+        manager = Manager(name=options.manager, operation="Update", api_version=resource.api_version, subresource=target.subresource)
         return self._change(resource, live, body, manager, options)
 
-    def patch(self, resource: Resource, namespace: str, name: str, subresource: str, how: str, body: Any, options: Options) -> Stored:
+    def patch(self, target: Target, how: str, body: Any, options: Options) -> Stored:
         """PATCH of any kind; an apply may create. Raises Refused."""
         if how == APPLY:
-            return self._apply(resource, namespace, name, subresource, body, options)
-        live = self._live(resource, namespace, name)
+            return self._apply(target, body, options)
+        resource, live = target.resource, self._live(target)
         base = {**live.body, "metadata": {key: value for key, value in live.body["metadata"].items() if key != "managedFields"}}
         if how == "application/json-patch+json":
             patched = patches.json_patch(base, body)
@@ -132,13 +133,14 @@ class Writer:
             patched = patches.merge_patch(base, body)
         else:
             raise Refused(415, f"the body of the request was in an unknown format: {how}")
-        admission.check_metadata(resource, patched, namespace)
+        admission.check_metadata(resource, patched, target.namespace)
         patched = self._clean(resource, patched, options)
         self._check_version(resource, live, patched["metadata"])
-        manager = Manager(name=options.manager, operation="Update", api_version=resource.api_version, subresource=subresource)
+        manager = Manager(name=options.manager, operation="Update", api_version=resource.api_version, subresource=target.subresource)
         return self._change(resource, live, patched, manager, options)
 
-    def _apply(self, resource: Resource, namespace: str, name: str, subresource: str, config: Json, options: Options) -> Stored:
+    def _apply(self, target: Target, config: Json, options: Options) -> Stored:
+        resource, namespace, name, subresource = target.resource, target.namespace, target.name, target.subresource
         if config.get("apiVersion") != resource.api_version or config.get("kind") != resource.kind:
             raise Refused(400, f"invalid object type: {config.get('apiVersion')}, Kind={config.get('kind')}")
         admission.check_metadata(resource, config, namespace)
@@ -210,10 +212,10 @@ class Writer:
             return _unkept(body)
         return self._store.put(resource.key, place, body)
 
-    def _live(self, resource: Resource, namespace: str, name: str) -> Stored:
-        live = self._store.get(resource.key, (namespace, name))
+    def _live(self, target: Target) -> Stored:
+        live = self._store.get(target.resource.key, target.place)
         if live is None:
-            raise not_found(resource.plural, resource.group, name)
+            raise not_found(target.resource.plural, target.resource.group, target.name)
         return live
 
     def _check_version(self, resource: Resource, live: Stored, given: Json) -> None:
@@ -258,7 +260,7 @@ class Writer:
         result.setdefault("kind", resource.kind)
         result["metadata"].pop("selfLink", None)
         self._report(resource, result, findings, options)
-        return result  # type: ignore[no-any-return]
+        return result
 
     def _report(self, resource: Resource, body: Json, findings: Findings, options: Options) -> None:
         name = body["metadata"].get("name", "")
