@@ -26,7 +26,9 @@ from activator.settings import ActivatorSettings
 from activator.shared.keeper import Keeper
 from activator.shared.state import SharedStateUnreachable
 from activator.shared.strangers import SharedStrangerLimit
+from pilotlight.addresses import serve_at
 from pilotlight.pricing import PriceSettings
+from weight_cache.addresses import Credentials
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
 
 log = logging.getLogger("activator")
@@ -58,7 +60,7 @@ class Activator:
 
     async def run(self, listener: socket.socket, ready_fd: int | None) -> None:
         """Serve until SIGTERM or SIGINT."""
-        server = _Server(self._uvicorn_config())
+        server = _Server(self._uvicorn_config(), elsewhere=self._parts.elsewhere)
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -156,8 +158,9 @@ class Activator:
 class _Server(uvicorn.Server):
     """uvicorn without its own signal handlers, and with an event for "it serves"."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, *, elsewhere: tuple[socket.socket, Credentials | None] | None = None) -> None:
         super().__init__(config)
+        self._elsewhere = elsewhere
         self._is_up = asyncio.Event()
 
     def install_signal_handlers(self) -> None:
@@ -165,6 +168,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self._elsewhere is not None:
+            await serve_at(self, *self._elsewhere)
         self._is_up.set()
 
     async def wait_started(self) -> None:

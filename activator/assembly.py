@@ -6,6 +6,7 @@ one that must be closed at the end to `closing`: the process (`activator.__main_
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -47,12 +48,13 @@ from activator.settings import ActivatorSettings
 from activator.shadows import Shadows
 from activator.shared.redis_state import RedisState, platform_id
 from activator.shared.strangers import SharedStrangerLimit
-from activator.siblings import Siblings, socket_of
+from activator.siblings import Siblings, places, socket_of
 from activator.throttler import Throttler
 from activator.tracing.desk import TraceDesk
+from pilotlight.addresses import check_listen, tcp_listener
 from pilotlight.pricing import PriceSettings
 from pilotlight.seal import PlatformKey, key_of
-from weight_cache.addresses import Address, controller_address
+from weight_cache.addresses import Address, Credentials, controller_address
 from weight_cache.settings import Paths, PlatformSettings
 
 
@@ -66,6 +68,7 @@ class Site:
         home: directory of its journal and its copy of the routes.
         key: the platform's key.
         controller: where the controller is.
+        credentials: what we show to other machines; None = there are none.
     """
 
     id: str
@@ -74,6 +77,7 @@ class Site:
     home: Path
     key: PlatformKey
     controller: Address
+    credentials: Credentials | None
 
 
 def site_of(paths: Paths, index: int, platform: PlatformSettings) -> Site:
@@ -81,7 +85,8 @@ def site_of(paths: Paths, index: int, platform: PlatformSettings) -> Site:
     home = paths.home / "activator" / f"a-{index}"
     home.mkdir(parents=True, exist_ok=True)
     key = key_of(platform, paths)
-    return Site(id=f"a-{index}", index=index, paths=paths, home=home, key=key, controller=controller_address(platform, paths))
+    controller, credentials = controller_address(platform, paths), Credentials.of(platform)
+    return Site(id=f"a-{index}", index=index, paths=paths, home=home, key=key, controller=controller, credentials=credentials)
 
 
 class Assembly:
@@ -152,8 +157,13 @@ class Assembly:
         self.shared = _shared_state(settings, site)
         rate_per_s = settings.unauthenticated_per_s
         self.strangers = SharedStrangerLimit(self.shared, rate_per_s=rate_per_s) if self.shared else StrangerLimit(rate_per_s=rate_per_s)
-        self.socket = socket_of(site.paths.run, site.index) if settings.activators > 1 else None
-        self.siblings = Siblings(site.paths.run, index=site.index, count=settings.activators) if settings.activators > 1 else None
+        self.socket, self.elsewhere, self.siblings = None, None, None
+        if settings.sibling_listen is not None:
+            self.elsewhere = _listener(settings.sibling_listen, site)
+        if self.shared is not None:
+            self.socket = socket_of(site.paths.run, site.index) if settings.sibling_url is None else None
+            place = places(site.paths.run, settings.sibling_url, site.credentials)
+            self.siblings = Siblings(place, index=site.index, count=settings.activators, members=self.shared.members)
 
     def _make_scaler(self) -> None:
         self.fleet = NodeFleet(
@@ -232,6 +242,12 @@ class Assembly:
 
 def _breaker_terms(settings: ActivatorSettings) -> BreakerTerms:
     return BreakerTerms(error_ratio=settings.breaker_error_ratio, min_calls=settings.breaker_min_calls, open_s=settings.breaker_open_s)
+
+
+def _listener(listen: str, site: Site) -> tuple[socket.socket, Credentials | None]:
+    """Where the other activators of a cluster reach us, and what we show them. Raises SettingsInvalid."""
+    check_listen("activator.sibling_listen", listen, is_known=site.credentials is not None)
+    return tcp_listener("activator.sibling_listen", listen), site.credentials
 
 
 def _shared_state(settings: ActivatorSettings, site: Site) -> RedisState | None:

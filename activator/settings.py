@@ -18,6 +18,9 @@ class ActivatorSettings:
         metrics_listen: host:port of Prometheus text; None = off.
         activators: processes; more than one needs redis_url, and is refused without.
         redis_url: shared state of several activators; None = everything in the process.
+        sibling_url: where the other activators of a cluster are, with `{index}` (0, 1, …) or `{member}` (a-0, a-1, …) in it; None = on this
+            machine, behind their sockets. With `platform.tls_*`.
+        sibling_listen: host:port at which the others reach us, with mutual TLS; None = only this machine.
         max_body_bytes: a request's body; larger is answered 413 before anything is started.
         max_header_bytes: request line and headers together; larger closes the connection with 431.
         header_timeout_s: from the first byte of a request to the end of its headers.
@@ -50,6 +53,8 @@ class ActivatorSettings:
     metrics_listen: str | None = "127.0.0.1:8701"
     activators: int = 1
     redis_url: str | None = None
+    sibling_url: str | None = None
+    sibling_listen: str | None = None
     max_body_bytes: int = 10 * 1024 * 1024
     max_header_bytes: int = 64 * 1024
     header_timeout_s: float = 10.0
@@ -108,8 +113,18 @@ class ActivatorSettings:
             raise ValueError("activators = more than 1 needs redis_url: set it, or run one activator")
         if self.activators > 1 and self.port == 0:
             raise ValueError(f"listen = {self.listen!r}: several activators share one port: name it, or run one activator")
+        self._check_siblings()
         if self.redis_url is not None and not self.redis_url.startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("redis_url = ***: write redis://, rediss:// or unix://")
+
+    def _check_siblings(self) -> None:
+        url, listen = self.sibling_url, self.sibling_listen
+        if url is not None and not (url.startswith("https://") and ("{index}" in url or "{member}" in url)):
+            raise ValueError(f"sibling_url = {url!r}: write https://…{{index}}…:port, or {{member}} for a-0, a-1, …")
+        if listen is not None and not listen.rpartition(":")[2].isdigit():
+            raise ValueError(f"sibling_listen = {listen!r}: must be host:port, or null")
+        if url is not None and listen is None:
+            raise ValueError(f"sibling_url = {url!r}: needs sibling_listen, where the others reach us")
 
     def _check_words(self) -> None:
         for name, words in (("quota_store", ("auto", "process", "redis")), ("journal_full", ("refuse", "serve"))):

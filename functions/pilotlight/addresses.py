@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from weight_cache.addresses import HANDSHAKE_S, Credentials
-from weight_cache.settings import PlatformSettings, SettingsInvalid
+from weight_cache.settings import SettingsInvalid
 
 if TYPE_CHECKING:
     import uvicorn
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 BACKLOG = 1024
 
 
-def check_listen(key: str, listen: str | None, platform: PlatformSettings) -> None:
-    """Raise SettingsInvalid where others than this machine would be answered without knowing who they are."""
-    if listen is not None and platform.tls_cert is None and not _is_loopback(_host(listen)):
+def check_listen(key: str, listen: str | None, *, is_known: bool) -> None:
+    """Raise SettingsInvalid where others than this machine would be answered without knowing who they are (`is_known`: platform.tls_*)."""
+    if listen is not None and not is_known and not _is_loopback(_host(listen)):
         raise SettingsInvalid(
             f"{key} = {listen!r}: needs platform.tls_cert, tls_key and tls_ca; without them only a loopback address will do"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,3 +52,17 @@ def test_a_process_that_cannot_share_its_state_does_not_start(short_tmp: Path, i
     assert message in done.stderr
     assert "secret" not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"sibling_url": "https://a:1", "sibling_listen": "h:1"}, r"sibling_url = 'https://a:1': write https://…\{index\}"),
+        ({"sibling_url": "http://{index}:1", "sibling_listen": "h:1"}, "sibling_url = 'http://{index}:1'"),
+        ({"sibling_url": "https://{member}:1"}, "needs sibling_listen"),
+        ({"sibling_listen": "h"}, "sibling_listen = 'h': must be host:port"),
+    ],
+)
+def test_siblings_elsewhere_are_named_by_number(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ActivatorSettings(**changes)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from activator.siblings import PASSED_ON, Siblings, socket_of
+from activator.siblings import PASSED_ON, Siblings, places, socket_of
 from tests.activator.conftest import KEY, Edge
+from tests.fakes.authority import Authority
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
 from tests.fakes.routes import route_of, spec_of
+from weight_cache.addresses import Credentials
+from weight_cache.settings import SettingsInvalid
 
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}
 HELD_THERE = "req-there"
@@ -33,7 +37,7 @@ async def _other(edge: Edge, short_tmp: Path) -> AsyncIterator[FakeWorker]:
     other = await FakeWorker(socket_of(short_tmp, 1), holds_one_call).start()
     controller = await FakeController(short_tmp / "controller.sock").start()
     controller.calls["req-old"] = {"id": "req-old", "state": "SUCCEEDED", "labels": {}}
-    siblings = edge.calls._siblings = edge.calls._questions._siblings = Siblings(short_tmp, index=0, count=2)
+    siblings = edge.calls._siblings = edge.calls._questions._siblings = Siblings(places(short_tmp, None, None), index=0, count=2)
     yield other
     await siblings.aclose()
     await controller.aclose()
@@ -100,7 +104,7 @@ async def test_a_stranger_is_not_passed_on(edge: Edge, other: FakeWorker) -> Non
 
 
 async def test_a_process_is_alive_while_its_socket_answers(other: FakeWorker, short_tmp: Path) -> None:
-    siblings = Siblings(short_tmp, index=0, count=2)
+    siblings = Siblings(places(short_tmp, None, None), index=0, count=2)
     assert await siblings.is_process_alive("a-1")
     for _ in range(5):
         await asyncio.sleep(0)  # the other end of that connection is accepted, and closed
@@ -108,4 +112,31 @@ async def test_a_process_is_alive_while_its_socket_answers(other: FakeWorker, sh
     assert not await siblings.is_process_alive("a-1")
     assert not await siblings.is_process_alive("a-7")
     assert await siblings.is_process_alive("pod-of-another-machine")
+    await siblings.aclose()
+
+
+async def test_members_beyond_the_number_that_is_meant_to_be_are_asked_too(edge: Edge, other: FakeWorker, short_tmp: Path) -> None:
+    third = await FakeWorker(socket_of(short_tmp, 2), holds_one_call).start()
+    await other.die()
+    siblings = Siblings(places(short_tmp, None, None), index=0, count=2, members=lambda: ["a-0", "a-2", "pod-of-another-machine"])
+    edge.calls._siblings = edge.calls._questions._siblings = siblings
+    assert repr(siblings) == "<Siblings of 0: 2>"
+    answer = await edge.client.get(f"{edge.url}/v1/calls/{HELD_THERE}", headers=AUTHORIZED)
+    assert answer.status_code == 200
+    await siblings.aclose()
+    await third.die()
+
+
+def test_siblings_elsewhere_need_certificates(short_tmp: Path) -> None:
+    with pytest.raises(SettingsInvalid, match=r"activator\.sibling_url = .*needs mutual TLS"):
+        places(short_tmp, "https://a-{index}.activators.svc:8710", None)
+
+
+async def test_who_has_no_name_any_more_is_no_process(short_tmp: Path, tmp_path: Path) -> None:
+    credentials = Credentials(Authority().issue(tmp_path, "a-0"))
+    siblings = Siblings(places(short_tmp, "https://{member}.invalid:8710", credentials), index=0, count=2)
+    with pytest.raises(socket.gaierror) as caught:
+        await asyncio.get_running_loop().getaddrinfo("a-1.invalid", 8710)
+    # a machine without a resolver cannot tell (EAI_AGAIN): then nobody is taken for dead
+    assert await siblings.is_process_alive("a-1") is (caught.value.errno != socket.EAI_NONAME)
     await siblings.aclose()

@@ -101,7 +101,7 @@ class ControllerConfig:
         prices = load(PriceSettings, "prices", file)
         plans = load_each(Plan, "plans", file, base=BUILT_IN)
         _check_plans(plans, settings, prices)
-        check_listen("controller.listen", settings.listen, platform)
+        check_listen("controller.listen", settings.listen, is_known=platform.tls_cert is not None)
         return cls(
             settings=settings,
             plans=plans,

@@ -31,7 +31,7 @@ from tests.fakes.authority import Authority, settings_of
 from tests.fakes.plain_http import NO_TLS
 from tests.fakes.ports import free_port
 from weight_cache.addresses import Address, Credentials
-from weight_cache.settings import PlatformSettings, SettingsInvalid
+from weight_cache.settings import SettingsInvalid
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 30.0
@@ -197,6 +197,6 @@ def test_others_are_not_answered_without_knowing_who_they_are(listen: str, tmp_p
 
 def test_this_machine_may_ask_in_plain() -> None:
     for listen in ("127.0.0.1:1", "[::1]:1", "localhost:1", None):
-        check_listen("controller.listen", listen, PlatformSettings())
+        check_listen("controller.listen", listen, is_known=False)
     with pytest.raises(ValueError, match="listen = 'x': must be host:port"):
         ControllerSettings(listen="x")
