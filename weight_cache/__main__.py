@@ -17,14 +17,17 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from weight_cache import bandwidth, manners
+from weight_cache.addresses import CertificateInvalid, Credentials
 from weight_cache.bandwidth import Bandwidths
 from weight_cache.configuration import WeightCacheSettings
 from weight_cache.errors import StoreOwned
 from weight_cache.lanes import Lanes
 from weight_cache.leases import Leases
 from weight_cache.metrics import Forecasts, StoreCollector, TierCollector, serve_metrics
+from weight_cache.neighbours import Neighbours
 from weight_cache.objects import blob_store
 from weight_cache.origin import ObjectOrigin, Origin
+from weight_cache.peers.station import Station, Terms
 from weight_cache.readahead import ReadAhead
 from weight_cache.server import serve_store
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
@@ -46,7 +49,9 @@ async def run(paths: Paths, platform: PlatformSettings, settings: WeightCacheSet
     root, registry = paths.home / "weights", CollectorRegistry()
     async with opened_origin(paths, platform, settings) as origin:
         bandwidths = bandwidth.read(root / "bandwidth.json", origin=repr(origin))
-        store = open_store(root, origin, bandwidths, settings)
+        credentials = Credentials.of(platform)
+        station = open_station(paths, platform, settings, credentials)
+        store = open_store(root, origin, bandwidths, settings, neighbours=None if station is None else station.exchange)
         ahead = ReadAhead(max_bytes=settings.dram_bytes(), observe=bandwidths.observe)
         leases = Leases(store, bandwidths=bandwidths, ahead=ahead, on_fetched=Forecasts(registry).fetched)
         await leases.adopt()
@@ -54,11 +59,14 @@ async def run(paths: Paths, platform: PlatformSettings, settings: WeightCacheSet
         registry.register(TierCollector(leases=leases, bandwidths=bandwidths, ahead=ahead))
         servers = await serve_metrics(registry, socket_path=paths.run / "metrics-weight_cache.sock", listen=settings.metrics_listen)
         servers.append(await serve_store(store, leases, paths.socket("weight_cache")))
+        if station is not None:
+            await station.open(store.shelf, tls=None if credentials is None else credentials.server_context())
+            registry.register(station.collector())
         behind = [
             _behind(store.scrubber(settings.scrub_bytes_per_s).run(), "scrub"),
             _behind(_keep_speeds(root, bandwidths), "keep speeds"),
         ]
-        _log.info("serving store=%r origin=%r speeds=%r", store, origin, bandwidths)
+        _log.info("serving store=%r origin=%r speeds=%r peers=%r", store, origin, bandwidths, station)
         if ready_fd is not None:
             os.write(ready_fd, b"\n")
             os.close(ready_fd)
@@ -66,6 +74,8 @@ async def run(paths: Paths, platform: PlatformSettings, settings: WeightCacheSet
         _log.info("stopping behind=%d", sum(not task.done() for task in behind))
         for server in reversed(servers):  # the store's socket first: no new work, then the figures go
             server.close()
+        if station is not None:
+            await station.aclose()
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in others:
             task.cancel()
@@ -76,7 +86,25 @@ async def run(paths: Paths, platform: PlatformSettings, settings: WeightCacheSet
         store.close()
 
 
-def open_store(root: Path, origin: Origin, bandwidths: Bandwidths, settings: WeightCacheSettings) -> Store:
+def open_station(
+    paths: Paths, platform: PlatformSettings, settings: WeightCacheSettings, credentials: Credentials | None
+) -> Station | None:
+    """This node among others; None where it is to be alone. Raises SettingsInvalid."""
+    terms = Terms(
+        peers=settings.peers,
+        listen=settings.peer_listen,
+        answer_s=settings.peer_timeout_s,
+        uploads_at_once=settings.peer_uploads_at_once,
+        upload_bytes_per_s=settings.peer_upload_bytes_per_s,
+        distrust_s=settings.peer_distrust_s,
+    )
+    key_file = Path(platform.key_file) if platform.key_file is not None else paths.home / "platform.key"
+    return Station.of(terms, key_file, client_tls=None if credentials is None else credentials.client_context())
+
+
+def open_store(
+    root: Path, origin: Origin, bandwidths: Bandwidths, settings: WeightCacheSettings, *, neighbours: Neighbours | None = None
+) -> Store:
     """The store, with the speeds that it is told by and tells. Raises StoreOwned. Blocking."""
     return Store.open(
         root,
@@ -86,6 +114,7 @@ def open_store(root: Path, origin: Origin, bandwidths: Bandwidths, settings: Wei
         lanes=Lanes(settings.reads_at_once, settings.prefetch_share),
         observe=lambda size_bytes, seconds: bandwidths.observe(Tier.ORIGIN, size_bytes, seconds),
         reload_s=bandwidths.reload_s,
+        neighbours=neighbours,
     )
 
 
@@ -132,7 +161,7 @@ def main() -> int:
         platform = load(PlatformSettings, "platform", arguments.config)
         paths = Paths.of(platform, os.environ).make()
         asyncio.run(run(paths, platform, settings, ready_fd=arguments.ready_fd))
-    except (SettingsInvalid, StoreOwned) as e:
+    except (SettingsInvalid, StoreOwned, CertificateInvalid) as e:
         _log.error("%s", e)
         return 2
     except OSError as e:

@@ -19,7 +19,10 @@ from weight_cache.ingest import Ingest, translated
 from weight_cache.lanes import LaneOf
 from weight_cache.layout import StoreDirectory
 from weight_cache.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestFile, parse
+from weight_cache.neighbours import Wanted
 from weight_cache.objects import blob_key
+from weight_cache.partials import Partial
+from weight_cache.shelf import Shelf
 from weight_cache.tally import FetchMeter, Tally
 from weight_cache.threads import each, finish_in_thread
 from weight_cache.types import LoadProgress
@@ -45,6 +48,7 @@ class Arrivals:
         directory: StoreDirectory,
         catalogue: Catalogue,
         ingest: Ingest,
+        shelf: Shelf,
         tally: Tally,
         meter: FetchMeter,
         clock: Callable[[], float],
@@ -52,6 +56,7 @@ class Arrivals:
         self._directory = directory
         self._catalogue = catalogue
         self._ingest = ingest
+        self._shelf = shelf
         self._tally = tally
         self._meter = meter
         self._clock = clock
@@ -152,9 +157,14 @@ class Arrivals:
             self._meter.ended(well=well)
 
     async def _fetch(self, file: ManifestFile, lane_of: LaneOf) -> None:
-        """One file, from where the last try left it."""
+        """One file, from where the last try left it; what of it is verified may be read by other nodes meanwhile."""
         if self._catalogue.has_file(file.digest):
             return  # it landed between the look and the flight
+        partial = self._directory.partials.open(file)
+        with self._shelf.showing(file, partial):
+            await self._complete(file, partial, lane_of)
+
+    async def _complete(self, file: ManifestFile, partial: Partial, lane_of: LaneOf) -> None:
         digest, done = file.digest, 0
 
         def on_bytes(size: int) -> None:
@@ -168,14 +178,18 @@ class Arrivals:
             self._meter.count(size)
             on_bytes(size)
 
+        def on_given(size: int) -> None:
+            self._tally.given_bytes += size
+            self._meter.count(size)
+            on_bytes(size)
+
         def on_resumed(size: int) -> None:
             self._tally.resumed_bytes += size
             on_bytes(size)
 
         partials = self._directory.partials
-        partial = partials.open(file)
         try:
-            await self._ingest.complete(file, partial, lane_of=lane_of, on_fetched=on_fetched, on_resumed=on_resumed)
+            await self._ingest.complete(file, partial, lane_of=lane_of, on_fetched=on_fetched, on_given=on_given, on_resumed=on_resumed)
             await finish_in_thread(self._directory.publish_file, partial.path, digest)
         finally:  # a cancellation can come after the rename: what is on the disk decides
             try:
@@ -189,6 +203,19 @@ class Arrivals:
         """From the disk when it is known here, else from the origin, and kept."""
         if (known := await finish_in_thread(self._directory.notes.manifest, name)) is not None:
             return known
+        if self._ingest.neighbours is None:
+            return await self._take_down(name, await self._read_manifest(name))
+        wanted = Wanted(digest=name, index=None, length_bytes=MAX_MANIFEST_BYTES, sha256=name)
+        async with self._ingest.neighbours.asked(wanted) as given:
+            if given is not None and hashlib.sha256(given.block).hexdigest() == name:
+                self._ingest.neighbours.used(given)
+                return await self._take_down(name, given.block)
+            if given is not None:
+                self._ingest.neighbours.distrust(given)
+            return await self._take_down(name, await self._read_manifest(name))
+
+    async def _read_manifest(self, name: str) -> bytes:
+        """From the origin; its bytes are what its name says."""
         size = await self._ingest.origin.size(name)
         if size > MAX_MANIFEST_BYTES:
             raise ManifestInvalid(f"blob {name[:12]} of {size} bytes is too long for a manifest ({MAX_MANIFEST_BYTES})")
@@ -197,6 +224,9 @@ class Arrivals:
             raise ChunkCorrupt(
                 f"manifest {name[:12]} does not match its hash: the origin's copy is damaged. Remove {blob_key(name)} there, deploy again"
             )
+        return raw
+
+    async def _take_down(self, name: str, raw: bytes) -> Manifest:
         manifest = await finish_in_thread(parse, raw)  # some seconds for the longest: others are served meanwhile
         await finish_in_thread(self._directory.notes.keep_manifest, name, raw)
         await finish_in_thread(self._directory.notes.forget_manifests, self._catalogue.names())

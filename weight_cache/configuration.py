@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from weight_cache.peers import members
 
 MIN_BYTES = 64 * 1024 * 1024
 """Below a few chunks no model fits."""
@@ -22,6 +24,13 @@ class WeightCacheSettings:
         origin_attempts: how often a range is asked for before a start fails.
         origin_timeout_s: silence of the origin after which an attempt has failed.
         scrub_bytes_per_s: what is on disk is read again at this pace and compared with its hashes; 0 = never.
+        peers: other nodes' weight caches, asked before the origin: a list of host:port, or `dns:<name>:<port>`, a name that stands for all
+            of them and is resolved again every 10 s; this node may be among them. Empty = none.
+        peer_listen: host:port where this node serves others, to whom it proves the platform's key; None = it serves nobody.
+        peer_timeout_s: to connect to a peer, and until it begins to answer; then the next one is asked, or the origin.
+        peer_uploads_at_once: chunks on their way to other nodes at the same time.
+        peer_upload_bytes_per_s: all uploads together; 0 = no bound.
+        peer_distrust_s: a peer that gave wrong bytes is not asked for so long.
     """
 
     metrics_listen: str | None = "127.0.0.1:8704"
@@ -32,6 +41,12 @@ class WeightCacheSettings:
     origin_attempts: int = 5
     origin_timeout_s: float = 30.0
     scrub_bytes_per_s: int = 32 * 1024 * 1024
+    peers: list[str] | str = field(default_factory=list)
+    peer_listen: str | None = None
+    peer_timeout_s: float = 1.0
+    peer_uploads_at_once: int = 4
+    peer_upload_bytes_per_s: int = 512 * 1024 * 1024
+    peer_distrust_s: float = 600.0
 
     def dram_bytes(self) -> int:
         """`dram_max_bytes`, or half of the machine's memory."""
@@ -45,6 +60,13 @@ class WeightCacheSettings:
         _check("origin_attempts", self.origin_attempts, 1, 100)
         _check("origin_timeout_s", self.origin_timeout_s, 0.1, 3600)
         _check("scrub_bytes_per_s", self.scrub_bytes_per_s, 0, 10**12)
+        _check("peer_timeout_s", self.peer_timeout_s, 0.05, 60)
+        _check("peer_uploads_at_once", self.peer_uploads_at_once, 1, 64)
+        _check("peer_upload_bytes_per_s", self.peer_upload_bytes_per_s, 0, 10**12)
+        _check("peer_distrust_s", self.peer_distrust_s, 0, 86400)
+        members.check(self.peers)
+        if self.peer_listen is not None:
+            members.check_listen(self.peer_listen)
         if self.dram_max_bytes is not None:
             _check("dram_max_bytes", self.dram_max_bytes, 0, 10**15)
         if self.max_bytes is not None and self.max_bytes < MIN_BYTES:

@@ -11,6 +11,7 @@ from pathlib import Path
 from weight_cache.errors import ChunkCorrupt, OriginUnavailable, StoreFailed, StoreFull
 from weight_cache.lanes import LaneOf, Lanes
 from weight_cache.manifest import CHUNK_BYTES, FileHash, ManifestFile
+from weight_cache.neighbours import Neighbours, Wanted
 from weight_cache.objects import blob_key
 from weight_cache.origin import Origin
 from weight_cache.partials import Partial
@@ -25,22 +26,28 @@ OnBytes = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingest:
-    """What a fetch works with: where bytes come from, whose turn it is, who hashes and writes."""
+    """What a fetch works with: where bytes come from (neighbours first, where there are any), whose turn it is, who hashes and writes."""
 
     origin: Origin
     lanes: Lanes
     threads: QuietThreads
+    neighbours: Neighbours | None = None
 
-    async def complete(self, file: ManifestFile, partial: Partial, *, lane_of: LaneOf, on_fetched: OnBytes, on_resumed: OnBytes) -> None:
+    async def complete(
+        self, file: ManifestFile, partial: Partial, *, lane_of: LaneOf, on_fetched: OnBytes, on_given: OnBytes, on_resumed: OnBytes
+    ) -> None:
         """Fetch what `partial` lacks of `file`, verify every chunk, make it durable and read-only.
 
+        Told of each chunk's bytes: `on_fetched` of those from the origin, `on_given` from neighbours, `on_resumed` of those here.
         Their hashes are the file's: nothing else remains to be checked. Raises ChunkCorrupt, OriginUnavailable, StoreFull, OSError;
         what did arrive stays in `partial`.
         """
         check_room(partial.path.parent, partial.missing_bytes)
 
         def jobs() -> Iterator[Callable[[], Coroutine[None, None, None]]]:
-            for index, chunk in enumerate(file.chunks()):
+            chunks = list(file.chunks())
+            for index in range(len(chunks)) if self.neighbours is None else self.neighbours.in_turn(file):
+                chunk = chunks[index]
                 if index in partial.verified:
                     on_resumed(chunk.length_bytes)
                 else:
@@ -51,11 +58,26 @@ class Ingest:
                 on_resumed(chunk.length_bytes)
                 return
             async with self.lanes.turn(lane_of):
-                await self._fetch(file, index, chunk, partial)
-            on_fetched(chunk.length_bytes)
+                was_given = await self._obtain(file, index, chunk, partial)
+            (on_given if was_given else on_fetched)(chunk.length_bytes)
 
         await each(jobs(), at_once=self.lanes.reads_at_once)
         await self.threads.run(partial.seal)
+
+    async def _obtain(self, file: ManifestFile, index: int, chunk: Chunk, partial: Partial) -> bool:
+        """One chunk, from wherever; True when a neighbour gave it."""
+        if self.neighbours is None:
+            await self._fetch(file, index, chunk, partial)
+            return False
+        wanted = Wanted(digest=file.digest, index=index, length_bytes=chunk.length_bytes, sha256=chunk.sha256)
+        async with self.neighbours.asked(wanted) as given:
+            if given is not None:
+                if await self.threads.run(partial.write, index, chunk, given.block):
+                    self.neighbours.used(given)
+                    return True
+                self.neighbours.distrust(given)
+            await self._fetch(file, index, chunk, partial)
+        return False
 
     async def _fetch(self, file: ManifestFile, index: int, chunk: Chunk, partial: Partial) -> None:
         for _ in range(_ATTEMPTS):

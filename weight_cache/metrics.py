@@ -14,6 +14,7 @@ pilotlight_weights_partial_bytes              of files that are half here: the n
 pilotlight_weights_pinned_bytes               of models that stay whoever needs room
 pilotlight_weights_resumed_bytes_total        that an earlier try had brought, and that were not fetched again
 pilotlight_weights_scrubbed_bytes_total       read again and compared, while nothing else was to do
+pilotlight_weights_given_bytes_total           taken from other nodes instead of the origin (weight_cache.peers.figures has the rest)
 pilotlight_weights_dram_budget_bytes          of models that are read ahead into memory
 pilotlight_weights_dram_bytes                 room that held models take of it
 pilotlight_weights_read_ahead_bytes_total     read from the disk into memory before anybody asked for them
@@ -72,6 +73,7 @@ class StoreCollector(Collector):
         yield GaugeMetricFamily(f"{prefix}_pinned_bytes", "Of models that stay.", now.pinned_bytes)
         yield CounterMetricFamily(f"{prefix}_resumed_bytes", "Not fetched again.", now.resumed_bytes)
         yield CounterMetricFamily(f"{prefix}_scrubbed_bytes", "Read again and compared.", now.scrubbed_bytes)
+        yield CounterMetricFamily(f"{prefix}_given_bytes", "Bytes taken from other nodes.", now.given_bytes)
 
 
 class TierCollector(Collector):

@@ -23,8 +23,10 @@ from weight_cache.errors import ManifestInvalid
 from weight_cache.ingest import Ingest, translated
 from weight_cache.lanes import LaneOf, Lanes
 from weight_cache.layout import StoreDirectory
+from weight_cache.neighbours import Neighbours
 from weight_cache.origin import Origin
 from weight_cache.scrub import Scrubber, Sleep
+from weight_cache.shelf import Shelf
 from weight_cache.tally import FetchMeter, Observe, Tally
 from weight_cache.threads import QuietThreads, finish_in_thread
 from weight_cache.types import Lane, Lease, ModelInfo, StoreStatistics
@@ -47,6 +49,7 @@ class Store:
         *,
         lanes: Lanes,
         observe: Observe | None,
+        neighbours: Neighbours | None = None,
     ) -> None:
         self._directory = directory
         self._catalogue = catalogue
@@ -57,10 +60,12 @@ class Store:
         self._tally = Tally()
         self._threads = QuietThreads()
         self._checks = Checks(directory=directory, catalogue=catalogue, threads=self._threads, tally=self._tally)
+        self.shelf = Shelf(directory, catalogue)
         self._arrivals = Arrivals(
             directory=directory,
             catalogue=catalogue,
-            ingest=Ingest(origin=origin, lanes=lanes, threads=self._threads),
+            ingest=Ingest(origin=origin, lanes=lanes, threads=self._threads, neighbours=neighbours),
+            shelf=self.shelf,
             tally=self._tally,
             meter=FetchMeter(time.monotonic, observe),
             clock=clock,
@@ -77,6 +82,7 @@ class Store:
         lanes: Lanes | None = None,
         observe: Observe | None = None,
         reload_s: ReloadSeconds = guess_reload_s,
+        neighbours: Neighbours | None = None,
     ) -> Store:
         """Take the directory, clean up after a dead owner, and take stock. Raises StoreOwned. Blocking.
 
@@ -86,6 +92,7 @@ class Store:
             lanes: whose turn it is to read from the origin; None: 8 at once, a quarter of them for prefetches.
             observe: told (bytes, seconds) whenever a fetch from the origin ended well.
             reload_s: bytes → predicted seconds to fetch them again: what keeps a model when room is needed.
+            neighbours: other nodes, asked before the origin; None: there are none.
         """
         directory = StoreDirectory(root)
         directory.empty_tmp()
@@ -99,7 +106,7 @@ class Store:
         for digest, size in partials.items():
             catalogue.partial_left(digest, size)
         _take_stock(directory, catalogue, files)
-        return cls(directory, catalogue, origin, clock, lanes=lanes or Lanes(8, 0.25), observe=observe)
+        return cls(directory, catalogue, origin, clock, lanes=lanes or Lanes(8, 0.25), observe=observe, neighbours=neighbours)
 
     def __repr__(self) -> str:
         return f"<Store {self._directory.root} {self._catalogue!r}>"

@@ -20,6 +20,7 @@ class Tally:
     hits: int = 0
     misses: int = 0
     fetched_bytes: int = 0
+    given_bytes: int = 0
     resumed_bytes: int = 0
     scrubbed_bytes: int = 0
     evicted_models: int = 0
@@ -49,6 +50,7 @@ class Tally:
             pinned_bytes=catalogue.pinned_bytes,
             resumed_bytes=self.resumed_bytes,
             scrubbed_bytes=self.scrubbed_bytes,
+            given_bytes=self.given_bytes,
         )
 
 

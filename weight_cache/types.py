@@ -173,6 +173,7 @@ class StoreStatistics:
         pinned_bytes: on the disk, of models that stay whoever needs room.
         resumed_bytes: not fetched again, because an earlier try had brought them.
         scrubbed_bytes: read again and compared, while nothing else was to do.
+        given_bytes: taken from other nodes.
     """
 
     max_bytes: int
@@ -190,6 +191,7 @@ class StoreStatistics:
     pinned_bytes: int = 0
     resumed_bytes: int = 0
     scrubbed_bytes: int = 0
+    given_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""

@@ -1,0 +1,124 @@
+"""Stores that are each other's neighbours, in one loop, over real sockets; and a peer that misbehaves as told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+from tests.fakes.origins import MemoryOrigin
+from weight_cache.peers import wire
+from weight_cache.peers.neighbourhood import NODE_HEADER
+from weight_cache.peers.station import Station, Terms
+from weight_cache.peers.tickets import PeerKey
+from weight_cache.store import Store
+
+KEY = PeerKey(b"k" * 32)
+
+
+class NeighbourNode:
+    """One node: a store, its station, and a way to its own origin."""
+
+    def __init__(self, root: Path, *, peers: list[str], origin: MemoryOrigin, uploads_at_once: int, answer_s: float) -> None:
+        self.origin = origin
+        self.station = Station(
+            Terms(
+                peers=peers,
+                listen="127.0.0.1:0",
+                answer_s=answer_s,
+                uploads_at_once=uploads_at_once,
+                upload_bytes_per_s=0,
+                distrust_s=600,
+            ),
+            KEY,
+        )
+        self.store = Store.open(root, origin=origin, max_bytes=10**9, clock=lambda: 5.0, neighbours=self.station.exchange)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.station.port}"
+
+    async def close(self) -> None:
+        """As at SIGTERM."""
+        await self.station.aclose()
+        self.store.close()
+
+
+class Street:
+    """Nodes that know each other. Owner: the test's loop. `origin`: what nodes share unless they have their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.origin = MemoryOrigin()
+        self.nodes: list[NeighbourNode] = []
+        self.peers: list[str] = []
+
+    async def node(self, *, origin: MemoryOrigin | None = None, uploads_at_once: int = 4, answer_s: float = 20.0) -> NeighbourNode:
+        """One more; everybody looks around."""
+        node = NeighbourNode(
+            self._folder / str(len(self.nodes)),
+            peers=self.peers,
+            origin=origin or self.origin,
+            uploads_at_once=uploads_at_once,
+            answer_s=answer_s,
+        )
+        await node.station.open(node.store.shelf)
+        self.nodes.append(node)
+        await self.join(node.address)
+        return node
+
+    async def join(self, address: str) -> None:
+        """Everybody hears of an address."""
+        self.peers.append(address)
+        for node in self.nodes:
+            node.station.neighbourhood._members._last = tuple(self.peers)
+        await self.look_around()
+
+    async def look_around(self) -> None:
+        """Everybody asks who is there, and who holds what."""
+        for _ in range(2):
+            await asyncio.gather(*(node.station.neighbourhood.look_around() for node in self.nodes))
+
+
+@contextlib.asynccontextmanager
+async def street(folder: Path) -> AsyncIterator[Street]:
+    """An empty one; its nodes are closed at the end."""
+    made = Street(folder)
+    try:
+        yield made
+    finally:
+        for node in made.nodes:
+            await node.close()
+        await asyncio.sleep(0)
+
+
+Behaviour = Callable[[wire.Request, asyncio.StreamWriter], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def bad_peer(behaviour: Behaviour, *, holds: list[str]) -> AsyncIterator[str]:
+    """A peer that says it holds files, and treats whoever asks for a piece as `behaviour` says; its address."""
+    body = ('{"files":[' + ",".join(f'"{digest}"' for digest in holds) + '],"models":[]}').encode()
+    writers: set[asyncio.StreamWriter] = set()
+
+    async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.add(writer)
+        with contextlib.suppress(OSError, wire.WireBroken):
+            while (request := await wire.read_request(reader)) is not None:
+                if request.target == "/v1/holdings":
+                    writer.write(wire.answer_head(200, len(body), {NODE_HEADER: "b" * 32}) + body)
+                else:
+                    await behaviour(request, writer)
+                if writer.is_closing():
+                    break
+        writer.close()
+
+    server = await asyncio.start_server(on_connection, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.sleep(0.01)

@@ -1,0 +1,143 @@
+"""Two daemons on one machine: what one has the other takes from it, without an origin; and goes on with the origin when the first dies."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.ports import free_port
+from weight_cache.client import WeightCacheClient
+from weight_cache.manifest import CHUNK_BYTES, build_manifest
+from weight_cache.peers import wire
+from weight_cache.types import LoadProgress
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+class Daemon:
+    """A weight cache with a home of its own."""
+
+    def __init__(self, folder: Path, *, blobs: Path, ports: list[int], own: int, extra: str = "") -> None:
+        self.folder = folder
+        self.port = ports[own]
+        peers = ", ".join(f'"127.0.0.1:{port}"' for port in ports)
+        folder.mkdir()
+        (folder / "h").mkdir()
+        (folder / "h" / "platform.key").write_bytes(base64.urlsafe_b64encode(b"k" * 32))
+        (folder / "platform.yaml").write_text(
+            f"platform: {{home: {folder}/h, run: {folder}/r, blobs: {blobs}}}\n"
+            f"weight_cache: {{metrics_listen: null, peer_listen: '127.0.0.1:{self.port}', peers: [{peers}], peer_timeout_s: 20{extra}}}\n"
+        )
+        self.client = WeightCacheClient(folder / "r" / "weight_cache.sock")
+
+    async def start(self) -> None:
+        ready, tell = os.pipe()
+        with (self.folder / "log").open("wb") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "weight_cache", "--config", str(self.folder / "platform.yaml"), "--ready-fd", str(tell)),
+                cwd=REPOSITORY,
+                pass_fds=[tell],
+                stderr=log,
+            )
+        os.close(tell)
+        assert await asyncio.to_thread(os.read, ready, 1) == b"\n", (self.folder / "log").read_text()
+        os.close(ready)
+
+    async def fetch(self, name: str) -> Path:
+        opened = await self.client.open(name, holder="test", pid=os.getpid())
+        return (await self.client.wait(opened.lease_id)).path
+
+    async def stop(self) -> None:
+        await self.client.aclose()
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+            await self.process.wait()
+
+
+@pytest.fixture
+async def folder() -> AsyncIterator[Path]:
+    """Short: Unix sockets allow 107 bytes."""
+    made = Path(tempfile.mkdtemp(prefix="pl"))
+    yield made
+    shutil.rmtree(made)
+
+
+def upload(blobs: Path, model: Path, content: bytes) -> str:
+    model.mkdir()
+    (model / "weights").write_bytes(content)
+    manifest = build_manifest(model)
+    for digest, blob in ((manifest.digest, manifest.to_bytes()), (manifest.files[0].digest, content)):
+        path = blobs / digest[:2] / digest
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(blob)
+    return manifest.digest
+
+
+async def status_without_ticket(port: int) -> int:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(wire.request_head("/v1/holdings", {"Host": "x"}))
+    head = await wire.read_head(reader)
+    writer.close()
+    return head.status
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+async def test_the_second_daemon_has_no_origin_and_gets_the_model_from_the_first(folder: Path) -> None:
+    name = upload(folder / "blobs", folder / "model", os.urandom(CHUNK_BYTES + 1000))
+    ports = [free_port(), free_port()]
+    first = Daemon(folder / "1", blobs=folder / "blobs", ports=ports, own=0)
+    second = Daemon(folder / "2", blobs=folder / "empty", ports=ports, own=1)
+    try:
+        await first.start()
+        path = await first.fetch(name)
+        await second.start()
+        assert (await second.fetch(name) / "weights").read_bytes() == (path / "weights").read_bytes()
+        told = await second.client.stat()
+        assert (told.fetched_bytes, told.given_bytes) == (0, CHUNK_BYTES + 1000)
+        assert await status_without_ticket(first.port) == 401
+    finally:
+        await first.stop()
+        await second.stop()
+    assert (first.process.returncode, second.process.returncode) == (0, 0)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+async def test_a_daemon_that_is_killed_midway_is_replaced_by_the_origin(folder: Path) -> None:
+    content = os.urandom(4 * CHUNK_BYTES)
+    name = upload(folder / "blobs", folder / "model", content)
+    ports = [free_port(), free_port()]
+    slowly = f", peer_upload_bytes_per_s: {2 * CHUNK_BYTES}, peer_uploads_at_once: 1"
+    first = Daemon(folder / "1", blobs=folder / "blobs", ports=ports, own=0, extra=slowly)
+    second = Daemon(folder / "2", blobs=folder / "blobs", ports=ports, own=1)
+    killed = asyncio.Event()
+
+    def kill(progress: LoadProgress) -> None:
+        if progress.done_bytes and not killed.is_set():
+            first.process.kill()
+            killed.set()
+
+    try:
+        await first.start()
+        await first.fetch(name)
+        await second.start()
+        opened = await second.client.open(name, holder="test", pid=os.getpid())
+        lease = await second.client.wait(opened.lease_id, on_progress=kill)
+        await first.process.wait()
+        assert (lease.path / "weights").read_bytes() == content
+        assert killed.is_set()
+        told = await second.client.stat()
+        assert told.fetched_bytes + told.given_bytes == len(content)
+    finally:
+        await first.stop()
+        await second.stop()
