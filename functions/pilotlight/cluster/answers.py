@@ -96,7 +96,7 @@ def from_status(
     if code in (400, 422):
         return _invalid(deed, message, details, rest)
     if code == 404:
-        return _not_found(deed, message, details, rest)
+        return _not_found(deed, details, rest)
     return _plain(deed, message, rest)
 
 
@@ -172,8 +172,8 @@ def _invalid(deed: Deed, message: str, details: Mapping[str, Any], rest: dict[st
     return Invalid(f"cannot {deed}: the manifest is refused:\n  {lines}", problems=problems, **rest)
 
 
-def _not_found(deed: Deed, message: str, details: Mapping[str, Any], rest: dict[str, Any]) -> ClusterError:
-    if "could not find the requested resource" in message and not details.get("name"):
+def _not_found(deed: Deed, details: Mapping[str, Any], rest: dict[str, Any]) -> ClusterError:
+    if not details.get("name"):  # an absent object is always named
         return _kind_missing(deed, rest)
     if deed.namespace and details.get("kind") == "namespaces" and details.get("name") == deed.namespace:
         return NotFound(f"cannot {deed}: the namespace {deed.namespace} does not exist", **rest)

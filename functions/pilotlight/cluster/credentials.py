@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 from kubernetes.aio.config.kube_config import KubeConfigLoader, KubeConfigMerger
@@ -126,7 +127,7 @@ async def _of_kubeconfig(paths: str, context: str | None) -> Credentials:
     try:
         merged = KubeConfigMerger(os.pathsep.join(existing))
         loader = KubeConfigLoader(config_dict=merged.config, active_context=context, config_base_path=None)
-    except (ConfigException, OSError, ValueError, TypeError, KeyError) as error:
+    except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadCredentials(f"kubeconfig {paths}: {error}") from error
     source = f"kubeconfig {paths}"
     await _authenticate(loader, configuration, source)

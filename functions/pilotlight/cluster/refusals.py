@@ -137,7 +137,11 @@ def _of_line(line: str, namespace: str) -> list[FieldProblem]:
 
 
 def _masked(path: str, namespace: str) -> FieldProblem:
-    feature = next((BY_FIELD[name] for name in reversed(_names(path)) if name in BY_FIELD), None)
+    parts = re.sub(r"\[\d+\]", "", path).split(".")
+    names = (".".join(parts[-2:]), parts[-1])  # `capabilities.add`, `nodeSelector`
+    if path.startswith(f"{_TEMPLATE}.spec.securityContext"):
+        names = ("securityContext", "")
+    feature = next((BY_FIELD[name] for name in names if name in BY_FIELD), None)
     if feature is None:
         return FieldProblem(path, "Knative never allows this field")
     return _switched_off(path, feature, namespace)
@@ -146,9 +150,3 @@ def _masked(path: str, namespace: str) -> FieldProblem:
 def _switched_off(path: str, feature: Feature, namespace: str, *, what: str = "") -> FieldProblem:
     said = f"switched off in this cluster ({feature.flag})"
     return FieldProblem(path, f"{what}: {said}" if what else said, switch_on(feature, knative_namespace=namespace))
-
-
-def _names(path: str) -> list[str]:
-    """The last parts of a path under which a feature may be known: `capabilities.add`, `nodeSelector`."""
-    parts = re.sub(r"\[\d+\]", "", path).split(".")
-    return [".".join(parts[index : index + 2]) for index in range(len(parts) - 1)] + parts
