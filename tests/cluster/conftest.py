@@ -6,11 +6,13 @@ Fixtures: `api_server` (our own, in the test's event loop, with its faults; a te
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.kubernetes.raw import RawClient
 from tests.fakes.kubernetes.server import ApiServer
 from tests.fakes.kubernetes.thread import ThreadedApiServer, running_api_server
 
@@ -50,3 +52,20 @@ def kubeconfig(request: pytest.FixtureRequest, real_kubeconfig: Path | None, tmp
     else:
         server = request.getfixturevalue("api_server")
     return server.write_kubeconfig(tmp_path / "kubeconfig")
+
+
+@pytest.fixture
+async def raw(kubeconfig: Path) -> AsyncIterator[RawClient]:
+    """Any path, through the official client."""
+    async with RawClient(kubeconfig) as client:
+        yield client
+
+
+@pytest.fixture
+async def namespace(raw: RawClient) -> AsyncIterator[str]:
+    """A fresh namespace, deleted afterwards."""
+    name = f"pl-test-{uuid.uuid4().hex[:10]}"
+    made = await raw.ask("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    assert made.status == 201, made.body
+    yield name
+    await raw.ask("DELETE", f"/api/v1/namespaces/{name}")

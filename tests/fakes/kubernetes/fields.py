@@ -89,11 +89,11 @@ def union(one: FieldSet, other: FieldSet) -> FieldSet:
 
 
 def minus(one: FieldSet, other: FieldSet) -> FieldSet | None:
-    """Fields of `one` that are not in `other`; None = nothing is left."""
-    if not other:
-        return None
+    """Fields of `one` that are not in `other`; None = nothing is left. A field's parts are not the field: they stay."""
     if not one:
-        return one
+        return None if not other or "." in other else one
+    if not other:
+        return {key: below for key, below in one.items() if key != "."} or None
     result: FieldSet = {}
     for key, below in one.items():
         if key not in other:

@@ -146,6 +146,8 @@ class Writer:
         admission.check_metadata(resource, config, namespace)
         config = self._clean(resource, config, options)
         metadata = config["metadata"]
+        if not options.manager:
+            raise invalid("PatchOptions", "meta.k8s.io", "", [("fieldManager", "Required value: is required for apply patch")])
         if metadata.get("managedFields"):
             raise Refused(400, "metadata.managedFields must be nil")
         if metadata.setdefault("name", name) != name:
