@@ -1,4 +1,4 @@
-"""HTTP/1.1 to a worker over its Unix socket: pooled connections, one exchange at a time on each.
+"""HTTP/1.1 to a worker over its Unix socket, or to a pod (`doorstep`): pooled connections, one exchange at a time on each.
 
 An answer whose length is known and small is collected whole (one future, no queue, the hot path); anything else streams with
 back-pressure: reading from the worker pauses while the caller does not read. An exchange that is abandoned closes its connection,
@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
 import httptools
+
+from activator.doorstep import connect
 
 WHOLE_BODY_BYTES: Final = 256 * 1024
 """An answer up to this long is collected before it is passed on, so that its cost can stand in its headers."""
@@ -327,10 +329,9 @@ class ConnectionPool:
     async def open(self, loop: asyncio.AbstractEventLoop) -> WorkerConnection:
         """A new connection. Raises UpstreamGone (nothing sent) when nobody listens."""
         try:
-            _, connection = await loop.create_unix_connection(WorkerConnection, self._path)
+            return await connect(loop, WorkerConnection, self._path)
         except OSError as e:
-            raise UpstreamGone(f"no worker on its socket: {e.strerror or e}", sent=False) from e
-        return connection
+            raise UpstreamGone(f"no worker on its socket: {e.strerror or e!r}", sent=False) from e
 
     def give_back(self, connection: WorkerConnection, now: float) -> None:
         """Return a connection: kept when its exchange ended cleanly, closed otherwise."""

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from websockets.asyncio.client import ClientConnection, unix_connect
+from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.frames import EXTERNAL_CLOSE_CODES
 
 from activator.billing.account import Ticket
 from activator.dispatch import Call, Dispatcher
+from activator.doorstep import host_and_port, is_tcp, watch_over
 from activator.entry import Entry
 from activator.fairness.rank import Rank
 from activator.metrics import Metrics
@@ -161,17 +162,23 @@ async def _accept(send: Send, worker: ClientConnection, call: Call) -> None:
 
 
 async def _connect(scope: Scope, reservation: Reservation, call: Call) -> ClientConnection:
+    where = reservation.instance.info.socket
+    uri = f"ws://worker/asgi{rest(scope).decode('latin-1')}"
+    options: dict[str, Any] = {
+        "subprotocols": scope.get("subprotocols") or None,
+        "max_size": _MAX_FRAME_BYTES,
+        "compression": None,
+        "open_timeout": None,  # ours is the execution clock
+        "close_timeout": _CLOSE_S,
+        "additional_headers": {HEADER_CALL: call.id, HEADER_ROOT_PATH: root(scope, call.target), **arm_of(call)},
+    }
     try:
-        return await unix_connect(
-            reservation.instance.info.socket,
-            f"ws://worker/asgi{rest(scope).decode('latin-1')}",
-            subprotocols=scope.get("subprotocols") or None,
-            max_size=_MAX_FRAME_BYTES,
-            compression=None,
-            open_timeout=None,  # ours is the execution clock
-            close_timeout=_CLOSE_S,
-            additional_headers={HEADER_CALL: call.id, HEADER_ROOT_PATH: root(scope, call.target), **arm_of(call)},
-        )
+        if not is_tcp(where):
+            return await unix_connect(where, uri, **options)
+        host, port = host_and_port(where)
+        worker = await connect(uri, host=host, port=port, proxy=None, **options)
+        watch_over(worker.transport)
+        return worker
     except InvalidHandshake as e:
         raise errors.Forbidden(f"the function refused the WebSocket: {e}") from e
     except OSError as e:

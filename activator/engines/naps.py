@@ -10,6 +10,7 @@ import asyncio
 import json
 from typing import Any
 
+from activator.doorstep import connect
 from activator.upstream import UpstreamGone, WorkerConnection
 from pilotlight.spec import FunctionSpec
 from snapshotter import errors as agent_errors
@@ -78,7 +79,7 @@ async def _ask(socket: str, verb: str, path: str, body: dict[str, Any] | None = 
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(deadline_s):
-            _, connection = await loop.create_unix_connection(WorkerConnection, socket)
+            connection = await connect(loop, WorkerConnection, socket)
             try:
                 answer = await connection.request(head.encode() + data, loop=loop)
             finally:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from activator.doorstep import connect
 from activator.engines.exposition import Reading, parse
 from activator.engines.throttler import EngineThrottler
 from activator.instances import Instance
@@ -107,7 +108,7 @@ class Scraper:
 
 
 async def read(path: str, *, deadline_s: float = DEADLINE_S) -> Reading | None:
-    """What the engine behind the socket `path` says; None when it does not in time, or nothing of use."""
+    """What the engine at `path` (`doorstep`) says; None when it does not in time, or nothing of use."""
     try:
         async with asyncio.timeout(deadline_s):
             text = await _fetch(path)
@@ -119,7 +120,7 @@ async def read(path: str, *, deadline_s: float = DEADLINE_S) -> Reading | None:
 async def _fetch(path: str) -> bytes | None:
     """The body of its answer; None of one that is no 200, or too long."""
     loop = asyncio.get_running_loop()
-    _, connection = await loop.create_unix_connection(WorkerConnection, path)
+    connection = await connect(loop, WorkerConnection, path)
     try:
         answer = await connection.request(_REQUEST, loop=loop)
         if answer.status != 200:

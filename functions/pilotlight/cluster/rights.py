@@ -79,10 +79,11 @@ _CONTROLLER = (
     _right(kinds.CONFIG_MAP, ("get", "list", "watch"), "which features the cluster allows", scope="knative"),
 )
 _ACTIVATOR = (
-    _right(kinds.POD, (*_READ, "patch"), "instances; which goes first (pod-deletion-cost)"),
+    _right(
+        kinds.POD, (*_READ, "patch", "delete"), "instances; which goes first (pod-deletion-cost); one whose calls do not end is deleted"
+    ),
     _right(kinds.ENDPOINT_SLICE, _READ, "addresses of instances"),
-    _right(kinds.EVENT, _READ, "why a pod does not start"),
-    _right(kinds.REVISION, _READ, "revisions that were deleted behind our back"),
+    _right(kinds.DEPLOYMENT, _READ, "why no pod of a revision can be made"),
 )
 _AUTOSCALER = (
     _right(kinds.POD_AUTOSCALER, _READ, "revisions of class pilotlight.dev"),

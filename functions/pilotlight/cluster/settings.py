@@ -30,6 +30,7 @@ class ClusterSettings:
         node_path: directory on each node in which the agent shows function pods what is theirs, one directory for each tenant id.
         restore_into_pods: a waiting pod may receive a restored worker (experimental).
         wake_url: where a request with a revision's name starts it from zero (autoscaler `kpa`).
+        unschedulable_grace_s: how long a call waits for a node, or for room in a quota, before it is answered 503 with the reason.
         knative_namespace: of Knative Serving.
         max_timeout_s: bound of Knative for `timeoutSeconds` (config-defaults, max-revision-timeout-seconds).
         tolerated_warnings: pieces of warnings of the API server that do not make a write fail.
@@ -53,6 +54,7 @@ class ClusterSettings:
     node_path: str = "/var/lib/pilotlight/node"
     restore_into_pods: bool = False
     wake_url: str = "http://activator-service.knative-serving.svc.cluster.local"
+    unschedulable_grace_s: float = 10.0
     knative_namespace: str = "knative-serving"
     max_timeout_s: int = 600
     tolerated_warnings: list[str] = field(default_factory=list)
@@ -83,5 +85,7 @@ class ClusterSettings:
             raise ValueError(f"wake_url = {self.wake_url!r}: write http:// or https://")
         if not self.field_manager or len(self.field_manager) > 128:
             raise ValueError(f"field_manager = {self.field_manager!r}: 1 to 128 characters")
+        if self.unschedulable_grace_s < 0:
+            raise ValueError(f"unschedulable_grace_s = {self.unschedulable_grace_s}: must not be negative")
         if self.max_timeout_s < 1:
             raise ValueError(f"max_timeout_s = {self.max_timeout_s}: must be at least 1")

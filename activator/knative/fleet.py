@@ -1,0 +1,424 @@
+"""`Fleet` on a cluster: instances are pods that Knative makes and ends; here they are found, claimed and given back.
+
+A start takes a pod that is ready and nobody's, else it has one made (`demand.Summons`) and waits for it. Nothing on that way asks the API
+server: what it knows came by watches, beforehand. A stop gives the pod back, for the next start or for the autoscaler to take away; only a
+pod with a call in it that does not end is deleted. While the API server is away pods go on serving: nothing is gone because nobody can
+say that it is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from activator.doorstep import tcp_address
+from activator.knative import verdict
+from activator.knative.claims import Claims, ClaimsUnreachable
+from activator.knative.costs import Patching
+from activator.knative.demand import Summons
+from activator.knative.pods import Pod, Pods, Watching
+from activator.knative.ready import Readiness, Ready
+from activator.knative.states import Ending
+from activator.knative.wake import Whereabouts
+from activator.routes import Target
+from pilotlight.cluster.errors import ClusterError
+from pilotlight.cluster.kinds import POD, Kind
+from snapshotter import errors
+from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, InstanceState, RevisionKey, SnapshotInfo, StartKind, TemplateInfo
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+"""Between statements of what is ours; a fifteenth of a membership."""
+LOOK_S = 0.25
+"""While a start waits: between attempts at pods that were others' when it looked last. Changes of pods are told, and not waited for."""
+FIRST_WORD_S = 0.25
+"""How long the worker of a pod that Kubernetes calls ready may take to say so, before another pod is asked for."""
+RUNNING_S = 0.5
+"""Between looks whether the last calls of a pod have ended, before it is given back."""
+ADOPT_S = 10.0
+"""After a restart: how long what the cluster has is waited for, before this says that it is away."""
+
+
+class Access(Watching, Patching, Protocol):
+    """The part of `pilotlight.cluster.api.Cluster` that is needed here."""
+
+    async def delete(self, kind: Kind, name: str, namespace: str | None, *, uid: str | None = None, grace_s: int | None = None) -> Any:
+        """Have an object go."""
+        ...
+
+
+@dataclass(slots=True)
+class _Held:
+    """A pod of ours. `is_told`: that it ends was said; `is_lost`: another activator has it."""
+
+    pod: Pod
+    instance: InstanceId
+    is_told: bool = False
+    is_lost: bool = False
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Starts of one revision; they look for pods one after the other."""
+
+    starts: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class KnativeFleet:
+    """See the module. Owner: the event loop."""
+
+    has_templates = False
+    can_sleep = False
+
+    def __init__(
+        self,
+        *,
+        cluster: Access,
+        pods: Pods,
+        claims: Claims,
+        summons: Summons,
+        whereabouts: Whereabouts,
+        target_of: Callable[[Pod], Target | None],
+        member: str,
+        port: int,
+        grace_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`target_of`: what a pod serves; None of one that nobody routes to. `port`: of pods, where calls go. `grace_s`: see verdict."""
+        self._cluster = cluster
+        self.pods = pods
+        self._claims = claims
+        self._summons = summons
+        self._whereabouts = whereabouts
+        self._target_of = target_of
+        self._member = member
+        self._port = port
+        self._grace_s = grace_s
+        self._clock = clock
+        self._held: dict[str, _Held] = {}
+        self._by_instance: dict[str, str] = {}
+        self._crashes: dict[str, tuple[float, errors.StartFailed]] = {}
+        self._waiting: dict[str, _Waiting] = {}
+        self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.on_given_back: Callable[[Pod], None] = lambda _: None
+        self.readiness = Readiness(port=port, on_ready=lambda pod: pods.ring(pod.key), clock=clock)
+        pods.listener = self._changed
+
+    def __repr__(self) -> str:
+        starts = sum(waiting.starts for waiting in self._waiting.values())
+        return f"<KnativeFleet {self._member}: {len(self._held)} pods, {starts} starts wait, {self.pods!r}>"
+
+    # -- up -----------------------------------------------------------------------------------------------------------
+    async def start(self, target: Target, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
+        """See Fleet. Secrets reach a pod by its own namespace's Secrets; `secret_env` says nothing here.
+
+        Raises StartFailed, StartTimeout, NoCapacity. Cancelling it gives back what it may have claimed.
+        """
+        if (life := self._by_instance.get(instance_id)) is not None:
+            return self._info(target, self._held[life].pod, instance_id, StartKind.WARM, {})
+        began = self._clock()
+        waiting = self._waiting.setdefault(target.key, _Waiting())
+        waiting.starts += 1
+        try:
+            async with asyncio.timeout(target.launch.startup_timeout_s):
+                return await self._start(target, instance_id, began)
+        except TimeoutError as e:
+            waited_s = self._clock() - began
+            stage = self._stage(target)
+            raise errors.StartTimeout(f"no pod was ready after {waited_s:.0f} s: {stage}", {"phase": stage, "log_tail": []}) from e
+        except BaseException:
+            if (life := self._by_instance.get(instance_id)) is not None:
+                self._run(self._let_go(life), f"give back {instance_id}")
+            raise
+        finally:
+            waiting.starts -= 1
+            if not waiting.starts:
+                del self._waiting[target.key]
+                for pod in self.pods.of(target.key):
+                    self.readiness.leave(pod.life)
+
+    async def _start(self, target: Target, instance_id: InstanceId, began: float) -> InstanceInfo:
+        await self.pods.synced.wait()
+        others: set[str] = set()
+        if (info := await self._take_warm(target, instance_id, began, others)) is not None:
+            return info
+        async with self._summons.asked(target):
+            while True:
+                changed = self.pods.changed(target.key)
+                if (info := await self._take(target, instance_id, began, others)) is not None:
+                    return info
+                self._check(target, began, others)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await changed.wait()
+
+    async def _take_warm(self, target: Target, instance_id: InstanceId, began: float, others: set[str]) -> InstanceInfo | None:
+        """One that is there already. What Kubernetes calls ready, and was not asked yet, gets a moment to say so itself."""
+        changed = self.pods.changed(target.key)
+        info = await self._take(target, instance_id, began, others)
+        unasked = [pod for pod in self.pods.of(target.key) if pod.is_ready and pod.is_usable and self.readiness.of(pod.life) is None]
+        if info is not None or not unasked:
+            return info
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_WORD_S):
+                await changed.wait()
+        return await self._take(target, instance_id, began, others)
+
+    async def _take(self, target: Target, instance_id: InstanceId, began: float, others: set[str]) -> InstanceInfo | None:
+        """A pod that is ready and nobody's, from now on ours. `others`: lives that were somebody else's, added to."""
+        async with self._waiting[target.key].lock:
+            pods = self.pods.of(target.key)
+            candidates = {pod.life: pod for pod in pods if pod.is_usable and pod.life not in self._held}
+            for pod in candidates.values():
+                self.readiness.ask(pod)
+            ready = [life for life in candidates if self.readiness.of(life) is not None]
+            if not ready:
+                return None
+            asked_at = self._clock()
+            try:
+                life = await self._claims.claim(target.key, instance_id, ready, pods=sum(pod.is_coming for pod in pods))
+            except ClaimsUnreachable as e:
+                log.warning("pods cannot be claimed instance=%s error=%s", instance_id, e)
+                return None
+            if life is None:
+                others |= set(ready)
+                return None
+            found = self.pods.alive(life)
+            if found is None or not found.is_usable:  # it went while we asked
+                await self._claims.release(life)
+                return None
+            return self._mine(target, found, instance_id, began, asked_at, was_others=life in others)
+
+    def _mine(self, target: Target, pod: Pod, instance_id: InstanceId, began: float, asked_at: float, *, was_others: bool) -> InstanceInfo:
+        self._held[pod.life] = _Held(pod, instance_id)
+        self._by_instance[instance_id] = pod.life
+        now = self._clock()
+        ready = self.readiness.of(pod.life) or Ready(start_kind=StartKind.COLD)
+        is_fresh = not was_others and (pod.seen_at >= began or (ready.asks > 1 and ready.at >= began))
+        claim_ms = {"claim": (now - asked_at) * 1000}
+        if not is_fresh:
+            return self._info(target, pod, instance_id, StartKind.WARM, claim_ms)
+        pod_ms = max(0.0, (now - began) * 1000 - claim_ms["claim"] - sum(ready.phases_ms.values()))
+        return self._info(target, pod, instance_id, ready.start_kind, {"pod": pod_ms, **ready.phases_ms, **claim_ms})
+
+    def _check(self, target: Target, began: float, others: set[str]) -> None:
+        """Raises where there is no use in waiting."""
+        crashed_at, crash = self._crashes.get(target.key, (-1.0, None))
+        if crash is not None and crashed_at >= began:
+            raise crash
+        pods = [pod for pod in self.pods.of(target.key) if pod.life not in self._held and pod.life not in others]
+        now = self._clock()
+        why = verdict.of_pods(pods, grace_s=self._grace_s, now=now)
+        if why is None and not any(pod.is_coming for pod in pods):
+            why = verdict.of_failure(self.pods.failure(*self._whereabouts(target)), grace_s=self._grace_s, now=now)
+        if why is not None:
+            raise why
+
+    def _stage(self, target: Target) -> str:
+        if not self.pods.synced.is_set():
+            return "the cluster's API server does not answer"
+        pods = [pod for pod in self.pods.of(target.key) if pod.life not in self._held]
+        worker_said = next((said for pod in pods if (said := self.readiness.said(pod.life))), "")
+        return verdict.stage(pods, said=self._summons.said(target.key), worker_said=worker_said)
+
+    def _info(self, target: Target, pod: Pod, instance_id: InstanceId, kind: StartKind, phases_ms: Mapping[str, float]) -> InstanceInfo:
+        assert pod.ip is not None
+        launch = target.launch
+        return InstanceInfo(
+            id=instance_id, revision=RevisionKey(pod.key), state=InstanceState.READY, socket=tcp_address(pod.ip, self._port),
+            start_kind=kind, phases_ms=phases_ms, lessee=self._member, started_at=time.time(), pid=0, memory_bytes=launch.memory_bytes,
+            cpu=launch.cpu, labels=launch.labels, gpu_count=launch.gpu_count,
+        )  # fmt: skip
+
+    # -- out ----------------------------------------------------------------------------------------------------------
+    async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
+        """See Fleet: the pod is given back. One whose calls have not ended after `grace_s` is deleted, and another comes in its place."""
+        life = self._by_instance.get(instance_id)
+        held = self._held.get(life) if life is not None else None
+        if life is None or held is None:
+            return
+        held.is_told = True
+        if held.is_lost or held.pod.is_ending:
+            pass  # its end, or its calls, are another's matter
+        elif await self._is_idle(held, grace_s):
+            self.on_given_back(held.pod)
+        else:
+            await self._delete(held.pod)
+        await self._let_go(life)
+
+    async def _is_idle(self, held: _Held, grace_s: float) -> bool:
+        until = self._clock() + grace_s
+        while self.pods.alive(held.pod.life) is not None:
+            running = await self.readiness.running(held.pod)
+            if not running:
+                return True  # one that does not say is no worse than any other: whoever claims it next finds out
+            if self._clock() >= until:
+                return False
+            await asyncio.sleep(RUNNING_S)
+        return True
+
+    async def _delete(self, pod: Pod) -> None:
+        log.warning("pod deleted, its calls do not end pod=%s/%s", pod.namespace, pod.name)
+        try:
+            await self._cluster.delete(POD, pod.name, pod.namespace, uid=pod.uid)
+        except ClusterError as e:
+            log.error("pod not deleted pod=%s/%s error=%s", pod.namespace, pod.name, e)
+
+    async def _let_go(self, life: str) -> None:
+        held = self._held.pop(life, None)
+        if held is not None:
+            self._by_instance.pop(held.instance, None)
+            await self._claims.release(life)
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+    def _changed(self, before: Pod | None, after: Pod | None, ended: Ending | None) -> None:
+        """See pods.Listener."""
+        if before is not None and before.ending is None and (ended is not None or after is None):
+            self._over(before, ended or Ending("deleted", "the pod was deleted"))
+        if after is None:
+            return
+        held = self._held.get(after.life)
+        if held is None:
+            if self._waiting.get(after.key) and after.is_usable:
+                self.readiness.ask(after)
+            return
+        held.pod = after
+        if after.is_ending and not held.is_told:
+            held.is_told = True
+            self._tell("instance_stopping", held.instance, "stopping", "its pod was asked to go")
+
+    def _over(self, pod: Pod, ending: Ending) -> None:
+        """A life ended."""
+        was_ready = pod.is_ready or self.readiness.of(pod.life) is not None
+        self.readiness.forget(pod.life)
+        held = self._held.get(pod.life)
+        if held is not None:
+            held.is_told = True
+            reason = "deleted" if ending.reason == "exited" and pod.is_ending else ending.reason
+            self._tell("instance_gone", held.instance, reason, ending.message)
+            self._run(self._let_go(pod.life), f"forget {held.instance}")
+        elif not was_ready and not pod.is_ending and (crash := verdict.of_crash(ending, pod.name)) is not None:
+            self._crashes[pod.key] = (self._clock(), crash)
+            self.pods.ring(pod.key)
+
+    def _tell(self, kind: str, instance: str, reason: str, message: str) -> None:
+        self._events.put_nowait(AgentEvent(kind=kind, subject=instance, reason=reason, message=message))
+
+    async def watch(self) -> AsyncIterator[AgentEvent]:
+        """See Fleet."""
+        while True:
+            yield await self._events.get()
+
+    async def run(self) -> None:
+        """Follow the cluster, and state with each beat what is ours, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.pods.follow(self._cluster), name="pods")
+            tasks.create_task(self._beat(), name="claims")
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            await self.state()
+
+    async def state(self) -> None:
+        """One beat. What others took while we were away gets no more calls here."""
+        try:
+            lost = await self._claims.state()
+        except ClaimsUnreachable as e:
+            log.info("claims not stated error=%s", e)
+            return
+        for life in lost:
+            held = self._held.get(life)
+            if held is not None and not held.is_told:
+                held.is_told = held.is_lost = True
+                log.warning("another activator took a pod of ours instance=%s pod=%s", held.instance, held.pod.name)
+                self._tell("instance_stopping", held.instance, "lost", "another activator owns its pod")
+
+    # -- what is there ------------------------------------------------------------------------------------------------
+    async def adopt(self) -> list[InstanceInfo]:
+        """See Fleet. Raises AgentUnavailable while the cluster, or what activators share, does not say."""
+        try:
+            async with asyncio.timeout(ADOPT_S):
+                await self.pods.synced.wait()
+        except TimeoutError as e:
+            raise errors.AgentUnavailable("the cluster's API server does not answer: its pods are not known yet") from e
+        if not self._held:
+            await self._take_back()
+        infos = []
+        for held in list(self._held.values()):
+            target = self._target_of(held.pod)
+            if target is not None and held.pod.ip is not None:
+                infos.append(self._info(target, held.pod, held.instance, StartKind.WARM, {}))
+            else:
+                await self._let_go(held.pod.life)
+        return infos
+
+    async def _take_back(self) -> None:
+        """What was this member's before its restart."""
+        try:
+            claims = await self._claims.mine()
+        except ClaimsUnreachable as e:
+            raise errors.AgentUnavailable(str(e)) from e
+        for claim in claims:
+            pod = self.pods.alive(claim.life)
+            if pod is None or pod.ip is None:
+                await self._claims.release(claim.life)
+            else:
+                self._held[claim.life] = _Held(pod, InstanceId(claim.instance))
+                self._by_instance[claim.instance] = claim.life
+
+    def pods_of(self, key: str) -> int:
+        """How many pods a revision has, whoever's they are."""
+        return sum(pod.is_coming for pod in self.pods.of(key))
+
+    def held(self) -> Mapping[str, tuple[str, str]]:
+        """Instance and revision key of each pod of ours, by its uid."""
+        return {held.pod.uid: (held.instance, held.pod.key) for held in self._held.values()}
+
+    async def leased(self) -> list[InstanceInfo]:
+        """Nobody ends the instances of an activator that is gone: its pods are free, and found by whoever needs one."""
+        return []
+
+    # -- what pods cannot do ------------------------------------------------------------------------------------------
+    async def sleep(self, instance_id: InstanceId) -> InstanceInfo:
+        """Raises Unsupported."""
+        raise errors.Unsupported("pods do not sleep: the autoscaler ends those that nobody needs")
+
+    async def wake(self, instance_id: InstanceId) -> InstanceInfo:
+        """Raises Unsupported."""
+        raise errors.Unsupported("pods do not sleep, so none can be woken")
+
+    async def prepare(self, target: Target) -> TemplateInfo:
+        """Raises Unsupported."""
+        raise errors.Unsupported("a cluster keeps no templates: on each node its own agent decides how a pod starts")
+
+    async def checkpoint(self, target: Target) -> SnapshotInfo:
+        """Raises Unsupported."""
+        raise errors.Unsupported("snapshots are made by the agents of the nodes, for pods that start there")
+
+    async def templates(self) -> list[TemplateInfo]:
+        """There are none."""
+        return []
+
+    async def drop_template(self, revision: RevisionKey) -> None:
+        """There is none to drop."""
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def aclose(self) -> None:
+        """Ask nobody any more. Claims stay: whoever ends for good leaves the members, and its pods are free."""
+        await self._summons.aclose()
+        await self.readiness.aclose()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._claims.aclose()

@@ -1,0 +1,284 @@
+"""What is known of the pods of functions, all tenants', as the cluster tells it.
+
+Pods say what they are (annotation `pilotlight.dev/key`) and what keeps them from starting; EndpointSlices of the revisions' private
+services say where those are that have an address, ready or not; Deployments say why no pod could be made at all. Each is watched; while
+the API server is away, what was known stays: nothing is gone because nobody can say that it is there.
+
+A pod whose container was started again is another *life*: what was known of its worker is void, and whoever had it has lost it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from activator.knative import states
+from activator.knative.states import Bar, Ending, Object, Obstacle
+from pilotlight.cluster import kinds, names
+from pilotlight.cluster.changes import Change
+from pilotlight.cluster.errors import ClusterError
+from pilotlight.cluster.kinds import Kind
+
+log = logging.getLogger(__name__)
+
+PRIVATE = "networking.internal.knative.dev/serviceType=Private"
+"""Of the slices that we want: those of the service whose endpoints are the revision's pods."""
+COST = "controller.kubernetes.io/pod-deletion-cost"
+REFUSED_S = 5.0
+"""Between attempts to watch what we may not."""
+Key = tuple[str, str]
+
+
+class Watching(Protocol):
+    """The part of `pilotlight.cluster.api.Cluster` that is needed here."""
+
+    def watch(self, kind: Kind, namespace: str | None = None, selector: str = "") -> AsyncGenerator[Change, None]:
+        """List, then changes, for ever."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """One pod, in one life.
+
+    Attributes:
+        life: names this life of it: `<uid>.<restarts>`.
+        key: of the revision: `<function id>@<revision>`.
+        ip: None until it has one.
+        is_ending: it was asked to go, and gets no more calls.
+        ending: how its worker ended; None while it lives.
+        obstacle: why it does not start.
+        obstacle_since: monotonic time since which that is so.
+        seen_at: monotonic time at which this life was first seen.
+        cost: what it says of the order in which pods are deleted; None = nothing.
+    """
+
+    uid: str
+    life: str
+    namespace: str
+    name: str
+    key: str
+    ip: str | None
+    is_ready: bool
+    is_ending: bool
+    ending: Ending | None
+    obstacle: Obstacle | None
+    obstacle_since: float
+    restarts: int
+    stage: str
+    seen_at: float
+    labels: Mapping[str, str]
+    cost: str | None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may be, or become, an instance."""
+        return self.ip is not None and not self.is_ending and self.ending is None
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether an instance may come of it."""
+        return not self.is_ending and self.ending is None
+
+
+Listener = Callable[[Pod | None, Pod | None, Ending | None], None]
+"""Told of each change: the pod before and after (None: it was not, or is not there), and how the life before ended, if it did."""
+
+
+def _ignore(_before: Pod | None, _after: Pod | None, _ending: Ending | None) -> None:
+    """Nobody looks."""
+
+
+class Pods:
+    """See the module. Owner: the event loop; `take_*` are synchronous.
+
+    Attributes:
+        synced: set once everything that is there was told.
+        listener: see Listener.
+    """
+
+    def __init__(self, *, selector: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """`selector`: of labels that our functions' objects have."""
+        self._selector = selector
+        self._clock = clock
+        self._pods: dict[str, Pod] = {}
+        self._by_key: dict[str, dict[str, Pod]] = {}
+        self._slices: dict[Key, dict[str, str]] = {}
+        self._failures: dict[Key, tuple[str, float]] = {}
+        self._unsynced = {"pods", "slices", "deployments"}
+        self._changed: dict[str, asyncio.Event] = {}
+        self.synced = asyncio.Event()
+        self.listener: Listener = _ignore
+
+    def __repr__(self) -> str:
+        missing = f", {', '.join(sorted(self._unsynced))} not told yet" if self._unsynced else ""
+        return f"<Pods {len(self._pods)} of {len(self._by_key)} revisions{missing}>"
+
+    # -- asked --------------------------------------------------------------------------------------------------------
+    def of(self, key: str) -> list[Pod]:
+        """Pods of a revision, those that were seen first in front."""
+        return sorted(self._by_key.get(key, {}).values(), key=lambda pod: (pod.seen_at, pod.name))
+
+    def alive(self, life: str) -> Pod | None:
+        """The pod in that life, unless that is over."""
+        pod = self._pods.get(life.rpartition(".")[0])
+        return pod if pod is not None and pod.life == life and pod.ending is None else None
+
+    def failure(self, namespace: str, revision: str) -> tuple[str, float] | None:
+        """Why no pod of a revision (its name in the cluster) could be made, and since when (monotonic); None when nothing is said."""
+        return self._failures.get((namespace, revision))
+
+    def changed(self, key: str) -> asyncio.Event:
+        """Set with the next change of that revision's pods: take it before looking, wait for it after."""
+        return self._changed.setdefault(key, asyncio.Event())
+
+    def ring(self, key: str) -> None:
+        """Wake whoever waits for a change."""
+        event = self._changed.pop(key, None)
+        if event is not None:
+            event.set()
+
+    # -- told ---------------------------------------------------------------------------------------------------------
+    def take_pod(self, change: Change) -> None:
+        """A Pod came, changed or went."""
+        uid = str(change.object["metadata"]["uid"])
+        before = self._pods.get(uid)
+        if change.type == "DELETED":
+            if before is not None:
+                self._forget(before, states.disruption_of(change.object) or states.ending_of(change.object))
+            return
+        after = self._parsed(change.object, before)
+        if after is None:
+            return
+        ended = None
+        if before is not None and before.life != after.life and before.ending is None:
+            ended = states.last_ending_of(change.object)
+        elif after.ending is not None and (before is None or before.ending is None):
+            ended = after.ending
+        self._put(before, after, ended)
+
+    def take_slice(self, change: Change) -> None:
+        """An EndpointSlice came, changed or went."""
+        metadata = change.object["metadata"]
+        place = (str(metadata["namespace"]), str(metadata["name"]))
+        before = self._slices.pop(place, {})
+        now = {} if change.type == "DELETED" else _addresses(change.object)
+        if now:
+            self._slices[place] = now
+        for uid in before.keys() | now.keys():
+            pod = self._pods.get(uid)
+            if pod is not None and pod.ip is None and uid in now:
+                self._put(pod, replace(pod, ip=now[uid]), None)
+
+    def take_deployment(self, change: Change) -> None:
+        """A Deployment came, changed or went."""
+        metadata = change.object["metadata"]
+        revision = str((metadata.get("labels") or {}).get(names.KNATIVE_REVISION) or "")
+        place = (str(metadata["namespace"]), revision)
+        message = _failure(change.object) if change.type != "DELETED" else ""
+        if not message:
+            self._failures.pop(place, None)
+        elif self._failures.get(place, ("", 0.0))[0] != message:
+            self._failures[place] = (message, self._failures.get(place, ("", self._clock()))[1])
+
+    def _forget(self, pod: Pod, ending: Ending | None) -> None:
+        del self._pods[pod.uid]
+        siblings = self._by_key[pod.key]
+        del siblings[pod.uid]
+        if not siblings:
+            del self._by_key[pod.key]
+        self.listener(pod, None, ending or pod.ending or Ending("deleted", "the pod was deleted"))
+        self.ring(pod.key)
+
+    def _put(self, before: Pod | None, after: Pod, ended: Ending | None) -> None:
+        if before == after:
+            return
+        self._pods[after.uid] = after
+        self._by_key.setdefault(after.key, {})[after.uid] = after
+        self.listener(before, after, ended)
+        self.ring(after.key)
+
+    def _parsed(self, body: Object, before: Pod | None) -> Pod | None:
+        """None of one that is none of ours."""
+        metadata, status = body["metadata"], body.get("status") or {}
+        annotations = metadata.get("annotations") or {}
+        key = annotations.get(names.KEY)
+        if not key:
+            return None
+        uid, restarts, now = str(metadata["uid"]), states.restarts_of(body), self._clock()
+        life = f"{uid}.{restarts}"
+        same = before if before is not None and before.life == life else None
+        obstacle = _remembered(states.obstacle_of(body), before)
+        is_old = before is not None and obstacle is not None and before.obstacle is not None and before.obstacle.bar is obstacle.bar
+        return Pod(
+            uid=uid, life=life, namespace=str(metadata["namespace"]), name=str(metadata["name"]), key=str(key),
+            ip=status.get("podIP") or (before.ip if before is not None else None) or self._ip_in_slices(uid),
+            is_ready=states.is_ready(body), is_ending=bool(metadata.get("deletionTimestamp")), ending=states.ending_of(body),
+            obstacle=obstacle, obstacle_since=before.obstacle_since if is_old and before is not None else now, restarts=restarts,
+            stage=states.stage_of(body), seen_at=same.seen_at if same is not None else now, labels=dict(metadata.get("labels") or {}),
+            cost=annotations.get(COST),
+        )  # fmt: skip
+
+    def _ip_in_slices(self, uid: str) -> str | None:
+        return next((addresses[uid] for addresses in self._slices.values() if uid in addresses), None)
+
+    # -- watching -----------------------------------------------------------------------------------------------------
+    async def follow(self, cluster: Watching) -> None:
+        """Watch, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            for name, kind, selector, take in (
+                ("pods", kinds.POD, self._selector, self.take_pod),
+                ("slices", kinds.ENDPOINT_SLICE, f"{PRIVATE},{self._selector}", self.take_slice),
+                ("deployments", kinds.DEPLOYMENT, self._selector, self.take_deployment),
+            ):
+                tasks.create_task(self._watch(cluster, name, kind, selector, take), name=f"watch {name}")
+
+    async def _watch(self, cluster: Watching, name: str, kind: Kind, selector: str, take: Callable[[Change], None]) -> None:
+        while True:
+            try:
+                async with aclosing(cluster.watch(kind, selector=selector)) as changes:
+                    async for change in changes:
+                        if change.type == "SYNCED":
+                            self._is_synced(name)
+                        else:
+                            take(change)
+            except ClusterError as e:
+                log.error("%s of the cluster cannot be watched error=%s", name, e)
+            await asyncio.sleep(REFUSED_S)
+
+    def _is_synced(self, name: str) -> None:
+        self._unsynced.discard(name)
+        if not self._unsynced & {"pods", "slices"} and not self.synced.is_set():
+            self.synced.set()
+            for key in list(self._changed):
+                self.ring(key)
+
+
+def _remembered(obstacle: Obstacle | None, before: Pod | None) -> Obstacle | None:
+    """While the kubelet backs off it no longer says why a pull failed: what it said before stays."""
+    known = before.obstacle if before is not None else None
+    if obstacle is not None and obstacle.bar is Bar.IMAGE and known is not None and known.bar in (Bar.PULL, Bar.IMAGE):
+        return Obstacle(Bar.IMAGE, max(known.message, obstacle.message, key=len))
+    return obstacle
+
+
+def _addresses(body: Object) -> dict[str, str]:
+    """Address by the pod's uid; ready or not is no matter."""
+    found: dict[str, str] = {}
+    for endpoint in body.get("endpoints") or ():
+        uid, addresses = (endpoint.get("targetRef") or {}).get("uid"), endpoint.get("addresses") or ()
+        if uid and addresses:
+            found[str(uid)] = str(addresses[0])
+    return found
+
+
+def _failure(body: Object) -> str:
+    for condition in (body.get("status") or {}).get("conditions") or ():
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+            return str(condition.get("message") or condition.get("reason") or "its pods cannot be made")
+    return ""

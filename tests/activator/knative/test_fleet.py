@@ -1,0 +1,299 @@
+"""Starts on a cluster: found, woken, refused; and what happens to pods that calls run in."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from activator.knative.fleet import KnativeFleet
+from activator.routes import Target
+from pilotlight.spec import Clocks
+from snapshotter import errors
+from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, StartKind
+from tests.activator.knative.conftest import World
+from tests.fakes.pod_maker import whereabouts
+
+
+async def _event(fleet: KnativeFleet) -> AgentEvent:
+    async with asyncio.timeout(20):
+        async for event in fleet.watch():
+            return event
+    raise AssertionError("watches do not end")
+
+
+def _started(world: World, fleet: KnativeFleet, target: Target, number: int = 0) -> asyncio.Task[InstanceInfo]:
+    return asyncio.create_task(world.start(fleet, target, number))
+
+
+async def test_a_pod_that_is_there_and_nobodys_is_taken_at_once(world: World) -> None:
+    target, fleet = world.target(), await world.fleet()
+    pod = await world.maker.up(target)
+    await world.until(lambda: fleet.pods.of(target.key))
+    world.server.requests.clear()
+
+    info = await world.start(fleet, target)
+
+    assert info.socket == f"tcp:{pod.ip}:8012"
+    assert info.start_kind is StartKind.WARM
+    assert list(info.phases_ms) == ["claim"]
+    assert info.labels == target.launch.labels
+    assert world.wakes == []
+    assert [asked.path for asked in world.server.requests if asked.verb != "watch"] == []
+
+
+async def test_from_zero_the_revision_is_woken_and_its_pod_used_before_kubernetes_calls_it_ready(world: World) -> None:
+    target, fleet = world.target(), await world.fleet()
+    world.server.requests.clear()
+    starting = _started(world, fleet, target)
+    await world.woken.wait()
+    assert world.wakes[0] == whereabouts(target)
+
+    pod = world.maker.made(target)
+    await world.maker.boots(pod)
+    await world.until(lambda: fleet.pods.of(target.key) and fleet.pods.of(target.key)[0].ip)
+    await world.maker.serves(pod)
+    info = await starting
+
+    assert info.start_kind is StartKind.COLD
+    assert list(info.phases_ms) == ["pod", "boot", "enter", "claim"]
+    assert [asked.path for asked in world.server.requests if asked.verb != "watch"] == []
+
+
+async def test_two_starts_of_one_activator_take_two_pods(world: World) -> None:
+    target, fleet = world.target(), await world.fleet()
+    one, two = await world.maker.up(target), await world.maker.up(target)
+
+    infos = await asyncio.gather(world.start(fleet, target, 1), world.start(fleet, target, 2))
+
+    assert {info.socket for info in infos} == {f"tcp:{one.ip}:8012", f"tcp:{two.ip}:8012"}
+
+
+async def test_the_same_start_asked_again_is_the_same_pod(world: World) -> None:
+    target, fleet = world.target(), await world.fleet()
+    await world.maker.up(target)
+    await world.maker.up(target)
+    assert (await world.start(fleet, target)).socket == (await world.start(fleet, target)).socket
+
+
+async def test_a_start_that_is_abandoned_leaves_the_pod_to_the_next(world: World) -> None:
+    target, fleet = world.target(), await world.fleet()
+    starting = _started(world, fleet, target, 1)
+    await world.woken.wait()
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    pod = await world.maker.up(target)
+    assert (await world.start(fleet, target, 2)).socket == f"tcp:{pod.ip}:8012"
+
+
+async def test_a_pod_given_back_is_the_next_ones(world: World) -> None:
+    target, fleet = world.target(), await world.fleet()
+    await world.maker.up(target)
+    first = await world.start(fleet, target, 1)
+    await fleet.stop(first.id, grace_s=1.0)
+    await fleet.stop(first.id, grace_s=1.0)
+    assert (await world.start(fleet, target, 2)).socket == first.socket
+
+
+async def test_a_pod_whose_calls_do_not_end_is_deleted(world: World) -> None:
+    target, fleet = world.target(), await world.fleet()
+    pod = await world.maker.up(target)
+    info = await world.start(fleet, target)
+    pod.running = 1
+    await fleet.stop(info.id, grace_s=0.0)
+    stored = world.server.get("v1", "Pod", pod.name, pod.namespace)
+    assert stored is not None
+    assert "deletionTimestamp" in stored["metadata"]
+
+
+async def test_an_unknown_instance_is_stopped_without_a_word(world: World) -> None:
+    fleet = await world.fleet()
+    await fleet.stop(InstanceId("i-nobody"), grace_s=1.0)
+
+
+# -- no use in waiting ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_image_that_cannot_be_pulled_fails_the_start_with_the_reason(world: World) -> None:
+    target, fleet = world.target(), await world.fleet()
+    starting = _started(world, fleet, target)
+    pod = world.maker.made(target)
+    world.maker.waiting(pod, "ErrImagePull", "manifest unknown: registry.example/fn")
+    await world.until(lambda: [p for p in fleet.pods.of(target.key) if p.obstacle])
+    world.maker.waiting(pod, "ImagePullBackOff", "Back-off pulling image")
+    with pytest.raises(errors.StartFailed, match="manifest unknown"):
+        await starting
+
+
+async def test_a_pod_that_no_node_takes_is_no_capacity_with_the_schedulers_words(world: World) -> None:
+    target, fleet = world.target(), await world.fleet()
+    starting = _started(world, fleet, target)
+    world.maker.unschedulable(world.maker.made(target), "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
+    with pytest.raises(errors.NoCapacity, match=r"0/3 nodes are available") as refused:
+        await starting
+    assert refused.value.detail["resource"] == "gpu"
+
+
+async def test_a_node_that_comes_within_the_grace_is_waited_for(world: World) -> None:
+    target, fleet = world.target(), await world.fleet(grace_s=60)
+    starting = _started(world, fleet, target)
+    pod = world.maker.made(target)
+    world.maker.unschedulable(pod, "0/3 nodes are available")
+    await world.until(lambda: [p for p in fleet.pods.of(target.key) if p.obstacle])
+    await world.maker.boots(pod)
+    await world.maker.serves(pod)
+    assert (await starting).socket == f"tcp:{pod.ip}:8012"
+
+
+async def test_a_worker_that_ends_before_it_is_ready_fails_the_start_with_its_last_words(world: World) -> None:
+    target, fleet = world.target(), await world.fleet()
+    starting = _started(world, fleet, target)
+    pod = world.maker.made(target)
+    await world.maker.boots(pod)
+    await world.until(lambda: fleet.pods.of(target.key))
+    world.maker.restarted(pod, message="ModuleNotFoundError: No module named 'torch'")
+    with pytest.raises(errors.StartFailed, match="No module named 'torch'"):
+        await starting
+
+
+async def test_a_quota_without_room_is_no_capacity(world: World) -> None:
+    target, fleet = world.target(), await world.fleet()
+    starting = _started(world, fleet, target)
+    world.maker.cannot_be_made(
+        target, 'pods "hello" is forbidden: exceeded quota: tenant, requested: pods=1, used: pods=4, limited: pods=4'
+    )
+    with pytest.raises(errors.NoCapacity, match="exceeded quota") as refused:
+        await starting
+    assert refused.value.detail["resource"] == "quota"
+
+
+async def test_pods_that_the_cluster_refuses_for_good_fail_the_start(world: World) -> None:
+    target, fleet = world.target(), await world.fleet()
+    starting = _started(world, fleet, target)
+    world.maker.cannot_be_made(target, 'pods "hello" is forbidden: violates PodSecurity "restricted"')
+    with pytest.raises(errors.StartFailed, match="PodSecurity"):
+        await starting
+
+
+async def test_the_startup_clock_says_how_far_the_pod_came(world: World) -> None:
+    base, fleet = world.target(clocks=Clocks(startup_s=0.3)), await world.fleet()
+    pod = world.maker.made(base)
+    world.maker.waiting(pod, "ContainerCreating")
+    with pytest.raises(errors.StartTimeout, match=f"pod {pod.name}: .*ContainerCreating"):
+        await world.start(fleet, base)
+
+
+async def test_without_any_pod_the_startup_clock_says_what_came_of_waking(world: World) -> None:
+    target, fleet = world.target(clocks=Clocks(startup_s=0.3)), await world.fleet()
+    with pytest.raises(errors.StartTimeout, match=r"no pod was made .*answered 404"):
+        await world.start(fleet, target)
+
+
+# -- pods that go ---------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_pod_that_is_asked_to_go_is_told_of_and_then_gone(world: World) -> None:
+    target, fleet = world.target(), await world.fleet()
+    pod = await world.maker.up(target)
+    info = await world.start(fleet, target)
+
+    await world.maker.asked_to_go(pod)
+    event = await _event(fleet)
+    assert (event.kind, event.subject) == ("instance_stopping", info.id)
+    await world.maker.gone(pod)
+    event = await _event(fleet)
+    assert (event.kind, event.subject, event.reason) == ("instance_gone", info.id, "deleted")
+
+
+async def test_an_evicted_pod_is_gone_with_that_word(world: World) -> None:
+    target, fleet = world.target(), await world.fleet()
+    pod = await world.maker.up(target)
+    info = await world.start(fleet, target)
+    await world.maker.evicted(pod)
+    event = await _event(fleet)
+    assert (event.kind, event.subject, event.reason) == ("instance_gone", info.id, "evicted")
+    assert "low on resource" in event.message
+
+
+async def test_a_container_that_ran_out_of_memory_is_another_life_which_is_nobodys(world: World) -> None:
+    target, fleet = world.target(), await world.fleet()
+    pod = await world.maker.up(target)
+    info = await world.start(fleet, target, 1)
+    world.maker.restarted(pod, exit_code=137, reason="OOMKilled")
+    event = await _event(fleet)
+    assert (event.kind, event.subject, event.reason) == ("instance_gone", info.id, "out_of_memory")
+
+    again = await world.start(fleet, target, 2)
+    assert again.socket == info.socket
+
+
+# -- the API server is away ------------------------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_gone_and_free_pods_are_still_taken_while_the_api_server_is_away(world: World) -> None:
+    target, fleet = world.target(), await world.fleet()
+    await world.maker.up(target)
+    second = await world.maker.up(target)
+    first = await world.start(fleet, target, 1)
+    await world.until(lambda: len(fleet.pods.of(target.key)) == 2)
+    await world.server.stop()
+
+    info = await world.start(fleet, target, 2)
+
+    assert {first.socket, info.socket} >= {f"tcp:{second.ip}:8012"}
+    assert {i.id for i in await fleet.adopt()} == {first.id, info.id}
+    starting = _started(world, fleet, target, 3)
+    await world.woken.wait()  # who has none of its own is woken all the same
+    assert fleet._events.empty()
+    await world.server.start()
+    third = await world.maker.up(target)
+    assert (await starting).socket == f"tcp:{third.ip}:8012"
+
+
+async def test_what_went_while_the_api_server_was_away_is_known_once_it_is_back(world: World) -> None:
+    target, fleet = world.target(), await world.fleet()
+    pod = await world.maker.up(target)
+    info = await world.start(fleet, target)
+    await world.server.stop()
+    await world.server.start()
+    world.server.expire_watches()
+    await world.maker.gone(pod)
+    event = await _event(fleet)
+    assert (event.kind, event.subject) == ("instance_gone", info.id)
+
+
+async def test_watches_that_are_cut_again_and_again_lose_nothing(world: World) -> None:
+    world.server.faults.cut_watches_every_s = 0.02
+    target, fleet = world.target(), await world.fleet()
+    for number in range(5):
+        starting = _started(world, fleet, target, number)
+        pod = await world.maker.up(target)
+        assert (await starting).socket == f"tcp:{pod.ip}:8012"
+
+
+# -- after a restart -------------------------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_ours_is_ours_again(world: World) -> None:
+    from activator.knative.claims import ClaimBoard, ProcessClaims
+
+    target, board = world.target(), ClaimBoard(lambda: ("a-0",))
+    before = await world.fleet("a-0", ProcessClaims(board, member="a-0"))
+    pod = await world.maker.up(target)
+    info = await world.start(before, target)
+
+    after = await world.fleet("a-0", ProcessClaims(board, member="a-0"))
+    await world.until(lambda: after.pods.of(target.key))
+    adopted = await after.adopt()
+
+    assert [(i.id, i.socket, i.revision) for i in adopted] == [(info.id, f"tcp:{pod.ip}:8012", target.launch.revision)]
+    assert replace(adopted[0], started_at=0.0).labels == target.launch.labels
+
+
+async def test_what_nobody_routes_to_any_more_is_not_taken_back(world: World) -> None:
+    target, fleet = world.target(), await world.fleet()
+    await world.maker.up(target)
+    await world.start(fleet, target)
+    world.targets.clear()
+    assert await fleet.adopt() == []
