@@ -1,6 +1,7 @@
 """Where a revision's pods may run, and where they would rather: GPUs by the node's label, and nodes that hold the weights already.
 
 An affinity of our own also keeps Knative's default away, which spreads a revision's pods over nodes: the opposite of what a cache wants.
+Zones are left to the scheduler, which spreads pods of a ReplicaSet over them by itself (PodTopologySpread's defaults).
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from snapshotter.types import LaunchSpec
 
 _MOST = 100
 """Greatest weight of a preference."""
-_ZONE = "topology.kubernetes.io/zone"
 
 
-def placement(spec: FunctionSpec, launch: LaunchSpec, settings: ClusterSettings, *, function_id: str) -> dict[str, Any]:
+def placement(spec: FunctionSpec, launch: LaunchSpec, settings: ClusterSettings) -> dict[str, Any]:
     """Parts of a pod's spec; what is not needed is left out, for each wants a flag of Knative's."""
     resources = spec.resources
     products = [settings.gpu_products.get(name, name) for name in resources.gpu]
@@ -32,8 +32,6 @@ def placement(spec: FunctionSpec, launch: LaunchSpec, settings: ClusterSettings,
         out["affinity"] = {"nodeAffinity": affinity}
     if has_gpu:
         out["tolerations"] = [{"key": settings.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}]
-    if spec.scaling.max_instances > 1:
-        out["topologySpreadConstraints"] = [_zones(function_id)]
     return out
 
 
@@ -58,13 +56,3 @@ def _affinity(products: list[str], launch: LaunchSpec, settings: ClusterSettings
 
 def _in(key: str, *values: str) -> dict[str, Any]:
     return {"key": key, "operator": "In", "values": list(values)}
-
-
-def _zones(function_id: str) -> dict[str, Any]:
-    """Rather not all in one zone; by zones, not by nodes, so that the cache's preference stands."""
-    return {
-        "maxSkew": 1,
-        "topologyKey": _ZONE,
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": {names.FUNCTION_ID: function_id}},
-    }

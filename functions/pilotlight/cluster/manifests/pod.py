@@ -29,7 +29,7 @@ SCRATCH_BYTES: Final = 20 << 30
 """What an instance may write to disk in all; the kubelet evicts a pod that exceeds it."""
 
 
-def pod_spec(spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy, *, function_id: str, config_map: str) -> dict[str, Any]:
+def pod_spec(spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy, *, config_map: str) -> dict[str, Any]:
     """A revision's `spec`. Raises InvalidInput for what the cluster cannot run."""
     settings = tenancy.settings
     timeout_s = timeout(spec.clocks, settings)
@@ -51,7 +51,7 @@ def pod_spec(spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy, *, functi
     }
     if settings.image_pull_secrets:
         out["imagePullSecrets"] = [{"name": name} for name in settings.image_pull_secrets]
-    return {**out, **placement(spec, launch, settings, function_id=function_id)}
+    return {**out, **placement(spec, launch, settings)}
 
 
 def timeout(clocks: Clocks, settings: ClusterSettings) -> int:

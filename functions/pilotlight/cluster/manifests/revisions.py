@@ -75,8 +75,13 @@ def function_labels(route: FunctionRoute, tenancy: Tenancy) -> dict[str, str]:
 
 
 def newest(revisions: Collection[str]) -> str:
-    """The one that was made last: by the number in `v7-3f2a1c`."""
-    return max(revisions, key=lambda name: (int(m[1]) if (m := _ORDINAL.match(name)) else -1, name))
+    """The one that was made last."""
+    return max(revisions, key=age)
+
+
+def age(revision: str) -> tuple[int, str]:
+    """What revisions are sorted by, the oldest first: the number in `v7-3f2a1c`."""
+    return (int(m[1]) if (m := _ORDINAL.match(revision)) else -1, revision)
 
 
 def template(made: RevisionOf) -> dict[str, Any]:
@@ -84,7 +89,7 @@ def template(made: RevisionOf) -> dict[str, Any]:
     label = network.NONE if made.launch.offline else network.OPEN
     annotations = {**autoscaling.annotations_of(made.spec, made.tenancy.settings), names.KEY: made.key}
     try:
-        spec = pod.pod_spec(made.spec, made.launch, made.tenancy, function_id=made.route.id, config_map=made.name)
+        spec = pod.pod_spec(made.spec, made.launch, made.tenancy, config_map=made.name)
     except InvalidInput as e:
         raise InvalidInput(f"{made.route.app}/{made.route.function}: {e}", **e.detail) from e
     metadata = {

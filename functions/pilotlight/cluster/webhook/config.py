@@ -27,6 +27,17 @@ class KnativeConfig:
     is_known: bool = False
     namespace: str = "knative-serving"
 
+    @classmethod
+    def unknown(cls, namespace: str = "knative-serving") -> KnativeConfig:
+        """Of a cluster whose configuration cannot be read: what hangs on it is left to the cluster."""
+        everything = dict.fromkeys(BY_FLAG, "enabled")
+        return cls(
+            features=everything,
+            autoscaler={"allow-zero-initial-scale": "true"},
+            defaults={"max-revision-timeout-seconds": str(1 << 31), "container-concurrency-max-limit": str(1 << 31)},
+            namespace=namespace,
+        )
+
     def lacks(self, flag: str) -> Feature | None:
         """The feature behind a flag that is not switched on far enough; None where it is."""
         feature = BY_FLAG[flag]

@@ -1,0 +1,93 @@
+"""A platform's feed, written by hand: tenants, functions and secrets, without a deploy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pilotlight import traffic
+from pilotlight.controller import feed, launch
+from pilotlight.controller.bell import Bell
+from pilotlight.controller.store import Store
+from pilotlight.protocol import TenantRecord
+from pilotlight.seal import PlatformKey
+from pilotlight.spec import FunctionSpec, MethodSpec
+from pilotlight.traffic import TrafficDocument
+from tests.fakes.databases import empty_sqlite
+
+ACME = TenantRecord(id="t-0123456789ab", name="acme", uid=20_001, plan={"instances": 20, "gpus": 4})
+CLOCK_S = 1_800_000_000.0
+
+
+def spec(name: str = "embed", **changes: Any) -> FunctionSpec:
+    """A small function."""
+    return FunctionSpec(**{"name": name, "module": "app", "qualname": name, "bundle": "b" * 64, "methods": (MethodSpec(),), **changes})
+
+
+class FedPlatform:
+    """Owner: the test. `bell` rings with every change; `close` ends it."""
+
+    def __init__(self, home: Path, *, bell: Bell) -> None:
+        self.bell = bell
+        self.key = PlatformKey.load_or_create(home / "platform.key")
+        self.store = Store(empty_sqlite(home / "controller.db"), clock=lambda: CLOCK_S, on_fed=bell.ring)
+
+    def close(self) -> None:
+        """Close the database."""
+        self.store.close()
+
+    def tenant(self, record: TenantRecord = ACME) -> None:
+        """A tenant, or a change of it."""
+        self._feed((feed.TENANT, record.id, asdict(record)))
+
+    def no_tenant(self, record: TenantRecord = ACME) -> None:
+        """The tenant is gone."""
+        self._feed((feed.TENANT, record.id, None))
+
+    def function(self, specs: Mapping[str, FunctionSpec] | FunctionSpec, **how: Any) -> str:
+        """Deploy (see `document_of`); returns the function's id."""
+        path, route = document_of(specs, **how)
+        self._feed((feed.FUNCTION, path, route))
+        return str(route["id"])
+
+    def functions(self, documents: Mapping[str, Any]) -> None:
+        """Many at once: path → document."""
+        self._feed(*((feed.FUNCTION, path, route) for path, route in documents.items()))
+
+    def no_function(self, path: str) -> None:
+        """`<tenant>/<environment>/<app>/<function>` is gone."""
+        self._feed((feed.FUNCTION, path, None))
+
+    def secret(self, name: str, values: Mapping[str, str], *, tenant: str = ACME.id, environment: str = "main") -> None:
+        """A secret's values."""
+        self._feed((feed.SECRET, f"{tenant}/{environment}/{name}", self.key.seal(json.dumps(dict(values)))))
+
+    def _feed(self, *changes: tuple[str, str, Any]) -> None:
+        with self.store.write() as write:
+            for kind, key, value in changes:
+                feed.append(write, kind, key, value)
+
+
+def document_of(
+    specs: Mapping[str, FunctionSpec] | FunctionSpec,
+    *,
+    app: str = "search",
+    weights: Mapping[str, int] | None = None,
+    stopped: bool = False,
+    tenant: TenantRecord = ACME,
+    environment: str = "main",
+    **document: Any,
+) -> tuple[str, dict[str, Any]]:
+    """A function's key in the feed, and its route. `specs`: by revision, or one for `v1-000001`; `document`: of the traffic."""
+    by_name = specs if isinstance(specs, Mapping) else {"v1-000001": specs}
+    name = next(iter(by_name.values())).name
+    whole = weights or {next(iter(by_name)): 100}
+    told = traffic.reweighted(TrafficDocument(salt=f"{app}/{name}", **document), whole)
+    route = launch.route(
+        tenant=tenant.id, uid=tenant.uid, environment=environment, app=app, function=name, document=told, specs=by_name,
+        stopped=stopped, snapshots=True, variables={},
+    )  # fmt: skip
+    return f"{tenant.id}/{environment}/{app}/{name}", route
