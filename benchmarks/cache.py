@@ -64,16 +64,22 @@ class Cache:
 
 
 @contextlib.contextmanager
-def running(environment: Mapping[str, str], *, s3_client: str = "auto", **settings: Any) -> Iterator[Cache]:
+def running(environment: Mapping[str, str], *, s3_client: str = "auto", key_file: Path | None = None, **settings: Any) -> Iterator[Cache]:
     """Start it with a store that is empty, its origin what `environment` says of S3; it is gone with its files afterwards.
 
-    Raises DidNotStart.
+    `key_file`: the platform's, by which nodes know each other. Raises DidNotStart.
     """
     BENCH_HOME.mkdir(exist_ok=True)
     home = Path(tempfile.mkdtemp(prefix="cache-", dir=BENCH_HOME))
     run = Path(tempfile.mkdtemp(prefix="plwc"))
     config = home / "platform.yaml"
-    platform = {"home": str(home), "run": str(run), "blobs": f"s3://{BUCKET}", "s3_client": s3_client}
+    platform = {
+        "home": str(home),
+        "run": str(run),
+        "blobs": f"s3://{BUCKET}",
+        "s3_client": s3_client,
+        "key_file": str(key_file) if key_file else None,
+    }
     config.write_text(yaml.safe_dump({"platform": platform, "weight_cache": {"metrics_listen": None, **settings}}))
     try:
         with _process(config, home / "log", environment=environment) as process:

@@ -53,7 +53,8 @@ class Exchange:
     @contextlib.asynccontextmanager
     async def asked(self, wanted: Wanted) -> AsyncIterator[Given | None]:
         """See Neighbours."""
-        await self._neighbourhood.wait_looked()
+        if not self._neighbourhood.holders(wanted.digest, wanted.key):
+            await self._neighbourhood.wait_fresh()
         with self._under_way.coming(wanted.key):
             yield await self._ask_all(wanted)
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -67,7 +68,8 @@ class Neighbourhood:
         self._distrust_s = distrust_s
         self._clock = clock
         self._peers: dict[str, Peer] = {}
-        self._looked = asyncio.Event()
+        self._looked_at = -math.inf
+        self._look: asyncio.Task[None] | None = None
         self._stranger = asyncio.Event()
         self.failures: dict[Failure, int] = dict.fromkeys(Failure, 0)
 
@@ -79,14 +81,14 @@ class Neighbourhood:
         """Look around for as long as this is awaited."""
         while True:
             self._stranger.clear()
-            await self.look_around()
+            await self._look_once(everybody=True)
             await asyncio.sleep(_SOONEST_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S - _SOONEST_S):
                     await self._stranger.wait()
 
-    async def look_around(self) -> None:
-        """Ask who is there, and everybody for what it holds."""
+    async def look_around(self, *, everybody: bool = True) -> None:
+        """Ask who is there, and everybody (or those who did not fail just now) for what it holds."""
         addresses = await self._members.addresses()
         for gone in self._peers.keys() - set(addresses):
             del self._peers[gone]
@@ -99,15 +101,23 @@ class Neighbourhood:
             async with turns:
                 await self._visit(peer)
 
-        await asyncio.gather(*(visit(peer) for peer in self._peers.values() if peer.id != self.own_id))
-        self._looked.set()
+        now = self._clock()
+        others = [peer for peer in self._peers.values() if peer.id != self.own_id and (everybody or peer.standing.is_asked(now))]
+        await asyncio.gather(*map(visit, others))
+        self._looked_at = self._clock()
 
-    async def wait_looked(self) -> None:
-        """Until the first look around, for as long as one takes at most."""
-        if not self._looked.is_set():
+    async def wait_fresh(self) -> None:
+        """Until what is known of the others is at most a second old, or for as long as one of them may take to answer."""
+        if self._clock() - self._looked_at > _SOONEST_S:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2 * self._answer_s):
-                    await self._looked.wait()
+                    await self._look_once(everybody=False)
+
+    async def _look_once(self, *, everybody: bool) -> None:
+        """Look around, or wait for whoever is doing so."""
+        if self._look is None or self._look.done():
+            self._look = asyncio.create_task(self.look_around(everybody=everybody), name="look around")
+        await asyncio.shield(self._look)
 
     def met(self, node: str) -> None:
         """A node asked us; one that we do not know is looked for soon."""
@@ -171,9 +181,7 @@ class Neighbourhood:
             _take(peer, answer)
         except AskFailed as e:
             peer.missed += 1
-            self.failures[e.failure] += 1
-            if e.failure is Failure.REFUSED or peer.id is not None:
-                _log.warning("peer.silent address=%s failure=%s reason=%s", peer.address, e.failure, e)
+            self.failed(peer.address, e.failure, str(e))
             if peer.missed >= _MISSED:
                 peer.id, peer.holds, peer.etag = None, frozenset(), None
 

@@ -300,3 +300,12 @@ async def test_cancelling_a_lease_leaves_nothing_on_its_way(nodes: Street) -> No
     assert repr(first.station._under_way) == repr(second.station._under_way) == "<UnderWay 0 pieces>"
     nodes.origin.gate = None
     assert content(await hold(second, name)) == SMALL
+
+
+async def test_what_a_neighbour_fetched_a_moment_ago_is_known_without_waiting_for_the_next_look(nodes: Street) -> None:
+    first, second = await nodes.node(), await nodes.node(origin=MemoryOrigin())
+    second.station.neighbourhood._looked_at = -60.0  # its last look was before the first had anything
+    name = put_model(nodes.origin, SMALL)
+    await hold(first, name)
+    assert content(await hold(second, name)) == SMALL
+    assert second.origin.reads == 0

@@ -1,0 +1,56 @@
+"""Where the platform has certificates, nodes show them to each other before anything else is said."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.authority import Authority
+from tests.fakes.neighbour_nodes import KEY
+from tests.fakes.origins import MemoryOrigin
+from tests.weight_cache.models import put_model
+from weight_cache.addresses import Credentials
+from weight_cache.peers.station import Station, Terms
+from weight_cache.store import Store
+
+
+def terms(peers: list[str]) -> Terms:
+    return Terms(peers=peers, listen="127.0.0.1:0", answer_s=20, uploads_at_once=4, upload_bytes_per_s=0, distrust_s=600)
+
+
+async def test_nodes_of_one_authority_give_each_other_weights_and_nobody_else_is_heard(tmp_path: Path) -> None:
+    authority = Authority()
+    credentials = Credentials(authority.issue(tmp_path / "tls", "127.0.0.1"))
+    origin = MemoryOrigin()
+    name = put_model(origin, {"file": b"x" * 1000})
+    first = Station(terms([]), KEY, client_tls=credentials.client_context())
+    giver = Store.open(tmp_path / "1", origin=origin, max_bytes=10**6, clock=lambda: 5.0, neighbours=first.exchange)
+    await first.open(giver.shelf, tls=credentials.server_context())
+    await giver.lease(name, holder="test")
+    second = Station(terms([f"127.0.0.1:{first.port}"]), KEY, client_tls=credentials.client_context())
+    taker = Store.open(tmp_path / "2", origin=MemoryOrigin(), max_bytes=10**6, clock=lambda: 5.0, neighbours=second.exchange)
+    try:
+        await taker.lease(name, holder="test")
+        assert taker.statistics().given_bytes == 1000
+        assert first.port is not None
+        with pytest.raises((ssl.SSLError, OSError)):
+            await ask_with(authority.nameless_context(), first.port)
+    finally:
+        for station, store in ((first, giver), (second, taker)):
+            await station.aclose()
+            store.close()
+        await asyncio.sleep(0.05)  # closed TLS connections say goodbye
+
+
+async def ask_with(context: ssl.SSLContext, port: int) -> None:
+    """TLS 1.3: a client learns with its first read that its certificate was not believed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    try:
+        writer.write(b"GET /v1/holdings HTTP/1.1\r\n\r\n")
+        if not await reader.read():
+            raise ConnectionResetError("cut off")
+    finally:
+        writer.transport.abort()
