@@ -22,11 +22,14 @@ from snapshotter.cuda.driver import CudaDriver
 from snapshotter.cuda.find import find_driver
 from snapshotter.cuda.holdings import cuda_node
 from snapshotter.cuda.machine import ThisMachine
+from snapshotter.cuda.memory import NvidiaSmi
 from snapshotter.cuda.sequence import CudaDevices
 from snapshotter.engines import Engines
 from snapshotter.errors import SnapshotterError
 from snapshotter.images import Images, runtime_requirements
+from snapshotter.launch import BundleStore
 from snapshotter.node import is_root, opened, own_runtime
+from snapshotter.pods import tenants
 from snapshotter.settings import SnapshotterSettings
 from weight_cache.client import WeightCacheClient
 from weight_cache.objects import ObjectStore, blob_store
@@ -88,11 +91,30 @@ async def _serve(paths: Paths, settings: SnapshotterSettings, blobs: ObjectStore
         devices=NoDevices() if found.driver is None else CudaDevices(found.driver, ThisMachine()),
         s3_client=s3_client,
     )
-    async with contextlib.aclosing(blobs), contextlib.aclosing(weights), _closing(found.driver), opened(paths, settings, parts):
+    async with (
+        contextlib.aclosing(blobs),
+        contextlib.aclosing(weights),
+        _closing(found.driver),
+        opened(paths, settings, parts),
+        _pods(settings, parts.bundles, weights),
+    ):
         if arguments.ready_fd is not None:
             with open(arguments.ready_fd, "wb") as ready:  # noqa: ASYNC230 - one byte to a pipe that somebody waits on
                 ready.write(b"\n")
         await stop.wait()
+
+
+@contextlib.asynccontextmanager
+async def _pods(settings: SnapshotterSettings, bundles: BundleStore, weights: WeightCacheClient) -> AsyncIterator[None]:
+    """Function pods of a cluster, where there is one."""
+    if settings.pods is None:
+        yield
+        return
+    async with (
+        contextlib.aclosing(NvidiaSmi(os.environ)) as memory,
+        tenants.opened(Path(settings.pods), bundles=bundles, weights=weights, memory=memory),
+    ):
+        yield
 
 
 @contextlib.asynccontextmanager

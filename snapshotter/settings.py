@@ -30,6 +30,7 @@ class SnapshotterSettings:
         engines: name → directory of a virtual environment with an inference engine, which functions that name it run in
             (scripts/install-vllm-cpu makes one); beside these, each directory in `<home>/engines/`.
         dedicated_to: the one tenant, by name, whose instances run here; None = those of all but dedicated tenants.
+        pods: directory in which function pods of a cluster are shown what is theirs (`cluster.node_path`, on this node); None = no pods.
     """
 
     metrics_listen: str | None = "127.0.0.1:8703"
@@ -48,6 +49,7 @@ class SnapshotterSettings:
     uid_base: int = 20000
     engines: Mapping[str, str] = field(default_factory=dict)
     dedicated_to: str | None = None
+    pods: str | None = None
 
     def __post_init__(self) -> None:
         bounds = {"template_memory_bytes": 0, "parked_per_template": 0, "parked_idle_s": 1, "log_max_bytes": 4096, "log_keep_s": 0}
@@ -60,6 +62,8 @@ class SnapshotterSettings:
             raise ValueError(f"snapshot_pages = {self.snapshot_pages!r}: must be auto, eager or lazy")
         if self.snapshot_max_bytes is not None and self.snapshot_max_bytes < 0:
             raise ValueError(f"snapshot_max_bytes = {self.snapshot_max_bytes}: must be at least 0, or null for a quarter of the free disk")
+        if self.pods is not None and not self.pods.startswith("/"):
+            raise ValueError(f"pods = {self.pods!r}: must be an absolute path, or null")
         if self.metrics_listen is not None and not self.metrics_listen.rpartition(":")[2].isdigit():
             raise ValueError(f"metrics_listen = {self.metrics_listen!r}: must be host:port, or null")
 

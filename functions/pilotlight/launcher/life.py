@@ -129,7 +129,8 @@ class Launcher:
 
     def _announcement(self) -> Mapping[str, Any]:
         ours = self._surroundings
-        return {"pod": ours.pod, "namespace": ours.namespace, "launch": ours.launch.to_json(), "running": self._state != "asking"}
+        who = {"pod": ours.pod, "namespace": ours.namespace, "gpus": ours.gpus}
+        return {**who, "launch": ours.launch.to_json(), "running": self._state != "asking"}
 
     def _on_agent(self, message: Mapping[str, Any]) -> None:
         """What it says to a pod that runs already is about its leases, and nothing to act on."""

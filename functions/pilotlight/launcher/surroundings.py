@@ -47,6 +47,7 @@ class Surroundings:
         pod: the pod's name: the instance's id.
         env: what the worker inherits: all variables but secrets and our own.
         secrets: variables that wait for the instance.
+        gpus: UUIDs or indices of the GPUs that the device plugin gave this pod; () where it does not say.
     """
 
     launch: LaunchSpec
@@ -59,6 +60,7 @@ class Surroundings:
     namespace: str
     env: Mapping[str, str]
     secrets: Mapping[str, str]
+    gpus: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Surroundings:
@@ -79,6 +81,7 @@ class Surroundings:
             namespace=environ.get("PILOTLIGHT_NAMESPACE", ""),
             env={name: value for name, value in environ.items() if name not in secrets and name not in OURS},
             secrets=secrets,
+            gpus=_gpus(environ.get("NVIDIA_VISIBLE_DEVICES", "")),
         )
 
     def baked_code(self) -> Path | None:
@@ -89,6 +92,12 @@ class Surroundings:
             return None
         code = self.baked / "code"
         return code if digest == [self.launch.bundle] and code.is_dir() else None
+
+
+def _gpus(visible: str) -> tuple[str, ...]:
+    """NVIDIA_VISIBLE_DEVICES names them, or says `all`, `none`, `void` (NVIDIA Container Toolkit)."""
+    names = tuple(name.strip() for name in visible.split(","))
+    return names if all(name.isdigit() or name.startswith(("GPU-", "MIG-")) for name in names) else ()
 
 
 def _path(environ: Mapping[str, str], name: str) -> Path:
