@@ -12,10 +12,10 @@ class Load:
         last_call_at: when the last call came, in the clock's seconds.
     """
 
-    __slots__ = ("_area", "_at", "_calls", "last_call_at")
+    __slots__ = ("_area", "_at", "_calls", "_peak", "last_call_at")
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._calls = 0
+        self._calls = self._peak = 0
         self._area = 0.0
         self._at = self.last_call_at = clock()
 
@@ -27,6 +27,7 @@ class Load:
         self._area += self._calls * (now - self._at)  # `_pass`, which a call pays for twice
         self._at = now
         self._calls += 1
+        self._peak = max(self._peak, self._calls)
         self.last_call_at = now
 
     def remove(self, now: float) -> None:
@@ -40,6 +41,11 @@ class Load:
         self._pass(now)
         area, self._area = self._area, 0.0
         return area / elapsed_s if elapsed_s > 0 else float(self._calls)
+
+    def take_peak(self) -> int:
+        """Most calls at once since the last time."""
+        peak, self._peak = self._peak, self._calls
+        return peak
 
     def _pass(self, now: float) -> None:
         self._area += self._calls * (now - self._at)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 
 from activator.autoscaler.decider import DeciderSpec, DeciderState, ScaleDecision, decide, initial_state
+from activator.autoscaler.gaps import Gaps
 from activator.autoscaler.observed import Observed
 from activator.autoscaler.target import panic_window_s
 from activator.autoscaler.windows import TimeWindow
@@ -18,12 +20,14 @@ PANIC_WINDOW_PERCENT = 10.0
 
 
 class Scaled:
-    """One revision's throttler with its windows and the decider's memory. Owner: the Scaler."""
+    """One revision's throttler with its windows and the decider's memory. Owner: the Scaler. `gaps`: what is known of its function's
+    pauses; they outlive it."""
 
-    __slots__ = ("decision", "name", "panic", "recorded_at", "spec", "stable", "state", "throttler")
+    __slots__ = ("decision", "gaps", "name", "panic", "recorded_at", "spec", "stable", "state", "throttler")
 
-    def __init__(self, name: str, throttler: Throttler, now: float) -> None:
+    def __init__(self, name: str, throttler: Throttler, now: float, gaps: Gaps | None = None) -> None:
         self.name = name
+        self.gaps = gaps or Gaps()
         self.throttler = throttler
         self.spec = DeciderSpec.of(throttler.target.spec, slots=slots_of(throttler.target.spec))
         self.stable = TimeWindow(self.spec.kpa.stable_window_s)
@@ -50,6 +54,9 @@ class Scaled:
         """Take a load into both windows."""
         self.stable.record(now, concurrency)
         self.panic.record(now, concurrency)
+        if self.spec.keep is not None:
+            slots = self.throttler.slots_each
+            self.gaps.record(now, min(len(list(self.throttler.live())), math.ceil(self.throttler.load.take_peak() / slots)))
 
     def decide(self, now: float, occupancy: float | None = None) -> ScaleDecision:
         """What there should be now. `occupancy`: of its batches, None = there were none."""
@@ -68,6 +75,8 @@ class Scaled:
             call_s=throttler.call_s(now),
             engine=throttler.engine_load(now),
             occupancy=occupancy,
+            kept=self._kept(now, len(live)),
+            is_crowded=throttler.is_crowded,
         )
         spec = self.spec
         if spec.min_instances != throttler.min_instances:  # a budget is spent, activators share it, or a rollout keeps it as the way back
@@ -79,3 +88,9 @@ class Scaled:
         self.decision = decision
         throttler.settle_on(decision.wanted)
         return decision
+
+    def _kept(self, now: float, ready: int) -> int | None:
+        terms, start_s = self.spec.keep, self.throttler.expected_start_s()
+        if terms is None or start_s is None:
+            return None
+        return self.gaps.kept(now, instances=ready, start_s=start_s, terms=terms, is_crowded=self.throttler.is_crowded)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from activator.autoscaler.gaps import Pauses
 from activator.autoscaler.victims import Candidate, choose_victims
 from activator.engines.naps import Naps
 from activator.estate import Holdings
@@ -85,6 +86,7 @@ class Scaler:
         self._gate = gate or Gate(clock=clock)
         self._holdings = Holdings(lambda: [scaled.throttler for scaled in self._scaled.values()], clock=clock)
         self._gate.serve(self._holdings)
+        self._pauses = Pauses()
         self._drops: set[asyncio.Task[None]] = set()
         self._naps = Naps()
         self.reconciled = asyncio.Event()
@@ -98,7 +100,8 @@ class Scaler:
         scaled = self._scaled.get(target.key)
         if scaled is None:
             name = f"{target.tenant}/{target.environment}/{target.app}/{target.function}"
-            scaled = self._scaled[target.key] = Scaled(name, self._make_throttler(target), self._clock())
+            gaps = self._pauses.of(name)
+            scaled = self._scaled[target.key] = Scaled(name, self._make_throttler(target), self._clock(), gaps)
         return scaled.throttler
 
     async def warm_up(self, target: Target, stage: Callable[[str], None] = _ignore, *, snapshot: bool = True) -> Mapping[str, Any]:

@@ -215,6 +215,9 @@ class Throttler(Roster):
             max_inputs=self.slots_each,
             instances=len(self.instances) + self.starting,
             max_instances=self.target.spec.scaling.max_instances,
+            running_slots=sum(one.capacity for one in self.live()),
+            start_s=self.expected_start_s(),
+            call_s=self.call_s(now),
         )
         self.start(wanted)
 
@@ -264,8 +267,15 @@ class Throttler(Roster):
         return None
 
     def call_s(self, now: float) -> float | None:
-        """Mean time of its calls, where decisions are made by it; None elsewhere."""
-        return None
+        """Mean time that calls hold a slot; None before the first has ended."""
+        calls = sum(instance.calls for instance in self.instances.values())
+        held_s = sum(instance.held_s + instance.in_flight * now for instance in self.instances.values())
+        return held_s / calls if calls else None
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether starts wait for room, of whatever function."""
+        return self._gate.is_crowded
 
     def settle_on(self, wanted: int) -> None:
         """The autoscaler wants to keep so many instances: where calls are kept together, they are by this."""

@@ -8,7 +8,9 @@
   than the latency objective, whatever the averages say (`backlog_age`);
 * what binds a language model, and batches, has signals of its own (`kv_memory`, `queued_tokens`, `first_token`, `occupancy`; `binding`);
 * spare instances while active (`buffer`), floor and ceiling (`min`, `max`);
-* an instance goes only after it was idle for `scaledown_window_s`, the last one after its own delay (`zero_delay`);
+* an instance goes only after it was idle for `scaledown_window_s`, the last one after its own delay (`zero_delay`); or, where the
+  window is "auto", when the function's own pauses say that keeping it costs more than starting it again (`pauses`; `gaps`); sooner
+  while other starts wait for room;
 * no data is never zero: without a measurement nothing goes (`no_data`).
 
 The decision names the signal that bound, and carries the numbers that explain it.
@@ -22,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from activator.autoscaler import kpa
 from activator.autoscaler.binding import FirstTokenState, FirstTokenTerms, batch_want, engine_wants, first_token_state
 from activator.autoscaler.bounds import Activity, BoundsSpec, Standing, bound
+from activator.autoscaler.gaps import KeepTerms
 from activator.autoscaler.observed import Observed
 from activator.autoscaler.poke import drained_meanwhile, instances_now
 from activator.autoscaler.target import UNLIMITED_BURST
@@ -31,6 +34,8 @@ MAX_STABLE_WINDOW_S = 60.0
 MIN_STABLE_WINDOW_S = 1.0
 """The stable window follows scaledown_window within these bounds: averages over more than a minute react too late,
 and a bucket is one second."""
+AUTO_STABLE_WINDOW_S = 6.0
+"""Knative's shortest: where `gaps` decides what is kept, the averages need not keep anything beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +52,7 @@ class DeciderSpec:
         latency_objective_s: a call waiting longer is a signal; None = off.
         first_token: the objective of a language model's first tokens; None = it declared none.
         max_batch_size: of a function that gathers calls: the greatest of its methods; 0 = it does not.
+        keep: what decides how long instances stay idle in place of `scaledown_window_s`; None = that does.
     """
 
     kpa: kpa.KpaSpec
@@ -59,6 +65,7 @@ class DeciderSpec:
     latency_objective_s: float | None = None
     first_token: FirstTokenTerms | None = None
     max_batch_size: int = 0
+    keep: KeepTerms | None = None
 
     @classmethod
     def of(cls, spec: FunctionSpec, *, slots: int) -> DeciderSpec:
@@ -75,6 +82,10 @@ class DeciderSpec:
     def from_scaling(cls, scaling: Scaling, *, zero_delay_s: float | None = None, reachable: bool = True) -> DeciderSpec:
         """From what the user declared. `zero_delay_s` None means the same as the other instances' window."""
         stable_s = min(MAX_STABLE_WINDOW_S, max(MIN_STABLE_WINDOW_S, scaling.scaledown_window_s))
+        keep = None
+        if scaling.waiting_cost is not None:
+            stable_s = min(stable_s, AUTO_STABLE_WINDOW_S)
+            keep = KeepTerms(waiting_cost=scaling.waiting_cost, longest_s=scaling.scaledown_window_s)
         core = kpa.KpaSpec(
             target=float(scaling.target_inputs or scaling.max_inputs),
             total=float(scaling.max_inputs),
@@ -91,6 +102,7 @@ class DeciderSpec:
             scaledown_window_s=scaling.scaledown_window_s,
             zero_delay_s=scaling.scaledown_window_s if zero_delay_s is None else zero_delay_s,
             latency_objective_s=scaling.latency_objective_s,
+            keep=keep,
         )
 
 
@@ -110,7 +122,7 @@ class ScaleDecision:
         desired: instances, starting ones included.
         valid: False when nothing was known and nothing should change.
         signal: what bound: `stable`, `panic`, `activation`, `delay`, `drains`, `backlog`, `backlog_age`, `buffer`, `min`,
-            `kv_memory`, `queued_tokens`, `first_token`, `occupancy`, `max`, `scaledown_window`, `zero_delay` or `no_data`.
+            `kv_memory`, `queued_tokens`, `first_token`, `occupancy`, `max`, `scaledown_window`, `pauses`, `zero_delay` or `no_data`.
         capacity: instances that there are (ready and starting) when it was taken.
         excess_burst_capacity, in_panic: of the core; -1 where the activator never leaves the path.
         want: what each signal asked for, the reason in numbers.
@@ -243,7 +255,9 @@ def _hold(decision: ScaleDecision, observed: Observed, spec: DeciderSpec) -> Sca
     """Let only instances go that were idle for long enough; the last one has a delay of its own."""
     if decision.stops == 0:
         return decision
-    window_s = spec.scaledown_window_s if spec.kpa.reachable else 0.0
+    if observed.kept is not None and spec.kpa.reachable:
+        return _hold_by_pauses(decision, observed, spec)
+    window_s = _patience_s(spec.scaledown_window_s, observed) if spec.kpa.reachable else 0.0
     expired = sum(1 for idle_s in observed.idle_s if idle_s >= window_s)
     floor = min(observed.capacity - expired, spec.max_instances)
     if decision.desired < floor:
@@ -252,10 +266,23 @@ def _hold(decision: ScaleDecision, observed: Observed, spec: DeciderSpec) -> Sca
     return decision if decision.desired else _hold_last(decision, observed, spec)
 
 
+def _patience_s(window_s: float, observed: Observed) -> float:
+    """While starts wait for room, idling for longer than a start takes costs others more than it can save here."""
+    return min(window_s, observed.start_s) if observed.is_crowded and observed.start_s is not None else window_s
+
+
+def _hold_by_pauses(decision: ScaleDecision, observed: Observed, spec: DeciderSpec) -> ScaleDecision:
+    """Keep what the function's pauses say is worth it, and what its calls need now; those that start stand beside the ready ones."""
+    assert observed.kept is not None
+    needed = math.ceil((observed.in_flight + observed.waiting) / spec.max_inputs)
+    floor = min(max(observed.kept, needed) + observed.starting, observed.capacity, spec.max_instances)
+    return replace(decision, desired=floor, signal="pauses") if decision.desired < floor else decision
+
+
 def _hold_last(decision: ScaleDecision, observed: Observed, spec: DeciderSpec) -> ScaleDecision:
     """From one to zero: our activator always proxies and no probe is needed, so only the last instance's retention is left."""
     idle_s = min(observed.idle_s, default=0.0)
-    rules = BoundsSpec(grace_s=0.0, retention_s=spec.zero_delay_s, always_proxied=True, reachable=spec.kpa.reachable)
+    rules = BoundsSpec(grace_s=0.0, retention_s=_patience_s(spec.zero_delay_s, observed), always_proxied=True, reachable=spec.kpa.reachable)
     standing = Standing(instances=observed.capacity, activity=Activity.INACTIVE, for_s=idle_s, proxied_s=idle_s)
     bounded = bound(0, spec=rules, standing=standing)
     if bounded.is_applied:

@@ -37,6 +37,8 @@ class Observed:
         start_s: expected time of the rung that the next start will take; None = unknown.
         call_s, arrivals_per_s: mean execution time and rate of calls; None = unknown.
         engine: of a language model's server, what its engines say; None = it is none, or they said nothing lately.
+        kept: how many instances the function's pauses say are worth keeping (`gaps`); None = a fixed window decides.
+        is_crowded: starts wait for room, of whatever function: what idles here is waited for elsewhere.
         occupancy: of a function that gathers calls, how full its batches are: size ÷ the greatest size, 0 to 1; None = there were none.
     """
 
@@ -53,6 +55,8 @@ class Observed:
     arrivals_per_s: float | None = None
     engine: EngineLoad | None = None
     occupancy: float | None = None
+    kept: int | None = None
+    is_crowded: bool = False
 
     @property
     def capacity(self) -> int:

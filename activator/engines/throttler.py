@@ -126,12 +126,6 @@ class EngineThrottler(Throttler):
                 together = own if together is None else together.plus(own)
         return together
 
-    def call_s(self, now: float) -> float | None:
-        """Mean time that calls hold a slot; None before the first has ended."""
-        calls = sum(instance.calls for instance in self.instances.values())
-        held_s = sum(instance.held_s + instance.in_flight * now for instance in self.instances.values())
-        return held_s / calls if calls else None
-
     # -- which instance -----------------------------------------------------------------------------------------------
     def settle_on(self, wanted: int) -> None:
         """The autoscaler wants to keep so many: calls go to those that have been there longest."""

@@ -101,7 +101,9 @@ class Scaling:
         target_inputs: calls per instance the autoscaler aims at; None means max_inputs.
         min_instances, max_instances: floor and ceiling.
         buffer_instances: spare instances while active: a number, or a share of the busy ones as "15%".
-        scaledown_window_s: idle time before an instance goes; the last one too.
+        scaledown_window_s: idle time before an instance goes; the last one too. With a `waiting_cost`: the most that may be.
+        waiting_cost: given, an instance stays idle as long as the pauses between the function's calls say that it pays
+            (`scaledown_window="auto"`): how many idle seconds one second of a caller's waiting is worth. None = it is a fixed time.
         keep_asleep_s: how long an instance that would go sleeps first, to be woken by the next call (WAKE); 0 = not at all.
         max_queued: calls that may wait for an instance; one more is answered 429.
         latency_objective_s: a call waiting longer than this is a signal to scale of its own; None switches it off.
@@ -113,6 +115,7 @@ class Scaling:
     max_instances: int = 8
     buffer_instances: int | str = 0
     scaledown_window_s: float = 60.0
+    waiting_cost: float | None = None
     keep_asleep_s: float = 0.0
     max_queued: int = 1000
     latency_objective_s: float | None = None
@@ -124,6 +127,8 @@ class Scaling:
         _bound("min_instances", self.min_instances, 0, 1000)
         _bound("max_instances", self.max_instances, max(1, self.min_instances), 1000)
         _bound("scaledown_window_s", self.scaledown_window_s, 0, 86_400)
+        if self.waiting_cost is not None:
+            _bound("waiting_cost", self.waiting_cost, 0, 10_000)
         _bound("keep_asleep_s", self.keep_asleep_s, 0, 7 * 86_400)
         _bound("max_queued", self.max_queued, 0, 1_000_000)
         buffer_count(self.buffer_instances, busy=1)

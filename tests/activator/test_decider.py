@@ -285,3 +285,44 @@ def test_a_decision_respects_bounds_busy_instances_and_missing_data(house: Obser
     if not decision.valid:
         assert (decision.starts, decision.signal) == (0, "no_data")
     assert decision.starts == 0 or decision.stops == 0
+
+
+# -- by the function's own pauses ----------------------------------------------------------------------------------
+AUTO = {"max_inputs": 2, "scaledown_window_s": 3600.0, "waiting_cost": 10.0}
+
+
+def test_what_the_pauses_say_is_worth_keeping_is_kept_whatever_it_idled() -> None:
+    seen = load(0.0, ready=4, idle_s=(500.0,) * 4, start_s=20.0, kept=3)
+    decision = once(seen, spec_of(**AUTO))
+    assert (decision.desired, decision.signal) == (3, "pauses")
+
+
+def test_what_they_do_not_goes_at_once_the_last_one_too() -> None:
+    assert once(load(0.0, ready=1, idle_s=(2.0,), start_s=0.1, kept=0), spec_of(**AUTO)).desired == 0
+
+
+def test_calls_that_are_there_count_before_any_pause() -> None:
+    seen = load(0.1, ready=4, in_flight=5, idle_s=(1.0,), start_s=0.1, kept=0)
+    assert once(seen, spec_of(**AUTO)).desired == 3
+
+
+def test_one_that_starts_takes_no_ready_ones_place() -> None:
+    seen = load(0.1, ready=1, starting=1, in_flight=2, start_s=20.0, kept=1)
+    assert once(seen, spec_of(**AUTO)).desired == 2
+
+
+def test_without_pauses_to_go_by_the_longest_window_holds() -> None:
+    assert once(load(0.0, ready=1, idle_s=(600.0,)), spec_of(**AUTO)).desired == 1
+    assert once(load(0.0, ready=1, idle_s=(3600.0,)), spec_of(**AUTO)).desired == 0
+
+
+def test_floor_and_reachability_count_beside_the_pauses() -> None:
+    assert once(load(0.0, ready=3, idle_s=(9.0,) * 3, kept=0), spec_of(**AUTO, min_instances=2)).desired == 2
+    gone = DeciderSpec.from_scaling(Scaling(**AUTO), reachable=False)  # type: ignore[arg-type]
+    assert once(load(0.0, ready=3, idle_s=(9.0,) * 3, kept=3), gone).desired == 0
+
+
+def test_while_starts_wait_for_room_a_fixed_window_is_no_longer_than_a_start() -> None:
+    spec = spec_of(scaledown_window_s=60.0)
+    assert once(load(0.0, ready=2, idle_s=(9.0, 30.0), start_s=10.0), spec).desired == 2
+    assert once(load(0.0, ready=2, idle_s=(9.0, 30.0), start_s=10.0, is_crowded=True), spec).desired == 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from pilotlight.engines import EngineSpec, Task, TokenLimits
 from pilotlight.errors import InvalidInput
@@ -41,7 +41,8 @@ class EngineOptions(TypedDict, total=False):
     min_instances: int
     max_instances: int | None
     buffer_instances: int | str | None
-    scaledown_window: float
+    scaledown_window: float | Literal["auto"]
+    waiting_cost: float
     keep_asleep: float
     timeout: float
     startup_timeout: float | None

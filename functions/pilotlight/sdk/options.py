@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from pilotlight.errors import InvalidInput
 from pilotlight.policies import Fallback, ModelCard, Objectives, RetryPolicy, Schedule, Variant
@@ -27,9 +27,10 @@ class Options(TypedDict, total=False):
     list of acceptable ones, best first. `access` is "private", "public", or a list of tenants that may call it, too; `priority` is that
     of its calls, "realtime", "standard" or "batch"; bills can be grouped by `tags`. `retries` is a number or `pilotlight.Retries(…)`;
     `schedule` one or several of `pilotlight.Cron("0 6 * * *")` and `pilotlight.Period(hours=1)`; `fallback` and `variants` name what
-    may answer in its place; `keep_asleep` is how long an idle instance sleeps before it goes; `objectives` is
-    `pilotlight.Objectives(…)`; `require` bounds on the numbers of an
-    offline evaluation, {"accuracy": ">= 0.91"}; `card` is `pilotlight.ModelCard(…)`. `rollout_strategy`, "surge", "wait" or "swap", says
+    may answer in its place; with `scaledown_window="auto"` idle instances stay as long as the pauses between calls say that it pays, where
+    a caller's second of waiting is worth `waiting_cost` (10) idle ones; `keep_asleep` is how long an idle instance sleeps before it goes;
+    `objectives` is `pilotlight.Objectives(…)`; `require` bounds on the numbers of an offline evaluation,
+    {"accuracy": ">= 0.91"}; `card` is `pilotlight.ModelCard(…)`. `rollout_strategy`, "surge", "wait" or "swap", says
     what is done where there is no room for a new revision beside the one that serves, `keep_previous` how long that one stays warm.
     The second block holds Modal's names for the same things, the third those that are accepted and ignored with a warning.
     """
@@ -45,7 +46,8 @@ class Options(TypedDict, total=False):
     min_instances: int
     max_instances: int | None
     buffer_instances: int | str | None
-    scaledown_window: float
+    scaledown_window: float | Literal["auto"]
+    waiting_cost: float
     keep_asleep: float
     timeout: float
     startup_timeout: float | None
@@ -123,6 +125,11 @@ _REFUSED = {
     "proxy": "there are no proxies",
 }
 _CLOCKS = {"timeout": "execution_s", "startup_timeout": "startup_s", "queue_timeout": "queue_s", "result_ttl": "result_ttl_s"}
+AUTO = "auto"
+LONGEST_AUTO_WINDOW_S = 3600.0
+"""Whatever the pauses are like, an instance that idles for an hour goes."""
+WAITING_COST = 10.0
+"""Of a caller's waiting against an idle instance, unless a function says otherwise."""
 _SCALING = {
     "min_instances": "min_instances",
     "max_instances": "max_instances",
@@ -167,7 +174,7 @@ def settle(options: Mapping[str, Any], *, concurrent: Mapping[str, Any] | None, 
     """
     values = _resolve_aliases(options)
     inputs = inputs_for_batches(batched, _inputs(values, concurrent))
-    scaling = {field: values[key] for key, field in _SCALING.items() if values.get(key) is not None}
+    scaling = {field: values[key] for key, field in _SCALING.items() if values.get(key) is not None} | _window(values)
     clocks = {field: values[key] for key, field in _CLOCKS.items() if values.get(key) is not None}
     if scaling.get("min_instances", 0) > scaling.get("max_instances", Scaling().max_instances):
         scaling.setdefault("max_instances", scaling["min_instances"])
@@ -220,6 +227,20 @@ def _inputs(values: Mapping[str, Any], concurrent: Mapping[str, Any] | None) -> 
     if allowed is not None:
         return {"max_inputs": allowed}
     return dict(concurrent or {})
+
+
+def _window(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`scaledown_window="auto"`, and what it weighs a caller's waiting by."""
+    window, cost = values.get("scaledown_window"), values.get("waiting_cost")
+    if window == AUTO:
+        return {"scaledown_window_s": LONGEST_AUTO_WINDOW_S, "waiting_cost": WAITING_COST if cost is None else cost}
+    if isinstance(window, str):
+        raise InvalidInput(f'scaledown_window = {window!r}: write seconds, or "{AUTO}"', parameter="scaledown_window")
+    if cost is not None:
+        raise InvalidInput(
+            f'waiting_cost says what scaledown_window="{AUTO}" weighs: without that it says nothing', parameter="waiting_cost"
+        )
+    return {}
 
 
 def _resources(values: Mapping[str, Any]) -> Resources:

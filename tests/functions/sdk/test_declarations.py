@@ -12,6 +12,7 @@ import pilotlight
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.declaration import Declaration
 from pilotlight.sdk.marks import MARKS, PilotlightWarning
+from pilotlight.sdk.options import settle
 from pilotlight.spec import FunctionKind, Scaling
 from pilotlight.types import Priority
 from tests.fakes.fake_platform import FakePlatform
@@ -339,3 +340,23 @@ def module_level() -> None:
 def test_tags_of_an_app_are_checked() -> None:
     with pytest.raises(InvalidInput, match="names and values are text"):
         pilotlight.App("x", tags={"team": None})  # type: ignore[dict-item]
+
+
+def test_an_automatic_window_has_a_longest_and_a_cost_of_waiting() -> None:
+    scaling = settle({"scaledown_window": "auto"}, concurrent=None).scaling
+    assert (scaling.scaledown_window_s, scaling.waiting_cost) == (3600, 10)
+    assert settle({"scaledown_window": "auto", "waiting_cost": 2}, concurrent=None).scaling.waiting_cost == 2
+    assert settle({"scaledown_window": 5}, concurrent=None).scaling.waiting_cost is None
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        ({"scaledown_window": "soon"}, 'write seconds, or "auto"'),
+        ({"scaledown_window": 5, "waiting_cost": 2}, "without that it says nothing"),
+        ({"scaledown_window": "auto", "waiting_cost": -1}, "waiting_cost"),
+    ],
+)
+def test_a_window_that_says_nothing_is_refused(options: dict[str, object], told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        settle(options, concurrent=None)

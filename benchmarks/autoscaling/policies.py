@@ -1,0 +1,300 @@
+"""Who decides: pilotlight's decider, Knative's KPA with its defaults, and a fixed keep-alive.
+
+`Pilotlight` feeds the platform's own `decide`, `instances_now`, windows and pauses just as `activator.scaled.Scaled` and
+`activator.throttler.Throttler` do. `Kpa` is `activator.autoscaler.kpa.step` (held to Knative's own cases, number for number) with what is
+around it there: ticks of 2 s, a poke from zero, `bounds.bound` on the way to zero, starting instances invisible. Both get what flatters
+them: one queue for all calls, no network, no lost second between a decision and its start.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from activator.autoscaler import kpa
+from activator.autoscaler.bounds import Activity, BoundsSpec, Standing, bound
+from activator.autoscaler.decider import DeciderSpec, decide, initial_state
+from activator.autoscaler.gaps import Gaps
+from activator.autoscaler.observed import Observed
+from activator.autoscaler.poke import instances_now
+from activator.autoscaler.rungs import StartTimes
+from activator.autoscaler.target import panic_window_s, resolve_target
+from activator.autoscaler.victims import Candidate, choose_victims
+from activator.autoscaler.windows import TimeWindow
+from activator.load import Load
+from benchmarks.autoscaling.world import Pod, Scaled
+from pilotlight.spec import Scaling
+from snapshotter.types import StartKind
+
+TICK_S = 2.0
+"""Between decisions, in Knative and here."""
+PANIC_PERCENT = 10.0
+FORGET_S = 30.0
+"""As `activator.scaler`: a revision at zero loses its windows after this long."""
+MOVE_TO_ZERO_S = 3.0
+
+
+class KeepAlive:
+    """A start for every call that nothing covers; an instance goes after `window_s` without a call."""
+
+    def __init__(self, scaled: Scaled, *, window_s: float = 60.0) -> None:
+        self._scaled = scaled
+        self._window_s = window_s
+
+    def arrived(self) -> None:
+        """Start what waits."""
+        own = self._scaled
+        each = own.function.max_inputs
+        wanted = instances_now(
+            waiting=len(own.line), free_slots=own.free_slots, starting_slots=own.starting * each, max_inputs=each,
+            instances=len(own.pods), max_instances=own.function.max_instances,
+        )  # fmt: skip
+        own.start(wanted)
+
+    def ended(self) -> None:
+        """Look again when the window is over."""
+        for pod in self._scaled.live():
+            if not pod.in_flight and pod.idle_since == self._scaled.world.now:
+                self._look_later(pod)
+        self.arrived()
+
+    def came(self, pod: Pod) -> None:
+        """It may have come in vain."""
+        if not pod.in_flight:
+            self._look_later(pod)
+
+    def _look_later(self, pod: Pod) -> None:
+        idle_since, world = pod.idle_since, self._scaled.world
+
+        def look() -> None:
+            if not pod.is_gone and not pod.is_draining and not pod.in_flight and pod.idle_since == idle_since:
+                self._scaled.end(pod)
+
+        world.at(world.now + self._window_s, look)
+
+
+class Pilotlight:
+    """The platform's own decisions, for a function that says what `scaling` says."""
+
+    def __init__(self, scaled: Scaled, scaling: Scaling) -> None:
+        self._scaled = scaled
+        self._spec = DeciderSpec.from_scaling(scaling)
+        self._load = Load(lambda: scaled.world.now)
+        self._starts = StartTimes()
+        self._gaps = Gaps()
+        self._is_awake = False
+        self._ticks = 0
+
+    def _wake(self, now: float) -> None:
+        """As a `Scaled` is made: windows and the decider's memory begin anew."""
+        self._is_awake = True
+        self._stable = TimeWindow(self._spec.kpa.stable_window_s)
+        self._panic = TimeWindow(panic_window_s(self._spec.kpa.stable_window_s, PANIC_PERCENT))
+        self._state = initial_state(now, spec=self._spec, ready=0)
+        self._recorded_at = now
+        self._ticks = 0
+        self._scaled.world.at(math.floor(now) + 1.0, self._tick)
+
+    def arrived(self) -> None:
+        """A call that waits pokes."""
+        now = self._scaled.world.now
+        self._load.add(now)
+        if not self._is_awake:
+            self._wake(now)
+        self._poke()
+
+    def ended(self) -> None:
+        """Its slot went to whoever waits."""
+        self._load.remove(self._scaled.world.now)
+
+    def came(self, pod: Pod) -> None:
+        """Remember what its start took."""
+        assert pod.held_at is not None
+        assert pod.ready_at is not None
+        self._starts.took(StartKind.COLD, pod.ready_at - pod.held_at, ())
+
+    def _poke(self) -> None:
+        own = self._scaled
+        each = own.function.max_inputs
+        wanted = instances_now(
+            waiting=len(own.line), free_slots=own.free_slots, starting_slots=own.starting * each, max_inputs=each,
+            instances=len(own.pods), max_instances=own.function.max_instances,
+            running_slots=own.ready * each, start_s=self._starts.expected_s(), call_s=self._call_s(),
+        )  # fmt: skip
+        own.start(wanted)
+
+    def _call_s(self) -> float | None:
+        """Mean time of the calls that its instances have had so far."""
+        pods = self._scaled.pods.values()
+        calls = sum(pod.calls for pod in pods)
+        return sum(pod.held_s for pod in pods) / calls if calls else None
+
+    def _tick(self) -> None:
+        own, now = self._scaled, self._scaled.world.now
+        load = self._load.take(now, now - self._recorded_at)
+        self._recorded_at = now
+        self._stable.record(now, load)
+        self._panic.record(now, load)
+        self._gaps.record(now, min(own.ready, math.ceil(self._load.take_peak() / own.function.max_inputs)))
+        self._ticks += 1
+        if self._ticks % 2 == 0:
+            self._decide(now)
+        if not own.pods and not own.line and now - self._load.last_call_at >= FORGET_S:
+            self._is_awake = False
+            return
+        own.world.at(now + 1.0, self._tick)
+
+    def _decide(self, now: float) -> None:
+        own = self._scaled
+        live = list(own.live())
+        observed = Observed(
+            stable=None if self._stable.is_empty(now) else self._stable.average(now),
+            panic=None if self._panic.is_empty(now) else self._panic.average(now),
+            ready=len(live),
+            starting=own.starting,
+            in_flight=own.in_flight,
+            waiting=len(own.line),
+            idle_s=tuple(now - pod.idle_since for pod in live if not pod.in_flight),
+            oldest_wait_s=now - own.line[0][0] if own.line else 0.0,
+            start_s=self._starts.expected_s(),
+            call_s=self._call_s(),
+            kept=self._kept(now),
+            is_crowded=bool(own.world.waiting),
+        )
+        decision, self._state = decide(now, observed, self._spec, self._state)
+        if decision.starts:
+            own.start(min(decision.starts, own.function.max_instances - len(own.pods)))
+        if decision.stops:
+            candidates = [
+                Candidate(id=pod.id, in_flight=pod.in_flight, idle_s=0.0 if pod.in_flight else now - pod.idle_since) for pod in live
+            ]
+            for victim in choose_victims(candidates, decision.stops):
+                own.end(own.pods[victim])
+
+    def _kept(self, now: float) -> int | None:
+        start_s = self._starts.expected_s()
+        if self._spec.keep is None or start_s is None:
+            return None
+        return self._gaps.kept(
+            now, instances=self._scaled.ready, start_s=start_s, terms=self._spec.keep, is_crowded=bool(self._scaled.world.waiting)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KpaTerms:
+    """Settings of the KPA arm: Knative's defaults."""
+
+    utilisation: float = 0.7
+    stable_window_s: float = 60.0
+
+
+class Kpa:
+    """Knative's decision, as its autoscaler and its reconciler take it."""
+
+    def __init__(self, scaled: Scaled, terms: KpaTerms) -> None:
+        own = scaled.function
+        target = resolve_target(concurrency_limit=own.max_inputs, utilisation=terms.utilisation)
+        self._scaled = scaled
+        self._spec = kpa.KpaSpec(target=target.target, total=target.total, stable_window_s=terms.stable_window_s)
+        self._bounds = BoundsSpec(max_instances=own.max_instances, stable_window_s=terms.stable_window_s)
+        self._load = Load(lambda: scaled.world.now)
+        self._stable = TimeWindow(terms.stable_window_s)
+        self._panic = TimeWindow(panic_window_s(terms.stable_window_s, PANIC_PERCENT))
+        self._state = kpa.initial_state(0.0, spec=self._spec, ready=0)
+        self._recorded_at = 0.0
+        self._proxied_since: float | None = 0.0
+        self._activity, self._since = Activity.INACTIVE, 0.0
+        self._is_awake = False
+        self._wanted = 0
+        self._looks = 0
+
+    def arrived(self) -> None:
+        """A call at zero pokes: a first report of one call, decided upon at once."""
+        now = self._scaled.world.now
+        self._load.add(now)
+        if self._wanted == 0:
+            self._report(now, 1.0)
+            self._decide(now)
+        if not self._is_awake:
+            self._is_awake = True
+            self._recorded_at = now
+            self._scaled.world.at(math.floor(now) + 1.0, self._tick)
+
+    def ended(self) -> None:
+        """Seen at the next tick."""
+        self._load.remove(self._scaled.world.now)
+
+    def came(self, pod: Pod) -> None:
+        """Ready: the revision is active."""
+        if self._activity is Activity.ACTIVATING:
+            self._enter(Activity.ACTIVE)
+
+    def _report(self, now: float, load: float) -> None:
+        self._stable.record(now, load)
+        self._panic.record(now, load)
+
+    def _tick(self) -> None:
+        own, now = self._scaled, self._scaled.world.now
+        self._report(now, self._load.take(now, now - self._recorded_at))
+        self._recorded_at = now
+        if int(now) % 2 == 0:
+            self._decide(now)
+        if not own.pods and not own.line and self._wanted == 0:
+            self._is_awake = False
+            return
+        own.world.at(now + 1.0, self._tick)
+
+    def _decide(self, now: float) -> None:
+        load = kpa.KpaLoad(stable=self._stable.average(now), panic=self._panic.average(now), ready=self._scaled.ready)
+        decision, self._state = kpa.step(now, load, self._spec, self._state)
+        self._wanted = decision.desired
+        if decision.desired > 0 and decision.excess_burst_capacity >= 0:
+            self._proxied_since = None
+        elif self._proxied_since is None:
+            self._proxied_since = now
+        if self._wanted > 0 and self._activity is Activity.INACTIVE:
+            self._enter(Activity.ACTIVE if self._scaled.ready else Activity.ACTIVATING)
+        self._reconcile()
+
+    def _enter(self, activity: Activity) -> None:
+        self._activity, self._since = activity, self._scaled.world.now
+
+    def _reconcile(self) -> None:
+        """Knative's scaler: floor, ceiling, and the steps on the way to zero."""
+        own, now = self._scaled, self._scaled.world.now
+        scale = sum(1 for pod in own.pods.values() if not pod.is_draining)
+        standing = Standing(
+            instances=scale, activity=self._activity, for_s=now - self._since, is_probe_ok=self._proxied_since is not None,
+            proxied_s=None if self._proxied_since is None else now - self._proxied_since,
+        )  # fmt: skip
+        bounded = bound(self._wanted, spec=self._bounds, standing=standing)
+        if bounded.is_applied:
+            self._scale_to(bounded.desired, scale)
+        if self._wanted == 0 and self._activity is Activity.ACTIVE and standing.for_s >= self._bounds.stable_window_s:
+            self._enter(Activity.INACTIVE)
+            if self._proxied_since is None:
+                self._proxied_since = now
+            self._look_later(MOVE_TO_ZERO_S)
+        elif bounded.look_again_s is not None and self._wanted == 0:
+            self._look_later(bounded.look_again_s)
+
+    def _look_later(self, after_s: float) -> None:
+        self._looks += 1
+        own = self._looks
+
+        def look() -> None:
+            if own == self._looks and self._wanted == 0:
+                self._reconcile()
+
+        self._scaled.world.at(self._scaled.world.now + after_s, look)
+
+    def _scale_to(self, desired: int, scale: int) -> None:
+        """More, or fewer: a ReplicaSet ends those that are not ready first, then the youngest, whatever they do."""
+        own = self._scaled
+        if desired > scale:
+            own.start(desired - scale)
+            return
+        kept = [pod for pod in own.pods.values() if not pod.is_draining]
+        kept.sort(key=lambda pod: (pod.ready_at is not None, -(pod.ready_at or 0.0), -pod.asked_at))
+        for pod in kept[: scale - desired]:
+            own.end(pod)
