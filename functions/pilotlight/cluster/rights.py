@@ -76,6 +76,9 @@ _CONTROLLER = (
     _right(kinds.EVENT, _READ, "why a pod does not start"),
     _right(kinds.NODE, (*_READ, "patch"), "labels that say which weights and snapshots are hot"),
     _right(kinds.LEASE, ("get", "create", "update"), "one controller reconciles", scope="platform"),
+    _right(kinds.STATEFUL_SET, ("get", "list"), "how many activators there are", scope="platform"),
+    _right(kinds.PERSISTENT_VOLUME_CLAIM, ("get", "list", "patch"), "journals of activators that are gone", scope="platform"),
+    _right(kinds.JOB, ("get", "create", "delete"), "draining such a journal", scope="platform"),
     _right(kinds.CONFIG_MAP, ("get", "list", "watch"), "which features the cluster allows", scope="knative"),
 )
 _ACTIVATOR = (

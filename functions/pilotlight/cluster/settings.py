@@ -74,11 +74,7 @@ class ClusterSettings:
         for name, image in self.images.items():
             if not _DIGEST.match(str(image)):
                 raise ValueError(f"images.{name} = {image!r}: name it by digest: image@sha256:<64 hex digits>")
-        for cidr in self.egress_cidrs:
-            try:
-                ipaddress.ip_network(cidr)
-            except ValueError as e:
-                raise ValueError(f"egress_cidrs: {cidr!r}: write a network such as 10.20.0.0/16") from e
+        _check_networks(self.egress_cidrs)
         if not self.node_path.startswith("/"):
             raise ValueError(f"node_path = {self.node_path!r}: must be an absolute path")
         if not self.wake_url.startswith(("http://", "https://")):
@@ -89,3 +85,11 @@ class ClusterSettings:
             raise ValueError(f"unschedulable_grace_s = {self.unschedulable_grace_s}: must not be negative")
         if self.max_timeout_s < 1:
             raise ValueError(f"max_timeout_s = {self.max_timeout_s}: must be at least 1")
+
+
+def _check_networks(cidrs: list[str]) -> None:
+    for cidr in cidrs:
+        try:
+            ipaddress.ip_network(cidr)
+        except ValueError as e:
+            raise ValueError(f"egress_cidrs: {cidr!r}: write a network such as 10.20.0.0/16") from e

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, cast
 
 from fastapi import Depends, Header, Request
@@ -13,6 +13,7 @@ from pilotlight.controller import access
 from pilotlight.controller.access import Principal
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
+from pilotlight.controller.cluster.status import Statuses
 from pilotlight.controller.metrics import Metrics
 from pilotlight.controller.places import Place
 from pilotlight.controller.settings import ControllerConfig
@@ -29,7 +30,7 @@ _READING = ("GET", "HEAD", "OPTIONS")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The open parts of a running controller. `clock` is wall time in seconds since the epoch."""
+    """The open parts of a running controller. `clock` is wall time in seconds since the epoch; `statuses`: of functions in a cluster."""
 
     config: ControllerConfig
     store: Store
@@ -40,6 +41,7 @@ class Context:
     bell: Bell
     metrics: Metrics
     clock: Callable[[], float]
+    statuses: Statuses = field(default_factory=Statuses)
 
 
 def context_of(request: Request) -> Context:

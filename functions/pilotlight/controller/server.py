@@ -35,6 +35,7 @@ from pilotlight.controller import (
 )
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
+from pilotlight.controller.cluster import loop as cluster
 from pilotlight.controller.context import Context
 from pilotlight.controller.experiments import guard as experiments
 from pilotlight.controller.lock import ControllerLock
@@ -262,5 +263,6 @@ _LOOPS: Mapping[str, Callable[[Context], Coroutine[None, None, None]]] = {
     "rollouts": rollouts.run,
     "experiments": experiments.run,
     "objectives": objectives.run,
+    "cluster": cluster.run,
 }
 """What runs for as long as the process does, by the name of its task; each goes on after its errors."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pilotlight.addresses import check_listen
+from pilotlight.cluster.settings import ClusterSettings
 from pilotlight.pricing import PriceSettings
 from pilotlight.quotas import BUILT_IN, Plan
 from snapshotter.settings import SnapshotterSettings
@@ -72,11 +73,13 @@ class ControllerConfig:
     """All that the controller reads from platform.yaml.
 
     Attributes:
-        uid_base: first uid given to a tenant, or None where the platform does not run as root and cannot change uids.
+        uid_base: first uid given to a tenant, or None where the platform does not run as root and cannot change uids. In a cluster pods
+            have them, whoever we are.
         trust: `isolated` or `shared`; see PlatformSettings.
         platform: section `platform`: where blobs lie.
         plans: every plan by its name, the built-in ones included.
         prices: section `prices`.
+        cluster: section `cluster`; read where platform.fleet is knative.
     """
 
     settings: ControllerSettings
@@ -86,6 +89,7 @@ class ControllerConfig:
     platform: PlatformSettings = field(default_factory=PlatformSettings)
     plans: Mapping[str, Plan] = field(default_factory=lambda: BUILT_IN)
     prices: PriceSettings = field(default_factory=PriceSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
 
     @property
     def database_url(self) -> str:
@@ -109,7 +113,8 @@ class ControllerConfig:
             paths=Paths.of(platform, os.environ),
             trust=platform.trust,
             platform=platform,
-            uid_base=node.uid_base if os.geteuid() == 0 else None,
+            uid_base=node.uid_base if os.geteuid() == 0 or platform.fleet == "knative" else None,
+            cluster=load(ClusterSettings, "cluster", file),
         )
 
 

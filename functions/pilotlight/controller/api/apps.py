@@ -6,12 +6,14 @@ from functools import partial
 from typing import Annotated, Any
 
 import anyio.to_thread
+import sqlalchemy as sa
 from fastapi import APIRouter, Path, Query, Response
 
-from pilotlight.controller import garbage, holdings, references, registry, tenants, weights
+from pilotlight.controller import garbage, holdings, publishing, references, registry, tenants, weights
 from pilotlight.controller import history as histories
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api import models
+from pilotlight.controller.cluster.status import Phase
 from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, place
 from pilotlight.controller.releases import Terms
 from pilotlight.controller.revisions import Told
@@ -91,7 +93,20 @@ def detail(context: Ctx, caller: Deployer, app: AppName) -> dict[str, Any]:
     caller.narrowed(app, None)
     with context.store.read() as sql:
         found = registry.app(sql, tenant=caller.tenant, environment=caller.environment, name=app)
-    return {**found, "functions": [function for function in found["functions"] if caller.may_see(app, function["name"])]}
+        functions = [function for function in found["functions"] if caller.may_see(app, function["name"])]
+        for function in functions:
+            function["cluster"] = _in_cluster(context, sql, function["id"])
+    return {**found, "functions": functions}
+
+
+def _in_cluster(context: Context, sql: sa.Connection, function: str) -> dict[str, Any] | None:
+    """What the reconciler says of a function's traffic as it is now; None where there is no cluster."""
+    status = context.statuses.get(function)
+    if status is None:
+        return None
+    if status.phase is Phase.READY and status.generation < publishing.document(sql, function).generation and status.reason != "Stopped":
+        return {"phase": "pending", "reason": "NotSeen", "message": "its last change is on its way to the cluster", "since": status.since}
+    return {key: value for key, value in status.to_json().items() if key in ("phase", "reason", "message", "since")}
 
 
 @router.get("/{app}/history", response_model=models.History)

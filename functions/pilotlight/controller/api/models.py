@@ -105,6 +105,15 @@ class TrafficShare(Body):
     weight: int
 
 
+class ClusterStatus(Body):
+    """How far a function is in a cluster: `ready`, `pending`, or `failed` with the reason and what to do."""
+
+    phase: Literal["ready", "pending", "failed"]
+    reason: str
+    message: str
+    since: float
+
+
 class AppFunction(Body):
     """A deployed function."""
 
@@ -114,6 +123,7 @@ class AppFunction(Body):
     snapshots: bool = Field(description="the operator's switch; its spec has one of its own")
     traffic: list[TrafficShare]
     spec: FunctionSpecBody
+    cluster: ClusterStatus | None = Field(default=None, description="how far it is in the cluster; null where there is none")
 
 
 class AppDetail(Body):
