@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -60,8 +60,19 @@ def register(root: typer.Typer) -> None:
     command(root, "doctor")(doctor)
 
 
-def doctor(session: Session) -> None:
+def doctor(
+    session: Session,
+    *,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Look at the Kubernetes cluster of platform.yaml instead.")] = False,
+    role: Annotated[str, typer.Option(help="With --cluster: whose rights: operator, controller, activator, autoscaler.")] = "operator",
+) -> None:
     """Look at this machine, the configuration and the platform; ends with 1 when something is broken."""
+    if cluster:
+        from pilotlight.cli.cluster_doctor import look
+
+        if not look(session, role=role):
+            raise typer.Exit(1)
+        return
     findings = [*machine(), *settings(session), *node(session)]
     session.show([dataclasses.asdict(f) for f in findings], lambda: _table(findings))
     if any(f.state == BROKEN for f in findings):

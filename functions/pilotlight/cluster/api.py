@@ -106,6 +106,11 @@ class Cluster:
     def __repr__(self) -> str:
         return f"<Cluster {self._transport.host}>"
 
+    @property
+    def host(self) -> str:
+        """The API server's URL."""
+        return self._transport.host
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -1,0 +1,145 @@
+"""What is fetched from a cluster before it is judged. A read that is refused is a fact, too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pilotlight.cluster import kinds, names
+from pilotlight.cluster.api import Cluster
+from pilotlight.cluster.changes import Object
+from pilotlight.cluster.deeds import Deed
+from pilotlight.cluster.errors import BadCredentials, ClusterError, ClusterUnreachable
+from pilotlight.cluster.kinds import Kind
+from pilotlight.cluster.rights import ROLES, Right, Role
+
+T = TypeVar("T")
+CONFIGS = ("config-features", "config-autoscaler", "config-defaults", "config-deployment", "config-gc")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """A cluster at one moment.
+
+    Attributes:
+        host: the API server's URL.
+        version: its `/version`.
+        definitions: CustomResourceDefinitions by name.
+        webhooks: names of validating webhook configurations.
+        config: Knative's ConfigMaps by name, their data; None = it is absent.
+        knative: Deployments of Knative's namespace, by name.
+        agents: DaemonSets of the platform's node agents; `agent_pods`: their pods.
+        namespace: the platform's own; None = it does not exist.
+        tenants: namespaces of tenants.
+        lacking: verbs that the asking credentials lack, of the role that was asked about.
+        troubles: what could not be read, and why.
+    """
+
+    host: str
+    version: Object = field(default_factory=dict)
+    definitions: Mapping[str, Object] = field(default_factory=dict)
+    webhooks: frozenset[str] = frozenset()
+    config: Mapping[str, Mapping[str, str] | None] = field(default_factory=dict)
+    knative: Mapping[str, Object] = field(default_factory=dict)
+    nodes: tuple[Object, ...] = ()
+    runtime_classes: frozenset[str] = frozenset()
+    agents: tuple[Object, ...] = ()
+    agent_pods: tuple[Object, ...] = ()
+    namespace: Object | None = None
+    tenants: tuple[Object, ...] = ()
+    role: Role = "operator"
+    lacking: Mapping[Right, tuple[str, ...]] = field(default_factory=dict)
+    troubles: Mapping[str, ClusterError] = field(default_factory=dict)
+
+    def is_known(self, name: str) -> bool:
+        """Whether a field was read."""
+        return name not in self.troubles
+
+
+AGENT_SELECTOR = "app.kubernetes.io/name=pilotlight,app.kubernetes.io/component=node-agent"
+"""Labels of the node agents' DaemonSet and pods, as the chart sets them."""
+
+
+async def gather(cluster: Cluster, *, role: Role) -> Facts:
+    """Read everything, at once.
+
+    Args:
+        role: whose rights the asking credentials should have.
+
+    Raises:
+        ClusterUnreachable, BadCredentials: there is nobody to ask.
+    """
+    troubles: dict[str, ClusterError] = {}
+    version = await cluster.version()
+    settings = cluster.settings
+
+    async def read(name: str, work: Awaitable[T], absent: T) -> T:
+        try:
+            return await work
+        except (ClusterUnreachable, BadCredentials):
+            raise
+        except ClusterError as error:
+            troubles[name] = error
+            return absent
+
+    async def listed(name: str, kind: Kind, namespace: str | None = None, selector: str = "") -> tuple[Object, ...]:
+        async def items() -> tuple[Object, ...]:
+            return (await cluster.list(kind, namespace, selector)).items
+
+        return await read(name, items(), ())
+
+    platform, knative = settings.namespace, settings.knative_namespace
+    ours = f"{names.MANAGED_BY}={names.manager_of(settings)}"
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            definitions = tasks.create_task(listed("definitions", kinds.CUSTOM_RESOURCE_DEFINITION))
+            webhooks = tasks.create_task(listed("webhooks", kinds.VALIDATING_WEBHOOK))
+            config = tasks.create_task(read("config", _config(cluster, knative), {}))
+            deployments = tasks.create_task(listed("knative", kinds.DEPLOYMENT, knative))
+            nodes = tasks.create_task(listed("nodes", kinds.NODE))
+            runtimes = tasks.create_task(listed("runtime_classes", kinds.RUNTIME_CLASS))
+            agents = tasks.create_task(listed("agents", kinds.DAEMON_SET, platform, AGENT_SELECTOR))
+            pods = tasks.create_task(listed("agent_pods", kinds.POD, platform, AGENT_SELECTOR))
+            namespace = tasks.create_task(read("namespace", cluster.get(kinds.NAMESPACE, platform), None))
+            tenants = tasks.create_task(listed("tenants", kinds.NAMESPACE, None, ours))
+            lacking = tasks.create_task(read("lacking", _lacking(cluster, role, platform=platform, knative=knative), {}))
+    except ExceptionGroup as group:  # they all fail for the same reason
+        raise group.exceptions[0] from group
+    return Facts(
+        host=cluster.host,
+        version=version,
+        definitions=_by_name(definitions.result()),
+        webhooks=frozenset(_by_name(webhooks.result())),
+        config=config.result(),
+        knative=_by_name(deployments.result()),
+        nodes=nodes.result(),
+        runtime_classes=frozenset(_by_name(runtimes.result())),
+        agents=agents.result(),
+        agent_pods=pods.result(),
+        namespace=namespace.result(),
+        tenants=tenants.result(),
+        role=role,
+        lacking=lacking.result(),
+        troubles=troubles,
+    )
+
+
+async def _config(cluster: Cluster, namespace: str) -> Mapping[str, Mapping[str, str] | None]:
+    found = await asyncio.gather(*(cluster.get(kinds.CONFIG_MAP, name, namespace) for name in CONFIGS))
+    return {name: dict(one.get("data") or {}) if one is not None else None for name, one in zip(CONFIGS, found, strict=True)}
+
+
+async def _lacking(cluster: Cluster, role: Role, *, platform: str, knative: str) -> Mapping[Right, tuple[str, ...]]:
+    asked: list[tuple[Right, Deed]] = [(right, deed) for right in ROLES[role] for deed in right.deeds(platform=platform, knative=knative)]
+    allowed = await asyncio.gather(*(cluster.may(deed) for _, deed in asked))
+    lacking: dict[Right, tuple[str, ...]] = {}
+    for (right, deed), may in zip(asked, allowed, strict=True):
+        if not may:
+            lacking[right] = (*lacking.get(right, ()), deed.verb)
+    return lacking
+
+
+def _by_name(items: tuple[Object, ...]) -> dict[str, Any]:
+    return {str(item["metadata"]["name"]): item for item in items}
