@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from weight_cache.settings import secret_of
+
 WITHOUT_REDIS: Mapping[str, str] = {"requests": "open", "concurrent": "open", "tokens": "open", "budget": "closed"}
 """What is done by default while Redis does not answer."""
 
@@ -18,6 +20,7 @@ class ActivatorSettings:
         metrics_listen: host:port of Prometheus text; None = off.
         activators: processes; more than one needs redis_url, and is refused without.
         redis_url: shared state of several activators; None = everything in the process.
+        redis_url_file: file that holds it, such as a mounted Secret; None = `redis_url` stands here.
         sibling_url: where the other activators of a cluster are, with `{index}` (0, 1, …) or `{member}` (a-0, a-1, …) in it; None = on this
             machine, behind their sockets. With `platform.tls_*`.
         sibling_listen: host:port at which the others reach us, with mutual TLS; None = only this machine.
@@ -46,6 +49,8 @@ class ActivatorSettings:
         engine_scrape_s: how often an inference engine with calls is asked for its metrics; idle ones each 15 s.
         engine_kv_use: share of its KV memory that an engine's calls are to take: what runs still grows.
         affinity_load: how far above the average an instance may be loaded by prompts that begin alike, before others share them.
+        drain_s: after SIGTERM: how long calls are still taken while `/readyz` says no, so that who sends them learns of it.
+        shutdown_s: and then: how long calls that run may go on; those that still wait are answered 503 a little earlier.
         otlp_endpoint: URL of an OpenTelemetry collector (OTLP over HTTP) that gets the kept traces, too; None = nowhere.
     """
 
@@ -53,6 +58,7 @@ class ActivatorSettings:
     metrics_listen: str | None = "127.0.0.1:8701"
     activators: int = 1
     redis_url: str | None = None
+    redis_url_file: str | None = None
     sibling_url: str | None = None
     sibling_listen: str | None = None
     max_body_bytes: int = 10 * 1024 * 1024
@@ -80,8 +86,11 @@ class ActivatorSettings:
     engine_kv_use: float = 0.9
     affinity_load: float = 1.25
     otlp_endpoint: str | None = None
+    drain_s: float = 0.0
+    shutdown_s: float = 30.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "redis_url", secret_of("redis_url", self.redis_url, self.redis_url_file))
         self._check_words()
         host, _, port = self.listen.rpartition(":")
         if not host or not port.isdigit():
@@ -127,6 +136,9 @@ class ActivatorSettings:
             raise ValueError(f"sibling_url = {url!r}: needs sibling_listen, where the others reach us")
 
     def _check_words(self) -> None:
+        for name, least, most in (("drain_s", 0, 3600), ("shutdown_s", 1, 86_400)):
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be from {least} to {most}")
         for name, words in (("quota_store", ("auto", "process", "redis")), ("journal_full", ("refuse", "serve"))):
             if getattr(self, name) not in words:
                 raise ValueError(f"{name} = {getattr(self, name)!r}: must be one of {', '.join(words)}")

@@ -115,6 +115,18 @@ class Paths:
         return self.run / f"{process}.sock"
 
 
+def secret_of(key: str, value: str | None, file: str | None) -> str | None:
+    """A setting with a password in it: `value`, or what `file` (setting `<key>_file`) holds. Raises ValueError."""
+    if file is None:
+        return value
+    if value is not None:
+        raise ValueError(f"{key}_file = {file!r}: {key} is set, too: name one of them")
+    try:
+        return Path(file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as e:
+        raise ValueError(f"{key}_file = {file!r}: cannot be read ({e}): is the secret mounted?") from e
+
+
 def load(kind: type[T], section: str, file: Path | None) -> T:
     """Read one section of `file` (None or missing file: defaults) into the record `kind`. Raises SettingsInvalid."""
     node = _section(section, file)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import uvloop
 
-from pilotlight.controller.lock import AlreadyRunning
+from pilotlight.controller.bootstrap import first_admin_key
+from pilotlight.controller.lock import AlreadyRunning, ring
 from pilotlight.controller.server import serve
 from pilotlight.controller.settings import ControllerConfig
 from weight_cache.settings import SettingsInvalid
@@ -26,17 +27,31 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pilotlight.controller", description=__doc__)
     parser.add_argument("--config", type=Path, default=None, help="platform.yaml; without it every setting has its default")
     parser.add_argument("--ready-fd", type=int, default=None, help="descriptor that gets one newline once this process serves")
+    parser.add_argument("--first-key", action="store_true", help="print a first admin key, where there is no key at all, and end")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
     os.nice(NICE)
     try:
+        if args.first_key:
+            return _first_key(args.config)
         uvloop.run(serve(ControllerConfig.read(args.config), ready_fd=args.ready_fd))
     except (AlreadyRunning, SettingsInvalid) as e:
         print(f"pilotlight controller: {e}", file=sys.stderr)
         return 1
     except asyncio.CancelledError:
         return 0  # told to stop while it stood by
+    return 0
+
+
+def _first_key(config: Path | None) -> int:
+    """Of a platform whose operator cannot run `pilotlight up`: its controller runs in a cluster. Raises SettingsInvalid."""
+    key = first_admin_key(config)
+    if key is None:
+        print("pilotlight controller: there are keys: `pilotlight token create` makes more", file=sys.stderr)
+        return 1
+    print(key)
+    ring(ControllerConfig.read(config).paths.home / "controller.lock")
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -81,3 +82,13 @@ class ControllerLock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def ring(file: Path) -> None:
+    """Tell the controller that holds the lock `file` that another process has written to its database. Nothing where there is none."""
+    try:
+        owner = file.read_text().strip()
+        if owner.isdigit():
+            os.kill(int(owner), signal.SIGHUP)
+    except (FileNotFoundError, ProcessLookupError):
+        return

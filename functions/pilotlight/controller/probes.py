@@ -1,6 +1,6 @@
 """`/healthz` and `/readyz` beside the metrics, where a cluster's probes ask: they have no certificates, and the control plane wants one.
 
-Healthy: the event loop turns, and none of the loops that run as long as the process has ended. Ready: it serves, and its database answers.
+Healthy: the event loop turns, and none of the loops that run as long as the process is broken. Ready: it serves, and its database answers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Probes:
 
     Attributes:
         is_serving: whether requests are answered.
-        tasks: what must not end.
+        tasks: what must not end with an error.
     """
 
     store: Store | None = None
@@ -41,8 +41,8 @@ class Probes:
         return None
 
     def _why_ill(self) -> str:
-        ended = [task.get_name() for task in self.tasks if task.done()]
-        return f"ended: {', '.join(ended)}" if ended else ""
+        broken = [task.get_name() for task in self.tasks if task.done() and not task.cancelled() and task.exception() is not None]
+        return f"broken: {', '.join(broken)}" if broken else ""
 
     async def _why_not_ready(self) -> str:
         if not self.is_serving() or self.store is None:

@@ -12,7 +12,7 @@ from pilotlight.cluster.settings import ClusterSettings
 from pilotlight.pricing import PriceSettings
 from pilotlight.quotas import BUILT_IN, Plan
 from snapshotter.settings import SnapshotterSettings
-from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load, load_each
+from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load, load_each, secret_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,7 @@ class ControllerSettings:
         standby: wait for the database's lock while another controller is at work, and take over, instead of giving up.
         metrics_listen: host:port of the Prometheus text, and of /healthz and /readyz; None = only on `<run>/metrics-controller.sock`.
         database_url: None = SQLite in <home>; postgresql+psycopg://… where that is outgrown.
+        database_url_file: file that holds it, such as a mounted Secret; None = `database_url` stands here.
         bundle_max_bytes: largest source archive that may be deployed.
         blob_max_bytes: largest blob that may be uploaded (files of weights are blobs).
         default_plan: of new tenants that are not given another.
@@ -40,6 +41,7 @@ class ControllerSettings:
     standby: bool = False
     metrics_listen: str | None = "127.0.0.1:8702"
     database_url: str | None = None
+    database_url_file: str | None = None
     bundle_max_bytes: int = 104_857_600
     blob_max_bytes: int = 53_687_091_200
     default_plan: str = "standard"
@@ -64,6 +66,8 @@ class ControllerSettings:
         for name in ("metrics_listen", "listen"):
             if (value := getattr(self, name)) is not None and not value.rpartition(":")[2].isdigit():
                 raise ValueError(f"{name} = {value!r}: must be host:port, or null")
+        # the one field that is not as it was given: everybody asks for the URL, nobody for where it was
+        object.__setattr__(self, "database_url", secret_of("database_url", self.database_url, self.database_url_file))
         if self.database_url is not None and not self.database_url.startswith(("sqlite:", "postgresql+psycopg:")):
             raise ValueError("database_url: must start with 'sqlite:' or 'postgresql+psycopg:'")
 

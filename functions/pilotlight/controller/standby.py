@@ -49,6 +49,7 @@ async def _wait(lock: ControllerLock, metrics: Metrics, listen: str | None) -> N
     assert waiting is not None
     for number in (signal.SIGTERM, signal.SIGINT):  # the first process of a container ignores what it has no handler for
         loop.add_signal_handler(number, waiting.cancel)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # `--first-key` in this pod: nobody follows us yet
     servers = await metrics.expose(socket_path=None, listen=listen)
     was_said = False
     try:

@@ -176,13 +176,39 @@ def test_a_lock_whose_session_ended_is_not_held(postgres_url: str, tmp_path: Pat
     other.dispose()
 
 
+def test_the_first_key_is_made_where_the_operator_cannot_start_the_platform(tmp_path: Path) -> None:
+    config, secret = tmp_path / "platform.yaml", tmp_path / "database-url"
+    secret.write_text(f"sqlite:///{tmp_path / 'elsewhere.db'}\n")
+    config.write_text(f"platform: {{home: {tmp_path / 'home'}}}\ncontroller: {{database_url_file: {secret}}}\n")
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT / 'functions'}:{ROOT}"}
+    command = [sys.executable, "-m", "pilotlight.controller", "--config", str(config), "--first-key"]
+    first, second = (subprocess.run(command, env=environ, capture_output=True, text=True, check=False) for _ in range(2))
+    assert first.stdout.startswith("pl_")
+    assert (tmp_path / "elsewhere.db").exists()
+    assert second.returncode == 1
+    assert "there are keys" in second.stderr
+
+
+def test_a_url_with_a_password_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "url"
+    with pytest.raises(ValueError, match=r"database_url_file = .*is the secret mounted\?"):
+        ControllerSettings(database_url_file=str(file))
+    file.write_text("postgresql+psycopg://u:p@h/d\n")
+    assert ControllerSettings(database_url_file=str(file)).database_url == "postgresql+psycopg://u:p@h/d"
+    with pytest.raises(ValueError, match="database_url is set, too"):
+        ControllerSettings(database_url="sqlite:///x", database_url_file=str(file))
+
+
 async def test_a_loop_that_ended_is_no_health() -> None:
-    ended = asyncio.create_task(asyncio.sleep(0), name="planner")
-    await ended
-    answer = await Probes(tasks=[ended]).answer(b"GET /healthz HTTP/1.1\r\n\r\n")
+    async def breaks() -> None:
+        raise ZeroDivisionError
+
+    broken, over = asyncio.create_task(breaks(), name="planner"), asyncio.create_task(asyncio.sleep(0, None), name="cluster")
+    await asyncio.wait([broken, over])
+    answer = await Probes(tasks=[broken, over]).answer(b"GET /healthz HTTP/1.1\r\n\r\n")
     assert answer is not None
     assert answer.startswith(b"HTTP/1.1 503")
-    assert b"ended: planner" in answer
+    assert b"broken: planner\n" in answer
     assert await Probes().answer(b"GET /metrics HTTP/1.1\r\n\r\n") is None
     assert await Probes().answer(b"\r\n\r\n") is None
 

@@ -1,0 +1,44 @@
+{{- /* platform.yaml: what the chart knows, and over it what values.config says */ -}}
+{{- define "pilotlight.config" -}}
+{{- $name := include "pilotlight.fullname" . -}}
+{{- $ns := .Release.Namespace -}}
+{{- $platform := dict
+    "home" (printf "%s/home" .Values.node.hostPath)
+    "run" "/run/pilotlight"
+    "fleet" "knative"
+    "key_file" "/etc/pilotlight/secrets/platform.key"
+    "controller_url" (printf "https://%s-controller.%s.svc:8711" $name $ns)
+    "tls_cert" "/etc/pilotlight/tls/tls.crt"
+    "tls_key" "/etc/pilotlight/tls/tls.key"
+    "tls_ca" "/etc/pilotlight/tls/ca.crt" -}}
+{{- $cluster := dict "namespace" $ns "node_path" (printf "%s/node" .Values.node.hostPath) -}}
+{{- $controller := dict
+    "listen" "0.0.0.0:8711"
+    "metrics_listen" "0.0.0.0:8702"
+    "standby" true
+    "database_url_file" "/etc/pilotlight/secrets/database-url" -}}
+{{- $activator := dict
+    "listen" "0.0.0.0:8700"
+    "metrics_listen" "0.0.0.0:8701"
+    "activators" (int .Values.activator.replicas)
+    "drain_s" (int .Values.activator.drainSeconds)
+    "shutdown_s" (int .Values.activator.shutdownSeconds) -}}
+{{- if gt (int .Values.activator.replicas) 1 -}}
+{{- $_ := set $activator "redis_url_file" "/etc/pilotlight/secrets/redis-url" -}}
+{{- $_ := set $activator "sibling_url" (printf "https://%s-activator-{index}.%s-activators.%s.svc:8710" $name $name $ns) -}}
+{{- $_ := set $activator "sibling_listen" "0.0.0.0:8710" -}}
+{{- end -}}
+{{- $snapshotter := dict "metrics_listen" "0.0.0.0:8703" -}}
+{{- $weights := dict
+    "metrics_listen" "0.0.0.0:8704"
+    "peers" (printf "dns:%s-nodes.%s.svc:8720" $name $ns)
+    "peer_listen" "0.0.0.0:8720" -}}
+{{- $ours := dict "platform" $platform "cluster" $cluster "activator" $activator "controller" $controller "snapshotter" $snapshotter "weight_cache" $weights -}}
+{{- $config := mergeOverwrite $ours (deepCopy .Values.config) -}}
+{{- range $section, $keys := $config }}
+{{- if $keys }}
+{{ $section }}:
+  {{- toYaml $keys | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end -}}
