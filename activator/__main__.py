@@ -1,6 +1,6 @@
 """The activator process: settings → objects (`activator.assembly`) → startup, run, shutdown.
 
-`python -m activator --config platform.yaml [--ready-fd N] [--index I]`
+`python -m activator --config platform.yaml [--ready-fd N] [--index I|from-hostname]`
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import gc
 import logging
+import math
 import os
 import signal
 import socket
@@ -22,11 +23,16 @@ from prometheus_client import start_http_server
 
 from activator.assembly import Assembly, site_of
 from activator.billing.errors import JournalFull, JournalInUse
+from activator.census import refuse_waiting
+from activator.identity import FROM_HOSTNAME, IdentityInvalid, identity_of
+from activator.knative.fleet import KnativeFleet
 from activator.settings import ActivatorSettings
 from activator.shared.keeper import Keeper
 from activator.shared.state import SharedStateUnreachable
 from activator.shared.strangers import SharedStrangerLimit
+from pilotlight import errors
 from pilotlight.addresses import serve_at
+from pilotlight.cluster.settings import ClusterSettings
 from pilotlight.pricing import PriceSettings
 from weight_cache.addresses import Credentials
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
@@ -41,7 +47,8 @@ BACKLOG = 4096
 KEEP_ALIVE_S = 75
 GC_YOUNG = 50_000
 """New containers before the youngest generation is looked at: a thousand calls instead of fifteen."""
-SHUTDOWN_S = 30.0
+LAST_ANSWERS_S = 2.0
+"""Before the end of the shutdown: who still waits then is answered, rather than cut off."""
 
 
 class Activator:
@@ -71,6 +78,8 @@ class Activator:
                 tasks.create_task(self._parts.feed.follow(), name="feed"),
                 tasks.create_task(self._parts.limits.sweep(), name="slow heads"),
             ]
+            background += [tasks.create_task(make(), name=name) for name, make in self._parts.early]
+            self._parts.health.needs(self._no_routes)
             await self._first_routes()
             await self._parts.books.load_budgets()  # after the feed has named them, before anything is spent
             background.append(tasks.create_task(self._parts.books.run(), name="books"))
@@ -96,7 +105,12 @@ class Activator:
             log.info("activator serves id=%s address=%s:%d", self._parts.site.id, *listener.getsockname()[:2])
             _calm_collector()
             await stop.wait()
+            await self._drain()
             await self._shutdown(server, serving, background)
+
+    def _no_routes(self) -> str:
+        is_told = self._parts.feed.first_answer.is_set() or self._parts.table.version > 0
+        return "" if is_told else "the controller has told no routes yet, and none are on disk"
 
     async def _first_routes(self) -> None:
         try:
@@ -112,11 +126,22 @@ class Activator:
         except TimeoutError:
             log.warning("node agent is not there yet; serving without the instances that it may have")
 
+    async def _drain(self) -> None:
+        """Whoever sends calls here learns that it should not; until it has, they are served as ever."""
+        self._parts.health.is_draining = True
+        drain_s = self._parts.settings.drain_s
+        if drain_s:
+            log.info("activator drains drain_s=%g", drain_s)
+            await asyncio.sleep(drain_s)
+
     async def _shutdown(self, server: _Server, serving: asyncio.Task[None], background: list[asyncio.Task[None]]) -> None:
         # First no new requests and those in flight to their end: they need routes, throttlers and the journal. Then the loops. The journal
         # closes last (it is outermost on the exit stack), because every ended call writes to it.
         server.should_exit = True
+        last_s = max(0.0, self._parts.settings.shutdown_s - LAST_ANSWERS_S)
+        bound = asyncio.get_running_loop().call_later(last_s, self._refuse_waiting)
         await serving
+        bound.cancel()
         await self._parts.calls.aclose()
         for task in background:
             task.cancel()
@@ -128,6 +153,9 @@ class Activator:
         for close in self._parts.closing:
             await close()
 
+    def _refuse_waiting(self) -> None:
+        refuse_waiting(self._parts.scaler.throttlers(), errors.Unavailable("this activator is being stopped", retry_after_s=1))
+
     async def _close_shared(self) -> None:
         # After the throttlers: they give back what they had asked for. Siblings may still be asking us, but no request is left to ask them.
         if self._parts.siblings is not None:
@@ -136,6 +164,8 @@ class Activator:
             await self._parts.strangers.aclose()
         await self._parts.quotas.aclose()
         if self._parts.shared is not None:
+            if isinstance(self._parts.fleet, KnativeFleet):
+                await self._parts.shared.leave()  # whose pods are whose hangs on it: the others may take ours now
             await self._parts.shared.aclose()
 
     def _uvicorn_config(self) -> uvicorn.Config:
@@ -151,7 +181,7 @@ class Activator:
             proxy_headers=False,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=int(SHUTDOWN_S),
+            timeout_graceful_shutdown=math.ceil(self._parts.settings.shutdown_s),
         )
 
 
@@ -210,7 +240,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="activator", description="The data plane of pilotlight.")
     parser.add_argument("--config", type=Path, default=None, help="platform.yaml")
     parser.add_argument("--ready-fd", type=int, default=None, help="descriptor that gets a newline once requests are served")
-    parser.add_argument("--index", type=int, default=0, help="which activator of this machine, from 0")
+    parser.add_argument("--index", default="0", help=f"which activator, from 0; {FROM_HOSTNAME}: the number at the end of the host name")
     return parser.parse_args(argv)
 
 
@@ -227,25 +257,29 @@ def main(argv: list[str] | None = None) -> None:
         prices = load(PriceSettings, "prices", arguments.config)
     except SettingsInvalid as e:
         sys.exit(f"activator: {e}")
-    if not 0 <= arguments.index < settings.activators:
-        sys.exit(f"activator: --index {arguments.index}: must be from 0 to {settings.activators - 1} (activator.activators)")
+    try:
+        cluster = load(ClusterSettings, "cluster", arguments.config) if platform.fleet == "knative" else None
+        identity = identity_of(arguments.index, hostname=socket.gethostname(), activators=settings.activators)
+    except (SettingsInvalid, IdentityInvalid) as e:
+        sys.exit(f"activator: {e}")
     paths = Paths.of(platform, os.environ).make()
     try:
         listener = listen(settings)
     except OSError as e:
         sys.exit(f"activator: cannot listen on {settings.listen}: {e.strerror}: is another platform running? Set activator.listen")
     try:
-        parts = Assembly(settings=settings, prices=prices, site=site_of(paths, arguments.index, platform))
+        parts = Assembly(settings=settings, prices=prices, site=site_of(paths, identity.index, platform), cluster=cluster)
     except JournalInUse as e:
-        sys.exit(f"activator: a-{arguments.index} is already served: {e}")
+        sys.exit(f"activator: a-{identity.index} is already served: {e}")
     except (JournalFull, SettingsInvalid) as e:
         sys.exit(f"activator: {e}")
-    if (address := settings.metrics_address(arguments.index)) is not None:
+    offset = 0 if identity.is_alone_here else identity.index
+    if (address := settings.metrics_address(offset)) is not None:
         host, port = address
         try:
             start_http_server(port, host, registry=parts.metrics.registry)
         except OSError as e:
-            which = f", {arguments.index} behind activator.metrics_listen" if arguments.index and port else ""
+            which = f", {offset} behind activator.metrics_listen" if offset and port else ""
             sys.exit(f"activator: cannot serve metrics on {host}:{port}{which}: {e.strerror}: set activator.metrics_listen")
 
     async def life() -> None:

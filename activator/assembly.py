@@ -17,6 +17,7 @@ from activator.admission import ProcessQueue, StrangerLimit
 from activator.billing.books import Books, ControllerLedger
 from activator.billing.redis_money import RedisMoney
 from activator.calls import SubmittedCalls
+from activator.census import in_flight, waiting_in
 from activator.control import ControlPlane
 from activator.dispatch import Dispatcher
 from activator.due import DueCalls
@@ -30,9 +31,12 @@ from activator.feed import FeedFollower
 from activator.fleet import NodeFleet
 from activator.gateway import Gateway
 from activator.handover import Handovers, StartsSeen
+from activator.health import Health
 from activator.idempotency.process import ProcessIdempotency
 from activator.idempotency.redis_store import RedisIdempotency
 from activator.idempotency.store import IdempotencyStore
+from activator.knative.fleet import KnativeFleet
+from activator.knative.wiring import Surroundings, cluster_parts
 from activator.metrics import Metrics
 from activator.observing.posting import ControllerReceiver, Posting
 from activator.passthrough import Passthrough
@@ -52,10 +56,11 @@ from activator.siblings import Siblings, places, socket_of
 from activator.throttler import Throttler
 from activator.tracing.desk import TraceDesk
 from pilotlight.addresses import check_listen, tcp_listener
+from pilotlight.cluster.settings import ClusterSettings
 from pilotlight.pricing import PriceSettings
 from pilotlight.seal import PlatformKey, key_of
 from weight_cache.addresses import Address, Credentials, controller_address
-from weight_cache.settings import Paths, PlatformSettings
+from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +101,17 @@ class Assembly:
         loops: what runs from start to end beside the server: (name of the task, what makes it). Started once the routes and budgets are
             known, cancelled once the last request was answered.
         closing: closed after the loops, in this order.
+        early: like `loops`, but started before the instances that are ours are looked for.
     """
 
-    def __init__(self, *, settings: ActivatorSettings, prices: PriceSettings, site: Site) -> None:
+    def __init__(self, *, settings: ActivatorSettings, prices: PriceSettings, site: Site, cluster: ClusterSettings | None = None) -> None:
+        """`cluster`: where instances are pods (`platform.fleet: knative`); None = they are this machine's.
+
+        Raises SettingsInvalid, JournalInUse, JournalFull.
+        """
         self.settings = settings
+        self._cluster = cluster
+        self.early: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
         self.site = site
         self.loops: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
         self.closing: list[Callable[[], Awaitable[None]]] = []
@@ -149,12 +161,15 @@ class Assembly:
             money=_shared_money(settings, site), is_open_without_money=settings.is_open_without_redis("budget"),
             is_served_unbilled=settings.journal_full == "serve", on_unbilled=self.metrics.unbilled,
         )  # fmt: skip
+        self.health = Health(journal=self.books.journal, is_served_unbilled=settings.journal_full == "serve")
         self.table.on_budget = self.books.budgets.apply
         self.metrics.collect_journal(self.books.lag)
 
     def _make_shared(self) -> None:
         settings, site = self.settings, self.site
-        self.shared = _shared_state(settings, site)
+        self.shared = shared = _shared_state(settings, site)
+        if shared is not None:
+            self.health.needs(lambda: "" if shared.is_member else "it is no member of the activators in Redis yet")
         rate_per_s = settings.unauthenticated_per_s
         self.strangers = SharedStrangerLimit(self.shared, rate_per_s=rate_per_s) if self.shared else StrangerLimit(rate_per_s=rate_per_s)
         self.socket, self.elsewhere, self.siblings = None, None, None
@@ -166,10 +181,7 @@ class Assembly:
             self.siblings = Siblings(place, index=site.index, count=settings.activators, members=self.shared.members)
 
     def _make_scaler(self) -> None:
-        self.fleet = NodeFleet(
-            socket=self.site.paths.socket("snapshotter"), lessee=self.site.id, share_of=lambda tenant: share_of(self.table, tenant),
-            guard=NodeGuard(_breaker_terms(self.settings)),
-        )  # fmt: skip
+        self.fleet = self._local_fleet() if self._cluster is None else self._cluster_fleet(self._cluster)
         self.queue = ProcessQueue(self.settings.max_queued)
         self.metrics.collect_waiting(self.queue.counts)
         self.gate = Gate(self.table)
@@ -177,12 +189,34 @@ class Assembly:
             table=self.table, fleet=self.fleet, make_throttler=self._make_throttler, gate=self.gate,
             may_run=lambda target: not self.books.is_spent(target), occupancy=self.metrics.batches.occupancy,
         )  # fmt: skip
+        self.health.needs(lambda: "" if self.scaler.reconciled.is_set() else "instances that are its own are still looked for")
         self.metrics.collect_instances(self.scaler.states)
         self.engines = Scraper(self.scaler.throttlers, every_s=self.settings.engine_scrape_s, seen=self.metrics.engine_seen)
         self.metrics.language.collect_engines(self.engines.known)
         self.loops.append(("engines", self.engines.run))
         self.handovers = self.table.handovers = Handovers(throttler_of=self.scaler.throttler_of, finish=self.table.handed_over)
         self.closing.append(self.handovers.aclose)
+
+    def _local_fleet(self) -> NodeFleet:
+        return NodeFleet(
+            socket=self.site.paths.socket("snapshotter"), lessee=self.site.id, share_of=lambda tenant: share_of(self.table, tenant),
+            guard=NodeGuard(_breaker_terms(self.settings)),
+        )  # fmt: skip
+
+    def _cluster_fleet(self, cluster: ClusterSettings) -> KnativeFleet:
+        around = Surroundings(
+            member=self.site.id, table=self.table, redis_url=self.settings.redis_url if self.shared is not None else None,
+            platform=platform_id(self.site.key.token), demand=None, waiting_of=lambda key: waiting_in(self.scaler.active(key)),
+            in_flight=lambda: in_flight(self.scaler.throttlers()),
+        )  # fmt: skip
+        try:
+            parts = cluster_parts(cluster, around)
+        except ValueError as e:
+            raise SettingsInvalid(str(e)) from e
+        self.early.append(("cluster", parts.fleet.run))
+        self.loops.append(("deletion costs", parts.costs.run))
+        self.closing.append(parts.cluster.aclose)
+        return parts.fleet
 
     def _make_throttler(self, target: Target) -> Throttler:
         make: Callable[..., Throttler] = Throttler
@@ -235,7 +269,7 @@ class Assembly:
             calls=self.calls, scaler=self.scaler,
             passthrough=Passthrough(dispatcher=self.dispatcher, metrics=self.metrics, tracer=self.traces.tracer),
             control=self.control, metrics=self.metrics, tracer=self.traces.tracer, shadows=self.shadows,
-            idempotency=_idempotency_store(settings, self.site),
+            idempotency=_idempotency_store(settings, self.site), health=self.health,
         )  # fmt: skip
         self.closing.append(self.gateway.idempotency.aclose)
 

@@ -14,7 +14,15 @@ from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, RevisionKey,
 
 
 class Fleet(Protocol):
-    """Starts, stops, lists and watches instances. Errors are `snapshotter.errors`."""
+    """Starts, stops, lists and watches instances. Errors are `snapshotter.errors`.
+
+    Attributes:
+        has_templates: `prepare` is of use.
+        can_sleep: `sleep` and `wake` are.
+    """
+
+    has_templates: bool
+    can_sleep: bool
 
     async def start(self, target: Target, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
         """Bring one instance up; cancelling abandons it."""
@@ -52,6 +60,10 @@ class Fleet(Protocol):
         """Instances that were this activator's before its restart."""
         ...
 
+    def most_of(self, key: str) -> int | None:
+        """Instances of a revision that all activators together can have now, where somebody else decides on that; None = they decide."""
+        ...
+
     def watch(self) -> AsyncIterator[AgentEvent]:
         """What happens to instances unasked."""
         ...
@@ -67,6 +79,9 @@ class NodeFleet:
 
     `guard` keeps starts from an agent that is away or fails them.
     """
+
+    has_templates = True
+    can_sleep = True
 
     def __init__(
         self, *, socket: Path, lessee: str, share_of: Callable[[str], Share | None] = _nobodys, guard: NodeGuard | None = None
@@ -124,6 +139,10 @@ class NodeFleet:
     async def adopt(self) -> list[InstanceInfo]:
         """See Fleet."""
         return await self._agent.adopt(lessee=self._lessee)
+
+    def most_of(self, key: str) -> int | None:
+        """See Fleet."""
+        return None
 
     async def leased(self) -> list[InstanceInfo]:
         """All live instances of the node, whichever activator leases them."""

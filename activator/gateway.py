@@ -18,6 +18,7 @@ from activator.calls import SubmittedCalls
 from activator.control import ControlPlane
 from activator.dispatch import Call, Dispatcher, Exchange
 from activator.entry import Entrance, Entry, split_tenant
+from activator.health import READY, Health
 from activator.idempotency.layer import KEY, Idempotency
 from activator.idempotency.process import ProcessIdempotency
 from activator.idempotency.store import IdempotencyStore
@@ -69,8 +70,10 @@ class Gateway:
         tracer: Tracer | None = None,
         shadows: Shadows | None = None,
         idempotency: IdempotencyStore | None = None,
+        health: Health | None = None,
     ) -> None:
         self._settings = settings
+        self._health = health or Health()
         self._tracer = tracer or Tracer()
         self._table = table
         self._entrance = entrance
@@ -173,12 +176,17 @@ class Gateway:
             await self._variations.put_call(request, path[len(CALLS) :])
         elif path.startswith(CALLS):
             await self._calls.answer(request, self._reception.reader(request), path[len(CALLS) :])
-        elif path == HEALTH:
-            if PASSED_ON in request.headers and not request.address:  # a sibling, over our Unix socket
-                await self._control.catch_up()
-            await request.respond_json(200, {"status": "ok", "routes": self._table.version})
+        elif path in (HEALTH, READY):
+            await self._say_how_it_is(request)
         else:
             await self._control.forward(request)
+
+    async def _say_how_it_is(self, request: Request) -> None:
+        """`/healthz` and `/readyz`, for whoever asks: probes have no key."""
+        if PASSED_ON in request.headers and not request.address:  # a sibling, over our Unix socket
+            await self._control.catch_up()
+        await (self._health.expect_ready() if request.path == READY else self._health.expect_alive())
+        await request.respond_json(200, {"status": "ready" if request.path == READY else "ok", "routes": self._table.version})
 
     # -- the sentence -------------------------------------------------------------------------------------------------
     async def invoke(self, request: Request, entry: Entry, method: str) -> None:

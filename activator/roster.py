@@ -55,6 +55,7 @@ class Roster(ABC):
         clock: Callable[[], float],
     ) -> None:
         self.target = target
+        self._fleet = fleet
         self._allowance = allowance
         self._generosity = Generosity()
         self._observer = observer
@@ -241,7 +242,8 @@ class Roster(ABC):
         if want is not None and (sleeping := self.asleep.instances()) and not self.is_making_room:
             self.give_up_asleep(sleeping[0].id)
             return
-        victim = self._generosity.choose(self, want, members, self._clock())
+        most = self._fleet.most_of(self.target.key) if want is not None else None
+        victim = self._generosity.choose(self, want, members, self._clock(), most=most)
         if victim is not None:
             log.info("instance given up for another activator instance=%s want=%s", victim.id, want)
             self.drain(victim)
@@ -259,7 +261,7 @@ class Roster(ABC):
     def _stop(self, instance: Instance, reason: str) -> None:
         self.instances.pop(instance.id, None)
         instance.settle_idle()
-        sleeps = may_sleep(self.target, instance) and self.is_kept and not self.is_retired
+        sleeps = self._fleet.can_sleep and may_sleep(self.target, instance) and self.is_kept and not self.is_retired
         instance.leave()
         if sleeps:
             self.asleep.put(self.target, instance)

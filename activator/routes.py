@@ -269,6 +269,14 @@ class RouteTable:
             return ()
         return tuple(Routed(route, self.rates_of(route.tenant)).targets.values())
 
+    def target_keyed(self, tenant: str, key: str) -> Target | None:
+        """The revision with that platform-wide key, while it can be called; looked for among the tenant's functions: not for each call."""
+        function_id = key.rpartition("@")[0]
+        for name in self._functions:
+            if name.startswith(f"{tenant}/") and (route := self._route(name)) is not None and route.id == function_id:
+                return next((target for target in self.targets_of(name) if target.key == key), None)
+        return None
+
     def kept_warm(self) -> list[str]:
         """Names of functions that want instances without being asked (`min_instances`)."""
         return sorted(self._kept_warm)

@@ -104,6 +104,11 @@ class Scaler:
             scaled = self._scaled[target.key] = Scaled(name, self._make_throttler(target), self._clock(), gaps)
         return scaled.throttler
 
+    def active(self, key: str) -> Throttler | None:
+        """The throttler of a revision that was called, by its key; none is made."""
+        scaled = self._scaled.get(key)
+        return scaled.throttler if scaled is not None else None
+
     async def warm_up(self, target: Target, stage: Callable[[str], None] = _ignore, *, snapshot: bool = True) -> Mapping[str, Any]:
         """Make a revision's next starts fast: a Template, one instance brought up, and a proven snapshot unless `snapshot` is False.
 
@@ -112,7 +117,7 @@ class Scaler:
         """
         began = self._clock()
         report: dict[str, Any] = {"revision": target.revision}
-        if target.launch.forkable:
+        if target.launch.forkable and self._fleet.has_templates:
             stage("template")
             try:
                 template = await self._fleet.prepare(target)

@@ -95,8 +95,11 @@ class Generosity:
     def __repr__(self) -> str:
         return f"<Generosity starved since {self._starved_since}>"
 
-    def choose(self, giver: Giver, want: Want | None, members: int, now: float) -> Instance | None:
-        """The instance to drain for others that `want` one (None: they want nothing). A gift ends their time of want."""
+    def choose(self, giver: Giver, want: Want | None, members: int, now: float, *, most: int | None = None) -> Instance | None:
+        """The instance to drain for others that `want` one (None: they want nothing). A gift ends their time of want.
+
+        `most`: instances that there can be of it now; None = as many as it may have.
+        """
         if want is None or not want.starving:
             self._starved_since = None
         elif self._starved_since is None:
@@ -108,10 +111,14 @@ class Generosity:
             starved_s=now - self._starved_since if self._starved_since is not None else 0.0,
             members=members,
             min_instances=giver.min_instances,
-            max_instances=giver.target.spec.scaling.max_instances,
+            max_instances=_least(giver.target.spec.scaling.max_instances, most),
             waiting=giver.waiting,
         )
         victim = surplus(list(giver.live()), claim, now)
         if victim is not None:
             self._starved_since = None
         return victim
+
+
+def _least(max_instances: int, most: int | None) -> int:
+    return max_instances if most is None else min(max_instances, most)

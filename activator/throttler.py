@@ -280,6 +280,10 @@ class Throttler(Roster):
     def settle_on(self, wanted: int) -> None:
         """The autoscaler wants to keep so many instances: where calls are kept together, they are by this."""
 
+    def refuse_waiting(self, error: errors.PilotlightError) -> None:
+        """Answer those who wait: nothing will come for them."""
+        self._line.fail(error)
+
     async def aclose(self) -> None:
         """Give up: waiters are told, starts abandoned, stops finished."""
         self._line.fail(errors.Unavailable("the activator is shutting down", retry_after_s=1))

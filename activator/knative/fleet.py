@@ -375,9 +375,9 @@ class KnativeFleet:
                 self._held[claim.life] = _Held(pod, InstanceId(claim.instance))
                 self._by_instance[claim.instance] = claim.life
 
-    def pods_of(self, key: str) -> int:
-        """How many pods a revision has, whoever's they are."""
-        return sum(pod.is_coming for pod in self.pods.of(key))
+    def most_of(self, key: str) -> int | None:
+        """See Fleet: the autoscaler of the cluster decides how many pods there are."""
+        return sum(pod.is_usable and (pod.is_ready or pod.life in self._held) for pod in self.pods.of(key))
 
     def held(self) -> Mapping[str, tuple[str, str]]:
         """Instance and revision key of each pod of ours, by its uid."""

@@ -104,6 +104,11 @@ class RedisState:
         pairs = zip(holdings, zip(counts[0::2], counts[1::2], strict=True), strict=True)
         return Pulse(members=self._members, wants={key: Want(wanting=w, starving=s) for key, (w, s) in pairs if w})
 
+    @property
+    def is_member(self) -> bool:
+        """Whether Redis has heard what it holds, at least once."""
+        return self._first_beat.is_set() and self._counts_until > -math.inf
+
     async def wait_news(self, timeout_s: float) -> None:
         """Returns when there is something to tell, at the latest after `timeout_s`."""
         try:

@@ -44,6 +44,9 @@ class FakeFleet:
         dropped: revisions whose Template was asked to go, in order.
     """
 
+    has_templates = True
+    can_sleep = True
+
     def __init__(self, directory: Path, behaviour: Behaviour = echo) -> None:
         self.directory = directory
         self.behaviour = behaviour
@@ -158,6 +161,10 @@ class FakeFleet:
         """See Fleet."""
         self.dropped.append(revision)
         self.prepared.discard(revision)
+
+    def most_of(self, key: str) -> int | None:
+        """See Fleet."""
+        return None
 
     async def adopt(self) -> list[InstanceInfo]:
         """See Fleet."""

@@ -1,0 +1,27 @@
+"""Calls that wait and calls that run, of throttlers: what those ask who are neither a call nor the autoscaler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from activator.throttler import Throttler
+from pilotlight import errors
+
+
+def waiting_in(throttler: Throttler | None) -> int:
+    """Calls that wait for an instance; at least one where fewer are there than are kept warm. None: nobody has called."""
+    if throttler is None:
+        return 0
+    is_short = not throttler.is_retired and len(throttler.instances) < throttler.min_instances
+    return max(throttler.waiting, int(is_short))
+
+
+def in_flight(throttlers: Iterable[Throttler]) -> Mapping[str, int]:
+    """Calls in each instance, by its id."""
+    return {instance.id: instance.in_flight for throttler in throttlers for instance in throttler.instances.values()}
+
+
+def refuse_waiting(throttlers: Iterable[Throttler], error: errors.PilotlightError) -> None:
+    """Answer all calls that wait: no instance will come for them."""
+    for throttler in throttlers:
+        throttler.refuse_waiting(error)
