@@ -20,6 +20,7 @@ from pilotlight.cli import (
     engine,
     experiment,
     feedback,
+    image,
     instance,
     loadtest,
     quota,
@@ -40,8 +41,8 @@ from pilotlight.cli.commands import common_callback
 from pilotlight.cli.session import Options
 
 _PARTS = (
-    up, deploy, call, schedule, webhook, app, traffic, rollout, experiment, feedback, slo, trace, engine, instance, snapshot, weights,
-    admin, tenant, quota, audit, budget, billing, state, doctor, top, loadtest,
+    up, deploy, call, schedule, webhook, app, traffic, rollout, experiment, feedback, slo, trace, engine, image, instance, snapshot,
+    weights, admin, tenant, quota, audit, budget, billing, state, doctor, top, loadtest,
 )  # fmt: skip
 """In the order in which --help lists them."""
 _HELP = "Serverless functions for models: scale to zero, back in milliseconds, billed per request."

@@ -99,6 +99,30 @@ def build(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """One function's code and environment: its bundle, and the description of its image (None: it has none) with its digest."""
+
+    bundle: bytes
+    bundle_digest: str
+    image: ImageSpec | None
+    image_digest: str | None
+
+
+def pack_function(app: App, declaration: Declaration, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Packed:
+    """What a deploy of `app` would send for one of its functions, weights aside. Raises InvalidInput or TooLarge."""
+    if isinstance(declaration, EngineDeclaration):
+        raise InvalidInput(
+            f"{declaration.name} is a language model: it runs a stock engine and has no code of its own",
+            hint="Build deploy/kubernetes/docker/runtime-vllm.Dockerfile, and set cluster.images.vllm to the result.",
+        )
+    builder = _Builder(app, app.name, limit_bytes, None, None, None)
+    digest = builder._image(declaration.image) if declaration.image is not None else None
+    bundle = builder._bundle(source_of(declaration))
+    image = builder.images[digest] if digest is not None else None
+    return Packed(bundle=bundle.data, bundle_digest=bundle.digest, image=image, image_digest=digest)
+
+
 @dataclass(slots=True)
 class _Builder:
     """Collects what the specs name. Owned by one `build`; each source, image and model is packed once."""

@@ -1,0 +1,113 @@
+"""`pilotlight image export`: a function as a container image, written to a directory; no engine, no registry, no rights needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pilotlight.cli.commands import command
+from pilotlight.cli.deploy import File
+from pilotlight.cli.deploying import load
+from pilotlight.cli.output import size
+from pilotlight.cli.session import Session
+from pilotlight.errors import InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from pilotlight.packaging.build import Packed
+    from pilotlight.packaging.oci.environment import Environment
+    from pilotlight.packaging.oci.export import Exported
+    from pilotlight.sdk.app import App
+    from pilotlight.sdk.declaration import Declaration
+
+
+def register(root: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(help="Container images, for pods of a cluster.", no_args_is_help=True)
+    command(group, "export")(export)
+    root.add_typer(group, name="image")
+
+
+def export(
+    session: Session,
+    *,
+    file: File,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the OCI image layout; made if it is not there.")],
+    function: Annotated[str | None, typer.Option(help="Which, where the app has several.")] = None,
+    base: Annotated[Path | None, typer.Option(help="OCI layout to build on: it brings the interpreter and the system.")] = None,
+    venv: Annotated[Path | None, typer.Option(help="Virtual environment, instead of what the function's Image describes.")] = None,
+    tag: Annotated[str, typer.Option(help="Name in the layout, for the tool that copies it.")] = "latest",
+) -> None:
+    """Write a function's code, its environment and the launcher as an OCI image layout, the same bytes every time.
+
+    Without --base the image stands on nothing: it brings its own interpreter and every shared library from this machine. An Image has to
+    be built here before: `pilotlight deploy` does that. Copy the layout to a registry with skopeo, crane or oras, and name the result,
+    by the digest that is printed, in cluster.images (or cluster.runtime_image) of platform.yaml.
+    """
+    from pilotlight.packaging.build import pack_function
+    from pilotlight.packaging.oci.export import Code, epoch_of
+    from pilotlight.packaging.oci.export import export as write
+
+    app = load(file)
+    declaration = chosen(app, function)
+    packed = pack_function(app, declaration)
+    environment = _environment(session, packed, venv, has_base=base is not None)
+    code = Code(bundle=packed.bundle, digest=packed.bundle_digest, app=app.name, function=declaration.name)
+    epoch_s = epoch_of(session.environ)
+    done = write(code, environment, output, base=base, tag=tag, epoch_s=epoch_s, say=lambda what: session.say(f"writing {what}"))
+    session.show(report(done, packed), lambda: _told(done, packed))
+
+
+def chosen(app: App, name: str | None) -> Declaration:
+    """The function of that name, or the only one. Raises NotFound or InvalidInput."""
+    names = ", ".join(app.declarations) or "none"
+    if name is None:
+        if len(app.declarations) != 1:
+            raise InvalidInput(f"{app.name} has {len(app.declarations)} functions: {names}", hint="Name one with --function.")
+        return next(iter(app.declarations.values()))
+    if name not in app.declarations:
+        raise NotFound(f"{app.name} has no function {name!r}; it has: {names}")
+    return app.declarations[name]
+
+
+def report(done: Exported, packed: Packed) -> dict[str, Any]:
+    """What was written, as JSON. `setting`: the key of platform.yaml that names it."""
+    return {
+        "digest": done.digest,
+        "output": str(done.output),
+        "bundle": packed.bundle_digest,
+        "image": packed.image_digest,
+        "setting": _setting(packed),
+        "size_bytes": done.size_bytes,
+        "layers": [{"title": layer.title, "digest": layer.digest, "size_bytes": layer.size_bytes} for layer in done.layers],
+        "missing_libraries": dict(done.missing),
+    }
+
+
+def _environment(session: Session, packed: Packed, venv: Path | None, *, has_base: bool) -> Environment:
+    from pilotlight.packaging.oci import environment as places
+
+    apt = [name for step in (packed.image.steps if packed.image else ()) if step["op"] == "apt" for name in step["packages"]]
+    if apt and not has_base:
+        raise InvalidInput(
+            f"its Image installs Debian packages ({', '.join(apt)}), which only a base image can bring",
+            hint="Give --base an OCI layout that has them.",
+            parameter="base",
+        )
+    if venv is not None:
+        return places.virtual_environment(venv)
+    if packed.image_digest is None:
+        return places.own_environment()
+    return places.built_environment(session.platform().paths.home, packed.image_digest)
+
+
+def _setting(packed: Packed) -> str:
+    return "cluster.runtime_image" if packed.image_digest is None else f"cluster.images.{packed.image_digest}"
+
+
+def _told(done: Exported, packed: Packed) -> str:
+    lines = [f"{done.digest}", f"  {done.output}: {len(done.layers)} layers, {size(done.size_bytes)}"]
+    lines += [f"  library {name} is not on this machine; {by} asks for it" for name, by in done.missing.items()]
+    lines.append(f"Copy it to your registry, and set {_setting(packed)} of platform.yaml to <registry>/<name>@{done.digest}")
+    return "\n".join(lines)

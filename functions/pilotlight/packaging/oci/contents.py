@@ -1,0 +1,99 @@
+"""What goes into a layer: names in the image, and what is there."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+Leave = Callable[[str], bool]
+"""Told a name (relative, with slashes): True leaves it out, and all that is below it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One name. Exactly one of `source` (a file here), `content`, `link` (what it points to); none of them: a directory."""
+
+    mode: int = 0o644
+    source: Path | None = None
+    content: bytes | None = None
+    link: str | None = None
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether it is one."""
+        return self.source is None and self.content is None and self.link is None
+
+
+@dataclass(slots=True)
+class Contents:
+    """Names (absolute in the image, without the first slash) and their entries; later ones replace earlier ones."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    def file(self, name: str, source: Path, *, executable: bool = False) -> None:
+        """A file as it is here."""
+        self.entries[_plain(name)] = Entry(source=source, mode=0o755 if executable else 0o644)
+
+    def text(self, name: str, content: bytes | str) -> None:
+        """A file with this content."""
+        self.entries[_plain(name)] = Entry(content=content.encode() if isinstance(content, str) else content)
+
+    def link(self, name: str, target: str) -> None:
+        """A symbolic link."""
+        self.entries[_plain(name)] = Entry(link=target, mode=0o777)
+
+    def directory(self, name: str, *, mode: int = 0o755) -> None:
+        """A directory, empty unless more is put into it."""
+        self.entries[_plain(name)] = Entry(mode=mode)
+
+    def tree(self, name: str, root: Path, *, leave: Leave = lambda _: False) -> None:
+        """Everything below `root`, links kept where they stay inside it, and followed where they do not. Raises OSError."""
+        bound = root.resolve()
+
+        def walk(below: str, above: tuple[Path, ...]) -> None:
+            here = (root / below).resolve()
+            if here in above:
+                return  # a link back up
+            for item in sorted(os.scandir(root / below), key=lambda i: i.name):
+                relative, path = posixpath.join(below, item.name), Path(item.path)
+                if leave(relative):
+                    continue
+                if item.is_symlink() and (target := _inside(path, bound)) is not None:
+                    self.link(posixpath.join(name, relative), target)
+                elif item.is_dir():
+                    walk(relative, (*above, here))
+                elif item.is_file():
+                    self.file(posixpath.join(name, relative), path, executable=bool(item.stat().st_mode & stat.S_IXUSR))
+
+        walk("", ())
+
+    def ordered(self) -> Iterator[tuple[str, Entry]]:
+        """Every name, and every directory above one, in the order of their bytes."""
+        found = dict(self.entries)
+        for name in self.entries:
+            for parent in _parents(name):
+                found.setdefault(parent, Entry(mode=0o755))
+        yield from sorted(found.items(), key=lambda pair: pair[0].encode())
+
+
+def _parents(name: str) -> Iterator[str]:
+    while name := posixpath.dirname(name):
+        yield name
+
+
+def _plain(name: str) -> str:
+    plain = posixpath.normpath(name.lstrip("/"))
+    if plain in (".", "..") or plain.startswith("../"):
+        raise ValueError(f"{name!r} is outside the image")
+    return plain
+
+
+def _inside(path: Path, bound: Path) -> str | None:
+    target = Path(os.readlink(path))
+    if target.is_absolute() or not path.exists() or not path.resolve().is_relative_to(bound):
+        return None
+    return target.as_posix()

@@ -1,0 +1,201 @@
+"""One function as an image: layers for what changes together, the launcher as entrypoint, an unprivileged user.
+
+From nothing, the image brings its own interpreter and every shared library down to the loader. On a base, the base brings them, and an
+interpreter of the same version.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import platform
+import re
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pilotlight.errors import InvalidInput
+from pilotlight.packaging.oci import environment as places
+from pilotlight.packaging.oci.bytecode import compiled
+from pilotlight.packaging.oci.contents import Contents
+from pilotlight.packaging.oci.environment import ROOT, Environment
+from pilotlight.packaging.oci.layers import Layer, unpack_names, write_layer
+from pilotlight.packaging.oci.layout import Base, create, read_base, take_over, write_image
+from pilotlight.packaging.oci.libraries import Closure, LibrariesMissing, closure
+
+USER = 65532
+"""Nobody in particular; pods run as their tenant's user, whatever the image says."""
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+_MOUNT_POINTS = ("dev", "proc", "sys", "scratch", "pilotlight", "etc/pilotlight")
+"""What a pod mounts: the root is read-only, so that the directories must be there."""
+_PYTHON = re.compile(r"(?:usr/local|usr|opt/[\w./-]+)/bin/python(3\.\d+)\Z")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """A function's code: the bundle's archive and its digest (hex), and how it is called."""
+
+    bundle: bytes
+    digest: str
+    app: str
+    function: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What was written. `digest`: of the image (`sha256:…`), as a registry will name it. `missing`: libraries that were not found."""
+
+    digest: str
+    output: Path
+    layers: tuple[Layer, ...]
+    missing: Mapping[str, str]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the layers, packed."""
+        return sum(layer.size_bytes for layer in self.layers)
+
+
+def export(
+    code: Code, environment: Environment, output: Path, *, base: Path | None = None, tag: str, epoch_s: int, say: Say = lambda _: None
+) -> Exported:
+    """Write the image as a layout into `output`. Raises InvalidInput."""
+    architecture = _ARCHITECTURES.get(platform.machine())
+    if architecture is None:
+        raise InvalidInput(f"machines of type {platform.machine()} are not supported: {', '.join(_ARCHITECTURES)}")
+    found = read_base(base, architecture=architecture) if base is not None else Base()
+    python = f"/{ROOT}/python/bin/python{environment.version}" if base is None else f"/{_python_of(found, environment.version)}"
+    try:
+        blobs = create(output)
+        take_over(found, blobs)
+        layers, missing = list(found.layers), dict[str, str]()
+        if base is None:
+            say("interpreter and libraries")
+            needed = closure(environment.python.resolve(), trees=places.package_trees(environment))
+            missing = needed.missing
+            layers += _system_layers(environment, needed, blobs, epoch_s)
+        for title, fill in (("packages", places.add_packages), ("runtime", lambda contents, _: places.add_runtime(contents))):
+            say(title)
+            layers.append(_layer(title, fill, environment, blobs, epoch_s))
+        say("code")
+        layers.append(_code_layer(code, environment, blobs, epoch_s))
+        config = _configuration(code, environment, found, layers, python=python, architecture=architecture, epoch_s=epoch_s)
+        digest = write_image(output, layers, config=config, tag=tag)
+    except (OSError, ValueError, tarfile.TarError, LibrariesMissing) as e:
+        raise InvalidInput(f"the image cannot be written to {output}: {e}") from e
+    return Exported(digest=digest, output=output, layers=tuple(layers), missing=missing)
+
+
+def _system_layers(environment: Environment, needed: Closure, blobs: Path, epoch_s: int) -> list[Layer]:
+    system = Contents()
+    system.directory("tmp", mode=0o1777)
+    for name in _MOUNT_POINTS:
+        system.directory(name)
+    system.text("etc/passwd", f"root:x:0:0:root:/:/sbin/nologin\nnonroot:x:{USER}:{USER}:nonroot:/tmp:/sbin/nologin\n")
+    system.text("etc/group", f"root:x:0:\nnonroot:x:{USER}:\n")
+    system.text("etc/nsswitch.conf", "hosts: files dns\n")
+    system.file(needed.loader, needed.loader_file.resolve(), executable=True)
+    for name, path in needed.files.items():
+        system.file(f"{needed.folder}/{name}", path.resolve(), executable=True)
+    if _CERTIFICATES.is_file():
+        system.file(str(_CERTIFICATES), _CERTIFICATES)
+    return [
+        write_layer(system, blobs, title="system libraries", epoch_s=epoch_s),
+        _layer("interpreter", places.add_interpreter, environment, blobs, epoch_s),
+    ]
+
+
+def _layer(title: str, fill: Callable[[Contents, Environment], None], environment: Environment, blobs: Path, epoch_s: int) -> Layer:
+    contents = Contents()
+    fill(contents, environment)
+    with compiled(contents, python=environment.python) as whole:
+        return write_layer(whole, blobs, title=title, epoch_s=epoch_s)
+
+
+def _code_layer(code: Code, environment: Environment, blobs: Path, epoch_s: int) -> Layer:
+    contents = Contents()
+    contents.directory(f"{ROOT}/code")
+    with tarfile.open(fileobj=io.BytesIO(code.bundle), mode="r:gz") as bundle:
+        for member in bundle:
+            name = f"{ROOT}/code/{member.name}"
+            if ".." in PurePosixPath(member.name).parts or member.name.startswith("/"):
+                raise ValueError(f"{member.name!r} leaves the bundle")
+            if member.issym():
+                contents.link(name, member.linkname)
+            elif (file := bundle.extractfile(member)) is not None:
+                contents.text(name, file.read())
+    contents.text(f"{ROOT}/bundle.sha256", f"{code.digest}\n")
+    with compiled(contents, python=environment.python) as whole:
+        return write_layer(whole, blobs, title=f"code of {code.app}/{code.function}", epoch_s=epoch_s)
+
+
+def _python_of(base: Base, version: str) -> str:
+    """Where the base has an interpreter of that version, from the last layer that says so."""
+    others: set[str] = set()
+    for layer in reversed(base.layers):
+        assert base.blobs is not None
+        try:
+            names = unpack_names(base.blobs / layer.digest.removeprefix("sha256:"), layer.media_type)
+        except (OSError, ValueError) as e:
+            raise InvalidInput(f"--base: layer {layer.digest[7:19]} cannot be read: {e}", parameter="base") from e
+        found = {name: match[1] for name in sorted(names) if (match := _PYTHON.match(name))}
+        for name, its in found.items():
+            if its == version:
+                return name
+        others |= set(found.values())
+    has = f"it has {', '.join(sorted(others))}" if others else "it has none"
+    raise InvalidInput(f"--base has no Python {version}, which the function's environment is made for: {has}", parameter="base")
+
+
+def _configuration(
+    code: Code, environment: Environment, base: Base, layers: Sequence[Layer], *, python: str, architecture: str, epoch_s: int
+) -> dict[str, Any]:
+    created = dt.datetime.fromtimestamp(epoch_s, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    before: Mapping[str, Any] = base.config.get("config") or {}
+    inherited = dict(line.partition("=")[::2] for line in before.get("Env") or [])
+    variables = {
+        "PATH": f"/{ROOT}/python/bin:/usr/local/bin:/usr/bin:/bin",
+        **inherited,
+        **({"SSL_CERT_FILE": str(_CERTIFICATES)} if not base.layers and _CERTIFICATES.is_file() else {}),
+        **environment.variables,
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": ":".join(f"/{ROOT}/{name}" for name in ("site", "files", "runtime")),
+    }
+    labels = {
+        **(before.get("Labels") or {}),
+        "dev.pilotlight.app": code.app,
+        "dev.pilotlight.function": code.function,
+        "dev.pilotlight.bundle": code.digest,
+        "dev.pilotlight.version": metadata.version("pilotlight"),
+    }
+    known = list(base.config.get("history") or [])
+    new = [{"created": created, "created_by": f"pilotlight image export: {layer.title}"} for layer in layers[len(base.layers) :]]
+    return {
+        "created": created,
+        "architecture": architecture,
+        "os": "linux",
+        "config": {
+            "User": f"{USER}:{USER}",
+            "Env": [f"{name}={value}" for name, value in sorted(variables.items())],
+            "Entrypoint": [python, "-m", "pilotlight.launcher"],
+            "WorkingDir": "/",
+            "Labels": labels,
+        },
+        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+        "history": known + new,
+    }
+
+
+def epoch_of(environ: Mapping[str, str]) -> int:
+    """SOURCE_DATE_EPOCH, or 0. Raises InvalidInput."""
+    text = environ.get("SOURCE_DATE_EPOCH", "0")
+    if not text.isdigit() or int(text) > 253402300799:
+        raise InvalidInput(f"SOURCE_DATE_EPOCH = {text!r}: expected whole seconds since 1970", parameter="SOURCE_DATE_EPOCH")
+    return int(text)

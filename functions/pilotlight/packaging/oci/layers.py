@@ -1,0 +1,127 @@
+"""A layer: a tar archive of sorted names, whose bytes depend on nothing but what is in it.
+
+Owner 0:0, one modification time for all (SOURCE_DATE_EPOCH, reproducible-builds.org/specs/source-date-epoch, or 0), gzip without a time or
+a name in its header. A layer has two digests: of the archive (`diff_id`, in the image's configuration) and of what it is packed into.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from pilotlight.packaging.oci.contents import Contents, Entry
+
+GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
+_COMPRESSION = 6
+_BLOCK_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A layer that lies in a layout's blobs. `digest`, `diff_id`: `sha256:<hex>`. `title`: for the image's history."""
+
+    title: str
+    media_type: str
+    digest: str
+    size_bytes: int
+    diff_id: str
+
+    def descriptor(self) -> dict[str, Any]:
+        """As a manifest names it."""
+        return {"mediaType": self.media_type, "digest": self.digest, "size": self.size_bytes}
+
+
+def write_layer(contents: Contents, blobs: Path, *, title: str, epoch_s: int) -> Layer:
+    """Pack `contents` into the directory `blobs` (`blobs/sha256` of a layout). Raises OSError."""
+    temporary = blobs / f".layer-{os.getpid()}"
+    try:
+        with temporary.open("wb") as file:
+            outer = _Hashing(file)
+            with gzip.GzipFile(filename="", mode="wb", fileobj=outer, mtime=0, compresslevel=_COMPRESSION) as zipped:
+                inner = _Hashing(zipped)
+                with tarfile.open(fileobj=inner, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_BLOCK_BYTES) as tar:
+                    for name, entry in contents.ordered():
+                        _add(tar, name, entry, epoch_s)
+        temporary.rename(blobs / outer.hexdigest())
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Layer(
+        title=title,
+        media_type=GZIP,
+        digest=f"sha256:{outer.hexdigest()}",
+        size_bytes=outer.size_bytes,
+        diff_id=f"sha256:{inner.hexdigest()}",
+    )
+
+
+class _Hashing(io.RawIOBase):
+    """Passes on what is written, and hashes it."""
+
+    def __init__(self, target: IO[bytes] | gzip.GzipFile) -> None:
+        self._target = target
+        self._hash = hashlib.sha256()
+        self.size_bytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._target.write(data)
+        self._hash.update(data)
+        length = len(memoryview(data).cast("B"))
+        self.size_bytes += length
+        return length
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+
+def _add(tar: tarfile.TarFile, name: str, entry: Entry, epoch_s: int) -> None:
+    info = tarfile.TarInfo(name)  # owner and group are 0 in a fresh one
+    info.mtime, info.mode = epoch_s, entry.mode
+    if entry.is_directory:
+        info.type = tarfile.DIRTYPE
+        tar.addfile(info)
+    elif entry.link is not None:
+        info.type, info.linkname = tarfile.SYMTYPE, entry.link
+        tar.addfile(info)
+    elif entry.content is not None:
+        info.size = len(entry.content)
+        tar.addfile(info, io.BytesIO(entry.content))
+    elif entry.source is not None:
+        with entry.source.open("rb") as file:
+            info.size = os.fstat(file.fileno()).st_size
+            tar.addfile(info, file)
+
+
+def unpack_names(blob: Path, media_type: str) -> set[str]:
+    """The names in a layer, without their first slash. Raises ValueError for a packing that this does not read, OSError."""
+    if media_type.endswith("+zstd"):
+        raise ValueError(f"{media_type}: only tar and tar+gzip are read here; copy the base with gzip layers")
+    try:
+        with tarfile.open(blob, mode="r:*") as tar:
+            return {member.name.removeprefix("./").lstrip("/") for member in tar}
+    except tarfile.TarError as e:
+        raise ValueError(f"{blob.name[:12]} is no layer: {e}") from e
+
+
+def copy_blob(digest: str, source: Path, target: Path) -> None:
+    """One blob of a layout into another, hashed on the way. Raises ValueError when it is not what its name says, OSError."""
+    name = digest.removeprefix("sha256:")
+    temporary = target / f".copy-{os.getpid()}"
+    try:
+        with (source / name).open("rb") as file, temporary.open("wb") as out:
+            hashing = _Hashing(out)
+            shutil.copyfileobj(file, hashing, _BLOCK_BYTES)
+        if hashing.hexdigest() != name:
+            raise ValueError(f"blob {name[:12]} of the base does not match its digest: copy the base again")
+        temporary.rename(target / name)
+    finally:
+        temporary.unlink(missing_ok=True)
