@@ -22,14 +22,12 @@ from snapshotter.cuda.driver import CudaDriver
 from snapshotter.cuda.find import find_driver
 from snapshotter.cuda.holdings import cuda_node
 from snapshotter.cuda.machine import ThisMachine
-from snapshotter.cuda.memory import NvidiaSmi
 from snapshotter.cuda.sequence import CudaDevices
 from snapshotter.engines import Engines
 from snapshotter.errors import SnapshotterError
 from snapshotter.images import Images, runtime_requirements
-from snapshotter.launch import BundleStore
 from snapshotter.node import is_root, opened, own_runtime
-from snapshotter.pods import tenants
+from snapshotter.pods import serving
 from snapshotter.settings import SnapshotterSettings
 from weight_cache.client import WeightCacheClient
 from weight_cache.objects import ObjectStore, blob_store
@@ -52,7 +50,7 @@ def main() -> int:
     pid_file = paths.run / "snapshotter.pid"
     pid_file.write_text(f"{os.getpid()}\n")
     try:
-        asyncio.run(_serve(paths, settings, blobs, arguments, s3_client=platform.s3_client))
+        asyncio.run(_serve(paths, settings, blobs, arguments, platform=platform))
     except (SnapshotterError, SettingsInvalid, OSError) as e:
         print(f"snapshotter: {e}", file=sys.stderr)
         return 2 if isinstance(e, SettingsInvalid) else 1
@@ -61,7 +59,9 @@ def main() -> int:
     return 0
 
 
-async def _serve(paths: Paths, settings: SnapshotterSettings, blobs: ObjectStore, arguments: argparse.Namespace, *, s3_client: str) -> None:
+async def _serve(
+    paths: Paths, settings: SnapshotterSettings, blobs: ObjectStore, arguments: argparse.Namespace, *, platform: PlatformSettings
+) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -89,32 +89,28 @@ async def _serve(paths: Paths, settings: SnapshotterSettings, blobs: ObjectStore
         namespaces=is_root() and not arguments.plain,
         gpus=tuple({"name": gpu.name, "driver": gpus.version} for gpu in gpus.gpus),
         devices=NoDevices() if found.driver is None else CudaDevices(found.driver, ThisMachine()),
-        s3_client=s3_client,
+        s3_client=platform.s3_client,
+        key_file=Path(platform.key_file) if platform.key_file is not None else None,
     )
     async with (
         contextlib.aclosing(blobs),
         contextlib.aclosing(weights),
         _closing(found.driver),
-        opened(paths, settings, parts),
-        _pods(settings, parts.bundles, weights),
+        opened(paths, settings, parts) as agent,
+        serving.opened(
+            settings.pods,
+            platform,
+            paths,
+            bundles=parts.bundles,
+            weights=weights,
+            snapshots=lambda: agent.snapshots.infos({}),
+            environ=os.environ,
+        ),
     ):
         if arguments.ready_fd is not None:
             with open(arguments.ready_fd, "wb") as ready:  # noqa: ASYNC230 - one byte to a pipe that somebody waits on
                 ready.write(b"\n")
         await stop.wait()
-
-
-@contextlib.asynccontextmanager
-async def _pods(settings: SnapshotterSettings, bundles: BundleStore, weights: WeightCacheClient) -> AsyncIterator[None]:
-    """Function pods of a cluster, where there is one."""
-    if settings.pods is None:
-        yield
-        return
-    async with (
-        contextlib.aclosing(NvidiaSmi(os.environ)) as memory,
-        tenants.opened(Path(settings.pods), bundles=bundles, weights=weights, memory=memory),
-    ):
-        yield
 
 
 @contextlib.asynccontextmanager

@@ -55,6 +55,11 @@ class Agent:
     def __repr__(self) -> str:
         return f"<Agent {self._ladder!r}>"
 
+    @property
+    def snapshots(self) -> Snapshots:
+        """Those of this node."""
+        return self._snapshots
+
     def operations(self) -> Mapping[str, Operation]:
         """By name, for `weight_cache.protocol.serve`."""
         return {

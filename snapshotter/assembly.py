@@ -56,6 +56,7 @@ class Parts:
         devices: saves and brings back what processes hold on them.
         build_delay_s: between a COLD start and the snapshot that is made because of it.
         s3_client: who speaks S3 where copies of snapshots go there; see PlatformSettings.
+        key_file: the platform's key; None: <home>/platform.key.
     """
 
     bundles: BundleStore
@@ -69,6 +70,7 @@ class Parts:
     devices: Devices = field(default_factory=NoDevices)
     build_delay_s: float = DELAY_S
     s3_client: str = "auto"
+    key_file: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,10 @@ RevisionKey = NewType("RevisionKey", str)
 """Names one immutable revision on the whole platform: `<function id>@<revision name>`; opaque here."""
 
 
+NODES_PATH = "/internal/nodes"
+"""Of the controller: `POST` NodeReport with the platform's token."""
+
+
 class StartKind(enum.StrEnum):
     """How an instance came up: the rungs of the ladder, fastest first."""
 
@@ -302,3 +306,60 @@ class AgentEvent:
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         """The reverse of `to_json`."""
         return cls(**body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSnapshot:
+    """A proven snapshot on a node: of which revision, and what must be the same for it to be restored."""
+
+    revision: str
+    identity: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGpu:
+    """A GPU of a node. `is_free`: nobody uses its memory."""
+
+    product: str
+    uuid: str
+    total_bytes: int
+    is_free: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What the agent of a node says of it.
+
+    Attributes:
+        node: its name in the cluster.
+        version: of the platform there.
+        weights: manifests of the weights that are here, the last used first.
+        snapshots: those that are proven, the last used first.
+        memory_free_bytes: what new processes could have.
+        pods: function pods that the agent serves.
+    """
+
+    node: str
+    version: str
+    weights: tuple[str, ...] = ()
+    snapshots: tuple[NodeSnapshot, ...] = ()
+    memory_bytes: int = 0
+    memory_free_bytes: int = 0
+    gpus: tuple[NodeGpu, ...] = ()
+    pods: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        out: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        out["snapshots"] = [{"revision": s.revision, "identity": dict(s.identity)} for s in self.snapshots]
+        out["gpus"] = [{f.name: getattr(gpu, f.name) for f in fields(gpu)} for gpu in self.gpus]
+        return {**out, "weights": list(self.weights)}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`. Raises TypeError, KeyError or ValueError for what is none."""
+        values = dict(body)
+        values["weights"] = tuple(str(manifest) for manifest in body.get("weights", ()))
+        values["snapshots"] = tuple(NodeSnapshot(**snapshot) for snapshot in body.get("snapshots", ()))
+        values["gpus"] = tuple(NodeGpu(**gpu) for gpu in body.get("gpus", ()))
+        return cls(**values)

@@ -172,9 +172,10 @@ def canonical(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def signing_key(home: Path) -> bytes:
-    """Derived from `<home>/platform.key` and of no use for anything else. Raises SnapshotsOff when there is none, or it is none."""
-    path = home / "platform.key"
+def signing_key(home: Path, key_file: Path | None = None) -> bytes:
+    """Derived from `key_file`, or `<home>/platform.key`, and of no use for anything else. Raises SnapshotsOff when there is none, or it
+    is none."""
+    path = key_file or home / "platform.key"
     try:
         raw = base64.b64decode(path.read_bytes().strip(), altchars=b"-_", validate=True)
     except FileNotFoundError as e:

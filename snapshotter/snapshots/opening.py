@@ -44,6 +44,8 @@ class Given(Protocol):
     def gpus(self) -> tuple[Mapping[str, Any], ...]: ...
     @property
     def s3_client(self) -> str: ...
+    @property
+    def key_file(self) -> Path | None: ...
 
 
 async def open_stock(paths: Paths, settings: SnapshotterSettings, given: Given) -> Stock:
@@ -54,7 +56,7 @@ async def open_stock(paths: Paths, settings: SnapshotterSettings, given: Given) 
         raise StockOff("slots without namespaces cannot be restored: run the agent as root")
     directory = paths.home / "node" / "snapshots"
     try:
-        key = signing_key(paths.home)
+        key = signing_key(paths.home, given.key_file)
         test = await self_test(cache=given.criu_cache or paths.home / "node" / "criu", environ=os.environ)
         criu = test.criu()
         node = await asyncio.to_thread(

@@ -15,6 +15,7 @@ from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
 from pilotlight.controller.cluster.status import Statuses
 from pilotlight.controller.metrics import Metrics
+from pilotlight.controller.nodes import Nodes
 from pilotlight.controller.places import Place
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.store import Store
@@ -30,7 +31,10 @@ _READING = ("GET", "HEAD", "OPTIONS")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The open parts of a running controller. `clock` is wall time in seconds since the epoch; `statuses`: of functions in a cluster."""
+    """The open parts of a running controller. `clock` is wall time in seconds since the epoch.
+
+    `statuses`: of functions in a cluster; `nodes`: of the cluster itself, as they report themselves.
+    """
 
     config: ControllerConfig
     store: Store
@@ -42,6 +46,7 @@ class Context:
     metrics: Metrics
     clock: Callable[[], float]
     statuses: Statuses = field(default_factory=Statuses)
+    nodes: Nodes = field(default_factory=Nodes)
 
 
 def context_of(request: Request) -> Context:

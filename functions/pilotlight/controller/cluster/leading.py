@@ -13,6 +13,7 @@ from pilotlight.cluster.api import Cluster
 from pilotlight.cluster.errors import ClusterError
 from pilotlight.cluster.lease import Election
 from pilotlight.controller.cluster import departed
+from pilotlight.controller.cluster.labels import NodeLabels
 from pilotlight.controller.cluster.reconciler import Reconciler
 from pilotlight.controller.context import Context
 
@@ -51,6 +52,7 @@ async def lead(context: Context, cluster: Cluster, election: Election) -> None:
         asyncio.create_task(election.wait_follower(), name="another may lead"),
         asyncio.create_task(reconciler.run(), name="reconciler"),
         asyncio.create_task(departed.keep(cluster), name="departed"),
+        asyncio.create_task(NodeLabels(cluster, context.nodes).run(), name="node labels"),
     ]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,79 @@
+"""Nodes of a cluster: what their agents say, and who may read it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fastapi import APIRouter, Depends, Response
+
+from pilotlight.controller.api.models import Body
+from pilotlight.controller.context import Admin, Ctx, platform_token
+from pilotlight.controller.nodes import Known
+from pilotlight.errors import InvalidInput
+from snapshotter.types import NODES_PATH, NodeReport
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?\Z", re.IGNORECASE)
+
+internal = APIRouter(dependencies=[Depends(platform_token)], include_in_schema=False)
+router = APIRouter(prefix="/v1", tags=["node"])
+
+
+class NodeInfo(Body):
+    """A node as it last reported. `is_fresh`: lately enough for its labels to stand; `at`: seconds since the epoch."""
+
+    node: str
+    version: str
+    at: float
+    is_fresh: bool
+    weights: int
+    snapshots: int
+    pods: int
+    gpus: list[str]
+    gpus_free: int
+    memory_bytes: int
+    memory_free_bytes: int
+
+
+class NodeList(Body):
+    """Nodes by name."""
+
+    nodes: list[NodeInfo]
+
+
+@internal.post(NODES_PATH, status_code=204)
+async def report(context: Ctx, body: dict[str, Any]) -> Response:
+    """Take a node's report."""
+    try:
+        found = NodeReport.from_json(body)
+    except (TypeError, KeyError, ValueError, AttributeError) as e:
+        raise InvalidInput(f"this is no report of a node: {e}") from e
+    if not isinstance(found.node, str) or not _NAME.match(found.node):
+        raise InvalidInput(f"{str(found.node)[:80]!r} is no name of a node", parameter="node")
+    context.nodes.take(found, now=context.clock())
+    return Response(status_code=204)
+
+
+@router.get("/nodes")
+async def nodes(context: Ctx, caller: Admin) -> NodeList:
+    """The cluster's nodes, for the platform's operator; none where the platform runs on one machine."""
+    caller.demand_platform()
+    now = context.clock()
+    return NodeList(nodes=[_told(known, now) for known in context.nodes.all()])
+
+
+def _told(known: Known, now: float) -> NodeInfo:
+    report = known.report
+    return NodeInfo(
+        node=report.node,
+        version=report.version,
+        at=known.at,
+        is_fresh=known.is_fresh(now),
+        weights=len(report.weights),
+        snapshots=len(report.snapshots),
+        pods=report.pods,
+        gpus=[gpu.product for gpu in report.gpus],
+        gpus_free=sum(gpu.is_free for gpu in report.gpus),
+        memory_bytes=report.memory_bytes,
+        memory_free_bytes=report.memory_free_bytes,
+    )

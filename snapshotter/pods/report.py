@@ -1,0 +1,163 @@
+"""What a node tells the controller of itself: what is hot on it, its free memory, its GPUs. The controller makes labels of it.
+
+Said every `EVERY_S`, and soon after something became hot or cold. A controller that is away is no concern of the node's: the next report
+says all anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+
+from snapshotter.cuda.memory import GpuMemory, GpuMemoryUnknown, MemoryReader
+from snapshotter.types import NODES_PATH, NodeGpu, NodeReport, NodeSnapshot, SnapshotInfo, SnapshotState
+from weight_cache.addresses import Address
+from weight_cache.errors import WeightCacheError
+from weight_cache.settings import SettingsInvalid
+from weight_cache.types import ModelInfo
+
+_log = logging.getLogger(__name__)
+EVERY_S = 10.0
+LOOK_S = 2.0
+"""How soon what became hot or cold is told."""
+MOST = 200
+"""Weights and snapshots that are told of, each, the last used first; the controller makes at most 50 labels of them."""
+_POST_TIMEOUT_S = 5.0
+_TOKEN_HEADER = "pilotlight-platform-token"
+_TOKEN_LABEL = b"pilotlight platform token"
+_MEMINFO = Path("/proc/meminfo")
+
+
+class HotWeights(Protocol):
+    """What is needed of `weight_cache.client.WeightCacheClient`."""
+
+    async def models(self) -> list[ModelInfo]: ...
+
+
+def platform_token(key_file: Path) -> str:
+    """What our processes know each other by, as `pilotlight.seal.PlatformKey.token` derives it. Raises SettingsInvalid."""
+    try:
+        raw = base64.urlsafe_b64decode(key_file.read_bytes().strip())
+    except (OSError, binascii.Error, ValueError) as e:
+        raise SettingsInvalid(
+            f"{key_file} is no platform key ({e}): reports of this node need it; mount it and set platform.key_file"
+        ) from e
+    return hmac.new(raw, _TOKEN_LABEL, hashlib.sha256).hexdigest()
+
+
+def node_name(environ: Mapping[str, str]) -> str:
+    """As the cluster knows it: NODE_NAME (the downward API's spec.nodeName), else the host's name."""
+    return environ.get("NODE_NAME") or socket.gethostname()
+
+
+class Reporter:
+    """Owner: its task."""
+
+    def __init__(
+        self,
+        controller: Address,
+        token: str,
+        *,
+        node: str,
+        version: str,
+        weights: HotWeights,
+        snapshots: Callable[[], Sequence[SnapshotInfo]],
+        memory: MemoryReader | None,
+        pods: Callable[[], int],
+    ) -> None:
+        """`memory` None: no GPUs are here."""
+        self._client = httpx.AsyncClient(
+            transport=controller.transport(), base_url=controller.base_url, headers={_TOKEN_HEADER: token}, timeout=_POST_TIMEOUT_S
+        )
+        self._node = node
+        self._version = version
+        self._weights = weights
+        self._snapshots = snapshots
+        self._memory = memory
+        self._pods = pods
+        self._failure = ""
+        self._known_weights: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Reporter of {self._node}{': ' + self._failure if self._failure else ''}>"
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        told: object = None
+        due = 0.0
+        while True:
+            hot = (await self._hot_weights(), self._hot_snapshots())
+            now = time.monotonic()
+            if hot != told or now >= due:
+                if await self._post(await self._report(*hot)):
+                    told = hot
+                due = now + EVERY_S
+            await asyncio.sleep(LOOK_S)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def _report(self, weights: tuple[str, ...], snapshots: tuple[NodeSnapshot, ...]) -> NodeReport:
+        total, free = memory_of_node()
+        gpus: tuple[GpuMemory, ...] = ()
+        if self._memory is not None:
+            with contextlib.suppress(GpuMemoryUnknown):
+                gpus = await self._memory.read()
+        return NodeReport(
+            node=self._node,
+            version=self._version,
+            weights=weights,
+            snapshots=snapshots,
+            memory_bytes=total,
+            memory_free_bytes=free,
+            gpus=tuple(NodeGpu(product=g.name, uuid=g.uuid, total_bytes=g.total_bytes, is_free=g.is_free) for g in gpus),
+            pods=self._pods(),
+        )
+
+    async def _hot_weights(self) -> tuple[str, ...]:
+        try:
+            models = await self._weights.models()
+        except WeightCacheError:  # it restarts: nothing is known to have changed
+            return self._known_weights
+        self._known_weights = tuple(m.manifest for m in reversed(models))[:MOST]
+        return self._known_weights
+
+    def _hot_snapshots(self) -> tuple[NodeSnapshot, ...]:
+        ready = [info for info in self._snapshots() if info.state is SnapshotState.READY]
+        ready.sort(key=lambda info: -info.last_used_at)
+        return tuple(NodeSnapshot(revision=info.revision, identity=dict(info.identity)) for info in ready[:MOST])
+
+    async def _post(self, report: NodeReport) -> bool:
+        try:
+            answer = await self._client.post(NODES_PATH, json=report.to_json())
+            failure = "" if answer.is_success else f"the controller answers {answer.status_code}: {answer.text[:200]}"
+        except httpx.HTTPError as e:
+            failure = f"{type(e).__name__}: {e}"
+        if failure != self._failure:
+            self._failure = failure
+            if failure:
+                _log.warning("report.not_taken node=%s error=%s", self._node, failure)
+            else:
+                _log.info("report.taken node=%s", self._node)
+        return not failure
+
+
+def memory_of_node(meminfo: Path = _MEMINFO) -> tuple[int, int]:
+    """Bytes there are, and bytes that new processes could have (proc(5), MemAvailable)."""
+    lines = (line.partition(":") for line in meminfo.read_text().splitlines())
+    values = {key: int(value.split()[0]) * 1024 for key, _, value in lines if value.split()[:1] and value.split()[0].isdigit()}
+    return values.get("MemTotal", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")), values.get("MemAvailable", 0)

@@ -1,0 +1,59 @@
+"""The agent's work for a cluster, put together: function pods are served, and the controller is told what is hot here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+
+from snapshotter.cuda.holdings import cuda_node
+from snapshotter.cuda.memory import NvidiaSmi
+from snapshotter.launch import BundleStore
+from snapshotter.pods import report, tenants
+from snapshotter.pods.tenants import Tenants
+from snapshotter.types import SnapshotInfo
+from weight_cache.addresses import controller_address
+from weight_cache.client import WeightCacheClient
+from weight_cache.settings import Paths, PlatformSettings
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    root: str | None,
+    platform: PlatformSettings,
+    paths: Paths,
+    *,
+    bundles: BundleStore,
+    weights: WeightCacheClient,
+    snapshots: Callable[[], Sequence[SnapshotInfo]],
+    environ: Mapping[str, str],
+) -> AsyncIterator[Tenants | None]:
+    """While the context lasts; nothing of it without a cluster (`root`, `snapshotter.pods`, is None). Raises SettingsInvalid, OSError."""
+    if root is None:
+        yield None
+        return
+    token = report.platform_token(Path(platform.key_file) if platform.key_file else paths.home / "platform.key")
+    controller = controller_address(platform, paths)
+    async with (
+        contextlib.aclosing(NvidiaSmi(environ)) as memory,
+        tenants.opened(Path(root), bundles=bundles, weights=weights, memory=memory) as serving,
+    ):
+        reporter = report.Reporter(
+            controller,
+            token,
+            node=report.node_name(environ),
+            version=importlib.metadata.version("pilotlight"),
+            weights=weights,
+            snapshots=snapshots,
+            memory=memory if cuda_node().gpus else None,
+            pods=lambda: len(serving.lines()),
+        )
+        async with contextlib.aclosing(reporter):
+            reporting = asyncio.create_task(reporter.run(), name="report this node")
+            try:
+                yield serving
+            finally:
+                reporting.cancel()
+                await asyncio.gather(reporting, return_exceptions=True)

@@ -1,0 +1,168 @@
+"""A node's reports, to the real controller."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pilotlight.seal import PlatformKey
+from snapshotter.pods.report import Reporter, memory_of_node, node_name, platform_token
+from snapshotter.types import NODES_PATH, NodeReport, SnapshotInfo, SnapshotState
+from tests.fakes.gpu_memory import FakeGpuMemory, gpu
+from weight_cache.addresses import Address
+from weight_cache.errors import ProtocolError
+from weight_cache.settings import SettingsInvalid
+from weight_cache.types import ModelInfo
+
+PATIENCE_S = 20.0
+
+
+class Taker:
+    """A controller that takes reports, or answers `status`."""
+
+    def __init__(self) -> None:
+        self.status = 204
+        self.tokens: set[str | None] = set()
+        self.reports: asyncio.Queue[NodeReport] = asyncio.Queue()
+        self.refused = asyncio.Event()
+
+    async def take(self, request: Request) -> Response:
+        """POST NODES_PATH."""
+        self.tokens.add(request.headers.get("pilotlight-platform-token"))
+        if self.status != 204:
+            self.refused.set()
+            return Response("not now", status_code=self.status)
+        self.reports.put_nowait(NodeReport.from_json(await request.json()))
+        return Response(status_code=204)
+
+    async def next(self) -> NodeReport:
+        """The next one."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.reports.get()
+
+    @contextlib.asynccontextmanager
+    async def serving(self, path: Path) -> AsyncIterator[None]:
+        """On a Unix socket."""
+        app = Starlette(routes=[Route(NODES_PATH, self.take, methods=["POST"])])
+        server = _Quiet(uvicorn.Config(app, uds=str(path), lifespan="off", log_config=None, access_log=False))
+        task = asyncio.create_task(server.serve())
+        async with asyncio.timeout(PATIENCE_S):
+            while not server.started:
+                await asyncio.sleep(0.01)
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            await task
+
+
+class _Quiet(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are pytest's."""
+        yield
+
+
+class Models:
+    """A weight cache; None: it does not answer."""
+
+    def __init__(self, *manifests: str) -> None:
+        self.manifests: tuple[str, ...] | None = manifests
+
+    async def models(self) -> list[ModelInfo]:
+        """See HotWeights."""
+        if self.manifests is None:
+            raise ProtocolError("nobody answers")
+        return [ModelInfo(manifest=m, size_bytes=1, files=1, leases=0, last_used_at=float(i)) for i, m in enumerate(self.manifests)]
+
+
+def snapshot(revision: str, *, at: float = 0.0, state: SnapshotState = SnapshotState.READY) -> SnapshotInfo:
+    return SnapshotInfo.from_json(
+        {
+            "id": f"sn-{revision}", "revision": revision, "state": state, "in_place": False, "pages": "eager", "image_bytes": 1,
+            "reason": "", "phases_ms": {}, "cold_ms": 1.0, "restore_ms": 1.0, "created_at": 0.0, "last_used_at": at, "restores": 0,
+            "remote": False, "identity": {"kernel": "6.1"}, "labels": {},
+        }
+    )  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def reporting(
+    path: Path, models: Models, snapshots: list[SnapshotInfo], memory: FakeGpuMemory | None = None
+) -> AsyncIterator[Reporter]:
+    reporter = Reporter(
+        Address.at(path), "token", node="node-1", version="1", weights=models, snapshots=lambda: snapshots, memory=memory, pods=lambda: 2
+    )
+    task = asyncio.create_task(reporter.run())
+    try:
+        yield reporter
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await reporter.aclose()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snapshotter.pods.report.LOOK_S", 0.01)
+
+
+async def test_a_node_tells_what_is_hot_the_last_used_first(short_tmp: Path) -> None:
+    taker = Taker()
+    snapshots = [snapshot("f@1"), snapshot("f@2", at=5.0), snapshot("f@3", state=SnapshotState.PROVING)]
+    async with taker.serving(short_tmp / "c"), reporting(short_tmp / "c", Models("cold", "hot"), snapshots, FakeGpuMemory(gpu(0))):
+        report = await taker.next()
+
+    assert (report.node, report.weights, [s.revision for s in report.snapshots]) == ("node-1", ("hot", "cold"), ["f@2", "f@1"])
+    assert report.snapshots[0].identity == {"kernel": "6.1"}
+    assert (report.gpus[0].product, report.gpus[0].is_free, report.pods) == ("H100", True, 2)
+    assert 0 < report.memory_free_bytes < report.memory_bytes
+    assert taker.tokens == {"token"}
+
+
+async def test_what_became_hot_is_told_at_once_and_a_cache_that_restarts_is_no_news(short_tmp: Path) -> None:
+    taker, models = Taker(), Models("a")
+    async with taker.serving(short_tmp / "c"), reporting(short_tmp / "c", models, []):
+        assert (await taker.next()).weights == ("a",)
+        models.manifests = None
+        await asyncio.sleep(0.05)
+        assert taker.reports.empty()
+        models.manifests = ("a", "b")
+        assert (await taker.next()).weights == ("b", "a")
+
+
+async def test_a_controller_that_refuses_or_is_away_is_told_again(short_tmp: Path) -> None:
+    taker, models = Taker(), Models("a")
+    taker.status = 503
+    async with reporting(short_tmp / "c", models, []) as reporter:
+        async with asyncio.timeout(PATIENCE_S):
+            while "ConnectError" not in repr(reporter):
+                await asyncio.sleep(0.01)
+        async with taker.serving(short_tmp / "c"):
+            async with asyncio.timeout(PATIENCE_S):
+                await taker.refused.wait()
+            taker.status = 204
+            assert (await taker.next()).weights == ("a",)
+
+
+def test_the_token_is_the_platforms_own(tmp_path: Path) -> None:
+    key = PlatformKey.load_or_create(tmp_path / "platform.key")
+
+    assert platform_token(tmp_path / "platform.key") == key.token
+    with pytest.raises(SettingsInvalid, match=r"platform\.key_file"):
+        platform_token(tmp_path / "missing")
+
+
+def test_a_node_is_called_as_the_cluster_calls_it() -> None:
+    assert node_name({"NODE_NAME": "gke-1"}) == "gke-1"
+    assert node_name({})
+    assert memory_of_node()[0] > 0
