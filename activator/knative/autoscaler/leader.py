@@ -1,0 +1,308 @@
+"""One of the activators decides for all: it follows PodAutoscalers of class `pilotlight.dev` and sets their Deployments' scale.
+
+Each second what activators say is read and recorded; each two seconds, and at once when one of them pokes, it is decided on, and whatever
+differs is written: the scale first (calls wait for it), then the ServerlessService and the PodAutoscaler's status. Nothing is written where
+nothing changed, and nothing without the Lease. A new leader adopts what there is: it does not shrink before it has listened for as long as
+a member may be silent. While the API server is away, everything stays as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import AsyncExitStack, aclosing
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from activator.knative.autoscaler import conditions, podautoscalers, serverless
+from activator.knative.autoscaler.board import Board, BoardUnreachable
+from activator.knative.autoscaler.merging import GONE_S, Merged, Roll
+from activator.knative.autoscaler.podautoscalers import Scalable
+from activator.knative.autoscaler.scaling import Decision, RevisionScale, Standing, spec_of
+from activator.knative.costs import CLAIMED, cost_of
+from activator.knative.pods import COST, Pod
+from activator.knative.states import Bar
+from pilotlight.cluster.api import Cluster
+from pilotlight.cluster.changes import Change
+from pilotlight.cluster.errors import AlreadyExists, ClusterError, NotFound
+from pilotlight.cluster.kinds import DEPLOYMENT, POD, POD_AUTOSCALER, SERVERLESS_SERVICE
+from pilotlight.cluster.watch import Reflector
+from pilotlight.spec import FunctionSpec
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+"""A window's bucket; decisions are taken at every second one (Knative: 2 s)."""
+DECIDE_EVERY = 2
+AT_ONCE = 16
+"""Revisions that are looked at together at a tick; a poke does not stand behind them."""
+SYNC_S = 60.0
+WRITE_S = 5.0
+"""Of one write, all attempts together: the next look tries again."""
+SETTLED_S = 5.0
+"""After a scale was written: for so long it counts, though the watch may not have told it."""
+
+Place = tuple[str, str]
+Object = Mapping[str, Any]
+
+
+class Leading(Protocol):
+    """The part of `pilotlight.cluster.lease.Election` that is needed here."""
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether nobody else can lead now."""
+        ...
+
+    async def wait_follower(self) -> None:
+        """Until that is over."""
+        ...
+
+
+class Leader:
+    """One leadership: made when it begins, closed when it ends. Owner: the event loop."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        board: Board,
+        election: Leading,
+        *,
+        selector: str,
+        pods_of: Callable[[str], Iterable[Pod]],
+        spec_of_function: Callable[[str, str], FunctionSpec | None],
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        settle_s: float = GONE_S,
+        tick_s: float = TICK_S,
+    ) -> None:
+        """`selector`: of our functions' objects. `spec_of_function`: by tenant and key. `settle_s`: before anything shrinks."""
+        self._cluster = cluster
+        self._board = board
+        self._election = election
+        self._pods_of = pods_of
+        self._spec_of = spec_of_function
+        self._clock, self._wall = clock, wall
+        self._tick_s = tick_s
+        self._may_shrink_at = clock() + settle_s
+        self._roll = Roll()
+        self._scales: dict[Place, RevisionScale] = {}
+        self._locks: dict[Place, asyncio.Lock] = {}
+        self._written: dict[Place, tuple[int, float]] = {}
+        self._looks: set[asyncio.Task[None]] = set()
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self.autoscalers = Reflector(
+            cluster, POD_AUTOSCALER, selector=selector, on_change=self._changed,
+            indexes={"key": lambda item: [podautoscalers.parsed(item).key]},
+        )  # fmt: skip
+        self.services = Reflector(cluster, SERVERLESS_SERVICE, selector=selector, on_change=self._changed)
+        self.deployments = Reflector(cluster, DEPLOYMENT, selector=selector, on_change=self._changed)
+
+    def __repr__(self) -> str:
+        return f"<Leader of {len(self._scales)} revisions, {self._roll!r}>"
+
+    # -- its life -----------------------------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Lead until the Lease is lost. Raises ClusterError where the cluster does not say what there is."""
+        async with AsyncExitStack() as stack:
+            for reflector in (self.autoscalers, self.services, self.deployments):
+                await stack.enter_async_context(reflector)
+            for reflector in (self.autoscalers, self.services, self.deployments):
+                await reflector.wait_synced(SYNC_S)
+            tasks = [asyncio.create_task(work, name=name) for name, work in (("ticks", self._ticks()), ("pokes", self._pokes()))]
+            over = asyncio.create_task(self._election.wait_follower(), name="leadership")
+            try:
+                done, _ = await asyncio.wait({*tasks, over}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in (*tasks, over, *self._looks):
+                    task.cancel()
+                await asyncio.gather(*tasks, over, *self._looks, return_exceptions=True)
+
+    async def _ticks(self) -> None:
+        tick = 0
+        while True:
+            await self.hear()
+            self.record()
+            if tick % DECIDE_EVERY == 0:
+                await asyncio.gather(*(self._look_in_turn(place) for place in self._places()))
+            tick += 1
+            await asyncio.sleep(self._tick_s)
+
+    async def _pokes(self) -> None:
+        async with aclosing(self._board.pokes()) as pokes:
+            async for key in pokes:
+                await self.hear()
+                for item in self.autoscalers.by("key", key):
+                    self._look_soon(_place(item))
+
+    def _changed(self, change: Change) -> None:
+        """Something that was ours, or that we follow from, is another: whose status may be, too."""
+        if change.type == "SYNCED" or not all(one.is_synced for one in (self.autoscalers, self.services, self.deployments)):
+            return
+        for place in _concerned(change.object):
+            if self.autoscalers.get(place[1], place[0]) is not None:
+                self._look_soon(place)
+            else:
+                self._forget(place)
+
+    def _look_soon(self, place: Place) -> None:
+        self._keep(self.look(place), f"look at {place[1]}")
+
+    def _keep(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._looks.add(task)
+        task.add_done_callback(self._looks.discard)
+
+    async def _look_in_turn(self, place: Place) -> None:
+        async with self._at_once:
+            await self.look(place)
+
+    def _places(self) -> list[Place]:
+        return [_place(item) for item in self.autoscalers.items() if podautoscalers.is_ours(item)]
+
+    def _forget(self, place: Place) -> None:
+        self._scales.pop(place, None)
+        self._written.pop(place, None)
+        if (lock := self._locks.get(place)) is not None and not lock.locked():
+            del self._locks[place]
+
+    # -- what activators say ------------------------------------------------------------------------------------------
+    async def hear(self) -> None:
+        """Read what they said last; who cannot be read was silent."""
+        try:
+            self._roll.take(await self._board.read(), self._clock())
+        except BoardUnreachable as e:
+            log.warning("what activators want is not known error=%s", e)
+        self._roll.forget_gone(self._clock())
+
+    def record(self) -> None:
+        """A second's loads into the windows."""
+        now = self._clock()
+        for place in self._places():
+            scale = self._scales.get(place)
+            item = self.autoscalers.get(place[1], place[0])
+            if scale is not None and item is not None:
+                scale.record(now, self._roll.merged(podautoscalers.parsed(item).key, now).concurrency)
+
+    # -- one revision -------------------------------------------------------------------------------------------------
+    async def look(self, place: Place) -> None:
+        """Decide on one revision and write what differs. What the cluster refuses is tried again at the next look."""
+        async with self._locks.setdefault(place, asyncio.Lock()):
+            item = self.autoscalers.get(place[1], place[0])
+            if item is None or not podautoscalers.is_ours(item) or not self._election.is_leader:
+                return
+            try:
+                async with asyncio.timeout(WRITE_S):
+                    await self._look(podautoscalers.parsed(item), item)
+            except TimeoutError:
+                log.warning("revision not written in time revision=%s/%s", *place)
+            except NotFound:
+                pass  # it went while we looked: its event comes
+            except ClusterError as e:
+                log.warning("revision not written revision=%s/%s error=%s", *place, e)
+
+    async def _look(self, scalable: Scalable, item: Object) -> None:
+        now = self._clock()
+        merged = self._roll.merged(scalable.key, now)
+        deployment = self.deployments.get(scalable.target, scalable.namespace)
+        if deployment is None:  # Knative makes it; until then nothing can be scaled
+            await self._report(scalable, item, Decision(wanted=scalable.floor, why="initial"), ready=0)
+            return
+        pods = list(self._pods_of(scalable.key)) if scalable.key else []
+        standing = self._standing(scalable, deployment, pods, now)
+        scale = self._scale_of(scalable, standing, now)
+        decision = scale.decide(now, scalable, merged, standing, may_shrink=now >= self._may_shrink_at)
+        if decision.wanted != standing.replicas:
+            await self._set_scale(scalable, standing, decision, merged, pods)
+        await self._report(scalable, item, decision, ready=min(standing.ready, max(decision.wanted, 0)) if decision.wanted else 0)
+
+    def _standing(self, scalable: Scalable, deployment: Object, pods: list[Pod], now: float) -> Standing:
+        status, spec = deployment.get("status") or {}, deployment.get("spec") or {}
+        replicas = int(spec.get("replicas", 1))
+        written, at = self._written.get(scalable.place, (replicas, now))
+        if written != replicas and now - at < SETTLED_S:
+            replicas = written
+        else:
+            self._written.pop(scalable.place, None)
+        is_crowded = any(pod.obstacle is not None and pod.obstacle.bar is Bar.UNSCHEDULABLE for pod in pods)
+        return Standing(replicas=replicas, ready=min(replicas, int(status.get("readyReplicas") or 0)), is_crowded=is_crowded)
+
+    def _scale_of(self, scalable: Scalable, standing: Standing, now: float) -> RevisionScale:
+        spec = spec_of(scalable, self._spec_of(scalable.tenant, scalable.key) if scalable.key else None)
+        scale = self._scales.get(scalable.place)
+        if scale is None:
+            scale = self._scales[scalable.place] = RevisionScale(spec, now, ready=standing.ready)
+        scale.respec(spec)
+        return scale
+
+    async def _set_scale(self, scalable: Scalable, standing: Standing, decision: Decision, merged: Merged, pods: list[Pod]) -> None:
+        if decision.wanted < standing.replicas and decision.wanted:
+            await self._guard(merged, pods)
+        if not self._election.is_leader:
+            return
+        log.info("scale revision=%s/%s pods=%d wanted=%d why=%s", *scalable.place, standing.replicas, decision.wanted, decision.why)
+        body = {"spec": {"replicas": decision.wanted}}
+        await self._cluster.patch(DEPLOYMENT, scalable.target, scalable.namespace, body, subresource="scale", timeout_s=WRITE_S)
+        self._written[scalable.place] = (decision.wanted, self._clock())
+
+    async def _guard(self, merged: Merged, pods: list[Pod]) -> None:
+        """No claimed pod is among the first to go. Their activators say so themselves (`costs`), a few seconds later; a scale does not wait
+        for that. Raises ClusterError: then nothing shrinks."""
+        for pod in pods:
+            calls = merged.held.get(pod.uid)
+            if calls is None or pod.is_ending or int(pod.cost or 0) >= CLAIMED:
+                continue
+            try:
+                await self._cluster.patch(
+                    POD, pod.name, pod.namespace, {"metadata": {"annotations": {COST: cost_of(calls)}}}, timeout_s=WRITE_S
+                )
+            except NotFound:
+                continue
+
+    # -- what Knative is told -----------------------------------------------------------------------------------------
+    async def _report(self, scalable: Scalable, item: Object, decision: Decision, *, ready: int) -> None:
+        sks = await self._keep_service(scalable, item, is_served=ready > 0)
+        is_foreign = sks is not None and not serverless.is_of(sks, scalable)
+        seen = conditions.Seen(wanted=decision.wanted, ready=ready, has_timed_out=decision.has_timed_out, not_owned=is_foreign)
+        now = datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        status = conditions.status_of(scalable, item, None if is_foreign else sks, seen, now=now)
+        old = item.get("status") or {}
+        if any(old.get(key) != value for key, value in status.items()) and self._election.is_leader:
+            await self._cluster.patch(
+                POD_AUTOSCALER, scalable.name, scalable.namespace, {"status": status}, subresource="status", timeout_s=WRITE_S
+            )  # fmt: skip
+
+    async def _keep_service(self, scalable: Scalable, item: Object, *, is_served: bool) -> Object | None:
+        """The ServerlessService of that name, as it should be where it is ours."""
+        sks: Object | None = self.services.get(scalable.name, scalable.namespace)
+        if not self._election.is_leader:
+            return sks
+        if sks is None:
+            try:
+                return await self._cluster.create(serverless.manifest_of(item, scalable, is_served=is_served), timeout_s=WRITE_S)
+            except AlreadyExists:  # the watch is about to tell, or it is none of ours
+                return await self._cluster.get(SERVERLESS_SERVICE, scalable.name, scalable.namespace, timeout_s=WRITE_S)
+        differing = serverless.difference(sks, serverless.spec_of(item, scalable, is_served=is_served))
+        if not differing or not serverless.is_of(sks, scalable):
+            return sks
+        return await self._cluster.patch(
+            SERVERLESS_SERVICE, scalable.name, scalable.namespace, {"spec": differing}, timeout_s=WRITE_S
+        )  # fmt: skip
+
+
+def _place(item: Object) -> Place:
+    return str(item["metadata"]["namespace"]), str(item["metadata"]["name"])
+
+
+def _concerned(item: Object) -> list[Place]:
+    """PodAutoscalers that something of it follows from: they are called as their Revision is, which owns Deployments."""
+    namespace, name = _place(item)
+    if item.get("kind") == DEPLOYMENT.kind:
+        return [
+            (namespace, str(owner["name"])) for owner in item["metadata"].get("ownerReferences") or () if owner.get("kind") == "Revision"
+        ]
+    return [(namespace, name)]

@@ -1,0 +1,66 @@
+"""The ServerlessService of a revision: by it Knative makes the public and the private Service, and says whom the public one leads to.
+
+Mode Serve leads to the pods, Proxy to Knative's own activator. Calls of the platform take neither way; the mode is right all the same, for
+whoever reaches the revision through Knative. Fields: knative/networking pkg/apis/networking/v1alpha1 (ServerlessServiceSpec).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from activator.autoscaler.target import MIN_ACTIVATORS
+from activator.knative.autoscaler.podautoscalers import Scalable
+from pilotlight.cluster.kinds import POD_AUTOSCALER, SERVERLESS_SERVICE
+
+Object = Mapping[str, Any]
+_NOT_COPIED = "autoscaling.knative.dev/metric"
+
+
+def spec_of(item: Object, scalable: Scalable, *, is_served: bool) -> dict[str, Any]:
+    """What it must say of PodAutoscaler `item`. `is_served`: pods are wanted and ready."""
+    spec = item.get("spec") or {}
+    target = spec.get("scaleTargetRef") or {"apiVersion": "apps/v1", "kind": "Deployment", "name": scalable.target}
+    return {
+        "mode": "Serve" if is_served else "Proxy",
+        "objectRef": {key: target[key] for key in ("apiVersion", "kind", "name")},
+        "protocolType": spec.get("protocolType") or "http1",
+        "numActivators": MIN_ACTIVATORS,
+    }
+
+
+def manifest_of(item: Object, scalable: Scalable, *, is_served: bool) -> dict[str, Any]:
+    """A new one: it goes with its PodAutoscaler."""
+    metadata = item["metadata"]
+    annotations = {key: value for key, value in (metadata.get("annotations") or {}).items() if key != _NOT_COPIED}
+    owner = {
+        "apiVersion": POD_AUTOSCALER.api_version,
+        "kind": POD_AUTOSCALER.kind,
+        "name": scalable.name,
+        "uid": scalable.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    return {
+        "apiVersion": SERVERLESS_SERVICE.api_version,
+        "kind": SERVERLESS_SERVICE.kind,
+        "metadata": {
+            "name": scalable.name,
+            "namespace": scalable.namespace,
+            "labels": dict(metadata.get("labels") or {}),
+            "annotations": annotations,
+            "ownerReferences": [owner],
+        },
+        "spec": spec_of(item, scalable, is_served=is_served),
+    }
+
+
+def is_of(sks: Object, scalable: Scalable) -> bool:
+    """Whether it belongs to that PodAutoscaler, this incarnation of it."""
+    return any(owner.get("uid") == scalable.uid for owner in sks["metadata"].get("ownerReferences") or ())
+
+
+def difference(sks: Object, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """What of its spec is not as wanted."""
+    there = sks.get("spec") or {}
+    return {key: value for key, value in wanted.items() if there.get(key) != value}
