@@ -21,7 +21,7 @@ from tests.fakes.small_serving import SmallServing
 
 RUNTIME = "registry.example/runtime@sha256:" + "0" * 64
 PATIENCE_S = 30.0
-QUICK = Pace(workers=4, first_retry_s=0.02, most_retry_s=0.1, most_away_s=0.1, feed_s=60.0, config_s=60.0, sync_s=0.2)
+QUICK = Pace(workers=4, first_retry_s=0.02, most_retry_s=0.1, most_away_s=0.1, feed_s=60.0, config_s=0.1, sync_s=0.2)
 
 
 @dataclass(kw_only=True)

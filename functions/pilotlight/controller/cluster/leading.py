@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
 import socket
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any
 
 from pilotlight.cluster.api import Cluster
 from pilotlight.cluster.errors import ClusterError
@@ -19,6 +21,7 @@ from pilotlight.controller.context import Context
 
 log = logging.getLogger(__name__)
 
+Work = Callable[[], Coroutine[Any, Any, None]]
 LEASE = "pilotlight-reconciler"
 _AGAIN_S = 5.0
 
@@ -41,29 +44,33 @@ async def _run_once(context: Context) -> None:
         async with election:
             while True:
                 await election.wait_leader()
-                await lead(context, cluster, election)
+                await lead(election, works(context, cluster))
 
 
-async def lead(context: Context, cluster: Cluster, election: Election) -> None:
-    """Reconcile until another may lead. The work has stopped when this returns."""
+def works(context: Context, cluster: Cluster) -> Mapping[str, Work]:
+    """What the leader does, by name; each goes on until it is cancelled."""
     reconciler = Reconciler(cluster, store=context.store, key=context.key, bell=context.bell, statuses=context.statuses)
-    log.info("event=reconciling cluster=%r", cluster)
-    tasks = [
-        asyncio.create_task(election.wait_follower(), name="another may lead"),
-        asyncio.create_task(reconciler.run(), name="reconciler"),
-        asyncio.create_task(departed.keep(cluster), name="departed"),
-        asyncio.create_task(NodeLabels(cluster, context.nodes).run(), name="node labels"),
-    ]
+    return {
+        "reconciler": reconciler.run,
+        "departed": partial(departed.keep, cluster),
+        "node labels": NodeLabels(cluster, context.nodes).run,
+    }
+
+
+async def lead(election: Election, parts: Mapping[str, Work]) -> None:
+    """Work until another may lead. It has stopped when this returns; a part that breaks ends all, and raises."""
+    log.info("event=leading parts=%s", ", ".join(parts))
+    parts = {"another may lead": election.wait_follower, **parts}
+    tasks = [asyncio.create_task(run(), name=name) for name, run in parts.items()]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    log.info("event=not_reconciling reason=%s", ", ".join(sorted(task.get_name() for task in done)))
+    log.info("event=not_leading reason=%s", ", ".join(sorted(task.get_name() for task in done)))
     for task in done:
-        with contextlib.suppress(asyncio.CancelledError):
-            task.result()  # a defect ends the process's task, and is told there
+        task.result()
 
 
 def identity() -> str:

@@ -189,11 +189,11 @@ class Reconciler:
                 self._failed(key, ClusterError(f"something of it in the cluster has an unexpected shape: {e!r}", reason="NotUnderstood"))
 
     async def _look_at(self, key: str) -> None:
-        if "/" in key:
-            await self._namespaces.reconcile(key)
+        if not self.state.tenants:  # an empty database is no wish
             self.work.done(key)
             return
-        if key not in self.state.functions and not self.state.tenants:
+        if "/" in key:
+            await self._namespaces.reconcile(key)
             self.work.done(key)
             return
         outcome = await self._functions.reconcile(key)

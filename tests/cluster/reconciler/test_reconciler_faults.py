@@ -1,0 +1,288 @@
+"""What goes wrong in a cluster, and what the reconciler makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from pilotlight.cluster import names
+from pilotlight.cluster.api import Cluster
+from pilotlight.cluster.kinds import NAMESPACE, REVISION, SERVICE
+from pilotlight.cluster.lease import Election, LeaseTerms
+from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.controller.bell import Bell
+from pilotlight.controller.cluster.leading import lead
+from pilotlight.controller.cluster.reconciler import Reconciler
+from tests.cluster.reconciler.conftest import RUNTIME, Bench
+from tests.cluster.reconciler.test_reconciler import ONE, SERVING, TWO, traffic_of, two
+from tests.fakes.fed_platform import ACME, FedPlatform, spec
+from tests.fakes.kubernetes.faults import Fault
+from tests.fakes.kubernetes.knative_settings import config_maps
+from tests.fakes.kubernetes.server import ApiServer
+from tests.fakes.small_serving import SmallServing
+
+SERVICES = "services.serving.knative.dev"
+
+
+async def test_foreign_edits_are_put_right(bench: Bench) -> None:
+    def edited(api_version: str, kind: str, name: str, spec: dict[str, Any]) -> None:
+        there = bench.server.get(api_version, kind, name, "fn-acme")
+        assert there is not None
+        bench.server.put({**there, "spec": {**there["spec"], **spec}})
+
+    def egress() -> Any:
+        policy = bench.server.get("networking.k8s.io/v1", "NetworkPolicy", "pilotlight-out", "fn-acme")
+        return policy["spec"]["egress"] if policy is not None else None
+
+    bench.platform.tenant()
+    bench.platform.function(two(), weights={"v1-000001": 100}, tags={"next": "v2-000002"})
+    async with bench.running():
+        await bench.until_phase("ready")
+        await bench.until_quiet()
+        wanted = traffic_of(bench)
+        edited(SERVING, "Service", "search-embed", {"traffic": [{"revisionName": TWO, "latestRevision": False, "percent": 100}]})
+        await bench.until(lambda: traffic_of(bench) == wanted)
+        rules = egress()
+        edited("networking.k8s.io/v1", "NetworkPolicy", "pilotlight-out", {"egress": [{}]})
+        await bench.until(lambda: egress() == rules)
+
+
+async def test_a_revision_that_was_deleted_behind_our_back_comes_back_the_same(bench: Bench) -> None:
+    bench.platform.tenant()
+    bench.platform.function(two(), weights={"v1-000001": 60, "v2-000002": 40})
+    async with bench.running():
+        await bench.until_phase("ready")
+        await bench.until(lambda: traffic_of(bench) == [(ONE, 60, ""), (TWO, 40, "")])
+        await bench.until_quiet()
+        before = bench.server.get(SERVING, "Revision", ONE, "fn-acme")
+        assert before is not None
+        async with await Cluster.connect(bench.settings) as operator:
+            await operator.delete(REVISION, ONE, "fn-acme")
+        await bench.until(lambda: bench.serving.made == [ONE, TWO, ONE])
+        await bench.until_phase("ready")
+        after = bench.server.get(SERVING, "Revision", ONE, "fn-acme")
+        assert after is not None
+        assert after["spec"] == before["spec"]
+        assert after["metadata"]["annotations"][names.KEY] == before["metadata"]["annotations"][names.KEY]
+        assert traffic_of(bench) == [(ONE, 60, ""), (TWO, 40, "")]
+
+
+async def test_a_service_that_was_deleted_behind_our_back_is_made_anew(bench: Bench) -> None:
+    bench.platform.tenant()
+    bench.platform.function(two(), weights={"v1-000001": 60, "v2-000002": 40})
+    async with bench.running():
+        await bench.until_phase("ready")
+        await bench.until_quiet()
+        async with await Cluster.connect(bench.settings) as operator:
+            await operator.delete(SERVICE, "search-embed", "fn-acme")
+        await bench.until(lambda: sorted(bench.serving.made[2:]) == [ONE, TWO])
+        await bench.until(lambda: traffic_of(bench) == [(ONE, 60, ""), (TWO, 40, "")])
+
+
+async def test_a_namespace_that_is_being_deleted_is_waited_for(bench: Bench) -> None:
+    bench.platform.tenant()
+    bench.platform.function(spec())
+    async with bench.running():
+        await bench.until_phase("ready")
+        await bench.until_quiet()
+        held = bench.server.get("v1", "ConfigMap", ONE, "fn-acme")
+        assert held is not None
+        bench.server.put({**held, "metadata": {**held["metadata"], "finalizers": ["test/hold"]}})
+        async with await Cluster.connect(bench.settings) as operator:
+            await operator.delete(NAMESPACE, "fn-acme")
+            await bench.until(lambda: (status := bench.status()) is not None and status.reason == "NamespaceEnding")
+            assert (await bench.until_phase("pending")).message
+            held = bench.server.get("v1", "ConfigMap", ONE, "fn-acme")
+            assert held is not None
+            bench.server.put({**held, "metadata": {**held["metadata"], "finalizers": []}})
+        await bench.until_phase("ready")
+        await bench.until(lambda: traffic_of(bench) == [(ONE, 100, "")])
+
+
+async def test_a_missing_right_is_named_and_waited_for(bench: Bench) -> None:
+    denied = bench.server.rights.deny("patch", "services", group="serving.knative.dev")
+    bench.platform.tenant()
+    bench.platform.function(spec())
+    async with bench.running():
+        status = await bench.until_phase("failed")
+        assert status.reason == "Forbidden"
+        assert "serving.knative.dev" in status.message
+        assert "patch" in status.message
+        bench.server.rights.denied.remove(denied)
+        await bench.until_phase("ready")
+
+
+async def test_a_cluster_without_knative_is_told_by_name(bench: Bench) -> None:
+    bench.server.remove_kind(SERVICES)
+    bench.platform.tenant()
+    bench.platform.function(spec())
+    async with bench.running():
+        status = await bench.until_phase("failed")
+    assert status.reason == "KindMissing"
+    assert SERVICES in status.message
+
+
+async def test_names_that_are_taken_are_left_alone(bench: Bench) -> None:
+    theirs: dict[str, Any] = {
+        "apiVersion": SERVING,
+        "kind": "Service",
+        "metadata": {"name": "search-embed", "namespace": "fn-acme"},
+        "spec": {"template": {"spec": {"containers": [{"image": "registry.example/theirs@sha256:" + "2" * 64}]}}},
+    }
+    bench.server.put(theirs)  # its namespace is theirs, too
+    bench.platform.tenant()
+    bench.platform.function(spec())
+    async with bench.running():
+        status = await bench.until_phase("failed")
+        assert status.reason == "NameTaken"
+        assert "Namespace fn-acme" in status.message
+        namespace = bench.server.get("v1", "Namespace", "fn-acme")
+        assert namespace is not None
+        metadata = {**namespace["metadata"], "labels": {names.MANAGED_BY: "pilotlight"}}
+        bench.server.put({**namespace, "metadata": metadata})  # handed over
+        await bench.until(lambda: "Service fn-acme/search-embed" in (status.message if (status := bench.status()) else ""))
+    there = bench.server.get(SERVING, "Service", "search-embed", "fn-acme")
+    assert there is not None
+    assert there["spec"]["template"]["spec"]["containers"][0]["image"] == "registry.example/theirs@sha256:" + "2" * 64
+
+
+async def test_a_feature_that_is_off_is_named_with_the_command_that_switches_it_on(tmp_path: Path) -> None:
+    async with ApiServer(ready=False) as server:
+        with SmallServing(server) as serving:
+            kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+            settings = ClusterSettings(kubeconfig=str(kubeconfig), runtime_image=RUNTIME, namespace="default")
+            platform = FedPlatform(tmp_path, bell=Bell())
+            bench = Bench(server=server, serving=serving, platform=platform, kubeconfig=kubeconfig, settings=settings)
+            platform.tenant()
+            platform.function(spec())
+            async with bench.running():
+                status = await bench.until_phase("failed")
+                assert status.reason == "Refused"
+                assert "kubernetes.podspec-volumes-hostpath" in status.message
+                assert "kubectl patch configmap/config-features" in status.message
+                assert server.list(SERVING, "Service") == []
+                for body in config_maps():
+                    server.put(body)
+                await bench.until_phase("ready")
+            platform.close()
+
+
+async def test_what_a_webhook_says_is_told(bench: Bench) -> None:
+    bench.server.faults.refusals.append((SERVICES, "images must come from our own registry"))
+    bench.platform.tenant()
+    bench.platform.function(spec())
+    async with bench.running():
+        status = await bench.until_phase("failed")
+        assert status.reason == "Refused"
+        assert "images must come from our own registry" in status.message
+        bench.server.faults.clear()
+        await bench.until_phase("ready")
+
+
+async def test_one_that_fails_holds_up_nobody_else(bench: Bench) -> None:
+    bench.server.faults.add(Fault(status=500, verb="apply", resource=SERVICES, path="search-bad"))
+    bench.platform.tenant()
+    bad = bench.platform.function(spec("bad"))
+    others = [bench.platform.function(spec(f"good{number}")) for number in range(8)]
+    async with bench.running():
+        for other in others:
+            await bench.until_phase("ready", other)
+        assert bad not in bench.statuses.known() or bench.statuses.known()[bad].phase != "ready"
+
+
+async def test_an_api_server_that_was_away_finds_everything_as_it_should_be(bench: Bench) -> None:
+    bench.platform.tenant()
+    bench.platform.function(spec())
+    async with bench.running():
+        await bench.until_phase("ready")
+        await bench.server.stop()
+        bench.platform.function(two(), weights={"v2-000002": 100})
+        await bench.until(lambda: (status := bench.status()) is not None and status.reason in ("ClusterUnreachable", "Overloaded"))
+        await bench.server.start()
+        await bench.until(lambda: traffic_of(bench)[:1] == [(TWO, 100, "")])
+        await bench.until_phase("ready")
+
+
+async def test_watches_that_are_cut_again_and_again_lose_nothing(bench: Bench) -> None:
+    bench.server.faults.cut_watches_every_s = 0.05
+    bench.platform.tenant()
+    async with bench.running():
+        functions = [bench.platform.function(spec(f"f{number}")) for number in range(5)]
+        bench.server.expire_watches()
+        for function in functions:
+            await bench.until_phase("ready", function)
+
+
+async def test_an_empty_database_deletes_nothing(bench: Bench, tmp_path: Path) -> None:
+    bench.platform.tenant()
+    bench.platform.function(spec())
+    async with bench.running():
+        await bench.until_phase("ready")
+    home = tmp_path / "fresh"
+    home.mkdir()
+    kept, bench.platform = bench.platform, FedPlatform(home, bell=Bell())
+    async with bench.running():
+        await bench.until_quiet()
+        assert traffic_of(bench) == [(ONE, 100, "")]
+        bench.platform.tenant()  # it is a platform after all, and does not know the function
+        bench.platform.function(spec("other"))
+    async with bench.running():
+        await bench.until(lambda: traffic_of(bench) == [])
+    bench.platform.close()
+    bench.platform = kept
+
+
+async def test_of_two_controllers_one_works_and_the_other_takes_over(bench: Bench) -> None:
+    terms = LeaseTerms(lease_s=2.0, renew_s=1.5, retry_s=0.1)
+    at_work: list[str] = []
+    overlaps: list[list[str]] = []
+    bench.platform.tenant()
+    bench.platform.function(spec())
+
+    async def controller(name: str) -> None:
+        async with (
+            await Cluster.connect(bench.settings) as cluster,
+            Election(cluster, name="reconciler", namespace="default", identity=name, terms=terms) as election,
+        ):
+            while True:
+                await election.wait_leader()
+                at_work.append(name)
+                overlaps.append(list(at_work))
+                try:
+                    reconciler = Reconciler(
+                        cluster, store=bench.platform.store, key=bench.platform.key, bell=bench.platform.bell, statuses=bench.statuses
+                    )
+                    await lead(election, {"reconciler": reconciler.run})
+                finally:
+                    at_work.remove(name)
+
+    tasks = {name: asyncio.create_task(controller(name)) for name in ("one", "two")}
+    try:
+        await bench.until_phase("ready")
+        first = at_work[0]
+        tasks[first].cancel()
+        await asyncio.gather(tasks[first], return_exceptions=True)
+        bench.platform.function(two(), weights={"v2-000002": 100})
+        await bench.until(lambda: traffic_of(bench)[:1] == [(TWO, 100, "")])
+    finally:
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+    assert all(len(names) == 1 for names in overlaps)
+    assert {names[0] for names in overlaps} == {"one", "two"}
+
+
+async def test_two_functions_with_one_name_are_noticed(bench: Bench) -> None:
+    """Marks make it unlikely, and `PATH` makes it impossible to miss."""
+    bench.platform.tenant()
+    bench.platform.function(spec())
+    async with bench.running():
+        await bench.until_phase("ready")
+        service = bench.server.get(SERVING, "Service", "search-embed", "fn-acme")
+        assert service is not None
+        annotations = {**service["metadata"]["annotations"], names.PATH: f"{ACME.id}/main/search-embed/x"}
+        bench.server.put({**service, "metadata": {**service["metadata"], "annotations": annotations}})
+        status = await bench.until_phase("failed")
+    assert status.reason == "NameTaken"
+    assert "rename one of them" in status.message
