@@ -28,7 +28,7 @@
 {{- $_ := set $activator "sibling_url" (printf "https://%s-activator-{index}.%s-activators.%s.svc:8710" $name $name $ns) -}}
 {{- $_ := set $activator "sibling_listen" "0.0.0.0:8710" -}}
 {{- end -}}
-{{- $snapshotter := dict "metrics_listen" "0.0.0.0:8703" -}}
+{{- $snapshotter := dict "metrics_listen" "0.0.0.0:8703" "pods" (printf "%s/node" .Values.node.hostPath) -}}
 {{- $weights := dict
     "metrics_listen" "0.0.0.0:8704"
     "peers" (printf "dns:%s-nodes.%s.svc:8720" $name $ns)

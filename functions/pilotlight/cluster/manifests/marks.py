@@ -46,7 +46,7 @@ def stamped(made: Manifest) -> Manifest:
     metadata = made["metadata"]
     annotations = {key: value for key, value in metadata["annotations"].items() if key != names.APPLIED}
     spec = made.get("spec", {})
-    if "template" in spec:
+    if "name" in spec.get("template", {}).get("metadata", {}):
         spec = {**spec, "template": spec["template"]["metadata"]["name"]}
     said = {**made, "metadata": {**metadata, "annotations": annotations}, "spec": spec}
     digest = hashlib.sha256(canonical_json(said)).hexdigest()

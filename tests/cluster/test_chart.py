@@ -1,0 +1,452 @@
+"""The Helm chart: what it renders is valid, hangs together, is read by our processes, and grants no more than they need."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from activator.settings import ActivatorSettings
+from pilotlight.cluster import rights
+from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.controller.cluster.departed import Journal, drain_job
+from pilotlight.controller.settings import ControllerConfig
+from pilotlight.quotas import BUILT_IN, Plan
+from scripts import render_kustomize
+from scripts.chart_schema import SECTIONS, schema
+from scripts.render_kustomize import CHART
+from tests.fakes.chart import Object, Rendering, containers, faults, pod_of, refusal, render
+from weight_cache.configuration import WeightCacheSettings
+from weight_cache.settings import PlatformSettings, load, load_each
+
+DIGEST = "sha256:" + "5" * 64
+EVERYTHING: Mapping[str, Any] = {
+    "fullnameOverride": "a-name-that-is-as-long-as-names-may-ever-be",
+    "allowTags": True,
+    "images": {"controller": "registry.example/c:v1", "activator": f"registry.example/a@{DIGEST}"},
+    "imagePullSecrets": ["pull"],
+    "config": {
+        "cluster": {"autoscaler": "pilotlight", "runtime_image": f"registry.example/r@{DIGEST}", "knative_namespace": "kn"},
+        "activator": {"max_body_bytes": 104857600, "traces_sampled": 0.5, "listen": "0.0.0.0:8700"},
+        "weight_cache": {"max_bytes": 4000000000000},
+        "plans": {"gold": {"concurrent": 5}},
+        "prices": {"version": "2027-01", "gpu_s": {"H100": "0.002"}},
+    },
+    "s3": {"secretName": "s3"},
+    "tls": {"mode": "secrets", "secrets": {"controller": "tls-c", "activator": "tls-a", "node": "tls-n"}},
+    "controller": {"replicas": 2, "podAnnotations": {"x": "y"}, "serviceAccountAnnotations": {"role": "r"}},
+    "activator": {
+        "replicas": 3, "shutdownSeconds": 600, "maxUnavailable": "34%", "priorityClassName": "high",
+        "extraEnv": [{"name": "A", "value": "b"}], "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
+    },
+    "node": {"priorityClassName": "system-node-critical", "runtimeClassName": "nvidia", "hostPath": "/mnt/nvme/pilotlight", "hostPID": True,
+             "nodeSelector": {"gpu": "true"}},
+    "redis": {"enabled": False},
+    "networkPolicy": {
+        "callersFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}],
+        "extraEgress": [{"ports": [{"protocol": "TCP", "port": 4318}]}],
+    },
+    "monitoring": {"podMonitors": True, "dashboards": True, "rules": True, "labels": {"prometheus": "main"}},
+    "ingress": {"enabled": True, "className": "nginx", "tlsSecretName": "public-tls", "annotations": {"a": "b"}},
+    "gateway": {"enabled": True, "parentRefs": [{"name": "gateway"}]},
+}  # fmt: skip
+LITTLE: Mapping[str, Any] = {
+    "activator": {"replicas": 1},
+    "node": {"enabled": False},
+    "redis": {"enabled": False},
+    "networkPolicy": {"enabled": False},
+    "tls": {"issuer": {"name": "house", "kind": "ClusterIssuer"}},
+}
+SETS = {
+    "default": ({}, "pilotlight", "pilotlight"),
+    "everything": (EVERYTHING, "prod", "models"),
+    "little": (LITTLE, "pilotlight", "pilotlight"),
+}
+GIVEN_SECRETS = frozenset({"pilotlight-secrets", "pull", "s3", "tls-c", "tls-a", "tls-n", "public-tls"})
+"""Secrets that the operator makes."""
+
+
+@pytest.fixture(name="chart", scope="module", params=SETS)
+def _chart(request: pytest.FixtureRequest) -> Rendering:
+    values, release, namespace = SETS[request.param]
+    return render(values, release=release, namespace=namespace)
+
+
+@pytest.fixture(name="default", scope="module")
+def _default() -> Rendering:
+    return render({})
+
+
+@pytest.fixture(name="everything", scope="module")
+def _everything() -> Rendering:
+    return render(EVERYTHING, release="prod", namespace="models")
+
+
+# -- valid ----------------------------------------------------------------------------------------------------------------------------
+def test_every_object_is_what_the_api_server_takes(chart: Rendering) -> None:
+    assert [fault for each in chart.objects for fault in faults(each)] == []
+    assert {"Deployment", "StatefulSet", "Service", "ConfigMap", "ClusterRole"} <= {each["kind"] for each in chart.objects}
+
+
+def test_a_wrong_field_would_be_found(default: Rendering) -> None:
+    spoilt = json.loads(json.dumps(default.one("StatefulSet", "activator")))
+    spoilt["spec"]["template"]["spec"]["terminationGracePeriod"] = 5
+    assert "terminationGracePeriod" in faults(spoilt)[0]
+
+
+def test_names_are_unique_and_fit(chart: Rendering) -> None:
+    names = [(each["apiVersion"], each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in chart.objects]
+    assert len(names) == len(set(names))
+    for each in chart.of("Service", "StatefulSet", "Deployment", "DaemonSet"):
+        assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", each["metadata"]["name"])
+    for each in chart.of("StatefulSet"):
+        assert len(each["metadata"]["name"]) <= 52  # + "-" + a hash of ten characters is a label's value
+    for key, value in ((k, v) for each in chart.objects for k, v in each["metadata"]["labels"].items()):
+        assert re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", value), key
+
+
+def test_helm_finds_nothing_to_say() -> None:
+    done = render_kustomize.helm("lint", "--strict", str(CHART))
+    assert "0 chart(s) failed" in done.stdout, done.stdout
+
+
+def test_what_is_derived_is_up_to_date() -> None:
+    for path, text in {
+        **render_kustomize.files(),
+        render_kustomize.KUSTOMIZE / "pilotlight.yaml": render_kustomize.rendering_text(),
+    }.items():
+        assert path.read_text() == text, f"{path.name}: run scripts/render-kustomize"
+    kustomization = yaml.safe_load((render_kustomize.KUSTOMIZE / "kustomization.yaml").read_text())
+    assert [name for name in kustomization["resources"] if not (render_kustomize.KUSTOMIZE / name).exists()] == []
+    namespace = yaml.safe_load((render_kustomize.KUSTOMIZE / "namespace.yaml").read_text())
+    assert faults(namespace) == []
+    assert namespace["metadata"]["name"] == render_kustomize.NAMESPACE
+
+
+# -- hangs together -------------------------------------------------------------------------------------------------------------------
+def _secrets_of(pod: Object) -> Iterator[tuple[str, frozenset[str]]]:
+    """Names of secrets that a pod refers to, with the keys."""
+    for volume in pod.get("volumes", []):
+        if "secret" in volume:
+            yield volume["secret"]["secretName"], frozenset(item["key"] for item in volume["secret"].get("items", []))
+    for container in pod["containers"]:
+        for variable in container.get("env", []):
+            if (reference := variable.get("valueFrom", {}).get("secretKeyRef")) is not None:
+                yield reference["name"], frozenset({reference["key"]})
+        for source in container.get("envFrom", []):
+            yield source["secretRef"]["name"], frozenset()
+    for pull in pod.get("imagePullSecrets", []):
+        yield pull["name"], frozenset()
+
+
+def test_whatever_pods_refer_to_is_there(chart: Rendering) -> None:
+    config_maps = {each["metadata"]["name"] for each in chart.of("ConfigMap")}
+    accounts = {each["metadata"]["name"] for each in chart.of("ServiceAccount")}
+    made = {each["spec"]["secretName"] for each in chart.of("Certificate")}
+    keys = {"platform.key", "database-url", "redis-url", "redis-password"}
+    for workload in chart.workloads:
+        pod = pod_of(workload)
+        assert pod["serviceAccountName"] in accounts
+        for name, used in _secrets_of(pod):
+            assert name in made | GIVEN_SECRETS
+            assert name != "pilotlight-secrets" or (used and used <= keys), "each pod gets the keys that it needs, not the secret"
+        assert {v["configMap"]["name"] for v in pod.get("volumes", []) if "configMap" in v} <= config_maps
+        there = {volume["name"] for volume in pod.get("volumes", [])}
+        there |= {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])}
+        for container in pod["containers"]:
+            assert {mount["name"] for mount in container["volumeMounts"]} <= there
+    used_accounts = {pod_of(each)["serviceAccountName"] for each in chart.workloads}
+    assert used_accounts == accounts, "no account is left over"
+
+
+def test_probes_ask_ports_that_are_there(chart: Rendering) -> None:
+    for _, container in containers(chart):
+        ports = {port["name"] for port in container["ports"]}
+        assert all(len(name) <= 15 for name in ports)
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            if "httpGet" in container.get(probe, {}):
+                assert container[probe]["httpGet"]["port"] in ports
+        assert "livenessProbe" in container
+        assert "readinessProbe" in container
+
+
+def test_services_and_budgets_select_pods_with_those_ports(chart: Rendering) -> None:
+    for service in chart.of("Service"):
+        (workload,) = chart.selected({"matchLabels": service["spec"]["selector"]})
+        ports = {port["name"]: port["containerPort"] for c in pod_of(workload)["containers"] for port in c["ports"]}
+        for port in service["spec"]["ports"]:
+            assert port["targetPort"] in ports
+            assert service["spec"].get("clusterIP") != "None" or port["port"] == ports[port["targetPort"]], "a headless one changes no port"
+    for budget in chart.of("PodDisruptionBudget"):
+        assert len(chart.selected(budget["spec"]["selector"])) == 1
+    services = {each["metadata"]["name"] for each in chart.of("Service")}
+    assert {each["spec"]["serviceName"] for each in chart.of("StatefulSet")} <= services
+    for workload in chart.workloads:
+        assert chart.selected(workload["spec"]["selector"]) == [workload]
+    for monitor in chart.of("PodMonitor"):
+        (workload,) = chart.selected(monitor["spec"]["selector"])
+        named = {port["name"] for c in pod_of(workload)["containers"] for port in c["ports"]}
+        assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} <= named
+    for ingress in chart.of("Ingress"):
+        backend = ingress["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]
+        assert backend["port"]["name"] in [port["name"] for port in chart.one("Service", backend["name"])["spec"]["ports"]]
+
+
+def _allowed(policy: Object, direction: str) -> Iterator[tuple[str | None, Any]]:
+    """Pairs of (component of a peer or None for anybody else, port)."""
+    for rule in policy["spec"].get(direction, []):
+        for peer in rule.get("from" if direction == "ingress" else "to", [{}]):
+            labels = peer.get("podSelector", {}).get("matchLabels", {}) if "namespaceSelector" not in peer else {}
+            for port in rule["ports"]:
+                yield labels.get("app.kubernetes.io/component"), port["port"]
+
+
+def test_policies_select_pods_that_are_there_by_ports_that_they_have(everything: Rendering, default: Rendering) -> None:
+    for chart in (default, everything):
+        for policy in chart.of("NetworkPolicy"):
+            selected = chart.selected(policy["spec"]["podSelector"])
+            assert selected
+            ports = {port["name"] for each in selected for c in pod_of(each)["containers"] for port in c["ports"]}
+            assert {port for _, port in _allowed(policy, "ingress") if isinstance(port, str)} <= ports
+            components = {component for direction in ("ingress", "egress") for component, _ in _allowed(policy, direction)} - {None}
+            assert components <= {
+                each["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"] for each in chart.workloads
+            } | {"journal-drain"}
+
+
+def test_who_may_be_sent_to_may_be_received_from(default: Rendering) -> None:
+    policies = {each["metadata"]["name"]: each for each in default.of("NetworkPolicy")}
+    received = {(name.removeprefix("pilotlight-"), *pair) for name, each in policies.items() for pair in _allowed(each, "ingress")}
+    for name, policy in policies.items():
+        for component, port in _allowed(policy, "egress"):
+            assert component is None or (component, name.removeprefix("pilotlight-"), port) in received
+    everybody = policies["pilotlight"]["spec"]
+    assert (everybody["policyTypes"], "ingress" in everybody) == (["Ingress", "Egress"], False)
+    assert len(default.selected(everybody["podSelector"])) == len(default.workloads)
+
+
+def test_a_departed_activators_journal_is_drained_by_a_job_that_is_valid_and_let_in(default: Rendering) -> None:
+    activators = {**default.one("StatefulSet", "activator")}
+    activators["metadata"] = {**activators["metadata"], "namespace": "pilotlight"}
+    claim = {"metadata": {"name": "journal-pilotlight-activator-4"}}
+    job = drain_job(activators, Journal(claim=claim, ordinal=4), labels={"app.kubernetes.io/managed-by": "pilotlight"})
+    assert faults(dict(job)) == []
+    container = pod_of(dict(job))["containers"][0]
+    assert [*container["command"], *container["args"]] == [
+        "python", "-m", "activator", "--config", "/etc/pilotlight/config/platform.yaml", "--index", "4", "--drain-journal",
+    ]  # fmt: skip
+    component = job["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
+    assert (component, "control") in _allowed(default.one("NetworkPolicy", "-controller"), "ingress")
+    assert (component, "redis") in _allowed(default.one("NetworkPolicy", "-redis"), "ingress")
+
+
+# -- settings -------------------------------------------------------------------------------------------------------------------------
+def _written(chart: Rendering, directory: Path) -> Path:
+    """platform.yaml as a pod has it, the mounted secrets beside it."""
+    for name, text in (("database-url", "postgresql+psycopg://u:p@h/d"), ("redis-url", "redis://:p@r:6379/0"), ("platform.key", "k")):
+        (directory / name).write_text(text)
+    file = directory / "platform.yaml"
+    file.write_text(chart.platform_yaml.replace("/etc/pilotlight/secrets", str(directory)))
+    return file
+
+
+def test_our_processes_read_their_settings(chart: Rendering, tmp_path: Path) -> None:
+    file = _written(chart, tmp_path)
+    read = {name: load(record, name, file) for name, record in SECTIONS.items()}
+    load_each(Plan, "plans", file, base=BUILT_IN)
+    controller = ControllerConfig.read(file)
+    assert controller.database_url == "postgresql+psycopg://u:p@h/d"
+    platform, activator = read["platform"], read["activator"]
+    assert isinstance(platform, PlatformSettings)
+    assert isinstance(activator, ActivatorSettings)
+    assert platform.fleet == "knative"
+    assert read["cluster"] == load(ClusterSettings, "cluster", file)
+    assert load(ClusterSettings, "cluster", file).namespace == chart.namespace
+    replicas = chart.one("StatefulSet", "-activator")["spec"]["replicas"]
+    assert activator.activators == replicas
+    assert (activator.redis_url is None) == (replicas == 1)
+
+
+def test_what_is_given_is_there_as_it_was_given(everything: Rendering, tmp_path: Path) -> None:
+    file = _written(everything, tmp_path)
+    assert load(ActivatorSettings, "activator", file).max_body_bytes == 104857600
+    assert load(WeightCacheSettings, "weight_cache", file).max_bytes == 4000000000000
+    assert load_each(Plan, "plans", file, base=BUILT_IN)["gold"].concurrent == 5
+    assert load(ClusterSettings, "cluster", file).node_path == "/mnt/nvme/pilotlight/node"
+
+
+def test_addresses_are_services_with_certificates_for_their_names(default: Rendering, tmp_path: Path) -> None:
+    file = _written(default, tmp_path)
+    platform, activator = load(PlatformSettings, "platform", file), load(ActivatorSettings, "activator", file)
+    peers = load(WeightCacheSettings, "weight_cache", file).peers
+    assert isinstance(peers, str)
+    _, name, peer_port = peers.split(":")
+    controller, siblings = urlsplit(platform.controller_url), urlsplit((activator.sibling_url or "").replace("{index}", "1"))
+    names = {each["metadata"]["name"]: each["spec"].get("dnsNames", []) for each in default.of("Certificate")}
+    for component, host, port in (
+        ("controller", controller.hostname, controller.port),
+        ("activator", siblings.hostname, siblings.port),
+        ("node", name, int(peer_port)),
+    ):
+        assert isinstance(host, str)
+        service = default.one("Service", host.removesuffix(f".{default.namespace}.svc").rpartition(".")[2])
+        assert port in [each["port"] for each in service["spec"]["ports"]]
+        patterns = names[f"pilotlight-{component}"]
+        assert any(fnmatch.fnmatch(host, pattern) and host.count(".") == pattern.count(".") for pattern in patterns), (host, patterns)
+        assert all(pattern.count(".") >= 2 for pattern in patterns if pattern.startswith("*")), "TLS wants two dots behind a wildcard"
+    sts = default.one("StatefulSet", "activator")
+    assert (siblings.hostname or "").startswith(f"{sts['metadata']['name']}-1.{sts['spec']['serviceName']}.")
+
+
+def test_listeners_are_the_ports_that_are_named(default: Rendering, tmp_path: Path) -> None:
+    settings = yaml.safe_load(default.platform_yaml)
+    ports = {port["name"]: str(port["containerPort"]) for _, c in containers(default) for port in c["ports"] if port["name"] != "metrics"}
+    listens = {
+        "control": settings["controller"]["listen"],
+        "http": settings["activator"]["listen"],
+        "siblings": settings["activator"]["sibling_listen"],
+        "metrics-snap": settings["snapshotter"]["metrics_listen"],
+        "metrics-weights": settings["weight_cache"]["metrics_listen"],
+        "peers": settings["weight_cache"]["peer_listen"],
+        "redis": "0.0.0.0:6379",
+    }
+    assert {name: listen.rpartition(":")[2] for name, listen in listens.items()} == ports
+
+
+def test_a_pod_ends_after_its_calls(chart: Rendering, tmp_path: Path) -> None:
+    settings = load(ActivatorSettings, "activator", _written(chart, tmp_path))
+    grace_s = pod_of(chart.one("StatefulSet", "-activator"))["terminationGracePeriodSeconds"]
+    assert grace_s >= settings.drain_s + settings.shutdown_s + 10
+
+
+def test_changed_settings_roll_the_pods(default: Rendering) -> None:
+    changed = render({"config": {"activator": {"max_queued": 5}}})
+    for name in ("controller", "activator", "node"):
+        before, after = (
+            next(each for each in chart.workloads if each["metadata"]["name"] == f"pilotlight-{name}") for chart in (default, changed)
+        )
+        key = "checksum/config"
+        assert before["spec"]["template"]["metadata"]["annotations"][key] != after["spec"]["template"]["metadata"]["annotations"][key]
+
+
+# -- safety ---------------------------------------------------------------------------------------------------------------------------
+def test_no_secret_is_in_a_config_map_and_no_secret_is_made(chart: Rendering) -> None:
+    assert chart.of("Secret") == []
+    for each in chart.of("ConfigMap"):
+        for name, text in each["data"].items():
+            assert not re.search(r"password|PRIVATE KEY|redis://|postgresql", text, re.IGNORECASE) or name.startswith("pilotlight-"), name
+
+
+def test_images_are_named_by_digest(default: Rendering) -> None:
+    for _, container in containers(default):
+        assert re.fullmatch(r"[^@\s]+@sha256:[0-9a-f]{64}", container["image"])
+    assert "latest" not in json.dumps(default.objects)
+
+
+def test_only_the_node_agent_has_rights_on_its_machine(chart: Rendering) -> None:
+    for workload, container in containers(chart):
+        pod, security = pod_of(workload), container["securityContext"]
+        is_node = workload["kind"] == "DaemonSet"
+        assert security["readOnlyRootFilesystem"]
+        assert "resources" in container
+        assert is_node or not any("hostPath" in volume for volume in pod.get("volumes", []))
+        assert is_node or not any(pod.get(key) for key in ("hostPID", "hostNetwork", "hostIPC"))
+        if container["name"] != "snapshotter":
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert not security.get("privileged")
+        if not is_node:
+            assert pod["securityContext"]["runAsNonRoot"]
+            assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+
+
+def test_who_has_no_rights_has_no_token(chart: Rendering) -> None:
+    bound = {subject["name"] for each in chart.of("RoleBinding", "ClusterRoleBinding") for subject in each["subjects"]}
+    for workload in chart.workloads:
+        assert (pod_of(workload)["serviceAccountName"] in bound) == pod_of(workload).get("automountServiceAccountToken", True)
+    for account in chart.of("ServiceAccount"):
+        assert account["automountServiceAccountToken"] == (account["metadata"]["name"] in bound)
+
+
+def _granted(chart: Rendering, component: str) -> dict[str, list[Object]]:
+    """Rules by scope, through the bindings, as the cluster would find them."""
+    knative = (chart.values.get("config") or {}).get("cluster", {}).get("knative_namespace", "knative-serving")
+    found: dict[str, list[Object]] = {"all": [], "platform": [], "knative": []}
+    roles = {(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]): each for each in chart.of("Role", "ClusterRole")}
+    for binding in chart.of("RoleBinding", "ClusterRoleBinding"):
+        (subject,) = binding["subjects"]
+        assert subject["namespace"] == chart.namespace
+        if not subject["name"].endswith(component):
+            continue
+        namespace = binding["metadata"].get("namespace")
+        scope = {None: "all", chart.namespace: "platform", knative: "knative"}[namespace]
+        assert (binding["kind"] == "ClusterRoleBinding") == (namespace is None)
+        found[scope] += roles[binding["roleRef"]["kind"], namespace, binding["roleRef"]["name"]]["rules"]
+    return found
+
+
+def test_rights_are_those_that_our_code_needs_and_no_others(chart: Rendering) -> None:
+    scales = bool((chart.values.get("config") or {}).get("cluster", {}).get("autoscaler") == "pilotlight")
+    scopes: tuple[rights.Scope, ...] = ("all", "platform", "knative")
+    for scope in scopes:
+        assert _granted(chart, "controller")[scope] == rights.rules("controller", scope)
+        activators = rights.rules("activator", scope) + (rights.rules("autoscaler", scope) if scales else [])
+        assert _granted(chart, "activator")[scope] == activators
+    assert "*" not in json.dumps([each["rules"] for each in chart.of("Role", "ClusterRole")])
+
+
+def test_journals_outlive_their_activators(chart: Rendering) -> None:
+    policy = chart.one("StatefulSet", "-activator")["spec"]["persistentVolumeClaimRetentionPolicy"]
+    assert policy == {"whenDeleted": "Retain", "whenScaled": "Retain"}
+
+
+# -- values ---------------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "values, named",
+    [
+        ({"images.controller": "registry.example/c:v1"}, "images.controller|/images/controller"),
+        ({"activator.replicas": 0}, "activator.replicas|/activator/replicas"),
+        ({"activator.replcas": 3}, "replcas"),
+        ({"config.activator.max_bdy_bytes": 3}, "max_bdy_bytes"),
+        ({"config.activator.redis_url": "redis://:p@h"}, "redis_url"),
+        ({"config.cluster.max_timeout_s": "600"}, "config.cluster.max_timeout_s|/config/cluster/max_timeout_s"),
+        ({"config.plans.gold.concurent": 3}, "concurent"),
+        ({"tls.mode": "none"}, "tls.mode|/tls/mode"),
+        ({"node.hostPath": "relative"}, "node.hostPath|/node/hostPath"),
+        ({"tls.mode": "secrets"}, r"tls\.secrets\.\w+: name the secret"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(values: dict[str, Any], named: str) -> None:
+    assert re.search(named, refusal(values))
+
+
+def _keys(properties: Mapping[str, Any], at: str = "") -> Iterator[str]:
+    for name, each in properties.items():
+        yield f"{at}{name}"
+        yield from _keys(each.get("properties", {}), f"{at}{name}.")
+
+
+def test_every_value_is_in_the_file_with_a_word_about_it() -> None:
+    text = (CHART / "values.yaml").read_text()
+    values = yaml.safe_load(text)
+    for key in _keys(schema()["properties"]):
+        section = key.split(".")
+        if section[0] in ("global", "config") or key.startswith(("tls.issuer.", "images.")):
+            continue
+        found: Any = values
+        for part in section:
+            assert part in found, f"{key} is not in values.yaml"
+            found = found[part]
+    top = [line for line in text.splitlines() if line and not line.startswith((" ", "#"))]
+    lines = text.splitlines()
+    for line in top:
+        assert "#" in line or lines[lines.index(line) - 1].startswith("#") or line.rstrip(":") in ("controller", "activator", "gateway"), (
+            line
+        )
