@@ -6,20 +6,22 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
-from pilotlight.cluster.answers import Answer, refusal
+from pilotlight.cluster import exec
+from pilotlight.cluster.calls import Calls, Patience
 from pilotlight.cluster.changes import Change, Object
 from pilotlight.cluster.credentials import Credentials, find_credentials
 from pilotlight.cluster.deeds import Deed
-from pilotlight.cluster.errors import BadCredentials, ClusterError, Gone, ManifestWarned, NotFound
+from pilotlight.cluster.errors import Gone, ManifestWarned, NotFound
 from pilotlight.cluster.following import follow
 from pilotlight.cluster.kinds import ACCESS_REVIEW, POD, Kind, kind_of
-from pilotlight.cluster.retries import Pauses, is_worth_repeating
 from pilotlight.cluster.settings import ClusterSettings
 from pilotlight.cluster.transport import Transport
+
+__all__ = ["Cluster", "Listing", "Object", "Patience"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,27 +37,6 @@ class Listing:
 
     items: tuple[Object, ...]
     resource_version: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long calls may take.
-
-    Attributes:
-        call_s: one call, all its attempts together.
-        attempt_s: one attempt.
-        silence_s: of a watch; API servers send a bookmark each minute.
-        watch_s: after which a watch is asked to end, so that load spreads over API servers.
-        pauses: between attempts of a call.
-        watch_pauses: between attempts to open a watch.
-    """
-
-    call_s: float = 30.0
-    attempt_s: float = 10.0
-    silence_s: float = 100.0
-    watch_s: float = 300.0
-    pauses: Pauses = field(default_factory=Pauses)
-    watch_pauses: Pauses = field(default_factory=lambda: Pauses(first_s=0.2, most_s=10.0))
 
 
 class Cluster:
@@ -79,11 +60,9 @@ class Cluster:
         """
         self.settings = settings
         self.patience = patience or Patience()
+        self._calls = Calls(transport, patience=self.patience, chance=chance, clock=clock, sleep=sleep)
         self._transport = transport
         self._tolerated = (*settings.tolerated_warnings, *tolerated)
-        self._chance = chance
-        self._clock = clock
-        self._sleep = sleep
 
     @classmethod
     async def connect(
@@ -131,7 +110,7 @@ class Cluster:
         """
         deed = Deed(verb="get", kind=kind, namespace=namespace, name=name)
         try:
-            return (await self._call(deed, "GET", timeout_s=timeout_s)).document()
+            return (await self._calls.call(deed, "GET", timeout_s=timeout_s)).document()
         except NotFound:
             return None
 
@@ -155,7 +134,7 @@ class Cluster:
         query = {"limit": str(_PAGE), **_selectors(selector, fields)}
         items: list[Object] = []
         while True:
-            page = (await self._call(deed, "GET", query=query)).document()
+            page = (await self._calls.call(deed, "GET", query=query)).document()
             # items of a list do not say what they are
             items += [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in page.get("items") or ()]
             meta = page.get("metadata") or {}
@@ -165,7 +144,8 @@ class Cluster:
 
     def watch(self, kind: Kind, namespace: str | None = None, selector: str = "", *, fields: str = "") -> AsyncGenerator[Change, None]:
         """List, then watch, for ever: see `following.follow`. Close it (`contextlib.aclosing`)."""
-        return follow(self, kind, namespace, selector, fields=fields, chance=self._chance, clock=self._clock, sleep=self._sleep)
+        how = self._calls
+        return follow(self, kind, namespace, selector, fields=fields, chance=how.chance, clock=how.clock, sleep=how.sleep)
 
     async def changes(
         self, kind: Kind, namespace: str | None, *, resource_version: str, selector: str = "", fields: str = ""
@@ -176,7 +156,7 @@ class Cluster:
             ClusterError: it was refused (`Gone`: list anew), or broke.
         """
         deed = Deed(verb="watch", kind=kind, namespace=namespace)
-        wait_s = self.patience.watch_s * (1 + self._chance())
+        wait_s = self.patience.watch_s * (1 + self._calls.chance())
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -186,7 +166,7 @@ class Cluster:
         }
         open_s, silence_s = self.patience.attempt_s, self.patience.silence_s
         async with self._transport.stream(deed, query=query, open_s=open_s, silence_s=silence_s) as (answer, pieces):
-            await self._check(deed, answer)
+            await self._calls.check(deed, answer)
             async for piece in pieces:
                 yield piece
 
@@ -198,12 +178,15 @@ class Cluster:
         container: str | None = None,
         follow: bool = False,
         tail_lines: int | None = None,
-        since_s: int | None = None,
+        since_time: str | None = None,
         timestamps: bool = False,
         previous: bool = False,
         limit_bytes: int | None = None,
     ) -> AsyncGenerator[bytes, None]:
         """What a pod's container printed, in pieces as they come. Close it (`contextlib.aclosing`).
+
+        Args:
+            since_time: RFC 3339; the server compares whole seconds.
 
         Raises:
             NotFound: there is no such pod.
@@ -213,7 +196,7 @@ class Cluster:
             "container": container,
             "follow": "true" if follow else None,
             "tailLines": tail_lines,
-            "sinceSeconds": since_s,
+            "sinceTime": since_time,
             "timestamps": "true" if timestamps else None,
             "previous": "true" if previous else None,
             "limitBytes": limit_bytes,
@@ -221,13 +204,18 @@ class Cluster:
         query = {key: str(value) for key, value in wanted.items() if value is not None}
         silence_s = None if follow else self.patience.call_s
         async with self._transport.stream(deed, query=query, open_s=self.patience.attempt_s, silence_s=silence_s) as (answer, pieces):
-            await self._check(deed, answer)
+            await self._calls.check(deed, answer)
             async for piece in pieces:
                 yield piece
 
+    def exec(self, name: str, namespace: str, argv: Sequence[str], *, container: str) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Run a command in a pod's container: see `exec.run`. Close it (`contextlib.aclosing`)."""
+        deed = Deed(verb="get", kind=POD, namespace=namespace, name=name, subresource="exec")
+        return exec.run(self._transport, deed, argv, container=container, open_s=self.patience.attempt_s)
+
     async def version(self) -> Object:
         """The API server's `/version`: `{"gitVersion": "v1.34.1", …}`."""
-        return (await self._call(Deed(verb="get", kind=_VERSION), "GET", path="/version")).document()
+        return (await self._calls.call(Deed(verb="get", kind=_VERSION), "GET", path="/version")).document()
 
     async def may(self, deed: Deed) -> bool:
         """Whether our credentials have a right, as the API server's authorizer says (SelfSubjectAccessReview)."""
@@ -245,7 +233,7 @@ class Cluster:
             "metadata": {},
             "spec": {"resourceAttributes": {key: value for key, value in asked.items() if value}},
         }
-        answer = (await self._call(Deed(verb="create", kind=ACCESS_REVIEW), "POST", body=review)).document()
+        answer = (await self._calls.call(Deed(verb="create", kind=ACCESS_REVIEW), "POST", body=review)).document()
         return bool((answer.get("status") or {}).get("allowed"))
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -328,14 +316,14 @@ class Cluster:
         if grace_s is not None:
             body["gracePeriodSeconds"] = int(-(-grace_s // 1))
         try:
-            await self._call(deed, "DELETE", body=body, is_conditional=True)
+            await self._calls.call(deed, "DELETE", body=body, is_conditional=True)
         except NotFound:
             return False
         return True
 
     async def pause(self, seconds: float) -> None:
         """Wait, on this cluster's clock."""
-        await self._sleep(seconds)
+        await self._calls.sleep(seconds)
 
     # -- how -----------------------------------------------------------------------------------------------------------
 
@@ -344,7 +332,7 @@ class Cluster:
         return {**query, "dryRun": "All"} if dry_run else query
 
     async def _written(self, deed: Deed, method: str, body: Mapping[str, Any], **how: Any) -> Object:
-        answer = await self._call(deed, method, body=body, **how)
+        answer = await self._calls.call(deed, method, body=body, **how)
         document = answer.document()
         grave = [text for text in answer.warnings if not any(piece in text for piece in self._tolerated)]
         for text in answer.warnings:
@@ -354,50 +342,6 @@ class Cluster:
             said = f"{deed}: the API server warns: {'; '.join(grave)}. Change the manifest, or tolerate it (cluster.tolerated_warnings)"
             raise ManifestWarned(said, warnings=grave, result=document, status=answer.status, deed=deed)
         return document
-
-    async def _call(
-        self,
-        deed: Deed,
-        method: str,
-        *,
-        path: str | None = None,
-        query: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
-        content_type: str = "application/json",
-        is_conditional: bool = False,
-        timeout_s: float | None = None,
-    ) -> Answer:
-        ends_at = self._clock() + (self.patience.call_s if timeout_s is None else timeout_s)
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                left_s = max(0.001, min(self.patience.attempt_s, ends_at - self._clock()))
-                answer = await self._transport.call(
-                    deed, method, path=path, query=query, body=body, content_type=content_type, timeout_s=left_s
-                )
-                await self._check(deed, answer)
-            except ClusterError as error:
-                await self._pause_or_raise(error, deed, attempt, ends_at, is_conditional=is_conditional)
-            else:
-                return answer
-
-    async def _check(self, deed: Deed, answer: Answer) -> None:
-        if answer.status == 401:
-            await self._transport.credentials.renew()
-        if not 200 <= answer.status <= 299:
-            raise refusal(deed, answer)
-
-    async def _pause_or_raise(self, error: ClusterError, deed: Deed, attempt: int, ends_at: float, *, is_conditional: bool) -> None:
-        """Wait before the next attempt, where there is one."""
-        is_first_401 = isinstance(error, BadCredentials) and error.status == 401 and attempt == 1
-        repeat = is_first_401 or is_worth_repeating(error, verb=deed.verb, is_conditional=is_conditional)
-        pauses = self.patience.pauses
-        pause_s = pauses.pause_s(attempt, chance=self._chance(), retry_after_s=error.retry_after_s)
-        if not repeat or attempt >= pauses.attempts or self._clock() + pause_s >= ends_at:
-            raise error
-        logger.info("asked again deed=%s attempt=%d pause_s=%.2f error=%s", deed, attempt, pause_s, error.reason or error.status)
-        await self._sleep(pause_s)
 
 
 _VERSION = Kind("v1", "Version", "version", False)

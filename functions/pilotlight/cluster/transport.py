@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 from kubernetes.aio.client.api_client import ApiClient
 
-from pilotlight.cluster.answers import Answer
+from pilotlight.cluster.answers import Answer, from_status
 from pilotlight.cluster.credentials import Credentials
 from pilotlight.cluster.deeds import Deed
 from pilotlight.cluster.errors import ClusterUnreachable
@@ -103,6 +103,30 @@ class Transport:
             async for piece in response.content.iter_any():
                 yield piece
 
+    @contextlib.asynccontextmanager
+    async def socket(
+        self, deed: Deed, *, query: Sequence[tuple[str, str]], protocols: Sequence[str], open_s: float
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """A WebSocket, of which we read only: its messages as they come.
+
+        Raises:
+            ClusterError: it was refused.
+        """
+        headers: dict[str, str] = {}
+        await self._streams.update_params_for_auth(headers, [], ["BearerToken"])
+        pool: aiohttp.ClientSession = self._streams.rest_client.pool_manager
+        where: dict[str, Any] = {"server_hostname": self._streams.rest_client.server_hostname, "proxy": self._streams.rest_client.proxy}
+        with _translated(deed, self.host, open_s):
+            try:
+                async with asyncio.timeout(open_s):
+                    url = f"{self.host}{deed.path}"
+                    opened = await pool.ws_connect(url, params=list(query), headers=headers, protocols=protocols, **where)
+            except aiohttp.WSServerHandshakeError as error:  # its body, with the reason, is lost on the way
+                status = {"code": error.status, "message": error.message, "details": {"name": deed.name}}
+                raise from_status(deed, status, knative_namespace=self._knative_namespace) from error
+        async with opened:
+            yield _messages(opened, deed, self.host)
+
     async def aclose(self) -> None:
         """Close both pools."""
         try:
@@ -150,6 +174,15 @@ async def _read_all(response: aiohttp.ClientResponse, deed: Deed) -> bytes:
         if len(data) > _MOST_BYTES:
             raise ClusterUnreachable(f"cannot {deed}: the answer is above {_MOST_BYTES} bytes", deed=deed)
     return bytes(data)
+
+
+async def _messages(socket: aiohttp.ClientWebSocketResponse, deed: Deed, host: str) -> AsyncIterator[bytes]:
+    with _translated(deed, host, 0.0):
+        async for message in socket:
+            if message.type is aiohttp.WSMsgType.ERROR:
+                raise ClusterUnreachable(f"cannot {deed}: the connection broke: {message.data}", deed=deed)
+            if message.type in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT):
+                yield message.data if isinstance(message.data, bytes) else str(message.data).encode()
 
 
 @contextlib.contextmanager

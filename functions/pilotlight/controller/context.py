@@ -11,6 +11,7 @@ from fastapi import Depends, Header, Request
 
 from pilotlight.controller import access
 from pilotlight.controller.access import Principal
+from pilotlight.controller.agents import Agent
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
 from pilotlight.controller.cluster.status import Statuses
@@ -23,7 +24,6 @@ from pilotlight.errors import Forbidden
 from pilotlight.protocol import HEADER_ENVIRONMENT, HEADER_PLATFORM_TOKEN
 from pilotlight.seal import PlatformKey
 from pilotlight.types import Scope
-from snapshotter.client import AgentClient
 from weight_cache.client import WeightCacheClient
 
 _READING = ("GET", "HEAD", "OPTIONS")
@@ -40,7 +40,7 @@ class Context:
     store: Store
     files: BlobFiles
     key: PlatformKey
-    agent: AgentClient
+    agent: Agent
     cache: WeightCacheClient
     bell: Bell
     metrics: Metrics

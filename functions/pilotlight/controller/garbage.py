@@ -14,8 +14,8 @@ import anyio.to_thread
 import sqlalchemy as sa
 
 from pilotlight.controller import tables
+from pilotlight.controller.agents import Agent
 from pilotlight.controller.store import Store
-from snapshotter.client import AgentClient
 from snapshotter.errors import SnapshotterError
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ DELETE_TIMEOUT_S = 10.0
 """Deleting is renames and unlinks; who changed the platform does not wait longer for a node that is busy."""
 
 
-async def forget(agent: AgentClient, functions: Iterable[str]) -> int | None:
+async def forget(agent: Agent, functions: Iterable[str]) -> int | None:
     """Delete all snapshots of these function ids; how many went, or None when the node did not answer (`sweep` does it then)."""
     deleted = 0
     try:
@@ -37,7 +37,7 @@ async def forget(agent: AgentClient, functions: Iterable[str]) -> int | None:
     return deleted
 
 
-async def sweep(agent: AgentClient, store: Store) -> int:
+async def sweep(agent: Agent, store: Store) -> int:
     """Delete the snapshots of functions that are not there, or not allowed to have any. Raises SnapshotterError."""
     on_node = {str(info.revision).partition("@")[0] for info in await agent.snapshots()}
     kept = await anyio.to_thread.run_sync(_kept, store, on_node) if on_node else set()

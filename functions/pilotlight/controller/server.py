@@ -33,6 +33,7 @@ from pilotlight.controller import (
     standby,
     tenants,
 )
+from pilotlight.controller.agents import Agent, agent_of
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
 from pilotlight.controller.cluster import loop as cluster
@@ -47,7 +48,6 @@ from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.store import Store
 from pilotlight.errors import PilotlightError
 from pilotlight.seal import key_of
-from snapshotter.client import AgentClient
 from snapshotter.errors import SnapshotterError
 from weight_cache.addresses import Credentials
 from weight_cache.client import WeightCacheClient
@@ -69,7 +69,7 @@ async def serve(config: ControllerConfig, *, ready_fd: int | None = None) -> Non
     files = BlobFiles.of(config.platform, config.paths, limit_bytes=config.settings.blob_max_bytes)
     bell = Bell()
     store = Store(config.database_url, clock=time.time, on_fed=bell.ring)
-    agent = AgentClient(paths.socket("snapshotter"))
+    agent = agent_of(config)
     cache = WeightCacheClient(paths.socket("weight_cache"))
     metrics, settings = Metrics(), config.settings
     lock = ControllerLock(paths.home / "controller.lock", store.engine)
@@ -94,7 +94,7 @@ def _publish_plans(store: Store, config: ControllerConfig) -> None:
 
 
 def _context(
-    config: ControllerConfig, *, store: Store, files: BlobFiles, bell: Bell, agent: AgentClient, cache: WeightCacheClient, metrics: Metrics
+    config: ControllerConfig, *, store: Store, files: BlobFiles, bell: Bell, agent: Agent, cache: WeightCacheClient, metrics: Metrics
 ) -> Context:
     return Context(
         config=config,

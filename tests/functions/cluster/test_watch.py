@@ -225,7 +225,7 @@ async def test_a_reflector_waits_for_a_right_and_says_what_it_waits_for(cluster:
         waits.append(seconds)
         await granted.wait()
 
-    cluster._sleep = wait
+    cluster._calls.sleep = wait
     async with Reflector(cluster, CONFIG_MAP) as seen:
         with pytest.raises(Forbidden, match="configmaps"):
             await seen.wait_synced(0.5)
