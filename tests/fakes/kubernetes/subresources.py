@@ -82,8 +82,17 @@ class Subresources:
                 cause = {"reason": "DisruptionBudget", "message": f"The disruption budget {budget['metadata']['name']} needs its pods"}
                 text = "Cannot evict pod as it would violate the pod's disruption budget."
                 raise Refused(429, text, details={"causes": [cause]})
+        if not options.dry_run:
+            self._mark_evicted(resource, pod)
         self._deleter.delete(resource, namespace, name, body.get("deleteOptions") or {}, dry_run=options.dry_run)
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+
+    def _mark_evicted(self, resource: Resource, pod: Json) -> None:
+        status = dict(pod.get("status") or {})
+        said = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
+        status["conditions"] = [*(status.get("conditions") or ()), {**said, "lastTransitionTime": self._writer.now()}]
+        metadata = dict(pod["metadata"])
+        self._store.put(resource.key, (metadata["namespace"], metadata["name"]), {**pod, "metadata": metadata, "status": status})
 
     def _may_lose(self, budget: Json, namespace: str) -> bool:
         selector, spec = budget["spec"].get("selector"), budget["spec"]

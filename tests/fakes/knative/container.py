@@ -1,0 +1,127 @@
+"""Runs one container: `python container.py SPEC.json` in namespaces of its own (mounts, PIDs, host name), then becomes its process.
+
+Its root is an empty file system with the machine's own directories bound into it, its volumes over them, read-only. Standard library only:
+it runs before anything else is there. The first process waits, passes signals on, and ends as the container did.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+Json = dict[str, Any]
+NEWNS, NEWUTS, NEWIPC, NEWPID = 0x20000, 0x4000000, 0x8000000, 0x20000000
+RDONLY, REMOUNT, BIND, REC, PRIVATE = 1, 32, 4096, 16384, 1 << 18
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
+_OWN = ("proc", "sys", "dev", "tmp", "run", "etc", "root", "home")
+_ETC = (
+    "passwd",
+    "group",
+    "hosts",
+    "resolv.conf",
+    "nsswitch.conf",
+    "ld.so.cache",
+    "ld.so.conf",
+    "localtime",
+    "ssl",
+    "alternatives",
+    "mime.types",
+)
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    """See the module."""
+    with open(sys.argv[1], encoding="utf-8") as file:
+        spec: Json = json.load(file)
+    _check(_libc.unshare(NEWNS | NEWUTS | NEWIPC | NEWPID), "unshare")
+    _mount("none", "/", "", REC | PRIVATE)
+    pid = os.fork()
+    if pid == 0:
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _become(spec)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, lambda got, _frame: os.kill(pid, got))
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        os._exit(128 + os.WTERMSIG(status))
+    os._exit(os.WEXITSTATUS(status))
+
+
+def _become(spec: Json) -> None:
+    root = spec["root"]
+    _mount("tmpfs", root, "tmpfs", 0, "mode=755")
+    _furnish(root, spec)
+    for volume in spec["volumes"]:
+        _bind(volume["source"], root + volume["target"], read_only=volume["read_only"])
+    if spec["read_only_root"]:
+        _mount("none", root, "", REMOUNT | BIND | RDONLY)
+    _libc.sethostname(spec["hostname"].encode(), len(spec["hostname"].encode()))
+    os.chroot(root)
+    os.chdir(spec["cwd"])
+    os.setgroups([])
+    os.setgid(spec["gid"])
+    os.setuid(spec["uid"])
+    _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.execve(spec["argv"][0], spec["argv"], spec["env"])
+
+
+def _furnish(root: str, spec: Json) -> None:
+    taken = {volume["target"].split("/")[1] for volume in spec["volumes"] if volume["target"].count("/") == 1}
+    for name in os.listdir("/"):
+        if name in _OWN or name in taken:
+            continue
+        if os.path.islink(f"/{name}"):
+            os.symlink(os.readlink(f"/{name}"), f"{root}/{name}")
+        elif os.path.isdir(f"/{name}"):
+            _bind(f"/{name}", f"{root}/{name}", read_only=False)
+    for name in (*_OWN, "dev/shm"):
+        os.makedirs(f"{root}/{name}", exist_ok=True)
+    os.chmod(f"{root}/tmp", 0o1777)
+    _bind_if_there("/etc", _ETC, root)
+    _bind_if_there("/dev", _DEVICES, root)
+    for place in spec["visible"]:
+        if place.split("/")[1] in _OWN:
+            _bind(place, root + place, read_only=True)
+    _bind("/sys", f"{root}/sys", read_only=True)
+    _mount("tmpfs", f"{root}/dev/shm", "tmpfs", 0, "mode=1777")
+    if _libc.mount(b"proc", f"{root}/proc".encode(), b"proc", 0, None) != 0:  # a machine that is a container itself may not allow that
+        _bind("/proc", f"{root}/proc", read_only=False)
+
+
+def _bind_if_there(directory: str, names: tuple[str, ...], root: str) -> None:
+    for name in names:
+        if os.path.exists(f"{directory}/{name}"):
+            _bind(f"{directory}/{name}", f"{root}{directory}/{name}", read_only=False)
+
+
+def _bind(source: str, target: str, *, read_only: bool) -> None:
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "ab"):
+            pass
+    _mount(source, target, "", BIND | REC)
+    if read_only:
+        _mount("none", target, "", REMOUNT | BIND | RDONLY)
+
+
+def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    _check(_libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode() or None), f"mount {source} at {target}")
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""A node: registers itself, runs the pods that are bound to it, serves their logs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from pilotlight.cluster.changes import Change
+from pilotlight.cluster.kinds import NODE, POD
+from tests.fakes.knative.controllers import View, condition
+from tests.fakes.knative.images import Images
+from tests.fakes.knative.pod import PodRunner
+
+Json = dict[str, Any]
+log = logging.getLogger(__name__)
+_FOLLOW_S = 0.05
+
+
+class Kubelet:
+    """Owner: the event loop; `start` and `stop` are called once.
+
+    Attributes:
+        images: what can be pulled.
+        pods: by uid.
+    """
+
+    def __init__(self, view: View, *, name: str, directory: Path, labels: Mapping[str, str], capacity: Mapping[str, str]) -> None:
+        self._view = view
+        self.name = name
+        self._directory = directory
+        self._labels = labels
+        self._capacity = {"cpu": "16", "memory": "64Gi", "pods": "110", "ephemeral-storage": "100Gi", **capacity}
+        self.images = Images()
+        self.pods: dict[str, PodRunner] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._addresses = _addresses()
+        self._server: asyncio.Server | None = None
+
+    def __repr__(self) -> str:
+        return f"<Kubelet {self.name} {len(self.pods)} pods>"
+
+    async def start(self) -> None:
+        """Join the cluster."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        labels = {"kubernetes.io/hostname": self.name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64", **self._labels}
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.name, "labels": labels}, "spec": {}}
+        made = await self._view.create(node) or self._view.get(NODE, "", self.name) or node
+        status = {
+            "capacity": self._capacity,
+            "allocatable": self._capacity,
+            "conditions": [condition("Ready", True, "KubeletReady")],
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": self.name}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
+            "nodeInfo": _INFO,
+        }
+        await self._view.set_status(NODE, made, status)
+        self._view.changes(POD, self._pod_changed)
+        for pod in self._view.items(POD):
+            self._pod_changed(Change("ADDED", pod))
+
+    async def stop(self) -> None:
+        """The node is gone: its containers die, and nobody says so."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    def runner(self, namespace: str, name: str) -> PodRunner:
+        """The pod's. Raises KeyError."""
+        for runner in self.pods.values():
+            if (runner.pod["metadata"]["namespace"], runner.pod["metadata"]["name"]) == (namespace, name):
+                return runner
+        raise KeyError(name)
+
+    def _pod_changed(self, change: Change) -> None:
+        if change.type == "SYNCED":
+            return
+        pod = change.object
+        metadata = pod["metadata"]
+        runner = self.pods.get(metadata["uid"])
+        if change.type == "DELETED":
+            if runner is not None:
+                runner.end(0)
+        elif runner is None:
+            is_over = (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
+            if pod["spec"].get("nodeName") == self.name and not is_over and metadata["uid"] not in self._tasks:
+                self._begin(pod)
+        if metadata.get("deletionTimestamp") and metadata["uid"] in self.pods:
+            self.pods[metadata["uid"]].end(metadata.get("deletionGracePeriodSeconds", 0))
+
+    def _begin(self, pod: Json) -> None:
+        uid = pod["metadata"]["uid"]
+        runner = PodRunner(self._view, pod, ip=next(self._addresses), directory=self._directory / uid, images=self.images)
+        self.pods[uid] = runner
+        task = asyncio.create_task(runner.run(), name=f"pod {pod['metadata']['name']}")
+        self._tasks[uid] = task
+        task.add_done_callback(lambda done: self._over(uid, done))
+
+    def _over(self, uid: str, task: asyncio.Task[None]) -> None:
+        self.pods.pop(uid, None)
+        self._tasks.pop(uid, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a pod's task failed", exc_info=error)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """GET /containerLogs/<namespace>/<pod>/<container>?follow=&tailLines= in HTTP/1.0."""
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            split = urlsplit(head.split(b" ", 2)[1].decode())
+            query = {key: values[0] for key, values in parse_qs(split.query).items()}
+            _, _, namespace, name, _ = split.path.split("/")
+            try:
+                runner = self.runner(namespace, name)
+                await self._send(runner, writer, query)
+            except (KeyError, FileNotFoundError):
+                text = f"container in pod {name} is waiting to start"
+                writer.write(b"HTTP/1.0 404 Not Found\r\n\r\n" + text.encode())
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # whoever asked is gone
+        finally:
+            writer.close()
+
+    async def _send(self, runner: PodRunner, writer: asyncio.StreamWriter, query: Mapping[str, str]) -> None:
+        with runner.log_path.open("rb") as stream:
+            text = stream.read()
+            if "tailLines" in query:
+                text = b"".join(text.splitlines(keepends=True)[-int(query["tailLines"]) :])
+            writer.write(b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\n" + text)
+            while query.get("follow") == "true" and runner.pod["metadata"]["uid"] in self.pods and not writer.is_closing():
+                await writer.drain()
+                if more := stream.read():
+                    writer.write(more)
+                await asyncio.sleep(_FOLLOW_S)
+        with contextlib.suppress(OSError):
+            await writer.drain()
+
+
+_INFO = {
+    "architecture": "amd64", "operatingSystem": "linux", "kubeletVersion": "v1.34.1", "kernelVersion": "6.8.0", "osImage": "tests",
+    "containerRuntimeVersion": "processes://1", "machineID": "", "systemUUID": "", "bootID": "", "kubeProxyVersion": "",
+}  # fmt: skip
+
+
+def _addresses() -> Iterator[str]:
+    """Loopback addresses of this node's own: 127.x.y.z; a node takes one /16 at random."""
+    low, high = secrets.randbelow(200) + 20, secrets.randbelow(250)
+    number = 0
+    while True:
+        number += 1
+        yield f"127.{low}.{(high + number // 250) % 250 + 1}.{number % 250 + 2}"
