@@ -23,6 +23,7 @@ from pilotlight.cli import (
     image,
     instance,
     loadtest,
+    node,
     quota,
     rollout,
     schedule,
@@ -42,7 +43,7 @@ from pilotlight.cli.session import Options
 
 _PARTS = (
     up, deploy, call, schedule, webhook, app, traffic, rollout, experiment, feedback, slo, trace, engine, image, instance, snapshot,
-    weights, admin, tenant, quota, audit, budget, billing, state, doctor, top, loadtest,
+    node, weights, admin, tenant, quota, audit, budget, billing, state, doctor, top, loadtest,
 )  # fmt: skip
 """In the order in which --help lists them."""
 _HELP = "Serverless functions for models: scale to zero, back in milliseconds, billed per request."

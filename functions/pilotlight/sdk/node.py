@@ -73,6 +73,10 @@ class NodeResources:
         """Snapshots on the node, older revisions' too."""
         return self._list("/v1/snapshots", "snapshots", app=app, function=function)
 
+    def nodes(self) -> list[Json]:
+        """The cluster's nodes as they last reported; for the platform's operator. Raises Forbidden."""
+        return self._list("/v1/nodes", "nodes")
+
     def snapshot(self, snapshot: str) -> Json:
         """One snapshot. Raises NotFound."""
         return self._get(f"/v1/snapshots/{_quoted(snapshot)}")
