@@ -50,6 +50,11 @@ class Contents:
         """A directory, empty unless more is put into it."""
         self.entries[_plain(name)] = Entry(mode=mode)
 
+    def opaque(self, name: str) -> None:
+        """A directory of which layers below show nothing (layer.md, "Opaque Whiteout")."""
+        self.directory(name)
+        self.text(f"{name}/.wh..wh..opq", b"")
+
     def tree(self, name: str, root: Path, *, leave: Leave = lambda _: False) -> None:
         """Everything below `root`, links kept where they stay inside it, and followed where they do not. Raises OSError."""
         bound = root.resolve()

@@ -27,7 +27,9 @@ WORKER_NEEDS = ("cloudpickle", "uvicorn", "httptools", "uvloop", "wsproto")
 """What a worker imports: the extra `worker` in pyproject.toml."""
 _SERVERS_ONLY = ("pilotlight/cli", "pilotlight/controller", "pilotlight/loadtest")
 """Of our own packages what no worker imports."""
-_NOT_AT_RUN_TIME = ("test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages")
+_NOT_AT_RUN_TIME = ("test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "pydoc_data", "site-packages")
+LEFT_OUT = ("_tkinter", "_test", "_xxtestfuzz", "xxlimited")
+"""Extension modules of these parts."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -114,14 +116,16 @@ def add_interpreter(contents: Contents, environment: Environment) -> None:
 
     def leave(name: str) -> bool:
         parts = PurePosixPath(name).parts
-        developing = parts[0] in _NOT_AT_RUN_TIME or parts[0].startswith("config-") or name.startswith("lib-dynload/_tkinter")
-        return developing or _is_waste(parts[-1])
+        developing = parts[0] in _NOT_AT_RUN_TIME or parts[0].startswith("config-")
+        return developing or _is_waste(parts[-1]) or (parts[0] == "lib-dynload" and parts[-1].startswith(LEFT_OUT))
 
     contents.tree(f"{ROOT}/python/lib/python{version}", library, leave=leave)
 
 
 def add_packages(contents: Contents, environment: Environment) -> None:
     """The packages, and what was copied beside them. Raises InvalidInput, OSError."""
+    for name in ("site", "files"):
+        contents.opaque(f"{ROOT}/{name}")
     for folder in environment.site:
         contents.tree(f"{ROOT}/site", folder, leave=lambda name: _is_waste(PurePosixPath(name).name) or _is_ours(name))
     if not environment.site:
@@ -133,6 +137,7 @@ def add_packages(contents: Contents, environment: Environment) -> None:
 
 def add_runtime(contents: Contents) -> None:
     """Our own packages. Raises InvalidInput, OSError."""
+    contents.opaque(f"{ROOT}/runtime")
     for package in RUNTIME:
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:

@@ -77,14 +77,16 @@ def export(
         layers, missing = list(found.layers), dict[str, str]()
         if base is None:
             say("interpreter and libraries")
-            needed = closure(environment.python.resolve(), trees=places.package_trees(environment))
+            needed = closure(environment.python.resolve(), trees=places.package_trees(environment), without=places.LEFT_OUT)
             missing = needed.missing
             layers += _system_layers(environment, needed, blobs, epoch_s)
         for title, fill in (("packages", places.add_packages), ("runtime", lambda contents, _: places.add_runtime(contents))):
             say(title)
             layers.append(_layer(title, fill, environment, blobs, epoch_s))
         say("code")
-        layers.append(_code_layer(code, environment, blobs, epoch_s))
+        layers.append(
+            _layer(f"code of {code.app}/{code.function}", lambda contents, _: _add_code(contents, code), environment, blobs, epoch_s)
+        )
         config = _configuration(code, environment, found, layers, python=python, architecture=architecture, epoch_s=epoch_s)
         digest = write_image(output, layers, config=config, tag=tag)
     except (OSError, ValueError, tarfile.TarError, LibrariesMissing) as e:
@@ -118,9 +120,8 @@ def _layer(title: str, fill: Callable[[Contents, Environment], None], environmen
         return write_layer(whole, blobs, title=title, epoch_s=epoch_s)
 
 
-def _code_layer(code: Code, environment: Environment, blobs: Path, epoch_s: int) -> Layer:
-    contents = Contents()
-    contents.directory(f"{ROOT}/code")
+def _add_code(contents: Contents, code: Code) -> None:
+    contents.opaque(f"{ROOT}/code")
     with tarfile.open(fileobj=io.BytesIO(code.bundle), mode="r:gz") as bundle:
         for member in bundle:
             name = f"{ROOT}/code/{member.name}"
@@ -131,8 +132,6 @@ def _code_layer(code: Code, environment: Environment, blobs: Path, epoch_s: int)
             elif (file := bundle.extractfile(member)) is not None:
                 contents.text(name, file.read())
     contents.text(f"{ROOT}/bundle.sha256", f"{code.digest}\n")
-    with compiled(contents, python=environment.python) as whole:
-        return write_layer(whole, blobs, title=f"code of {code.app}/{code.function}", epoch_s=epoch_s)
 
 
 def _python_of(base: Base, version: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,8 +71,11 @@ class _Search:
         return None
 
 
-def closure(executable: Path, *, trees: Iterable[Path] = ()) -> Closure:
-    """What `executable` and every ELF file below `trees` need. Raises LibrariesMissing, OSError."""
+def closure(executable: Path, *, trees: Iterable[Path] = (), without: Collection[str] = ()) -> Closure:
+    """What `executable` and every ELF file below `trees` need, but for those whose names begin as one of `without` does.
+
+    Raises LibrariesMissing, OSError.
+    """
     program = read_elf(executable)
     if program is None or program.interpreter is None:
         raise LibrariesMissing(f"{executable} is no dynamic executable of this machine")
@@ -88,7 +91,12 @@ def closure(executable: Path, *, trees: Iterable[Path] = ()) -> Closure:
         raise LibrariesMissing(f"{executable} needs {', '.join(lost)}, not on this machine")
     for root in roots:
         for path in sorted(root.rglob("*")):
-            if _is_elf(path) and (elf := read_elf(path)) is not None and elf.machine == program.machine:
+            if (
+                not path.name.startswith(tuple(without))
+                and _is_elf(path)
+                and (elf := read_elf(path)) is not None
+                and elf.machine == program.machine
+            ):
                 search.follow(path, elf, ())
     for name in ALSO:
         if (found := search.find(name, ())) is not None:
