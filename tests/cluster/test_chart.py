@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -450,3 +451,32 @@ def test_every_value_is_in_the_file_with_a_word_about_it() -> None:
         assert "#" in line or lines[lines.index(line) - 1].startswith("#") or line.rstrip(":") in ("controller", "activator", "gateway"), (
             line
         )
+
+
+NOTES_AS_AN_OBJECT = """apiVersion: v1
+kind: ConfigMap
+metadata: {name: notes}
+data:
+  text: |
+    {{- tpl (.Files.Get "NOTES.txt") . | nindent 4 }}
+"""
+"""Helm shows notes only after it has spoken to a cluster."""
+
+
+@pytest.mark.parametrize("which", SETS)
+def test_the_notes_say_what_comes_next_in_the_words_of_this_installation(which: str, tmp_path: Path) -> None:
+    values, release, namespace = SETS[which]
+    chart = shutil.copytree(CHART, tmp_path / "chart")
+    (chart / "templates/NOTES.txt").rename(chart / "NOTES.txt")
+    (chart / "templates/notes.yaml").write_text(NOTES_AS_AN_OBJECT)
+    text = str(render(values, release=release, namespace=namespace, chart=chart).one("ConfigMap", "notes")["data"]["text"])
+
+    name = values.get("fullnameOverride", release)[:40]
+    assert f"exec deploy/{name}-controller" in text
+    assert "--first-key" in text
+    assert f"kubectl -n {namespace} create secret generic pilotlight-secrets" in text
+    assert ("! images.node is a placeholder" in text) == ("images" not in values or "node" not in values["images"])
+    assert ("https://pilotlight.example" in text) == ("ingress" in values)
+    for key in ("platform.key", "database-url", "redis-url", "redis-password"):
+        assert f"--from-literal={key}=" in text
+    assert "<no value>" not in text

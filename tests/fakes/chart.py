@@ -7,6 +7,7 @@ import importlib.resources
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -128,9 +129,9 @@ def containers(rendering: Rendering) -> Iterator[tuple[Object, Object]]:
             yield workload, container
 
 
-def render(values: Mapping[str, Any], *, release: str = "pilotlight", namespace: str = "pilotlight") -> Rendering:
+def render(values: Mapping[str, Any], *, release: str = "pilotlight", namespace: str = "pilotlight", chart: Path = CHART) -> Rendering:
     """Run helm. Raises AssertionError with what it says."""
-    done = helm(*_command(values, release, namespace))
+    done = helm(*_command(values, release, namespace, chart))
     assert done.returncode == 0, done.stderr
     objects = tuple(each for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each)
     return Rendering(objects=objects, namespace=namespace, values=values)
@@ -138,11 +139,11 @@ def render(values: Mapping[str, Any], *, release: str = "pilotlight", namespace:
 
 def refusal(values: Mapping[str, Any]) -> str:
     """What helm says against these values."""
-    done = helm(*_command(values, "pilotlight", "pilotlight"))
+    done = helm(*_command(values, "pilotlight", "pilotlight", CHART))
     assert done.returncode != 0, "these values were taken"
     return done.stderr
 
 
-def _command(values: Mapping[str, Any], release: str, namespace: str) -> list[str]:
+def _command(values: Mapping[str, Any], release: str, namespace: str, chart: Path) -> list[str]:
     given = [word for key, value in values.items() for word in ("--set-json", f"{key}={json.dumps(value)}")]
-    return ["template", release, str(CHART), "--namespace", namespace, "--kube-version", f"{KUBERNETES}.0", *given]
+    return ["template", release, str(chart), "--namespace", namespace, "--kube-version", f"{KUBERNETES}.0", *given]
