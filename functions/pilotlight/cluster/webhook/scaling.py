@@ -35,7 +35,7 @@ def problems(annotations: Mapping[str, str], config: KnativeConfig) -> Iterator[
             yield _at(key, f"{value!r} is not text: annotations are", f'Write "{value}".')
         elif message := _wrong(key, value):
             yield _at(key, f"{value!r}: {message}")
-    yield from _together(own, config)
+    yield from _together({key: value for key, value in own.items() if isinstance(value, str)}, config)
 
 
 def seconds(text: str) -> int | None:
