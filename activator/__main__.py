@@ -1,6 +1,6 @@
 """The activator process: settings → objects (`activator.assembly`) → startup, run, shutdown.
 
-`python -m activator --config platform.yaml [--ready-fd N] [--index I|from-hostname]`
+`python -m activator --config platform.yaml [--ready-fd N] [--index I|from-hostname] [--drain-journal]`
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from prometheus_client import start_http_server
 from activator.assembly import Assembly, site_of
 from activator.billing.errors import JournalFull, JournalInUse
 from activator.census import refuse_waiting
-from activator.identity import FROM_HOSTNAME, IdentityInvalid, identity_of
+from activator.departure import drain
+from activator.identity import ANY, FROM_HOSTNAME, IdentityInvalid, identity_of
 from activator.knative.fleet import KnativeFleet
 from activator.settings import ActivatorSettings
 from activator.shared.keeper import Keeper
@@ -241,7 +242,34 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--config", type=Path, default=None, help="platform.yaml")
     parser.add_argument("--ready-fd", type=int, default=None, help="descriptor that gets a newline once requests are served")
     parser.add_argument("--index", default="0", help=f"which activator, from 0; {FROM_HOSTNAME}: the number at the end of the host name")
+    parser.add_argument("--drain-journal", action="store_true", help="ship what the journal of that activator holds, and end")
     return parser.parse_args(argv)
+
+
+def _drain_journal(paths: Paths, index: int, platform: PlatformSettings) -> str | None:
+    """None = all of it is with the controller; else what is left, or why nothing could be done."""
+    try:
+        site = site_of(paths, index, platform)
+        done = uvloop.run(drain(site.home, activator=site.id, controller=site.controller, token=site.key.token))
+    except JournalInUse as e:
+        return f"activator: the journal of a-{index} is in use, stop its activator first: {e}"
+    except (JournalFull, SettingsInvalid) as e:
+        return f"activator: {e}"
+    log.info("journal drained id=%s %s", site.id, done)
+    return f"activator: not all of {site.id}'s journal is with the controller; run it again: {done.left}" if done.left else None
+
+
+def _serve_metrics(parts: Assembly, settings: ActivatorSettings, offset: int) -> None:
+    """`offset`: added to the port of `activator.metrics_listen`."""
+    address = settings.metrics_address(offset)
+    if address is None:
+        return
+    host, port = address
+    try:
+        start_http_server(port, host, registry=parts.metrics.registry)
+    except OSError as e:
+        which = f", {offset} behind activator.metrics_listen" if offset and port else ""
+        sys.exit(f"activator: cannot serve metrics on {host}:{port}{which}: {e.strerror}: set activator.metrics_listen")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -259,10 +287,13 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"activator: {e}")
     try:
         cluster = load(ClusterSettings, "cluster", arguments.config) if platform.fleet == "knative" else None
-        identity = identity_of(arguments.index, hostname=socket.gethostname(), activators=settings.activators)
+        most = ANY if arguments.drain_journal else settings.activators
+        identity = identity_of(arguments.index, hostname=socket.gethostname(), activators=most)
     except (SettingsInvalid, IdentityInvalid) as e:
         sys.exit(f"activator: {e}")
     paths = Paths.of(platform, os.environ).make()
+    if arguments.drain_journal:
+        sys.exit(_drain_journal(paths, identity.index, platform))
     try:
         listener = listen(settings)
     except OSError as e:
@@ -273,14 +304,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"activator: a-{identity.index} is already served: {e}")
     except (JournalFull, SettingsInvalid) as e:
         sys.exit(f"activator: {e}")
-    offset = 0 if identity.is_alone_here else identity.index
-    if (address := settings.metrics_address(offset)) is not None:
-        host, port = address
-        try:
-            start_http_server(port, host, registry=parts.metrics.registry)
-        except OSError as e:
-            which = f", {offset} behind activator.metrics_listen" if offset and port else ""
-            sys.exit(f"activator: cannot serve metrics on {host}:{port}{which}: {e.strerror}: set activator.metrics_listen")
+    _serve_metrics(parts, settings, 0 if identity.is_alone_here else identity.index)
 
     async def life() -> None:
         activator = Activator(parts)

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 
 FROM_HOSTNAME = "from-hostname"
+ANY = 10_000
+"""More activators than there are: of one that is no longer among them."""
 _ORDINAL = re.compile(r"-(\d{1,4})\Z")
 
 

@@ -82,6 +82,13 @@ def dead(sql: sa.Connection, wanted: Wanted, *, limit: int) -> list[tuple[CallRe
     return [(CallRecord.from_json(json.loads(row.record)), json.loads(row.payload)) for row in rows]
 
 
+def known(sql: sa.Connection, *, tenant: str, call: str) -> tuple[str, int] | None:
+    """State and sequence of a submitted call, as far as they were told; None = nothing was."""
+    table = tables.calls
+    row = sql.execute(sa.select(table.c.state, table.c.sequence).where(table.c.tenant == tenant, table.c.id == call)).first()
+    return (row.state, row.sequence) if row is not None else None
+
+
 def get(sql: sa.Connection, *, tenant: str, call: str) -> dict[str, Any]:
     """A call as CallRecord (JSON) with its `attempts` (usage records). Raises NotFound."""
     table = tables.calls

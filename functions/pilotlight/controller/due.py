@@ -39,10 +39,13 @@ def payload(record: CallRecord, *, body: bytes, content_type: str = CONTENT_JSON
     return {**who, "content_type": content_type, "accept": accept, "body": encoded}
 
 
-def add(write: Write, held: Mapping[str, Any], *, due_at: float) -> int:
-    """Hand a call out to whichever activator asks next, once; returns 0 if it was made before. It can be asked for at once, too."""
+def add(write: Write, held: Mapping[str, Any], *, due_at: float, name: str = "") -> int:
+    """Hand a call out to whichever activator asks next, once; returns 0 if it was made before. It can be asked for at once, too.
+
+    `name`: by which it is known whether it was; "" = its id and sequence.
+    """
     record = CallRecord.from_json(held["record"])
-    name = f"{record.id}/{record.sequence}"
+    name = name or f"{record.id}/{record.sequence}"
     row = {"id": name, "tenant": record.tenant, "document": canonical_json({**held, "due": name}).decode(), "due_at": due_at}
     insert = write.insert(tables.due_calls).values(**row).on_conflict_do_nothing(index_elements=["id"])
     if not write.sql.execute(insert).rowcount:
@@ -93,6 +96,18 @@ def redrive(write: Write, wanted: Wanted, *, limit: int) -> list[str]:
         add(write, {**held, "record": _again(record, now=write.now).to_json()}, due_at=write.now)
         sent.append(record.id)
     return sent
+
+
+def inherit(write: Write, held: Mapping[str, Any], *, activator: str) -> int:
+    """A call that an activator had, and did not finish before it went for good: handed out again, once. Returns 0 if there is no need."""
+    record = CallRecord.from_json(held["record"])
+    state, sequence = calls.known(write.sql, tenant=record.tenant, call=record.id) or ("QUEUED", 0)
+    if state in calls.FINAL:
+        return 0
+    fresh = _again(replace(record, sequence=max(record.sequence, sequence)), now=write.now)
+    arm = replace(fresh, revision=record.revision, arm=record.arm, unit=record.unit, experiment=record.experiment)
+    name = f"{record.id}/{activator}/{record.sequence}"
+    return add(write, {**held, "record": arm.to_json()}, due_at=write.now, name=name)
 
 
 def _again(record: CallRecord, *, now: float) -> CallRecord:

@@ -38,6 +38,19 @@ class Taken(Body):
     yours: list[str]
 
 
+class Inheritance(Body):
+    """Calls as the journal of an activator that is gone holds them."""
+
+    activator: str = Field(max_length=64)
+    calls: list[dict[str, Any]] = Field(max_length=10_000)
+
+
+class Inherited(Body):
+    """How many of them were not known yet."""
+
+    accepted: int
+
+
 @router.get(DUE_PATH)
 async def ask(
     context: Ctx, activator: Annotated[str, Query(max_length=64)], wait_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S)] = 0
@@ -60,6 +73,13 @@ def take(context: Ctx, body: TakeRequest) -> Taken:
     """Take what is in a journal."""
     with context.store.write() as write:
         return Taken(yours=due.take(write, activator=body.activator, ids=body.ids))
+
+
+@router.put(DUE_PATH)
+def inherit(context: Ctx, body: Inheritance) -> Inherited:
+    """Take calls over that an activator could not finish: others run them."""
+    with context.store.write() as write:
+        return Inherited(accepted=sum(due.inherit(write, held, activator=body.activator) for held in body.calls))
 
 
 def _claim(context: Context, activator: str) -> list[dict[str, Any]]:
