@@ -480,3 +480,17 @@ def test_the_notes_say_what_comes_next_in_the_words_of_this_installation(which: 
     for key in ("platform.key", "database-url", "redis-url", "redis-password"):
         assert f"--from-literal={key}=" in text
     assert "<no value>" not in text
+
+
+def test_directories_that_processes_make_their_own_lie_inside_of_volumes(chart: Rendering) -> None:
+    """They are made 0700 by their owner; a volume's own root is root's, and who is not root may not change its mode (chmod(2), EPERM)."""
+    platform = yaml.safe_load(chart.platform_yaml)["platform"]
+    for workload, container in containers(chart):
+        if workload["metadata"]["name"].endswith("-redis"):
+            continue
+        mounts = [mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")]
+        for directory in (platform["home"], platform["run"]):
+            assert directory not in mounts
+            assert any(directory.startswith(f"{mount}/") for mount in mounts), (container["name"], directory)
+        sockets = len(platform["run"]) + len("/slots/s-0123456789abcdef/i-0123456789abcdef.sock")
+        assert sockets <= 107, "a Unix socket's path (unix(7))"

@@ -1,10 +1,11 @@
-{{- /* platform.yaml: what the chart knows, and over it what values.config says */ -}}
+{{- /* platform.yaml: what the chart knows, and over it what values.config says. home and run are directories inside of the volumes: they are
+       made private by their owner, which a volume's own root is not (it is root's, and open to the pod's group) */ -}}
 {{- define "pilotlight.config" -}}
 {{- $name := include "pilotlight.fullname" . -}}
 {{- $ns := .Release.Namespace -}}
 {{- $platform := dict
     "home" (printf "%s/home" .Values.node.hostPath)
-    "run" "/run/pilotlight"
+    "run" "/run/pilotlight/sockets"
     "fleet" "knative"
     "key_file" "/etc/pilotlight/secrets/platform.key"
     "controller_url" (printf "https://%s-controller.%s.svc:8711" $name $ns)
