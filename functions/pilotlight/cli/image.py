@@ -48,9 +48,11 @@ def export(
     from pilotlight.packaging.build import pack_function
     from pilotlight.packaging.oci.export import Code, epoch_of
     from pilotlight.packaging.oci.export import export as write
+    from pilotlight.packaging.source import source_of
 
     app = load(file)
     declaration = chosen(app, function)
+    _check_outside(output, source_of(declaration).root)
     packed = pack_function(app, declaration)
     environment = _environment(session, packed, venv, has_base=base is not None)
     code = Code(bundle=packed.bundle, digest=packed.bundle_digest, app=app.name, function=declaration.name)
@@ -83,6 +85,15 @@ def report(done: Exported, packed: Packed) -> dict[str, Any]:
         "layers": [{"title": layer.title, "digest": layer.digest, "size_bytes": layer.size_bytes} for layer in done.layers],
         "missing_libraries": dict(done.missing),
     }
+
+
+def _check_outside(output: Path, source: Path | None) -> None:
+    if source is not None and output.resolve().is_relative_to(source.resolve()):
+        raise InvalidInput(
+            f"{output} lies in the source of the function: from now on every deploy would pack it",
+            hint=f"Name a directory outside {source}.",
+            parameter="output",
+        )
 
 
 def _environment(session: Session, packed: Packed, venv: Path | None, *, has_base: bool) -> Environment:

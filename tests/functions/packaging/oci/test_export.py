@@ -148,8 +148,9 @@ def test_what_cannot_be_exported_says_what_to_do(tmp_path: Path, capsys: pytest.
         "@app.function(image=pilotlight.Image.python().apt_install('ffmpeg'))\n"
         "def two() -> int:\n    return 2\n"
     )
-    words = ["image", "export", str(file), "--output", str(tmp_path / "out"), "--home", str(tmp_path)]
+    words = ["image", "export", str(file), "--output", str(tmp_path.parent / "out"), "--home", str(tmp_path)]
     for more, said in (
+        (["--function", "one", "--output", str(tmp_path / "out")], "lies in the source of the function"),
         ([], "Name one with --function"),
         (["--function", "three"], "has no function 'three'"),
         (["--function", "one"], "was not built here"),
