@@ -1,109 +1,17 @@
-"""A fleet on the API server of the tests, with pods that the test makes step by step."""
+"""A cluster for each test."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from activator.knative.claims import Claims, ProcessClaims
-from activator.knative.demand import Summons
-from activator.knative.fleet import KnativeFleet
-from activator.knative.pods import Pods
-from activator.knative.wake import Wakes
-from activator.routes import Target
-from pilotlight.cluster.api import Cluster, Patience
-from pilotlight.cluster.credentials import find_credentials
-from pilotlight.cluster.names import function_selector
-from pilotlight.cluster.retries import Pauses
-from pilotlight.cluster.settings import ClusterSettings
-from snapshotter.types import InstanceId, InstanceInfo
-from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
-from tests.fakes.kubernetes.server import ApiServer
-from tests.fakes.pod_maker import PodMaker, whereabouts
-from tests.fakes.routes import spec_of, target_of
-
-NO_SECRETS: Mapping[str, str] = {}
-PATIENCE = Patience(pauses=Pauses(first_s=0.01, most_s=0.05), watch_pauses=Pauses(first_s=0.01, most_s=0.1))
-
-
-class World:
-    """One cluster, and fleets of it.
-
-    Attributes:
-        wakes: (namespace, revision) of the requests that came to Knative's activator.
-        waiting: calls that wait, by revision key, as the fleets are told.
-    """
-
-    def __init__(self, server: ApiServer, cluster: Cluster, maker: PodMaker, closing: AsyncExitStack) -> None:
-        self.server = server
-        self.cluster = cluster
-        self.maker = maker
-        self.wakes: list[tuple[str, str]] = []
-        self.waiting = 1
-        self.wake_status = 404
-        self.woken = asyncio.Event()
-        self._closing = closing
-        self.wake_url = ""
-        self.targets: dict[str, Target] = {}
-
-    async def on_wake(self, request: WorkerRequest) -> WorkerAnswer:
-        """Knative's activator."""
-        self.wakes.append((request.headers["knative-serving-namespace"], request.headers["knative-serving-revision"]))
-        self.woken.set()
-        return WorkerAnswer(status=self.wake_status)
-
-    def target(self, name: str = "hello", **more: object) -> Target:
-        """A function's revision."""
-        target = target_of(spec_of(name, **more))  # type: ignore[arg-type]
-        self.targets[target.key] = target
-        return target
-
-    async def fleet(
-        self, member: str = "a-0", claims: Claims | None = None, *, grace_s: float = 0.05, summons: Summons | None = None, port: int = 8012
-    ) -> KnativeFleet:
-        """One activator's fleet; it follows the cluster."""
-        settings = ClusterSettings()
-        fleet = KnativeFleet(
-            cluster=self.cluster, pods=Pods(selector=function_selector(settings)), claims=claims or ProcessClaims(member=member),
-            summons=summons or Wakes(self.wake_url, whereabouts=whereabouts, waiting_of=lambda _: self.waiting),
-            whereabouts=whereabouts, target_of=lambda pod: self.targets.get(pod.key), member=member, port=port, grace_s=grace_s,
-        )  # fmt: skip
-        running = asyncio.create_task(fleet.run(), name=f"fleet {member}")
-
-        async def end() -> None:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            await fleet.aclose()
-
-        self._closing.push_async_callback(end)
-        await fleet.pods.synced.wait()
-        return fleet
-
-    async def start(self, fleet: KnativeFleet, target: Target, number: int = 0) -> InstanceInfo:
-        """A start, as a throttler asks for it."""
-        return await fleet.start(target, InstanceId(f"i-{number:016x}"), NO_SECRETS)
-
-    async def until(self, what: object) -> None:
-        """`what()` is true: what the cluster says takes moments to come."""
-        assert callable(what)
-        async with asyncio.timeout(20):
-            while not what():
-                await asyncio.sleep(0.01)
+from tests.fakes.small_cluster import World, small_cluster
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with AsyncExitStack() as closing:
-        server = await closing.enter_async_context(ApiServer())
-        settings = ClusterSettings(kubeconfig=str(server.write_kubeconfig(tmp_path / "kubeconfig")))
-        cluster = await Cluster.connect(settings, credentials=await find_credentials(settings), patience=PATIENCE)
-        closing.push_async_callback(cluster.aclose)
-        maker = PodMaker(server, cluster)
-        closing.push_async_callback(maker.aclose)
-        made = World(server, cluster, maker, closing)
-        made.wake_url = await maker.waker(made.on_wake)
+    """An API server, and pods as the test makes them."""
+    async with small_cluster(tmp_path) as made:
         yield made

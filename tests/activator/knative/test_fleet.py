@@ -12,8 +12,8 @@ from activator.routes import Target
 from pilotlight.spec import Clocks
 from snapshotter import errors
 from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, StartKind
-from tests.activator.knative.conftest import World
 from tests.fakes.pod_maker import whereabouts
+from tests.fakes.small_cluster import World
 
 
 async def _event(fleet: KnativeFleet) -> AgentEvent:
