@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from activator.knative.autoscaler import conditions, podautoscalers, serverless
 from activator.knative.autoscaler.board import Board, BoardUnreachable
+from activator.knative.autoscaler.latest import Latest
 from activator.knative.autoscaler.merging import GONE_S, Merged, Roll
 from activator.knative.autoscaler.podautoscalers import Scalable
 from activator.knative.autoscaler.scaling import Decision, RevisionScale, Standing, spec_of
@@ -91,6 +92,7 @@ class Leader:
         self._scales: dict[Place, RevisionScale] = {}
         self._locks: dict[Place, asyncio.Lock] = {}
         self._written: dict[Place, tuple[int, float]] = {}
+        self._latest = Latest()
         self._looks: set[asyncio.Task[None]] = set()
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self.autoscalers = Reflector(
@@ -144,6 +146,8 @@ class Leader:
         if change.type == "SYNCED" or not all(one.is_synced for one in (self.autoscalers, self.services, self.deployments)):
             return
         for place in _concerned(change.object):
+            if change.type == "DELETED":
+                self._latest.forget(place)
             if self.autoscalers.get(place[1], place[0]) is not None:
                 self._look_soon(place)
             else:
@@ -167,6 +171,7 @@ class Leader:
     def _forget(self, place: Place) -> None:
         self._scales.pop(place, None)
         self._written.pop(place, None)
+        self._latest.forget(place)
         if (lock := self._locks.get(place)) is not None and not lock.locked():
             del self._locks[place]
 
@@ -192,7 +197,7 @@ class Leader:
     async def look(self, place: Place) -> None:
         """Decide on one revision and write what differs. What the cluster refuses is tried again at the next look."""
         async with self._locks.setdefault(place, asyncio.Lock()):
-            item = self.autoscalers.get(place[1], place[0])
+            item = self._latest.of(POD_AUTOSCALER, place, self.autoscalers.get(place[1], place[0]))
             if item is None or not podautoscalers.is_ours(item) or not self._election.is_leader:
                 return
             try:
@@ -272,26 +277,31 @@ class Leader:
         status = conditions.status_of(scalable, item, None if is_foreign else sks, seen, now=now)
         old = item.get("status") or {}
         if any(old.get(key) != value for key, value in status.items()) and self._election.is_leader:
-            await self._cluster.patch(
+            answer = await self._cluster.patch(
                 POD_AUTOSCALER, scalable.name, scalable.namespace, {"status": status}, subresource="status", timeout_s=WRITE_S
             )  # fmt: skip
+            self._latest.wrote(POD_AUTOSCALER, self.autoscalers.get(scalable.name, scalable.namespace), answer)
 
     async def _keep_service(self, scalable: Scalable, item: Object, *, is_served: bool) -> Object | None:
         """The ServerlessService of that name, as it should be where it is ours."""
-        sks: Object | None = self.services.get(scalable.name, scalable.namespace)
+        watched = self.services.get(scalable.name, scalable.namespace)
+        sks = self._latest.of(SERVERLESS_SERVICE, scalable.place, watched)
         if not self._election.is_leader:
             return sks
         if sks is None:
             try:
-                return await self._cluster.create(serverless.manifest_of(item, scalable, is_served=is_served), timeout_s=WRITE_S)
+                answer = await self._cluster.create(serverless.manifest_of(item, scalable, is_served=is_served), timeout_s=WRITE_S)
             except AlreadyExists:  # the watch is about to tell, or it is none of ours
                 return await self._cluster.get(SERVERLESS_SERVICE, scalable.name, scalable.namespace, timeout_s=WRITE_S)
-        differing = serverless.difference(sks, serverless.spec_of(item, scalable, is_served=is_served))
-        if not differing or not serverless.is_of(sks, scalable):
-            return sks
-        return await self._cluster.patch(
-            SERVERLESS_SERVICE, scalable.name, scalable.namespace, {"spec": differing}, timeout_s=WRITE_S
-        )  # fmt: skip
+        else:
+            differing = serverless.difference(sks, serverless.spec_of(item, scalable, is_served=is_served))
+            if not differing or not serverless.is_of(sks, scalable):
+                return sks
+            answer = await self._cluster.patch(
+                SERVERLESS_SERVICE, scalable.name, scalable.namespace, {"spec": differing}, timeout_s=WRITE_S
+            )  # fmt: skip
+        self._latest.wrote(SERVERLESS_SERVICE, watched, answer)
+        return answer
 
 
 def _place(item: Object) -> Place:

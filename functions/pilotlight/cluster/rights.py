@@ -92,7 +92,8 @@ _AUTOSCALER = (
     _right(kinds.POD_AUTOSCALER, _READ, "revisions of class pilotlight.dev"),
     _right(kinds.POD_AUTOSCALER, ("get", "patch", "update"), "their conditions and scale", subresource="status"),
     _right(kinds.SERVERLESS_SERVICE, (*_READ, "create", "patch", "update"), "how a revision is reached"),
-    _right(kinds.DEPLOYMENT, (*_READ, "patch"), "how many pods there are"),
+    _right(kinds.DEPLOYMENT, _READ, "how many pods there are"),
+    _right(kinds.DEPLOYMENT, ("patch",), "how many pods there are to be", subresource="scale"),
     _right(kinds.LEASE, ("get", "create", "update"), "one autoscaler decides", scope="platform"),
 )
 _OPERATOR = (
@@ -103,6 +104,8 @@ _OPERATOR = (
     _right(kinds.NAMESPACE, ("get", "list"), "tenants' namespaces"),
     _right(kinds.CONFIG_MAP, ("get", "list"), "Knative's settings", scope="knative"),
     _right(kinds.DEPLOYMENT, ("get", "list"), "Knative's controllers and webhook", scope="knative"),
+    _right(kinds.DEPLOYMENT, ("get", "list"), "the controller", scope="platform"),
+    _right(kinds.STATEFUL_SET, ("get", "list"), "the activators", scope="platform"),
     _right(kinds.POD, ("get", "list"), "node agents", scope="platform"),
     _right(kinds.DAEMON_SET, ("get", "list"), "node agents", scope="platform"),
 )
