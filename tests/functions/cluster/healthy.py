@@ -41,6 +41,13 @@ def named(name: str, **body: Any) -> dict[str, Any]:
     return {"metadata": {"name": name, "labels": KNATIVE}, **body}
 
 
+def part(kind: str, component: str, *, replicas: int = 1, ready: int | None = None) -> dict[str, Any]:
+    """A process of the platform."""
+    metadata = {"name": f"pilotlight-{component}", "labels": {"app.kubernetes.io/component": component}}
+    status = {"readyReplicas": replicas if ready is None else ready}
+    return {"kind": kind, "metadata": metadata, "spec": {"replicas": replicas}, "status": status}
+
+
 def deployment(name: str, *, available: int = 1) -> dict[str, Any]:
     """One of Knative's processes."""
     spec = {"template": {"spec": {"terminationGracePeriodSeconds": 600}}}
@@ -60,6 +67,7 @@ def healthy(**changed: Any) -> Facts:
         "knative": {name: deployment(name) for name in ("controller", "autoscaler", "activator", "webhook")},
         "nodes": nodes,
         "runtime_classes": frozenset({"nvidia", "gvisor"}),
+        "parts": (part("Deployment", "controller"), part("StatefulSet", "activator", replicas=2)),
         "agents": ({"metadata": {"name": "pilotlight-node-agent"}},),
         "agent_pods": tuple(agent_pod(one["metadata"]["name"]) for one in nodes),
         "namespace": {"metadata": {"name": "pilotlight"}},

@@ -8,22 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from pilotlight.cli.cluster_doctor import text
 from pilotlight.cli.main import build
 from pilotlight.cluster.doctor.examine import examine, judge
-from pilotlight.cluster.doctor.facts import Facts
+from pilotlight.cluster.doctor.facts import AGENT_SELECTOR, Facts
 from pilotlight.cluster.doctor.findings import BROKEN, NOTE, OK, Finding
+from pilotlight.cluster.doctor.platform import ACCOUNTS
 from pilotlight.cluster.errors import Forbidden
 from pilotlight.cluster.kinds import LEASE, NAMESPACE, Kind
 from pilotlight.cluster.rights import ROLES, Right, Role
 from pilotlight.cluster.settings import ClusterSettings
 from tests.fakes.kubernetes.server import ApiServer
 from tests.fakes.kubernetes.thread import running_api_server
-from tests.functions.cluster.healthy import KNATIVE, SETTINGS, agent_pod, config, deployment, healthy, node
+from tests.functions.cluster.healthy import KNATIVE, SETTINGS, agent_pod, config, deployment, healthy, node, part
 
 GOLDEN = Path(__file__).parent / "golden"
+DEPLOY = Path(__file__).parents[3] / "deploy/kubernetes"
 
 
 def trouble(facts: Facts, settings: ClusterSettings = SETTINGS) -> list[Finding]:
@@ -196,6 +199,27 @@ def test_a_node_without_an_agent() -> None:
     starting = {**agent_pod("gpu-2"), "status": {}}
     assert "gpu-2" in the_one(healthy(agent_pods=(on_cpu, on_gpu, starting))).detail
     assert the_one(healthy(agents=())).way_out.startswith("Install the chart")
+
+
+def test_a_part_of_the_platform_that_is_down() -> None:
+    controller = part("Deployment", "controller")
+    found = the_one(healthy(parts=(controller, part("StatefulSet", "activator", replicas=2, ready=1))))
+    assert (found.what, found.state, found.detail) == ("activator", NOTE, "1 of 2 are ready")
+    assert found.commands == ("kubectl describe statefulset/pilotlight-activator -n pilotlight",)
+    assert the_one(healthy(parts=(controller, part("StatefulSet", "activator", ready=0)))).state == BROKEN
+    assert the_one(healthy(parts=(controller,))).way_out.startswith("Install the chart")
+
+
+def test_what_is_looked_for_is_what_the_chart_installs() -> None:
+    installed = list(yaml.safe_load_all((DEPLOY / "kustomize/pilotlight.yaml").read_text()))
+    wanted = dict(label.split("=") for label in AGENT_SELECTOR.split(","))
+    (agents,) = [one for one in installed if one["kind"] == "DaemonSet"]
+    assert wanted.items() <= agents["metadata"]["labels"].items()
+    assert wanted.items() <= agents["spec"]["template"]["metadata"]["labels"].items()
+    assert set(ACCOUNTS.values()) <= {one["metadata"]["name"] for one in installed if one["kind"] == "ServiceAccount"}
+    for kind, component in (("Deployment", "controller"), ("StatefulSet", "activator")):
+        labels = [one["metadata"]["labels"] for one in installed if one["kind"] == kind]
+        assert {"app.kubernetes.io/part-of": "pilotlight", "app.kubernetes.io/component": component}.items() <= labels[0].items()
 
 
 def test_control_planes_need_no_agent() -> None:

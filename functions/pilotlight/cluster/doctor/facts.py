@@ -30,6 +30,7 @@ class Facts:
         webhooks: names of validating webhook configurations.
         config: Knative's ConfigMaps by name, their data; None = it is absent.
         knative: Deployments of Knative's namespace, by name.
+        parts: Deployments and StatefulSets of the platform.
         agents: DaemonSets of the platform's node agents; `agent_pods`: their pods.
         namespace: the platform's own; None = it does not exist.
         tenants: namespaces of tenants.
@@ -45,6 +46,7 @@ class Facts:
     knative: Mapping[str, Object] = field(default_factory=dict)
     nodes: tuple[Object, ...] = ()
     runtime_classes: frozenset[str] = frozenset()
+    parts: tuple[Object, ...] = ()
     agents: tuple[Object, ...] = ()
     agent_pods: tuple[Object, ...] = ()
     namespace: Object | None = None
@@ -58,8 +60,10 @@ class Facts:
         return name not in self.troubles
 
 
-AGENT_SELECTOR = "app.kubernetes.io/name=pilotlight,app.kubernetes.io/component=node-agent"
-"""Labels of the node agents' DaemonSet and pods, as the chart sets them."""
+PART_SELECTOR = "app.kubernetes.io/part-of=pilotlight"
+"""Label of the platform's own things, as the chart sets it."""
+AGENT_SELECTOR = f"{PART_SELECTOR},app.kubernetes.io/component=node"
+"""Of the node agents' DaemonSet and pods."""
 
 
 async def gather(cluster: Cluster, *, role: Role) -> Facts:
@@ -101,6 +105,8 @@ async def gather(cluster: Cluster, *, role: Role) -> Facts:
             nodes = tasks.create_task(listed("nodes", kinds.NODE))
             runtimes = tasks.create_task(listed("runtime_classes", kinds.RUNTIME_CLASS))
             agents = tasks.create_task(listed("agents", kinds.DAEMON_SET, platform, AGENT_SELECTOR))
+            deployed = tasks.create_task(listed("parts", kinds.DEPLOYMENT, platform, PART_SELECTOR))
+            stateful = tasks.create_task(listed("parts", kinds.STATEFUL_SET, platform, PART_SELECTOR))
             pods = tasks.create_task(listed("agent_pods", kinds.POD, platform, AGENT_SELECTOR))
             namespace = tasks.create_task(read("namespace", cluster.get(kinds.NAMESPACE, platform), None))
             tenants = tasks.create_task(listed("tenants", kinds.NAMESPACE, None, ours))
@@ -116,6 +122,7 @@ async def gather(cluster: Cluster, *, role: Role) -> Facts:
         knative=_by_name(deployments.result()),
         nodes=nodes.result(),
         runtime_classes=frozenset(_by_name(runtimes.result())),
+        parts=(*deployed.result(), *stateful.result()),
         agents=agents.result(),
         agent_pods=pods.result(),
         namespace=namespace.result(),

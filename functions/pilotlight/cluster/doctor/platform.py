@@ -16,12 +16,14 @@ ACCOUNTS: dict[Role, str] = {
     "activator": "pilotlight-activator",
     "autoscaler": "pilotlight-activator",
 }
-"""Service accounts of the chart; an operator has none of ours."""
+"""Service accounts of the chart (release `pilotlight`); an operator has none of ours."""
+_COMPONENT = "app.kubernetes.io/component"
 
 
 def check(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
     """Findings about our own things."""
     yield from _namespaces(facts, settings)
+    yield from _parts(facts, settings)
     yield from _agents(facts, settings)
     yield from _rights(facts, settings)
     if settings.runtime_image is None:
@@ -47,6 +49,25 @@ def _namespaces(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
         yield Finding(what="tenants' namespaces", state=NOTE, detail=detail, commands=commands)
     elif facts.tenants:
         yield Finding(what="tenants' namespaces", state=OK, detail=str(len(facts.tenants)))
+
+
+def _parts(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
+    """The controller and the activators."""
+    if not facts.is_known("parts"):
+        yield Finding(what="platform", state=NOTE, detail=f"not looked at: {facts.troubles['parts']}")
+        return
+    for component in ("controller", "activator"):
+        found = [one for one in facts.parts if (one["metadata"].get("labels") or {}).get(_COMPONENT) == component]
+        wanted = sum(int((one.get("spec") or {}).get("replicas", 1)) for one in found)
+        ready = sum(int((one.get("status") or {}).get("readyReplicas") or 0) for one in found)
+        if not found:
+            detail = f"not installed in {settings.namespace}"
+            yield Finding(what=component, state=BROKEN, detail=detail, way_out="Install the chart (deploy/kubernetes/chart).")
+        elif ready < wanted:
+            commands = tuple(f"kubectl describe {one['kind'].lower()}/{one['metadata']['name']} -n {settings.namespace}" for one in found)
+            yield Finding(what=component, state=NOTE if ready else BROKEN, detail=f"{ready} of {wanted} are ready", commands=commands)
+        else:
+            yield Finding(what=component, state=OK, detail=f"{ready} ready")
 
 
 def _agents(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
