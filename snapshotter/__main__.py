@@ -39,6 +39,7 @@ def main() -> int:
     os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
     arguments = _arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s snapshotter %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would tell of every report of this node
     try:
         platform = load(PlatformSettings, "platform", arguments.config)
         paths = Paths.of(platform, os.environ).make()
