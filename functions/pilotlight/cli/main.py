@@ -25,6 +25,7 @@ from pilotlight.cli import (
     loadtest,
     node,
     quota,
+    render,
     rollout,
     schedule,
     slo,
@@ -42,7 +43,7 @@ from pilotlight.cli.commands import common_callback
 from pilotlight.cli.session import Options
 
 _PARTS = (
-    up, deploy, call, schedule, webhook, app, traffic, rollout, experiment, feedback, slo, trace, engine, image, instance, snapshot,
+    up, deploy, render, call, schedule, webhook, app, traffic, rollout, experiment, feedback, slo, trace, engine, image, instance, snapshot,
     node, weights, admin, tenant, quota, audit, budget, billing, state, doctor, top, loadtest,
 )  # fmt: skip
 """In the order in which --help lists them."""

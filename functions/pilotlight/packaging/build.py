@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 Named = Callable[[str], str]
 """The digest of the manifest that the platform has under a name. Raises NotFound."""
+Unread = Callable[[str, InvalidInput], str]
+"""What stands for the manifest of weights that cannot be read, where a build is only looked at: name, why → digest."""
 
 _PICKLES = ".pilotlight"
 
@@ -76,14 +78,16 @@ def build(
     say: Say | None = None,
     named: Named | None = None,
     remote: Blobs | None = None,
+    unread: Unread | None = None,
 ) -> Build:
     """Package `app`, to be deployed as `name` (default: its own). Raises InvalidInput, NotFound or TooLarge.
 
-    `say` hears about hashing, `named` finds what `Weights.named` names, `remote` has its files.
+    `say` hears about hashing, `named` finds what `Weights.named` names, `remote` has its files. Without `unread`, weights that cannot be
+    read are an error.
     """
     if not app.declarations:
         raise InvalidInput(f"app {app.name!r} declares nothing: decorate a function with @app.function() or a class with @app.cls()")
-    builder = _Builder(app, name or app.name, limit_bytes, say, named, remote)
+    builder = _Builder(app, name or app.name, limit_bytes, say, named, remote, unread)
     try:
         functions = tuple(builder.function(d) for d in app.declarations.values())
     except BaseException:
@@ -133,6 +137,7 @@ class _Builder:
     say: Say | None
     named: Named | None
     remote: Blobs | None
+    unread: Unread | None = None
     images: dict[str, ImageSpec] = field(default_factory=dict)
     blobs: dict[str, Blob] = field(default_factory=dict)
     sources: list[Origin] = field(default_factory=list)
@@ -263,7 +268,12 @@ class _Builder:
         where = (str(weights.directory()),) if weights.is_directory else weights.sources
         key = (where, weights.include)
         if key not in self._models:
-            self._models[key] = prepare(self._open(weights, where), name=weights.name, say=self.say)
+            try:
+                self._models[key] = prepare(self._open(weights, where), name=weights.name, say=self.say)
+            except InvalidInput as e:
+                if self.unread is None:
+                    raise
+                return self.unread(weights.name, e)
             self.blobs.update(self._models[key].blobs)
         return self._models[key].digest
 

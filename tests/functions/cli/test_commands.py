@@ -20,7 +20,7 @@ from pilotlight.cli.session import Options, Session
 from pilotlight.errors import InvalidInput, PilotlightError, Unauthenticated
 
 COMMANDS = [
-    *("up", "down", "status", "deploy", "run", "serve", "call", "shell", "doctor", "top"),
+    *("up", "down", "status", "deploy", "render", "run", "serve", "call", "shell", "doctor", "top"),
     *("app list", "app show", "app logs", "app history", "app stop", "app delete"),
     *("instance list", "instance logs", "instance exec", "instance stop", "billing report", "state backup", "state load", "state drill"),
     *("billing rates", "billing export", "billing correct", "billing verify"),

@@ -34,6 +34,7 @@ class Tenancy:
 
     Attributes:
         uid: as which its pods run.
+        given: name of the namespace, in place of the one made of prefix, tenant and environment; None = that.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Tenancy:
     environment: str
     settings: ClusterSettings
     plan: Plan = field(default=UNLIMITED)
+    given: str | None = None
 
     @classmethod
     def of(cls, tenant: TenantRecord, *, environment: str, settings: ClusterSettings) -> Tenancy:
@@ -57,7 +59,7 @@ class Tenancy:
     @property
     def namespace(self) -> str:
         """Where its functions are."""
-        return names.namespace_of(self.settings, self.name, self.environment)
+        return self.given or names.namespace_of(self.settings, self.name, self.environment)
 
     @property
     def labels(self) -> dict[str, str]:

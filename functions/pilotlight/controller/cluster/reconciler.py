@@ -26,6 +26,7 @@ from pilotlight.controller import feed
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.cluster import status
 from pilotlight.controller.cluster.functions import Functions
+from pilotlight.controller.cluster.knative import read_config
 from pilotlight.controller.cluster.mirror import Mirror
 from pilotlight.controller.cluster.namespaces import Namespaces
 from pilotlight.controller.cluster.state import PlatformState
@@ -221,25 +222,3 @@ class Reconciler:
             told = FunctionStatus(phase=Phase.FAILED, reason="Invalid", message=f"{error}. {hint}".rstrip())
             self._statuses.set(key, told, now=self._wall())
         self.work.done(key)
-
-
-async def read_config(cluster: Cluster) -> KnativeConfig:
-    """Knative's configuration, as far as it can be read."""
-    namespace = cluster.settings.knative_namespace
-    found: dict[str, dict[str, str]] = {}
-    for name in ("config-features", "config-autoscaler", "config-defaults"):
-        try:
-            item = await cluster.get(kinds.CONFIG_MAP, name, namespace)
-        except ClusterError as e:
-            log.info("event=knative_config_unknown name=%s error=%s", name, e)
-            return KnativeConfig.unknown(namespace)
-        if item is None:
-            return KnativeConfig.unknown(namespace)
-        found[name] = {key: str(value) for key, value in (item.get("data") or {}).items() if not key.startswith("_")}
-    return KnativeConfig(
-        features=found["config-features"],
-        autoscaler=found["config-autoscaler"],
-        defaults=found["config-defaults"],
-        is_known=True,
-        namespace=namespace,
-    )

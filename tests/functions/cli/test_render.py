@@ -1,0 +1,132 @@
+"""`pilotlight render`: the manifests of an app, without a platform and without sending anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from pilotlight.cli.main import build
+from pilotlight.cluster.webhook.config import KnativeConfig
+from pilotlight.cluster.webhook.services import check
+from tests.fakes.kubernetes.knative_settings import config_maps
+from tests.fakes.kubernetes.thread import running_api_server
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+IMAGE = "registry.example/runtime@sha256:" + "0" * 64
+NAMED = """
+import pilotlight
+
+app = pilotlight.App("search")
+
+@app.function(weights=pilotlight.Weights.named("minilm"), secrets=[pilotlight.Secret.from_name("api")])
+def embed(text: str) -> str:
+    return text
+"""
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No platform, no profile, no key."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("PILOTLIGHT_URL", "PILOTLIGHT_API_KEY", "PILOTLIGHT_HOME", "PILOTLIGHT_PLATFORM", "KUBECONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PILOTLIGHT_CONFIG", str(tmp_path / "none.toml"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def render(*words: str, config: str = f"cluster: {{runtime_image: {IMAGE}, images: {{vllm: {IMAGE}}}}}") -> Result:
+    """Run the command beside a platform.yaml."""
+    Path("platform.yaml").write_text(config)
+    return CliRunner().invoke(build(), ["render", *words], prog_name="pilotlight")
+
+
+def documents(out: Result) -> list[dict[str, Any]]:
+    """What it printed."""
+    assert out.exit_code == 0, out.stderr
+    return list(yaml.safe_load_all(out.stdout))
+
+
+@pytest.mark.parametrize("example, service", [("hello", "hello-hello"), ("embed", "search-embedder--1fe703eb4"), ("llm", "llm-assistant")])
+def test_the_examples_are_manifests_that_a_prepared_cluster_takes(example: str, service: str) -> None:
+    made = documents(render(str(EXAMPLES / f"{example}.py"), "--tenant", "acme"))
+    assert [one["kind"] for one in made[:4]] == ["Namespace", "ServiceAccount", "NetworkPolicy", "NetworkPolicy"]
+    data = {body["metadata"]["name"]: body["data"] for body in config_maps()}
+    assert (made[-1]["metadata"]["name"], made[-1]["metadata"]["namespace"]) == (service, "fn-acme")
+    assert check(made[-1], KnativeConfig(features=data["config-features"], autoscaler=data["config-autoscaler"])) == []
+
+
+def test_it_prints_the_same_every_time() -> None:
+    first = render(str(EXAMPLES / "hello.py")).stdout
+    assert first == render(str(EXAMPLES / "hello.py")).stdout
+
+
+def test_tenant_environment_and_namespace_are_the_callers() -> None:
+    staging = documents(render(str(EXAMPLES / "hello.py"), "--tenant", "acme", "-e", "staging"))
+    assert staging[0]["metadata"]["name"] == "fn-acme--staging"
+    given = documents(render(str(EXAMPLES / "hello.py"), "--namespace", "elsewhere"))
+    assert {one["metadata"].get("namespace", "elsewhere") for one in given} == {"elsewhere"}
+
+
+def test_one_file_for_the_namespace_and_one_for_each_function(tmp_path: Path) -> None:
+    out = render(str(EXAMPLES / "hello.py"), "--output", str(tmp_path / "made"))
+    assert out.exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == ["hello-hello.yaml", "namespace.yaml"]
+    assert out.stdout == ""
+
+
+def test_as_json() -> None:
+    body = json.loads(render(str(EXAMPLES / "hello.py"), "--json", "--check").stdout)
+    assert [one["kind"] for one in body["manifests"]][-1] == "Service"
+    assert body["problems"] == []
+    assert any("allow-zero-initial-scale" in need["fix"] for need in body["needs"])
+
+
+def test_what_the_cluster_must_have_switched_on_is_an_error_with_strict() -> None:
+    lax = render(str(EXAMPLES / "hello.py"), "--check")
+    assert lax.exit_code == 0
+    assert "kubectl patch configmap/config-features" in lax.stderr
+    strict = render(str(EXAMPLES / "hello.py"), "--strict")
+    assert strict.exit_code == 1
+    assert "podspec-volumes-hostpath" in strict.stderr
+
+
+def test_the_clusters_own_settings_decide_where_it_is_asked(tmp_path: Path) -> None:
+    with running_api_server() as threaded:
+        kubeconfig = threaded.server.write_kubeconfig(tmp_path / "kubeconfig")
+        out = render(str(EXAMPLES / "hello.py"), "--cluster", config=f"cluster: {{runtime_image: {IMAGE}, kubeconfig: {kubeconfig}}}")
+        assert out.exit_code == 0
+        assert "needs" not in out.stderr
+    with running_api_server(ready=False) as threaded:
+        kubeconfig = threaded.server.write_kubeconfig(tmp_path / "kubeconfig")
+        out = render(str(EXAMPLES / "hello.py"), "--cluster", config=f"cluster: {{runtime_image: {IMAGE}, kubeconfig: {kubeconfig}}}")
+        assert out.exit_code == 1
+
+
+def test_weights_that_lie_on_a_platform_are_stood_in_for_and_said_so(tmp_path: Path) -> None:
+    (tmp_path / "named_app.py").write_text(NAMED)
+    out = render(str(tmp_path / "named_app.py"))
+    made = documents(out)
+    assert "weights 'minilm' cannot be read" in out.stderr
+    (secret,) = (one for one in made if one["kind"] == "Secret")
+    assert secret["metadata"]["name"] == "secret-api"
+    assert "data" not in secret
+
+
+def test_without_an_image_it_says_what_to_set() -> None:
+    out = render(str(EXAMPLES / "hello.py"), config="")
+    assert out.exit_code == 1
+    assert "cluster.runtime_image" in out.stderr
+    assert documents(render(str(EXAMPLES / "hello.py"), "--image", IMAGE, config=""))
+    assert "by digest" in render(str(EXAMPLES / "hello.py"), "--image", "registry.example/x:1", config="").stderr
+
+
+def test_a_tenants_name_must_be_one() -> None:
+    out = render(str(EXAMPLES / "hello.py"), "--tenant", "no name")
+    assert out.exit_code == 1
+    assert "tenant name 'no name' is not valid" in out.stderr
