@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from select import POLLIN, poll
 from typing import Any
 
@@ -28,6 +28,8 @@ _PR_SET_PDEATHSIG = 1
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
 _TAMPERED = (*_IGNORED, signal.SIGCHLD)
 _NOT_STARTED = 127
+Order = Callable[[Mapping[str, Any]], tuple[int, list[int]]]
+"""Does what a message says; pid and descriptors (a socket before a pidfd) for the answer. Raises OSError."""
 _MANY = 4096
 """More descriptors than this process ever has."""
 
@@ -66,6 +68,11 @@ def _become_init() -> None:
 
 
 def _serve(control: socket.socket) -> None:
+    serve(control, {})
+
+
+def serve(control: socket.socket, more: Mapping[str, Order]) -> None:
+    """Obey orders until the owner is gone. `more`: what a cell of another kind does besides."""
     children, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -82,7 +89,7 @@ def _serve(control: socket.socket) -> None:
             message, fds = wire.receive(control)
             if message is None:
                 return
-            _obey(control, message, fds)
+            _obey(control, message, fds, more)
             wire.close_all(fds)
 
 
@@ -95,7 +102,7 @@ def _reap(control: socket.socket) -> None:
             wire.send(control, wire.encode({"event": "exited", "pid": pid, "status": status}))
 
 
-def _obey(control: socket.socket, message: Mapping[str, Any], fds: Sequence[int]) -> None:
+def _obey(control: socket.socket, message: Mapping[str, Any], fds: Sequence[int], more: Mapping[str, Order]) -> None:
     answer: dict[str, Any] = {"event": "done", "pid": 0}
     ours: list[int] = []
     try:
@@ -113,6 +120,9 @@ def _obey(control: socket.socket, message: Mapping[str, Any], fds: Sequence[int]
                 _keep_kdat(fds[0])
             case "kdat":
                 ours = [os.open(KDAT, os.O_RDONLY | os.O_CLOEXEC)]
+            case op if op in more:
+                answer["pid"], ours = more[op](message)
+                answer["socket"] = len(ours) > 1
     except OSError as e:
         answer["error"] = str(e)
     wire.send(control, wire.encode(answer), ours)

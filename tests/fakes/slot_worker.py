@@ -181,6 +181,7 @@ def wake(control: socket.socket, launch: dict[str, Any], order: dict[str, Any], 
 
 def serve(listener: socket.socket) -> None:
     listener.setblocking(True)
+    listener.listen()
     while True:
         connection, _ = listener.accept()
         with connection:

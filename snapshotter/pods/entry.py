@@ -1,0 +1,119 @@
+"""Into a pod: a cell (`snapshotter.criu.cell`) whose namespaces are those of a pod that waits. Experimental.
+
+The pod is never privileged: the node agent, which is root on its node, enters from outside. What it brings along: the mounts that a slot
+has, the pod's own cgroup, and a CRIU of its own, for a pod's image has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from snapshotter import wire
+from snapshotter.criu.cell import Cell, CellProcess
+from snapshotter.criu.errors import CriuUnavailable
+from snapshotter.pods.kit import Kit
+
+_ROOT = str(Path(__file__).resolve().parents[2])
+_BOOT = "import sys; sys.path.insert(0, {root!r}); from snapshotter.pods.entry_init import main; main({fd})"
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brought:
+    """What is brought into a pod.
+
+    Attributes:
+        binds: (path here, name below the slot's root), as a slot has them.
+        uid: the worker's.
+        writable_bytes: of its temporary file systems.
+        files: the snapshot's archive of files.
+        kdat: what CRIU found out about this kernel; None: it looks for itself.
+    """
+
+    binds: Sequence[tuple[str, str]]
+    uid: int
+    writable_bytes: int
+    files: Path
+    kdat: Path | None
+
+
+class Entry(Cell):
+    """Inside of a pod. Owner: the event loop."""
+
+    def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes], kit: Kit) -> None:
+        super().__init__(connection, process)
+        self._kit = kit
+
+    async def criu(
+        self, run: str, argv: list[str], *, uid: int, cgroup: Mapping[str, Any], fds: list[int], socket: bool = True, stdio: bool = False
+    ) -> CellProcess:
+        """As a cell does it, with the CRIU that was brought along."""
+        return await super().criu(run, [*self._kit.command, *argv[1:]], uid=uid, cgroup=cgroup, fds=fds, socket=socket, stdio=stdio)
+
+    async def revive(self, pid: int) -> CellProcess:
+        """Connect to a restored worker: its control channel and pidfd are the caller's. Raises CriuUnavailable."""
+        return await self._order({"op": "revive", "pid": pid})
+
+    async def keep(self) -> None:
+        """From now on it lives without us."""
+        await self._order({"op": "keep"})
+
+
+@contextlib.asynccontextmanager
+async def entered(pod: int, brought: Brought, kit: Kit) -> AsyncIterator[Entry]:
+    """Inside of the pod of process `pod`; what was restored and not kept is gone at the end. Raises CriuUnavailable, OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            argv = [sys.executable, "-I", "-S", "-B", "-c", _BOOT.format(root=_ROOT, fd=theirs.fileno())]
+            process = await asyncio.to_thread(
+                subprocess.Popen, argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+            )
+        found = Entry(ours, process, kit)
+        try:
+            _send_in(ours, pod, brought, kit)
+            await found.wait_ready()
+            yield found
+        finally:
+            await found.aclose()
+
+
+def _send_in(connection: socket.socket, pod: int, brought: Brought, kit: Kit) -> None:
+    fds: list[int] = []
+    try:
+        fds.append(os.pidfd_open(pod))
+        fds.append(os.open(brought.kdat or os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        fds.append(os.open(brought.files, os.O_RDONLY | os.O_CLOEXEC))
+        order = {
+            "op": "enter",
+            "binds": [*brought.binds, (str(kit.directory), kit.NAME)],
+            "uid": brought.uid,
+            "writable_bytes": brought.writable_bytes,
+            "groups": groups_of(pod),
+        }
+        wire.send(connection, wire.encode(order), fds)
+    except ProcessLookupError as e:
+        raise CriuUnavailable(f"the pod's process {pod} is gone") from e
+    finally:
+        wire.close_all(fds)
+
+
+def groups_of(pid: int, *, root: Path = _CGROUPS, proc: Path = Path("/proc")) -> list[str]:
+    """The `cgroup.procs` files of a process's groups, in every hierarchy that is mounted here. Raises OSError when it is gone."""
+    found = []
+    for line in (proc / str(pid) / "cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        hierarchy = root / controllers.removeprefix("name=") if controllers else root
+        file = hierarchy / path.lstrip("/") / "cgroup.procs"
+        if file.exists():
+            found.append(str(file))
+    return found

@@ -1,0 +1,61 @@
+"""CRIU with its libraries in one directory, for places whose own file system has neither: a pod's image is the user's."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from snapshotter import tree
+from snapshotter.errors import Unsupported
+from snapshotter.staging import staged
+
+_LIBRARY = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kit:
+    """`directory`: to be bound as NAME below a slot's root; `command`: there."""
+
+    NAME: ClassVar[str] = "criu"
+    directory: Path
+    loader: str
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What executes it: the loader, which is told where libraries are."""
+        place = f"{tree.ROOT}/{self.NAME}"
+        return (f"{place}/{self.loader}", "--library-path", place, f"{place}/criu")
+
+
+async def make_kit(binary: Path, directory: Path) -> Kit:
+    """Copy `binary` and what it needs to `directory`, unless it is there. Raises Unsupported, OSError."""
+    libraries = await _libraries(binary)
+    loader = next((path.name for path in libraries if path.name.startswith("ld-")), None)
+    if loader is None:
+        raise Unsupported(f"{binary} names no loader: it is linked in a way that cannot be taken into a pod")
+    if not directory.exists():
+        await asyncio.to_thread(_copy, binary, libraries, directory)
+    return Kit(directory=directory, loader=loader)
+
+
+async def _libraries(binary: Path) -> list[Path]:
+    child = await asyncio.create_subprocess_exec(
+        "ldd", str(binary), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    out, _ = await child.communicate()
+    found = [Path(match[1]) for line in out.decode(errors="replace").splitlines() if (match := _LIBRARY.match(line))]
+    if child.returncode or not found:
+        raise Unsupported(f"ldd does not tell what {binary} needs: {out.decode(errors='replace').strip()[-200:]}")
+    return found
+
+
+def _copy(binary: Path, libraries: list[Path], directory: Path) -> None:
+    with staged(directory) as temp:
+        temp.chmod(0o755)
+        for source, name in ((binary, "criu"), *((path, path.name) for path in libraries)):
+            shutil.copyfile(source.resolve(), temp / name)
+            (temp / name).chmod(0o555)

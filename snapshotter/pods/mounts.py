@@ -1,0 +1,79 @@
+"""Mounts carried from our mount namespace into a pod's: open_tree(2) there, setns(2), move_mount(2) here.
+
+A bind mount's source must be in the caller's own namespace; a detached copy of a mount, made before entering, need not be. Runs in the
+helper that enters pods, as root; standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+from collections.abc import Sequence
+
+from snapshotter import tree
+
+_OPEN_TREE, _MOVE_MOUNT = 428, 429  # the same on every architecture (asm-generic/unistd.h)
+_AT_FDCWD = -100
+_CLONE, _CLOEXEC, _RECURSIVE = 1, os.O_CLOEXEC, 0x8000
+_EMPTY_PATH = 0x4
+"""MOVE_MOUNT_F_EMPTY_PATH: what the descriptor itself is."""
+_BIND, _REMOUNT, _RDONLY, _NOSUID, _NODEV = 4096, 32, 1, 2, 4
+NAMESPACES = 0x00020000 | 0x08000000 | 0x04000000 | 0x40000000 | 0x20000000
+"""Mount, IPC, UTS, network, and for the next child PID."""
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def take(path: str) -> int:
+    """A detached copy of what is at `path`, as a descriptor. Raises OSError."""
+    fd: int = _libc.syscall(_OPEN_TREE, _AT_FDCWD, path.encode(), _CLONE | _CLOEXEC | _RECURSIVE)
+    return _checked(fd, f"open_tree {path}")
+
+
+def put(fd: int, target: str) -> None:
+    """Attach it at `target`, which is made, read-only. Takes ownership of `fd`. Raises OSError."""
+    try:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            os.makedirs(target, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o444))
+        _checked(_libc.syscall(_MOVE_MOUNT, fd, b"", _AT_FDCWD, target.encode(), _EMPTY_PATH), f"move_mount to {target}")
+    finally:
+        os.close(fd)
+    tree.mount(None, target, None, _BIND | _REMOUNT | _RDONLY | _NOSUID | _NODEV)
+
+
+def enter(pidfd: int) -> None:
+    """Into the namespaces of the process behind `pidfd`, all at once; the next child is in its PID namespace. Raises OSError."""
+    _checked(_libc.setns(pidfd, NAMESPACES), "setns into the pod")
+
+
+def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int) -> None:
+    """The tree of a slot (`snapshotter.tree`), in a pod: what a restored worker finds at the paths that it knows. Raises OSError.
+
+    Args:
+        held: (descriptor of `take`, name below the tree's root).
+        writable_bytes: of each of its temporary file systems.
+    """
+    options = f"size={writable_bytes}"
+    tree.mount("tmpfs", "/run", "tmpfs", _NOSUID | _NODEV, f"{options},mode=755")
+    for fd, name in held:
+        put(fd, f"{tree.ROOT}/{name}")
+    os.makedirs(tree.ROOT, exist_ok=True)
+    for name, mode in (("work", 0o700), ("tmp", 0o1777)):
+        os.mkdir(f"{tree.ROOT}/{name}")
+        os.chmod(f"{tree.ROOT}/{name}", mode)
+    os.chown(f"{tree.ROOT}/work", uid, uid)
+    os.symlink(f"{tree.ROOT}/tmp", "/run/lock")
+    tree.mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV, f"{options},mode=1777")
+    for shared in ("/tmp", "/var/tmp"):
+        if os.path.isdir(shared):
+            tree.mount(f"{tree.ROOT}/tmp", shared, None, _BIND)
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+    return result
