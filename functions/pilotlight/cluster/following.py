@@ -116,6 +116,5 @@ def _wants_listing(error: ClusterError, failures: int) -> bool:
     """Whether going on from our resourceVersion has no future."""
     if isinstance(error, (Gone, Invalid, NotFound, KindMissing)):
         return True
-    if "Too large resource version" in str(error):  # of a server that was restored from a backup
-        return True
+    # 504 "Too large resource version" is a server that lags behind the others; it catches up, unless it was restored from a backup.
     return not isinstance(error, ClusterUnreachable) and error.status not in (429, 503) and failures >= _REFUSALS

@@ -190,7 +190,9 @@ def _translated(deed: Deed, host: str, timeout_s: float) -> Iterator[None]:
     try:
         yield
     except TimeoutError as error:
-        raise ClusterUnreachable(f"cannot {deed}: no answer from the API server {host} within {timeout_s:g} s", deed=deed) from error
+        sent = not isinstance(error, aiohttp.ConnectionTimeoutError)
+        said = f"cannot {deed}: no answer from the API server {host} within {timeout_s:g} s"
+        raise ClusterUnreachable(said, sent=sent, deed=deed) from error
     except aiohttp.ClientConnectorError as error:
         said = f"cannot {deed}: no connection to the API server {host}: {error}. Is it up, and is the kubeconfig's server right?"
         raise ClusterUnreachable(said, sent=False, deed=deed) from error

@@ -205,6 +205,20 @@ async def test_refusals_that_do_not_end_lead_to_a_new_listing(cluster: Cluster, 
         await told.until(lambda: told.count("SYNCED") == 2)
 
 
+async def test_a_server_that_lags_behind_is_asked_again_with_the_same_version(cluster: Cluster, api_server: ApiServer) -> None:
+    async with watched(cluster) as (_, told):
+        await open_watch(api_server)
+        api_server.faults.add(Fault(status=504, message="Too large resource version: 9, current: 8", verb="watch", times=3))
+        api_server.cut_connections()
+        await open_watch(api_server)
+        api_server.put(config_map("a"))
+        await told.until(lambda: told.count("ADDED") == 1)
+        assert told.count("SYNCED") == 1
+        asked = [one.path for one in api_server.requests if one.verb == "watch"]
+        assert len(asked) == 5
+        assert len({path.split("resourceVersion=")[1].split("&")[0] for path in asked}) == 1
+
+
 async def test_what_needs_somebody_to_act_is_said_at_once(cluster: Cluster, api_server: ApiServer) -> None:
     api_server.remove_kind("services.serving.knative.dev")
     api_server.rights.deny("list", "pods")
