@@ -258,8 +258,10 @@ class KnativeFleet:
         until = self._clock() + grace_s
         while self.pods.alive(held.pod.life) is not None:
             running = await self.readiness.running(held.pod)
+            if running is None:
+                self.readiness.forget(held.pod.life)  # whoever wants it next has it answer first
             if not running:
-                return True  # one that does not say is no worse than any other: whoever claims it next finds out
+                return True
             if self._clock() >= until:
                 return False
             await asyncio.sleep(RUNNING_S)

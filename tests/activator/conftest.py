@@ -7,6 +7,7 @@ import hashlib
 import json
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from activator.dispatch import Dispatcher
 from activator.edge import EdgeLimits
 from activator.engines.throttler import EngineThrottler
 from activator.entry import Entrance
+from activator.fleet import Fleet
 from activator.gateway import Gateway
 from activator.handover import Handovers, StartsSeen
+from activator.health import Health
 from activator.metrics import Metrics
 from activator.passthrough import Passthrough
 from activator.quotas.process import ProcessQuotas
@@ -32,6 +35,7 @@ from activator.resilience.ladder import Ladder
 from activator.routes import Target
 from activator.scaler import Scaler
 from activator.settings import ActivatorSettings
+from activator.shared.state import Allowance
 from activator.throttler import Throttler
 from activator.tracing.document import Json
 from activator.tracing.tracer import Tracer
@@ -76,9 +80,15 @@ async def _nothing_to_catch_up() -> None:
 class Edge:
     """Everything of one activator, over real loopback HTTP."""
 
-    def __init__(self, directory: Path, settings: ActivatorSettings, behaviour: Behaviour, quotas: QuotaStore | None = None) -> None:
+    def __init__(
+        self, directory: Path, settings: ActivatorSettings, behaviour: Behaviour, quotas: QuotaStore | None = None, *,
+        fleet: Fleet | None = None, allowance: Allowance | None = None, health: Health | None = None,
+    ) -> None:  # fmt: skip
+        """`fleet`: another than the fake one; then that has nothing to do."""
         self.table = empty_table()
         self.fleet = FakeFleet(directory, behaviour)
+        self._instances: Fleet = fleet or self.fleet
+        self._allowance = allowance
         self.ledger = MemoryLedger()
         self.metrics = Metrics()
         self.books = Books(
@@ -87,7 +97,7 @@ class Edge:
         )  # fmt: skip
         self.queue = ProcessQueue(settings.max_queued)
         self.strangers = StrangerLimit(rate_per_s=settings.unauthenticated_per_s)
-        self.scaler = Scaler(table=self.table, fleet=self.fleet, make_throttler=self._throttler)
+        self.scaler = Scaler(table=self.table, fleet=self._instances, make_throttler=self._throttler)
         self.handovers = Handovers(throttler_of=self.scaler.throttler_of, finish=self.table.handed_over)
         dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of, may_pay=self.books.check)
         dispatcher.fallbacks = Ladder(routes=self.table, throttler_of=self.scaler.throttler_of)
@@ -119,6 +129,7 @@ class Edge:
             control=self.control,
             metrics=self.metrics,
             tracer=self.tracer,
+            health=health,
         )
         self._seq = 0
         self.url = ""
@@ -132,8 +143,8 @@ class Edge:
     def _throttler(self, target: Target) -> Throttler:
         make = Throttler if target.spec.engine is None else EngineThrottler
         return make(
-            target, fleet=self.fleet, queue=self.queue, secret_env=self.table.secret_env, account=self.books.account,
-            observer=StartsSeen(self.metrics, self.handovers),
+            target, fleet=self._instances, queue=self.queue, secret_env=self.table.secret_env, account=self.books.account,
+            observer=StartsSeen(self.metrics, self.handovers), allowance=self._allowance,
         )  # fmt: skip
 
     def tell(self, kind: str, key: str, value: object) -> None:
@@ -198,7 +209,13 @@ def _quota_store() -> QuotaStore:
 
 @pytest.fixture(name="edge")
 async def _edge(short_tmp: Path, settings: ActivatorSettings, behaviour: Behaviour, quota_store: QuotaStore) -> AsyncIterator[Edge]:
-    edge = Edge(short_tmp, settings, behaviour, quota_store)
+    async with served(Edge(short_tmp, settings, behaviour, quota_store)) as edge:
+        yield edge
+
+
+@asynccontextmanager
+async def served(edge: Edge) -> AsyncIterator[Edge]:
+    """It, behind a port of its own, until the context ends."""
     listener = socket.create_server(("127.0.0.1", 0))
     edge.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     config = uvicorn.Config(
