@@ -158,7 +158,9 @@ def _surroundings() -> dict[str, Schema]:
         "secrets": _object(
             {
                 "name": _text(_NAME),
-                "keys": _object(dict.fromkeys(("platformKey", "databaseUrl", "redisUrl", "redisPassword"), _text(r"^[-._a-zA-Z0-9]+$"))),
+                "keys": _object(
+                    dict.fromkeys(("platformKey", "nodeKey", "databaseUrl", "redisUrl", "redisPassword"), _text(r"^[-._a-zA-Z0-9]+$"))
+                ),
             }
         ),
         "s3": _object({"secretName": _OPTIONAL_NAME}),

@@ -75,9 +75,14 @@ def key_of(platform: PlatformSettings, paths: Paths) -> PlatformKey:
     """
     if platform.key_file is None:
         return PlatformKey.load_or_create(paths.home / "platform.key")
+    return key_in("platform.key_file", platform.key_file)
+
+
+def key_in(setting: str, file: str) -> PlatformKey:
+    """The key in a file that is mounted, which `setting` names. Raises SettingsInvalid."""
     try:
-        return PlatformKey.load(Path(platform.key_file))
+        return PlatformKey.load(Path(file))
     except OSError as e:
-        raise SettingsInvalid(f"platform.key_file = {platform.key_file!r}: {e.strerror}: is the secret mounted?") from e
+        raise SettingsInvalid(f"{setting} = {file!r}: {e.strerror}: is the secret mounted?") from e
     except ValueError as e:
-        raise SettingsInvalid(f"platform.key_file = {platform.key_file!r}: holds no key: 32 bytes in URL-safe base64") from e
+        raise SettingsInvalid(f"{setting} = {file!r}: holds no key: 32 bytes in URL-safe base64") from e

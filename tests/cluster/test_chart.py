@@ -151,7 +151,7 @@ def test_whatever_pods_refer_to_is_there(chart: Rendering) -> None:
     config_maps = {each["metadata"]["name"] for each in chart.of("ConfigMap")}
     accounts = {each["metadata"]["name"] for each in chart.of("ServiceAccount")}
     made = {each["spec"]["secretName"] for each in chart.of("Certificate")}
-    keys = {"platform.key", "database-url", "redis-url", "redis-password"}
+    keys = {"platform.key", "node.key", "database-url", "redis-url", "redis-password"}
     for workload in chart.workloads:
         pod = pod_of(workload)
         assert pod["serviceAccountName"] in accounts
@@ -251,7 +251,7 @@ def test_a_departed_activators_journal_is_drained_by_a_job_that_is_valid_and_let
 # -- settings -------------------------------------------------------------------------------------------------------------------------
 def _written(chart: Rendering, directory: Path) -> Path:
     """platform.yaml as a pod has it, the mounted secrets beside it."""
-    for name, text in (("database-url", "postgresql+psycopg://u:p@h/d"), ("redis-url", "redis://:p@r:6379/0"), ("platform.key", "k")):
+    for name, text in (("database-url", "postgresql+psycopg://u:p@h/d"), ("redis-url", "redis://:p@r:6379/0"), ("node.key", "k")):
         (directory / name).write_text(text)
     file = directory / "platform.yaml"
     file.write_text(chart.platform_yaml.replace("/etc/pilotlight/secrets", str(directory)))
@@ -376,6 +376,16 @@ def test_who_has_no_rights_has_no_token(chart: Rendering) -> None:
         assert account["automountServiceAccountToken"] == (account["metadata"]["name"] in bound)
 
 
+def test_a_node_has_no_key_that_opens_anything(default: Rendering) -> None:
+    used = {each["metadata"]["name"]: dict(_secrets_of(pod_of(each)))["pilotlight-secrets"] for each in default.workloads}
+    assert used == {
+        "pilotlight-controller": {"platform.key", "node.key", "database-url"},
+        "pilotlight-activator": {"platform.key", "redis-url"},
+        "pilotlight-redis": {"redis-password"},
+        "pilotlight-node": {"node.key"},
+    }
+
+
 def _granted(chart: Rendering, component: str) -> dict[str, list[Object]]:
     """Rules by scope, through the bindings, as the cluster would find them."""
     knative = (chart.values.get("config") or {}).get("cluster", {}).get("knative_namespace", "knative-serving")
@@ -477,7 +487,7 @@ def test_the_notes_say_what_comes_next_in_the_words_of_this_installation(which: 
     assert f"kubectl -n {namespace} create secret generic pilotlight-secrets" in text
     assert ("! images.node is a placeholder" in text) == ("images" not in values or "node" not in values["images"])
     assert ("https://pilotlight.example" in text) == ("ingress" in values)
-    for key in ("platform.key", "database-url", "redis-url", "redis-password"):
+    for key in ("platform.key", "node.key", "database-url", "redis-url", "redis-password"):
         assert f"--from-literal={key}=" in text
     assert "<no value>" not in text
 

@@ -33,7 +33,7 @@ _READING = ("GET", "HEAD", "OPTIONS")
 class Context:
     """The open parts of a running controller. `clock` is wall time in seconds since the epoch.
 
-    `statuses`: of functions in a cluster; `nodes`: of the cluster itself, as they report themselves.
+    `statuses`: of functions in a cluster; `nodes`: of the cluster itself, as they report themselves; `node_key`: by which they are known.
     """
 
     config: ControllerConfig
@@ -47,6 +47,7 @@ class Context:
     clock: Callable[[], float]
     statuses: Statuses = field(default_factory=Statuses)
     nodes: Nodes = field(default_factory=Nodes)
+    node_key: PlatformKey | None = None
 
 
 def context_of(request: Request) -> Context:
@@ -100,6 +101,12 @@ async def platform_token(context: Ctx, token: Annotated[str, Header(alias=HEADER
     """Let only our own processes through. Raises Forbidden."""
     if not hmac.compare_digest(token.encode(), context.key.token.encode()):
         raise Forbidden(f"this path is for the platform's own processes: the header {HEADER_PLATFORM_TOKEN} is missing or wrong")
+
+
+async def node_token(context: Ctx, token: Annotated[str, Header(alias=HEADER_PLATFORM_TOKEN)] = "") -> None:
+    """Let node agents through, too, which have a key of their own. Raises Forbidden."""
+    if context.node_key is None or not hmac.compare_digest(token.encode(), context.node_key.token.encode()):
+        await platform_token(context, token)
 
 
 def place(caller: Principal, app: str, request: str) -> Place:

@@ -47,7 +47,7 @@ from pilotlight.controller.rollouts import loop as rollouts
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.store import Store
 from pilotlight.errors import PilotlightError
-from pilotlight.seal import key_of
+from pilotlight.seal import key_in, key_of
 from snapshotter.errors import SnapshotterError
 from weight_cache.addresses import Credentials
 from weight_cache.client import WeightCacheClient
@@ -101,6 +101,7 @@ def _context(
         store=store,
         files=files,
         key=key_of(config.platform, config.paths),
+        node_key=key_in("controller.node_key_file", node_key_file) if (node_key_file := config.settings.node_key_file) else None,
         agent=agent,
         cache=cache,
         bell=bell,

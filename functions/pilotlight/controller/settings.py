@@ -26,6 +26,8 @@ class ControllerSettings:
         metrics_listen: host:port of the Prometheus text, and of /healthz and /readyz; None = only on `<run>/metrics-controller.sock`.
         database_url: None = SQLite in <home>; postgresql+psycopg://… where that is outgrown.
         database_url_file: file that holds it, such as a mounted Secret; None = `database_url` stands here.
+        node_key_file: file with the key of a cluster's node agents, where they have one of their own: it lets them report, and opens
+            nothing; None = they have the platform's.
         bundle_max_bytes: largest source archive that may be deployed.
         blob_max_bytes: largest blob that may be uploaded (files of weights are blobs).
         default_plan: of new tenants that are not given another.
@@ -42,6 +44,7 @@ class ControllerSettings:
     metrics_listen: str | None = "127.0.0.1:8702"
     database_url: str | None = None
     database_url_file: str | None = None
+    node_key_file: str | None = None
     bundle_max_bytes: int = 104_857_600
     blob_max_bytes: int = 53_687_091_200
     default_plan: str = "standard"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
+from cryptography.fernet import Fernet
 
 from pilotlight.controller import nodes
 from pilotlight.controller.nodes import FRESH_S, Nodes
-from pilotlight.protocol import HEADER_PLATFORM_TOKEN
+from pilotlight.protocol import FEED_PATH, HEADER_PLATFORM_TOKEN
+from pilotlight.seal import PlatformKey
 from snapshotter.types import NODES_PATH, NodeReport
 from tests.fakes.node_reports import node_report
 from tests.functions.controller.conftest import Controller
@@ -41,6 +44,16 @@ async def test_nobody_but_our_own_processes_reports_and_tenants_see_no_nodes(con
     assert await post(controller, node_report().to_json(), token="wrong") == 403
     async with controller.client(await controller.other_tenant()) as other:
         assert (await other.get("/v1/nodes")).status_code == 403
+
+
+async def test_agents_with_a_key_of_their_own_report_with_it_and_can_do_nothing_else(controller: Controller) -> None:
+    own = PlatformKey(Fernet.generate_key())
+    assert await post(controller, node_report().to_json(), token=own.token) == 403
+    knowing = replace(controller, context=replace(controller.context, node_key=own))
+    assert await post(knowing, node_report().to_json(), token=own.token) == 204
+    assert await post(knowing, node_report().to_json()) == 204
+    async with knowing.client(None) as http:
+        assert (await http.get(FEED_PATH, headers={HEADER_PLATFORM_TOKEN: own.token})).status_code == 403
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@
     "listen" "0.0.0.0:8711"
     "metrics_listen" "0.0.0.0:8702"
     "standby" true
+    "node_key_file" "/etc/pilotlight/secrets/node.key"
     "database_url_file" "/etc/pilotlight/secrets/database-url" -}}
 {{- $activator := dict
     "listen" "0.0.0.0:8700"

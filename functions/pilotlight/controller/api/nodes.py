@@ -8,14 +8,14 @@ from typing import Any
 from fastapi import APIRouter, Depends, Response
 
 from pilotlight.controller.api.models import Body
-from pilotlight.controller.context import Admin, Ctx, platform_token
+from pilotlight.controller.context import Admin, Ctx, node_token
 from pilotlight.controller.nodes import Known
 from pilotlight.errors import InvalidInput
 from snapshotter.types import NODES_PATH, NodeReport
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?\Z", re.IGNORECASE)
 
-internal = APIRouter(dependencies=[Depends(platform_token)], include_in_schema=False)
+internal = APIRouter(dependencies=[Depends(node_token)], include_in_schema=False)
 router = APIRouter(prefix="/v1", tags=["node"])
 
 
