@@ -1,0 +1,34 @@
+# The controller and the activator: one image each (--target controller, --target activator), which differ in their entrypoint only.
+#
+#   docker build --file deploy/kubernetes/docker/platform.Dockerfile --target controller \
+#     --build-arg BASE=registry.example/python@sha256:<64 hex digits> --tag registry.example/pilotlight/controller .
+#
+# BASE: Debian with Python 3.11 as `python` (venv and pip included), by digest.
+ARG BASE
+
+FROM ${BASE:?name_it_with_--build-arg_BASE=image@sha256:DIGEST} AS base
+ARG BASE
+RUN printf '%s' "$BASE" | grep -Eq '@sha256:[0-9a-f]{64}$' \
+    || { echo "BASE=$BASE names no digest: write image@sha256:<64 hex digits>" >&2; exit 1; }
+
+FROM base AS build
+WORKDIR /src
+COPY pyproject.toml requirements.lock README.md LICENSE ./
+COPY activator activator
+COPY snapshotter snapshotter
+COPY weight_cache weight_cache
+COPY functions functions
+ENV PIP_CONSTRAINT=/src/requirements.lock PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/pilotlight && /opt/pilotlight/bin/pip install '.[server,k8s]' && /opt/pilotlight/bin/pip uninstall --yes pip setuptools
+
+FROM base AS platform
+COPY --from=build /opt/pilotlight /opt/pilotlight
+ENV PATH=/opt/pilotlight/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+WORKDIR /
+USER 65532:65532
+
+FROM platform AS controller
+ENTRYPOINT ["python", "-m", "pilotlight.controller"]
+
+FROM platform AS activator
+ENTRYPOINT ["python", "-m", "activator"]
