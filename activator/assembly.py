@@ -7,6 +7,7 @@ one that must be closed at the end to `closing`: the process (`activator.__main_
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,10 @@ from activator.health import Health
 from activator.idempotency.process import ProcessIdempotency
 from activator.idempotency.redis_store import RedisIdempotency
 from activator.idempotency.store import IdempotencyStore
+from activator.knative.access import LateCluster
+from activator.knative.autoscaler.speaker import loads_of
+from activator.knative.autoscaler.statements import Statement
+from activator.knative.autoscaler.wiring import Around, Autoscaler
 from activator.knative.fleet import KnativeFleet
 from activator.knative.wiring import Surroundings, cluster_parts
 from activator.metrics import Metrics
@@ -59,6 +64,7 @@ from pilotlight.addresses import check_listen, tcp_listener
 from pilotlight.cluster.settings import ClusterSettings
 from pilotlight.pricing import PriceSettings
 from pilotlight.seal import PlatformKey, key_of
+from pilotlight.spec import FunctionSpec
 from weight_cache.addresses import Address, Credentials, controller_address
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid
 
@@ -204,9 +210,11 @@ class Assembly:
         )  # fmt: skip
 
     def _cluster_fleet(self, cluster: ClusterSettings) -> KnativeFleet:
+        autoscaler = self._autoscaler(cluster) if cluster.autoscaler == "pilotlight" else None
         around = Surroundings(
             member=self.site.id, table=self.table, redis_url=self.settings.redis_url if self.shared is not None else None,
-            platform=platform_id(self.site.key.token), demand=None, waiting_of=lambda key: waiting_in(self.scaler.active(key)),
+            platform=platform_id(self.site.key.token), demand=None if autoscaler is None else autoscaler.speaker,
+            waiting_of=lambda key: waiting_in(self.scaler.active(key)),
             in_flight=lambda: in_flight(self.scaler.throttlers()),
         )  # fmt: skip
         try:
@@ -217,6 +225,27 @@ class Assembly:
         self.loops.append(("deletion costs", parts.costs.run))
         self.closing.append(parts.cluster.aclose)
         return parts.fleet
+
+    def _autoscaler(self, cluster: ClusterSettings) -> Autoscaler:
+        """Class `pilotlight.dev`: this activator's part, and its candidacy for the one who decides."""
+        own = LateCluster(cluster)
+        around = Around(
+            member=self.site.id, redis_url=self.settings.redis_url if self.shared is not None else None,
+            platform=platform_id(self.site.key.token), is_known=lambda: self.scaler.reconciled, loads=self._loads,
+            pods_of=lambda key: self.fleet.pods.of(key) if isinstance(self.fleet, KnativeFleet) else (), spec_of=self._spec_of,
+        )  # fmt: skip
+        autoscaler = Autoscaler(cluster, own, around)
+        self.loops.append(("autoscaler", autoscaler.run))
+        self.closing += [autoscaler.aclose, own.aclose]
+        return autoscaler
+
+    def _loads(self) -> Statement:
+        held = self.fleet.held() if isinstance(self.fleet, KnativeFleet) else {}
+        return loads_of(self.scaler.throttlers(), self.scaler.concurrency(), held, time.monotonic())
+
+    def _spec_of(self, tenant: str, key: str) -> FunctionSpec | None:
+        target = self.table.target_keyed(tenant, key)
+        return target.spec if target is not None else None
 
     def _make_throttler(self, target: Target) -> Throttler:
         make: Callable[..., Throttler] = Throttler

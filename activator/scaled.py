@@ -23,7 +23,7 @@ class Scaled:
     """One revision's throttler with its windows and the decider's memory. Owner: the Scaler. `gaps`: what is known of its function's
     pauses; they outlive it."""
 
-    __slots__ = ("decision", "gaps", "name", "panic", "recorded_at", "spec", "stable", "state", "throttler")
+    __slots__ = ("concurrency", "decision", "gaps", "name", "panic", "recorded_at", "spec", "stable", "state", "throttler")
 
     def __init__(self, name: str, throttler: Throttler, now: float, gaps: Gaps | None = None) -> None:
         self.name = name
@@ -34,6 +34,7 @@ class Scaled:
         self.panic = TimeWindow(panic_window_s(self.spec.kpa.stable_window_s, PANIC_WINDOW_PERCENT))
         self.state: DeciderState = initial_state(now, spec=self.spec, ready=len(throttler.instances))
         self.recorded_at = now
+        self.concurrency = 0.0
         self.decision: ScaleDecision | None = None
 
     def __repr__(self) -> str:
@@ -46,9 +47,9 @@ class Scaled:
 
     def measure(self, now: float) -> float:
         """Average calls at once since the last time."""
-        concurrency = self.throttler.load.take(now, now - self.recorded_at)
+        self.concurrency = self.throttler.load.take(now, now - self.recorded_at)
         self.recorded_at = now
-        return concurrency
+        return self.concurrency
 
     def record(self, now: float, concurrency: float) -> None:
         """Take a load into both windows."""

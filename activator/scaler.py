@@ -354,6 +354,10 @@ class Scaler:
         """Of all active revisions."""
         return [scaled.throttler for scaled in list(self._scaled.values())]
 
+    def concurrency(self) -> Mapping[str, float]:
+        """Average calls at once in the last second, by revision key."""
+        return {key: scaled.concurrency for key, scaled in self._scaled.items()}
+
     def states(self) -> Mapping[tuple[str, str, str, str], int]:
         """Instances and calls by (tenant, app, function, state), for metrics."""
         counts: Counter[tuple[str, str, str, str]] = Counter()

@@ -259,7 +259,7 @@ class Leader:
         for that. Raises ClusterError: then nothing shrinks."""
         for pod in pods:
             calls = merged.held.get(pod.uid)
-            if calls is None or pod.is_ending or int(pod.cost or 0) >= CLAIMED:
+            if calls is None or pod.is_ending or _rank(pod) >= CLAIMED:
                 continue
             try:
                 await self._cluster.patch(
@@ -306,6 +306,14 @@ class Leader:
 
 def _place(item: Object) -> Place:
     return str(item["metadata"]["namespace"]), str(item["metadata"]["name"])
+
+
+def _rank(pod: Pod) -> int:
+    """What it says of the order in which pods go; 0 where that is no number."""
+    try:
+        return int(pod.cost or 0)
+    except ValueError:
+        return 0
 
 
 def _concerned(item: Object) -> list[Place]:

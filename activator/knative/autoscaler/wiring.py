@@ -43,7 +43,7 @@ class Around:
 
     Attributes:
         member: its id; `redis_url`, `platform`: see `activator.knative.wiring.Surroundings`.
-        loads: what it says of itself.
+        loads: what it says of itself; `is_known`: set once it has taken back what was its own, and not before there is anything to say.
         pods_of: what is known of a revision's pods, by its key.
         spec_of: of a function, by its tenant and its revision's key; None = no route names it here.
     """
@@ -52,6 +52,7 @@ class Around:
     redis_url: str | None
     platform: str
     loads: Callable[[], Statement]
+    is_known: Callable[[], asyncio.Event]
     pods_of: Callable[[str], Iterable[Pod]]
     spec_of: Callable[[str, str], FunctionSpec | None]
 
@@ -79,8 +80,12 @@ class Autoscaler:
     async def run(self) -> None:
         """Speak, and lead whenever nobody else does, for ever."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.speaker.run(), name="loads")
+            tasks.create_task(self._speak(), name="loads")
             tasks.create_task(self._candidacy(), name="candidacy")
+
+    async def _speak(self) -> None:
+        await self._around.is_known().wait()
+        await self.speaker.run()
 
     async def _candidacy(self) -> None:
         while True:
