@@ -15,6 +15,7 @@ from pilotlight.client import Client
 from pilotlight.controller import application, bootstrap
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
+from pilotlight.controller.cluster.status import Statuses
 from pilotlight.controller.context import Context
 from pilotlight.controller.metrics import Metrics
 from pilotlight.controller.settings import ControllerConfig, ControllerSettings
@@ -31,10 +32,14 @@ CLOCK_S = 1_800_000_000.0
 
 
 class ServedController:
-    """A context manager; `key` is the first admin key. `now` may be moved by the test; the server's thread reads it."""
+    """A context manager; `key` is the first admin key. `now` may be moved by the test; the server's thread reads it.
+
+    `statuses`: what a reconciler would say of functions in a cluster.
+    """
 
     def __init__(self, home: Path) -> None:
         self.now = CLOCK_S
+        self.statuses = Statuses()
         self.store = Store(empty_sqlite(home / "controller.db"), clock=lambda: self.now)
         self.key = str(bootstrap.ensure_admin(self.store, uid_base=20_000))
         self._paths = Paths(home=home, run=home)
@@ -89,6 +94,7 @@ class ServedController:
             bell=Bell(),
             metrics=Metrics(),
             clock=lambda: self.now,
+            statuses=self.statuses,
         )
         settings = uvicorn.Config(application.build(context), lifespan="off", log_config=None, access_log=False)
         self._server = uvicorn.Server(settings)

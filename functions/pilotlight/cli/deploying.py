@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pilotlight.cli.proof import Proof, proof_of
 from pilotlight.cli.session import Session
-from pilotlight.errors import InvalidInput
+from pilotlight.errors import InvalidInput, StartFailed
 
 if TYPE_CHECKING:
     from pilotlight.client import Client, Deployment
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from pilotlight.sdk.releases import ReleaseTerms
 
 
+CLUSTER_PATIENCE_S = 180.0
+"""For a revision to be known to Knative, whatever it takes to start: that is the proof's own time."""
+_CLUSTER_LOOK_S = 0.5
 _STAGES = {
     "template": "importing, entering, warming up",
     "instance": "starting an instance",
@@ -41,8 +44,32 @@ class Deployer:
 
         with self.progress() as report:
             deployment = deploy(app, client=self._client, name=name, message=message, terms=terms, progress=report)
+        if wait and any(f.stage == "live" for f in deployment.functions):
+            self.wait_cluster(deployment.app, [f.function for f in deployment.functions if f.stage == "live"])
         proofs = [self.prove(deployment.app, f.function) for f in deployment.functions if f.stage == "live"] if wait else []
         return deployment, proofs
+
+    def wait_cluster(self, app: str, functions: Collection[str]) -> None:
+        """Wait until these are in the cluster as they were declared; at once where the platform has none.
+
+        Raises StartFailed with the cluster's own reason, and what to do about it.
+        """
+        until = time.monotonic() + CLUSTER_PATIENCE_S
+        with self._spinner(f"{app}: on its way to the cluster") as show:
+            while waiting := self._in_cluster(app, functions):
+                name, status = next(iter(waiting.items()))
+                if status["phase"] == "failed" or time.monotonic() > until:
+                    raise StartFailed(
+                        f"{app}/{name} is not ready in the cluster: {status['reason']}: {status['message']}",
+                        hint=f"Mend what it says; it is tried again by itself, and `pilotlight app show {app}` has the newest word.",
+                    )
+                show(f"{app}/{name}: {status['message'] or status['reason']}")
+                time.sleep(_CLUSTER_LOOK_S)
+
+    def _in_cluster(self, app: str, functions: Collection[str]) -> dict[str, Any]:
+        """Those that are not ready yet: name → status."""
+        there = ((f["name"], f.get("cluster")) for f in self._client.app(app)["functions"] if f["name"] in functions)
+        return {name: status for name, status in there if status is not None and status["phase"] != "ready"}
 
     def prove(self, app: str, function: str) -> Proof:
         """Bring one function up and wait for its snapshot. Raises what keeps it down (StartFailed carries its last log lines)."""

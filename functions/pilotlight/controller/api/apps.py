@@ -13,7 +13,6 @@ from pilotlight.controller import garbage, holdings, publishing, references, reg
 from pilotlight.controller import history as histories
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api import models
-from pilotlight.controller.cluster.status import Phase
 from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, place
 from pilotlight.controller.releases import Terms
 from pilotlight.controller.revisions import Told
@@ -104,7 +103,7 @@ def _in_cluster(context: Context, sql: sa.Connection, function: str) -> dict[str
     status = context.statuses.get(function)
     if status is None:
         return None
-    if status.phase is Phase.READY and status.generation < publishing.document(sql, function).generation and status.reason != "Stopped":
+    if status.reason not in ("Stopped", "NotSeen") and status.generation < publishing.document(sql, function).generation:
         return {"phase": "pending", "reason": "NotSeen", "message": "its last change is on its way to the cluster", "since": status.since}
     return {key: value for key, value in status.to_json().items() if key in ("phase", "reason", "message", "since")}
 

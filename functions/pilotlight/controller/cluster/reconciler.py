@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio.to_thread
 from sqlalchemy.exc import SQLAlchemyError
@@ -118,7 +118,7 @@ class Reconciler:
             except ClusterError as e:
                 log.warning("event=cluster_not_listed error=%s", e)
                 for function in self.state.functions:
-                    self._statuses.set(function, status.of_error(e), now=self._wall())
+                    self._tell(function, status.of_error(e))
             else:
                 return
 
@@ -211,14 +211,18 @@ class Reconciler:
             key, first_s=self._pace.first_retry_s, most_s=most_s, at_least_s=min(error.retry_after_s or 0.0, self._pace.most_retry_s)
         )
         log.warning("event=not_reconciled key=%s pause_s=%.1f reason=%s error=%s", key, pause_s, told.reason, error)
-        if key in self.state.functions:
-            self._statuses.set(key, told, now=self._wall())
+        self._tell(key, told)
 
     def _refused(self, key: str, error: InvalidInput) -> None:
         """What was declared cannot be in a cluster: only a change of it helps, and that comes by the feed, or by a restart."""
         hint = error.detail.get("hint", "")
         log.warning("event=not_reconciled key=%s reason=Invalid error=%s", key, error)
-        if key in self.state.functions:
-            told = FunctionStatus(phase=Phase.FAILED, reason="Invalid", message=f"{error}. {hint}".rstrip())
-            self._statuses.set(key, told, now=self._wall())
+        self._tell(key, FunctionStatus(phase=Phase.FAILED, reason="Invalid", message=f"{error}. {hint}".rstrip()))
         self.work.done(key)
+
+    def _tell(self, key: str, status: FunctionStatus) -> None:
+        """A function's status, with what it is about."""
+        route = self.state.functions.get(key)
+        if route is not None:
+            generation = int(route.document.get("generation") or 0)
+            self._statuses.set(key, replace(status, generation=generation), now=self._wall())
