@@ -44,9 +44,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- /* of a pod that needs no rights on its machine */ -}}
 {{- define "pilotlight.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
