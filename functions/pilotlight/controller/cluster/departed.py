@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 DRAINED = f"{names.DOMAIN}/journal-drained"
 """Label of a claim whose journal the ledger has, and of the Job that did it: `true`."""
-SELECTOR = "app.kubernetes.io/component=activator"
+_COMPONENT = "app.kubernetes.io/component"
+SELECTOR = f"{_COMPONENT}=activator"
 """Of the activators' StatefulSet, in the platform's namespace."""
 JOURNAL = "journal"
 """Name of the volume claim template."""
@@ -78,7 +79,7 @@ def departed(activators: Object, claims: Sequence[Object]) -> Iterator[Journal]:
     wanted = _wanted(activators)
     still = int((activators.get("status") or {}).get("replicas") or 0)  # pods that end count until they are gone
     for ordinal, claim in sorted(_journals(activators, claims)):
-        if ordinal not in wanted and ordinal >= still + wanted.start and not claim["metadata"].get("deletionTimestamp"):
+        if ordinal not in (*wanted, *range(wanted.start, wanted.start + still)) and not claim["metadata"].get("deletionTimestamp"):
             yield Journal(claim=claim, ordinal=ordinal)
 
 
@@ -132,17 +133,19 @@ def drain_job(activators: Object, journal: Journal, *, labels: Mapping[str, str]
     spec["containers"] = [_draining(container, journal) for container in template["spec"]["containers"][:1]]
     volumes = [volume for volume in spec.get("volumes") or () if volume["name"] != JOURNAL]
     spec["volumes"] = [*volumes, {"name": JOURNAL, "persistentVolumeClaim": {"claimName": journal.name}}]
-    component = {"app.kubernetes.io/component": "journal-drain"}
+    # Its pods are no activators: nobody sends them calls.
+    kept = {key: value for key, value in (template["metadata"].get("labels") or {}).items() if key != _COMPONENT}
+    of_job = {**kept, **labels, _COMPONENT: "journal-drain"}
     return manifest(
         JOB,
         job_name(journal),
         namespace=activators["metadata"]["namespace"],
-        labels={**labels, **component},
+        labels=of_job,
         annotations={names.MADE_FOR: f"ships what activator {journal.ordinal} had not shipped when it went"},
         spec={
             "backoffLimit": _RETRIES,
             "activeDeadlineSeconds": DEADLINE_S,
-            "template": {"metadata": {"labels": {**labels, **component}}, "spec": spec},
+            "template": {"metadata": {"labels": of_job}, "spec": spec},
         },
     )
 
