@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -24,6 +25,7 @@ from pilotlight.controller.cluster.podlogs import Query, parse
 from snapshotter.errors import AgentUnavailable, InstanceUnknown, SnapshotUnknown, Unsupported
 from snapshotter.types import InstanceId, InstanceState
 from tests.fakes.kubernetes.server import ApiServer
+from tests.functions.controller.conftest import Controller
 
 HASTY = Patience(call_s=5, pauses=Pauses(first_s=0.002, most_s=0.02), watch_pauses=Pauses(first_s=0.002, most_s=0.02))
 SETTINGS = ClusterSettings()
@@ -310,6 +312,25 @@ async def test_a_cluster_that_is_away_is_an_agent_that_is_away(
     absent = ClusterNode(ClusterSettings(kubeconfig="/nowhere"))
     with pytest.raises(AgentUnavailable):
         await absent.capabilities()
+
+
+async def test_the_control_api_shows_each_tenant_its_own(controller: Controller, server: ApiServer, node: ClusterNode) -> None:
+    clustered = dataclasses.replace(controller, context=dataclasses.replace(controller.context, agent=node))
+    mine, theirs = await controller.tenant(), "t-other"
+    server.put(pod("a", tenant=mine))
+    server.put(pod("b", tenant=theirs))
+    server.logs.texts[f"fn-{mine}", "a", "user"] = "2026-11-21T10:00:01Z hello\n"
+    server.logs.texts[f"fn-{theirs}", "b", "user"] = "2026-11-21T10:00:01Z secret\n"
+    async with clustered.client(controller.key) as http:
+        assert [one["id"] for one in (await http.get("/v1/instances")).json()["instances"]] == ["a"]
+        assert [json.loads(line)["text"] for line in (await http.get("/v1/logs")).text.splitlines()] == ["hello"]
+        for verb, body in (("stop", None), ("exec", {"argv": ["true"]})):
+            assert (await http.post(f"/v1/instances/b:{verb}", json=body)).status_code == 404
+        assert (await http.post("/v1/instances/a:stop?grace_s=0")).status_code == 204
+        assert (await http.get("/v1/instances")).json() == {"instances": []}
+        assert server.get("v1", "Pod", "b", f"fn-{theirs}") is not None
+        server.rights.deny("list", "pods")
+        assert (await http.get("/v1/instances")).status_code == 503
 
 
 # -- commands ------------------------------------------------------------------------------------------------------------
