@@ -268,6 +268,18 @@ async def test_a_server_with_things_broken(api_server: ApiServer, tmp_path: Path
     assert found["feature hostPath"].state == OK
 
 
+async def test_activators_that_scale_need_the_autoscalers_rights_too(api_server: ApiServer, tmp_path: Path) -> None:
+    api_server.rights.deny("watch", "podautoscalers")
+    kubeconfig = str(api_server.write_kubeconfig(tmp_path / "kubeconfig"))
+
+    async def rights(autoscaler: str) -> str:
+        found = await examine(ClusterSettings(kubeconfig=kubeconfig, autoscaler=autoscaler), role="activator")
+        return next(one.detail for one in found if one.what == "rights of activator")
+
+    assert await rights("kpa") == "complete"
+    assert "may not watch podautoscalers" in await rights("pilotlight")
+
+
 async def test_a_server_that_does_not_answer_is_a_finding(api_server: ApiServer, tmp_path: Path) -> None:
     settings = ClusterSettings(kubeconfig=str(api_server.write_kubeconfig(tmp_path / "kubeconfig")))
     await api_server.stop()

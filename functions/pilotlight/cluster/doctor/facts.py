@@ -139,7 +139,10 @@ async def _config(cluster: Cluster, namespace: str) -> Mapping[str, Mapping[str,
 
 
 async def _lacking(cluster: Cluster, role: Role, *, platform: str, knative: str) -> Mapping[Right, tuple[str, ...]]:
-    asked: list[tuple[Right, Deed]] = [(right, deed) for right in ROLES[role] for deed in right.deeds(platform=platform, knative=knative)]
+    rights = list(ROLES[role])
+    if role == "activator" and cluster.settings.autoscaler == "pilotlight":  # one of them is the autoscaler
+        rights += ROLES["autoscaler"]
+    asked: list[tuple[Right, Deed]] = [(right, deed) for right in rights for deed in right.deeds(platform=platform, knative=knative)]
     allowed = await asyncio.gather(*(cluster.may(deed) for _, deed in asked))
     lacking: dict[Right, tuple[str, ...]] = {}
     for (right, deed), may in zip(asked, allowed, strict=True):
