@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -190,6 +191,27 @@ async def test_whose_time_is_over_is_said(server: Credentials, authority: Author
         async with _serving(context) as port, _asking(port, client) as http:
             with pytest.raises(httpx.ConnectError, match=words):
                 await http.get("/")
+
+
+def _break_off(listener: socket.socket, context: ssl.SSLContext) -> None:
+    """One answer, in the middle of which the connection no longer carries TLS."""
+    accepted, _ = listener.accept()
+    tls = context.wrap_socket(accepted, server_side=True)
+    tls.recv(4096)
+    tls.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
+    with socket.socket(fileno=tls.detach()) as plain:
+        plain.sendall(b"no TLS record at all, by any reading of RFC 8446" * 10)
+        plain.shutdown(socket.SHUT_WR)
+        plain.recv(4096)
+
+
+async def test_a_connection_that_breaks_in_the_middle_of_an_answer_is_httpxs_error(server: Credentials, client: Credentials) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        breaking = asyncio.create_task(asyncio.to_thread(_break_off, listener, server.server_context()))
+        async with _asking(listener.getsockname()[1], client) as http:
+            with pytest.raises(httpx.ReadError, match="does not speak TLS on that port"):
+                await http.get("/")
+        await breaking
 
 
 # -- renewal --------------------------------------------------------------------------------------------------------------------------
