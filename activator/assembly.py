@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from activator.admission import ProcessQueue, StrangerLimit
 from activator.billing.books import Books, ControllerLedger
@@ -39,7 +39,6 @@ from activator.idempotency.store import IdempotencyStore
 from activator.knative.access import LateCluster
 from activator.knative.autoscaler.speaker import loads_of
 from activator.knative.autoscaler.statements import Statement
-from activator.knative.autoscaler.wiring import Around, Autoscaler
 from activator.knative.fleet import KnativeFleet
 from activator.knative.wiring import Surroundings, cluster_parts
 from activator.metrics import Metrics
@@ -67,6 +66,9 @@ from pilotlight.seal import PlatformKey, key_of
 from pilotlight.spec import FunctionSpec
 from weight_cache.addresses import Address, Credentials, controller_address
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid
+
+if TYPE_CHECKING:
+    from activator.knative.autoscaler.wiring import Autoscaler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +230,8 @@ class Assembly:
 
     def _autoscaler(self, cluster: ClusterSettings) -> Autoscaler:
         """Class `pilotlight.dev`: this activator's part, and its candidacy for the one who decides."""
+        from activator.knative.autoscaler.wiring import Around, Autoscaler  # a second of imports, for clusters with this class only
+
         own = LateCluster(cluster)
         around = Around(
             member=self.site.id, redis_url=self.settings.redis_url if self.shared is not None else None,
