@@ -44,7 +44,7 @@ class WeightCacheSettings:
     peers: list[str] | str = field(default_factory=list)
     peer_listen: str | None = None
     peer_timeout_s: float = 1.0
-    peer_uploads_at_once: int = 4
+    peer_uploads_at_once: int = 8
     peer_upload_bytes_per_s: int = 512 * 1024 * 1024
     peer_distrust_s: float = 600.0
 

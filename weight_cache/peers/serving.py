@@ -74,7 +74,7 @@ class PeerServer:
         self._pace = pace
         self._turns = asyncio.Semaphore(at_once)
         self._threads = QuietThreads(2)
-        self._open: set[asyncio.StreamWriter] = set()
+        self._open: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
         self.served = Served()
 
@@ -90,15 +90,19 @@ class PeerServer:
         """Cut every connection: who is cut asks elsewhere."""
         if self._server is not None:
             self._server.close()
-        for writer in list(self._open):
+        for writer, task in list(self._open.items()):
             writer.transport.abort()
+            task.cancel()
+        await asyncio.gather(*self._open.values(), return_exceptions=True)
         self._threads.close()
 
     async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._open) >= _CONNECTIONS:
             writer.transport.abort()
             return
-        self._open.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._open[writer] = task
         try:
             while True:
                 async with asyncio.timeout(_IDLE_S):
@@ -109,7 +113,7 @@ class PeerServer:
         except (wire.WireBroken, OSError, TimeoutError):
             writer.transport.abort()  # whoever asked is gone, or no node of ours
         finally:
-            self._open.discard(writer)
+            del self._open[writer]
             writer.close()
 
     async def _answer(self, request: wire.Request, writer: asyncio.StreamWriter) -> None:
