@@ -14,7 +14,8 @@ import os
 import signal
 import socket
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import Generator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import uvicorn
@@ -194,8 +195,10 @@ class _Server(uvicorn.Server):
         self._elsewhere = elsewhere
         self._is_up = asyncio.Event()
 
-    def install_signal_handlers(self) -> None:
-        """Signals are the process's business."""
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Signals are the process's business: a server that stops with the first of them would drain nothing."""
+        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
