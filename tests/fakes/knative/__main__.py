@@ -35,7 +35,7 @@ async def _serve(directory: Path, *, nodes: int, speed: float, grace_s: float) -
     async with FakeKnative(directory, nodes=nodes, speed=speed, grace_s=grace_s) as cluster:
         settings = directory / "platform.yaml"
         settings.write_text(platform_yaml(cluster.kubeconfig, cluster.wake_url, directory / "node", directory / "home"))
-        said = {"kubeconfig": str(cluster.kubeconfig), "wake_url": cluster.wake_url, "platform_yaml": str(settings)}
+        said = {"api": cluster.api.url, "kubeconfig": str(cluster.kubeconfig), "wake_url": cluster.wake_url, "platform_yaml": str(settings)}
         print(json.dumps({**said, "directory": str(directory)}), flush=True)
         await stop.wait()
 

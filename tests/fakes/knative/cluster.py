@@ -26,6 +26,8 @@ from tests.fakes.kubernetes.raw import RawClient
 from tests.fakes.kubernetes.server import ApiServer
 
 Json = dict[str, Any]
+PLATFORM = "pilotlight"
+"""The namespace into which the platform itself would be installed."""
 _KINDS = (
     kinds.SERVICE, kinds.CONFIGURATION, kinds.REVISION, kinds.ROUTE, kinds.POD_AUTOSCALER, kinds.SERVERLESS_SERVICE, kinds.DEPLOYMENT,
     kinds.REPLICA_SET, kinds.POD, kinds.CORE_SERVICE, kinds.ENDPOINT_SLICE, kinds.NODE,
@@ -78,6 +80,7 @@ class FakeKnative:
 
     async def __aenter__(self) -> Self:
         await self._stack.enter_async_context(self.api)
+        self.api.add_namespace(PLATFORM)
         self.api.write_kubeconfig(self.kubeconfig)
         settings = ClusterSettings(kubeconfig=str(self.kubeconfig), field_manager="knative")
         cluster = await self._stack.enter_async_context(await Cluster.connect(settings))

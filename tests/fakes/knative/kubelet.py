@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import secrets
 from collections.abc import Iterator, Mapping
@@ -15,11 +16,16 @@ from pilotlight.cluster.changes import Change
 from pilotlight.cluster.kinds import NODE, POD
 from tests.fakes.knative.controllers import View, condition
 from tests.fakes.knative.images import Images
+from tests.fakes.knative.logs import chosen
 from tests.fakes.knative.pod import PodRunner
 
 Json = dict[str, Any]
 log = logging.getLogger(__name__)
 _FOLLOW_S = 0.05
+MISSING_IMAGES = "tests.pilotlight.dev/missing-images"
+"""Of a node: {reference: what the registry says}."""
+EVICT, OUT_OF_MEMORY = "tests.pilotlight.dev/evict", "tests.pilotlight.dev/out-of-memory"
+"""Of a pod: what a test in another process wants to happen to it."""
 
 
 class Kubelet:
@@ -62,6 +68,7 @@ class Kubelet:
         }
         await self._view.set_status(NODE, made, status)
         self._view.changes(POD, self._pod_changed)
+        self._view.on(NODE, self._node_seen)
         for pod in self._view.items(POD):
             self._pod_changed(Change("ADDED", pod))
 
@@ -73,6 +80,14 @@ class Kubelet:
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
+
+    def _node_seen(self, node: Json) -> None:
+        """A test in another process says with an annotation which images cannot be pulled."""
+        if node["metadata"]["name"] == self.name:
+            text = (node["metadata"].get("annotations") or {}).get(MISSING_IMAGES)
+            self.images.missing.update(json.loads(text) if text else {})
+            if text == "{}":
+                self.images.missing.clear()
 
     def runner(self, namespace: str, name: str) -> PodRunner:
         """The pod's. Raises KeyError."""
@@ -94,6 +109,11 @@ class Kubelet:
             is_over = (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
             if pod["spec"].get("nodeName") == self.name and not is_over and metadata["uid"] not in self._tasks:
                 self._begin(pod)
+        annotations = metadata.get("annotations") or {}
+        if runner is not None and EVICT in annotations:
+            runner.evict(annotations[EVICT])
+        elif runner is not None and OUT_OF_MEMORY in annotations:
+            runner.run_out_of_memory()
         if metadata.get("deletionTimestamp") and metadata["uid"] in self.pods:
             self.pods[metadata["uid"]].end(metadata.get("deletionGracePeriodSeconds", 0))
 
@@ -130,15 +150,14 @@ class Kubelet:
             writer.close()
 
     async def _send(self, runner: PodRunner, writer: asyncio.StreamWriter, query: Mapping[str, str]) -> None:
-        with runner.log_path.open("rb") as stream:
-            text = stream.read()
-            if "tailLines" in query:
-                text = b"".join(text.splitlines(keepends=True)[-int(query["tailLines"]) :])
-            writer.write(b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\n" + text)
+        path = runner.log.previous if query.get("previous") == "true" else runner.log.path
+        with path.open("rb") as stream:
+            writer.write(b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\n" + chosen(stream.read(), query))
+            how = {key: value for key, value in query.items() if key == "timestamps"}
             while query.get("follow") == "true" and runner.pod["metadata"]["uid"] in self.pods and not writer.is_closing():
                 await writer.drain()
                 if more := stream.read():
-                    writer.write(more)
+                    writer.write(chosen(more, how))
                 await asyncio.sleep(_FOLLOW_S)
         with contextlib.suppress(OSError):
             await writer.drain()

@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 import shutil
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tests.fakes.knative import container as container_program
 from tests.fakes.knative import volumes
 from tests.fakes.knative.controllers import View, condition, now
 from tests.fakes.knative.images import Images
+from tests.fakes.knative.logs import ContainerLog
 from tests.fakes.knative.queue_proxy import QueueProxy
 from tests.fakes.knative.revisions import QUEUE_PROXY
 
@@ -46,6 +46,8 @@ class PodRunner:
         self._images = images
         self._user = next(one for one in pod["spec"]["containers"] if one["name"] != QUEUE_PROXY)
         self._beside = any(one["name"] == QUEUE_PROXY for one in pod["spec"]["containers"])
+        self.log = ContainerLog(directory / "log")
+        self._keeping: asyncio.Task[None] | None = None
         self.proxy = QueueProxy(ip, concurrency=_concurrency(pod))
         self._process: asyncio.subprocess.Process | None = None
         self._ending = asyncio.Event()
@@ -64,8 +66,8 @@ class PodRunner:
 
     @property
     def log_path(self) -> Path:
-        """What its container printed."""
-        return self._directory / "log"
+        """What its container printed, each line with its time."""
+        return self.log.path
 
     @property
     def pid(self) -> int:
@@ -78,17 +80,24 @@ class PodRunner:
         self._grace_s = min(self._grace_s, grace_s) if self._ending.is_set() else grace_s
         self._ending.set()
 
-    async def evict(self, message: str) -> None:
+    def evict(self, message: str) -> None:
         """The node is under pressure: the container is killed, the pod stays behind as failed."""
+        if self._phase == "Failed":
+            return
         self._disruption = condition("DisruptionTarget", True, "TerminationByKubelet", message)
         self._phase, self._reason = "Failed", "Evicted"
-        self.kill(0)
+        self.kill()
 
-    def kill(self, number: int = signal.SIGKILL, *, reason: str = "") -> None:
+    def run_out_of_memory(self) -> None:
+        """The kernel kills its container, once."""
+        if not self._restarts:
+            self.kill(reason="OOMKilled")
+
+    def kill(self, *, reason: str = "") -> None:
         """Kill the container; `reason` (`OOMKilled`) is what the kubelet will say."""
         self._reason = reason or self._reason
         if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(number or signal.SIGKILL)
+            self._process.kill()
 
     # -- the life -----------------------------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -167,11 +176,12 @@ class PodRunner:
 
     async def _start(self, spec: Path) -> None:
         self._reason = ""
-        with self.log_path.open("ab") as out:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-I", "-S", container_program.__file__, str(spec), stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out,
-                cwd="/",
-            )  # fmt: skip
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", container_program.__file__, str(spec), stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd="/",
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        self._keeping = asyncio.create_task(self.log.keep(self._process.stdout), name="container's log")
         self._phase, self._state = "Running", {"running": {"startedAt": now()}}
         await self._report()
 
@@ -185,6 +195,8 @@ class PodRunner:
             probing.cancel()
             if not exited.done():
                 await self._drain_and_stop(exited)
+            if self._keeping is not None:
+                await self._keeping
             self._exited(exited.result())
         finally:
             for task in (probing, ending, exited):
@@ -240,14 +252,11 @@ class PodRunner:
         code = 128 - code if code < 0 else code
         self.is_ready = self.proxy.is_ready = False
         reason = self._reason if self._reason == "OOMKilled" else ("Completed" if code == 0 else "Error")
-        message = self._tail() if self._user.get("terminationMessagePolicy") == "FallbackToLogsOnError" and code else ""
+        message = self.log.tail() if self._user.get("terminationMessagePolicy") == "FallbackToLogsOnError" and code else ""
         ended = {"exitCode": code, "reason": reason, "startedAt": self._started, "finishedAt": now()} | (
             {"message": message} if message else {}
         )
         self._state = {"terminated": ended}
-
-    def _tail(self) -> str:
-        return self.log_path.read_text(errors="replace")[-2048:]
 
     async def _back_off(self) -> None:
         self._last, self._restarts = self._state, self._restarts + 1
@@ -281,6 +290,8 @@ class PodRunner:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
+        if self._keeping is not None:
+            await self._keeping
         await self.proxy.stop()
         shutil.rmtree(self._directory, ignore_errors=True)
 

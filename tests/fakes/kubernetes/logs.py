@@ -12,7 +12,7 @@ from tests.fakes.kubernetes.http import Answer
 from tests.fakes.kubernetes.problems import Refused
 
 Json = dict[str, Any]
-_PASSED_ON = ("follow", "tailLines", "previous", "timestamps", "sinceSeconds", "limitBytes")
+_PASSED_ON = ("follow", "tailLines", "previous", "timestamps", "sinceSeconds", "sinceTime", "limitBytes")
 
 
 class Logs:

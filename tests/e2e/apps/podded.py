@@ -1,0 +1,29 @@
+"""Functions that run as pods of a cluster."""
+
+import os
+import time
+
+import pilotlight
+
+app = pilotlight.App("podded")
+
+
+@app.function(max_instances=3, scaledown_window=2)
+def add(a: int, b: int) -> int:
+    """Prints, so that there are logs."""
+    print(f"adding {a} and {b}", flush=True)
+    return a + b
+
+
+@app.function(max_instances=3, scaledown_window=2)
+def where(seconds: float = 0.0) -> str:
+    """The pod that it ran in."""
+    print(f"waits {seconds} s", flush=True)
+    time.sleep(seconds)
+    return os.uname().nodename
+
+
+@app.function(max_instances=1, scaledown_window=2, gpu="H100")
+def on_a_gpu() -> str:
+    """No node of the tests has one."""
+    return "never"

@@ -1,0 +1,97 @@
+"""A whole platform on a cluster with Knative: deploy, call, scale up, down to zero, and call again; and what goes wrong in clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.e2e.clustered import ClusterUnderTest, cluster_up
+from tests.e2e.harness import wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterUnderTest]:
+    """One cluster, autoscaled by Knative's own class, with the app deployed."""
+    with cluster_up(unschedulable_grace_s=1.0) as running:
+        running.platform.deploy("podded.py")
+        yield running
+
+
+def test_from_zero_up_down_to_zero_and_up_again(cluster: ClusterUnderTest) -> None:
+    platform = cluster.platform
+    assert not cluster.pods("where")
+    first = platform.post("podded/where")
+    assert (first.status_code, first.headers["pilotlight-start"]) == (200, "COLD")
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: platform.post("podded/where", {"seconds": 1.5}), range(6)))
+    assert [answer.status_code for answer in answers] == [200] * 6
+    pods = {answer.json() for answer in answers}
+    assert 2 <= len(pods) <= 3
+    cluster.wait_zero("where")
+    again = platform.post("podded/where")
+    assert (again.status_code, again.headers["pilotlight-start"]) == (200, "COLD")
+    assert again.json() not in pods
+
+
+def test_what_ran_is_billed_and_its_logs_are_read(cluster: ClusterUnderTest) -> None:
+    platform = cluster.platform
+    assert platform.result("podded/add", {"a": 2, "b": 3}) == 5
+    (pod,) = wait_for(lambda: cluster.ready("add"), "the pod to be ready")
+    assert "adding 2 and 3" in wait_for(lambda: platform.cli("app", "logs", "podded").stdout, "its logs")
+    (instance,) = platform.instances("podded", "add")
+    assert pod["metadata"]["name"] in str(instance)
+    assert wait_for(lambda: platform.usage("function = ?", "add"), "the call to be billed")
+
+
+def test_a_function_that_no_node_can_take_says_so(cluster: ClusterUnderTest) -> None:
+    answer = cluster.platform.post("podded/on_a_gpu")
+    assert answer.status_code == 503
+    assert "no node" in answer.text
+
+
+def test_an_image_that_cannot_be_pulled_ends_the_call_with_the_reason(cluster: ClusterUnderTest) -> None:
+    cluster.wait_zero("add")
+    with cluster.without_images("manifest unknown"):
+        answer = cluster.platform.post("podded/add", {"a": 1, "b": 1})
+    assert answer.status_code in (502, 503)
+    assert "manifest unknown" in answer.text
+    wait_for(lambda: cluster.platform.post("podded/add", {"a": 1, "b": 1}).status_code == 200, "the function to come back")
+
+
+def test_calls_go_on_while_the_api_server_is_away(cluster: ClusterUnderTest) -> None:
+    platform = cluster.platform
+    assert platform.result("podded/add", {"a": 1, "b": 2}) == 3
+    cluster.go_away(3.0)
+    wait_for(lambda: not cluster.is_up(), "the API server to be away")
+    assert [platform.post("podded/add", {"a": n, "b": n}).json() for n in range(20)] == [2 * n for n in range(20)]
+    wait_for(cluster.is_up, "the API server to be back")
+
+
+def test_a_pod_that_is_evicted_with_a_call_in_it(cluster: ClusterUnderTest) -> None:
+    platform = cluster.platform
+    platform.result("podded/where")
+    (pod,) = wait_for(lambda: cluster.ready("where"), "its pod")
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(platform.post, "podded/where", {"seconds": 4.0})
+        wait_for(lambda: "waits 4.0 s" in cluster.log(pod), "the call to run")
+        cluster.evict(pod, "The node was low on resource: memory.")
+        answer = call.result()
+    assert answer.status_code in (200, 502), answer.text
+    assert platform.result("podded/where") != pod["metadata"]["name"]
+
+
+def test_scaled_by_our_own_class() -> None:
+    with cluster_up(autoscaler="pilotlight") as cluster:
+        platform = cluster.platform
+        platform.deploy("podded.py")
+        assert platform.post("podded/where").headers["pilotlight-start"] == "COLD"
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda _: platform.post("podded/where", {"seconds": 1.5}), range(4)))
+        assert [answer.status_code for answer in answers] == [200] * 4
+        assert len({answer.json() for answer in answers}) >= 2
+        cluster.wait_zero("where")
+        assert platform.post("podded/where").status_code == 200
