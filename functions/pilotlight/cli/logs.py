@@ -50,6 +50,11 @@ def _print(session: Session, lines: Iterable[Mapping[str, Any]]) -> None:
             console.print(log_line(line), soft_wrap=True)
 
 
+def _short(instance: str) -> str:
+    """Ten characters that tell it from others: an id's first ones; of a pod's name the last ones, the first are its function's."""
+    return instance[:10] if len(instance) <= 10 or instance.startswith("i-") else f"…{instance[-9:]}"
+
+
 def log_line(line: Mapping[str, Any]) -> Text:
     """`10:02:11.034 i-3f2a1c… text`, standard error in yellow."""
     from rich.text import Text
@@ -58,6 +63,6 @@ def log_line(line: Mapping[str, Any]) -> Text:
     clock = dt.datetime.fromtimestamp(at, tz=dt.UTC).astimezone().strftime("%H:%M:%S.%f")[:-3] if isinstance(at, int | float) else ""
     out = Text()
     out.append(f"{clock} ", style="dim")
-    out.append(f"{str(line.get('instance') or '')[:10]:<10} ", style="cyan")
+    out.append(f"{_short(str(line.get('instance') or '')):<10} ", style="cyan")
     out.append(str(line.get("text", "")), style="yellow" if line.get("stream") == "stderr" else "")
     return out
