@@ -104,7 +104,9 @@ async def _serve(
             paths,
             bundles=parts.bundles,
             weights=weights,
-            snapshots=lambda: agent.snapshots.infos({}),
+            snapshots=agent.snapshots,
+            runtime=parts.runtime,
+            restores=settings.restore_into_pods,
             environ=os.environ,
         ),
     ):

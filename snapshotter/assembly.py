@@ -141,7 +141,7 @@ def assemble(paths: Paths, settings: SnapshotterSettings, parts: Parts, *, cgrou
         proofs = _proofs(base, settings, restores)
         checkpoints = Checkpoints(stock=stock, shelf=shelf, dumps=dumps, proofs=proofs, metrics=base.metrics)
     builder = Builder(checkpoints, errands=base.errands, per_hour=settings.snapshot_builds_per_hour, delay_s=parts.build_delay_s)
-    snapshots = Snapshots(stock=stock, checkpoints=checkpoints, shelf=shelf, errands=base.errands, metrics=base.metrics)
+    snapshots = Snapshots(stock=stock, checkpoints=checkpoints, shelf=shelf, errands=base.errands, metrics=base.metrics, want=builder.want)
     ladder = Ladder(
         housekeeper=base.housekeeper,
         boots=boots,

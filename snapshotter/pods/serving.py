@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.metadata
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from snapshotter.cuda.holdings import cuda_node
 from snapshotter.cuda.memory import NvidiaSmi
 from snapshotter.launch import BundleStore
 from snapshotter.pods import report, tenants
+from snapshotter.pods.restoring import PodRestores
 from snapshotter.pods.tenants import Tenants
-from snapshotter.types import SnapshotInfo
+from snapshotter.snapshots.desk import Snapshots
 from weight_cache.addresses import controller_address
 from weight_cache.client import WeightCacheClient
 from weight_cache.settings import Paths, PlatformSettings
@@ -27,8 +28,10 @@ async def opened(
     *,
     bundles: BundleStore,
     weights: WeightCacheClient,
-    snapshots: Callable[[], Sequence[SnapshotInfo]],
+    snapshots: Snapshots,
+    runtime: Mapping[str, Path],
     environ: Mapping[str, str],
+    restores: bool = False,
 ) -> AsyncIterator[Tenants | None]:
     """While the context lasts; nothing of it without a cluster (`root`, `snapshotter.pods`, is None). Raises SettingsInvalid, OSError."""
     if root is None:
@@ -36,9 +39,10 @@ async def opened(
         return
     token = report.platform_token(Path(platform.key_file) if platform.key_file else paths.home / "platform.key")
     controller = controller_address(platform, paths)
+    into_pods = PodRestores(snapshots, runtime=runtime, directory=paths.home / "node" / "pods") if restores else None
     async with (
         contextlib.aclosing(NvidiaSmi(environ)) as memory,
-        tenants.opened(Path(root), bundles=bundles, weights=weights, memory=memory) as serving,
+        tenants.opened(Path(root), bundles=bundles, weights=weights, memory=memory, restores=into_pods) as serving,
     ):
         reporter = report.Reporter(
             controller,
@@ -46,7 +50,7 @@ async def opened(
             node=report.node_name(environ),
             version=importlib.metadata.version("pilotlight"),
             weights=weights,
-            snapshots=snapshots,
+            snapshots=lambda: snapshots.infos({}),
             memory=memory if cuda_node().gpus else None,
             pods=lambda: len(serving.lines()),
         )

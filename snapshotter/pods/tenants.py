@@ -20,6 +20,7 @@ from snapshotter.inotify import DirectoryWatch, watching
 from snapshotter.launch import BundleStore
 from snapshotter.pods.holds import HOLDER_PREFIX, WEIGHTS, Holds, PodWeights
 from snapshotter.pods.line import MAX_LINE_BYTES, Line
+from snapshotter.pods.restoring import PodRestores
 from weight_cache.errors import WeightCacheError
 
 _log = logging.getLogger(__name__)
@@ -37,8 +38,11 @@ _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 class Tenants:
     """Owner: the event loop."""
 
-    def __init__(self, root: Path, *, bundles: BundleStore, weights: PodWeights, memory: MemoryReader) -> None:
-        """`root`: `snapshotter.pods`."""
+    def __init__(
+        self, root: Path, *, bundles: BundleStore, weights: PodWeights, memory: MemoryReader, restores: PodRestores | None = None
+    ) -> None:
+        """`root`: `snapshotter.pods`; `restores` None: pods boot cold."""
+        self._restores = restores
         self._root = root
         self._bundles = bundles
         self._weights = weights
@@ -64,7 +68,7 @@ class Tenants:
             if name not in self._doors:
                 holds = Holds(directory, bundles=self._bundles, weights=self._weights, errands=self._errands)
                 try:
-                    self._doors[name] = await Door.open(directory, holds, self._memory)
+                    self._doors[name] = await Door.open(directory, holds, self._memory, self._restores)
                 except OSError as e:
                     _log.error("pods.no_door directory=%s error=%s", directory, e)
 
@@ -117,7 +121,8 @@ class Tenants:
 class Door:
     """One tenant's directory and socket. Owner: the event loop."""
 
-    def __init__(self, directory: Path, holds: Holds, memory: MemoryReader) -> None:
+    def __init__(self, directory: Path, holds: Holds, memory: MemoryReader, restores: PodRestores | None) -> None:
+        self._restores = restores
         self._directory = directory
         self._identity = _identity(directory)
         self._memory = memory
@@ -129,9 +134,9 @@ class Door:
         return f"<Door {self._directory} {len(self._tasks)} pods>"
 
     @classmethod
-    async def open(cls, directory: Path, holds: Holds, memory: MemoryReader) -> Door:
+    async def open(cls, directory: Path, holds: Holds, memory: MemoryReader, restores: PodRestores | None) -> Door:
         """Listen there, in place of an agent that is gone. Raises OSError."""
-        door = cls(directory, holds, memory)
+        door = cls(directory, holds, memory, restores)
         path = directory / SOCKET
         path.unlink(missing_ok=True)
         door._server = await asyncio.start_unix_server(door._on_pod, path, limit=MAX_LINE_BYTES)
@@ -166,7 +171,15 @@ class Door:
             _log.warning("pods.too_many %r bound=%d", self, MAX_PODS)
             writer.close()
             return
-        line = Line(reader, writer, tenant=self._directory.name, holds=self.holds, memory=self._memory, own_uid=os.geteuid())
+        line = Line(
+            reader,
+            writer,
+            tenant=self._directory.name,
+            holds=self.holds,
+            memory=self._memory,
+            own_uid=os.geteuid(),
+            restores=self._restores,
+        )
         self._tasks[task] = line
         try:
             await line.run()
@@ -177,11 +190,13 @@ class Door:
 
 
 @contextlib.asynccontextmanager
-async def opened(root: Path, *, bundles: BundleStore, weights: PodWeights, memory: MemoryReader) -> AsyncIterator[Tenants]:
+async def opened(
+    root: Path, *, bundles: BundleStore, weights: PodWeights, memory: MemoryReader, restores: PodRestores | None = None
+) -> AsyncIterator[Tenants]:
     """Serving while the context lasts. Raises OSError when `root` cannot be made or watched."""
     root.mkdir(parents=True, exist_ok=True)
     root.chmod(0o755)
-    tenants = Tenants(root, bundles=bundles, weights=weights, memory=memory)
+    tenants = Tenants(root, bundles=bundles, weights=weights, memory=memory, restores=restores)
     with watching(root) as watch:
         await tenants.look()
         tasks = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from snapshotter.errands import Errands
@@ -27,7 +27,18 @@ _FORGET_S = 60.0
 class Snapshots:
     """Owner: the event loop. Without a `stock` there are none, and `shelf.why_not` says why."""
 
-    def __init__(self, *, stock: Stock | None, checkpoints: Checkpoints | None, shelf: Shelf, errands: Errands, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        *,
+        stock: Stock | None,
+        checkpoints: Checkpoints | None,
+        shelf: Shelf,
+        errands: Errands,
+        metrics: Metrics,
+        want: Callable[[LaunchSpec], bool] = lambda _: False,
+    ) -> None:
+        """`want`: has one made soon, when it is worth it (`Builder.want`)."""
+        self.want = want
         self._stock = stock
         self._checkpoints = checkpoints
         self._shelf = shelf
@@ -36,6 +47,16 @@ class Snapshots:
 
     def __repr__(self) -> str:
         return f"<Snapshots {self._shelf!r}>"
+
+    @property
+    def stock(self) -> Stock | None:
+        """What snapshots stand on; None where there are none."""
+        return self._stock
+
+    @property
+    def shelf(self) -> Shelf:
+        """Who knows which may be restored."""
+        return self._shelf
 
     async def checkpoint(self, launch: LaunchSpec) -> SnapshotInfo:
         """See `AgentClient.checkpoint`. Raises Unsupported where there are none, SnapshotRefused."""

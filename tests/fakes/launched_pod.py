@@ -47,7 +47,7 @@ class Pod:
         self.root = Path(tempfile.mkdtemp(prefix="pl"))
         self.node, self.work, self.baked = node or self.root / "node", self.root / "work", self.root / "baked"
         for directory in (self.node, self.work, self.baked):
-            directory.mkdir(exist_ok=True)
+            directory.mkdir(parents=True, exist_ok=True)
         self.code = self.root / "code"
         self.code.mkdir()
         for name, text in code.items():

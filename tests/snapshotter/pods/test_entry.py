@@ -105,7 +105,8 @@ async def test_a_waiting_pod_receives_a_restored_worker_and_its_launcher_looks_a
         stand_in.begin()
         with await asyncio.to_thread(agent.accept) as line:
             launcher = first_pid(stand_in)
-            async with entered(launcher, await brought(shop, image), await kit_of(shop)) as entry:
+            pidfd = os.pidfd_open(launcher)
+            async with entered(pidfd, await brought(shop, image), await kit_of(shop)) as entry:
                 restored = await restore_into(entry, shop, image)
                 worker = await entry.revive(restored.pid)
                 assert worker.socket is not None
@@ -113,6 +114,7 @@ async def test_a_waiting_pod_receives_a_restored_worker_and_its_launcher_looks_a
                 await entry.keep()
                 worker.socket.close()
                 worker.close()
+            os.close(pidfd)
             ready = await asyncio.to_thread(line.hear)
 
             assert (ready["op"], ready["start_kind"]) == ("ready", "RESTORE")
@@ -136,8 +138,10 @@ async def test_what_was_restored_and_not_kept_is_gone(shop: Workshop, stand_in: 
         stand_in.begin()
         with await asyncio.to_thread(agent.accept) as line:
             launcher = first_pid(stand_in)
-            async with entered(launcher, await brought(shop, image), await kit_of(shop)) as entry:
+            pidfd = os.pidfd_open(launcher)
+            async with entered(pidfd, await brought(shop, image), await kit_of(shop)) as entry:
                 await restore_into(entry, shop, image)
+            os.close(pidfd)
             async with asyncio.timeout(PATIENCE_S):
                 while Path(f"/proc/{launcher}/task/{launcher}/children").read_text():
                     await asyncio.sleep(0.01)
@@ -147,9 +151,13 @@ async def test_what_was_restored_and_not_kept_is_gone(shop: Workshop, stand_in: 
 
 async def test_a_pod_that_is_gone_cannot_be_entered(shop: Workshop) -> None:
     image = await shop.dump(await shop.boot())
-    with pytest.raises((CriuUnavailable, OSError)):
-        async with entered(2**22 - 1, await brought(shop, image), await kit_of(shop)):
+    gone = await asyncio.to_thread(subprocess.Popen, ["true"])
+    pidfd = os.pidfd_open(gone.pid)
+    await asyncio.to_thread(gone.wait)
+    with pytest.raises(CriuUnavailable, match="gone"):
+        async with entered(pidfd, await brought(shop, image), await kit_of(shop)):
             pass
+    os.close(pidfd)
 
 
 def test_the_groups_of_a_process_are_found_in_every_hierarchy(tmp_path: Path) -> None:

@@ -1,0 +1,212 @@
+"""A waiting pod receives a worker that is restored into it, instead of booting one. Experimental, off unless it is switched on.
+
+    find a proven snapshot → enter the pod (`entry`) → CRIU → control channel → hand both to the launcher, and leave
+
+Whatever stands in the way, the pod boots cold: nothing half made is left in it but mounts that nobody looks at. Snapshots are made of the
+node's own slots, so the pod's image must have the very files that the worker maps (CRIU compares their build ids), which is so for
+functions without an image of their own where agent and functions run the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapshotter import launch, processes, tiles
+from snapshotter.criu import operations
+from snapshotter.criu.cell import CellProcess
+from snapshotter.criu.errors import CriuError
+from snapshotter.errors import SnapshotterError, Unsupported
+from snapshotter.housing import Phase
+from snapshotter.launch import Sources
+from snapshotter.pods.entry import Brought, Entry, entered
+from snapshotter.pods.kit import make_kit
+from snapshotter.pods.pod_process import demand_own_namespaces, pidfd_of_peer
+from snapshotter.snapshots.desk import Snapshots
+from snapshotter.snapshots.stock import Stock
+from snapshotter.snapshots.stored import Snapshot
+from snapshotter.types import LaunchSpec
+
+_log = logging.getLogger(__name__)
+PART_OF_CLOCK = 0.25
+"""Of the startup clock: what is not back by then leaves time for a boot."""
+_WRITABLE_FLOOR_BYTES = 64 * 1024**2
+
+
+@dataclass(kw_only=True)
+class Returned:
+    """A worker in its pod. Hand `control` over, then `kept` says that it stays.
+
+    Attributes:
+        pid: as the pod numbers it.
+    """
+
+    pid: int
+    control: socket.socket
+    phases_ms: Mapping[str, float]
+    kept: bool = False
+
+
+class PodRestores:
+    """Owner: the event loop."""
+
+    def __init__(self, snapshots: Snapshots, *, runtime: Mapping[str, Path], directory: Path) -> None:
+        """`directory`: for CRIU's work and its kit; private, on this node."""
+        self._snapshots = snapshots
+        self._runtime = runtime
+        self._directory = directory
+
+    def __repr__(self) -> str:
+        return f"<PodRestores {self._snapshots!r}>"
+
+    def want(self, spec: LaunchSpec) -> None:
+        """A pod had to boot: the next one may find a snapshot."""
+        if spec.gpu is None:
+            self._snapshots.want(spec)
+
+    @contextlib.asynccontextmanager
+    async def returned(
+        self, spec: LaunchSpec, peer: socket.socket, *, code: Path, weights: Mapping[str, Path]
+    ) -> AsyncIterator[Returned | None]:
+        """A worker in the pod at the other end of `peer`; at the end of the context one that is not kept is gone. None: boot it cold."""
+        async with contextlib.AsyncExitStack() as held:
+            found: Returned | None = None
+            snapshot: Snapshot | None = None
+            try:
+                async with asyncio.timeout(spec.startup_timeout_s * PART_OF_CLOCK):
+                    stock, snapshot = await self._find(spec)
+                    held.enter_context(stock.catalogue.lease(snapshot.id))
+                    layout = stock.images.layout(spec.image, spec.engine)
+                    sources = Sources(layout=layout, code=code, weights=weights, runtime=self._runtime)
+                    found = await self._into(held, peer, stock, spec=spec, snapshot=snapshot, sources=sources)
+            except Unsupported as e:
+                _log.info("pods.not_restored revision=%s reason=%s", spec.revision, e)
+            except (CriuError, SnapshotterError, OSError, TimeoutError) as e:
+                _log.warning("pods.restore_failed revision=%s error=%s", spec.revision, str(e) or type(e).__name__)
+                if snapshot is not None and isinstance(e, CriuError | TimeoutError):
+                    await self._snapshots.shelf.failed(snapshot.id, "pod", str(e) or "it was not back in time")
+            yield found
+            if found is not None and found.kept and snapshot is not None:
+                self._snapshots.shelf.used(snapshot.id)
+
+    async def _find(self, spec: LaunchSpec) -> tuple[Stock, Snapshot]:
+        stock = self._snapshots.stock
+        if stock is None:
+            raise Unsupported(f"this node has no snapshots: {self._snapshots.shelf.why_not}")
+        if spec.gpu is not None:
+            raise Unsupported("a function with a GPU is not restored into a pod: its devices are given to the pod by its plugin, not to us")
+        snapshot = await self._snapshots.shelf.find(spec, Phase())
+        if snapshot is None:
+            raise Unsupported("there is no proven snapshot of it on this node")
+        if snapshot.manifest.network:
+            raise Unsupported("its snapshot is of a server that wants the addresses of its own network back, and a pod has others")
+        return stock, snapshot
+
+    async def _into(
+        self, held: contextlib.AsyncExitStack, peer: socket.socket, stock: Stock, *, spec: LaunchSpec, snapshot: Snapshot, sources: Sources
+    ) -> Returned:
+        began = time.perf_counter()
+        pidfd = pidfd_of_peer(peer)
+        held.callback(os.close, pidfd)
+        pod = demand_own_namespaces(pidfd)
+        uid = spec.uid or 0
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        kit = await make_kit(stock.criu.binary, self._directory / "kit")
+        work = held.enter_context(_workplace(self._directory))
+        limits = launch.limits(spec, uid=spec.uid, limits_memory=True, limits_pids=True)
+        plan = launch.plan(spec, sources, directory=work, uid=spec.uid, namespaced=True, limits=limits)
+        (work / "launch.json").write_text(json.dumps(plan.launch_file))
+        (work / "launch.json").chmod(0o444)
+        writable_bytes = max(_WRITABLE_FLOOR_BYTES, spec.memory_bytes)
+        brought = Brought(binds=plan.order["binds"], uid=uid, writable_bytes=writable_bytes, files=snapshot.files_tar, kdat=stock.kdat)
+        entry = await held.enter_async_context(entered(pidfd, brought, kit))
+        entered_at = time.perf_counter()
+        stdio = held.enter_context(_stdio_of(pod)) if snapshot.manifest.stdio else ()
+        restored_pid, worker = await _restore(entry, stock, snapshot, work, uid=uid, stdio=stdio, within_s=spec.startup_timeout_s)
+        held.callback(worker.close)
+        if worker.socket is None:
+            raise Unsupported("the restored worker has no control channel")
+        held.callback(worker.socket.close)
+        await asyncio.to_thread(_adopt, processes.host_pid(worker.pidfd), pod)
+        phases = {"pod": (entered_at - began) * 1000, "restore": (time.perf_counter() - entered_at) * 1000}
+        found = Returned(pid=restored_pid, control=worker.socket, phases_ms={name: round(ms, 3) for name, ms in phases.items()})
+        held.push_async_callback(_keep, entry, found)
+        return found
+
+
+async def _restore(
+    entry: Entry, stock: Stock, snapshot: Snapshot, work: Path, *, uid: int, stdio: Sequence[int], within_s: float
+) -> tuple[int, CellProcess]:
+    entry.stdio = tuple(stdio)
+    with contextlib.ExitStack() as opened:
+        fds = []
+        for path in (snapshot.images, work):
+            fds.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            opened.callback(os.close, fds[-1])
+        restored = await operations.restore(
+            entry,
+            criu=stock.criu,
+            images=fds[0],
+            work=fds[1],
+            uid=uid,
+            cgroup={},
+            stdio_keys=snapshot.manifest.stdio,
+            tcp=snapshot.manifest.in_place,
+            deadline_s=within_s * PART_OF_CLOCK,
+        )
+    return restored.pid, await entry.revive(restored.pid)
+
+
+async def _keep(entry: Entry, found: Returned) -> None:
+    """Before the entry is left: what is not kept dies with it, and its launcher sees that."""
+    if found.kept:
+        try:
+            await entry.keep()
+        except CriuError as e:
+            _log.warning("pods.not_kept pid=%d error=%s", found.pid, e)
+
+
+def _adopt(worker: int, pod: int) -> None:
+    """What the kernel gives a pod's processes and CRIU does not know of; and the processor's tiles, which it forgets."""
+    if tiles.has_tiles():
+        tiles.grant(processes.tree(worker))
+    score = Path(f"/proc/{pod}/oom_score_adj").read_text()
+    for one in processes.tree(worker):
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{one}/oom_score_adj").write_text(score)
+
+
+@contextlib.contextmanager
+def _workplace(directory: Path) -> Iterator[Path]:
+    work = directory / f"p-{secrets.token_hex(8)}"
+    work.mkdir(mode=0o755)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _stdio_of(pod: int) -> Iterator[tuple[int, ...]]:
+    """The launcher's stdout and stderr, for a worker that had its own when it was dumped."""
+    fds: list[int] = []
+    try:
+        for number in (1, 2):
+            try:
+                fds.append(os.open(f"/proc/{pod}/fd/{number}", os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND))
+            except OSError:  # a socket: what is said before it serves is lost
+                fds.append(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
+        yield tuple(fds)
+    finally:
+        for fd in fds:
+            os.close(fd)

@@ -1,0 +1,149 @@
+"""A node agent that restores into waiting pods: real CRIU, real snapshots, the real launcher in namespaces that stand in for a pod's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from snapshotter.agent import Agent
+from snapshotter.bundles import Bundles
+from snapshotter.errors import Unsupported
+from snapshotter.pods import tenants
+from snapshotter.pods.pod_process import demand_own_namespaces
+from snapshotter.pods.restoring import PodRestores
+from snapshotter.pods.tenants import Tenants
+from snapshotter.types import LaunchSpec
+from tests.fakes.agent_home import AgentHome
+from tests.fakes.fake_shim import function_spec
+from tests.fakes.gpu_memory import FakeGpuMemory
+from tests.fakes.launched_pod import Pod, pod
+from tests.fakes.pod_weights import FakePodWeights
+
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("criu"), pytest.mark.timeout(120)]
+
+PATIENCE_S = 30.0
+UID = 20001
+AS_A_POD = """
+prefix=$1; shift
+ip link set lo up
+mount --bind "$prefix" /mnt
+mount -t tmpfs -o mode=755 none /root
+mkdir -p "$prefix"
+mount --move /mnt "$prefix"
+mount -t tmpfs none /usr/local/sbin
+exec setpriv --reuid=20001 --regid=20001 --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all "$@"
+"""
+"""A tenant's uid, no CRIU, and an interpreter that is in sight."""
+NAMESPACES = ["--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"]
+
+
+@pytest.fixture
+def home(short_tmp: Path) -> AgentHome:
+    return AgentHome(short_tmp)
+
+
+@contextlib.asynccontextmanager
+async def serving(home: AgentHome, agent: Agent) -> AsyncIterator[Tenants]:
+    """The agent's side of pods, which restores."""
+    restores = PodRestores(agent.snapshots, runtime=home.runtime, directory=home.paths.home / "node" / "pods")
+    root = home.paths.home.parent / "tenants"
+    (root / "t-1").mkdir(parents=True, exist_ok=True)
+    weights = FakePodWeights(home.paths.home / "models")
+    async with tenants.opened(root, bundles=Bundles(home.paths.home), weights=weights, memory=FakeGpuMemory(), restores=restores) as found:
+        yield found
+
+
+@pytest.fixture
+def stand_in(home: AgentHome) -> Iterator[Pod]:
+    wrapper = ["unshare", *NAMESPACES, "sh", "-ec", AS_A_POD, "sh", sys.base_prefix]
+    with pod({}, function_spec(), wrapper=wrapper, node=home.paths.home.parent / "tenants" / "t-1") as made:
+        made.root.chmod(0o755)
+        os.chown(made.work, UID, UID)
+        yield made
+
+
+def announce(stand_in: Pod, launch: LaunchSpec) -> None:
+    """Have the pod run that."""
+    file = stand_in.root / "launch.json"
+    file.write_text(json.dumps(launch.to_json()))
+    file.chmod(0o644)
+    stand_in.begin()
+
+
+def first_pid(stand_in: Pod) -> int:
+    wrapper = stand_in.process.pid
+    return int(Path(f"/proc/{wrapper}/task/{wrapper}/children").read_text().split()[0])
+
+
+def ask(stand_in: Pod, path: str) -> str:
+    """What the worker answers on the pod's own loopback address."""
+    code = f"import urllib.request; print(urllib.request.urlopen({stand_in.base_url + path!r}, timeout=20).read().decode())"
+    command = ["nsenter", "--net", "--target", str(first_pid(stand_in)), sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+async def test_a_pod_receives_the_worker_of_a_proven_snapshot(home: AgentHome, stand_in: Pod) -> None:
+    launch = home.launch(boot=["remember:warm"], labels={"tenant": "t-1"}, uid=UID)
+    async with home.agent(snapshots=True) as agent, serving(home, agent) as pods:
+        await agent.snapshots.checkpoint(launch)
+        announce(stand_in, launch)
+        ready = await asyncio.to_thread(stand_in.wait_said, "launcher.(ready|timeout|refused|boot )")
+
+        assert "start=RESTORE" in ready
+        assert json.loads(await asyncio.to_thread(ask, stand_in, "/memory")) == ["warm"]
+        assert json.loads(await asyncio.to_thread(ask, stand_in, "/restored")) is True
+        assert [line.is_ready for line in pods.lines()] == [True]
+        (info,) = agent.snapshots.infos({})
+        assert info.restores == 1
+        os.kill(first_pid(stand_in), 15)
+        assert await asyncio.to_thread(stand_in.wait_exit) == 0
+        assert list((home.paths.home / "node" / "pods").glob("p-*")) == []
+
+
+async def test_a_worker_with_threads_comes_back_whole(home: AgentHome, stand_in: Pod) -> None:
+    launch = home.launch(boot=["thread", "remember:warm"], labels={"tenant": "t-1"}, uid=UID)
+    async with home.agent(snapshots=True) as agent, serving(home, agent):
+        await agent.snapshots.checkpoint(launch)
+        announce(stand_in, launch)
+        ready = await asyncio.to_thread(stand_in.wait_said, "launcher.(ready|timeout|refused|boot )")
+
+        assert "start=RESTORE" in ready
+        assert json.loads(await asyncio.to_thread(ask, stand_in, "/threads")) != []
+
+
+async def test_without_a_snapshot_and_with_one_that_is_of_no_use_here_the_pod_boots(home: AgentHome, stand_in: Pod) -> None:
+    launch = home.launch(labels={"tenant": "t-1"}, uid=UID)
+    async with home.agent(snapshots=True) as agent, serving(home, agent):
+        announce(stand_in, launch)
+        said = await asyncio.to_thread(stand_in.wait_said, "launcher.(restored|boot )")
+
+    assert said.startswith("launcher.boot")
+
+
+async def test_a_process_that_has_no_namespaces_of_its_own_is_never_entered() -> None:
+    """It would be the node whose /run is mounted over."""
+    with pod({}, function_spec()) as made:
+        made.begin()
+        pidfd = os.pidfd_open(made.process.pid)
+        with pytest.raises(Unsupported, match="shares namespaces with its node"):
+            demand_own_namespaces(pidfd)
+        os.close(pidfd)
+
+
+async def test_a_pod_on_the_nodes_own_network_boots_cold(home: AgentHome, stand_in: Pod) -> None:
+    launch = home.launch(labels={"tenant": "t-1"}, uid=UID)
+    stand_in.wrapper.remove("--net")
+    async with home.agent(snapshots=True) as agent, serving(home, agent):
+        await agent.snapshots.checkpoint(launch)
+        announce(stand_in, launch)
+        said = await asyncio.to_thread(stand_in.wait_said, "launcher.(restored|boot )")
+
+    assert said.startswith("launcher.boot")
