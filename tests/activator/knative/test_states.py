@@ -1,0 +1,165 @@
+"""What Pod objects say, and when a start has waited long enough: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from activator.knative import states, verdict
+from activator.knative.pods import Pod
+from activator.knative.states import Bar, Ending, Obstacle
+from snapshotter import errors
+
+
+def pod_with(*, user: Mapping[str, Any] | None = None, conditions: tuple[Mapping[str, Any], ...] = (), **status: Any) -> dict[str, Any]:
+    containers = [{"name": "queue-proxy", "state": {"running": {}}}]
+    if user is not None:
+        containers.insert(0, {"name": "user", "image": "registry.example/fn", **user})
+    return {"status": {"containerStatuses": containers, "conditions": list(conditions), **status}}
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    return {"state": {"waiting": {"reason": reason, "message": message}}}
+
+
+def disrupted(reason: str) -> dict[str, Any]:
+    return {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": f"because {reason}"}
+
+
+@pytest.mark.parametrize(
+    "body, bar, says",
+    [
+        (pod_with(user=waiting("ErrImagePull", "not found")), Bar.PULL, "registry.example/fn: ErrImagePull: not found"),
+        (pod_with(user=waiting("ImagePullBackOff")), Bar.IMAGE, "ImagePullBackOff"),
+        (pod_with(user=waiting("InvalidImageName", "x")), Bar.IMAGE, "InvalidImageName: x"),
+        (pod_with(user=waiting("CreateContainerConfigError", 'secret "s" not found')), Bar.CONFIG, 'secret "s" not found'),
+        (
+            pod_with(user={**waiting("CrashLoopBackOff"), "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "message": "boom"}}}),
+            Bar.CRASH,
+            "Error, exit status 1: boom",
+        ),
+        (
+            pod_with(conditions=({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"},)),
+            Bar.UNSCHEDULABLE,
+            "0/1 nodes",
+        ),
+    ],
+)  # fmt: skip
+def test_what_keeps_a_pod_from_starting(body: dict[str, Any], bar: Bar, says: str) -> None:
+    obstacle = states.obstacle_of(body)
+    assert obstacle is not None
+    assert obstacle.bar is bar
+    assert says in obstacle.message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pod_with(user=waiting("ContainerCreating")),
+        pod_with(user=waiting("PodInitializing")),
+        pod_with(user={"state": {"running": {}}}),
+        pod_with(conditions=({"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"},)),
+        {},
+    ],
+)
+def test_nothing_speaks_against_a_pod_that_is_on_its_way(body: dict[str, Any]) -> None:
+    assert states.obstacle_of(body) is None
+    assert states.ending_of(body) is None
+
+
+@pytest.mark.parametrize(
+    "body, reason",
+    [
+        (pod_with(phase="Failed", reason="Evicted", message="low on memory"), "evicted"),
+        (pod_with(phase="Failed", conditions=(disrupted("PreemptionByScheduler"),)), "evicted"),
+        (pod_with(phase="Failed", conditions=(disrupted("DeletionByPodGC"),)), "node_lost"),
+        (pod_with(phase="Failed", reason="NodeLost"), "node_lost"),
+        (pod_with(phase="Failed", user={"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}), "out_of_memory"),
+        (pod_with(user={"state": {"terminated": {"exitCode": 137, "reason": "Error"}}}), "killed"),
+        (pod_with(user={"state": {"terminated": {"exitCode": 3, "reason": "Error"}}}), "exited"),
+        (pod_with(phase="Succeeded"), "exited"),
+    ],
+)
+def test_how_a_worker_ended(body: dict[str, Any], reason: str) -> None:
+    ending = states.ending_of(body)
+    assert ending is not None
+    assert ending.reason == reason
+
+
+def test_the_sidecar_is_not_the_worker() -> None:
+    body = pod_with(user={"state": {"running": {}}, "restartCount": 0})
+    body["status"]["containerStatuses"].append({"name": "queue-proxy", "state": {"terminated": {"exitCode": 1}}, "restartCount": 7})
+    assert states.restarts_of(body) == 0
+    assert states.ending_of(body) is None
+
+
+@pytest.mark.parametrize(
+    "body, says",
+    [
+        (pod_with(), "no node yet"),
+        (pod_with(conditions=({"type": "PodScheduled", "status": "True"},)), "makes the container ready"),
+        (pod_with(user=waiting("ContainerCreating"), conditions=({"type": "PodScheduled", "status": "True"},)), "ContainerCreating"),
+        (pod_with(user={"state": {"running": {}}}), "its worker boots"),
+        (pod_with(user={"state": {"running": {}}}, conditions=({"type": "Ready", "status": "True"},)), "ready"),
+        (pod_with(user=waiting("ImagePullBackOff")), "image"),
+    ],
+)
+def test_how_far_it_is(body: dict[str, Any], says: str) -> None:
+    if (
+        not any("user" in str(container.get("name")) for container in body["status"]["containerStatuses"])
+        and not body["status"]["conditions"]
+    ):
+        body["status"]["containerStatuses"] = []
+    assert says in states.stage_of(body)
+
+
+# -- verdicts -------------------------------------------------------------------------------------------------------------------------
+
+
+def pod(name: str = "p", *, bar: Bar | None = None, since: float = 0.0, message: str = "why", **more: Any) -> Pod:
+    values: dict[str, Any] = {
+        "uid": name, "life": f"{name}.0", "namespace": "n", "name": name, "key": "f@v1", "ip": None, "is_ready": False, "is_ending": False,
+        "ending": None, "obstacle": Obstacle(bar, message) if bar is not None else None, "obstacle_since": since, "restarts": 0,
+        "stage": "it has no node yet", "seen_at": 0.0, "labels": {}, "cost": None,
+    }  # fmt: skip
+    return Pod(**{**values, **more})
+
+
+def test_as_long_as_one_pod_may_come_a_start_waits() -> None:
+    assert verdict.of_pods([], grace_s=10, now=99) is None
+    assert verdict.of_pods([pod(), pod("q", bar=Bar.IMAGE)], grace_s=10, now=99) is None
+
+
+def test_room_is_given_a_grace_and_what_is_hopeless_none() -> None:
+    assert verdict.of_pods([pod(bar=Bar.UNSCHEDULABLE, since=5)], grace_s=10, now=14) is None
+    assert isinstance(verdict.of_pods([pod(bar=Bar.UNSCHEDULABLE, since=5)], grace_s=10, now=15), errors.NoCapacity)
+    assert verdict.of_pods([pod(bar=Bar.PULL, since=5)], grace_s=10, now=9) is None
+    for bar in (Bar.IMAGE, Bar.CONFIG, Bar.CRASH):
+        assert isinstance(verdict.of_pods([pod(bar=bar, since=5)], grace_s=10, now=5), errors.StartFailed)
+
+
+def test_a_pod_that_leaves_is_no_hope() -> None:
+    pods = [pod(is_ending=True), pod("q", ending=Ending("evicted", "")), pod("r", bar=Bar.CONFIG)]
+    assert isinstance(verdict.of_pods(pods, grace_s=10, now=0), errors.StartFailed)
+
+
+@pytest.mark.parametrize(
+    "message, resource",
+    [
+        ("0/3 nodes are available: 1 Insufficient memory, 2 Insufficient nvidia.com/gpu.", "gpu"),
+        ("0/3 nodes are available: 3 Insufficient memory.", "memory"),
+        ("0/3 nodes are available: 3 Insufficient cpu.", "cpu"),
+        ("0/3 nodes are available: 3 node(s) had untolerated taint {a: }.", "unschedulable"),
+    ],
+)
+def test_what_is_short_is_named_in_a_word(message: str, resource: str) -> None:
+    error = verdict.of_pods([pod(bar=Bar.UNSCHEDULABLE, message=message)], grace_s=0, now=1)
+    assert error is not None
+    assert error.detail["resource"] == resource
+
+
+def test_a_worker_that_was_evicted_before_it_was_ready_is_replaced() -> None:
+    assert verdict.of_crash(Ending("evicted", "low on memory"), "p") is None
+    assert isinstance(verdict.of_crash(Ending("out_of_memory", "OOMKilled"), "p"), errors.StartFailed)
