@@ -13,15 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from pilotlight.spec import to_json
 from snapshotter.agent import Agent
 from snapshotter.bundles import Bundles
 from snapshotter.errors import Unsupported
+from snapshotter.node import own_runtime
 from snapshotter.pods import tenants
 from snapshotter.pods.pod_process import demand_own_namespaces
 from snapshotter.pods.restoring import PodRestores
 from snapshotter.pods.tenants import Tenants
 from snapshotter.types import LaunchSpec
 from tests.fakes.agent_home import AgentHome
+from tests.fakes.bundle import pack
 from tests.fakes.fake_shim import function_spec
 from tests.fakes.gpu_memory import FakeGpuMemory
 from tests.fakes.launched_pod import Pod, pod
@@ -83,9 +86,10 @@ def first_pid(stand_in: Pod) -> int:
     return int(Path(f"/proc/{wrapper}/task/{wrapper}/children").read_text().split()[0])
 
 
-def ask(stand_in: Pod, path: str) -> str:
+def ask(stand_in: Pod, path: str, body: bytes | None = None) -> str:
     """What the worker answers on the pod's own loopback address."""
-    code = f"import urllib.request; print(urllib.request.urlopen({stand_in.base_url + path!r}, timeout=20).read().decode())"
+    request = f"urllib.request.Request({stand_in.base_url + path!r}, {body!r}, {{'content-type': 'application/json'}})"
+    code = f"import urllib.request; print(urllib.request.urlopen({request}, timeout=20).read().decode())"
     command = ["nsenter", "--net", "--target", str(first_pid(stand_in)), sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -117,6 +121,32 @@ async def test_a_worker_with_threads_comes_back_whole(home: AgentHome, stand_in:
 
         assert "start=RESTORE" in ready
         assert json.loads(await asyncio.to_thread(ask, stand_in, "/threads")) != []
+
+
+async def test_a_real_function_answers_as_an_instance_that_was_restored(home: AgentHome, stand_in: Pod) -> None:
+    home.runtime = dict(own_runtime())
+    bundle = pack(home.paths.home, {"app.py": b"import os\nBORN = os.getpid()\ndef f(x=1): return [x + 1, BORN, os.environ['TOKEN']]\n"})
+    launch = home.launch(
+        labels={"tenant": "t-1"},
+        uid=UID,
+        bundle=bundle,
+        entry=to_json(function_spec()),
+        secret_variables=("TOKEN",),
+        startup_timeout_s=60.0,
+    )
+    stand_in.variables["TOKEN"] = "s3cret"
+    async with home.agent(snapshots=True) as agent, serving(home, agent):
+        await agent.snapshots.checkpoint(launch)
+        announce(stand_in, launch)
+        ready = await asyncio.to_thread(stand_in.wait_said, "launcher.(ready|timeout|refused|boot )")
+        assert "start=RESTORE" in ready
+        status = json.loads(await asyncio.to_thread(ask, stand_in, "/pilotlight/health"))
+        answer = json.loads(await asyncio.to_thread(ask, stand_in, "/invoke/", b"{}"))
+
+    assert (status["instance"], status["start_kind"]) == ("pod-1", "RESTORE")
+    assert list(status["phases_ms"]) == ["agent", "code", "pod", "restore", "serve", "wake"]
+    assert answer[0] == 2
+    assert answer[2] == "s3cret"
 
 
 async def test_without_a_snapshot_and_with_one_that_is_of_no_use_here_the_pod_boots(home: AgentHome, stand_in: Pod) -> None:
