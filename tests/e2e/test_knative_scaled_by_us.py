@@ -1,0 +1,49 @@
+"""The same cluster with class `pilotlight.dev`: our leader scales what Knative makes, and Knative believes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.e2e.clustered import ClusterUnderTest, cluster_up
+from tests.e2e.harness import wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(180)]
+
+REVISIONS = "/apis/serving.knative.dev/v1/revisions"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterUnderTest]:
+    """One cluster, autoscaled by us, with the app deployed."""
+    with cluster_up(autoscaler="pilotlight", unschedulable_grace_s=1.0) as running:
+        running.platform.deploy("podded.py")
+        yield running
+
+
+def states(cluster: ClusterUnderTest, kind: str) -> set[str]:
+    """That condition of all revisions; "" where one has not said."""
+    items: list[dict[str, Any]] = cluster.api.get(REVISIONS).json()["items"]
+    said = [{one["type"]: one["status"] for one in (item.get("status") or {}).get("conditions", ())} for item in items]
+    return {str(one.get(kind, "")) for one in said}
+
+
+def test_from_zero_up_down_to_zero_and_up_again(cluster: ClusterUnderTest) -> None:
+    platform = cluster.platform
+    wait_for(lambda: states(cluster, "Ready") == {"True"}, "all revisions to be ready, without a pod")
+    assert not cluster.pods("where")
+    first = platform.post("podded/where")
+    assert (first.status_code, first.headers["pilotlight-start"]) == (200, "COLD")
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: platform.post("podded/where", {"seconds": 1.5}), range(6)))
+    assert [answer.status_code for answer in answers] == [200] * 6
+    pods = {answer.json() for answer in answers}
+    assert 2 <= len(pods) <= 3
+    cluster.wait_zero("where")
+    wait_for(lambda: states(cluster, "Active") == {"False"}, "nothing to be active")
+    again = platform.post("podded/where")
+    assert (again.status_code, again.headers["pilotlight-start"]) == (200, "COLD")
+    assert again.json() not in pods
