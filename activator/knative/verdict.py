@@ -71,8 +71,10 @@ def _of_pod(pod: Pod, *, grace_s: float, now: float) -> errors.SnapshotterError 
         return errors.NoCapacity(f"no node takes its pod: {obstacle.message}", {"resource": _lacking(obstacle.message), "pod": pod.name})
     if obstacle.bar is Bar.PULL and age_s < PULL_S:
         return None
-    what = {Bar.CRASH: "the worker keeps ending", Bar.CONFIG: "its container cannot be made"}.get(obstacle.bar, "its image cannot be had")
     detail = {"log_tail": obstacle.message.splitlines(), "reason": obstacle.bar.value, "pod": pod.name}
+    if obstacle.bar in (Bar.PULL, Bar.IMAGE):
+        return errors.BundleUnavailable(f"its image cannot be had: {obstacle.message}", detail)
+    what = "the worker keeps ending" if obstacle.bar is Bar.CRASH else "its container cannot be made"
     return errors.StartFailed(f"{what}: {obstacle.message}", detail)
 
 

@@ -51,8 +51,9 @@ class _Wake:
 class Wakes:
     """`demand.Summons` by requests. Owner: the event loop. `waiting_of`: calls of a revision (by key) that wait here for an instance."""
 
-    def __init__(self, url: str, *, whereabouts: Whereabouts, waiting_of: Callable[[str], int]) -> None:
-        """`url`: of Knative's activator."""
+    def __init__(self, url: str, *, whereabouts: Whereabouts, waiting_of: Callable[[str], int], most: int = MOST) -> None:
+        """`url`: of Knative's activator. `most`: held for one revision."""
+        self._most = most
         self._whereabouts = whereabouts
         self._waiting_of = waiting_of
         self._wakes: dict[str, _Wake] = {}
@@ -91,7 +92,7 @@ class Wakes:
     async def _keep(self, key: str, wake: _Wake) -> None:
         """As many as calls wait, from now on."""
         while True:
-            wanted = min(MOST, self._waiting_of(key), max(1, MOST_ALL - self._elsewhere(wake)))
+            wanted = min(self._most, self._waiting_of(key), max(1, MOST_ALL - self._elsewhere(wake)))
             while len(wake.held) < wanted:
                 task = asyncio.create_task(self._hold(key, wake), name=f"held wake of {wake.place[1]}")
                 wake.held.add(task)

@@ -265,13 +265,13 @@ async def test_a_pod_that_no_node_takes_is_a_503_with_the_reason_and_when_to_com
     assert "Insufficient nvidia.com/gpu" in answer.json()["detail"]
 
 
-async def test_an_image_that_cannot_be_pulled_is_told_to_the_caller(site: Site) -> None:
+async def test_an_image_that_cannot_be_pulled_is_a_503_with_the_reason(site: Site) -> None:
     target = site.deploy()
     calling = asyncio.create_task(site.call())
     await site.world.woken.wait()
     site.world.maker.waiting(site.world.maker.made(target), "ImagePullBackOff", 'Back-off pulling image "registry.example/fn"')
     answer = await calling
-    assert answer.status_code >= 500
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
     assert "registry.example/fn" in answer.json()["detail"]
 
 

@@ -122,7 +122,7 @@ async def test_an_image_that_cannot_be_pulled_fails_the_start_with_the_reason(wo
     world.maker.waiting(pod, "ErrImagePull", "manifest unknown: registry.example/fn")
     await world.until(lambda: [p for p in fleet.pods.of(target.key) if p.obstacle])
     world.maker.waiting(pod, "ImagePullBackOff", "Back-off pulling image")
-    with pytest.raises(errors.StartFailed, match="manifest unknown"):
+    with pytest.raises(errors.BundleUnavailable, match="manifest unknown"):
         await starting
 
 

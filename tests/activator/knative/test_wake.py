@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from activator.knative import wake
 from activator.knative.demand import Demands
 from activator.knative.wake import Wakes
 from tests.activator.test_gateway import until
@@ -67,9 +66,8 @@ async def test_as_many_are_held_as_calls_wait_and_none_when_the_starts_are_over(
     await wakes.aclose()
 
 
-async def test_a_flood_of_calls_wakes_no_flood(knative: Activator, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wake, "MOST", 4)
-    wakes = Wakes(url, whereabouts=whereabouts, waiting_of=lambda _: 10_000)
+async def test_a_flood_of_calls_wakes_no_flood(knative: Activator, url: str) -> None:
+    wakes = Wakes(url, whereabouts=whereabouts, waiting_of=lambda _: 10_000, most=4)
     async with wakes.asked(TARGET):
         await until(lambda: knative.held == 4)
     await wakes.aclose()
