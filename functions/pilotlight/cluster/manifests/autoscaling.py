@@ -5,7 +5,8 @@ be counted, and calls do not pass them. Its utilisation is 100 %: activators nev
 would keep two instances for one call; the calls that wait show as wakes, which Knative's activator counts (activator/knative).
 
 A last instance ends after the stable window and the retention period, others after the window and the scale-down delay: what exceeds the
-window of `scaledown_window_s` is put into both, as far as Knative's bounds go (one hour each).
+window of `scaledown_window_s` is put into both, as far as Knative's bounds go (one hour each). It knows nothing of pauses: what is "auto"
+elsewhere is Knative's own minute here.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ def concurrency(spec: FunctionSpec) -> int:
 
 
 def _kpa(scaling: Scaling) -> dict[str, str]:
-    window_s = min(_WINDOW_S, max(_MIN_WINDOW_S, math.ceil(scaling.scaledown_window_s)))
-    more_s = min(_MAX_DELAY_S, max(0, math.ceil(scaling.scaledown_window_s) - window_s))
+    idle_s = _WINDOW_S if scaling.waiting_cost is not None else math.ceil(scaling.scaledown_window_s)
+    window_s = min(_WINDOW_S, max(_MIN_WINDOW_S, idle_s))
+    more_s = min(_MAX_DELAY_S, max(0, idle_s - window_s))
     return {
         "metric": "concurrency",
         "target": str(scaling.target_inputs or scaling.max_inputs),
