@@ -80,7 +80,6 @@ class Neighbourhood:
     async def run(self) -> None:
         """Look around for as long as this is awaited."""
         while True:
-            self._stranger.clear()
             await self._look_once(everybody=True)
             await asyncio.sleep(_SOONEST_S)
             with contextlib.suppress(TimeoutError):
@@ -107,8 +106,11 @@ class Neighbourhood:
         self._looked_at = self._clock()
 
     async def wait_fresh(self) -> None:
-        """Until what is known of the others is at most a second old, or for as long as one of them may take to answer."""
-        if self._clock() - self._looked_at > _SOONEST_S:
+        """Until what is known of the others is at most a second old, and whoever asked us is among them.
+
+        For as long as one of them may take to answer, and no longer.
+        """
+        if self._stranger.is_set() or self._clock() - self._looked_at > _SOONEST_S:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2 * self._answer_s):
                     await self._look_once(everybody=False)
@@ -116,6 +118,8 @@ class Neighbourhood:
     async def _look_once(self, *, everybody: bool) -> None:
         """Look around, or wait for whoever is doing so."""
         if self._look is None or self._look.done():
+            everybody = everybody or self._stranger.is_set()
+            self._stranger.clear()
             self._look = asyncio.create_task(self.look_around(everybody=everybody), name="look around")
         await asyncio.shield(self._look)
 
