@@ -27,7 +27,7 @@ _VOLUMES = {
     "persistent volume claim": "persistentVolumeClaim",
     "emptydir": "emptyDir",
 }
-_PATH = r"[\w.\[\]/-]+"
+_PATH = r"(?:spec|metadata)[\w.\[\]/-]*"
 _TEMPLATE = "spec.template"
 _SCALING = f"{_TEMPLATE}.metadata.annotations.autoscaling.knative.dev"
 

@@ -203,6 +203,12 @@ def test_a_refusal_that_nobody_foresaw_is_passed_on() -> None:
     assert (error.problems[0].field, error.problems[0].message) == ("spec.template.spec.shape", "something new")
 
 
+def test_words_of_other_webhooks_stay_as_they_are() -> None:
+    error = refusal(APPLY, webhook("exceeded quota: gpus"))
+    assert isinstance(error, Invalid)
+    assert (error.problems[0].field, error.problems[0].message) == ("", "exceeded quota: gpus")
+
+
 def test_paths_of_kinds() -> None:
     assert Deed(verb="get", kind=NODE, name="n1").path == "/api/v1/nodes/n1"
     assert Deed(verb="list", kind=CONFIG_MAP).path == "/api/v1/configmaps"
