@@ -17,7 +17,7 @@ from pilotlight.cluster.manifests.placement import placement
 from pilotlight.cluster.manifests.tenancy import RUNNER, Tenancy
 from pilotlight.cluster.settings import ClusterSettings
 from pilotlight.errors import InvalidInput
-from pilotlight.spec import Clocks, FunctionSpec
+from pilotlight.spec import MIB, Clocks, FunctionKind, FunctionSpec
 from snapshotter.types import LaunchSpec
 
 CONTAINER: Final = "user"
@@ -27,6 +27,8 @@ NODE_DIRECTORY: Final = "/pilotlight"
 SCRATCH_DIRECTORY: Final = "/scratch"
 SCRATCH_BYTES: Final = 20 << 30
 """What an instance may write to disk in all; the kubelet evicts a pod that exceeds it."""
+SHARED_BYTES: Final = 16 << 30
+"""At most, of `/dev/shm`: what tensor parallelism (NCCL) and torch's loaders use is far below."""
 
 
 def pod_spec(spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy, *, config_map: str) -> dict[str, Any]:
@@ -38,6 +40,8 @@ def pod_spec(spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy, *, config
         {"name": "launch", "configMap": {"name": config_map}},
         {"name": "scratch", "emptyDir": {"sizeLimit": quantities.size(SCRATCH_BYTES)}},
     ]
+    if shared := _shared_memory(spec):
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": quantities.size(shared)}})
     out: dict[str, Any] = {
         "containerConcurrency": concurrency(spec),
         "timeoutSeconds": timeout_s,
@@ -131,8 +135,15 @@ def _container(spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy) -> dict
             {"name": "node", "mountPath": NODE_DIRECTORY, "readOnly": True},
             {"name": "launch", "mountPath": LAUNCH_DIRECTORY, "readOnly": True},
             {"name": "scratch", "mountPath": SCRATCH_DIRECTORY},
+            *([{"name": "shm", "mountPath": "/dev/shm"}] if _shared_memory(spec) else []),
         ],
     }
+
+
+def _shared_memory(spec: FunctionSpec) -> int:
+    """Bytes of `/dev/shm`, of the pod's own memory, for engines and whoever has several GPUs; 0: the 64 MiB that each container has do."""
+    wants = spec.kind is FunctionKind.ENGINE or spec.resources.gpu_count > 1
+    return min(spec.resources.memory_bytes // 2, SHARED_BYTES) // MIB * MIB if wants else 0
 
 
 def _environment() -> dict[str, str]:
