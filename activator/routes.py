@@ -48,6 +48,7 @@ class RouteTable:
         self._own_rates = next(iter(lists.values()))
         self._platform_key = platform_key
         self._functions: dict[str, bytes] = {}
+        self._names: dict[str, str] = {}
         self._kept_warm: set[str] = set()
         self._routed: dict[str, Routed] = {}
         self._keys = Keys()
@@ -88,8 +89,8 @@ class RouteTable:
         for budget in self._budgets:
             self.on_budget(budget, None)
         for held in (
-            self._functions, self._kept_warm, self._routed, self._keys, self.tenants, self.engines, self._quotas, self._budgets,
-            self._secrets,
+            self._functions, self._names, self._kept_warm, self._routed, self._keys,
+            self.tenants, self.engines, self._quotas, self._budgets, self._secrets,
         ):  # fmt: skip
             held.clear()
 
@@ -97,11 +98,15 @@ class RouteTable:
         before, route, routed = self._route(name), None, None
         if value is None:
             self._functions.pop(name, None)
+            self._names.pop(before.id if before is not None else "", None)
             self._kept_warm.discard(name)
         else:
             route = FunctionRoute.from_json(value)
             routed = Routed(route, self.rates_of(route.tenant))  # refuses a broken one; made again when called
             self._functions[name] = zlib.compress(json.dumps(value).encode(), level=1)
+            if before is not None and before.id != route.id:
+                del self._names[before.id]
+            self._names[route.id] = name
             self._kept_warm.discard(name)
             if any(target.spec.scaling.min_instances for target in routed.targets.values()):
                 self._kept_warm.add(name)
@@ -270,12 +275,11 @@ class RouteTable:
         return tuple(Routed(route, self.rates_of(route.tenant)).targets.values())
 
     def target_keyed(self, tenant: str, key: str) -> Target | None:
-        """The revision with that platform-wide key, while it can be called; looked for among the tenant's functions: not for each call."""
-        function_id = key.rpartition("@")[0]
-        for name in self._functions:
-            if name.startswith(f"{tenant}/") and (route := self._route(name)) is not None and route.id == function_id:
-                return next((target for target in self.targets_of(name) if target.key == key), None)
-        return None
+        """The tenant's revision with that platform-wide key, while it can be called; not for each call."""
+        name = self._names.get(key.rpartition("@")[0], "")
+        if not name.startswith(f"{tenant}/"):
+            return None
+        return next((target for target in self.targets_of(name) if target.key == key), None)
 
     def kept_warm(self) -> list[str]:
         """Names of functions that want instances without being asked (`min_instances`)."""

@@ -201,3 +201,16 @@ def test_a_function_that_was_never_called_is_not_kept_parsed() -> None:
     assert first is not again
     called = table.target(address())
     assert table.targets_of(f"{TENANT}/main/shop/hello")[0] is called
+
+
+def test_a_revision_is_found_by_its_key_among_its_tenants_functions_only() -> None:
+    table = empty_table()
+    table.apply(change(1, route_of(spec_of())))
+    key = target_of(spec_of()).key
+    found = table.target_keyed(TENANT, key)
+    assert found is not None
+    assert found.key == key
+    assert table.target_keyed("t-of-another", key) is None
+    assert table.target_keyed(TENANT, "f-shop-hello@v9-000000") is None
+    table.apply(FeedChange(seq=2, kind="function", key=f"{TENANT}/main/shop/hello", value=None))
+    assert table.target_keyed(TENANT, key) is None

@@ -16,7 +16,7 @@ from activator.routes import Target
 from activator.shared.keeper import START_GRACE_S, Keeper
 from activator.shared.state import Pulse, Want
 from activator.shared.strangers import SharedStrangerLimit
-from activator.surplus import IDLE_SURPLUS_S, TURN_S, Claim, surplus
+from activator.surplus import IDLE_SURPLUS_S, TURN_S, Claim, Generosity, surplus
 from activator.throttler import Throttler
 from pilotlight import errors
 from pilotlight.spec import Scaling
@@ -189,6 +189,17 @@ async def test_which_instance_is_given_up(
     live = instances(members, await members.join(Scaling()), *in_flight)
     victim = surplus(live, asked, now=idle_s)
     assert (victim.id if victim else None) == given
+
+
+async def test_where_somebody_else_decides_how_many_there_are_the_share_is_of_those(members: Members) -> None:
+    throttler = await members.join(Scaling(max_instances=8))
+    [only] = instances(members, throttler, 1)
+    throttler.instances[only.id] = only
+    generosity = Generosity()
+    assert generosity.choose(throttler, STARVING, 2, 0.0, most=1) is None, "its turn has just begun"
+    assert generosity.choose(throttler, STARVING, 2, TURN_S + 0.1) is None, "of eight, four are ours"
+    assert generosity.choose(throttler, STARVING, 2, TURN_S + 0.1, most=1) is only
+    del throttler.instances[only.id]
 
 
 # -- the loop and the strangers -----------------------------------------------------------------------------------------
