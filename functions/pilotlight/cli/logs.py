@@ -43,11 +43,15 @@ def print_logs(
 
 def _print(session: Session, lines: Iterable[Mapping[str, Any]]) -> None:
     console = session.console()
+    found = False
     for line in lines:
+        found = True
         if session.is_json:
             print(json.dumps(line, ensure_ascii=False), flush=True)
         else:
             console.print(log_line(line), soft_wrap=True)
+    if not found:
+        session.say("No lines. A machine keeps them for a while after the instance is gone; a cluster only as long as the pod is there.")
 
 
 def _short(instance: str) -> str:
