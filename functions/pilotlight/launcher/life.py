@@ -84,6 +84,8 @@ class Launcher:
         if self._worker is not None and self._worker.fileno() >= 0:
             for message in self._worker.hear():
                 self._on_worker(message)
+            if self._kind == "RESTORE" and self._worker.fileno() < 0 and self._state != "serving":  # it need not be a child of ours yet
+                self._leave(EX_TEMPFAIL, "launcher.lost", why="the restored worker ended before it served")
         if self._status is None:
             for message in self._line.turn():
                 self._on_agent(message)

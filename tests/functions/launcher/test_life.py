@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -306,6 +307,29 @@ def test_a_tenants_uid_and_one_directory_to_write_to_are_enough() -> None:
                 uid, error = client.post("/invoke/", json={}).json()
     assert uid == 21234
     assert "Read-only" in error
+
+
+def test_a_restored_worker_that_dies_before_it_serves_ends_the_pod(plain: Pod) -> None:
+    with FakePodAgent(plain.node) as agent:
+        plain.begin()
+        with agent.accept() as line:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with ours, theirs:
+                line.say("restored", fds=[theirs.fileno()], pid=2**22 - 1, phases_ms={"restore": 20.0})
+                order = json.loads(ours.recv(65536))
+            assert plain.wait_exit() == 75
+    assert order == {"op": "serve", "instance": "pod-1", "env": {}}
+    assert "launcher.lost" in plain.said
+
+
+def test_a_restored_worker_without_its_channel_is_not_taken_for_one(plain: Pod) -> None:
+    with FakePodAgent(plain.node) as agent:
+        plain.begin()
+        with agent.accept() as line:
+            line.say("restored", pid=5)
+            line.say("cold", code=str(plain.code), weights={})
+            assert line.hear()["start_kind"] == "COLD"
+        plain.wait_said("launcher.not_understood")
 
 
 @pytest.mark.parametrize(
