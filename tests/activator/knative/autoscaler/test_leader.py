@@ -366,6 +366,32 @@ async def test_without_the_lease_nothing_is_written(rig: Rig) -> None:
     assert revision.replicas == 0
 
 
+async def test_a_lease_that_is_lost_while_it_decides_ends_before_the_write(rig: Rig) -> None:
+    revision = ScaledRevision(rig.server).made()
+    leader = await led(rig, revision)
+    await rig.one.post({revision.key: Load(asked=1)})
+    await leader.hear()
+
+    class Losing(dict[str, list[Pod]]):
+        def get(self, key: str, default: object = None) -> list[Pod]:
+            rig.election.is_leader = False
+            return []
+
+    rig.pods = Losing()
+    await leader.look(("fn-acme", revision.name))
+    assert rig.election.is_leader is False
+    assert rig.writes() == []
+
+
+async def test_a_leadership_ends_with_its_lease(rig: Rig) -> None:
+    revision = ScaledRevision(rig.server).made()
+    leader = await led(rig, revision)
+    assert repr(leader) == "<Leader of 1 revisions, <Roll a-0, a-1>>"
+    rig.election.is_leader = False
+    rig.election.lost.set()
+    await rig.until(lambda: not rig.wall.listeners)
+
+
 async def test_while_the_api_is_away_all_stays_and_is_made_up_for_afterwards(rig: Rig) -> None:
     revision = ScaledRevision(rig.server).made()
     leader = await led(rig, revision)
