@@ -57,6 +57,14 @@ class Daemon:
         opened = await self.client.open(name, holder="test", pid=os.getpid())
         return (await self.client.wait(opened.lease_id)).path
 
+    async def figures(self) -> str:
+        """Its metrics."""
+        reader, writer = await asyncio.open_unix_connection(self.folder / "r" / "metrics-weight_cache.sock")
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        body = await reader.read()
+        writer.close()
+        return body.decode()
+
     async def stop(self) -> None:
         await self.client.aclose()
         if self.process is not None and self.process.returncode is None:
@@ -156,6 +164,9 @@ async def test_cold_daemons_read_the_origin_about_once_together_and_a_disk_that_
     try:
         for daemon in fleet[:2]:
             await daemon.start()
+        for daemon in fleet[:2]:
+            while 'pilotlight_weights_peers{state="asked"} 1.0' not in await daemon.figures():
+                await asyncio.sleep(0.1)  # a node that has just come is met within a second
         paths = await asyncio.gather(*(daemon.fetch(name) for daemon in fleet[:2]))
         assert all((path / "weights").read_bytes() == content for path in paths)
         told = [await daemon.client.stat() for daemon in fleet[:2]]
@@ -166,7 +177,7 @@ async def test_cold_daemons_read_the_origin_about_once_together_and_a_disk_that_
         await fleet[2].start()
         assert (await fleet[2].fetch(name) / "weights").read_bytes() == content
         assert (await fleet[2].client.stat()).fetched_bytes == len(content)
-        figures = await scrape(fleet[2].folder / "r" / "metrics-weight_cache.sock")
+        figures = await fleet[2].figures()
         assert 'pilotlight_weights_peer_distrusted{peer="127.0.0.1:' in figures
     finally:
         for daemon in fleet:
@@ -180,11 +191,3 @@ def rot(file: Path) -> None:
     file.write_bytes(bytes(before.st_size))
     file.chmod(before.st_mode)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-async def scrape(socket_path: Path) -> str:
-    reader, writer = await asyncio.open_unix_connection(socket_path)
-    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-    body = await reader.read()
-    writer.close()
-    return body.decode()
