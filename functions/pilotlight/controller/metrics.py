@@ -13,6 +13,7 @@
 | `pilotlight_controller_spend_total` | counter | `tenant`, `currency` | cost of new usage records |
 | `pilotlight_controller_budget_used_ratio` | gauge | `tenant`, `budget` | spent part of a budget in its current period |
 | `pilotlight_controller_alerts_total` | counter | `outcome` | webhooks, of budgets and named ones: `delivered`, `retried`, `given-up` |
+| `pilotlight_controller_cluster_functions` | gauge | `phase` | functions in a cluster, of who leads: `ready`, `pending`, `failed` |
 
 Tenants and budgets have series of their own up to SERIES; what comes after them is `other` (spend) or left out (budgets).
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -56,6 +58,7 @@ class Metrics:
         self._budgets = Gauge(
             _PREFIX + "budget_used_ratio", "Spent part of a budget in its current period", ["tenant", "budget"], registry=registry
         )
+        self._in_cluster = Gauge(_PREFIX + "cluster_functions", "Functions in a cluster", ["phase"], registry=registry)
         self.probes = Probes()
         self._tenants: set[str] = set()
         self._known_budgets: set[tuple[str, str]] = set()
@@ -68,6 +71,11 @@ class Metrics:
                 self._tenants.add(tenant)
             name = tenant if tenant in self._tenants else OTHER
         self._spend.labels(name, currency).inc(max(0, picos) / _PICOS)
+
+    def cluster_functions(self, counts: Mapping[str, int]) -> None:
+        """So many functions are in each phase, in the cluster."""
+        for phase, count in counts.items():
+            self._in_cluster.labels(phase).set(count)
 
     def budget_used(self, tenant: str, budget: str, share: float) -> None:
         """This part of the budget is spent (1 = all of it)."""

@@ -35,6 +35,7 @@ class Bench:
     settings: ClusterSettings
     statuses: Statuses = field(default_factory=Statuses)
     wall_s: float = CLOCK_S
+    may_write: bool = True
     reconciler: Reconciler | None = None
 
     @contextlib.asynccontextmanager
@@ -43,7 +44,7 @@ class Bench:
         async with await Cluster.connect(self.settings) as cluster:
             self.reconciler = Reconciler(
                 cluster, store=self.platform.store, key=self.platform.key, bell=self.platform.bell,
-                statuses=statuses or self.statuses, pace=QUICK, wall=lambda: self.wall_s,
+                statuses=statuses or self.statuses, pace=QUICK, wall=lambda: self.wall_s, may_write=lambda: self.may_write,
             )  # fmt: skip
             task = asyncio.create_task(self.reconciler.run())
             try:

@@ -286,3 +286,14 @@ async def test_two_functions_with_one_name_are_noticed(bench: Bench) -> None:
         status = await bench.until_phase("failed")
     assert status.reason == "NameTaken"
     assert "rename one of them" in status.message
+
+
+async def test_whoever_may_not_lead_any_more_writes_nothing(bench: Bench) -> None:
+    bench.platform.tenant()
+    bench.platform.function(spec())
+    bench.may_write = False
+    async with bench.running():
+        await bench.until(lambda: (status := bench.status()) is not None and status.reason == "NotLeading")
+        assert bench.server.requests.writes() == 0
+        bench.may_write = True
+        await bench.until_phase("ready")

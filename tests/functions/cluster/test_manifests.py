@@ -221,6 +221,13 @@ def test_what_the_cluster_cannot_run_is_refused_with_the_way_out(broken: Callabl
     assert part in refused.value.detail["hint"]
 
 
+def test_traffic_that_does_not_add_up_is_refused() -> None:
+    good = route(HELLO)
+    broken = replace(good, document={**good.document, "weights": {"v7-3f2a1c": 90}, "segments": []})
+    with pytest.raises(InvalidInput, match="search/hello: the weights add up to 90"):
+        function_manifests(broken, TENANCY)
+
+
 def test_without_a_runtime_image_nothing_is_rendered() -> None:
     tenancy = replace(TENANCY, settings=ClusterSettings())
     with pytest.raises(InvalidInput, match="no image") as refused:

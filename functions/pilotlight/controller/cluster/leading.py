@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 Work = Callable[[], Coroutine[Any, Any, None]]
 LEASE = "pilotlight-reconciler"
 _AGAIN_S = 5.0
+_MEASURE_S = 10.0
 
 
 async def campaign(context: Context) -> None:
@@ -34,6 +35,8 @@ async def campaign(context: Context) -> None:
             await _run_once(context)
         except ClusterError as e:
             log.error("event=cluster_not_reached error=%s", e)  # credentials that are missing or wrong: somebody has to act first
+        except (ExceptionGroup, LookupError, TypeError, ValueError) as e:
+            log.critical("event=leading_broke", exc_info=e)  # a defect must not leave the cluster to itself for good
         await asyncio.sleep(_AGAIN_S)
 
 
@@ -44,17 +47,31 @@ async def _run_once(context: Context) -> None:
         async with election:
             while True:
                 await election.wait_leader()
-                await lead(election, works(context, cluster))
+                await lead(election, works(context, cluster, election))
 
 
-def works(context: Context, cluster: Cluster) -> Mapping[str, Work]:
+def works(context: Context, cluster: Cluster, election: Election) -> Mapping[str, Work]:
     """What the leader does, by name; each goes on until it is cancelled."""
-    reconciler = Reconciler(cluster, store=context.store, key=context.key, bell=context.bell, statuses=context.statuses)
+    reconciler = Reconciler(
+        cluster,
+        store=context.store,
+        key=context.key,
+        bell=context.bell,
+        statuses=context.statuses,
+        may_write=lambda: election.is_leader,
+    )
     return {
         "reconciler": reconciler.run,
         "departed": partial(departed.keep, cluster),
         "node labels": NodeLabels(cluster, context.nodes).run,
+        "metrics": partial(_measure, context),
     }
+
+
+async def _measure(context: Context) -> None:
+    while True:
+        context.metrics.cluster_functions(context.statuses.counts())
+        await asyncio.sleep(_MEASURE_S)
 
 
 async def lead(election: Election, parts: Mapping[str, Work]) -> None:

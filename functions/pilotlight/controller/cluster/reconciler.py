@@ -77,7 +77,9 @@ class Reconciler:
         statuses: Statuses,
         pace: Pace | None = None,
         wall: Callable[[], float] = time.time,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`may_write`: asked before each write: whether this is still the only controller that leads."""
         self._cluster = cluster
         self._store = store
         self._bell = bell
@@ -90,7 +92,7 @@ class Reconciler:
         self.state = PlatformState(settings=cluster.settings, key=key)
         self.work = Work()
         self.mirror = Mirror(cluster, on_change=self._changed)
-        self.writer = Writer(cluster, self.mirror)
+        self.writer = Writer(cluster, self.mirror, may_write=may_write)
         self._namespaces = Namespaces(state=self.state, mirror=self.mirror, writer=self.writer)
         self._functions = Functions(
             state=self.state, mirror=self.mirror, writer=self.writer, namespaces=self._namespaces, config=lambda: self._config, wall=wall

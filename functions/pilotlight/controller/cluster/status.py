@@ -81,7 +81,7 @@ class Statuses:
         return {str(phase): phases.count(phase) for phase in Phase}
 
 
-_PHASE_OF: Mapping[str, Phase] = {"NamespaceEnding": Phase.PENDING, "ClusterUnreachable": Phase.PENDING, "Overloaded": Phase.PENDING}
+_PASSES = frozenset({"NamespaceEnding", "NotLeading", "ClusterUnreachable", "Overloaded"})
 """What passes by itself is no failure."""
 
 
@@ -91,4 +91,4 @@ def of_error(error: ClusterError) -> FunctionStatus:
     reason = "Refused" if isinstance(error, Invalid | ManifestWarned) else kind
     problems = "".join(f"\n  {problem}" for problem in error.problems) if isinstance(error, Invalid) else ""
     message = str(error) if problems.strip() in str(error) else f"{error}{problems}"
-    return FunctionStatus(phase=_PHASE_OF.get(kind, Phase.FAILED), reason=reason, message=message)
+    return FunctionStatus(phase=Phase.PENDING if kind in _PASSES else Phase.FAILED, reason=reason, message=message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pilotlight.cluster import names
@@ -22,11 +22,16 @@ class NameTaken(ClusterError):
     """Raised when an object of that name is not ours, or stands for something else of ours: it is left as it is."""
 
 
-class Writer:
-    """Writes to one cluster. `writes` counts what was changed."""
+class NotLeading(ClusterError):
+    """Raised in place of a write when another controller may lead by now."""
 
-    def __init__(self, cluster: Cluster, mirror: Mirror) -> None:
+
+class Writer:
+    """Writes to one cluster, as long as `may_write` says so. `writes` counts what was changed."""
+
+    def __init__(self, cluster: Cluster, mirror: Mirror, *, may_write: Callable[[], bool] = lambda: True) -> None:
         self.writes = 0
+        self._may_write = may_write
         self._cluster = cluster
         self._mirror = mirror
         self._manager = names.manager_of(cluster.settings)
@@ -40,6 +45,7 @@ class Writer:
         live = await self.live(kind, metadata)
         if live is not None and is_as_wanted(manifest, live):
             return live
+        self._demand_leading()
         try:
             result = await self._cluster.apply(manifest)
         except ManifestWarned as e:  # it took place
@@ -68,6 +74,7 @@ class Writer:
         metadata = item["metadata"]
         if metadata.get("labels", {}).get(names.MANAGED_BY) != self._manager or metadata.get("deletionTimestamp"):
             return
+        self._demand_leading()
         try:
             await self._cluster.delete(kind, metadata["name"], metadata.get("namespace"), uid=metadata.get("uid"))
         except Conflict:
@@ -75,6 +82,10 @@ class Writer:
         self.writes += 1
         self._mirror.forget(kind, metadata["name"], metadata.get("namespace"))
         log.info("event=deleted kind=%s namespace=%s name=%s", kind, metadata.get("namespace", ""), metadata["name"])
+
+    def _demand_leading(self) -> None:
+        if not self._may_write():
+            raise NotLeading("another controller may lead by now: it does what is left")
 
 
 def demand_ours(kind: Kind, found: Mapping[str, Any], wanted: Mapping[str, Any], *, manager: str) -> None:
