@@ -9,11 +9,12 @@ from pilotlight import errors
 
 
 def waiting_in(throttler: Throttler | None) -> int:
-    """Calls that wait for an instance; at least one where fewer are there than are kept warm. None: nobody has called."""
-    if throttler is None:
+    """Calls that wait for an instance; at least one where fewer are there than are kept warm, or none is: then a start is wanted for
+    what is to come (a new revision takes over, a warm-up). Beyond that nobody is asked for instances before calls need them: who decides
+    on their number sees the calls that run by itself. None: nobody has called."""
+    if throttler is None or throttler.is_retired:
         return 0
-    is_short = not throttler.is_retired and len(throttler.instances) < throttler.min_instances
-    return max(throttler.waiting, int(is_short))
+    return max(throttler.waiting, int(len(throttler.instances) < max(1, throttler.min_instances)))
 
 
 def in_flight(throttlers: Iterable[Throttler]) -> Mapping[str, int]:
