@@ -31,8 +31,10 @@ class Kit:
         return (f"{place}/{self.loader}", "--library-path", place, f"{place}/criu")
 
 
-async def make_kit(binary: Path, directory: Path) -> Kit:
-    """Copy `binary` and what it needs to `directory`, unless it is there. Raises Unsupported, OSError."""
+async def make_kit(binary: Path, beside: Path) -> Kit:
+    """Copy `binary` and what it needs into a directory of its own below `beside`, unless it is there. Raises Unsupported, OSError."""
+    status = binary.stat()
+    directory = beside / f"kit-{status.st_size:x}-{status.st_mtime_ns:x}"
     libraries = await _libraries(binary)
     loader = next((path.name for path in libraries if path.name.startswith("ld-")), None)
     if loader is None:

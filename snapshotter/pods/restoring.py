@@ -41,6 +41,7 @@ _log = logging.getLogger(__name__)
 PART_OF_CLOCK = 0.25
 """Of the startup clock: what is not back by then leaves time for a boot."""
 _WRITABLE_FLOOR_BYTES = 64 * 1024**2
+_WORK = "p-"
 
 
 @dataclass(kw_only=True)
@@ -65,6 +66,8 @@ class PodRestores:
         self._snapshots = snapshots
         self._runtime = runtime
         self._directory = directory
+        for left in directory.glob(f"{_WORK}*"):  # by an agent that was killed
+            shutil.rmtree(left, ignore_errors=True)
 
     def __repr__(self) -> str:
         return f"<PodRestores {self._snapshots!r}>"
@@ -121,7 +124,7 @@ class PodRestores:
         pod = demand_own_namespaces(pidfd)
         uid = spec.uid or 0
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        kit = await make_kit(stock.criu.binary, self._directory / "kit")
+        kit = await make_kit(stock.criu.binary, self._directory)
         work = held.enter_context(_workplace(self._directory))
         limits = launch.limits(spec, uid=spec.uid, limits_memory=True, limits_pids=True)
         plan = launch.plan(spec, sources, directory=work, uid=spec.uid, namespaced=True, limits=limits)
@@ -188,7 +191,7 @@ def _adopt(worker: int, pod: int) -> None:
 
 @contextlib.contextmanager
 def _workplace(directory: Path) -> Iterator[Path]:
-    work = directory / f"p-{secrets.token_hex(8)}"
+    work = directory / f"{_WORK}{secrets.token_hex(8)}"
     work.mkdir(mode=0o755)
     try:
         yield work

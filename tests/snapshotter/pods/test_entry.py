@@ -75,7 +75,7 @@ async def brought(shop: Workshop, image: Image) -> Brought:
 
 
 async def kit_of(shop: Workshop) -> Kit:
-    return await make_kit(shop.criu.binary, shop.home.paths.home / "kit")
+    return await make_kit(shop.criu.binary, shop.home.paths.home)
 
 
 async def restore_into(entry: Entry, shop: Workshop, image: Image) -> Restored:
