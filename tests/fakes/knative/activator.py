@@ -89,6 +89,7 @@ class Activator:
             return Answer(status=502, body=str(e).encode(), content_type="text/plain")
         finally:
             load.add(-1)
+            self.ring(namespace, name)  # a slot may be free
 
     async def _wait(self, namespace: str, name: str) -> str:
         while True:

@@ -190,7 +190,10 @@ class Autoscaler(Controller):
                 return 1
             scaler.active, scaler.active_since = "False", self._now()
             since_s = 0.0
-        if scaler.active == "Unknown":
+        if scaler.active == "Unknown":  # nobody waits any more, but it is on its way: it has its window once it is there
+            if self._proxies(*key):
+                scaler.active, scaler.active_since = "True", self._now()
+                self.later(key, scaler.terms.window_s / self._speed)
             return None
         rest_s = max(self._grace_s, scaler.terms.retention_s if reachable else 0.0) - since_s
         if rest_s <= 0:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Self
 
+import aiohttp
+
 from pilotlight.cluster.api import Cluster
 from pilotlight.cluster.changes import Change
 from pilotlight.cluster.errors import AlreadyExists, ClusterError, NotFound
@@ -76,9 +78,14 @@ class View:
         except NotFound:
             pass
 
-    async def bind(self, namespace: str, name: str, target: Json) -> None:
-        """Give a pod its node; one that is gone, or has one, is no matter."""
-        await self._raw.ask("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/binding", {"target": target, "metadata": {"name": name}})
+    async def bind(self, namespace: str, name: str, target: Json) -> bool:
+        """Give a pod its node; False: it has none yet (one that is gone, or has one, is no matter)."""
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}/binding"
+        try:
+            answer = await self._raw.ask("POST", path, {"target": target, "metadata": {"name": name}})
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+        return answer.status in (201, 404, 409)
 
     async def set_status(self, kind: Kind, item: Json, status: Json) -> None:
         """Write the status, where it differs. Conditions keep the time since which they are as they are."""

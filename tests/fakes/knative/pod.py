@@ -59,6 +59,8 @@ class PodRunner:
         self._reason = ""
         self._started = now()
         self._disruption: Json | None = None
+        self._reports: set[asyncio.Task[None]] = set()
+        self._again: asyncio.TimerHandle | None = None
         self.is_ready = False
 
     def __repr__(self) -> str:
@@ -293,6 +295,10 @@ class PodRunner:
         if self._keeping is not None:
             await self._keeping
         await self.proxy.stop()
+        if self._again is not None:
+            self._again.cancel()
+        for task in self._reports:
+            task.cancel()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     # -- said ---------------------------------------------------------------------------------------------------------
@@ -308,6 +314,13 @@ class PodRunner:
             await self._view.set_status(POD, item, status)
         except ClusterError as e:
             log.info("not reported pod=%s error=%s", self.pod["metadata"]["name"], e)
+            self._again = asyncio.get_running_loop().call_later(RETRY_S, self._report_again)
+
+    def _report_again(self) -> None:
+        """What could not be told is told until it is."""
+        task = asyncio.create_task(self._report(), name="report")
+        self._reports.add(task)
+        task.add_done_callback(self._reports.discard)
 
     def _status(self) -> Json:
         parts = [condition("PodScheduled", True), condition("Initialized", True), condition("ContainersReady", self.is_ready)]

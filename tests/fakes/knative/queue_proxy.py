@@ -70,7 +70,10 @@ class QueueProxy:
 
     async def start(self) -> None:
         """Listen. Raises OSError."""
-        self._server = await asyncio.get_running_loop().create_server(lambda: _Link(self, self._links), self.address, PORT)
+        loop = asyncio.get_running_loop()
+        # in two steps: one that is cancelled in the middle would leave its socket behind
+        self._server = await loop.create_server(lambda: _Link(self, self._links), self.address, PORT, start_serving=False)
+        await self._server.start_serving()
 
     async def stop(self) -> None:
         """Cut everything."""

@@ -6,19 +6,11 @@ from collections import Counter
 from typing import Any
 
 from pilotlight.cluster.changes import Change
-from pilotlight.cluster.kinds import NODE, POD, Kind
+from pilotlight.cluster.kinds import NODE, POD
 from tests.fakes.knative.controllers import Controller, View, condition, condition_of
+from tests.fakes.kubernetes.quotas import amount
 
 Json = dict[str, Any]
-BINDING = Kind("v1", "Pod", "pods", True)
-_UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "m": 1e-3}
-
-
-def amount(text: str | float) -> float:
-    """A Kubernetes quantity as a number."""
-    text = str(text)
-    unit = next((unit for unit in sorted(_UNITS, key=len, reverse=True) if text.endswith(unit)), "")
-    return float(text.removesuffix(unit)) * _UNITS.get(unit, 1)
 
 
 class Scheduler(Controller):
@@ -70,7 +62,9 @@ class Scheduler(Controller):
         metadata = pod["metadata"]
         self._bound[metadata["uid"]] = node["metadata"]["name"]
         target = {"apiVersion": "v1", "kind": "Node", "name": node["metadata"]["name"]}
-        await self.view.bind(metadata["namespace"], metadata["name"], target)
+        if not await self.view.bind(metadata["namespace"], metadata["name"], target):
+            del self._bound[metadata["uid"]]
+            self.later((metadata["namespace"], metadata["name"]), 0.5)
 
     def _problem(self, pod: Json, node: Json) -> str | None:
         labels = node["metadata"].get("labels") or {}

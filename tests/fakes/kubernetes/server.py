@@ -18,6 +18,7 @@ from tests.fakes.kubernetes.kinds import Resource, Target
 from tests.fakes.kubernetes.knative_settings import config_maps
 from tests.fakes.kubernetes.knative_webhook import KnativeWebhook
 from tests.fakes.kubernetes.logs import Logs
+from tests.fakes.kubernetes.quotas import Quotas
 from tests.fakes.kubernetes.reading import Reader
 from tests.fakes.kubernetes.requests import RequestLog
 from tests.fakes.kubernetes.store import Store
@@ -47,7 +48,7 @@ class ApiServer:
         self.rights = Rights()
         self.requests = RequestLog()
         self.logs = Logs(self._node)
-        self.hooks: list[Hook] = [KnativeWebhook(self.store)] if knative else []
+        self.hooks: list[Hook] = [*([KnativeWebhook(self.store)] if knative else []), Quotas(self.store)]
         self.port = port
         self._connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
