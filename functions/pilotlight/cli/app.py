@@ -114,6 +114,7 @@ def function_rows(body: dict[str, Any]) -> list[dict[str, Any]]:
                 "instances": f"{scaling['min_instances']} to {scaling['max_instances']}",
                 "at_once": scaling["max_inputs"],
                 "snapshots": None if function.get("snapshots", True) and spec.get("snapshot", True) else "off",
+                "cluster": (function.get("cluster") or {}).get("phase"),
             })  # fmt: skip
     return rows
 
@@ -124,5 +125,14 @@ def _details(body: dict[str, Any]) -> RenderableType:
     state = "stopped" if body["stopped"] else "deployed"
     head = f"{body['name']}, version {body['version']}, {state} in environment {body['environment']}, changed {moment(body['updated_at'])}"
     columns = {"address": "address", "kind": "kind", "traffic": "traffic", "cpu": "cpu", "memory_bytes": "memory"}
-    late = {"instances": "instances", "at_once": "calls at once", "snapshots": "snapshots"}
-    return Group(head, "", table(function_rows(body), {**columns, **late}, empty="It has no functions."))
+    late = {"instances": "instances", "at_once": "calls at once", "snapshots": "snapshots", "cluster": "cluster"}
+    shown = table(function_rows(body), {**columns, **late}, empty="It has no functions.")
+    return Group(head, "", shown, *_in_cluster(body))
+
+
+def _in_cluster(body: dict[str, Any]) -> list[RenderableType]:
+    """Why functions are not in the cluster yet, or will not be."""
+    from rich.text import Text  # as it is: names of fields have brackets, which markup would take for its own
+
+    there = [(function["name"], function.get("cluster") or {"phase": "ready"}) for function in body["functions"]]
+    return [Text(f"\n{name}: {status['reason']}: {status['message']}") for name, status in there if status["phase"] != "ready"]

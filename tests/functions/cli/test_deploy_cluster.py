@@ -59,8 +59,13 @@ def test_it_ends_with_the_clusters_own_reason(platform: ServedController, tmp_pa
     assert deploy(platform, tmp_path, "--no-wait").exit_code == 0
     platform.statuses.is_kept = True
     assert shown(platform)["cluster"]["reason"] == "NotSeen"  # type: ignore[index]
-    status = FunctionStatus(phase=Phase.FAILED, reason="ImagePullBackOff", message="the image cannot be pulled", generation=1 << 20)
+    status = FunctionStatus(
+        phase=Phase.FAILED, reason="ImagePullBackOff", message="the image cannot be pulled [registry.example/x]", generation=1 << 20
+    )
     platform.statuses.set(str(shown(platform)["id"]), status, now=platform.now)
+    said = run(platform, "app", "show", "search").stdout
+    assert "failed" in said
+    assert "embed: ImagePullBackOff: the image cannot be pulled [registry.example/x]" in said
     out = deploy(platform, tmp_path)
     assert out.exit_code == 1
     assert "search/embed is not ready in the cluster: ImagePullBackOff: the image cannot be pulled" in out.stderr
