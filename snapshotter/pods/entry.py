@@ -20,6 +20,7 @@ from typing import Any
 from snapshotter import processes, wire
 from snapshotter.criu.cell import Cell, CellProcess
 from snapshotter.criu.errors import CriuUnavailable
+from snapshotter.errors import Unsupported
 from snapshotter.pods.kit import Kit
 
 _ROOT = str(Path(__file__).resolve().parents[2])
@@ -111,12 +112,17 @@ def _send_in(connection: socket.socket, pod: int, brought: Brought, kit: Kit) ->
 
 
 def groups_of(pid: int, *, root: Path = _CGROUPS, proc: Path = Path("/proc")) -> list[str]:
-    """The `cgroup.procs` files of a process's groups, in every hierarchy that is mounted here. Raises OSError when it is gone."""
+    """The `cgroup.procs` files of a process's groups, in every hierarchy that is mounted here.
+
+    Raises Unsupported when none can be seen: without the pod's limits nothing may run; OSError when the process is gone.
+    """
     found = []
     for line in (proc / str(pid) / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         hierarchy = root / controllers.removeprefix("name=") if controllers else root
         file = hierarchy / path.lstrip("/") / "cgroup.procs"
-        if file.exists():
+        if ".." not in file.parts and file.exists():  # those of another cgroup namespace begin with it
             found.append(str(file))
+    if not found:
+        raise Unsupported(f"the pod's cgroup is not visible below {root}: give the node agent the node's own cgroup namespace (privileged)")
     return found

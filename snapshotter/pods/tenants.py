@@ -78,7 +78,10 @@ class Tenants:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_AGAIN_S):
                     await watch.wait_changed()
-            await self.look()
+            try:
+                await self.look()
+            except OSError as e:
+                _log.error("pods.not_looked directory=%s error=%s", self._root, e)
 
     async def sweep(self) -> int:
         """Take away what no pod holds: files in directories, and leases that an earlier agent took. How many."""

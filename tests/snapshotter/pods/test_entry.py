@@ -17,6 +17,7 @@ from snapshotter.criu.errors import CriuUnavailable
 from snapshotter.criu.operations import Restored
 from snapshotter.criu.runs import Criu
 from snapshotter.criu.self_test import SelfTest
+from snapshotter.errors import Unsupported
 from snapshotter.pods.entry import Brought, Entry, entered, groups_of
 from snapshotter.pods.kit import Kit, make_kit
 from tests.fakes.agent_home import MIB, AgentHome
@@ -170,3 +171,14 @@ def test_the_groups_of_a_process_are_found_in_every_hierarchy(tmp_path: Path) ->
     found = groups_of(5, root=tmp_path / "cg", proc=tmp_path / "proc")
 
     assert found == [str(tmp_path / "cg" / name / "cgroup.procs") for name in ("memory/kubepods/p1", "kubepods/p1")]
+
+
+@pytest.mark.parametrize("line", ["0::/../../kubepods/p1\n", "0::/elsewhere\n", ""])
+def test_a_pod_whose_groups_cannot_be_seen_is_not_entered(tmp_path: Path, line: str) -> None:
+    (tmp_path / "proc/5").mkdir(parents=True)
+    (tmp_path / "proc/5/cgroup").write_text(line)
+    (tmp_path / "kubepods/p1").mkdir(parents=True)
+    (tmp_path / "kubepods/p1/cgroup.procs").touch()
+
+    with pytest.raises(Unsupported, match="not visible"):
+        groups_of(5, root=tmp_path / "a/b", proc=tmp_path / "proc")
