@@ -66,8 +66,7 @@ def test_the_peer_is_known_for_certain_or_not_at_all() -> None:
         try:
             pidfd = pidfd_of_peer(ours)
         except Unsupported as e:
-            assert "Linux 6.5" in str(e)
-            return
+            pytest.skip(str(e))
         with open(f"/proc/self/fdinfo/{pidfd}") as f:
             assert f"Pid:\t{os.getpid()}\n" in f.read()
         os.close(pidfd)
