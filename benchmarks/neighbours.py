@@ -1,58 +1,140 @@
-"""A model from another node that has it, beside the same model from the object store; everything on loopback, every chunk verified.
+"""Tenants beside each other: what one that floods, or one that streams all day, costs those who do nothing wrong.
 
-Loopback has no network in it: what is compared is what both sides cost. The node that gives is a weight cache that shares the machine's
-cores with the one that takes; the object store is nginx, which sends files from the page cache without copying them.
+Both parts take turns: a while alone, a while beside the other, several times, so that a drifting machine favours neither. The percentiles
+are those of all calls of an arm together; each round's own ratio gives the interval.
 """
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import contextlib
-import os
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+import json
+import time
+from collections import Counter
+from dataclasses import replace
 
-from benchmarks import cache, ingest, origin, page_cache
-from benchmarks.checkpoints import Shape, checkpoint
-from benchmarks.harness import BENCH_HOME, Report, Row, interleave, paired_ratio, phase
-from benchmarks.network import free_port
+from benchmarks import stack
+from benchmarks.harness import ROOT, Report, Row, interleave, paired_ratio, percentile, progress
+from benchmarks.load import Request, flood, steady
+from pilotlight.client import Client
+from pilotlight.spec import FunctionSpec, Scaling, from_json
+
+FUNCTIONS = ROOT / "benchmarks" / "functions"
+QUOTA_PER_S = 100
+FLOOD = 20
+"""Times its quota."""
+FLOOD_CONNECTIONS = 16
+WORK_MS = 10.0
+VICTIM_PER_S = 25.0
+"""A quarter of what one instance does: 25 calls of 10 ms."""
+STREAMS = 32
+"""Callers of the streaming function, which takes half as many at once."""
+STREAM_ITEMS, STREAM_PAUSE_MS = 200, 10.0
+"""Two seconds, a hundred words a second: a language model's pace."""
+SMALL_PER_S = 100.0
+SETTLE_S = 1.0
 
 
-def measure(report: Report, shape: Shape, rounds: int) -> None:
-    """Two rows, and the ratio `peer_vs_origin` of their speeds."""
-    made = checkpoint(shape)
-    page_cache.warm([made.file])
-    with contextlib.ExitStack() as held:
-        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="neighbours-", dir=BENCH_HOME)))
-        manifest = origin.publish(made.directory, folder / "blobs").digest
-        server = held.enter_context(origin.serving(folder / "blobs"))
-        key, port = folder / "key", free_port()
-        key.write_bytes(base64.urlsafe_b64encode(os.urandom(32)))
-        unbounded: dict[str, Any] = {"peer_upload_bytes_per_s": 0, "peer_uploads_at_once": 8}
-        giver = held.enter_context(cache.running(server.environment, key_file=key, peer_listen=f"127.0.0.1:{port}", **unbounded))
-        taker = held.enter_context(cache.running(server.environment, key_file=key, peers=[f"127.0.0.1:{port}"]))
-        alone = held.enter_context(cache.running(server.environment))
-        asyncio.run(_hold(giver, manifest))
-        arms: dict[str, Callable[[], float]] = {"origin": lambda: alone.fetch(manifest), "node": lambda: taker.fetch(manifest)}
-        with phase(f"another node {shape.name}"):
-            for arm in arms.values():
-                arm()  # connections, the first growth of directories; and the taker sees what the giver holds
-            sent = server.sent_bytes()
-            took = interleave({"node": arms["node"]}, rounds=1)
-            came = server.sent_bytes() - sent
-            took = interleave(arms, rounds=rounds)
-    speeds = {name: [made.size_bytes / ingest.GB / seconds for seconds in times] for name, times in took.items()}
-    report.rows.append(Row.of(f"a model of {shape.name} from the object store", "GB/s", speeds["origin"], note="verified, with fsync"))
-    report.rows.append(
-        Row.of(f"… from another node, {came} bytes of it from the store", "GB/s", speeds["node"], note="verified, with fsync")
+def flooded(report: Report, platform: stack.Stack, *, seconds: float, rounds: int) -> None:
+    """A tenant sends 20 times of what its quota lets in; another one's ten milliseconds of work are timed."""
+    quiet = platform.tenant("quiet")
+    quiet.deploy(FUNCTIONS / "worker.py")
+    loud = platform.tenant("loud", requests_per_s=QUOTA_PER_S, burst=QUOTA_PER_S)
+    loud.deploy(FUNCTIONS / "echo.py", app="bench-loud")
+    body = json.dumps({"milliseconds": WORK_MS})
+    quiet.invoke("bench-worker", "work", {"milliseconds": WORK_MS})
+    loud.invoke("bench-loud", "echo", {"text": "ready"})
+    answered: Counter[int] = Counter()
+
+    def alone() -> list[Request]:
+        url = quiet.invoke_url("bench-worker", "work")
+        return _driven(url, quiet, body=body, per_s=VICTIM_PER_S, seconds=seconds)
+
+    def beside() -> list[Request]:
+        url = loud.invoke_url("bench-loud", "echo")
+        with flood(url, body='{"text":"hi"}', headers=loud.headers, per_s=FLOOD * QUOTA_PER_S, connections=FLOOD_CONNECTIONS) as statuses:
+            time.sleep(SETTLE_S)  # the burst is over, the refusals have begun
+            requests = alone()
+            answered.update(statuses())
+        return requests
+
+    runs = interleave({"alone": alone, "beside": beside}, rounds=rounds)
+    total = answered.total()
+    note = (
+        f"{total:,} requests: {answered[200]:,} let in, {answered[429]:,} refused with 429, {total - answered[200] - answered[429]:,} else"
     )
-    report.ratio("peer_vs_origin", paired_ratio(speeds["node"], speeds["origin"]))
+    write(report, "10 ms of work", *runs.values(), beside="a flood", key="victim_p99_flooded_over_alone", note=note)
 
 
-async def _hold(running: cache.Cache, manifest: str) -> None:
-    async with running.client() as client:
-        opened = await client.open(manifest, holder="benchmark")
-        await client.wait(opened.lease_id)
+def streaming(report: Report, platform: stack.Stack, *, small: int, seconds: float, rounds: int) -> None:
+    """A tenant's streaming function has all its places taken and a queue; another one's `small` functions are timed."""
+    heavy = platform.tenant("heavy")
+    heavy.deploy(FUNCTIONS / "tokens.py")
+    many = platform.tenant("many")
+    urls = _small_functions(many, small)
+    body = json.dumps({"items": STREAM_ITEMS, "pause_ms": STREAM_PAUSE_MS})
+    answered: Counter[int] = Counter()
+
+    def alone() -> list[Request]:
+        return _driven(urls, many, body='{"text":"hi"}', per_s=SMALL_PER_S, seconds=seconds)
+
+    def beside() -> list[Request]:
+        headers = {**heavy.headers, "Accept": "text/event-stream"}
+        url = heavy.invoke_url("bench-tokens", "speak")
+        with flood(url, body=body, headers=headers, per_s=None, connections=STREAMS) as statuses:
+            time.sleep(SETTLE_S)
+            requests = alone()
+            answered.update(statuses())
+        return requests
+
+    runs = interleave({"alone": alone, "beside": beside}, rounds=rounds)
+    note = f"{answered[200]} streams ended"
+    key = "small_p99_beside_stream_over_alone"
+    write(report, f"{small} small functions", *runs.values(), beside="saturated streams", key=key, note=note)
+
+
+def _small_functions(tenant: stack.Stack, count: int) -> list[str]:
+    """Functions of one tenant, each with an instance of its own that stays; where they are called."""
+    tenant.deploy(FUNCTIONS / "echo.py", app="bench-small", min_instances=0)
+    with tenant.client as client:
+        spec = _deployed_spec(client, "bench-small", "echo")
+        names = [f"f{i}" for i in range(count)]
+        client.deploy("bench-many", [replace(spec, name=name) for name in names])
+    for i, name in enumerate(names):
+        tenant.invoke("bench-many", name, {"text": "ready"})
+        progress(f"start {i + 1}/{count}")
+    return [tenant.invoke_url("bench-many", name) for name in names]
+
+
+def _deployed_spec(client: Client, app: str, function: str) -> FunctionSpec:
+    document = next(f["spec"] for f in client.app(app)["functions"] if f["name"] == function)
+    spec = from_json(FunctionSpec, document)
+    resources = replace(spec.resources, cpu=0.05, memory_bytes=64 * 1024**2)
+    return replace(spec, resources=resources, scaling=Scaling(max_inputs=16, max_instances=1, scaledown_window_s=3600.0))
+
+
+def _driven(url: str | list[str], tenant: stack.Stack, *, body: str, per_s: float, seconds: float) -> list[Request]:
+    # One connection keeps calls from queueing behind each other in bursts of their own making; a hundred a second need a few.
+    connections = max(1, int(per_s // 25))
+    with steady(url, body=body, headers=tenant.headers, per_s=per_s, connections=connections) as requests:
+        time.sleep(seconds)
+        found = requests()
+    time.sleep(SETTLE_S)  # the last usage records are not shipped in the other arm's time
+    return found
+
+
+def write(
+    report: Report, name: str, alone: list[list[Request]], beside_runs: list[list[Request]], *, beside: str, key: str, note: str
+) -> None:
+    """Rows of both arms, and the ratio of the p99 of all calls. Its interval is that of the rounds' own ratios, whose p99 are rougher."""
+    report.rows.append(Row.of(f"{name}, alone", "ms", _all_ms(alone)))
+    report.rows.append(Row.of(f"{name}, beside {beside}", "ms", _all_ms(beside_runs), note=note))
+    report.ratio(key, percentile(_all_ms(beside_runs), 99) / percentile(_all_ms(alone), 99))
+    rounds = paired_ratio([_p99(run) for run in beside_runs], [_p99(run) for run in alone])
+    report.remarks.append(f"{key}: of single rounds {rounds}")
+
+
+def _all_ms(runs: list[list[Request]]) -> list[float]:
+    return [request.milliseconds for run in runs for request in run]
+
+
+def _p99(run: list[Request]) -> float:
+    return percentile([request.milliseconds for request in run], 99)

@@ -1,6 +1,6 @@
 """Weights: ingest into the cache, tensors out of it, many functions that want theirs at once; beside what others do with the same bytes.
 
-Ingest (`benchmarks/ingest.py`): from an object store on loopback to this disk; `benchmarks/neighbours.py`: from another node. Loading
+Ingest (`benchmarks/ingest.py`): from an object store on loopback to this disk; `benchmarks/peering.py`: from another node. Loading
 (`benchmarks/loading.py`): from this disk to tensors, with the page cache warm and dropped. Storms (`benchmarks/storm.py`): the whole
 platform. With --quick: one size, few rounds, few functions. With --peers: aws s3 cp, boto3, obstore and runai-model-streamer, each in an
 environment of its own.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks import correctness, ingest, loading, neighbours, storm
+from benchmarks import correctness, ingest, loading, peering, storm
 from benchmarks.checkpoints import FOUR_GB, ONE_GB, SMALL, Shape
 from benchmarks.harness import Report, options
 
@@ -47,7 +47,7 @@ def main() -> None:
     correctness.check(report, storm.THIRTY_MB)
     for shape, rounds in extent.ingest:
         ingest.measure(report, shape, rounds=rounds, with_peers=given.peers, clients=extent.clients, suffix=_suffix(shape, extent.ingest))
-    neighbours.measure(report, *extent.ingest[0])
+    peering.measure(report, *extent.ingest[0])
     for shape, rounds in extent.load:
         loading.measure(report, shape, rounds=rounds, with_peers=given.peers, arms=extent.arms, suffix=_suffix(shape, extent.load))
     storm.measure(report, models=extent.storm_models, rounds=extent.storm_rounds, shape=storm.THIRTY_MB, one=SMALL)
