@@ -54,6 +54,8 @@ class Deployer:
 
         Raises StartFailed with the cluster's own reason, and what to do about it.
         """
+        from rich.markup import escape
+
         until = time.monotonic() + CLUSTER_PATIENCE_S
         with self._spinner(f"{app}: on its way to the cluster") as show:
             while waiting := self._in_cluster(app, functions):
@@ -63,7 +65,7 @@ class Deployer:
                         f"{app}/{name} is not ready in the cluster: {status['reason']}: {status['message']}",
                         hint=f"Mend what it says; it is tried again by itself, and `pilotlight app show {app}` has the newest word.",
                     )
-                show(f"{app}/{name}: {status['message'] or status['reason']}")
+                show(escape(f"{app}/{name}: {status['message'] or status['reason']}"))
                 time.sleep(_CLUSTER_LOOK_S)
 
     def _in_cluster(self, app: str, functions: Collection[str]) -> dict[str, Any]:

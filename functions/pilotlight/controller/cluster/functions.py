@@ -113,13 +113,13 @@ class Functions:
 
     def _demand_sound(self, service: Manifest, live: Object | None) -> None:
         """Raise Invalid for what Knative would refuse or lose."""
-        if live is not None and service["spec"]["template"] == live["spec"]["template"]:
+        name = service["spec"]["template"]["metadata"]["name"]
+        if live is not None and live["spec"]["template"]["metadata"].get("name") == name:  # what stands in it was taken
             problems = list(traffic_problems(service["spec"]["traffic"]))
         else:
             problems = check(service, self._config(), live=live)
         if problems:
-            said = "; ".join(str(problem) for problem in problems)
-            raise Invalid(f"Service {service['metadata']['name']} would be refused: {said}", problems=problems, reason="Refused")
+            raise Invalid(f"Service {service['metadata']['name']} would be refused", problems=problems, reason="Refused")
 
     async def _forget_documents(self, id: str, *, keep: set[str], there: dict[str, Object]) -> None:
         """Launch documents of revisions that Knative has thrown away: no pod will read them."""

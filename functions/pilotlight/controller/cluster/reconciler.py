@@ -212,7 +212,7 @@ class Reconciler:
         pause_s = self.work.failed(
             key, first_s=self._pace.first_retry_s, most_s=most_s, at_least_s=min(error.retry_after_s or 0.0, self._pace.most_retry_s)
         )
-        log.warning("event=not_reconciled key=%s pause_s=%.1f reason=%s error=%s", key, pause_s, told.reason, error)
+        log.warning("event=not_reconciled key=%s pause_s=%.1f reason=%s error=%s", key, pause_s, told.reason, told.message)
         self._tell(key, told)
 
     def _refused(self, key: str, error: InvalidInput) -> None:

@@ -66,7 +66,7 @@ def next_step(route: FunctionRoute, tenancy: Tenancy, *, live: Object | None, th
         if target["percent"] and name not in serving and not (condition := ready_of(there[name])).is_true:
             return Step(service=None, waits_for=name, condition=condition)
     kept = _kept(route, live, serving=serving, wanted=wanted, there=there, now=now)
-    made = function.service(route, tenancy, template=live["spec"]["template"], listed=[*final, *_listed(kept)])
+    made = function.service(route, tenancy, template=_without_nulls(live["spec"]["template"]), listed=[*final, *_listed(kept)])
     if kept is None:
         return Step(service=made)
     name, until = kept
@@ -87,6 +87,13 @@ def _bring_in(route: FunctionRoute, tenancy: Tenancy, name: str, revision: str, 
     if live["spec"]["template"]["metadata"].get("name") == name:
         return Step(service=None, waits_for=name)
     return Step(service=function.service(route, tenancy, template=template, listed=listed), waits_for=name)
+
+
+def _without_nulls(value: Any) -> Any:
+    """What Knative's own encoder writes as null (`creationTimestamp`) is nothing that we would want to own."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def _entry(target: Mapping[str, Any]) -> traffic.Target:

@@ -89,6 +89,6 @@ def of_error(error: ClusterError) -> FunctionStatus:
     """What a refusal of the cluster means for a function."""
     kind = type(error).__name__
     reason = "Refused" if isinstance(error, Invalid | ManifestWarned) else kind
-    problems = "".join(f"\n  {problem}" for problem in error.problems) if isinstance(error, Invalid) else ""
-    message = str(error) if problems.strip() in str(error) else f"{error}{problems}"
+    unsaid = [problem for problem in error.problems if problem.message not in str(error)] if isinstance(error, Invalid) else []
+    message = "".join((str(error), *(f"\n  {problem}" for problem in unsaid)))
     return FunctionStatus(phase=Phase.PENDING if kind in _PASSES else Phase.FAILED, reason=reason, message=message)
