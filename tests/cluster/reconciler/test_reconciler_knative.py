@@ -1,0 +1,80 @@
+"""The reconciler beside Knative's controllers, as the tests restate them: what it writes is taken, and does what it should."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from pilotlight.cluster.api import Cluster
+from pilotlight.cluster.kinds import REVISION
+from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.controller.bell import Bell
+from pilotlight.policies import RolloutTerms
+from tests.cluster.reconciler.conftest import RUNTIME, Bench
+from tests.cluster.reconciler.test_reconciler import ONE, SERVING, TWO, traffic_of
+from tests.fakes.fed_platform import FedPlatform, spec
+from tests.fakes.knative.cluster import FakeKnative
+from tests.fakes.small_serving import SmallServing
+
+SPECS = {"v1-000001": spec(), "v2-000002": spec(env={"NEW": "1"}, rollout=RolloutTerms(keep_previous_s=100))}
+
+
+@pytest.fixture
+async def knative(short_tmp: Path, tmp_path: Path, real_kubeconfig: Path | None) -> AsyncIterator[Bench]:
+    """Serving's controllers, and no node."""
+    if real_kubeconfig is not None:
+        pytest.skip("looks behind the API: not on a real cluster")
+    async with contextlib.AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(FakeKnative(short_tmp, nodes=0))
+        settings = ClusterSettings(kubeconfig=str(cluster.kubeconfig), runtime_image=RUNTIME, namespace="default")
+        platform = FedPlatform(tmp_path, bell=Bell())
+        stack.callback(platform.close)
+        unused = SmallServing(cluster.api)
+        yield Bench(server=cluster.api, serving=unused, platform=platform, kubeconfig=cluster.kubeconfig, settings=settings)
+
+
+async def test_a_functions_life_from_canary_to_the_way_back(knative: Bench) -> None:
+    bench = knative
+    bench.platform.tenant()
+    bench.platform.function(spec())
+    async with bench.running() as reconciler:
+        await bench.until_phase("ready")
+        bench.platform.function(SPECS, weights={"v1-000001": 90, "v2-000002": 10})
+        await bench.until(lambda: traffic_of(bench) == [(ONE, 90, ""), (TWO, 10, "")])
+        await bench.until_phase("ready")
+        bench.platform.function({"v2-000002": SPECS["v2-000002"]})
+        await bench.until(lambda: traffic_of(bench) == [(TWO, 100, ""), (ONE, 0, "previous")])
+        bench.platform.function({"v1-000001": SPECS["v1-000001"]})
+        await bench.until(lambda: traffic_of(bench)[:1] == [(ONE, 100, "")])
+        await bench.until_phase("ready")
+        await bench.until_quiet()
+        written = reconciler.writer.writes
+        bench.platform.bell.ring()
+        await bench.until_quiet()
+        assert reconciler.writer.writes == written
+
+
+async def test_a_deleted_revision_comes_back_under_its_name(knative: Bench) -> None:
+    bench = knative
+    bench.platform.tenant()
+    bench.platform.function(SPECS, weights={"v1-000001": 90, "v2-000002": 10})
+    async with bench.running():
+        await bench.until(lambda: traffic_of(bench) == [(ONE, 90, ""), (TWO, 10, "")])
+        await bench.until_phase("ready")
+        before = bench.server.get(SERVING, "Revision", ONE, "fn-acme")
+        assert before is not None
+        async with await Cluster.connect(bench.settings) as operator:
+            await operator.delete(REVISION, ONE, "fn-acme")
+        await bench.until(lambda: (now := bench.server.get(SERVING, "Revision", ONE, "fn-acme")) is not None and _other(now, before))
+        await bench.until_phase("ready")
+        after = bench.server.get(SERVING, "Revision", ONE, "fn-acme")
+        assert after is not None
+        assert after["spec"] == before["spec"]
+        assert traffic_of(bench) == [(ONE, 90, ""), (TWO, 10, "")]
+
+
+def _other(now: dict[str, dict[str, str]], before: dict[str, dict[str, str]]) -> bool:
+    return now["metadata"]["uid"] != before["metadata"]["uid"]
