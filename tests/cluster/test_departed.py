@@ -171,3 +171,20 @@ async def test_an_activator_that_comes_back_writes_new_records(cluster: Cluster,
     api_server.put(activators(1))
     await departed.look(cluster)
     assert jobs(api_server) == ["drain-journal-activator-1"]
+
+
+async def test_a_drain_that_nobody_looked_at_before_its_activator_came_back_counts_for_nothing(
+    cluster: Cluster, api_server: ApiServer
+) -> None:
+    api_server.put(activators(1))
+    api_server.put(claim(1))
+    await departed.look(cluster)
+    finish(api_server, "drain-journal-activator-1", "Complete")
+    api_server.put(activators(2))
+    await departed.look(cluster)
+    assert jobs(api_server) == []
+    api_server.put(activators(1))
+    await departed.look(cluster)
+    await departed.look(cluster)
+    assert label_of(api_server, 1) is None
+    assert jobs(api_server) == ["drain-journal-activator-1"]

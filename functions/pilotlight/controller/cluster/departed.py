@@ -84,13 +84,20 @@ def departed(activators: Object, claims: Sequence[Object]) -> Iterator[Journal]:
 
 
 async def _welcome_back(cluster: Cluster, activators: Object, claims: Sequence[Object]) -> None:
-    """Who is back writes again: what was drained then says nothing of what comes now."""
-    wanted = _wanted(activators)
+    """Who is back writes again: what was drained then says nothing of what comes now.
+
+    The Job goes first, and whether the claim says that it was drained or not: one that ended and was not looked at yet would be taken for
+    the drain of the records that come now.
+    """
+    wanted, namespace = _wanted(activators), cluster.settings.namespace
     for ordinal, claim in _journals(activators, claims):
         journal = Journal(claim=claim, ordinal=ordinal)
-        if ordinal in wanted and journal.is_drained:
+        if ordinal not in wanted:
+            continue
+        if await cluster.get(JOB, job_name(journal), namespace) is not None:
+            await cluster.delete(JOB, job_name(journal), namespace)
+        if journal.is_drained:
             await _label(cluster, journal, None)
-            await cluster.delete(JOB, job_name(journal), cluster.settings.namespace)
 
 
 async def _drain(cluster: Cluster, activators: Object, journal: Journal) -> None:
