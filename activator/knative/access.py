@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from activator.knative.costs import Patching
+from activator.knative.pods import Watching
 from pilotlight.cluster.changes import Change
 from pilotlight.cluster.kinds import Kind
 from pilotlight.cluster.settings import ClusterSettings
 
 if TYPE_CHECKING:
     from pilotlight.cluster.api import Cluster
+
+
+class Access(Watching, Patching, Protocol):
+    """The part of `pilotlight.cluster.api.Cluster` that is needed here."""
+
+    async def delete(self, kind: Kind, name: str, namespace: str | None, *, uid: str | None = None, grace_s: int | None = None) -> Any:
+        """Have an object go."""
+        ...
 
 
 class LateCluster:

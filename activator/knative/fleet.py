@@ -14,22 +14,23 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from activator.doorstep import tcp_address
 from activator.knative import verdict
+from activator.knative.access import Access
 from activator.knative.claims import Claims, ClaimsUnreachable
-from activator.knative.costs import Patching
 from activator.knative.demand import Summons
-from activator.knative.pods import Pod, Pods, Watching
+from activator.knative.limits import WithoutNodes
+from activator.knative.pods import Pod, Pods
 from activator.knative.ready import Readiness, Ready
 from activator.knative.states import Ending
 from activator.knative.wake import Whereabouts
 from activator.routes import Target
 from pilotlight.cluster.errors import ClusterError
-from pilotlight.cluster.kinds import POD, Kind
+from pilotlight.cluster.kinds import POD
 from snapshotter import errors
-from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, InstanceState, RevisionKey, SnapshotInfo, StartKind, TemplateInfo
+from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, InstanceState, RevisionKey, StartKind
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +44,6 @@ RUNNING_S = 0.5
 """Between looks whether the last calls of a pod have ended, before it is given back."""
 ADOPT_S = 10.0
 """After a restart: how long what the cluster has is waited for, before this says that it is away."""
-
-
-class Access(Watching, Patching, Protocol):
-    """The part of `pilotlight.cluster.api.Cluster` that is needed here."""
-
-    async def delete(self, kind: Kind, name: str, namespace: str | None, *, uid: str | None = None, grace_s: int | None = None) -> Any:
-        """Have an object go."""
-        ...
 
 
 @dataclass(slots=True)
@@ -71,11 +64,8 @@ class _Waiting:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class KnativeFleet:
+class KnativeFleet(WithoutNodes):
     """See the module. Owner: the event loop."""
-
-    has_templates = False
-    can_sleep = False
 
     def __init__(
         self,
@@ -108,6 +98,7 @@ class KnativeFleet:
         self._waiting: dict[str, _Waiting] = {}
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_heard = True
         self.on_given_back: Callable[[Pod], None] = lambda _: None
         self.readiness = Readiness(port=port, on_ready=lambda pod: pods.ring(pod.key), clock=clock)
         pods.listener = self._changed
@@ -186,8 +177,9 @@ class KnativeFleet:
             try:
                 life = await self._claims.claim(target.key, instance_id, ready, pods=sum(pod.is_coming for pod in pods))
             except ClaimsUnreachable as e:
-                log.warning("pods cannot be claimed instance=%s error=%s", instance_id, e)
+                self._unheard(e)
                 return None
+            self._is_heard = True
             if life is None:
                 others |= set(ready)
                 return None
@@ -335,14 +327,20 @@ class KnativeFleet:
         try:
             lost = await self._claims.state()
         except ClaimsUnreachable as e:
-            log.info("claims not stated error=%s", e)
+            self._unheard(e)
             return
+        self._is_heard = True
         for life in lost:
             held = self._held.get(life)
             if held is not None and not held.is_told:
                 held.is_told = held.is_lost = True
                 log.warning("another activator took a pod of ours instance=%s pod=%s", held.instance, held.pod.name)
                 self._tell("instance_stopping", held.instance, "lost", "another activator owns its pod")
+
+    def _unheard(self, error: ClaimsUnreachable) -> None:
+        if self._is_heard:
+            log.warning("pods cannot be claimed; those that are ours serve on error=%s", error)
+        self._is_heard = False
 
     # -- what is there ------------------------------------------------------------------------------------------------
     async def adopt(self) -> list[InstanceInfo]:
@@ -384,34 +382,6 @@ class KnativeFleet:
     def held(self) -> Mapping[str, tuple[str, str]]:
         """Instance and revision key of each pod of ours, by its uid."""
         return {held.pod.uid: (held.instance, held.pod.key) for held in self._held.values()}
-
-    async def leased(self) -> list[InstanceInfo]:
-        """Nobody ends the instances of an activator that is gone: its pods are free, and found by whoever needs one."""
-        return []
-
-    # -- what pods cannot do ------------------------------------------------------------------------------------------
-    async def sleep(self, instance_id: InstanceId) -> InstanceInfo:
-        """Raises Unsupported."""
-        raise errors.Unsupported("pods do not sleep: the autoscaler ends those that nobody needs")
-
-    async def wake(self, instance_id: InstanceId) -> InstanceInfo:
-        """Raises Unsupported."""
-        raise errors.Unsupported("pods do not sleep, so none can be woken")
-
-    async def prepare(self, target: Target) -> TemplateInfo:
-        """Raises Unsupported."""
-        raise errors.Unsupported("a cluster keeps no templates: on each node its own agent decides how a pod starts")
-
-    async def checkpoint(self, target: Target) -> SnapshotInfo:
-        """Raises Unsupported."""
-        raise errors.Unsupported("snapshots are made by the agents of the nodes, for pods that start there")
-
-    async def templates(self) -> list[TemplateInfo]:
-        """There are none."""
-        return []
-
-    async def drop_template(self, revision: RevisionKey) -> None:
-        """There is none to drop."""
 
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)

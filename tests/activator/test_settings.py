@@ -20,6 +20,8 @@ from activator.settings import ActivatorSettings
         ({"redis_url": "http://:secret@localhost"}, "redis_url = "),
         ({"activators": 0}, "at least 1"),
         ({"listen": "8700"}, "write host:port"),
+        ({"drain_s": -1}, "drain_s = -1: must be from 0 to 3600"),
+        ({"shutdown_s": 0.5}, "shutdown_s = 0.5: must be from 1 to 86400"),
     ],
 )
 def test_a_wrong_value_names_its_key_and_never_a_password(wrong: dict[str, object], message: str) -> None:

@@ -114,6 +114,17 @@ async def test_a_call_from_zero_is_answered_by_the_pod_that_it_woke(site: Site) 
     assert (warm.json(), warm.headers["pilotlight-start"]) == ({"x": 8}, "WARM")
 
 
+async def test_a_warm_up_brings_a_pod_up_and_says_why_there_is_no_snapshot(site: Site) -> None:
+    target = site.deploy()
+    warming = asyncio.create_task(site.edge.call("shop/hello:warmup"))
+    pod = await _woken(site, target)
+    answer = await warming
+    assert answer.status_code == 200, answer.text
+    assert (answer.json()["start_kind"], "template" in answer.json()) == ("COLD", False)
+    assert "agents of the nodes" in answer.json()["snapshot"]["off"]
+    assert pod.calls == []
+
+
 async def test_many_calls_wake_as_many_as_wait(site: Site) -> None:
     target = site.deploy()
     calls = [asyncio.create_task(site.call(x=n)) for n in range(5)]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
+from activator.knative.claims import ClaimBoard, ClaimsUnreachable, ProcessClaims
 from activator.knative.fleet import KnativeFleet
 from activator.routes import Target
 from pilotlight.spec import Clocks
@@ -276,8 +279,6 @@ async def test_watches_that_are_cut_again_and_again_lose_nothing(world: World) -
 
 
 async def test_what_was_ours_is_ours_again(world: World) -> None:
-    from activator.knative.claims import ClaimBoard, ProcessClaims
-
     target, board = world.target(), ClaimBoard(lambda: ("a-0",))
     before = await world.fleet("a-0", ProcessClaims(board, member="a-0"))
     pod = await world.maker.up(target)
@@ -297,3 +298,52 @@ async def test_what_nobody_routes_to_any_more_is_not_taken_back(world: World) ->
     await world.start(fleet, target)
     world.targets.clear()
     assert await fleet.adopt() == []
+
+
+async def test_without_what_activators_share_nothing_is_claimed_and_what_is_ours_stays(world: World) -> None:
+    class Mute(ProcessClaims):
+        is_mute = False
+
+        async def claim(self, revision: str, instance: str, lives: Sequence[str], *, pods: int) -> str | None:
+            return await super().claim(revision, instance, lives, pods=pods) if not self.is_mute else self._refuse()
+
+        async def state(self) -> frozenset[str]:
+            return await super().state() if not self.is_mute else self._refuse()
+
+        def _refuse(self) -> NoReturn:
+            raise ClaimsUnreachable("Redis at r:6379 does not answer")
+
+    claims = Mute(member="a-0")
+    target, fleet = world.target(), await world.fleet(claims=claims)
+    await world.maker.up(target)
+    first = await world.start(fleet, target, 1)
+    claims.is_mute = True
+    second = await world.maker.up(target)
+    starting = _started(world, fleet, target, 2)
+    await world.woken.wait()
+    await fleet.state()
+    assert [info.id for info in await fleet.adopt()] == [first.id]
+    assert not starting.done()
+    claims.is_mute = False
+    assert (await starting).socket == f"tcp:{second.ip}:8012"
+
+
+async def test_a_pod_that_another_activator_took_gets_no_more_calls_and_is_not_touched(world: World) -> None:
+    living = {"a-0", "a-1"}
+    board = ClaimBoard(lambda: living)
+    one, two = [await world.fleet(member, ProcessClaims(board, member=member)) for member in ("a-0", "a-1")]
+    target = world.target()
+    pod = await world.maker.up(target)
+    mine = await world.start(one, target, 1)
+    living.discard("a-0")  # it fell silent
+    await world.start(two, target, 2)
+    living.add("a-0")
+    await one.state()
+    event = await _event(one)
+    assert (event.kind, event.subject, event.reason) == ("instance_stopping", mine.id, "lost")
+    pod.running = 3
+    await one.stop(mine.id, grace_s=0.0)
+    stored = world.server.get("v1", "Pod", pod.name, pod.namespace)
+    assert stored is not None
+    assert "deletionTimestamp" not in stored["metadata"], "its calls are the other's"
+    assert [info.id for info in await two.adopt()] == [InstanceId(f"i-{2:016x}")]

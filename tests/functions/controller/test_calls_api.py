@@ -170,3 +170,26 @@ async def test_an_activator_that_waits_is_given_what_becomes_due(scheduled: Cont
 async def test_due_calls_are_for_the_platforms_own_processes(controller: Controller) -> None:
     assert (await controller.http.get(DUE_PATH, params={"activator": "a-0"})).status_code == 403
     assert (await controller.http.post(DUE_PATH, json={"activator": "a-0", "ids": []})).status_code == 403
+
+
+async def test_calls_of_an_activator_that_is_gone_are_run_by_another_once(controller: Controller) -> None:
+    record = await ship(controller, "req-1", state="RUNNING", attempt=2)
+    held = {
+        "record": {**record.to_json(), "sequence": 1},
+        "owner": record.tenant,
+        "key": "k-1",
+        "content_type": "x",
+        "accept": "",
+        "body": "",
+    }
+    body, headers = {"activator": "a-7", "calls": [held]}, {HEADER_PLATFORM_TOKEN: controller.context.key.token}
+
+    for accepted in (1, 0):
+        answer = await controller.http.put(DUE_PATH, json=body, headers=headers)
+        assert (answer.status_code, answer.json()) == (200, {"accepted": accepted})
+
+    (given,) = await ask(controller, "a-0")
+    assert (given["record"]["state"], given["record"]["attempt"], given["record"]["sequence"]) == ("QUEUED", 2, 6)
+    assert await take(controller, given["due"], activator="a-0") == [given["due"]]
+    assert await ask(controller, "a-1") == []
+    assert (await controller.http.put(DUE_PATH, json=body)).status_code == 403
