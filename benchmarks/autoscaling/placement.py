@@ -1,21 +1,38 @@
-"""Which start gets a GPU where there are too few: in turn, as Kubernetes places pods; starts that nobody needs any more leave the line."""
+"""Which start gets a GPU where there are too few. Starts that nobody needs any more leave the line in both ways
+(`fairness.asks.give_up_needless`)."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 from benchmarks.autoscaling.world import Pod, Scaled
 
 
 class InTurn:
-    """First come, first served, of those whose calls still wait: pilotlight withdraws the others (`fairness.asks.give_up_needless`)."""
+    """First come, first served: as Kubernetes places pods."""
 
     def choose(self, waiting: list[tuple[Scaled, Pod]]) -> tuple[Scaled, Pod] | None:
         """See Placement."""
         while waiting:
-            scaled, pod = waiting[0]
+            scaled, pod = self._first(waiting)
             if len(scaled.line) > (scaled.starting - 1) * scaled.function.max_inputs:
-                return waiting[0]
+                return scaled, pod
             scaled.withdraw(pod)
         return None
 
-    def make_room(self, waiting: list[tuple[Scaled, Pod]]) -> None:
-        """Nobody is asked to leave."""
+    def _first(self, waiting: list[tuple[Scaled, Pod]]) -> tuple[Scaled, Pod]:
+        return waiting[0]
+
+
+class Shared(InTurn):
+    """Of the tenant that holds least, of its function that holds least: what the deficit round robin of `fairness.capacity` comes to
+    among tenants of one weight, on machines that the platform fills itself."""
+
+    def _first(self, waiting: list[tuple[Scaled, Pod]]) -> tuple[Scaled, Pod]:
+        held = {
+            scaled.function.name: sum(pod.held_at is not None for pod in scaled.pods.values()) for scaled in waiting[0][0].world.functions
+        }
+        tenants = Counter[str]()
+        for scaled in waiting[0][0].world.functions:
+            tenants[scaled.function.tenant] += held[scaled.function.name]
+        return min(waiting, key=lambda ask: (tenants[ask[0].function.tenant], held[ask[0].function.name]))

@@ -85,10 +85,6 @@ class Placement(Protocol):
         """One of those that wait, or None."""
         ...
 
-    def make_room(self, waiting: list[tuple[Scaled, Pod]]) -> None:
-        """These wait and no GPU is free."""
-        ...
-
 
 class Fifo:
     """As a plain scheduler does it: in turn."""
@@ -96,9 +92,6 @@ class Fifo:
     def choose(self, waiting: list[tuple[Scaled, Pod]]) -> tuple[Scaled, Pod] | None:
         """See Placement."""
         return waiting[0] if waiting else None
-
-    def make_room(self, waiting: list[tuple[Scaled, Pod]]) -> None:
-        """Nobody is asked to leave."""
 
 
 class Scaled:
@@ -272,8 +265,6 @@ class World:
             self.waiting.remove(chosen)
             self._held += 1
             chosen[0].placed(chosen[1])
-        if self.waiting:
-            self._placement.make_room(self.waiting)
 
     def gpu_freed(self) -> None:
         """An instance is gone."""
