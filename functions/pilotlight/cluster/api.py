@@ -15,7 +15,7 @@ from pilotlight.cluster.calls import Calls, Patience
 from pilotlight.cluster.changes import Change, Object
 from pilotlight.cluster.credentials import Credentials, find_credentials
 from pilotlight.cluster.deeds import Deed
-from pilotlight.cluster.errors import Gone, ManifestWarned, NotFound
+from pilotlight.cluster.errors import ClusterUnreachable, Gone, ManifestWarned, NotFound
 from pilotlight.cluster.following import follow
 from pilotlight.cluster.kinds import ACCESS_REVIEW, POD, Kind, kind_of
 from pilotlight.cluster.settings import ClusterSettings
@@ -135,9 +135,13 @@ class Cluster:
         items: list[Object] = []
         while True:
             page = (await self._calls.call(deed, "GET", query=query)).document()
+            meta = page.get("metadata") or {}
+            if not meta.get("resourceVersion"):  # a proxy's page: it says nothing of what is there, and least of all that nothing is
+                raise ClusterUnreachable(
+                    f"cannot {deed}: what came back is no list. Is something between us and the API server?", deed=deed
+                )
             # items of a list do not say what they are
             items += [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in page.get("items") or ()]
-            meta = page.get("metadata") or {}
             if not meta.get("continue"):
                 return Listing(items=tuple(items), resource_version=str(meta.get("resourceVersion") or ""))
             query = {**query, "continue": meta["continue"]}

@@ -142,6 +142,18 @@ async def test_a_version_that_is_too_old_is_listed_anew_and_only_the_difference_
         assert sorted(data_of(seen)) == ["changed", "kept", "replaced"]
 
 
+async def test_an_answer_that_is_no_list_does_not_say_that_nothing_is_there(cluster: Cluster, api_server: ApiServer) -> None:
+    api_server.put(config_map("a", x="1"))
+    async with watched(cluster) as (seen, told):
+        await open_watch(api_server)
+        fault = api_server.faults.add(Fault(status=200, verb="list", resource="configmaps", times=1))
+        api_server.put(config_map("b"))
+        await told.until(lambda: told.count("ADDED") == 2)
+        api_server.expire_watches()
+        await told.until(lambda: told.count("SYNCED") == 2)
+        assert (fault.times, told.count("DELETED"), sorted(data_of(seen))) == (0, 0, ["a", "b"])
+
+
 async def test_410_in_the_middle_of_a_watch(cluster: Cluster, api_server: ApiServer) -> None:
     async with watched(cluster) as (seen, told):
         await open_watch(api_server)
