@@ -16,7 +16,7 @@ from pilotlight.controller.cluster.leading import lead
 from pilotlight.controller.cluster.reconciler import Reconciler
 from tests.cluster.reconciler.conftest import RUNTIME, Bench
 from tests.cluster.reconciler.test_reconciler import ONE, SERVING, TWO, traffic_of, two
-from tests.fakes.fed_platform import ACME, FedPlatform, spec
+from tests.fakes.fed_platform import ACME, FedPlatform, document_of, spec
 from tests.fakes.kubernetes.faults import Fault
 from tests.fakes.kubernetes.knative_settings import config_maps
 from tests.fakes.kubernetes.server import ApiServer
@@ -231,6 +231,22 @@ async def test_an_empty_database_deletes_nothing(bench: Bench, tmp_path: Path) -
         await bench.until(lambda: traffic_of(bench) == [])
     bench.platform.close()
     bench.platform = kept
+
+
+async def test_a_route_that_is_not_understood_is_no_wish_that_its_function_were_gone(bench: Bench) -> None:
+    bench.platform.tenant()
+    embed = bench.platform.function(spec())
+    async with bench.running():
+        await bench.until_phase("ready")
+    path, route = document_of(spec())
+    bench.platform.functions({path: {**route, "said_by_a_later_version": True}})
+    bench.statuses.drop(embed)
+    async with bench.running():
+        await bench.until(lambda: (status := bench.status(embed)) is not None and status.reason == "NotUnderstood")
+        await bench.until_quiet()
+        assert traffic_of(bench) == [(ONE, 100, "")]
+        bench.platform.no_function(path)
+        await bench.until(lambda: traffic_of(bench) == [])
 
 
 async def test_of_two_controllers_one_works_and_the_other_takes_over(bench: Bench) -> None:

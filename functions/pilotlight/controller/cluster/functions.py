@@ -62,6 +62,8 @@ class Functions:
         """Do what can be done now. Raises ClusterError, InvalidInput."""
         route = self._state.functions.get(id)
         tenancy = self._state.tenancy(route.tenant, route.environment) if route is not None else None
+        if route is None and self._state.is_unreadable(id):
+            return Outcome(status=_not_understood())
         if route is None or tenancy is None or route.stopped:
             await self._remove(id)
             return Outcome(status=None if route is None or tenancy is None else _stopped())
@@ -135,6 +137,11 @@ class Functions:
         for item in self._mirror.of_function(kinds.CONFIG_MAP, id):
             if item["metadata"]["name"] not in left:
                 await self._writer.remove(kinds.CONFIG_MAP, item)
+
+
+def _not_understood() -> FunctionStatus:
+    said = "its route is not understood (another version's?): what is in the cluster stays as it is. Deploy it again."
+    return FunctionStatus(phase=Phase.FAILED, reason="NotUnderstood", message=said)
 
 
 def _stopped() -> FunctionStatus:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from pilotlight.cluster.manifests.tenancy import Tenancy
 from pilotlight.cluster.settings import ClusterSettings
@@ -13,6 +14,7 @@ from pilotlight.errors import InvalidInput
 from pilotlight.protocol import FunctionRoute, TenantRecord
 from pilotlight.seal import PlatformKey, SealBroken
 from pilotlight.spec import FunctionSpec, from_json
+from snapshotter.grants import KEY_LABEL, Grants
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +25,14 @@ class PlatformState:
     Keys of work: a function's id, or `<tenant id>/<environment>` for a namespace.
     """
 
-    def __init__(self, *, settings: ClusterSettings, key: PlatformKey) -> None:
+    def __init__(self, *, settings: ClusterSettings, key: PlatformKey, node_key: PlatformKey | None = None) -> None:
+        """`node_key`: the node agents' own; None: they have `key`."""
+        self._grants = Grants((node_key or key).derived(KEY_LABEL))
         self.settings = settings
         self.tenants: dict[str, TenantRecord] = {}
         self.functions: dict[str, FunctionRoute] = {}
         self._paths: dict[str, str] = {}
+        self._unreadable: dict[str, str] = {}
         self._sealed: dict[str, str] = {}
         self._key = key
 
@@ -39,7 +44,7 @@ class PlatformState:
         changed: set[str] = set()
         if page.reset:
             changed |= {*self.functions, *self.places()}
-            self.tenants, self.functions, self._paths, self._sealed = {}, {}, {}, {}
+            self.tenants, self.functions, self._paths, self._sealed, self._unreadable = {}, {}, {}, {}, {}
         for text in page.changes:
             change = json.loads(text)
             changed |= self._take(change["kind"], change["key"], change["value"])
@@ -49,10 +54,14 @@ class PlatformState:
         """`<tenant id>/<environment>` of every function."""
         return {f"{route.tenant}/{route.environment}" for route in self.functions.values()}
 
+    def is_unreadable(self, function: str) -> bool:
+        """Whether there is a route, of that function or of nobody knows whom, that is not understood: it is no wish that it were gone."""
+        return any(whose in (function, "") for whose in self._unreadable.values())
+
     def tenancy(self, tenant: str, environment: str) -> Tenancy | None:
         """A tenant in an environment; None once the tenant is gone. Raises InvalidInput."""
         record = self.tenants.get(tenant)
-        return Tenancy.of(record, environment=environment, settings=self.settings) if record is not None else None
+        return replace(Tenancy.of(record, environment=environment, settings=self.settings), grants=self._grants) if record else None
 
     def secret(self, tenant: str, environment: str, name: str) -> Mapping[str, str]:
         """The variables of a secret. Raises InvalidInput: there is none, or it was sealed with another key."""
@@ -76,17 +85,20 @@ class PlatformState:
 
     def _function(self, path: str, value: object) -> set[str]:
         known = self._paths.pop(path, None)
+        unread = self._unreadable.pop(path, None)
         if value is None:
             if known is not None:
                 self.functions.pop(known, None)
-            return {known} if known is not None else set()
+            return {one for one in (known, unread) if one}
         try:
             route = FunctionRoute.from_json(value)  # type: ignore[arg-type]  # what is not an object is refused there
         except (KeyError, TypeError, ValueError) as e:
             log.error("event=route_broken path=%s error=%r", path, e)  # the last good one stays, as in activators
             if known is not None:
                 self._paths[path] = known
-            return set()
+                return set()
+            unread = self._unreadable[path] = str(value.get("id") or "") if isinstance(value, Mapping) else ""
+            return {unread} if unread else set()
         self._paths[path] = route.id
         self.functions[route.id] = route
         return {route.id}
