@@ -52,12 +52,13 @@ def test_from_zero_up_down_to_zero_and_up_again(cluster: ClusterUnderTest) -> No
 
 def test_what_ran_is_billed_and_its_logs_are_read(cluster: ClusterUnderTest) -> None:
     platform = cluster.platform
-    assert platform.result("podded/add", {"a": 2, "b": 3}) == 5
-    (pod,) = wait_for(lambda: cluster.ready("add"), "the pod to be ready")
-    assert "adding 2 and 3" in wait_for(lambda: platform.cli("app", "logs", "podded").stdout, "its logs")
-    (instance,) = platform.instances("podded", "add")
+    name = platform.result("podded/stays", {"seconds": 0.25})
+    (pod,) = cluster.ready("stays")
+    assert pod["metadata"]["name"][:63] == name
+    assert "waits 0.25 s" in wait_for(lambda: platform.cli("app", "logs", "podded").stdout, "its logs")
+    (instance,) = platform.instances("podded", "stays")
     assert pod["metadata"]["name"] in str(instance)
-    assert wait_for(lambda: platform.usage("function = ?", "add"), "the call to be billed")
+    assert wait_for(lambda: platform.usage("function = ?", "stays"), "the call to be billed")
 
 
 def test_a_new_version_takes_over_and_the_old_one_ends(cluster: ClusterUnderTest, tmp_path: Path) -> None:
@@ -99,15 +100,15 @@ def test_calls_go_on_while_the_api_server_is_away(cluster: ClusterUnderTest) -> 
 
 def test_a_pod_that_is_evicted_with_a_call_in_it(cluster: ClusterUnderTest) -> None:
     platform = cluster.platform
-    platform.result("podded/where")
-    (pod,) = wait_for(lambda: cluster.ready("where"), "its pod")
+    platform.result("podded/stays")
+    (pod,) = cluster.ready("stays")
     with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(platform.post, "podded/where", {"seconds": 4.0})
+        call = pool.submit(platform.post, "podded/stays", {"seconds": 4.0})
         wait_for(lambda: "waits 4.0 s" in cluster.log(pod), "the call to run")
         cluster.evict(pod, "The node was low on resource: memory.")
         answer = call.result()
     assert answer.status_code in (200, 502), answer.text
-    assert platform.result("podded/where") != pod["metadata"]["name"]
+    assert platform.result("podded/stays") != pod["metadata"]["name"][:63]
 
 
 def test_scaled_by_our_own_class() -> None:

@@ -10,14 +10,20 @@ app = pilotlight.App("podded")
 
 @app.function(max_instances=3, scaledown_window=2)
 def add(a: int, b: int) -> int:
-    """Prints, so that there are logs."""
-    print(f"adding {a} and {b}", flush=True)
+    """Plain."""
     return a + b
 
 
 @app.function(max_instances=3, scaledown_window=2)
 def where(seconds: float = 0.0) -> str:
     """The pod that it ran in."""
+    time.sleep(seconds)
+    return os.uname().nodename
+
+
+@app.function(min_instances=1, max_instances=2)
+def stays(seconds: float = 0.0) -> str:
+    """There is a pod of it at any time; this is its name."""
     print(f"waits {seconds} s", flush=True)
     time.sleep(seconds)
     return os.uname().nodename

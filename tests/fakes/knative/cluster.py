@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +27,7 @@ from tests.fakes.kubernetes.raw import RawClient
 from tests.fakes.kubernetes.server import ApiServer
 
 Json = dict[str, Any]
+log = logging.getLogger(__name__)
 PLATFORM = "pilotlight"
 """The namespace into which the platform itself would be installed."""
 _KINDS = (
@@ -93,7 +95,9 @@ class FakeKnative:
         await self.activator.start()
         self._stack.push_async_callback(self.activator.stop)
         for controller in (*self._controllers(), self.autoscaler):
-            self._tasks.append(asyncio.create_task(controller.run(), name=type(controller).__name__))
+            task = asyncio.create_task(controller.run(), name=type(controller).__name__)
+            task.add_done_callback(_say_death)
+            self._tasks.append(task)
         for index in range(self._nodes):
             await self._add_node(f"node-{index}")
         return self
@@ -140,3 +144,8 @@ class FakeKnative:
         """Pods as the API server has them."""
         found = self.api.list("v1", "Pod", namespace)
         return [pod for pod in found if not ready or condition_of(pod, "Ready").get("status") == "True"]
+
+
+def _say_death(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a controller died: %s", task.get_name(), exc_info=error)
