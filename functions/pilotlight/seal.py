@@ -26,8 +26,8 @@ class PlatformKey:
 
     def __init__(self, key: bytes) -> None:
         self._fernet = Fernet(key)
-        raw = base64.urlsafe_b64decode(key)
-        self.token = hmac.new(raw, b"pilotlight platform token", hashlib.sha256).hexdigest()
+        self._raw = base64.urlsafe_b64decode(key)
+        self.token = self.derived(b"pilotlight platform token").hex()
 
     def __repr__(self) -> str:
         return "<PlatformKey>"
@@ -55,6 +55,10 @@ class PlatformKey:
         finally:
             fresh.unlink()
         return cls.load(path)
+
+    def derived(self, label: bytes) -> bytes:
+        """A key of its own for one purpose; it tells nothing of this one."""
+        return hmac.new(self._raw, label, hashlib.sha256).digest()
 
     def seal(self, text: str) -> str:
         """Encrypt and authenticate."""

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from snapshotter.errors import SnapshotterError
+from snapshotter.grants import Grants, unsealed
 from snapshotter.types import LaunchSpec
 
 MAX_MOUNTS = 16
 """Weights of one function (the controller's own bound is lower)."""
 TENANT_LABEL = "tenant"
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z")
+_REVISION = re.compile(r"[!-~]{1,300}\Z")
 
 
 class NotAdmitted(SnapshotterError):
@@ -42,8 +45,12 @@ class Announcement:
     running: bool = False
 
     @classmethod
-    def of(cls, message: Mapping[str, Any], *, tenant: str, uid: int, own_uid: int) -> Announcement:
-        """Of a pod in the directory of `tenant`, whose process runs as `uid`; `own_uid`: the agent's. Raises NotAdmitted."""
+    def of(cls, message: Mapping[str, Any], *, tenant: str, uid: int, own_uid: int, grants: Grants | None = None) -> Announcement:
+        """Of a pod in the directory of `tenant`, whose process runs as `uid`; `own_uid`: the agent's. Raises NotAdmitted.
+
+        Args:
+            grants: what launch documents are sealed with; None: they are not.
+        """
         if message.get("op") != "announce":
             raise NotAdmitted(f"a pod begins with an announcement, not with {str(message.get('op'))[:40]!r}")
         try:
@@ -57,11 +64,16 @@ class Announcement:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise NotAdmitted(f"the announcement is none of this version of the platform: {type(e).__name__}: {e}") from e
+        if grants is not None and not grants.holds(launch):
+            raise NotAdmitted("the launch document is not as the controller wrote it: its seal is missing or broken")
+        announced = replace(announced, launch=unsealed(launch))
         announced._check(tenant=tenant, uid=uid, own_uid=own_uid)
         return announced
 
     def _check(self, *, tenant: str, uid: int, own_uid: int) -> None:
         launch = self.launch
+        if not _NAME.match(self.pod) or not _REVISION.match(launch.revision):  # they are written into logs
+            raise NotAdmitted("names of pods and revisions are short, and have no spaces or line breaks")
         if (named := launch.labels.get(TENANT_LABEL)) != tenant:
             raise NotAdmitted(f"the launch document is of tenant {named!r}, and this directory is of {tenant!r}")
         if uid != (own_uid if launch.uid is None else launch.uid):

@@ -21,6 +21,7 @@ from typing import Any
 
 from snapshotter.cuda.memory import MemoryReader
 from snapshotter.errors import SnapshotterError
+from snapshotter.grants import Grants
 from snapshotter.pods import gpus
 from snapshotter.pods.announcement import Announcement, NotAdmitted
 from snapshotter.pods.holds import Holds
@@ -34,6 +35,7 @@ ANNOUNCE_S = 10.0
 """For the first message."""
 SAY_S = 1.0
 """At most one `wait` in this time while only numbers change."""
+_MOST_LOGGED = 400
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -50,10 +52,12 @@ class Line:
         memory: MemoryReader,
         own_uid: int,
         restores: PodRestores | None = None,
+        grants: Grants | None = None,
     ) -> None:
-        """`restores` None: pods boot cold."""
+        """`restores` None: pods boot cold. `grants` None: launch documents have no seals."""
         writer.transport.set_write_buffer_limits(0)
         self._restores = restores
+        self._grants = grants
         self._reader = reader
         self._writer = writer
         self._tenant = tenant
@@ -61,6 +65,7 @@ class Line:
         self._memory = memory
         self._own_uid = own_uid
         self._said = ("", 0.0)
+        self._has_told = False
         self.announcement: Announcement | None = None
         self.is_ready = False
 
@@ -89,7 +94,8 @@ class Line:
     async def _announced(self) -> Announcement:
         async with asyncio.timeout(ANNOUNCE_S):
             line = await self._reader.readline()
-        return Announcement.of(_parsed(line), tenant=self._tenant, uid=_uid_of(self._writer), own_uid=self._own_uid)
+        uid = _uid_of(self._writer)
+        return Announcement.of(_parsed(line), tenant=self._tenant, uid=uid, own_uid=self._own_uid, grants=self._grants)
 
     async def _provide(self, announced: Announcement) -> None:
         """Hold everything until the line ends; for a pod that leaves while it waits nobody goes on waiting."""
@@ -159,11 +165,13 @@ class Line:
     async def _listen(self) -> None:
         while line := await self._reader.readline():
             message = _parsed(line)
-            if message.get("op") == "ready":
-                self.is_ready = True
+            if message.get("op") == "ready" and not self._has_told:  # once: each makes a line of our log
+                self.is_ready = self._has_told = True
                 if self._restores is not None and self.announcement is not None and message.get("start_kind") == "COLD":
                     self._restores.want(self.announcement.launch)
-                _log.info("pods.ready tenant=%s %r phases_ms=%s", self._tenant, self, json.dumps(message.get("phases_ms", {})))
+                _log.info(
+                    "pods.ready tenant=%s %r phases_ms=%s", self._tenant, self, json.dumps(message.get("phases_ms", {}))[:_MOST_LOGGED]
+                )
 
     def _say(self, why: str) -> None:
         """Why it waits; the same words with other numbers only now and then."""

@@ -49,13 +49,17 @@ class HotWeights(Protocol):
 
 def platform_token(key_file: Path) -> str:
     """What our processes know each other by, as `pilotlight.seal.PlatformKey.token` derives it. Raises SettingsInvalid."""
+    return hmac.new(raw_key(key_file), _TOKEN_LABEL, hashlib.sha256).hexdigest()
+
+
+def raw_key(key_file: Path) -> bytes:
+    """The key's bytes. Raises SettingsInvalid."""
     try:
-        raw = base64.urlsafe_b64decode(key_file.read_bytes().strip())
+        return base64.urlsafe_b64decode(key_file.read_bytes().strip())
     except (OSError, binascii.Error, ValueError) as e:
         raise SettingsInvalid(
             f"{key_file} is no platform key ({e}): reports of this node need it; mount it and set platform.key_file"
         ) from e
-    return hmac.new(raw, _TOKEN_LABEL, hashlib.sha256).hexdigest()
 
 
 def node_name(environ: Mapping[str, str]) -> str:

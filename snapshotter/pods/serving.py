@@ -10,6 +10,7 @@ from pathlib import Path
 
 from snapshotter.cuda.holdings import cuda_node
 from snapshotter.cuda.memory import NvidiaSmi
+from snapshotter.grants import Grants
 from snapshotter.launch import BundleStore
 from snapshotter.pods import report, tenants
 from snapshotter.pods.restoring import PodRestores
@@ -37,12 +38,14 @@ async def opened(
     if root is None:
         yield None
         return
-    token = report.platform_token(Path(platform.key_file) if platform.key_file else paths.home / "platform.key")
+    key_file = Path(platform.key_file) if platform.key_file else paths.home / "platform.key"
+    token = report.platform_token(key_file)
+    grants = Grants.of_raw(report.raw_key(key_file))
     controller = controller_address(platform, paths)
     into_pods = PodRestores(snapshots, runtime=runtime, directory=paths.home / "node" / "pods") if restores else None
     async with (
         contextlib.aclosing(NvidiaSmi(environ)) as memory,
-        tenants.opened(Path(root), bundles=bundles, weights=weights, memory=memory, restores=into_pods) as serving,
+        tenants.opened(Path(root), bundles=bundles, weights=weights, memory=memory, restores=into_pods, grants=grants) as serving,
     ):
         reporter = report.Reporter(
             controller,

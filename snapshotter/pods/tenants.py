@@ -16,6 +16,7 @@ from pathlib import Path
 
 from snapshotter.cuda.memory import MemoryReader
 from snapshotter.errands import Errands
+from snapshotter.grants import Grants
 from snapshotter.inotify import DirectoryWatch, watching
 from snapshotter.launch import BundleStore
 from snapshotter.pods.holds import HOLDER_PREFIX, WEIGHTS, Holds, PodWeights
@@ -39,10 +40,18 @@ class Tenants:
     """Owner: the event loop."""
 
     def __init__(
-        self, root: Path, *, bundles: BundleStore, weights: PodWeights, memory: MemoryReader, restores: PodRestores | None = None
+        self,
+        root: Path,
+        *,
+        bundles: BundleStore,
+        weights: PodWeights,
+        memory: MemoryReader,
+        restores: PodRestores | None = None,
+        grants: Grants | None = None,
     ) -> None:
-        """`root`: `snapshotter.pods`; `restores` None: pods boot cold."""
+        """`root`: `snapshotter.pods`; `restores` None: pods boot cold; `grants` None: launch documents have no seals."""
         self._restores = restores
+        self._grants = grants
         self._root = root
         self._bundles = bundles
         self._weights = weights
@@ -68,7 +77,7 @@ class Tenants:
             if name not in self._doors:
                 holds = Holds(directory, bundles=self._bundles, weights=self._weights, errands=self._errands)
                 try:
-                    self._doors[name] = await Door.open(directory, holds, self._memory, self._restores)
+                    self._doors[name] = await Door.open(directory, holds, self._memory, self._restores, self._grants)
                 except OSError as e:
                     _log.error("pods.no_door directory=%s error=%s", directory, e)
 
@@ -124,8 +133,9 @@ class Tenants:
 class Door:
     """One tenant's directory and socket. Owner: the event loop."""
 
-    def __init__(self, directory: Path, holds: Holds, memory: MemoryReader, restores: PodRestores | None) -> None:
+    def __init__(self, directory: Path, holds: Holds, memory: MemoryReader, restores: PodRestores | None, grants: Grants | None) -> None:
         self._restores = restores
+        self._grants = grants
         self._directory = directory
         self._identity = _identity(directory)
         self._memory = memory
@@ -137,9 +147,9 @@ class Door:
         return f"<Door {self._directory} {len(self._tasks)} pods>"
 
     @classmethod
-    async def open(cls, directory: Path, holds: Holds, memory: MemoryReader, restores: PodRestores | None) -> Door:
+    async def open(cls, directory: Path, holds: Holds, memory: MemoryReader, restores: PodRestores | None, grants: Grants | None) -> Door:
         """Listen there, in place of an agent that is gone. Raises OSError."""
-        door = cls(directory, holds, memory, restores)
+        door = cls(directory, holds, memory, restores, grants)
         path = directory / SOCKET
         path.unlink(missing_ok=True)
         door._server = await asyncio.start_unix_server(door._on_pod, path, limit=MAX_LINE_BYTES)
@@ -182,6 +192,7 @@ class Door:
             memory=self._memory,
             own_uid=os.geteuid(),
             restores=self._restores,
+            grants=self._grants,
         )
         self._tasks[task] = line
         try:
@@ -194,12 +205,18 @@ class Door:
 
 @contextlib.asynccontextmanager
 async def opened(
-    root: Path, *, bundles: BundleStore, weights: PodWeights, memory: MemoryReader, restores: PodRestores | None = None
+    root: Path,
+    *,
+    bundles: BundleStore,
+    weights: PodWeights,
+    memory: MemoryReader,
+    restores: PodRestores | None = None,
+    grants: Grants | None = None,
 ) -> AsyncIterator[Tenants]:
     """Serving while the context lasts. Raises OSError when `root` cannot be made or watched."""
     root.mkdir(parents=True, exist_ok=True)
     root.chmod(0o755)
-    tenants = Tenants(root, bundles=bundles, weights=weights, memory=memory, restores=restores)
+    tenants = Tenants(root, bundles=bundles, weights=weights, memory=memory, restores=restores, grants=grants)
     with watching(root) as watch:
         await tenants.look()
         tasks = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pilotlight.seal import PlatformKey
+from snapshotter.grants import KEY_LABEL, Grants
 from tests.fakes.agent_home import REPOSITORY, AgentHome
 from tests.fakes.fake_shim import function_spec
 from tests.fakes.launched_pod import pod
@@ -22,7 +24,7 @@ async def test_the_agent_of_a_node_serves_its_pods(short_tmp: Path, restores: st
     node = short_tmp / "tenants"
     (node / "t-1").mkdir(parents=True)
     key = short_tmp / "key"
-    PlatformKey.load_or_create(key)
+    grants = Grants(PlatformKey.load_or_create(key).derived(KEY_LABEL))
     config = short_tmp / "platform.yaml"
     config.write_text(
         f"platform: {{home: {home.paths.home}, run: {home.paths.run}, key_file: {key}}}\n"
@@ -37,6 +39,7 @@ async def test_the_agent_of_a_node_serves_its_pods(short_tmp: Path, restores: st
         with os.fdopen(readable, "rb") as ready:
             assert await asyncio.to_thread(ready.read, 1) == b"\n"
         with pod({}, function_spec(), bundle=home.bundle, labels={"tenant": "t-1"}, uid=os.geteuid(), node=node / "t-1") as launched:
+            (launched.root / "launch.json").write_text(json.dumps(grants.sealed(launched.launch).to_json()))
             launched.begin()
             said = await asyncio.to_thread(launched.wait_said, "launcher.(boot |refused)")
     finally:

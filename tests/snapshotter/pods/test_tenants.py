@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from snapshotter.bundles import Bundles
+from snapshotter.grants import Grants
 from snapshotter.pods import tenants
 from snapshotter.pods.tenants import Tenants
 from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
@@ -72,10 +73,11 @@ class Node:
         return self.root / "node" / "t-1"
 
     @contextlib.asynccontextmanager
-    async def agent(self) -> AsyncIterator[Tenants]:
+    async def agent(self, grants: Grants | None = None) -> AsyncIterator[Tenants]:
         """Serving."""
         bundles = Bundles(self.root / "home")
-        async with tenants.opened(self.root / "node", bundles=bundles, weights=self.weights, memory=self.memory) as found:
+        root = self.root / "node"
+        async with tenants.opened(root, bundles=bundles, weights=self.weights, memory=self.memory, grants=grants) as found:
             yield found
 
     def launch(self, **changes: Any) -> LaunchSpec:
@@ -365,3 +367,44 @@ async def test_when_half_of_the_startup_clock_is_over_it_goes_on_all_the_same(no
 
     assert message["op"] == "cold"
     assert any("goes on although GPU 0" in why for why in said)
+
+
+async def test_code_in_a_pod_cannot_have_what_it_only_knows_the_digest_of(node: Node) -> None:
+    grants = Grants(b"the key of nodes")
+    written = grants.sealed(with_model(node, MODEL))
+    async with node.agent(grants):
+        for forged in (
+            replace(written, weights=(WeightsMount(name="m0", manifest=OTHER),)),
+            replace(written, memory_bytes=1 << 40),
+            with_model(node, MODEL),
+            Grants(b"another key").sealed(with_model(node, MODEL)),
+        ):
+            answer = await (await node.announce(forged)).hear_last()
+            assert (answer["op"], answer["code"]) == ("refused", "not_admitted")
+        assert not node.weights.held
+
+        assert (await (await node.announce(written)).hear_last())["op"] == "cold"
+
+
+@pytest.mark.parametrize("changes", [{"pod": "a\npods.ready"}, {"pod": "x" * 300}, {"revision": "f-1@v1\n"}, {"revision": ""}])
+async def test_names_that_would_tear_up_our_log_are_refused(node: Node, changes: dict[str, Any]) -> None:
+    async with node.agent():
+        pod = await node.connect()
+        launch = {**node.launch().to_json(), **{key: value for key, value in changes.items() if key == "revision"}}
+        pod.say(op="announce", pod=changes.get("pod", "pod-1"), launch=launch)
+        assert (await pod.hear_last())["code"] == "not_admitted"
+
+
+async def test_a_pod_that_says_ready_without_end_is_logged_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "snapshotter.pods.line")
+    async with node.agent() as agent:
+        pod = await node.announce(node.launch())
+        await pod.hear_last()
+        for _ in range(50):
+            pod.say(op="ready", phases_ms={"x" * 5000: 1})
+        pod.writer.write_eof()
+        async with asyncio.timeout(PATIENCE_S):
+            while agent.lines():
+                await asyncio.sleep(0.01)
+    (said,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("pods.ready")]
+    assert len(said) < 1000

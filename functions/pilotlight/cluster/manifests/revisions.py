@@ -103,6 +103,8 @@ def template(made: RevisionOf) -> dict[str, Any]:
 def config_map(made: RevisionOf) -> Manifest:
     """The launch document, under the revision's name. Raises InvalidInput for one that is too large."""
     lasting = replace(made.launch, secret_variables=(), snapshot=made.spec.snapshot)
+    if made.tenancy.grants is not None:
+        lasting = made.tenancy.grants.sealed(lasting)
     text = json.dumps(lasting.to_json(), sort_keys=True, indent=1, ensure_ascii=False) + "\n"
     if len(text.encode()) > MAX_CONFIG_MAP_BYTES:
         raise InvalidInput(

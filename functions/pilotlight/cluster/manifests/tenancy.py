@@ -18,6 +18,7 @@ from pilotlight.cluster.settings import ClusterSettings
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import TenantRecord
 from pilotlight.quotas import UNLIMITED, Plan
+from snapshotter.grants import Grants
 
 RUNNER = "pilotlight-runner"
 """The service account of function pods: it may do nothing, and no pod gets its token."""
@@ -35,6 +36,7 @@ class Tenancy:
     Attributes:
         uid: as which its pods run.
         given: name of the namespace, in place of the one made of prefix, tenant and environment; None = that.
+        grants: what its launch documents are sealed with; None: they are only looked at, as nodes take none without a seal.
     """
 
     id: str
@@ -44,6 +46,7 @@ class Tenancy:
     settings: ClusterSettings
     plan: Plan = field(default=UNLIMITED)
     given: str | None = None
+    grants: Grants | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, tenant: TenantRecord, *, environment: str, settings: ClusterSettings) -> Tenancy:

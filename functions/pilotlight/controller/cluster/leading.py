@@ -56,6 +56,7 @@ def works(context: Context, cluster: Cluster, election: Election) -> Mapping[str
         cluster,
         store=context.store,
         key=context.key,
+        node_key=context.node_key,
         bell=context.bell,
         statuses=context.statuses,
         may_write=lambda: election.is_leader,

@@ -78,8 +78,14 @@ class Reconciler:
         pace: Pace | None = None,
         wall: Callable[[], float] = time.time,
         may_write: Callable[[], bool] = lambda: True,
+        node_key: PlatformKey | None = None,
     ) -> None:
-        """`may_write`: asked before each write: whether this is still the only controller that leads."""
+        """See the class.
+
+        Args:
+            may_write: asked before each write: whether this is still the only controller that leads.
+            node_key: what launch documents are sealed with for the node agents; None: `key`, which they have then.
+        """
         self._cluster = cluster
         self._store = store
         self._bell = bell
@@ -89,7 +95,7 @@ class Reconciler:
         self._config = KnativeConfig.unknown(cluster.settings.knative_namespace)
         self._seq = 0
         self._loaded = asyncio.Event()
-        self.state = PlatformState(settings=cluster.settings, key=key)
+        self.state = PlatformState(settings=cluster.settings, key=key, node_key=node_key)
         self.work = Work()
         self.mirror = Mirror(cluster, on_change=self._changed)
         self.writer = Writer(cluster, self.mirror, may_write=may_write)

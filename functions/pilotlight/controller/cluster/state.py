@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from pilotlight.cluster.manifests.tenancy import Tenancy
 from pilotlight.cluster.settings import ClusterSettings
@@ -13,6 +14,7 @@ from pilotlight.errors import InvalidInput
 from pilotlight.protocol import FunctionRoute, TenantRecord
 from pilotlight.seal import PlatformKey, SealBroken
 from pilotlight.spec import FunctionSpec, from_json
+from snapshotter.grants import KEY_LABEL, Grants
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +25,9 @@ class PlatformState:
     Keys of work: a function's id, or `<tenant id>/<environment>` for a namespace.
     """
 
-    def __init__(self, *, settings: ClusterSettings, key: PlatformKey) -> None:
+    def __init__(self, *, settings: ClusterSettings, key: PlatformKey, node_key: PlatformKey | None = None) -> None:
+        """`node_key`: the node agents' own; None: they have `key`."""
+        self._grants = Grants((node_key or key).derived(KEY_LABEL))
         self.settings = settings
         self.tenants: dict[str, TenantRecord] = {}
         self.functions: dict[str, FunctionRoute] = {}
@@ -57,7 +61,7 @@ class PlatformState:
     def tenancy(self, tenant: str, environment: str) -> Tenancy | None:
         """A tenant in an environment; None once the tenant is gone. Raises InvalidInput."""
         record = self.tenants.get(tenant)
-        return Tenancy.of(record, environment=environment, settings=self.settings) if record is not None else None
+        return replace(Tenancy.of(record, environment=environment, settings=self.settings), grants=self._grants) if record else None
 
     def secret(self, tenant: str, environment: str, name: str) -> Mapping[str, str]:
         """The variables of a secret. Raises InvalidInput: there is none, or it was sealed with another key."""

@@ -1,0 +1,64 @@
+"""Seals of launch documents."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+
+import pytest
+
+from pilotlight.seal import PlatformKey
+from snapshotter.grants import KEY_LABEL, LABEL, Grants, unsealed
+from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
+
+RAW = bytes(range(32))
+GRANTS = Grants.of_raw(RAW)
+LAUNCH = LaunchSpec(
+    revision=RevisionKey("f-1@v1"),
+    trust_domain="t-1",
+    uid=20000,
+    bundle="b" * 64,
+    image=None,
+    entry={"name": "né", "options": [1, 2.5, None]},
+    weights=(WeightsMount(name="m", manifest="a" * 64),),
+    memory_bytes=1 << 30,
+    cpu=0.5,
+    startup_timeout_s=60.0,
+    labels={"tenant": "t-1"},
+)
+
+
+def test_a_sealed_document_survives_its_way_through_a_file_and_a_launcher() -> None:
+    sent = LaunchSpec.from_json(json.loads(json.dumps(GRANTS.sealed(LAUNCH).to_json(), indent=1, ensure_ascii=False)))
+    assert GRANTS.holds(sent)
+    assert unsealed(sent) == LAUNCH
+    assert GRANTS.sealed(sent) == GRANTS.sealed(LAUNCH)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"uid": 20001},
+        {"bundle": "c" * 64},
+        {"weights": ()},
+        {"memory_bytes": 1 << 40},
+        {"entry": {}},
+        {"snapshot": False},
+        {"env": {"A": "B"}},
+        {"labels": {"tenant": "t-2"}},
+    ],
+)
+def test_whatever_is_changed_breaks_the_seal(change: dict[str, object]) -> None:
+    sealed = GRANTS.sealed(LAUNCH)
+    change = {**change, "labels": {**sealed.labels, **change["labels"]}} if "labels" in change else change  # type: ignore[dict-item]
+    assert not GRANTS.holds(replace(sealed, **change))  # type: ignore[arg-type]
+
+
+def test_no_seal_holds_nothing() -> None:
+    assert not GRANTS.holds(LAUNCH)
+    assert not GRANTS.holds(replace(LAUNCH, labels={LABEL: ""}))
+
+
+def test_the_controllers_key_derives_the_same() -> None:
+    assert Grants(PlatformKey(base64.urlsafe_b64encode(RAW)).derived(KEY_LABEL)).holds(GRANTS.sealed(LAUNCH))
