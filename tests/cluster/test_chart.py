@@ -23,6 +23,7 @@ from pilotlight.quotas import BUILT_IN, Plan
 from scripts import render_kustomize
 from scripts.chart_schema import SECTIONS, schema
 from scripts.render_kustomize import CHART
+from snapshotter.settings import SnapshotterSettings
 from tests.fakes.chart import Object, Rendering, containers, faults, pod_of, refusal, render
 from weight_cache.configuration import WeightCacheSettings
 from weight_cache.settings import PlatformSettings, load, load_each
@@ -34,7 +35,9 @@ EVERYTHING: Mapping[str, Any] = {
     "images": {"controller": "registry.example/c:v1", "activator": f"registry.example/a@{DIGEST}"},
     "imagePullSecrets": ["pull"],
     "config": {
-        "cluster": {"autoscaler": "pilotlight", "runtime_image": f"registry.example/r@{DIGEST}", "knative_namespace": "kn"},
+        "cluster": {
+            "autoscaler": "pilotlight", "runtime_image": f"registry.example/r@{DIGEST}", "knative_namespace": "kn", "restore_into_pods": True,
+        },
         "activator": {"max_body_bytes": 104857600, "traces_sampled": 0.5, "listen": "0.0.0.0:8700"},
         "weight_cache": {"max_bytes": 4000000000000},
         "plans": {"gold": {"concurrent": 5}},
@@ -281,6 +284,7 @@ def test_what_is_given_is_there_as_it_was_given(everything: Rendering, tmp_path:
     assert load(WeightCacheSettings, "weight_cache", file).max_bytes == 4000000000000
     assert load_each(Plan, "plans", file, base=BUILT_IN)["gold"].concurrent == 5
     assert load(ClusterSettings, "cluster", file).node_path == "/mnt/nvme/pilotlight/node"
+    assert load(SnapshotterSettings, "snapshotter", file).restore_into_pods, "the agent does not read section cluster"
 
 
 def test_addresses_are_services_with_certificates_for_their_names(default: Rendering, tmp_path: Path) -> None:
@@ -368,6 +372,12 @@ def test_only_the_node_agent_has_rights_on_its_machine(chart: Rendering) -> None
             assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
 
 
+def test_only_an_agent_that_restores_into_pods_sees_the_nodes_cgroups(everything: Rendering, default: Rendering) -> None:
+    for chart, paths in ((default, {"/var/lib/pilotlight"}), (everything, {"/mnt/nvme/pilotlight", "/sys/fs/cgroup"})):
+        volumes = pod_of(chart.one("DaemonSet", "-node"))["volumes"]
+        assert {volume["hostPath"]["path"] for volume in volumes if "hostPath" in volume} == paths
+
+
 def test_who_has_no_rights_has_no_token(chart: Rendering) -> None:
     bound = {subject["name"] for each in chart.of("RoleBinding", "ClusterRoleBinding") for subject in each["subjects"]}
     for workload in chart.workloads:
@@ -431,6 +441,7 @@ def test_journals_outlive_their_activators(chart: Rendering) -> None:
         ({"config.plans.gold.concurent": 3}, "concurent"),
         ({"tls.mode": "none"}, "tls.mode|/tls/mode"),
         ({"node.hostPath": "relative"}, "node.hostPath|/node/hostPath"),
+        ({"config.cluster.restore_into_pods": True}, r"set node\.privileged and node\.hostPID"),
         ({"tls.mode": "secrets"}, r"tls\.secrets\.\w+: name the secret"),
     ],
 )

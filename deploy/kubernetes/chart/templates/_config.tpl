@@ -31,6 +31,12 @@
 {{- $_ := set $activator "sibling_listen" "0.0.0.0:8710" -}}
 {{- end -}}
 {{- $snapshotter := dict "metrics_listen" "0.0.0.0:8703" "pods" (printf "%s/node" .Values.node.hostPath) -}}
+{{- if .Values.config.cluster.restore_into_pods -}}
+{{- if not (and .Values.node.privileged .Values.node.hostPID) -}}
+{{- fail "config.cluster.restore_into_pods: the node agent enters pods: set node.privileged and node.hostPID" -}}
+{{- end -}}
+{{- $_ := set $snapshotter "restore_into_pods" true -}}
+{{- end -}}
 {{- $weights := dict
     "metrics_listen" "0.0.0.0:8704"
     "peers" (printf "dns:%s-nodes.%s.svc:8720" $name $ns)
