@@ -87,7 +87,7 @@ class Edge:
         """`fleet`: another than the fake one; then that has nothing to do."""
         self.table = empty_table()
         self.fleet = FakeFleet(directory, behaviour)
-        self._instances: Fleet = fleet or self.fleet
+        self.instances: Fleet = fleet or self.fleet
         self._allowance = allowance
         self.ledger = MemoryLedger()
         self.metrics = Metrics()
@@ -97,7 +97,7 @@ class Edge:
         )  # fmt: skip
         self.queue = ProcessQueue(settings.max_queued)
         self.strangers = StrangerLimit(rate_per_s=settings.unauthenticated_per_s)
-        self.scaler = Scaler(table=self.table, fleet=self._instances, make_throttler=self._throttler)
+        self.scaler = Scaler(table=self.table, fleet=self.instances, make_throttler=self._throttler)
         self.handovers = Handovers(throttler_of=self.scaler.throttler_of, finish=self.table.handed_over)
         dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of, may_pay=self.books.check)
         dispatcher.fallbacks = Ladder(routes=self.table, throttler_of=self.scaler.throttler_of)
@@ -143,7 +143,7 @@ class Edge:
     def _throttler(self, target: Target) -> Throttler:
         make = Throttler if target.spec.engine is None else EngineThrottler
         return make(
-            target, fleet=self._instances, queue=self.queue, secret_env=self.table.secret_env, account=self.books.account,
+            target, fleet=self.instances, queue=self.queue, secret_env=self.table.secret_env, account=self.books.account,
             observer=StartsSeen(self.metrics, self.handovers), allowance=self._allowance,
         )  # fmt: skip
 

@@ -101,7 +101,7 @@ async def test_without_the_node_agent_calls_wait_for_a_while_and_then_fall_back_
     edge.add(route_of(spec_of("plain")))
     edge.add(route_of(spec_of("warm")))
     await edge.call("shop/warm:invoke", json={"x": 0})
-    own, edge.fleet = edge.fleet, agentless  # type: ignore[assignment]  # what throttlers are made with from now on
+    own, edge.instances = edge.instances, agentless  # what throttlers are made with from now on
     try:
         waiting = asyncio.create_task(edge.call(json={"x": 1}))
         await until(lambda: edge.queue.waiting == 1)
@@ -117,7 +117,7 @@ async def test_without_the_node_agent_calls_wait_for_a_while_and_then_fall_back_
         assert "the node agent has not answered" in str(problem["detail"])
         assert int(refused.headers["retry-after"]) >= 1
     finally:
-        edge.fleet = own
+        edge.instances = own
         await agentless.aclose()
 
 
