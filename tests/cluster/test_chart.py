@@ -36,7 +36,8 @@ EVERYTHING: Mapping[str, Any] = {
     "imagePullSecrets": ["pull"],
     "config": {
         "cluster": {
-            "autoscaler": "pilotlight", "runtime_image": f"registry.example/r@{DIGEST}", "knative_namespace": "kn", "restore_into_pods": True,
+            "autoscaler": "pilotlight", "runtime_image": f"registry.example/r@{DIGEST}", "knative_namespace": "kn",
+            "restore_into_pods": True,
         },
         "activator": {"max_body_bytes": 104857600, "traces_sampled": 0.5, "listen": "0.0.0.0:8700"},
         "weight_cache": {"max_bytes": 4000000000000},
