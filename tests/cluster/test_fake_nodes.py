@@ -49,11 +49,6 @@ async def knative(short_tmp: Path, real_kubeconfig: Path | None) -> AsyncIterato
     async with FakeKnative(short_tmp, speed=8, grace_s=1) as running:
         running.api.add_namespace("t")
         running.kubelets[0].images.entrypoints["registry.example/a:1"] = [sys.executable, "-c", PROGRAM]
-        async with RawClient(running.kubeconfig) as raw:
-            body = service(initial="0")
-            body["spec"]["template"]["spec"]["containers"][0]["securityContext"] = {"runAsUser": 12345, "runAsGroup": 12345}
-            await raw.apply(f"{SERVICES}/f", body)
-        await until(lambda: condition_of(running.api.get("serving.knative.dev/v1", "Service", "f", "t"), "Ready").get("status") == "True")
         yield running
 
 
@@ -64,12 +59,24 @@ async def http(knative: FakeKnative) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+async def _deploy(knative: FakeKnative, *, least: int = 1) -> None:
+    """`least` 1: there is a pod at any time, however slow the machine is; 0: only while it is called."""
+    body = service(initial="0")
+    template = body["spec"]["template"]
+    template["metadata"]["annotations"]["autoscaling.knative.dev/min-scale"] = str(least)
+    template["spec"]["containers"][0]["securityContext"] = {"runAsUser": 12345, "runAsGroup": 12345}
+    async with RawClient(knative.kubeconfig) as raw:
+        await raw.apply(f"{SERVICES}/f", body)
+    await until(lambda: condition_of(knative.api.get("serving.knative.dev/v1", "Service", "f", "t"), "Ready").get("status") == "True")
+
+
 async def _wake(knative: FakeKnative, http: httpx.AsyncClient) -> httpx.Response:
     headers = {"Knative-Serving-Namespace": "t", "Knative-Serving-Revision": "f-1"}
     return await http.get(f"{knative.wake_url}/", headers=headers)
 
 
 async def _one_pod(knative: FakeKnative) -> Json:
+    await _deploy(knative)
     found = await until(lambda: knative.pods("t", ready=True))
     return found[0]
 
@@ -81,20 +88,24 @@ def _user(knative: FakeKnative) -> Json:
 
 
 async def test_a_wake_starts_a_pod_and_silence_ends_it(knative: FakeKnative, http: httpx.AsyncClient) -> None:
+    await _deploy(knative, least=0)
     answer = await _wake(knative, http)
-    pod = await _one_pod(knative)
-    assert answer.text == f"12345 1 {pod['metadata']['name'][:63]}"
-    slices = knative.api.list("discovery.k8s.io/v1", "EndpointSlice", "t")
-    endpoints = [endpoint for one in slices for endpoint in one["endpoints"]]
-    assert pod["metadata"]["uid"] in [endpoint["targetRef"]["uid"] for endpoint in endpoints]
-    async with RawClient(knative.kubeconfig) as raw:
-        log = await raw.api.call_api(
-            f"/api/v1/namespaces/t/pods/{pod['metadata']['name']}/log", "GET", query_params=[("timestamps", "true")], _preload_content=False
-        )
-        assert (await log.text()).split(" ", 1)[1] == "listens\n"
+    assert answer.text.startswith("12345 1 f-1-deployment-")
     await until(lambda: not knative.pods("t"))
-    scaler = knative.api.get("autoscaling.internal.knative.dev/v1alpha1", "PodAutoscaler", "f-1", "t")
-    assert condition_of(scaler, "Active")["status"] == "False"
+
+
+async def test_a_pod_has_endpoints_and_a_log(knative: FakeKnative) -> None:
+    pod = await _one_pod(knative)
+
+    def known() -> list[str]:
+        slices = knative.api.list("discovery.k8s.io/v1", "EndpointSlice", "t")
+        return [endpoint["targetRef"]["uid"] for one in slices for endpoint in one["endpoints"] if endpoint["conditions"]["ready"]]
+
+    assert await until(known) == [pod["metadata"]["uid"]]
+    path, stamped = f"/api/v1/namespaces/t/pods/{pod['metadata']['name']}/log", [("timestamps", "true")]
+    async with RawClient(knative.kubeconfig) as raw:
+        answer = await raw.api.call_api(path, "GET", query_params=stamped, _preload_content=False)
+        assert (await answer.text()).split(" ", 1)[1] == "listens\n"
 
 
 async def test_a_revision_that_is_not_there_is_not_woken(knative: FakeKnative, http: httpx.AsyncClient) -> None:
@@ -103,7 +114,6 @@ async def test_a_revision_that_is_not_there_is_not_woken(knative: FakeKnative, h
 
 
 async def test_queue_proxy_lets_one_in_and_load_brings_more_pods(knative: FakeKnative, http: httpx.AsyncClient) -> None:
-    await _wake(knative, http)
     pod = await _one_pod(knative)
     base = f"http://{pod['status']['podIP']}"
     held = [asyncio.create_task(http.get(f"{base}:8012/held")) for _ in range(4)]
@@ -115,7 +125,6 @@ async def test_queue_proxy_lets_one_in_and_load_brings_more_pods(knative: FakeKn
 
 
 async def test_a_full_queue_refuses(knative: FakeKnative, http: httpx.AsyncClient) -> None:
-    await _wake(knative, http)
     pod = await _one_pod(knative)
     base = f"http://{pod['status']['podIP']}"
     held = [asyncio.create_task(http.get(f"{base}:8012/held")) for _ in range(12)]
@@ -126,7 +135,6 @@ async def test_a_full_queue_refuses(knative: FakeKnative, http: httpx.AsyncClien
 
 
 async def test_a_deleted_pod_finishes_what_is_in_it(knative: FakeKnative, http: httpx.AsyncClient) -> None:
-    await _wake(knative, http)
     pod = await _one_pod(knative)
     name, base = pod["metadata"]["name"], f"http://{pod['status']['podIP']}"
     held = asyncio.create_task(http.get(f"{base}:8012/held"))
@@ -142,7 +150,6 @@ async def test_a_deleted_pod_finishes_what_is_in_it(knative: FakeKnative, http: 
 
 
 async def test_out_of_memory_is_another_life_of_the_pod(knative: FakeKnative, http: httpx.AsyncClient) -> None:
-    await _wake(knative, http)
     pod = await _one_pod(knative)
     knative.kubelets[0].runner("t", pod["metadata"]["name"]).run_out_of_memory()
     await until(lambda: knative.pods("t") and _user(knative)["restartCount"] == 1)
@@ -151,7 +158,6 @@ async def test_out_of_memory_is_another_life_of_the_pod(knative: FakeKnative, ht
 
 
 async def test_an_evicted_pod_stays_behind_as_failed(knative: FakeKnative, http: httpx.AsyncClient) -> None:
-    await _wake(knative, http)
     pod = await _one_pod(knative)
     knative.kubelets[0].runner("t", pod["metadata"]["name"]).evict("The node was low on resource: memory.")
     failed = await until(lambda: [one for one in knative.pods("t") if one["status"]["phase"] == "Failed"])
@@ -160,6 +166,7 @@ async def test_an_evicted_pod_stays_behind_as_failed(knative: FakeKnative, http:
 
 
 async def test_an_image_that_cannot_be_pulled(knative: FakeKnative, http: httpx.AsyncClient) -> None:
+    await _deploy(knative, least=0)
     missing = knative.kubelets[0].images.missing
     missing["registry.example/a:1"] = "manifest unknown"
     waking = asyncio.create_task(_wake(knative, http))
