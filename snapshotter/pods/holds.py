@@ -112,8 +112,9 @@ class Holds:
             await asyncio.to_thread(staging.sweep, folder)
             for entry in list(folder.iterdir()) if folder.is_dir() else ():
                 if not entry.name.startswith(".") and not self.is_held(kind, entry.name):
-                    await asyncio.to_thread(links.take_away, entry)
-                    swept += 1
+                    held = self._held[kind, entry.name] = _Held()  # a pod that comes for it meanwhile waits for its turn
+                    await self._let_go(kind, entry.name, held)
+                    swept += not held.pods
         return swept
 
     @contextlib.asynccontextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def show(source: Path, target: Path, *, may_copy: bool) -> None:
 def take_away(target: Path) -> None:
     """Remove a tree of links; the files stay whose they are. One that is gone is no error. Raises OSError."""
     if target.is_dir():
-        grave = target.parent / f".tmp-gone-{target.name[:16]}-{os.getpid()}"
+        grave = target.parent / f".tmp-gone-{target.name[:16]}-{secrets.token_hex(4)}"  # in a container every agent has the same pid
         target.rename(grave)
         remove_tree(grave)
 

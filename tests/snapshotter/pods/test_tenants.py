@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from snapshotter.bundles import Bundles
+from snapshotter.errands import Errands
 from snapshotter.grants import Grants
-from snapshotter.pods import tenants
+from snapshotter.pods import links, tenants
+from snapshotter.pods.holds import Holds
 from snapshotter.pods.tenants import Tenants
 from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
 from tests.fakes.bundle import pack
@@ -166,13 +168,14 @@ async def test_what_a_pod_held_is_gone_when_it_is_evicted(node: Node) -> None:
 
 
 async def test_pods_of_one_tenant_share_and_the_last_one_takes_it_away(node: Node) -> None:
-    async with node.agent():
+    async with node.agent() as agent:
         first = await node.announce(with_model(node, MODEL))
         second = await node.announce(with_model(node, MODEL, OTHER))
         for pod in (first, second):
             assert (await pod.hear_last())["op"] == "cold"
         await second.leave()
         await node.wait_shown(f"bundles/{node.bundle}", f"weights/{MODEL}")
+        await agent._errands.aclose()
 
         assert [lease.manifest for lease in node.weights.held.values()] == [MODEL]
         third = await node.announce(with_model(node, MODEL))
@@ -310,7 +313,7 @@ async def test_pods_keep_what_they_hold_over_a_restart_and_what_nobody_comes_for
         assert (await back.hear_last())["op"] == "cold"
         swept = await agent.sweep()
 
-        assert swept == 2  # the links and the lease of OTHER
+        assert swept == 1  # OTHER, and its lease with it
         assert node.shown() == sorted([f"bundles/{node.bundle}", f"weights/{MODEL}"])
         assert [lease.manifest for lease in node.weights.held.values()] == [MODEL]
         assert not (node.tenant / "weights" / ".tmp-half").exists()
@@ -408,3 +411,29 @@ async def test_a_pod_that_says_ready_without_end_is_logged_once(node: Node, capl
                 await asyncio.sleep(0.01)
     (said,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("pods.ready")]
     assert len(said) < 1000
+
+
+async def test_a_sweep_never_takes_away_what_a_pod_is_just_given(node: Node) -> None:
+    bundles = Bundles(node.root / "home")
+    for _ in range(10):
+        leftover = node.tenant / "bundles" / node.bundle
+        leftover.mkdir(parents=True)
+        errands = Errands()
+        holds = Holds(node.tenant, bundles=bundles, weights=node.weights, errands=errands)
+        sweep = asyncio.create_task(holds.sweep())
+        while not holds.is_held("bundles", node.bundle) and not sweep.done():
+            await asyncio.sleep(0)
+        async with holds.code(node.bundle, [].append):
+            await sweep
+            assert (leftover / "app.py").exists()
+        await errands.aclose()
+        assert not leftover.exists()
+
+
+def test_a_tree_is_taken_away_beside_what_a_killed_agent_of_the_same_number_left(short_tmp: Path) -> None:
+    target = short_tmp / "bundles" / ("b" * 64)
+    for place in (target, target.parent / f".tmp-gone-{target.name[:16]}-{os.getpid()}"):
+        place.mkdir(parents=True)
+        (place / "file").touch()
+    links.take_away(target)
+    assert not target.exists()
