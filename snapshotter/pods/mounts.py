@@ -7,6 +7,7 @@ helper that enters pods, as root; standard library only.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import stat
 from collections.abc import Sequence
@@ -56,6 +57,7 @@ def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int) -> 
         held: (descriptor of `take`, name below the tree's root).
         writable_bytes: of each of its temporary file systems.
     """
+    demand_places()
     options = f"size={writable_bytes}"
     tree.mount("tmpfs", "/run", "tmpfs", _NOSUID | _NODEV, f"{options},mode=755")
     for fd, name in held:
@@ -70,6 +72,17 @@ def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int) -> 
     for shared in ("/tmp", "/var/tmp"):
         if os.path.isdir(shared):
             tree.mount(f"{tree.ROOT}/tmp", shared, None, _BIND)
+
+
+def demand_places(root: str = "/") -> None:
+    """Raise OSError where one of the places that are mounted over leads elsewhere.
+
+    An image is its user's. A link could be pointed at another directory between our mount and CRIU's start, which is root's.
+    """
+    for place in ("run", "dev/shm", "tmp", "var/tmp"):
+        path = os.path.join(root, place)
+        if os.path.realpath(path) != os.path.join(os.path.realpath(root), place):
+            raise OSError(errno.ELOOP, f"{path} is a symbolic link in this pod's image: it is no place to restore into")
 
 
 def _checked(result: int, what: str) -> int:

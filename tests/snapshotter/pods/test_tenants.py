@@ -414,6 +414,7 @@ async def test_a_pod_that_says_ready_without_end_is_logged_once(node: Node, capl
 
 
 async def test_a_sweep_never_takes_away_what_a_pod_is_just_given(node: Node) -> None:
+    said: list[str] = []
     bundles = Bundles(node.root / "home")
     for _ in range(10):
         leftover = node.tenant / "bundles" / node.bundle
@@ -423,7 +424,7 @@ async def test_a_sweep_never_takes_away_what_a_pod_is_just_given(node: Node) -> 
         sweep = asyncio.create_task(holds.sweep())
         while not holds.is_held("bundles", node.bundle) and not sweep.done():
             await asyncio.sleep(0)
-        async with holds.code(node.bundle, [].append):
+        async with holds.code(node.bundle, said.append):
             await sweep
             assert (leftover / "app.py").exists()
         await errands.aclose()
