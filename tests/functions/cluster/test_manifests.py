@@ -187,7 +187,7 @@ def test_a_function_without_a_network_reaches_nothing() -> None:
 def test_nobody_reaches_the_clouds_metadata_or_other_pods() -> None:
     (out,) = (one for one in hello() if one["metadata"]["name"] == "pilotlight-out")
     (four,) = (to["ipBlock"] for rule in out["spec"]["egress"] for to in rule["to"] if to.get("ipBlock", {}).get("cidr") == "0.0.0.0/0")
-    for network in ("169.254.0.0/16", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"):
+    for network in ("169.254.0.0/16", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "168.63.129.16/32", "192.0.0.0/24"):
         assert network in four["except"]
 
 

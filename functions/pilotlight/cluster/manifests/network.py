@@ -30,13 +30,18 @@ _NOT_PUBLIC_4 = (
     "10.0.0.0/8",
     "100.64.0.0/10",
     "127.0.0.0/8",
+    "168.63.129.16/32",
     "169.254.0.0/16",
     "172.16.0.0/12",
+    "192.0.0.0/24",
     "192.168.0.0/16",
-    "224.0.0.0/4",
+    "198.18.0.0/15",
+    "224.0.0.0/3",
 )
 _NOT_PUBLIC_6 = ("::1/128", "fc00::/7", "fe80::/10", "ff00::/8")
-"""Special-purpose addresses (RFC 6890, RFC 4193, RFC 6598), metadata services (169.254.169.254, fd00:ec2::254) among them."""
+"""Special-purpose addresses (RFC 6890, RFC 4193, RFC 6598), metadata services (169.254.169.254, 192.0.0.192, fd00:ec2::254) among them, and
+240.0.0.0/4, of which some clusters give their pods addresses. 168.63.129.16 looks public: it is where Azure's machines get what they are
+started with (learn.microsoft.com/azure/virtual-network/what-is-ip-address-168-63-129-16)."""
 
 
 def policies(namespace: str, *, labels: Mapping[str, str], settings: ClusterSettings) -> list[Manifest]:
