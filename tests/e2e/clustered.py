@@ -49,7 +49,10 @@ class ClusterUnderTest:
 
     def wait_zero(self, function: str) -> None:
         """Until its last pod is gone."""
-        wait_for(lambda: not self.pods(function), f"{function} to be at zero")
+        try:
+            wait_for(lambda: not self.pods(function), f"{function} to be at zero")
+        except AssertionError as e:
+            raise AssertionError(f"{e}\n{self.story()}") from e
 
     def annotate(self, path: str, name: str, value: str | None) -> None:
         """Set an annotation of the object at a path."""
@@ -78,6 +81,14 @@ class ClusterUnderTest:
     def go_away(self, seconds: float) -> None:
         """The API server, with everything that is connected to it cut."""
         self.api.post("/-/away", json={"seconds": seconds}).raise_for_status()
+
+    def story(self) -> str:
+        """What the cluster and its platform say of themselves, for a failure's message."""
+        lines = [(self.directory / "cluster.log").read_text(errors="replace")[-3000:], self.platform.log_tails()]
+        pods = self.api.get("/api/v1/pods").json()["items"]
+        lines += [f"--- {pod['metadata']['name']} {json.dumps(pod['status'])}" for pod in pods]
+        lines += [f"--- {file}\n{file.read_text(errors='replace')[-1000:]}" for file in self.directory.glob("node-*/*/log")]
+        return "\n".join(lines)
 
     def is_up(self) -> bool:
         """Whether the API server answers."""
