@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from activator.doorstep import tcp_address
@@ -21,6 +20,7 @@ from activator.knative import verdict
 from activator.knative.access import Access
 from activator.knative.claims import Claims, ClaimsUnreachable
 from activator.knative.demand import Summons
+from activator.knative.holding import Held, Waiting
 from activator.knative.limits import WithoutNodes
 from activator.knative.pods import Pod, Pods
 from activator.knative.ready import Readiness, Ready
@@ -44,24 +44,6 @@ RUNNING_S = 0.5
 """Between looks whether the last calls of a pod have ended, before it is given back."""
 ADOPT_S = 10.0
 """After a restart: how long what the cluster has is waited for, before this says that it is away."""
-
-
-@dataclass(slots=True)
-class _Held:
-    """A pod of ours. `is_told`: that it ends was said; `is_lost`: another activator has it."""
-
-    pod: Pod
-    instance: InstanceId
-    is_told: bool = False
-    is_lost: bool = False
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """Starts of one revision; they look for pods one after the other."""
-
-    starts: int = 0
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class KnativeFleet(WithoutNodes):
@@ -92,13 +74,14 @@ class KnativeFleet(WithoutNodes):
         self._port = port
         self._grace_s = grace_s
         self._clock = clock
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, Held] = {}
         self._by_instance: dict[str, str] = {}
         self._crashes: dict[str, tuple[float, errors.StartFailed]] = {}
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, Waiting] = {}
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_heard = True
+        self._is_taken_back = False
         self.on_given_back: Callable[[Pod], None] = lambda _: None
         self.readiness = Readiness(port=port, on_ready=lambda pod: pods.ring(pod.key), clock=clock)
         pods.listener = self._changed
@@ -116,7 +99,7 @@ class KnativeFleet(WithoutNodes):
         if (life := self._by_instance.get(instance_id)) is not None:
             return self._info(target, self._held[life].pod, instance_id, StartKind.WARM, {})
         began = self._clock()
-        waiting = self._waiting.setdefault(target.key, _Waiting())
+        waiting = self._waiting.setdefault(target.key, Waiting())
         waiting.starts += 1
         try:
             async with asyncio.timeout(target.launch.startup_timeout_s):
@@ -190,7 +173,7 @@ class KnativeFleet(WithoutNodes):
             return self._mine(target, found, instance_id, began, asked_at, was_others=life in others)
 
     def _mine(self, target: Target, pod: Pod, instance_id: InstanceId, began: float, asked_at: float, *, was_others: bool) -> InstanceInfo:
-        self._held[pod.life] = _Held(pod, instance_id)
+        self._held[pod.life] = Held(pod, instance_id)
         self._by_instance[instance_id] = pod.life
         now = self._clock()
         ready = self.readiness.of(pod.life) or Ready(start_kind=StartKind.COLD)
@@ -238,17 +221,17 @@ class KnativeFleet(WithoutNodes):
         if life is None or held is None:
             return
         held.is_told = True
-        if held.is_lost or held.pod.is_ending:
-            pass  # its end, or its calls, are another's matter
-        elif await self._is_idle(held, grace_s):
+        is_idle = await self._is_idle(held, grace_s)
+        if is_idle:
             self.on_given_back(held.pod)
-        else:
+        elif is_idle is False:
             await self._delete(held.pod)
         await self._let_go(life)
 
-    async def _is_idle(self, held: _Held, grace_s: float) -> bool:
+    async def _is_idle(self, held: Held, grace_s: float) -> bool | None:
+        """Whether its calls have ended, waited for; None: its end, or its calls, are another's matter."""
         until = self._clock() + grace_s
-        while self.pods.alive(held.pod.life) is not None:
+        while not (held.is_lost or held.pod.is_ending) and self.pods.alive(held.pod.life) is not None:
             running = await self.readiness.running(held.pod)
             if running is None:
                 self.readiness.forget(held.pod.life)  # whoever wants it next has it answer first
@@ -257,7 +240,7 @@ class KnativeFleet(WithoutNodes):
             if self._clock() >= until:
                 return False
             await asyncio.sleep(RUNNING_S)
-        return True
+        return None
 
     async def _delete(self, pod: Pod) -> None:
         log.warning("pod deleted, its calls do not end pod=%s/%s", pod.namespace, pod.name)
@@ -323,7 +306,10 @@ class KnativeFleet(WithoutNodes):
             await self.state()
 
     async def state(self) -> None:
-        """One beat. What others took while we were away gets no more calls here."""
+        """One beat. What others took while we were away gets no more calls here. Before what was ours is known again nothing is stated:
+        it would be given up by that."""
+        if not self._is_taken_back:
+            return
         try:
             lost = await self._claims.state()
         except ClaimsUnreachable as e:
@@ -332,8 +318,11 @@ class KnativeFleet(WithoutNodes):
         self._is_heard = True
         for life in lost:
             held = self._held.get(life)
-            if held is not None and not held.is_told:
-                held.is_told = held.is_lost = True
+            if held is None:
+                continue
+            held.is_lost = True
+            if not held.is_told:
+                held.is_told = True
                 log.warning("another activator took a pod of ours instance=%s pod=%s", held.instance, held.pod.name)
                 self._tell("instance_stopping", held.instance, "lost", "another activator owns its pod")
 
@@ -350,7 +339,7 @@ class KnativeFleet(WithoutNodes):
                 await self.pods.synced.wait()
         except TimeoutError as e:
             raise errors.AgentUnavailable("the cluster's API server does not answer: its pods are not known yet") from e
-        if not self._held:
+        if not self._is_taken_back:
             await self._take_back()
         infos = []
         for held in list(self._held.values()):
@@ -367,12 +356,15 @@ class KnativeFleet(WithoutNodes):
             claims = await self._claims.mine()
         except ClaimsUnreachable as e:
             raise errors.AgentUnavailable(str(e)) from e
+        self._is_taken_back = True
         for claim in claims:
+            if claim.life in self._held:
+                continue  # a start has it by now
             pod = self.pods.alive(claim.life)
             if pod is None or pod.ip is None:
                 await self._claims.release(claim.life)
             else:
-                self._held[claim.life] = _Held(pod, InstanceId(claim.instance))
+                self._held[claim.life] = Held(pod, InstanceId(claim.instance))
                 self._by_instance[claim.instance] = claim.life
 
     def most_of(self, key: str) -> int | None:

@@ -86,7 +86,11 @@ class Readiness:
             return
         task = asyncio.create_task(self._ask(pod), name=f"is {pod.name} ready")
         self._asking[pod.life] = task
-        task.add_done_callback(lambda _: self._asking.pop(pod.life, None))
+        task.add_done_callback(lambda done: self._asked(pod.life, done))
+
+    def _asked(self, life: str, task: asyncio.Task[None]) -> None:
+        if self._asking.get(life) is task:  # one that was left ends later than the next one begins
+            del self._asking[life]
 
     def leave(self, life: str) -> None:
         """Nobody waits for it any more."""

@@ -315,6 +315,7 @@ async def test_without_what_activators_share_nothing_is_claimed_and_what_is_ours
 
     claims = Mute(member="a-0")
     target, fleet = world.target(), await world.fleet(claims=claims)
+    await fleet.adopt()
     await world.maker.up(target)
     first = await world.start(fleet, target, 1)
     claims.is_mute = True
@@ -332,6 +333,7 @@ async def test_a_pod_that_another_activator_took_gets_no_more_calls_and_is_not_t
     living = {"a-0", "a-1"}
     board = ClaimBoard(lambda: living)
     one, two = [await world.fleet(member, ProcessClaims(board, member=member)) for member in ("a-0", "a-1")]
+    await one.adopt()
     target = world.target()
     pod = await world.maker.up(target)
     mine = await world.start(one, target, 1)
@@ -347,3 +349,42 @@ async def test_a_pod_that_another_activator_took_gets_no_more_calls_and_is_not_t
     assert stored is not None
     assert "deletionTimestamp" not in stored["metadata"], "its calls are the other's"
     assert [info.id for info in await two.adopt()] == [InstanceId(f"i-{2:016x}")]
+
+
+async def test_a_pod_that_another_takes_while_its_last_calls_are_waited_for_is_not_touched_either(world: World) -> None:
+    living = {"a-0", "a-1"}
+    board = ClaimBoard(lambda: living)
+    one, two = [await world.fleet(member, ProcessClaims(board, member=member)) for member in ("a-0", "a-1")]
+    await one.adopt()
+    given_back: list[str] = []
+    one.on_given_back = lambda pod: given_back.append(pod.name)
+    target = world.target()
+    pod = await world.maker.up(target)
+    mine = await world.start(one, target, 1)
+    pod.running = 3
+    probes = pod.probes
+    stopping = asyncio.create_task(one.stop(mine.id, grace_s=600.0))
+    await world.until(lambda: pod.probes > probes)
+    living.discard("a-0")
+    await world.start(two, target, 2)
+    living.add("a-0")
+    await one.state()
+    await stopping
+    stored = world.server.get("v1", "Pod", pod.name, pod.namespace)
+    assert stored is not None
+    assert "deletionTimestamp" not in stored["metadata"]
+    assert given_back == []
+    assert [info.id for info in await two.adopt()] == [InstanceId(f"i-{2:016x}")]
+
+
+async def test_nothing_is_stated_before_what_was_ours_is_ours_again(world: World) -> None:
+    target, board = world.target(), ClaimBoard(lambda: ("a-0",))
+    before = await world.fleet("a-0", ProcessClaims(board, member="a-0"))
+    pod = await world.maker.up(target)
+    info = await world.start(before, target, 1)
+
+    after = await world.fleet("a-0", ProcessClaims(board, member="a-0"))
+    await world.until(lambda: after.pods.of(target.key))
+    await after.state()
+
+    assert [(one.id, one.socket) for one in await after.adopt()] == [(info.id, f"tcp:{pod.ip}:8012")]
