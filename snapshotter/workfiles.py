@@ -183,7 +183,7 @@ def unpack(fd: int, roots: dict[str, str] = ROOTS) -> int:
                 for name, info in reversed(later):
                     _stamp(name, info, roots)
                 return archive.offset
-        except (tarfile.TarError, EOFError, UnicodeError) as e:
+        except (tarfile.TarError, EOFError, ValueError) as e:
             raise BadArchive(f"the slot's files cannot be read: {e}") from e
 
 
