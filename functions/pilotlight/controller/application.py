@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hmac
 import re
 import time
 from collections.abc import Mapping
@@ -50,12 +51,14 @@ from pilotlight.controller.audit import coming_from
 from pilotlight.controller.context import Context
 from pilotlight.controller.idempotency import Idempotency
 from pilotlight.controller.metrics import Metrics
-from pilotlight.protocol import CONTENT_PROBLEM, HEADER_REQUEST_ID, new_call_id
+from pilotlight.protocol import CONTENT_PROBLEM, HEADER_PLATFORM_TOKEN, HEADER_REQUEST_ID, new_call_id
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Of a request that is read whole, which happens before anybody looks at its key: weights of ten thousand files are some MB."""
-_STREAMED = ("/v1/blobs/", "/internal/")
-"""Paths whose bodies are bounded elsewhere: streamed to disk, or our own processes' alone (the activator passes none of them on)."""
+_STREAMED = "/v1/blobs/"
+"""Paths whose bodies are bounded elsewhere: streamed to disk."""
+_INTERNAL = "/internal/"
+"""Paths of our own processes (the activator passes none of them on): who shows the platform's token may say as much as it has to."""
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}\Z")
 _PROBLEM_SCHEMA = {
     "type": "object",
@@ -121,7 +124,7 @@ def build(context: Context) -> ASGIApp:
         app.router.routes.extend(router.routes)  # as they are: an included one is taken apart again, half a second for all of them
     app.add_api_route("/healthz", _healthz, methods=["GET"], tags=["health"])
     app.openapi = _document  # type: ignore[method-assign]
-    return _Edge(Idempotency(app, context), context.metrics)
+    return _Edge(Idempotency(app, context), context.metrics, token=context.key.token)
 
 
 def _application() -> FastAPI:
@@ -191,9 +194,16 @@ class _Edge:
     And tells the audit log where the request came from.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, *, token: str) -> None:
         self._app = app
         self._metrics = metrics
+        self._token = token.encode()
+
+    def _is_unbounded(self, path: str, headers: Mapping[bytes, bytes]) -> bool:
+        """Bodies are read before a route's own checks: node agents, and whoever has a certificate only, are bounded like callers."""
+        if path.startswith(_INTERNAL):
+            return hmac.compare_digest(headers.get(HEADER_PLATFORM_TOKEN.encode(), b""), self._token)
+        return path.startswith(_STREAMED)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -214,4 +224,4 @@ class _Edge:
             await send(message)
 
         with coming_from(_came_from(scope, headers)):
-            await self._app(scope, receive if scope["path"].startswith(_STREAMED) else _bounded(receive), marked)
+            await self._app(scope, receive if self._is_unbounded(scope["path"], headers) else _bounded(receive), marked)

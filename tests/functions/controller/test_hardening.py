@@ -184,13 +184,18 @@ async def _endless(seen: list[int]) -> AsyncIterator[bytes]:
 
 @pytest.mark.parametrize(
     "path, kind",
-    [("/v1/keys", "application/json"), ("/dashboard/login", "application/x-www-form-urlencoded"), ("/v1/budgets/b-1:test", "text/plain")],
+    [
+        ("/v1/keys", "application/json"),
+        ("/dashboard/login", "application/x-www-form-urlencoded"),
+        ("/v1/budgets/b-1:test", "text/plain"),
+        ("/internal/nodes", "application/json"),
+    ],
 )
 async def test_a_body_without_end_is_not_kept_in_memory(controller: Controller, path: str, kind: str) -> None:
     seen: list[int] = []
     async with controller.client(None) as stranger:
         answer = await stranger.post(path, content=_endless(seen), headers={"content-type": kind})
-    assert answer.status_code in (400, 401, 413), answer.text
+    assert answer.status_code in (400, 401, 403, 413), answer.text
     assert sum(seen) < application.MAX_BODY_BYTES + (2 << 20)
 
 
