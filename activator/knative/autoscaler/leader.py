@@ -87,6 +87,7 @@ class Leader:
         self._spec_of = spec_of_function
         self._clock, self._wall = clock, wall
         self._tick_s = tick_s
+        self._settle_s = settle_s
         self._may_shrink_at = clock() + settle_s
         self._roll = Roll()
         self._scales: dict[Place, RevisionScale] = {}
@@ -94,6 +95,7 @@ class Leader:
         self._written: dict[Place, tuple[int, float]] = {}
         self._latest = Latest()
         self._looks: set[asyncio.Task[None]] = set()
+        self._soon: set[Place] = set()
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self.autoscalers = Reflector(
             cluster, POD_AUTOSCALER, selector=selector, on_change=self._changed,
@@ -154,7 +156,10 @@ class Leader:
                 self._forget(place)
 
     def _look_soon(self, place: Place) -> None:
-        self._keep(self.look(place), f"look at {place[1]}")
+        """One look that has not begun sees whatever happens until it begins: no second one stands behind it."""
+        if place not in self._soon:
+            self._soon.add(place)
+            self._keep(self.look(place), f"look at {place[1]}")
 
     def _keep(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
@@ -177,12 +182,15 @@ class Leader:
 
     # -- what activators say ------------------------------------------------------------------------------------------
     async def hear(self) -> None:
-        """Read what they said last; who cannot be read was silent."""
+        """Read what they said last; who cannot be read was silent. When all were, who speaks first is not all there are: it is listened
+        as at the beginning."""
         try:
             self._roll.take(await self._board.read(), self._clock())
         except BoardUnreachable as e:
             log.warning("what activators want is not known error=%s", e)
         self._roll.forget_gone(self._clock())
+        if self._roll.is_empty:
+            self._may_shrink_at = self._clock() + self._settle_s
 
     def record(self) -> None:
         """A second's loads into the windows."""
@@ -197,6 +205,7 @@ class Leader:
     async def look(self, place: Place) -> None:
         """Decide on one revision and write what differs. What the cluster refuses is tried again at the next look."""
         async with self._locks.setdefault(place, asyncio.Lock()):
+            self._soon.discard(place)
             item = self._latest.of(POD_AUTOSCALER, place, self.autoscalers.get(place[1], place[0]))
             if item is None or not podautoscalers.is_ours(item) or not self._election.is_leader:
                 return

@@ -63,6 +63,11 @@ class Roll:
         """Members that were silent for too long."""
         self._last = {member: (said_at, posted) for member, (said_at, posted) in self._last.items() if now - said_at < GONE_S}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody was heard for as long as a membership lasts."""
+        return not self._last
+
     def is_whole(self, now: float) -> bool:
         """Whether anybody is there, and all who are were heard of late."""
         return bool(self._last) and all(now - said_at <= SILENT_S for said_at, _ in self._last.values())

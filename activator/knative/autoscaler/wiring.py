@@ -94,6 +94,8 @@ class Autoscaler:
                 await self._stand(cluster)
             except ClusterError as e:
                 log.warning("no autoscaler here error=%s", e)
+            except (AttributeError, LookupError, TypeError, ValueError):
+                log.critical("the autoscaler broke: calls go on, and another may lead", exc_info=True)
             await asyncio.sleep(AGAIN_S)
 
     async def _stand(self, cluster: Cluster) -> None:

@@ -340,6 +340,37 @@ async def test_a_board_that_lost_its_memory_shrinks_nothing(rig: Rig) -> None:
     assert revision.replicas == 2
 
 
+async def test_after_all_were_silent_who_speaks_first_is_not_taken_for_all(rig: Rig) -> None:
+    revision = ScaledRevision(rig.server).made(replicas=3)
+    leader = await led(rig, revision, settle_s=15.0)
+    await rig.other.post({revision.key: Load(held={f"p-{n}": 1 for n in range(3)}, in_flight=3, concurrency=3.0)})
+    await told(rig, leader, revision, replicas=3, ready=3)
+    await rig.passes(leader, revision, 16)
+    assert revision.replicas == 3
+    rig.wall.statements.clear()  # what activators share is away
+    rig.now += 20.0
+    await leader.hear()
+    await rig.one.post({})
+    await rig.passes(leader, revision, 14)
+    assert revision.replicas == 3
+    await rig.passes(leader, revision, 140)
+    await rig.until(lambda: revision.replicas == 0)
+
+
+async def test_however_often_it_is_poked_looks_do_not_queue(rig: Rig) -> None:
+    revision = ScaledRevision(rig.server).made(replicas=1)
+    leader = await led(rig, revision)
+    place = ("fn-acme", revision.name)
+    await rig.until(lambda: not leader._looks)
+    async with leader._locks[place]:
+        for _ in range(50):
+            leader._look_soon(place)
+        assert len(leader._looks) <= 2
+    await rig.until(lambda: not leader._looks)
+    leader._look_soon(place)
+    assert len(leader._looks) == 1, "the next poke is looked at again"
+
+
 async def test_what_a_dead_activator_held_is_free_once_it_is_no_member_any_more(rig: Rig) -> None:
     revision = ScaledRevision(rig.server).made(replicas=1)
     rig.specs[revision.key] = spec_of(scaling=AUTO)

@@ -149,3 +149,24 @@ async def test_from_a_poke_to_the_scale_there_is_one_request_and_no_tick(activat
     asked = [one for one in activators.server.requests if one.resource != LEASE.resource]
     assert (asked[0].verb, asked[0].subresource) == ("patch", "scale")
     print(f"poke to PATCH: {(asked[0].at - began) * 1000:.0f} ms")
+
+
+async def test_a_defect_of_the_autoscaler_does_not_end_its_activator(
+    connection: tuple[ApiServer, Connection], caplog: pytest.LogCaptureFixture
+) -> None:
+    server, reached = connection
+
+    class Broken(Connection):
+        async def connected(self) -> Cluster:
+            if self.failures:
+                self.failures -= 1
+                raise KeyError("scaleTargetRef")
+            return self.cluster
+
+    broken = Broken(reached.cluster)
+    broken.failures = 1
+    async with AsyncExitStack() as closing:
+        activators = Activators(server, broken, None, closing)
+        alone = await activators.one("a-0")
+        await activators.until(lambda: alone.leader is not None)
+    assert "the autoscaler broke" in caplog.text
