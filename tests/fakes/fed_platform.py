@@ -65,6 +65,10 @@ class FedPlatform:
         """A secret's values."""
         self._feed((feed.SECRET, f"{tenant}/{environment}/{name}", self.key.seal(json.dumps(dict(values)))))
 
+    def no_secret(self, name: str, *, tenant: str = ACME.id, environment: str = "main") -> None:
+        """The secret is gone."""
+        self._feed((feed.SECRET, f"{tenant}/{environment}/{name}", None))
+
     def _feed(self, *changes: tuple[str, str, Any]) -> None:
         with self.store.write() as write:
             for kind, key, value in changes:

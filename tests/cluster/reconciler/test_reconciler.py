@@ -198,6 +198,25 @@ async def test_secrets_are_written_by_their_values_and_follow_them(bench: Bench)
         await bench.until(lambda: value() == "two")
 
 
+async def test_a_secret_that_was_deleted_leaves_no_values_in_the_cluster(bench: Bench) -> None:
+    def names_of_secrets() -> list[str]:
+        return [item["metadata"]["name"] for item in bench.server.list("v1", "Secret", "fn-acme")]
+
+    bench.platform.tenant()
+    for name in ("api", "other"):
+        bench.platform.secret(name, {"TOKEN": "one"})
+    bench.platform.function(spec(secrets=("api", "other")))
+    async with bench.running():
+        await bench.until_phase("ready")
+        bench.server.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "theirs", "namespace": "fn-acme"}})
+        bench.platform.no_secret("api")
+        await bench.until(lambda: sorted(names_of_secrets()) == ["secret-other", "theirs"])
+        await bench.until_quiet()
+    bench.platform.no_secret("other")
+    async with bench.running():  # and of one that was deleted while nobody looked
+        await bench.until(lambda: names_of_secrets() == ["theirs"])
+
+
 async def test_a_secret_that_is_missing_is_told_with_the_way_to_one(bench: Bench) -> None:
     bench.platform.tenant()
     bench.platform.function(spec(secrets=("api",)))

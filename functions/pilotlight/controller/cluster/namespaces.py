@@ -28,11 +28,19 @@ class Namespaces:
         if tenancy is not None:
             if place in self._state.places():
                 await self.ensure(tenancy)
+            await self._forget_secrets(place)
             return
         async with self._locks[place]:
             for item in self._mirror.items(kinds.NAMESPACE):
                 if item["metadata"].get("annotations", {}).get(names.PATH) == place:
                     await self._writer.remove(kinds.NAMESPACE, item)
+
+    async def _forget_secrets(self, place: str) -> None:
+        """Values that the platform does not hold any more are not kept in the cluster either."""
+        for item in list(self._mirror.items(kinds.SECRET)):
+            path = item["metadata"].get("annotations", {}).get(names.PATH, "")
+            if path.startswith(f"{place}/") and not self._state.has_secret(path):
+                await self._writer.remove(kinds.SECRET, item)
 
     async def ensure(self, tenancy: Tenancy) -> None:
         """The namespace and what is in it besides functions. Raises ClusterError."""

@@ -63,6 +63,10 @@ class PlatformState:
         record = self.tenants.get(tenant)
         return replace(Tenancy.of(record, environment=environment, settings=self.settings), grants=self._grants) if record else None
 
+    def has_secret(self, path: str) -> bool:
+        """`<tenant id>/<environment>/<name>`: whether the platform holds it."""
+        return path in self._sealed
+
     def secret(self, tenant: str, environment: str, name: str) -> Mapping[str, str]:
         """The variables of a secret. Raises InvalidInput: there is none, or it was sealed with another key."""
         sealed = self._sealed.get(f"{tenant}/{environment}/{name}")
@@ -118,7 +122,7 @@ class PlatformState:
             self._sealed.pop(path, None)
         tenant, environment, name = path.split("/", 2)
         there = (route for route in self.functions.values() if (route.tenant, route.environment) == (tenant, environment))
-        return {route.id for route in there if name in secrets_of(route)}
+        return {f"{tenant}/{environment}", *(route.id for route in there if name in secrets_of(route))}
 
 
 def secrets_of(route: FunctionRoute) -> list[str]:
