@@ -102,8 +102,9 @@ TRACES_PATH = "/internal/traces"
 """`POST {"activator": id, "traces": [...]}` → `{"accepted": n}`: traces that were kept."""
 DUE_PATH = "/internal/due"
 """`GET ?activator=<id>&wait_s=<s>` → `{"calls": [...]}`: submitted calls that the control plane began (schedules, dead letters sent again),
-claimed for this activator; `POST {"activator": id, "ids": [...]}` says that they are in its journal. `PUT {"activator": id, "calls": [...]}`
-→ `{"accepted": n}`: calls that an activator which is gone for good had not finished, as its journal holds them: others run them."""
+claimed for this activator; `POST {"activator": id, "ids": [...]}` says that they are in its journal.
+`PUT {"activator": id, "calls": [...]}` gives back what an activator that is gone for good had not finished, as its journal holds them:
+others run them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
