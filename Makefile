@@ -38,7 +38,7 @@ vllm: ## install the real vLLM for CPUs (2.5 GB) into the home, for app.vllm(…
 
 bench: $(STAMP) ## every benchmark; BENCH_ARGS="--peers" instead of --quick for the long run beside other servers
 	@scripts/install-system-packages bench
-	@set -e; for name in gateway cold_start burst density weights tenancy; do $(VENV)/bin/python -m benchmarks.$$name $(BENCH_ARGS); done
+	@set -e; for name in gateway cold_start burst density weights tenancy traffic batching fleet autoscaler_sim; do $(VENV)/bin/python -m benchmarks.$$name $(BENCH_ARGS); done
 
 demo: $(STAMP) ## start the platform, deploy a model, call it from zero, show the bill; KEEP=1 leaves it running
 	@$(VENV)/bin/python scripts/demo.py $(if $(KEEP),--keep)
