@@ -99,8 +99,18 @@ class Mirror:
                 if written is not None and (change.type == "DELETED" or not is_older(change.object, written)):
                     del self._written[at]
             self._on_change(kind, change)
+            if change.type == "SYNCED":
+                self._miss(kind)
 
         return changed
+
+    def _miss(self, kind: Kind) -> None:
+        """What was written and is not in a whole listing was deleted while the watch was cut: it would be told by nobody. Should the
+        listing be the older one, what is there is looked at once more."""
+        for at, item in [(at, item) for at, item in self._written.items() if at[0] == kind]:
+            if self._reflectors[kind].get(at[2], at[1] or None) is None:
+                del self._written[at]
+                self._on_change(kind, Change("DELETED", item))
 
 
 def is_older(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
