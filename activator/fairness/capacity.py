@@ -80,6 +80,8 @@ class Capacity:
         """
         self._drop(ask.id)
         detail = refusal.detail
+        if detail.get("resource") == "gpu" and not ask.is_needed():
+            raise NotNeeded  # nobody's instance is given up for it
         if detail.get("resource") == "gpu" and self._give_up_gpus(ask, detail):
             ask.obstacle = answer
             await asyncio.sleep(self.gpu_pause_s)  # nothing tells when a GPU's memory is free: the node is asked again

@@ -631,3 +631,15 @@ async def test_an_idle_instance_gives_its_gpu_to_a_start_that_lacks_one(world: W
     (second,) = await held(new, 1)
     assert not old.instances
     second.release()
+
+
+async def test_a_start_that_nobody_waits_for_takes_nobodys_gpu(world: World) -> None:
+    world.node.room = Room(memory_bytes=10 * SIZE, gpus=("NVIDIA H100 80GB HBM3",))
+    world.gate.capacity.gpu_pause_s = 0.0
+    gpu = Resources(memory_bytes=SIZE, gpu=("H100",), gpu_count=1)
+    old, new = world.throttler("a", "old", resources=gpu), world.throttler("a", "new", resources=gpu)
+    (reservation,) = await held(old, 1)
+    reservation.release()
+    new.start(1)
+    await until(lambda: not new.starting)
+    assert len(old.instances) == 1
