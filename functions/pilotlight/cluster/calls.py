@@ -12,7 +12,7 @@ from typing import Any
 
 from pilotlight.cluster.answers import Answer, refusal
 from pilotlight.cluster.deeds import Deed
-from pilotlight.cluster.errors import BadCredentials, ClusterError
+from pilotlight.cluster.errors import BadCredentials, ClusterError, ClusterUnreachable
 from pilotlight.cluster.retries import Pauses, is_worth_repeating
 from pilotlight.cluster.transport import Transport
 
@@ -90,6 +90,9 @@ class Calls:
                     deed, method, path=path, query=query, body=body, content_type=content_type, timeout_s=left_s
                 )
                 await self.check(deed, answer)
+                if not answer.body.lstrip().startswith(b"{"):
+                    said = f"cannot {deed}: what came back is no answer of an API server. Is a proxy between us and it?"
+                    raise ClusterUnreachable(said, deed=deed)
             except ClusterError as error:
                 await self._pause_or_raise(error, deed, attempt, ends_at, is_conditional=is_conditional)
             else:
