@@ -6,11 +6,13 @@ A node refuses what it does not know: neither side is a web server.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
 MAX_HEAD_BYTES = 8 * 1024
+_NUMBER = re.compile(r"[0-9]{1,15}\Z")
 
 
 class WireBroken(Exception):
@@ -53,11 +55,11 @@ async def read_head(reader: asyncio.StreamReader) -> Head:
     """An answer's head. Raises WireBroken, OSError."""
     lines = await _head(reader)
     parts = lines[0].split(" ", 2) if lines else []
-    if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdigit():
+    if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not _NUMBER.match(parts[1]):
         raise WireBroken("the connection was closed before an answer" if not lines else "that is no HTTP answer")
     headers = _headers(lines[1:]) if lines else {}
     length = headers.get("content-length", "")
-    if not length.isdigit() or "transfer-encoding" in headers:
+    if not _NUMBER.match(length) or "transfer-encoding" in headers:
         raise WireBroken("an answer without Content-Length")
     return Head(status=int(parts[1]), headers=headers, length_bytes=int(length))
 
