@@ -78,7 +78,7 @@ class World:
             await fleet.aclose()
 
         self._closing.push_async_callback(end)
-        await fleet.pods.synced.wait()
+        await self.until(lambda: "not told yet" not in repr(fleet.pods))  # deployments, which no start waits for, are told as well
         return fleet
 
     async def start(self, fleet: KnativeFleet, target: Target, number: int = 0) -> InstanceInfo:
