@@ -33,7 +33,7 @@ def _started(world: World, fleet: KnativeFleet, target: Target, number: int = 0)
 async def test_a_pod_that_is_there_and_nobodys_is_taken_at_once(world: World) -> None:
     target, fleet = world.target(), await world.fleet()
     pod = await world.maker.up(target)
-    await world.until(lambda: fleet.pods.of(target.key))
+    await world.until(lambda: any(known.is_ready for known in fleet.pods.of(target.key)))
     world.server.requests.clear()
 
     info = await world.start(fleet, target)
