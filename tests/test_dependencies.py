@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ FILES = ("tests/activator/test_dependencies.py", "tests/functions/controller/tes
 COLUMNS = ("Dependency", "Needed for", "Timeout", "Breaker", "Fallback", "What the caller sees", "SLI charged", "Test")
 DEPENDENCIES = {
     "Redis", "Database", "Controller", "Node agent", "Weight cache", "Object store", "Webhook receiver", "OTLP collector",
+    "Kubernetes API server (`fleet: knative`)",
 }  # fmt: skip
 
 
@@ -30,11 +32,11 @@ def named(row: dict[str, str]) -> set[str]:
     return set(re.findall(r"`([^`]+::test_\w+)`", row["Test"]))
 
 
-def written() -> set[str]:
-    """`path::test` of all tests in FILES."""
+def written(files: Iterable[str] = FILES) -> set[str]:
+    """`path::test` of all tests in these files."""
     return {
         f"{file}::{node.name}"
-        for file in FILES
+        for file in files
         for node in ast.walk(ast.parse((ROOT / file).read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
     }
@@ -48,8 +50,9 @@ def test_every_dependency_has_a_row() -> None:
 def test_every_row_is_whole_and_has_a_test(row: dict[str, str]) -> None:
     assert all(row.values()), row
     assert named(row), "no test is named"
-    assert named(row) <= written(), named(row) - written()
+    there = written({test.partition("::")[0] for test in named(row)})
+    assert named(row) <= there, named(row) - there
 
 
 def test_every_test_stands_in_the_table() -> None:
-    assert written() == set().union(*(named(row) for row in table()))
+    assert written() <= set().union(*(named(row) for row in table()))

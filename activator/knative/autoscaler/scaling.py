@@ -85,7 +85,7 @@ class RevisionScale:
     def decide(self, now: float, scalable: Scalable, merged: Merged, standing: Standing, *, may_shrink: bool) -> Decision:
         """What there should be."""
         decision = self._bounded(scalable, self._wanted(now, scalable, merged, standing, may_shrink=may_shrink))
-        decision = self._within_deadline(now, scalable, standing, decision)
+        decision = self._within_deadline(now, scalable, decision, serves=bool(standing.ready or merged.held))
         self.decision = decision
         return decision
 
@@ -128,9 +128,10 @@ class RevisionScale:
         why = "max" if wanted < decision.wanted else "min" if scalable.is_initialised else "initial"
         return Decision(wanted=wanted, why=why)
 
-    def _within_deadline(self, now: float, scalable: Scalable, standing: Standing, decision: Decision) -> Decision:
-        """A revision of which no pod becomes ready is given up for a while: its pods may hold GPUs that others wait for."""
-        if standing.ready or not (decision.wanted or self._given_up_at is not None):
+    def _within_deadline(self, now: float, scalable: Scalable, decision: Decision, *, serves: bool) -> Decision:
+        """A revision of which no pod becomes ready is given up for a while: its pods may hold GPUs that others wait for. `serves`:
+        Kubernetes calls one ready, or an activator, which need not wait for that, has one."""
+        if serves or not (decision.wanted or self._given_up_at is not None):
             self._activating_since = self._given_up_at = None
             return decision
         if self._given_up_at is not None and now - self._given_up_at >= GIVEN_UP_S:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from activator.autoscaler.bounds import ACTIVATION_BUFFER_S
 from activator.knative.autoscaler import conditions
 from activator.knative.autoscaler.conditions import Seen, status_of
 from activator.knative.autoscaler.latest import Latest
@@ -138,6 +139,15 @@ def test_bounds_are_the_pod_autoscalers() -> None:
     assert decided(HEARD, Standing(replicas=0, ready=0), scalable=fresh) == Decision(wanted=3, why="initial")
     gone = replace(kept, reachable=False)
     assert decided(HEARD, Standing(replicas=2, ready=2), scalable=gone, after_s=2).wanted == 0
+
+
+def test_what_activators_use_is_not_given_up_because_kubernetes_has_not_noticed() -> None:
+    soon = replace(SCALABLE, progress_deadline_s=10.0)
+    late_s = int(10 + ACTIVATION_BUFFER_S) + 5
+    assert decided(replace(HEARD, asked=1), Standing(replicas=1, ready=0), scalable=soon, after_s=late_s) == Decision(
+        wanted=0, why="timed_out", has_timed_out=True
+    )
+    assert decided(replace(HEARD, held={"p": 1}), Standing(replicas=1, ready=0), scalable=soon, after_s=late_s).wanted == 1
 
 
 def test_without_a_route_the_pod_autoscaler_says_enough() -> None:
