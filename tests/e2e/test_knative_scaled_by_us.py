@@ -24,9 +24,10 @@ def cluster() -> Iterator[ClusterUnderTest]:
         yield running
 
 
-def states(cluster: ClusterUnderTest, kind: str) -> set[str]:
-    """That condition of all revisions; "" where one has not said."""
-    items: list[dict[str, Any]] = cluster.api.get(REVISIONS).json()["items"]
+def states(cluster: ClusterUnderTest, kind: str, function: str = "") -> set[str]:
+    """That condition of all revisions, or of one function's; "" where one has not said."""
+    found: list[dict[str, Any]] = cluster.api.get(REVISIONS).json()["items"]
+    items = [item for item in found if function in ("", item["metadata"]["labels"]["pilotlight.dev/function"])]
     said = [{one["type"]: one["status"] for one in (item.get("status") or {}).get("conditions", ())} for item in items]
     return {str(one.get(kind, "")) for one in said}
 
@@ -43,7 +44,7 @@ def test_from_zero_up_down_to_zero_and_up_again(cluster: ClusterUnderTest) -> No
     pods = {answer.json() for answer in answers}
     assert 2 <= len(pods) <= 3
     cluster.wait_zero("where")
-    wait_for(lambda: states(cluster, "Active") == {"False"}, "nothing to be active")
+    wait_for(lambda: states(cluster, "Active", "where") == {"False"}, "it to be inactive")
     again = platform.post("podded/where")
     assert (again.status_code, again.headers["pilotlight-start"]) == (200, "COLD")
     assert again.json() not in pods
