@@ -68,6 +68,7 @@ class Throttler(Roster):
         self._pace = Pace(clock())
         self.load = Load(clock)
         self._line = Line(queue=queue, load=self.load, clock=clock)
+        self._second_look: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return (
@@ -208,7 +209,15 @@ class Throttler(Roster):
     # -- starts -------------------------------------------------------------------------------------------------------
     def poke(self, now: float) -> None:
         """Begin the starts that the waiting calls need now."""
-        wanted = instances_now(
+        start_s = self.expected_start_s()
+        wanted = self._starts_wanted(start_s, self.call_s(now))
+        self.start(wanted)
+        if start_s is not None and self._second_look is None and wanted < self._starts_wanted():
+            self._second_look = asyncio.get_running_loop().call_later(start_s, self._look_twice, start_s)
+
+    def _starts_wanted(self, start_s: float | None = None, call_s: float | None = None) -> int:
+        """Without both times: none of the calls that wait is expected to be served by what runs."""
+        return instances_now(
             waiting=len(self._line),
             free_slots=self.free_slots,
             starting_slots=self.starting * self.slots_each,
@@ -216,10 +225,18 @@ class Throttler(Roster):
             instances=len(self.instances) + self.starting,
             max_instances=self.target.spec.scaling.max_instances,
             running_slots=sum(one.capacity for one in self.live()),
-            start_s=self.expected_start_s(),
-            call_s=self.call_s(now),
+            start_s=start_s,
+            call_s=call_s,
         )
-        self.start(wanted)
+
+    def _look_twice(self, start_s: float) -> None:
+        """Whoever was to be served before a start could help, and waits after all, gets one: the mean says little of a single call."""
+        self._second_look = None
+        now = self._clock()
+        if (self.oldest_wait_s(now) or 0.0) >= start_s:
+            self.start(self._starts_wanted())
+        else:
+            self.poke(now)
 
     def start_failed(self, error: agent_errors.SnapshotterError) -> None:
         """A start ended without an instance."""
@@ -286,6 +303,8 @@ class Throttler(Roster):
 
     async def aclose(self) -> None:
         """Give up: waiters are told, starts abandoned, stops finished."""
+        if self._second_look is not None:
+            self._second_look.cancel()
         self._line.fail(errors.Unavailable("the activator is shutting down", retry_after_s=1))
         await self.asleep.aclose()
         await self._comings.aclose()

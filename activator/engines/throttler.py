@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from activator.admission import ProcessQueue
 from activator.autoscaler.observed import EngineLoad
-from activator.autoscaler.poke import instances_now
 from activator.billing.account import InstanceAccount
 from activator.engines.affinity import LOAD, by_key, of_two
 from activator.engines.exposition import Histogram, Reading
@@ -186,19 +185,3 @@ class EngineThrottler(Throttler):
             yield live[max(1, wanted) :]
         else:
             yield live
-
-    def poke(self, now: float) -> None:
-        """See Throttler: not for calls that those which run will have worked off before another could be there."""
-        running = [instance.capacity for instance in self.live()]
-        wanted = instances_now(
-            waiting=len(self._line),
-            free_slots=self.free_slots,
-            starting_slots=self.starting * self.slots_each,
-            max_inputs=self.slots_each,
-            instances=len(self.instances) + self.starting,
-            max_instances=self.target.spec.scaling.max_instances,
-            running_slots=sum(running),
-            start_s=self.expected_start_s(),
-            call_s=self.call_s(now),
-        )
-        self.start(wanted)

@@ -420,3 +420,21 @@ async def test_stable_has_room_for_the_candidates_calls(rig: Rig) -> None:
     for reservation in again:
         assert reservation is not None
         reservation.release()
+
+
+async def test_a_call_that_was_to_be_served_at_once_and_was_not_gets_an_instance(rig: Rig) -> None:
+    throttler = rig.scaler.throttler_of(rig.deploy(Scaling(max_inputs=1, max_instances=3)))
+    throttler.start_times.took(StartKind.COLD, 0.05, ())
+    for _ in range(4):  # calls are over long before an instance could be there
+        reservation = await throttler.reserve(5.0)
+        rig.clock.advance(0.001)
+        reservation.release()
+    long = await throttler.reserve(5.0)
+    waiting = asyncio.create_task(throttler.reserve(5.0))
+    await asyncio.sleep(0)
+    assert throttler.starting == 0
+    rig.clock.advance(0.05)
+
+    (await waiting).release()
+    assert len(throttler.instances) == 2
+    long.release()
