@@ -83,6 +83,7 @@ class Pilotlight:
         self._starts = StartTimes()
         self._gaps = Gaps()
         self._is_awake = False
+        self._looks_again = False
         self._ticks = 0
 
     def _wake(self, now: float) -> None:
@@ -114,14 +115,30 @@ class Pilotlight:
         self._starts.took(StartKind.COLD, pod.ready_at - pod.held_at, ())
 
     def _poke(self) -> None:
+        own, start_s = self._scaled, self._starts.expected_s()
+        wanted = self._starts_wanted(start_s, self._call_s())
+        own.start(wanted)
+        if start_s is not None and not self._looks_again and wanted < self._starts_wanted():
+            self._looks_again = True
+            own.world.at(own.world.now + start_s, lambda: self._look_twice(start_s))
+
+    def _look_twice(self, start_s: float) -> None:
+        """As `Throttler._look_twice`."""
+        self._looks_again = False
+        own = self._scaled
+        if own.line and own.world.now - own.line[0][0] >= start_s:
+            own.start(self._starts_wanted())
+        elif own.line:
+            self._poke()
+
+    def _starts_wanted(self, start_s: float | None = None, call_s: float | None = None) -> int:
         own = self._scaled
         each = own.function.max_inputs
-        wanted = instances_now(
+        return instances_now(
             waiting=len(own.line), free_slots=own.free_slots, starting_slots=own.starting * each, max_inputs=each,
             instances=len(own.pods), max_instances=own.function.max_instances,
-            running_slots=own.ready * each, start_s=self._starts.expected_s(), call_s=self._call_s(),
+            running_slots=own.ready * each, start_s=start_s, call_s=call_s,
         )  # fmt: skip
-        own.start(wanted)
 
     def _call_s(self) -> float | None:
         """Mean time of the calls that its instances have had so far."""
