@@ -59,6 +59,7 @@ async def test_while_the_api_server_is_away_nothing_fails(world: World) -> None:
     pods = [await world.maker.up(target) for _ in range(2)]
     await world.until(lambda: len(fleet.pods.of(target.key)) == 2)
     await Costs(fleet.pods, Away(), load_of=lambda: {pod.uid: (target.key, 1) for pod in pods}).look()
+    assert [_written(world, pod) for pod in pods] == [None, None]
 
 
 @pytest.mark.parametrize("calls", [0, 1, 2, 1000])

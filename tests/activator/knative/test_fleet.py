@@ -112,7 +112,9 @@ async def test_a_pod_whose_calls_do_not_end_is_deleted(world: World) -> None:
 
 async def test_an_unknown_instance_is_stopped_without_a_word(world: World) -> None:
     fleet = await world.fleet()
+    writes = world.server.requests.writes()
     await fleet.stop(InstanceId("i-nobody"), grace_s=1.0)
+    assert world.server.requests.writes() == writes
 
 
 # -- no use in waiting ----------------------------------------------------------------------------------------------------------------

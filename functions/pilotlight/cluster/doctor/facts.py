@@ -66,6 +66,32 @@ AGENT_SELECTOR = f"{PART_SELECTOR},app.kubernetes.io/component=node"
 """Of the node agents' DaemonSet and pods."""
 
 
+class _Reading:
+    """Reads one thing after another; what cannot be read is noted in `troubles` by the field that lacks it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.troubles: dict[str, ClusterError] = {}
+
+    async def read(self, name: str, work: Awaitable[T], absent: T) -> T:
+        """What comes of `work`, or `absent`. Raises ClusterUnreachable, BadCredentials."""
+        try:
+            return await work
+        except (ClusterUnreachable, BadCredentials):
+            raise
+        except ClusterError as error:
+            self.troubles[name] = error
+            return absent
+
+    async def listed(self, name: str, kind: Kind, namespace: str | None = None, selector: str = "") -> tuple[Object, ...]:
+        """All objects of a kind."""
+
+        async def items() -> tuple[Object, ...]:
+            return (await self._cluster.list(kind, namespace, selector)).items
+
+        return await self.read(name, items(), ())
+
+
 async def gather(cluster: Cluster, *, role: Role) -> Facts:
     """Read everything, at once.
 
@@ -75,25 +101,8 @@ async def gather(cluster: Cluster, *, role: Role) -> Facts:
     Raises:
         ClusterUnreachable, BadCredentials: there is nobody to ask.
     """
-    troubles: dict[str, ClusterError] = {}
-    version = await cluster.version()
-    settings = cluster.settings
-
-    async def read(name: str, work: Awaitable[T], absent: T) -> T:
-        try:
-            return await work
-        except (ClusterUnreachable, BadCredentials):
-            raise
-        except ClusterError as error:
-            troubles[name] = error
-            return absent
-
-    async def listed(name: str, kind: Kind, namespace: str | None = None, selector: str = "") -> tuple[Object, ...]:
-        async def items() -> tuple[Object, ...]:
-            return (await cluster.list(kind, namespace, selector)).items
-
-        return await read(name, items(), ())
-
+    version, settings, reading = await cluster.version(), cluster.settings, _Reading(cluster)
+    read, listed = reading.read, reading.listed
     platform, knative = settings.namespace, settings.knative_namespace
     ours = f"{names.MANAGED_BY}={names.manager_of(settings)}"
     try:
@@ -129,7 +138,7 @@ async def gather(cluster: Cluster, *, role: Role) -> Facts:
         tenants=tenants.result(),
         role=role,
         lacking=lacking.result(),
-        troubles=troubles,
+        troubles=reading.troubles,
     )
 
 
