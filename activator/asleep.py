@@ -124,8 +124,10 @@ class Asleep:
             self._owner.not_woken(instance)
         except BaseException:
             self._waking.pop(instance.id, None)
+            instance.settle_cpu(None)
             raise
         else:
+            instance.settle_cpu(info.cpu_from_ns)
             if self._waking.pop(instance.id, None) is not None:
                 self._owner.add(info, began)
 

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from activator.admission import ProcessQueue, StrangerLimit
+from activator.argument_checker import ArgumentChecker
 from activator.billing.books import Books, ControllerLedger
 from activator.billing.redis_money import RedisMoney
 from activator.calls import SubmittedCalls
 from activator.census import in_flight, waiting_in
 from activator.control import ControlPlane
+from activator.dashboard_host import DashboardHost
 from activator.dispatch import Dispatcher
 from activator.due import DueCalls
 from activator.edge import EdgeLimits
@@ -61,8 +63,9 @@ from activator.throttler import Throttler
 from activator.tracing.desk import TraceDesk
 from pilotlight.addresses import check_listen, tcp_listener
 from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.dashboard_origin import DashboardOrigin
 from pilotlight.pricing import PriceSettings
-from pilotlight.seal import PlatformKey, key_of
+from pilotlight.seal import ActivatorKey, activator_key_of
 from pilotlight.spec import FunctionSpec
 from weight_cache.addresses import Address, Credentials, controller_address
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid
@@ -79,7 +82,7 @@ class Site:
         id: its name among the activators: `a-0`.
         index: which activator of this machine, from 0.
         home: directory of its journal and its copy of the routes.
-        key: the platform's key.
+        key: the activators' key.
         controller: where the controller is.
         credentials: what we show to other machines; None = there are none.
     """
@@ -88,7 +91,7 @@ class Site:
     index: int
     paths: Paths
     home: Path
-    key: PlatformKey
+    key: ActivatorKey
     controller: Address
     credentials: Credentials | None
 
@@ -97,7 +100,7 @@ def site_of(paths: Paths, index: int, platform: PlatformSettings) -> Site:
     """The place of activator `index`; its directory is made. Raises SettingsInvalid."""
     home = paths.home / "activator" / f"a-{index}"
     home.mkdir(parents=True, exist_ok=True)
-    key = key_of(platform, paths)
+    key = activator_key_of(platform, paths)
     controller, credentials = controller_address(platform, paths), Credentials.of(platform)
     return Site(id=f"a-{index}", index=index, paths=paths, home=home, key=key, controller=controller, credentials=credentials)
 
@@ -112,13 +115,24 @@ class Assembly:
         early: like `loops`, but started before the instances that are ours are looked for.
     """
 
-    def __init__(self, *, settings: ActivatorSettings, prices: PriceSettings, site: Site, cluster: ClusterSettings | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        settings: ActivatorSettings,
+        prices: PriceSettings,
+        site: Site,
+        cluster: ClusterSettings | None = None,
+        dashboard: DashboardOrigin | None = None,
+    ) -> None:
         """`cluster`: where instances are pods (`platform.fleet: knative`); None = they are this machine's.
+
+        `dashboard`: the origin that the dashboard has of its own; None = it shares the one URL.
 
         Raises SettingsInvalid, JournalInUse, JournalFull.
         """
         self.settings = settings
         self._cluster = cluster
+        self._dashboard = dashboard
         self.early: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
         self.site = site
         self.loops: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
@@ -153,11 +167,12 @@ class Assembly:
 
     def _make_routes(self, prices: PriceSettings) -> None:
         settings, site = self.settings, self.site
-        self.table = RouteTable(prices.lists(), site.key)
+        self.table = RouteTable(prices.lists(), site.key.secrets)
         self.metrics.collect_tenants(self.table.tenant_names)
         self.quotas = _quota_store(settings, site)
         self.entrance = Entrance(table=self.table, store=self.quotas, settings=settings)
-        self.feed = FeedFollower(table=self.table, controller=site.controller, token=site.key.token, log_path=site.home / "routes.ndjson")
+        self.feed = FeedFollower(table=self.table, controller=site.controller, token=site.key.token, log_path=site.home / "routes.ndjson",
+                                 needs_seals=self._cluster is None)  # fmt: skip
         if isinstance(self.quotas, RedisQuotas):
             self.loops.append(("quotas", self.quotas.run))
 
@@ -180,11 +195,10 @@ class Assembly:
             self.health.needs(lambda: "" if shared.is_member else "it is no member of the activators in Redis yet")
         rate_per_s = settings.unauthenticated_per_s
         self.strangers = SharedStrangerLimit(self.shared, rate_per_s=rate_per_s) if self.shared else StrangerLimit(rate_per_s=rate_per_s)
-        self.socket, self.elsewhere, self.siblings = None, None, None
+        self.elsewhere, self.siblings = None, None
         if settings.sibling_listen is not None:
             self.elsewhere = _listener(settings.sibling_listen, site)
         if self.shared is not None:
-            self.socket = socket_of(site.paths.run, site.index) if settings.sibling_url is None else None
             place = places(site.paths.run, settings.sibling_url, site.credentials)
             self.siblings = Siblings(place, index=site.index, count=settings.activators, members=self.shared.members)
 
@@ -196,6 +210,7 @@ class Assembly:
         self.scaler = Scaler(
             table=self.table, fleet=self.fleet, make_throttler=self._make_throttler, gate=self.gate,
             may_run=lambda target: not self.books.is_spent(target), occupancy=self.metrics.batches.occupancy,
+            freeze_idle_s=self.settings.freeze_idle_s,
         )  # fmt: skip
         self.health.needs(lambda: "" if self.scaler.reconciled.is_set() else "instances that are its own are still looked for")
         self.metrics.collect_instances(self.scaler.states)
@@ -266,13 +281,16 @@ class Assembly:
     def _make_dispatch(self) -> None:
         settings, throttler_of = self.settings, self.scaler.throttler_of
         self.dispatcher = Dispatcher(throttler_of=throttler_of, may_pay=self.books.check, retry_budget=settings.retry_budget)
-        self.dispatcher.fallbacks = Ladder(routes=self.table, throttler_of=throttler_of)
+        self.arguments = ArgumentChecker(deadline_s=settings.argument_check_s)
+        self.closing.append(self.arguments.aclose)
+        self.dispatcher.fallbacks = Ladder(routes=self.table, throttler_of=throttler_of, arguments=self.arguments)
 
     def _make_calls(self) -> None:
         site = self.site
         self.control = ControlPlane(
             site.controller, table=self.table, strangers=self.strangers, catch_up=self.feed.catch_up,
             others_catch_up=self.siblings.catch_up if self.siblings is not None else None,
+            body_pause_s=self.settings.body_timeout_s, stranger_connections=self.settings.stranger_connections,
         )  # fmt: skip
         self.calls = SubmittedCalls(
             books=self.books, dispatcher=self.dispatcher, table=self.table, entrance=self.entrance, control=self.control,
@@ -300,9 +318,12 @@ class Assembly:
         self.gateway = Gateway(
             settings=settings, table=self.table, entrance=self.entrance, strangers=self.strangers, dispatcher=self.dispatcher,
             calls=self.calls, scaler=self.scaler,
-            passthrough=Passthrough(dispatcher=self.dispatcher, metrics=self.metrics, tracer=self.traces.tracer),
+            passthrough=Passthrough(
+                dispatcher=self.dispatcher, metrics=self.metrics, tracer=self.traces.tracer, body_timeout_s=settings.body_timeout_s,
+            ),
             control=self.control, metrics=self.metrics, tracer=self.traces.tracer, shadows=self.shadows,
-            idempotency=_idempotency_store(settings, self.site), health=self.health,
+            idempotency=_idempotency_store(settings, self.site), health=self.health, arguments=self.arguments,
+            dashboard=DashboardHost(self._dashboard) if self._dashboard is not None else None,
         )  # fmt: skip
         self.closing.append(self.gateway.idempotency.aclose)
 
@@ -315,6 +336,12 @@ def _listener(listen: str, site: Site) -> tuple[socket.socket, Credentials | Non
     """Where the other activators of a cluster reach us, and what we show them. Raises SettingsInvalid."""
     check_listen("activator.sibling_listen", listen, is_known=site.credentials is not None)
     return tcp_listener("activator.sibling_listen", listen), site.credentials
+
+
+def own_socket(settings: ActivatorSettings, site: Site) -> Path | None:
+    """Where the other activators of this machine ask this one; None where there are none, or they are on other machines."""
+    is_alone = settings.activators == 1 or settings.redis_url is None
+    return None if is_alone or settings.sibling_url is not None else socket_of(site.paths.run, site.index)
 
 
 def _shared_state(settings: ActivatorSettings, site: Site) -> RedisState | None:
@@ -336,8 +363,10 @@ def _quota_store(settings: ActivatorSettings, site: Site) -> QuotaStore:
 def _idempotency_store(settings: ActivatorSettings, site: Site) -> IdempotencyStore:
     """Where the answers to repeats are kept: in the process of an activator that is alone."""
     if not settings.counts_in_redis or settings.redis_url is None:
-        return ProcessIdempotency()
-    return RedisIdempotency(settings.redis_url, platform=platform_id(site.key.token), key=site.key)
+        return ProcessIdempotency(tenant_bytes=settings.idempotency_bytes)
+    return RedisIdempotency(
+        settings.redis_url, platform=platform_id(site.key.token), sealer=site.key.replies, tenant_bytes=settings.idempotency_bytes
+    )
 
 
 def _shared_money(settings: ActivatorSettings, site: Site) -> RedisMoney | None:

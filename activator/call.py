@@ -14,6 +14,7 @@ from activator.billing.usage import marked
 from activator.choice import Choice
 from activator.fairness.rank import DEFAULT_RANK, Rank
 from activator.instances import Instance
+from activator.payloads import JSON, PICKLE, TRUSTED_LINE, not_accepted
 from activator.quotas.admission import Admission
 from activator.reservation import WARM, Reservation
 from activator.resilience.breaker import Ending
@@ -22,10 +23,8 @@ from activator.tokens.use import TokenUse
 from activator.tracing.context import Attempt, Trace, worker_lines
 from activator.upstream import Answer, WorkerConnection
 from pilotlight import errors
-from pilotlight.protocol import CONTENT_JSON
 from snapshotter.types import StartKind
 
-_JSON = CONTENT_JSON.encode()
 LIVELY = 20
 """An engine that wrote in the last twentieth of its call's time was writing to the end of it."""
 
@@ -54,15 +53,17 @@ class Call:
             when it was admitted.
         attempt: which one this is, from 1, of those that took a slot; `retries`: those of them that the function's own policy asked for.
         trace: its place in a trace; None = one of its own, and nobody asked for it. `past`: attempts before the one that runs.
+        content_type: `payloads.JSON` or `payloads.PICKLE`.
+        accepts_pickle: whether its function opens a pickle of its caller; a worker refuses one that comes without this.
         degraded: what answers in place of the target that was asked, as `pilotlight-degraded` says it; "" for the target itself.
         asked: the target that was asked, where `target` is a variant or a fallback of it; None where it is `target`.
         tokens: a language model's tokens, as far as they are known; None = it is none.
         affinity: what calls with the same beginning have in common, so that they may meet on one instance; None = nothing.
     """
 
-    __slots__ = ("accept", "admission", "asked", "attempt", "began_ns", "body", "caller", "choice", "content_type", "deadline_s",
-                 "degraded", "extra_headers", "id", "key_id", "method", "past", "rank", "received_ns", "reserved_ns", "retries",
-                 "routed_ns", "start_kind", "start_ms", "started_at", "target", "trace", "weights")  # fmt: skip
+    __slots__ = ("accept", "accepts_pickle", "admission", "asked", "attempt", "began_ns", "body", "caller", "choice", "content_type",
+                 "deadline_s", "degraded", "extra_headers", "id", "key_id", "method", "past", "rank", "received_ns", "reserved_ns",
+                 "retries", "routed_ns", "start_kind", "start_ms", "started_at", "target", "trace", "weights")  # fmt: skip
 
     tokens: TokenUse | None = None
     affinity: int | None = None
@@ -75,7 +76,7 @@ class Call:
         method: str,
         key_id: str,
         body: bytes,
-        content_type: bytes = _JSON,
+        content_type: bytes = JSON,
         accept: bytes = b"",
         deadline_s: float | None = None,
         extra_headers: bytes = b"",
@@ -84,6 +85,7 @@ class Call:
         caller: str = "",
         choice: Choice | None = None,
         began_ns: int = 0,
+        accepts_pickle: bool = False,
     ) -> None:
         """`began_ns`: when its request was there, and routed at once; 0 = now, or the caller sets it."""
         self.id = id
@@ -92,6 +94,7 @@ class Call:
         self.key_id = key_id
         self.body = body
         self.content_type = content_type
+        self.accepts_pickle = accepts_pickle
         self.accept = accept
         self.deadline_s = deadline_s
         self.extra_headers = extra_headers
@@ -150,7 +153,10 @@ class Call:
         """The same call as answered by something else, which `degraded` names: what was asked stays known, its clocks run on.
 
         Raises InvalidInput for a function that does not understand what this one was asked: an engine's path, where it is none.
+        UnsupportedMediaType for a pickle where that function is another tenant's.
         """
+        if self.content_type is PICKLE and target.tenant != self.target.tenant:
+            raise not_accepted()
         other = copy.copy(self)
         other.target = target
         other.degraded = degraded
@@ -176,6 +182,14 @@ class Call:
         """Its arguments as its caller wrote them: a repeat is known by these."""
         return self.body
 
+    def park(self) -> None:
+        """Keep its body in memory no longer: a journal has it."""
+        self.body = b""
+
+    def load(self, body: bytes) -> None:
+        """Have the body of a parked call again. Raises InvalidInput."""
+        self.body = body
+
     def kept(self) -> dict[str, Any]:
         """What a journal has to hold of it beside what it holds of every call."""
         return {}
@@ -192,6 +206,7 @@ class Call:
                 b"\r\npilotlight-deadline-s: ", b"%.3f" % execution_s,
                 b"\r\npilotlight-attempt: %d" % self.attempt if self.attempt > 1 else b"",
                 b"\r\ncontent-type: ", self.content_type,
+                TRUSTED_LINE if self.content_type is PICKLE and self.accepts_pickle else b"",
                 b"\r\naccept: " + self.accept if self.accept else b"",
                 self.extra_headers, priority_lines(self.target, self.rank), worker_lines(self),
                 b"\r\ncontent-length: ", b"%d" % len(self.body), b"\r\n\r\n",

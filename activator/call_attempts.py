@@ -60,10 +60,12 @@ class CallAttempts:
         metrics: Metrics,
         max_result_bytes: int,
         admission: Callable[[Call], Admission | None],
+        load: Callable[[Call], None],
         rng: random.Random | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """`admission`: what a call that was counted when it came may hold, by the quotas of now."""
+        """`admission`: what a call that was counted when it came may hold, by the quotas of now. `load`: has a parked call's body read."""
+        self._load = load
         self._held = held
         self._dispatcher = dispatcher
         self._entrance = entrance
@@ -166,9 +168,11 @@ class CallAttempts:
 
     async def _go(self, held: Held, call: Call) -> tuple[Exchange, int, bytes]:
         try:
+            self._load(call)
             exchange = await self._begin(held, call)
             return exchange, *await collect(exchange, self._max_result_bytes, held)
         finally:
+            call.park()
             _release(call)
 
     async def _begin(self, held: Held, call: Call) -> Exchange:

@@ -64,11 +64,15 @@ class CallQuestions:
             raise errors.NotFound(f"{request.verb} is not served at /v1/calls/{path}: GET it, or POST …:cancel or …:redrive")
 
     async def find(self, request: Request, caller: Caller, call_id: str) -> dict[str, Any] | None:
-        """A call of the caller's as JSON, wherever it is known; None when there is none. Raises Forbidden, Unavailable."""
+        """A call of the caller's as JSON, wherever it is known; None when there is none.
+
+        Raises Forbidden, Unavailable, TooManyRequests.
+        """
         held = self._held.get(call_id)
         if held is not None and is_theirs(caller, held.record):
             return held.record.to_json()
-        response = await self._control.get_json(f"/v1/calls/{quote(call_id, safe='')}", request.headers.get(b"authorization", b""))
+        authorization = request.headers.get(b"authorization", b"")
+        response = await self._control.get_json(f"/v1/calls/{quote(call_id, safe='')}", caller, authorization)
         if response.status_code == 404:
             return None
         if response.status_code == 403:
@@ -89,7 +93,7 @@ class CallQuestions:
             return False
         if PASSED_ON in request.headers:
             raise unknown(call_id)  # the one who asked us asks the controller itself
-        return await self._siblings.ask(request)
+        return await self._siblings.ask(request, caller.tenant)
 
     async def _wait(self, caller: Caller, call_id: str, seconds: float) -> None:
         """Up to so long for a call held here to end, so that a poll need not be repeated."""

@@ -15,6 +15,7 @@ from activator.call import Reading
 from activator.call_streams import StreamLog
 from activator.callers import Caller
 from activator.dispatch import Call, Exchange
+from activator.payloads import answered_type
 from activator.request import Request
 from activator.upstream import UpstreamGone
 from pilotlight import errors
@@ -70,7 +71,7 @@ async def collect(exchange: Exchange, limit_bytes: int, held: Held | None = None
 
 async def _collect_stream(exchange: Exchange, limit_bytes: int, held: Held | None, reading: Reading | None) -> bytes:
     answer = exchange.answer
-    content_type = answer.header(b"content-type").decode("latin-1")
+    content_type = answered_type(exchange.call.content_type, answer.header(b"content-type").decode("latin-1"))
     log = held.begin_log(exchange.call.attempt, content_type) if held is not None and answer.status < 400 else StreamLog(0, "")
     async for given in answer.chunks():
         chunk = given if reading is None else reading.feed(given, time.monotonic_ns())
@@ -97,7 +98,7 @@ def queued(caller: Caller, call: Call, *, fingerprint: str, webhook: str) -> Cal
 
 def is_dead(record: CallRecord) -> bool:
     """Whether a call that ended so waits as a dead letter: it failed, and not by what it was given."""
-    return record.state == "FAILED" and record.status != 400
+    return record.state == "FAILED" and record.status not in (400, 415)
 
 
 def scheduler(tenant: str) -> Caller:
@@ -128,7 +129,7 @@ def answered(record: CallRecord, exchange: Exchange, status: int, body: bytes) -
         record,
         state="SUCCEEDED" if status < 400 else "FAILED",
         status=status,
-        content_type=answer.header(b"content-type").decode("latin-1"),
+        content_type=answered_type(call.content_type, answer.header(b"content-type").decode("latin-1")),
         result=base64.b64encode(body).decode(),
         outcome=answer.header(b"pilotlight-outcome").decode("latin-1") if status == answer.status else "raised",
         revision=call.target.revision,

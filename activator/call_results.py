@@ -16,6 +16,7 @@ from activator.call_streams import FINAL
 from activator.held import HeldCalls
 from pilotlight.protocol import CALLS_PATH, HEADER_PLATFORM_TOKEN, CallRecord
 from weight_cache.addresses import Address
+from weight_cache.cookies import no_cookies
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class CallResults:
             base_url=controller.base_url,
             headers={HEADER_PLATFORM_TOKEN: token},
             timeout=30.0,
+            cookies=no_cookies(),
         )
 
     def __repr__(self) -> str:

@@ -21,7 +21,7 @@ from activator.call_items import Cutter, cutter_of
 from activator.request import Request, problem_of
 from activator.streaming import EventStream, end_event, event, stream_headers
 from pilotlight import errors
-from pilotlight.protocol import CONTENT_PROBLEM, CONTENT_SSE
+from pilotlight.protocol import CONTENT_PICKLE, CONTENT_PROBLEM, CONTENT_SSE
 
 if TYPE_CHECKING:
     from activator.held import Held
@@ -160,8 +160,11 @@ def _failure(record: Mapping[str, Any], result: bytes) -> bytes:
     """What an `error` event says of a call whose result is not a stream."""
     if record["content_type"] == CONTENT_PROBLEM:
         return event("error", json.loads(result))
-    if result:  # a pickled exception
+    if result and record["content_type"] == CONTENT_PICKLE:
         return b"event: exception\ndata: %b\n\n" % base64.b64encode(result)
+    if record["state"] == "FAILED":
+        failed = errors.FunctionRaised(f"call {record['id']} failed with status {record['status']}, and its answer is no problem document")
+        return event("error", problem_of(failed, record["id"]))
     gone = errors.DeadlineExceeded(f"call {record['id']} expired: it ran out of time, or its result was kept only until its time ended")
     return event("error", problem_of(gone, record["id"]))
 

@@ -68,6 +68,8 @@ ANONYMOUS = Caller(KeyRecord(id="", hash="", tenant="", scope=Scope.INVOKE.value
 """A caller without a key: it reaches public functions."""
 
 
+MAX_KEY_BYTES = 1024
+"""Ours are far shorter; what is longer is not hashed, so that a look-up costs the same whatever came."""
 _AS_WRITTEN = (b"Bearer ", b"bearer ")
 _SCHEME_BYTES = 7
 
@@ -79,6 +81,8 @@ class Keys:
         self._records: dict[str, KeyRecord] = {}
         self._by_hash: dict[str, KeyRecord] = {}
         self._by_token: dict[bytes, Caller] = {}
+        self._tokens: dict[str, set[bytes]] = {}
+        """By key: its headers in `_by_token`, which are few."""
 
     def __repr__(self) -> str:
         return f"<Keys {len(self._records)}, {len(self._by_token)} in use>"
@@ -94,20 +98,26 @@ class Keys:
         old = self._records.pop(key_id, None)
         if old is not None:
             self._by_hash.pop(old.hash, None)
-            self._by_token.clear()
+            self._forget(key_id)
         if record is not None:
             self._records[key_id] = record
             self._by_hash[record.hash] = record
 
-    def forget_proofs(self) -> None:
-        """Look every key up again: something that callers were made of has changed."""
-        self._by_token.clear()
+    def forget_proofs(self, tenant: str) -> None:
+        """Look this tenant's keys up again: something that its callers were made of has changed."""
+        for key_id in {caller.key_id for caller in self._by_token.values() if caller.tenant == tenant}:
+            self._forget(key_id)
+
+    def _forget(self, key_id: str) -> None:
+        for authorization in self._tokens.pop(key_id, ()):
+            del self._by_token[authorization]
 
     def clear(self) -> None:
         """Forget all."""
         self._records.clear()
         self._by_hash.clear()
         self._by_token.clear()
+        self._tokens.clear()
 
     def is_known(self, authorization: bytes) -> bool:
         """Whether this header was found valid before, so that no look-up is needed."""
@@ -126,12 +136,14 @@ class Keys:
         scheme, _, token = authorization.partition(b" ")
         if not token or scheme.lower() != b"bearer":
             raise errors.Unauthenticated("no API key: send the header 'Authorization: Bearer <key>'")
-        record = self._by_hash.get(hashlib.sha256(token.strip()).hexdigest())
+        token = token.strip()
+        record = self._by_hash.get(hashlib.sha256(token).hexdigest()) if len(token) <= MAX_KEY_BYTES else None
         if record is None:
             raise errors.Unauthenticated("this API key is not valid: it is wrong, or was revoked")
         return record
 
     def remember(self, authorization: bytes, caller: Caller) -> None:
-        """This header is this caller's, until a key changes. Written as it should be only: there are endless ways to write one key."""
+        """This header is this caller's, until its key changes. Written as it should be only: there are endless ways to write one key."""
         if authorization.startswith(_AS_WRITTEN) and authorization[_SCHEME_BYTES:].strip() == authorization[_SCHEME_BYTES:]:
             self._by_token[authorization] = caller
+            self._tokens.setdefault(caller.key_id, set()).add(authorization)

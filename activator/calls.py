@@ -2,9 +2,10 @@
 
 A call is in the journal from its 202 until the controller has its result, so no death of a process loses it: the next start of this
 activator runs what is unfinished again (at least once: a function whose instance died under a call may see it twice, and is told which
-attempt it sees). Only as many calls of a function are dispatched at once as its instances can hold; the rest wait here, not in the
-throttler's queue, which is for callers who wait. A call counts as a request of its quotas when it is submitted, and among those that run at
-once while it runs.
+attempt it sees). Until it runs its body is in the journal only: what the bodies and results of a tenant, and of all, may take is bounded in
+bytes, and so is their number. Only as many calls of a function are dispatched at once as its instances can hold; the rest wait here, not
+in the throttler's queue, which is for callers who wait. A call counts as a request of its quotas when it is submitted, and among those
+that run at once while it runs.
 
 Calls that the control plane began (schedules, dead letters sent again) are written down here, too (`keep`), but run only once the
 controller has said that they are ours (`begin_kept`).
@@ -20,6 +21,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -37,9 +39,10 @@ from activator.choice import Choice
 from activator.control import ControlPlane
 from activator.dispatch import Call, Dispatcher
 from activator.entry import Entrance
-from activator.held import Held, HeldCalls
+from activator.held import LEAST_BYTES, Held, HeldCalls
 from activator.metrics import Metrics
 from activator.openai.call import EngineCall, call_of_kept
+from activator.payloads import accepts_pickles, checked_type
 from activator.quotas.admission import Admission
 from activator.request import Request
 from activator.routes import RouteTable, Target
@@ -84,12 +87,12 @@ class SubmittedCalls:
         self._entrance = entrance
         self._settings = settings
         self._held = HeldCalls()
-        self._kept: dict[str, tuple[dict[str, Any], int]] = {}
-        """By `due`: calls in the journal that may be another activator's, and how many attempts were made."""
+        self._kept: dict[str, tuple[str, int]] = {}
+        """By `due`: ids of calls in the journal that may be another activator's, and how many attempts were made."""
         self._putting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._attempts = CallAttempts(
             held=self._held, dispatcher=dispatcher, entrance=entrance, metrics=metrics, max_result_bytes=settings.max_body_bytes,
-            admission=self._admission, tracer=tracer,
+            admission=self._admission, load=self._load, tracer=tracer,
         )  # fmt: skip
         self._results = CallResults(self._held, journal=books.journal, controller=controller, token=token)
         self._questions = CallQuestions(
@@ -119,27 +122,57 @@ class SubmittedCalls:
 
     async def hold(self, caller: Caller, call: Call, *, fingerprint: str, webhook: str = "") -> CallRecord:
         """Take responsibility for a call; returns once it is durable."""
-        self._check_room()
+        self.check_room(caller.tenant, len(call.body))
         record = queued(caller, call, fingerprint=fingerprint, webhook=webhook)
-        held = self._held.add(record)
+        held = self._held.add(record, len(call.body))
         try:
             await self._books.journal.submit(call.id, payload(record, call))
         except BaseException:
             self._held.drop(call.id)
             raise
+        call.park()
         held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id}")
         if isinstance(call, EngineCall):
             call.is_kept = True
         self._held.note(held, record)
         return record
 
-    def _check_room(self) -> None:
-        if len(self._held) >= self._settings.max_pending_submits:
-            raise errors.TooManyRequests(f"{len(self._held)} submitted calls are pending, the bound", retry_after_s=5)
+    def check_room(self, tenant: str, size: int) -> None:
+        """Whether a call of so many bytes may be submitted. Raises TooManyRequests."""
+        taken, settings, size = self._held.bytes_of, self._settings, max(size, LEAST_BYTES)
+        for whose, pending, bound in (
+            ("of this tenant", self._held.calls_of[tenant], max(1, settings.max_pending_submits // 2)),
+            ("of all tenants", len(self._held), settings.max_pending_submits),
+        ):
+            if pending >= bound:
+                problem = f"{pending} submitted calls {whose} are pending, the bound (activator.max_pending_submits; a tenant's is half)"
+                raise errors.TooManyRequests(problem, retry_after_s=5)
+        for whose, used, name, limit in (
+            ("this tenant's", taken[tenant], "tenant_submitted_bytes", settings.tenant_submitted_bytes),
+            ("all tenants'", taken.total(), "submitted_bytes", settings.submitted_bytes),
+        ):
+            if used + size > limit:
+                problem = f"{whose} submitted calls take {used} of {limit} bytes, the bound (activator.{name}): wait until some have ended"
+                raise errors.TooManyRequests(problem, retry_after_s=5)
+
+    def reading(self, tenant: str, size: int) -> AbstractContextManager[None]:
+        """Set room aside for a body that is about to be read, of `size` bytes at most. Raises TooManyRequests."""
+        self.check_room(tenant, size)
+        return self._held.reading(tenant, size)
+
+    def _load(self, call: Call) -> None:
+        """Read a parked call's body again. Raises Unavailable."""
+        try:
+            call.load(base64.b64decode(self._books.journal.payload(call.id)["body"]))
+        except (OSError, StopIteration, ValueError, KeyError) as e:
+            raise errors.Unavailable(f"the journal cannot be read: {type(e).__name__}", retry_after_s=1) from e
 
     async def put_elsewhere(self, request: Request, caller: Caller, own_id: str) -> bool:
-        """Whether another activator keeps the calls of this id, and has answered. Raises Unavailable while it is down."""
-        return self._siblings is not None and await self._siblings.hand_over(request, own_call_id(caller.tenant, own_id))
+        """Whether another activator keeps the calls of this id, and has answered.
+
+        Raises Unavailable while it is down, TooManyRequests.
+        """
+        return self._siblings is not None and await self._siblings.hand_over(request, caller.tenant, own_call_id(caller.tenant, own_id))
 
     async def put(self, request: Request, caller: Caller, call: Call, own_id: str) -> None:
         """`PUT /v1/calls/{id}`: the caller's own id makes a repeat the same call. Raises Conflict when the arguments differ."""
@@ -209,15 +242,16 @@ class SubmittedCalls:
         for left in self._books.recovered.unfinished:
             kept = self._books.journal.payload(left.id)
             if "due" in kept:
-                self._held.add(CallRecord.from_json(kept["record"]))
-                self._kept[kept["due"]] = (kept, left.attempts)
+                self._held.add(CallRecord.from_json(kept["record"]), _size_of(kept))
+                self._kept[kept["due"]] = (left.id, left.attempts)
             else:
                 self._resume(kept, left.attempts)
         return [group.create_task(self._results.run(), name="call results shipping")]
 
     def _resume(self, kept: dict[str, Any], attempts: int) -> None:
         record = CallRecord.from_json(kept["record"])
-        held = self._held.add(record)
+        self._held.drop(record.id)
+        held = self._held.add(record, _size_of(kept))
         try:
             call = self._call(record, kept)
         except errors.PilotlightError as e:
@@ -228,21 +262,27 @@ class SubmittedCalls:
         if "due" in kept:  # only here it is known how long its result is kept
             held.give_up_at = time.time() + call.target.spec.clocks.result_ttl_s
             held.record = replace(record, expires_at=held.give_up_at)
+        call.park()
         held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id} (resumed)")
 
     def _call(self, record: CallRecord, kept: dict[str, Any]) -> Call:
-        """The call that a journal holds, as its function and its key are now. Raises NotFound, Forbidden, Unavailable."""
+        """The call that a journal holds, as its function and its key are now.
+
+        Raises NotFound, Forbidden, Unavailable; UnsupportedMediaType for a pickle that an older version took from another tenant.
+        """
         owner = TenantId(kept.get("owner") or record.tenant)
         address = FunctionAddress(tenant=owner, environment=record.environment, app=record.app, function=record.function)
         target = self._table.target(address, record.revision)
         target.check(record.method)
+        accepts_pickle = accepts_pickles(record.tenant, owner)  # the key of its caller may have been revoked since
+        content_type = checked_type(kept["content_type"].encode(), accepts=accepts_pickle)
         choice = _choice_of(record, target)
         entry = self._entrance.entry(self._caller(kept["key"], owner), target)
         deadline_at = kept.get("deadline_at")
         make = partial(call_of_kept, kept) if target.spec.engine is not None or "path" in kept else Call
         call = make(
             body=base64.b64decode(kept["body"]), id=record.id, target=target, method=record.method, key_id=kept["key"],
-            content_type=kept["content_type"].encode(), accept=kept["accept"].encode(), rank=entry.ranks[None],
+            content_type=content_type, accepts_pickle=accepts_pickle, accept=kept["accept"].encode(), rank=entry.ranks[None],
             caller="" if record.tenant == owner else record.tenant,
             deadline_s=None if deadline_at is None else max(0.001, deadline_at - time.time()),
             choice=choice, extra_headers=choice.line if choice is not None else b"",
@@ -260,14 +300,14 @@ class SubmittedCalls:
             return
         if record.id in self._held:
             raise errors.Conflict(f"call {record.id} has not been told to its end yet", retry_after_s=1)
-        self._check_room()
-        self._held.add(record)
+        self.check_room(record.tenant, _size_of(kept))
+        self._held.add(record, _size_of(kept))
         try:
             await self._books.journal.submit(record.id, kept)
         except BaseException:
             self._held.drop(record.id)
             raise
-        self._kept[kept["due"]] = (kept, 0)
+        self._kept[kept["due"]] = (record.id, 0)
 
     def kept(self) -> list[str]:
         """Those that are written down and not begun, by `due`."""
@@ -277,12 +317,12 @@ class SubmittedCalls:
         """Of those `asked` about run `ours`; the others are another activator's, and forgotten."""
         mine = frozenset(ours)
         for name in asked:
-            kept, attempts = self._kept.pop(name)
+            call_id, attempts = self._kept.pop(name)
             if name in mine:
-                self._resume(kept, attempts)
+                self._resume(self._books.journal.payload(call_id), attempts)
             else:
-                self._held.drop(kept["record"]["id"])
-                self._books.journal.forget(kept["record"]["id"])
+                self._held.drop(call_id)
+                self._books.journal.forget(call_id)
 
     async def aclose(self) -> None:
         """Stop: what runs is abandoned here and run again by the next start, because the journal still holds it."""
@@ -291,6 +331,11 @@ class SubmittedCalls:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._results.aclose()
+
+
+def _size_of(kept: dict[str, Any]) -> int:
+    """Bytes of the body of a call in the journal."""
+    return len(kept["body"]) * 3 // 4
 
 
 def _choice_of(record: CallRecord, target: Target) -> Choice | None:

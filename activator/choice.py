@@ -21,6 +21,7 @@ from pilotlight import errors, traffic
 from pilotlight.pricing import Rates
 from pilotlight.protocol import HEADER_ARM, FunctionRoute
 from pilotlight.traffic import BY_HEADER, BY_KEY, BY_TENANT, WHOLE, Arm, ExperimentTraffic, TrafficDocument
+from pilotlight.types import MAX_NAME_LENGTH
 
 MAX_UNITS: Final = 4096
 """Units of a function whose choice is remembered: making one anew costs microseconds, and a flood of user ids must not fill the memory."""
@@ -163,6 +164,8 @@ class Routed:
     def _asked(self, caller: Caller, asked: str) -> Choice:
         some = next(iter(self.targets.values()))
         where = f"{some.app}/{some.function}"
+        if len(asked) > MAX_NAME_LENGTH:
+            raise errors.NotFound(f"{where} has no tag {asked[:MAX_NAME_LENGTH]!r}…: tags have at most {MAX_NAME_LENGTH} characters")
         if caller.tenant != some.tenant:
             raise errors.Forbidden(f"only callers of its own tenant may ask for a revision of {where}: leave {asked!r} out")
         choice = self._tags.get(asked)

@@ -24,6 +24,7 @@ from activator.billing.shipping import REFUSED_NAME, Shipper
 from activator.call_results import MAX_BATCH_BYTES, SHIP_BATCH
 from pilotlight.protocol import CALLS_PATH, DUE_PATH, HEADER_PLATFORM_TOKEN
 from weight_cache.addresses import Address
+from weight_cache.cookies import no_cookies
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,11 @@ class _Departure:
         self._ledger = ControllerLedger(controller=controller, token=token, activator=activator)
         self._shipper = Shipper(journal, self._ledger)
         self._client = httpx.AsyncClient(
-            transport=controller.transport(), base_url=controller.base_url, headers={HEADER_PLATFORM_TOKEN: token}, timeout=ANSWER_S
+            transport=controller.transport(),
+            base_url=controller.base_url,
+            headers={HEADER_PLATFORM_TOKEN: token},
+            timeout=ANSWER_S,
+            cookies=no_cookies(),
         )
 
     async def __aenter__(self) -> Self:

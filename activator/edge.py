@@ -16,11 +16,17 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from activator.admission import network_of
+
 if TYPE_CHECKING:
     from activator.warm import WarmCalls, Way
 
 SWEEP_S = 1.0
 """How often slow heads and idle connections are looked for: bounds of 10 s and more need no finer clock, nor a timer for each request."""
+MAX_BARE_BYTES = 8 * 1024
+"""Of a chunked body, between two pieces of it: trailers, which nobody here reads, and extensions of chunks."""
+MAX_UNREAD_BYTES = 16 * 1024 * 1024
+"""Of a body whose request was answered before its end: more than calls have by default, so that clients read their answer."""
 
 
 @runtime_checkable
@@ -120,6 +126,10 @@ class EdgeProtocol(HttpToolsProtocol):
         self.head_since: float | None = None
         self.idle_since: float | None = None
         self._head_bytes = 0
+        self._is_deaf = False
+        self._read_bytes = 0
+        self._bare_bytes: int | None = None
+        self._unread_bytes = 0
         self._address = ""
         self._application: WarmApplication | None = self.app if isinstance(self.app, WarmApplication) else None
         self._turn = _Turn()
@@ -129,7 +139,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._address = self.client[0] if self.client else ""
+        self._address = network_of(self.client[0]) if self.client else ""
         limits = self.limits
         limits.connections.add(self)
         limits.by_address[self._address] += 1
@@ -156,21 +166,58 @@ class EdgeProtocol(HttpToolsProtocol):
                 del limits.by_address[self._address]
 
     def refuse(self, status: bytes, text: bytes) -> None:
-        """Answer with a bare status and close: for peers that do not get as far as a request."""
+        """Answer with a bare status and close: for peers that do not get as far as a request.
+
+        Requests before it on the connection are answered first, then it is closed: answers are known by their order alone.
+        """
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if not getattr(cycle, "more_body", False):
+                cycle.keep_alive = False
+                self._is_deaf = True
+                return
+            if cycle.response_started or self.pipeline:  # its own body is wrong, and its answer has begun or has to wait
+                self.transport.abort()
         if not self.transport.is_closing():
             head = b"HTTP/1.1 " + status + b"\r\ncontent-type: text/plain\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: "
             self.transport.write(head + str(len(text)).encode() + b"\r\n\r\n" + text)
             self.transport.close()
 
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn does with bytes that are no request."""
+        self.refuse(b"400 Bad Request", msg.encode() + b"\n")
+
     def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
         if self.head_since is not None:
             self._head_bytes += len(data)
             if self._head_bytes > self.limits.max_head_bytes and self._is_head_only(data):
-                self.refuse(b"431 Request Header Fields Too Large", b"request head over the limit\n")
+                self._refuse_head()
                 return
+        elif self._bare_bytes is not None:
+            if self._bare_bytes > MAX_BARE_BYTES:
+                self._refuse_bare()
+                return
+            self._bare_bytes += len(data)  # until a piece of the body is among them
+        self._read_bytes = len(data)
         super().data_received(data)
         if self._way is not None and not self.transport.is_closing():
             self._leave_to_asgi()  # the body is not all here: waiting for it, within its clock, is a task's work
+
+    def _refuse_head(self) -> None:
+        self.refuse(b"431 Request Header Fields Too Large", b"request head over the limit\n")
+
+    def _refuse_bare(self) -> None:
+        if self.cycle is not None and self.cycle.response_complete:
+            self._close_deaf()
+        else:
+            self.refuse(b"431 Request Header Fields Too Large", b"trailers over the limit\n")
+
+    def _close_deaf(self) -> None:
+        """Close without a word: the request was answered, and more would be taken for the answer to another one."""
+        self._is_deaf = True
+        self.transport.close()
 
     def _is_head_only(self, data: bytes) -> bool:
         """Whether these bytes cannot contain the end of a head within the limit (a body may legally follow in the same read)."""
@@ -186,16 +233,35 @@ class EdgeProtocol(HttpToolsProtocol):
         if self.head_since is None:
             self.head_since = self.loop.time()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A line of its head. Those behind its body are dropped: nobody here asked for any (RFC 9110, section 6.5.1)."""
+        if self.head_since is None:
+            return
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
     def on_headers_complete(self) -> None:
-        """Its head is here: it is known as warm, or goes to ASGI."""
+        """Its head is here: it is known as warm, or goes to ASGI. Raises ValueError, which the parser answers with 400."""
         self.head_since = None
         self._head_bytes = 0
+        if self._read_bytes > self.limits.max_head_bytes:  # it may hold a whole head that nobody has measured
+            self._check_size()
+        known = dict(self.headers)
+        if _check_framing(self.headers, known):
+            self._bare_bytes = 0
         if self._is_plain_post():
-            self._known = known = dict(self.headers)
+            self._known = known
             if b"connection" not in known or self.parser.get_http_version() == "1.1":  # unasked, no older version is kept alive
                 self._way = self._application.find_warm(self.url, known)  # type: ignore[union-attr]
         if self._way is None:
             self._begin_asgi()
+
+    def _check_size(self) -> None:
+        if sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url) > self.limits.max_head_bytes:
+            self._refuse_head()
+            raise ValueError("a head over the limit")
 
     def _is_plain_post(self) -> bool:
         parser, cycle = self.parser, self.cycle
@@ -210,13 +276,21 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
+        if self._bare_bytes:
+            self._bare_bytes = 0
         if self._way is not None:
             self._parts.append(body)
-        else:
-            super().on_body(body)
+            return
+        cycle = self.cycle
+        if cycle is not None and cycle.response_complete:
+            self._unread_bytes += len(body)
+            if self._unread_bytes > MAX_UNREAD_BYTES:
+                self._close_deaf()
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request is here."""
+        self._bare_bytes = None
         way = self._way
         if way is None:
             super().on_message_complete()
@@ -246,6 +320,7 @@ class EdgeProtocol(HttpToolsProtocol):
         """All that uvicorn does from a request's beginning to the end of its head."""
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
+        self._unread_bytes = 0
         self.url, self.headers, self.expect_100_continue = url, headers, expects
         self.scope["headers"] = headers
         self.scope["connection"] = self  # type: ignore[typeddict-unknown-key]
@@ -325,6 +400,39 @@ class EdgeProtocol(HttpToolsProtocol):
             self.idle_since = self.loop.time()
 
     def handle_websocket_upgrade(self) -> None:
+        """The connection has another protocol from here on, and counts among those of its address until it ends."""
         self.head_since = None
-        self._forget()
         super().handle_websocket_upgrade()
+        protocol: Any = self.transport.get_protocol()
+        if protocol is not self:
+            end, receive = protocol.connection_lost, protocol.data_received
+
+            def connection_lost(exc: Exception | None) -> None:
+                self._forget()
+                end(exc)
+
+            def data_received(data: bytes) -> None:
+                if protocol.handshake_complete:
+                    receive(data)
+                else:
+                    protocol.transport.abort()  # a client says nothing before it is accepted (RFC 6455, section 4.1)
+
+            protocol.connection_lost = connection_lost
+            protocol.data_received = data_received
+
+
+def _check_framing(headers: list[tuple[bytes, bytes]], known: dict[bytes, bytes]) -> bool:
+    """Whether the body comes in chunks.
+
+    Refuses what a proxy before us may read differently: two hosts (RFC 9112, section 3.2), and codings that we do not undo (6.1).
+
+    What else ends a request in two ways (several lengths, a length and a coding) the parser refuses. Raises ValueError.
+    """
+    coding = known.get(b"transfer-encoding")
+    if coding is not None and coding.lower() != b"chunked":
+        raise ValueError("a transfer coding other than chunked")
+    if len(known) != len(headers):
+        names = [name for name, _ in headers]
+        if names.count(b"host") > 1 or names.count(b"transfer-encoding") > 1:
+            raise ValueError("several hosts or transfer codings")
+    return coding is not None

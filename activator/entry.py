@@ -5,11 +5,13 @@ Making one costs some tens of microseconds and is done once for a way; passing i
 
 from __future__ import annotations
 
+from activator.admission import network_of
 from activator.callers import Caller
 from activator.fairness.rank import Rank
+from activator.payloads import CONTENT_TYPE, accepts_pickles, checked_type
 from activator.quotas.admission import Admission, admit
 from activator.quotas.rules import Rule, Rules, body_bytes_of, queue_bounds_of, token_bound_of
-from activator.quotas.store import QuotaStore
+from activator.quotas.store import Gate, QuotaStore
 from activator.routes import RouteTable
 from activator.settings import ActivatorSettings
 from activator.targets import Target
@@ -27,7 +29,8 @@ class Entry:
     """One way in. Immutable.
 
     Attributes:
-        foreign: the caller's tenant where it is not the function's own, else "".
+        foreign: the caller's tenant where it is not the function's own, else ""; "" of an anonymous caller, too.
+        accepts_pickle: whether its calls may be pickles: the caller has a key of the function's own tenant.
         gate: what its calls have to pass; None = nothing is counted.
         body_bytes: the largest body that may come.
         raw_body_bytes: the same for raw HTTP, where only quotas bound it; None = nothing does.
@@ -35,7 +38,7 @@ class Entry:
         token_bound: the smallest bucket of tokens that its calls have to fit into; None = tokens are not counted.
     """
 
-    __slots__ = ("body_bytes", "caller", "foreign", "gate", "ranks", "raw_body_bytes", "target", "token_bound")
+    __slots__ = ("accepts_pickle", "body_bytes", "caller", "foreign", "gate", "ranks", "raw_body_bytes", "target", "token_bound")
 
     def __init__(
         self, caller: Caller, target: Target, *, rules: Rules, store: QuotaStore, max_body_bytes: int, ranks: dict[bytes | None, Rank]
@@ -43,6 +46,7 @@ class Entry:
         self.caller = caller
         self.target = target
         self.foreign = caller.tenant if caller.tenant != target.tenant else ""
+        self.accepts_pickle = not caller.is_anonymous and accepts_pickles(caller.tenant, target.tenant)
         self.gate = store.gate(rules)
         self.raw_body_bytes = body_bytes_of(rules, None)
         self.body_bytes = body_bytes_of(rules, max_body_bytes) or 0
@@ -55,6 +59,10 @@ class Entry:
     async def admit(self, *, holds: int = 1, tokens: int = 0) -> Admission | None:
         """Let one call in; None where nothing is counted. Raises OverQuota, Unavailable."""
         return await admit(self.gate, holds=holds, tokens=tokens)
+
+    def content_type(self, headers: dict[bytes, bytes]) -> bytes:
+        """`payloads.JSON` or `payloads.PICKLE`: what the body of a call is. Raises UnsupportedMediaType for a pickle not accepted here."""
+        return checked_type(headers.get(CONTENT_TYPE), accepts=self.accepts_pickle)
 
     def rank(self, headers: dict[bytes, bytes]) -> Rank:
         """The call's rank. Raises InvalidInput when it asks for a priority that there is not."""
@@ -76,6 +84,7 @@ class Entrance:
         self.store = store
         self._settings = settings
         self._entries: dict[tuple[str, Target], Entry] = {}
+        self._gates: dict[str, tuple[Gate | None, int]] = {}
         self._made_at = -1
 
     def __repr__(self) -> str:
@@ -83,15 +92,38 @@ class Entrance:
 
     def entry(self, caller: Caller, target: Target, address: str = "") -> Entry:
         """The way of this caller, who is at `address`, to this revision. Raises Forbidden when either tenant is suspended, or by scope."""
-        if self._made_at != self._table.generation or len(self._entries) >= MAX_ENTRIES:
-            self._entries.clear()
-            self._made_at = self._table.generation
+        self._forget_outdated()
         entry = self._entries.get((caller.key_id, target))
         if entry is None:
             entry = self._make(caller, target, address)
             if not caller.is_anonymous:  # each address has an entry of its own
                 self._entries[caller.key_id, target] = entry
         return entry
+
+    def before(self, caller: Caller, address: str) -> tuple[Gate | None, int]:
+        """What a request whose function is not known yet has to pass, and the largest body that it may have: by the caller alone."""
+        self._forget_outdated()
+        known = self._gates.get(caller.key_id)
+        if known is None:
+            if caller.is_anonymous:
+                rules: Rules = (Rule(of="address", subject=network_of(address), quotas=self._of_strangers(), tenant=""),)
+            else:
+                plan = self._table.plan_of(caller.tenant).quotas()
+                rules = (
+                    Rule(of="tenant", subject=caller.tenant, quotas=plan, tenant=caller.tenant),
+                    Rule(of="key", subject=caller.key_id, quotas=caller.quotas, tenant=caller.tenant),
+                )
+            rules = tuple(rule for rule in rules if not rule.quotas.is_empty)
+            known = self.store.gate(rules), body_bytes_of(rules, self._settings.max_body_bytes) or 0
+            if not caller.is_anonymous:
+                self._gates[caller.key_id] = known
+        return known
+
+    def _forget_outdated(self) -> None:
+        if self._made_at != self._table.generation or max(len(self._entries), len(self._gates)) >= MAX_ENTRIES:
+            self._entries.clear()
+            self._gates.clear()
+            self._made_at = self._table.generation
 
     def _make(self, caller: Caller, target: Target, address: str) -> Entry:
         caller.check_may_call()
@@ -109,7 +141,7 @@ class Entrance:
                 raise errors.Forbidden(f"tenant {self._table.tenant_name(tenant)!r} is suspended: ask the platform's operator")
 
     def _rules(self, caller: Caller, target: Target, address: str) -> Rules:
-        table, owner = self._table, target.tenant
+        table, owner, address = self._table, target.tenant, network_of(address)
         is_foreign = caller.tenant != owner
         rules = [
             Rule(

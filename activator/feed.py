@@ -18,7 +18,9 @@ import httpx
 
 from activator.routes import RouteTable
 from pilotlight.protocol import FEED_PATH, HEADER_PLATFORM_TOKEN, FeedChange
+from snapshotter import grants
 from weight_cache.addresses import Address
+from weight_cache.cookies import no_cookies
 
 log = logging.getLogger(__name__)
 
@@ -114,17 +116,26 @@ class FeedLog:
         self._live, self._lines, self._size = kept, len(kept), size
 
 
+def _is_sealed(change: FeedChange) -> bool:
+    if change.kind != "function" or change.value is None:
+        return True
+    return all(grants.LABEL in document["launch"].get("labels", {}) for document in change.value["revisions"].values())
+
+
 class FeedFollower:
     """Keeps a RouteTable equal to the controller's state."""
 
-    def __init__(self, *, table: RouteTable, controller: Address, token: str, log_path: Path) -> None:
+    def __init__(self, *, table: RouteTable, controller: Address, token: str, log_path: Path, needs_seals: bool = False) -> None:
+        """`needs_seals`: the node agent takes sealed launch documents only; routes on disk from before there were seals are of no use."""
         self._table = table
+        self._needs_seals = needs_seals
         self._log = FeedLog(log_path)
         self._client = httpx.AsyncClient(
             transport=controller.transport(),
             base_url=controller.base_url,
             headers={HEADER_PLATFORM_TOKEN: token},
             timeout=httpx.Timeout(10.0, read=POLL_S + 10.0),
+            cookies=no_cookies(),
         )
         self.first_answer = asyncio.Event()
         self.is_connected = False
@@ -135,10 +146,17 @@ class FeedFollower:
 
     def load(self) -> int:
         """Take in what the last run left on disk; returns how many changes."""
-        count = 0
+        count, are_sealed = 0, True
         for change in self._log.load():
             self._table.apply(change)
             count += 1
+            are_sealed = are_sealed and _is_sealed(change)
+        if self._needs_seals and not are_sealed:
+            log.info("routes on disk have no seals; all of them are asked for again")
+            self._table.clear()
+            self._table.version = 0
+            self._log.reset()
+            return 0
         return count
 
     async def follow(self) -> None:

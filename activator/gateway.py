@@ -14,8 +14,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 from activator.admission import StrangerLimit
+from activator.argument_checker import ArgumentChecker
+from activator.bodies import Bodies
 from activator.calls import SubmittedCalls
 from activator.control import ControlPlane
+from activator.dashboard_host import DashboardHost
 from activator.dispatch import Call, Dispatcher, Exchange
 from activator.entry import Entrance, Entry, split_tenant
 from activator.health import READY, Health
@@ -26,6 +29,8 @@ from activator.metrics import Metrics
 from activator.model_servers import V1, ModelServers, is_model_path
 from activator.openai.front import OpenAI, is_one_model, is_openai_path
 from activator.passthrough import Passthrough
+from activator.payloads import PICKLE
+from activator.proxies import TrustedProxies
 from activator.quotas.admission import Admission
 from activator.reception import RAW, Reception
 from activator.relay import Relay
@@ -40,15 +45,12 @@ from activator.tokens.enter import TokenDesk
 from activator.tracing.tracer import Tracer
 from activator.upstream import UpstreamGone
 from activator.variations import Variations
-from activator.warm import WarmCalls
+from activator.warm import WarmCalls, Way
 from pilotlight import errors
-from pilotlight.protocol import CONTENT_PICKLE
 
 log = logging.getLogger(__name__)
 
 CALLS = "/v1/calls/"
-_PICKLE = CONTENT_PICKLE.encode()
-_JSON = b"application/json"
 
 
 class Gateway:
@@ -71,10 +73,17 @@ class Gateway:
         shadows: Shadows | None = None,
         idempotency: IdempotencyStore | None = None,
         health: Health | None = None,
+        arguments: ArgumentChecker | None = None,
+        dashboard: DashboardHost | None = None,
     ) -> None:
+        """`dashboard`: what is served where, if the dashboard has an origin of its own."""
+        self._dashboard = dashboard
         self._settings = settings
+        self._proxies = TrustedProxies(settings.trusted_proxies)
+        self.bodies = Bodies(limit_bytes=settings.waiting_bytes, tenant_bytes=settings.tenant_waiting_bytes)
         self._health = health or Health()
         self._tracer = tracer or Tracer()
+        self._arguments = arguments or ArgumentChecker()
         self._table = table
         self._entrance = entrance
         self._dispatcher = dispatcher
@@ -84,8 +93,8 @@ class Gateway:
             settings=settings, reception=self._reception, calls=calls, dispatcher=dispatcher, scaler=scaler, admit=self.admit_later
         )
         self.idempotency = Idempotency(
-            idempotency or ProcessIdempotency(), reception=self._reception, ttl_s=settings.idempotency_ttl_s,
-            max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s,
+            idempotency or ProcessIdempotency(), reception=self._reception, entry_of=self._entry_of, ttl_s=settings.idempotency_ttl_s,
+            body_timeout_s=settings.body_timeout_s, bodies=self.bodies,
         )  # fmt: skip
         self._models = ModelServers(settings=settings, reception=self._reception, invoke=self.invoke)
         self._passthrough = passthrough
@@ -102,7 +111,12 @@ class Gateway:
         )  # fmt: skip
         verbs: dict[str, Handler] = {"invoke": self.invoke, "submit": self._variations.submit, "warmup": self._variations.warmup}
         self._resolutions = Resolutions(table=table, reception=self._reception, entrance=entrance, verbs=verbs)
-        self.find_warm = self._resolutions.find_warm
+
+    def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> Way | None:
+        """How a call goes that needs no task (`edge.WarmApplication`); None at the dashboard's host, which serves no calls."""
+        if self._dashboard is not None and self._dashboard.owns(headers):
+            return None
+        return self._resolutions.find_warm(url, headers)
 
     def copy_calls(self, shadows: Shadows) -> None:
         """From now on have calls copied, whichever way their answers go."""
@@ -110,12 +124,32 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI 3."""
+        self._proxies.note_caller(scope)
         if scope["type"] == "http":
             request = Request(scope, receive, send)
+            if self._dashboard is not None and self._dashboard.misplaced(request):
+                await self._answer(request, self._dashboard.answer(request))
+                return
             is_once = KEY in request.headers and self.idempotency.concerns(request)
             await self._answer(request, self.idempotency.answer(request, self._plain) if is_once else self._route(request))
         elif scope["type"] == "websocket":
-            await self._passthrough.websocket(scope, receive, send, self._reception.raw_entry)
+            await self._passthrough.websocket(scope, receive, send, self._web_socket_entry)
+
+    def _web_socket_entry(self, request: Request) -> Entry:
+        """The function at the other end of a WebSocket. Raises NotFound, and what `Reception.raw_entry` raises."""
+        if self._dashboard is not None and self._dashboard.owns(request.headers):
+            raise self._dashboard.not_here(request)
+        return self._reception.raw_entry(request)
+
+    def _entry_of(self, request: Request) -> Entry:
+        """The way of a request under an idempotency key. Raises what it would raise without one."""
+        owner, place = split_tenant(request.path)
+        if not place.startswith(FUNCTIONS):
+            return self._models.entry_of(request, owner, place)
+        resolved = self._resolutions.resolve(request, owner, place)
+        if resolved is None:
+            raise errors.NotFound(f"nothing is served at {request.verb} {request.path}")
+        return self._reception.enter(request, resolved.caller, resolved.routed, resolved.tag, unasked=resolved.unasked)
 
     async def _plain(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The same for a request whose idempotency key was looked at."""
@@ -154,6 +188,10 @@ class Gateway:
                 connection.on_gone = None
 
     async def _route(self, request: Request) -> None:
+        with self.bodies.room(request):
+            await self._handle(request)
+
+    async def _handle(self, request: Request) -> None:
         path = request.path
         owner, place = split_tenant(path)
         if place.startswith(FUNCTIONS):
@@ -212,18 +250,15 @@ class Gateway:
         return await self.admit(request, entry, method, await entry.admit(holds=0))
 
     async def admit(self, request: Request, entry: Entry, method: str, admission: Admission | None) -> Call:
-        """Read the body within its bounds and check the arguments, before anything is started or billed."""
+        """Check who sends what, read the body within its bounds and check the arguments, before anything is started or billed."""
         check = entry.target.check(method)
         rank = entry.rank(request.headers)
+        content_type = entry.content_type(request.headers)
         asked_ns = time.monotonic_ns()
         body = await request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
         upload_ns = time.monotonic_ns() - asked_ns  # the caller's own time
-        content_type = request.headers.get(b"content-type", _JSON)
-        if content_type.startswith(_PICKLE):
-            content_type = _PICKLE
-        else:
-            check.check(body)
-            content_type = _JSON
+        if content_type is not PICKLE:
+            await self._arguments.check(check, body, tenant=entry.target.tenant)
         choice = request.choice
         call = request.call = Call(
             id=request.id,
@@ -232,6 +267,7 @@ class Gateway:
             key_id=entry.caller.key_id,
             body=body,
             content_type=content_type,
+            accepts_pickle=entry.accepts_pickle,
             accept=request.headers.get(b"accept", b""),
             deadline_s=request.deadline_s(),
             admission=admission,

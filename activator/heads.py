@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from activator.answer_types import GUARD_LINES, call_type
 from activator.dispatch import Call, Exchange
 from activator.upstream import Answer
 from snapshotter.types import StartKind
@@ -55,8 +56,8 @@ def quota_lines(call: Call) -> bytes:
 
 
 def _passed_on(answer: Answer) -> bytes:
-    lines: list[bytes] = []
+    lines: list[bytes] = [GUARD_LINES]
     for name, value in answer.headers:
         if name in PASSED_ON:
-            lines += (name, b": ", value, b"\r\n")
+            lines += (name, b": ", call_type(value) if name == b"content-type" else value, b"\r\n")
     return b"".join(lines)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from activator.call_records import is_theirs, own_call_id
 from activator.call_streams import FINAL, StreamLog
 from activator.callers import Caller
 from activator.targets import Target
 from pilotlight.protocol import CallRecord
+
+LEAST_BYTES = 4096
+"""What a call counts at least, of the bytes that calls may take: its record here and in the journal is there whatever its body."""
 
 
 class Held:
@@ -20,12 +26,14 @@ class Held:
         give_up_at: wall clock after which it is not tried again.
         target: what it calls, once it was begun.
         log: what its attempt that runs, or ran last, has streamed; None = nothing, or it has ended.
+        size: bytes of its body, or of its result once it has ended.
     """
 
-    __slots__ = ("changed", "give_up_at", "log", "record", "target", "task")
+    __slots__ = ("changed", "give_up_at", "log", "record", "size", "target", "task")
 
-    def __init__(self, record: CallRecord) -> None:
+    def __init__(self, record: CallRecord, size: int = 0) -> None:
         self.record = record
+        self.size = size
         self.task: asyncio.Task[None] | None = None
         self.changed = asyncio.Event()
         self.give_up_at = record.expires_at
@@ -53,9 +61,13 @@ class HeldCalls:
     Attributes:
         unsent: newest states that were not shipped, by id.
         news: set while there are any.
+        bytes_of: by tenant, what its calls take, bodies that are still read included; a call LEAST_BYTES at least.
+        calls_of: by tenant, how many they are.
     """
 
     def __init__(self) -> None:
+        self.bytes_of: Counter[str] = Counter()
+        self.calls_of: Counter[str] = Counter()
         self._held: dict[str, Held] = {}
         self.unsent: dict[str, CallRecord] = {}
         self.news = asyncio.Event()
@@ -73,20 +85,36 @@ class HeldCalls:
         """A call by its id."""
         return self._held.get(call_id)
 
-    def add(self, record: CallRecord) -> Held:
+    def add(self, record: CallRecord, size: int = 0) -> Held:
         """Be responsible for a call; nothing is told of it yet."""
-        held = self._held[record.id] = Held(record)
+        held = self._held[record.id] = Held(record, size)
+        _count(self.bytes_of, record.tenant, _cost(size))
+        _count(self.calls_of, record.tenant, 1)
         return held
 
     def drop(self, call_id: str) -> None:
         """Be responsible no more."""
-        self._held.pop(call_id, None)
+        held = self._held.pop(call_id, None)
+        if held is not None:
+            _count(self.bytes_of, held.record.tenant, -_cost(held.size))
+            _count(self.calls_of, held.record.tenant, -1)
+
+    @contextmanager
+    def reading(self, tenant: str, size: int) -> Iterator[None]:
+        """Count a body of so many bytes while it is read."""
+        _count(self.bytes_of, tenant, _cost(size))
+        try:
+            yield
+        finally:
+            _count(self.bytes_of, tenant, -_cost(size))
 
     def note(self, held: Held, record: CallRecord) -> None:
         """A call changed: whoever waits for it is woken, and the controller will be told."""
         held.record = record
         if record.state in FINAL:
             held.log = None  # its result has all of it
+            _count(self.bytes_of, record.tenant, _cost(len(record.result)) - _cost(held.size))
+            held.size = len(record.result)
         held.wake()
         self.unsent[record.id] = record
         self.news.set()
@@ -102,3 +130,13 @@ class HeldCalls:
     def tasks(self) -> list[asyncio.Task[None]]:
         """What runs now."""
         return [held.task for held in self._held.values() if held.task is not None and not held.task.done()]
+
+
+def _cost(size: int) -> int:
+    return max(size, LEAST_BYTES)
+
+
+def _count(counter: Counter[str], tenant: str, by: int) -> None:
+    counter[tenant] += by
+    if not counter[tenant]:
+        del counter[tenant]

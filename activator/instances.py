@@ -27,6 +27,7 @@ class Instance:
         idle_since: monotonic time since which nothing is in flight; meaningless while something is.
         is_draining: no new calls; stopped once idle.
         may_rest: it is drained because nothing is left to do: it may sleep instead of ending.
+        is_frozen: its processes stand still, or are about to: it takes calls once it is thawed (`frozen.Frozen`).
         is_stuck: a call ran out of its execution clock in it, and perhaps never ends.
         is_gone: its process has ended or is being ended; `gone_reason` says why once the agent told.
         account: its meter and its records.
@@ -35,7 +36,7 @@ class Instance:
     """
 
     __slots__ = ("_gone", "account", "blocked_until", "calls", "capacity", "connections", "gone_reason", "held_s", "id", "idle_since",
-                 "in_flight", "info", "is_draining", "is_gone", "is_stuck", "may_rest", "started_at")  # fmt: skip
+                 "in_flight", "info", "is_draining", "is_frozen", "is_gone", "is_stuck", "may_rest", "started_at")  # fmt: skip
 
     def __init__(self, info: InstanceInfo, *, account: InstanceAccount, capacity: int, now: float) -> None:
         self.id = str(info.id)
@@ -49,6 +50,7 @@ class Instance:
         self.blocked_until = 0.0
         self.is_draining = False
         self.may_rest = False
+        self.is_frozen = False
         self.is_stuck = False
         self.is_gone = False
         self.gone_reason = ""
@@ -57,7 +59,7 @@ class Instance:
         self._gone = asyncio.Event()
 
     def __repr__(self) -> str:
-        state = "gone" if self.is_gone else "draining" if self.is_draining else "ready"
+        state = "gone" if self.is_gone else "draining" if self.is_draining else "frozen" if self.is_frozen else "ready"
         return f"<Instance {self.id} {state} {self.in_flight}/{self.capacity}>"
 
     @property
@@ -67,7 +69,9 @@ class Instance:
 
     def has_slot(self, now: float) -> bool:
         """Whether one more call may go in."""
-        return self.in_flight < self.capacity and not self.is_draining and not self.is_gone and now >= self.blocked_until
+        if self.is_draining or self.is_gone or self.is_frozen:
+            return False
+        return self.in_flight < self.capacity and now >= self.blocked_until
 
     def block(self, now: float) -> None:
         """Leave it alone for BUSY_PAUSE_S."""
@@ -76,6 +80,14 @@ class Instance:
     def settle_idle(self) -> None:
         """Write down what it owes for having been idle up to now."""
         self.account.settle_idle(now_ns=time.monotonic_ns(), at_ns=time.time_ns())
+
+    def settle_end(self, cpu_ns: int | None) -> None:
+        """It is gone: write down what it still owes. `cpu_ns`: where its counter of CPU time stood, None = nobody knows."""
+        self.account.end(cpu_ns=cpu_ns, now_ns=time.monotonic_ns(), at_ns=time.time_ns())
+
+    def settle_cpu(self, cpu_ns: int | None) -> None:
+        """It was settled, and is over: write down what it used since. `cpu_ns`: see `settle_end`. Idempotent."""
+        self.account.end_cpu(cpu_ns=cpu_ns, at_ns=time.time_ns())
 
     def leave(self) -> None:
         """It is being stopped. Should it turn out to have died of something else, `mark_gone` still says so."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from activator import tensors
 from activator.entry import Entry
+from activator.json_size import expect_few
 from activator.reception import Reception
 from activator.request import Request
 from activator.settings import ActivatorSettings
@@ -27,6 +28,9 @@ from pilotlight.spec import MethodSpec
 V1, V2 = "/v1/models/", "/v2"
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """An answer is turned into tensors whole; a function that answers with more is called by its own name, where answers stream."""
+MAX_VALUES = 500_000
+"""Of a body or an answer (`json_size`), an image of 224 x 224 x 3 as nested lists with room: translating a number takes up to a
+microsecond of the event loop."""
 _FORBIDDEN_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"connection", b"date"})
 _JSON_HEADERS = {b"content-type": b"application/json", b"accept": b"application/json"}
 
@@ -98,6 +102,15 @@ class ModelServers:
         else:
             hint = f"POST {V1}app/function:predict, or POST {V2}/models/app/function/infer"
             raise errors.NotFound(f"nothing is served at {verb} {path[:200]}: a model is a function's address: {hint}")
+
+    def entry_of(self, request: Request, owner: str | None, path: str) -> Entry:
+        """The way of a call's caller to its function. Raises NotFound where the path asks for no call, and what calls raise."""
+        asked = parse(path)
+        if asked is None or not asked.verb:
+            raise errors.NotFound(f"no call is made at {path[:200]}")
+        caller = self._reception.identify(request, owner)
+        routed, _, tag = self._reception.routed(request, caller, asked.model, owner)
+        return self._reception.enter(request, caller, routed, asked.version or tag)
 
     async def _call(self, request: Request, owner: str | None, asked: Asked) -> None:
         caller = self._reception.identify(request, owner)
@@ -196,6 +209,7 @@ class _Infer:
             self._id = str(body["id"])
         self._wanted = _wanted(body.get("outputs"))
         given: dict[str, Any] = {}
+        tensors.expect_few(body["inputs"])
         for name, value in map(tensors.value_of, body["inputs"]):
             if name in given:
                 raise errors.InvalidInput(f"two inputs are named {name[:80]!r}", parameter="inputs")
@@ -260,8 +274,9 @@ def _translated(request: Request, read: Callable[[], Awaitable[bytes]], argument
 
 
 def _json(body: bytes) -> Any:
+    expect_few(body, MAX_VALUES, "call the function by its own name, whose arguments and answers are not translated")
     try:
-        return json.loads(body)
+        return json.loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError) as e:
         raise errors.InvalidInput(f"the body is not valid JSON: {e}") from e
 
@@ -269,8 +284,8 @@ def _json(body: bytes) -> Any:
 def _as_error(body: bytes) -> bytes:
     """What a function raised, as the protocol says it: `{"error": text}`."""
     try:
-        document = json.loads(body)
-    except ValueError:
+        document = _json(body)
+    except (errors.InvalidInput, errors.TooLarge):
         return body
     told = document.get("error") if isinstance(document, dict) else None
     text = f"{told.get('type')}: {told.get('message')}" if isinstance(told, dict) else None

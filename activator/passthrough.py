@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import MutableMapping
+from typing import Any, Final
 
 from activator.billing.account import Ticket
 from activator.dispatch import Call, Dispatcher
@@ -23,18 +25,29 @@ from activator.upstream import Answer, UpstreamGone, WorkerConnection
 from activator.web_sockets import WebSockets
 from pilotlight import errors
 
+LEAST_BYTES_PER_S: Final = 64 * 1024
+"""A body may take `body_timeout_s`, and a second for each so many bytes of it: files of any size come through, and a trickle does not."""
+BODY_TIMEOUT_S: Final = 60.0
+
 
 class Passthrough:
     """Streams raw requests to ASGI functions, and to engines what may be read of them."""
 
-    def __init__(self, *, dispatcher: Dispatcher, metrics: Metrics, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self, *, dispatcher: Dispatcher, metrics: Metrics, tracer: Tracer | None = None, body_timeout_s: float = BODY_TIMEOUT_S
+    ) -> None:  # fmt: skip
+        """`body_timeout_s`: longest pause in a body, and longest time that one may take beside LEAST_BYTES_PER_S."""
         self._dispatcher = dispatcher
+        self._body_timeout_s = body_timeout_s
         self._metrics = metrics
         self._tracer = tracer or Tracer()
         self.websocket = WebSockets(dispatcher=dispatcher, metrics=metrics, tracer=self._tracer).answer
 
     async def http(self, request: Request, entry: Entry) -> None:
-        """One request, streamed both ways. Raises what `Throttler.reserve` raises, NotFound, OverQuota, TooLarge, WorkerCrashed."""
+        """One request, streamed both ways.
+
+        Raises what `Throttler.reserve` raises, NotFound, OverQuota, InvalidInput, TooLarge, WorkerCrashed.
+        """
         target = entry.target
         if target.spec.engine is None:  # of an engine the OpenAI front has looked at the path
             expect_web(target)
@@ -44,13 +57,26 @@ class Passthrough:
         self._tracer.begin(call, request.headers)
         try:
             self._dispatcher.check(call)
+            body = await self._begun_body(request, call)
             reservation = await self._dispatcher.throttler_of(target).reserve(call.remaining_s(target.spec.clocks.queue_s), rank=call.rank)
             call.reserved_ns = time.monotonic_ns()
             call.start_kind, call.start_ms, call.weights = reservation.start_kind, reservation.start_ms, reservation.weights
-            await self._relay(target, _Relay(request, call, reservation, entry), request)
+            await self._relay(target, _Relay(request, call, reservation, entry, body), request)
         finally:
             if admission is not None:
                 admission.release()
+
+    async def _begun_body(self, request: Request, call: Call) -> _Body | None:
+        """Its body, of which something has come: a slot is for those that have something to say. None where it has none."""
+        if b"content-length" not in request.headers and b"transfer-encoding" not in request.headers:
+            return None
+        body = _Body(request, self._body_timeout_s)
+        began_ns = time.monotonic_ns()
+        await body.begin()
+        waited_ns = time.monotonic_ns() - began_ns  # the caller's own time
+        call.began_ns += waited_ns
+        call.routed_ns += waited_ns
+        return body
 
     async def _relay(self, target: Target, relay: _Relay, request: Request) -> None:
         try:
@@ -77,8 +103,9 @@ class Passthrough:
 class _Relay:
     """One raw request on a reserved slot. `close` it on every path."""
 
-    def __init__(self, request: Request, call: Call, reservation: Reservation, entry: Entry) -> None:
+    def __init__(self, request: Request, call: Call, reservation: Reservation, entry: Entry, body: _Body | None) -> None:
         self._entry = entry
+        self._body = body
         self._request = request
         self._call = call
         self._reservation = reservation
@@ -95,20 +122,23 @@ class _Relay:
         self.ending = Ending.ANSWERED
 
     async def run(self) -> None:
-        """Open the record, send the request, relay the answer. Raises UpstreamGone, JournalFull."""
+        """Open the record, send the request, relay the answer. Raises UpstreamGone, JournalFull, InvalidInput, TooLarge."""
         request, loop = self._request, asyncio.get_running_loop()
         self._ticket = await self._reservation.open_paid(self._call)
         connections = self._reservation.instance.connections
         connection = self._connection = connections.take_nowait(self._call.reserved_ns / 1e9) or await connections.open(loop)
-        has_body = b"content-length" in request.headers or b"transfer-encoding" in request.headers
+        has_body = self._body is not None
         self._dispatched_ns = time.monotonic_ns()
         future = connection.request(request_head(request, self._call, has_body=has_body), loop=loop, is_head=request.verb == "HEAD")
-        if has_body:
-            await _send_body(request, connection, self._entry.raw_body_bytes)
-        answer = self._answer = await future
+        try:
+            if self._body is not None:
+                await _send_body(self._body, connection, self._entry.raw_body_bytes)
+            answer = self._answer = await future
+        finally:
+            if not future.cancel() and not future.cancelled():
+                future.exception()  # of a body that did not come whole nobody awaits the answer
         self._is_stream, self._first_byte_ms = answer.body is None, (time.monotonic_ns() - self._call.began_ns) / 1e6
-        headers = answer_headers(request, self._call, answer.headers)
-        await request.start(answer.status, sandboxed(headers) if self._entry.caller.is_anonymous else headers)
+        await request.start(answer.status, sandboxed(answer_headers(request, self._call, answer.headers)))
         if answer.body is not None:
             self._sent = len(answer.body)
             await request.chunk(answer.body, more=False)
@@ -156,13 +186,42 @@ def _expect_small(request: Request, limit_bytes: int | None) -> None:
         raise too_large(limit_bytes)
 
 
-async def _send_body(request: Request, connection: WorkerConnection, limit_bytes: int | None) -> None:
-    """Pass the body on as it comes. Raises TooLarge in the middle of one that did not say how long it is, ClientClosedRequest."""
-    sent = 0
-    while True:
-        message = await request.receive()
+class _Body:
+    """A body that is passed on as it comes, in bounded time: what was sent is time to send more, up to `timeout_s` of it."""
+
+    def __init__(self, request: Request, timeout_s: float) -> None:
+        self._request = request
+        self._timeout_s = self._left_s = timeout_s
+        self._first: MutableMapping[str, Any] | None = None
+
+    async def begin(self) -> None:
+        """Wait for its first piece. Raises what `next` raises."""
+        self._first = await self.next()
+
+    async def next(self) -> MutableMapping[str, Any]:
+        """Its next piece, an ASGI message. Raises InvalidInput where it comes too slowly, ClientClosedRequest."""
+        if (first := self._first) is not None:
+            self._first = None
+            return first
+        began_s = time.monotonic()
+        try:
+            async with asyncio.timeout(self._left_s):
+                message = await self._request.receive()
+        except TimeoutError as e:
+            text = f"the body came too slowly: {self._timeout_s:g} s, and a second for each {LEAST_BYTES_PER_S} bytes"
+            raise errors.InvalidInput(text) from e
         if message["type"] == "http.disconnect":
             raise errors.ClientClosedRequest("the caller left while sending its body")
+        earned_s = len(message["body"]) / LEAST_BYTES_PER_S - (time.monotonic() - began_s)
+        self._left_s = min(self._timeout_s, self._left_s + earned_s)
+        return message
+
+
+async def _send_body(whole: _Body, connection: WorkerConnection, limit_bytes: int | None) -> None:
+    """Pass the body on as it comes. Raises TooLarge in the middle of one that did not say how long it is, and what `_Body.next` raises."""
+    sent = 0
+    while True:
+        message = await whole.next()
         if body := message["body"]:
             sent += len(body)
             if limit_bytes is not None and sent > limit_bytes:

@@ -27,11 +27,24 @@ _OURS_TO_SAY = frozenset(
     }
 )
 """Headers of an answer that its function does not choose."""
-_OF_THE_ORIGIN = frozenset({b"service-worker-allowed", b"clear-site-data", b"strict-transport-security"})
+_OF_THE_ORIGIN = frozenset(
+    {
+        b"alt-svc",
+        b"clear-site-data",
+        b"nel",
+        b"report-to",
+        b"reporting-endpoints",
+        b"service-worker-allowed",
+        b"strict-transport-security",
+        b"www-authenticate",
+        b"x-content-type-options",
+    }
+)
+"""What a browser keeps for the origin, or asks its user in the origin's name: it is the platform's, whoever's page this is."""
 _OUR_COOKIES = b"pilotlight_"
 """The dashboard's begin so: a page that sets one would sign its visitors in as somebody else there."""
 _SANDBOX = b"sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads"
-"""Pages of public functions share the dashboard's origin: what they run must not act as the person who is signed in there."""
+"""Pages of functions share the dashboard's origin: what they run must not act as the person who is signed in there."""
 
 
 def _prefix(scope: Scope) -> str:
@@ -92,7 +105,7 @@ def answer_headers(request: Request, call: Call, headers: Headers) -> Headers:
 
 
 def sandboxed(headers: Headers) -> Headers:
-    """The same for whoever may be a person with a browser; what the function says of its own content is kept."""
+    """The same in a sandbox, for a browser may show it; what the function says of its own content is kept."""
     kept = (header for header in headers if header[0] not in _OF_THE_ORIGIN)
     kept = (header for header in kept if header[0] != b"set-cookie" or _OUR_COOKIES not in header[1])
-    return [*kept, (b"content-security-policy", _SANDBOX)]
+    return [*kept, (b"content-security-policy", _SANDBOX), (b"x-content-type-options", b"nosniff")]

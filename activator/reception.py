@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 from activator.admission import StrangerLimit
 from activator.callers import ANONYMOUS, Caller
 from activator.entry import Entrance, Entry, split_tenant
+from activator.quotas.store import Gate
 from activator.request import Request
 from activator.routes import Routed, RouteTable
 from pilotlight import errors
@@ -36,13 +37,10 @@ class Reception:
 
     def authenticate(self, request: Request) -> Caller:
         """Who is calling. Raises Unauthenticated, or TooManyRequests for an address that keeps guessing."""
-        authorization = request.headers.get(b"authorization", b"")
-        if not self._table.is_known(authorization):
-            self._strangers.guard(request.address, time.monotonic())
         try:
-            return self._table.authenticate(authorization, time.time())
+            return self._table.authenticate(request.headers.get(b"authorization", b""), time.time())
         except errors.Unauthenticated:
-            self._strangers.check(request.address, time.monotonic())
+            self._count(request)
             raise
 
     def identify(self, request: Request, owner: str | None) -> Caller:
@@ -57,6 +55,12 @@ class Reception:
         caller.check_may_call()
         self._entrance.check_not_suspended(caller.tenant)
         return caller
+
+    def before(self, request: Request, caller: Caller) -> tuple[Gate | None, int]:
+        """See `Entrance.before`. Raises Forbidden for a suspended tenant's key."""
+        self._entrance.check_not_suspended(caller.tenant)
+        request.tenant = caller.tenant
+        return self._entrance.before(caller, request.address)
 
     def routed(self, request: Request, caller: Caller, path: str, owner: str | None = None) -> tuple[Routed, str, str]:
         """The function at `path`, the method and the tag that the path names. Raises NotFound, Forbidden, Unauthenticated, Unavailable."""
@@ -84,9 +88,14 @@ class Reception:
 
     def stranger(self, request: Request) -> errors.PilotlightError:
         """The error for a caller without a key who asks for what is not public. Raises TooManyRequests where it keeps asking."""
-        self._strangers.guard(request.address, time.monotonic())
-        self._strangers.check(request.address, time.monotonic())
+        self._count(request)
         return errors.Unauthenticated("no API key: send the header 'Authorization: Bearer <key>'")
+
+    def _count(self, request: Request) -> None:
+        """One more failed attempt. Raises TooManyRequests; who has a valid key is never counted, whoever else shares its address."""
+        now = time.monotonic()
+        self._strangers.guard(request.address, now)
+        self._strangers.check(request.address, now)
 
     def enter(self, request: Request, caller: Caller, routed: Routed, tag: str, *, is_raw: bool = False, unasked: str = "") -> Entry:
         """The way in, of which the answer tells the quotas whatever becomes of the request. Raises Forbidden, NotFound.

@@ -10,10 +10,12 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
+from activator.answer_types import GUARD, GUARD_LINES
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PROBLEM, new_call_id, problem
 
 if TYPE_CHECKING:
+    from activator.bodies import Room
     from activator.choice import Choice
     from activator.dispatch import Call
     from activator.targets import Target
@@ -27,11 +29,15 @@ HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te
 """Headers that end at each hop (RFC 9110 §7.6.1)."""
 
 
+CALLER = "pilotlight.caller"
+"""Where a scope has the caller's address, if that is not the peer's."""
 _PROBLEM = CONTENT_PROBLEM.encode()
 MAX_WAIT_S = 7 * 86_400
 """Of a caller: the longest execution clock that there may be (`spec.Clocks`)."""
 
 
+LEAST_READ_BYTES = 16 * 1024
+"""What a caller has to read of an answer in each period of `Request.wait_read`: who reads a byte now and then holds it for ever."""
 UNREAD_S = 2.0
 """How long a caller may leave the rest of an answer unread that was cut off."""
 
@@ -54,11 +60,12 @@ class Request:
         target: what it calls, once that is known and until its end was observed.
         began_ns, routed_ns: monotonic time when it was made, and when it was routed.
         choice: which revision answers it, and why; None = one revision answers all, or nobody has chosen yet.
+        room: where its body counts; None = nowhere.
         shape: content type and body of the errors that it is answered with.
     """
 
-    __slots__ = ("_receive", "_send", "began_ns", "call", "choice", "gate", "headers", "id", "is_answered", "path", "routed_ns", "scope",
-                 "shape", "target", "tenant")  # fmt: skip
+    __slots__ = ("_receive", "_send", "began_ns", "call", "choice", "gate", "headers", "id", "is_answered", "path", "room", "routed_ns",
+                 "scope", "shape", "target", "tenant")  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -73,6 +80,7 @@ class Request:
         self.tenant = ""
         self.choice: Choice | None = None
         self.target: Target | None = None
+        self.room: Room | None = None
         self.shape: Shape = problem_shape
         self.began_ns = self.routed_ns = time.monotonic_ns()
 
@@ -96,27 +104,51 @@ class Request:
 
     @property
     def address(self) -> str:
-        """The peer's address; "" when unknown."""
+        """The caller's address: the peer's, or what a trusted proxy says (`activator.proxies`); "" when unknown."""
+        return self.scope.get(CALLER) or self.peer
+
+    @property
+    def peer(self) -> str:
+        """The address at the other end of the connection; "" when unknown."""
         client = self.scope.get("client")
         return client[0] if client else ""
 
     async def body(self, *, limit_bytes: int, timeout_s: float) -> bytes:
-        """The whole body. Raises TooLarge before reading on, InvalidInput when it comes too slowly, ClientClosedRequest."""
+        """The whole body.
+
+        Raises TooLarge before reading on, TooManyRequests where it has no room, InvalidInput when it comes too slowly, ClientClosedRequest.
+        """
         declared = self.headers.get(b"content-length")
-        if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
-            raise too_large(limit_bytes)
+        room = self.room
+        if declared is not None and declared.isdigit():
+            if int(declared) > limit_bytes:
+                raise too_large(limit_bytes)
+            if room is not None:
+                room.take(int(declared))
+                room = None
         message: MutableMapping[str, Any] | None = None
         if not getattr(self.cycle, "more_body", False):
             message = await self._receive()
             if message["type"] == "http.request" and not message.get("more_body", False) and len(message["body"]) <= limit_bytes:
+                if room is not None:
+                    room.take(len(message["body"]))
+                self._listen()
                 return bytes(message["body"])
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._rest(message, limit_bytes)
+                body = await self._rest(message, limit_bytes, room)
         except TimeoutError as e:
             raise errors.InvalidInput(f"the body did not arrive within {timeout_s:g} s") from e
+        self._listen()
+        return body
 
-    async def _rest(self, message: MutableMapping[str, Any] | None, limit_bytes: int) -> bytes:
+    def _listen(self) -> None:
+        """Read on, so that it is seen when the caller leaves: uvicorn stops within a large body, until more of it is asked for."""
+        connection = self.scope.get("connection")
+        if connection is not None and not connection.pipeline:
+            connection.flow.resume_reading()
+
+    async def _rest(self, message: MutableMapping[str, Any] | None, limit_bytes: int, room: Room | None) -> bytes:
         parts: list[bytes] = []
         size = 0
         while True:
@@ -128,6 +160,8 @@ class Request:
             size += len(part)
             if size > limit_bytes:
                 raise too_large(limit_bytes)
+            if room is not None:
+                room.take(len(part))
             parts.append(part)
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -173,6 +207,23 @@ class Request:
         """Send on; waits while the caller does not read."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
+    async def wait_read(self, pause_s: float) -> None:
+        """Return once the caller has read what it was sent, but for what a buffer takes.
+
+        One that reads less than LEAST_READ_BYTES in `pause_s` is cut off: raises ClientClosedRequest.
+        """
+        connection = self.scope.get("connection")
+        while connection is not None and connection.is_congested:
+            unread = connection.transport.get_write_buffer_size()
+            try:
+                async with asyncio.timeout(pause_s):
+                    await connection.flow.drain()
+            except TimeoutError:
+                if unread - connection.transport.get_write_buffer_size() < LEAST_READ_BYTES:
+                    self.is_answered = True  # nobody reads an error either
+                    connection.transport.abort()
+                    raise errors.ClientClosedRequest(f"the caller did not read its answer for {pause_s:g} s") from None
+
     def quota_headers(self) -> Headers:
         """`RateLimit` and `RateLimit-Policy` of whatever is answered; none where no quota applies."""
         return header_list(self.gate.head()) if self.gate is not None else []
@@ -186,7 +237,7 @@ class Request:
     async def respond_json(self, status: int, body: Mapping[str, Any], headers: Headers | None = None) -> None:
         """Answer with JSON."""
         data = json.dumps(body).encode()
-        own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data)), (b"x-request-id", self.id.encode())]
+        own = [(b"content-type", b"application/json"), *GUARD, (b"content-length", b"%d" % len(data)), (b"x-request-id", self.id.encode())]
         await self.respond(status, own + self.quota_headers() + (headers or []), data)
 
     async def respond_error(self, error: errors.PilotlightError, headers: Headers | None = None) -> None:
@@ -212,7 +263,9 @@ Shape = Callable[[errors.PilotlightError, str], tuple[bytes, bytes]]
 def error_answer(error: errors.PilotlightError, request_id: str, shape: Shape = problem_shape) -> tuple[bytes, bytes]:
     """Header lines, each ending in CRLF, and body of an answer that is an error."""
     content_type, data = shape(error, request_id)
-    head = b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n" % (content_type, len(data), request_id.encode())
+    head = b"content-type: %b\r\n%bcontent-length: %d\r\nx-request-id: %b\r\n" % (
+        content_type, GUARD_LINES, len(data), request_id.encode(),
+    )  # fmt: skip
     retry_after_s = error.retry_after_s
     if retry_after_s is None and error.status in (429, 503):
         retry_after_s = 1.0

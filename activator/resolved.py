@@ -123,10 +123,12 @@ class Resolutions:
             caller = self._reception.identify(request, owner)
             routed, method, tag = self._reception.routed(request, caller, address, owner)
             resolved = Resolved(handler, caller, routed, method, tag)
-            if resolved.is_lasting and self._table.is_known(asked[1]):
-                self._known[asked] = resolved
+            if tag:
+                routed.choose(caller, {}, tag)  # what is remembered is there: nobody fills the memory with names of nothing
             if verb == "warmup" and caller.tenant == routed.tenant:
                 resolved.unasked = routed.document.heaviest()  # not who answers until it is there
             if verb == "invoke" and resolved.is_lasting:
                 resolved.let_warm(self._entrance)
+            if resolved.is_lasting and self._table.is_known(asked[1]):
+                self._known[asked] = resolved
         return resolved if request.verb == "POST" else None

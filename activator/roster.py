@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator
 from activator.asleep import Asleep, may_sleep
 from activator.autoscaler.rungs import StartTimes
 from activator.billing.account import InstanceAccount
+from activator.billing.cpu import PauseCpuMeter
 from activator.fairness.gate import Gate
 from activator.fleet import Fleet
+from activator.frozen import Frozen
 from activator.instances import Instance, slots_of
 from activator.routes import Target
 from activator.shared.state import Allowance, Want
@@ -26,6 +28,7 @@ from activator.surplus import Generosity
 from pilotlight import errors
 from pilotlight.types import Priority
 from snapshotter import errors as agent_errors
+from snapshotter.cpu_counter import CpuCounter
 from snapshotter.types import InstanceInfo, InstanceState
 
 log = logging.getLogger(__name__)
@@ -68,10 +71,12 @@ class Roster(ABC):
         )  # fmt: skip
         self.start_times = StartTimes()
         self.asleep = Asleep(fleet=fleet, owner=self, clock=clock)
+        self.frozen = Frozen(fleet=fleet, owner=self)
         self.is_retired = False
         self.is_kept = True
         self.is_awaited = False
         self.kept_until = 0.0
+        self._is_unmetered = False
 
     # -- what the calls say to it -------------------------------------------------------------------------------------
     @property
@@ -131,11 +136,15 @@ class Roster(ABC):
         """An instance is ready (or was adopted): its slots go to those who wait."""
         now = self._clock()
         instance = Instance(info, account=self._account(self.target, info.id), capacity=self.slots_each, now=now)
-        if info.state is InstanceState.ASLEEP:
+        self._meter_cpu(instance, is_new=began is not None)
+        is_asleep = info.state is InstanceState.ASLEEP
+        if is_asleep and self.target.spec.scaling.keep_asleep_s > 0:
             self._comings.adopted(instance.id)
             self.asleep.adopt(self.target, instance)
             return
         self.instances[instance.id] = instance
+        if is_asleep:
+            self.frozen.adopt(instance)
         start_s = now - began if began is not None else 0.0
         if began is None:
             self._comings.adopted(instance.id)
@@ -144,6 +153,22 @@ class Roster(ABC):
         self._hand_out(now, instance, start_s * 1000)
         if self.is_retired:
             self.drain(instance)
+
+    def _meter_cpu(self, instance: Instance, *, is_new: bool) -> None:
+        """From its beginning, or, where it was adopted, from now on: what came before is in the ledger, or was lost with who metered it."""
+        counter = CpuCounter.of(instance.info)
+        if counter is None:
+            if not self._is_unmetered:
+                log.warning("cpu time outside calls is not metered: the instance is not on this machine target=%r", self.target)
+            self._is_unmetered = True
+            return
+        cpu = PauseCpuMeter(counter, from_ns=instance.info.cpu_from_ns if is_new else None)
+        instance.account.meter_cpu(cpu, at_ns=time.time_ns())
+
+    def start_used(self, instance_id: str, cpu_ns: int) -> None:
+        """See starts.Owner."""
+        if cpu_ns > 0:
+            self._account(self.target, instance_id).start_failed(cpu_ns=cpu_ns, at_ns=time.time_ns())
 
     def _started(self, instance: Instance, start_s: float) -> None:
         """Remember what the start took: bytes come to a node once, whatever rung waits for them; a place is waited for by who is late."""
@@ -155,27 +180,29 @@ class Roster(ABC):
         instance.account.started(start_kind=info.start_kind.value, billed_ns=int(billed_s * 1e9), at_ns=time.time_ns())
 
     # -- out ----------------------------------------------------------------------------------------------------------
-    def gone(self, instance_id: str, reason: str) -> None:
-        """An instance's process ended unasked: calls on it fail by themselves, waiters get another."""
-        if self._comings.last_word(instance_id, reason):
+    def gone(self, instance_id: str, reason: str, cpu_ns: int | None = None) -> None:
+        """An instance's process ended unasked: calls on it fail by themselves, waiters get another. `cpu_ns`: see `Instance.settle_end`."""
+        if self._comings.last_word(instance_id, reason, cpu_ns):
             return
         if self.asleep.has(instance_id):
-            self._gone_in_its_sleep(instance_id, reason)
+            self._gone_in_its_sleep(instance_id, reason, cpu_ns)
             return
         instance = self.instances.pop(instance_id, None)
         if instance is None:
             return
         log.info("instance gone instance=%s reason=%s", instance_id, reason)
-        instance.settle_idle()
+        self.frozen.leave(instance)
+        instance.settle_end(cpu_ns)
         instance.mark_gone(reason)
         self._observer.instance_lost(self.target, reason)
         self._comings.give_back(instance_id)
         self.poke(self._clock())
 
-    def _gone_in_its_sleep(self, instance_id: str, reason: str) -> None:
+    def _gone_in_its_sleep(self, instance_id: str, reason: str, cpu_ns: int | None) -> None:
         """Its process ended while it slept, or woke."""
         log.info("instance gone in its sleep instance=%s reason=%s", instance_id, reason)
-        self.asleep.gone(instance_id)
+        if (instance := self.asleep.gone(instance_id)) is not None:
+            instance.settle_cpu(cpu_ns)
         self._observer.instance_lost(self.target, reason)
         self._comings.give_back(instance_id)
         self.poke(self._clock())
@@ -211,6 +238,18 @@ class Roster(ABC):
         instance.is_draining = True
         if not instance.in_flight:
             self._stop(instance, "idle")
+
+    def freeze_idle(self, now: float, idle_s: float) -> None:
+        """Instances that have had nothing to do for `idle_s` stand still until a call waits."""
+        if not self._fleet.can_sleep or self.target.spec.engine is not None:
+            return
+        for instance in self.live():
+            if not instance.in_flight and not instance.is_frozen and now - instance.idle_since >= idle_s and now >= instance.blocked_until:
+                self.frozen.freeze(instance)
+
+    def thawed(self, instance: Instance) -> None:
+        """See frozen.FrozenOwner."""
+        self._hand_out(self._clock())
 
     def drain_idle(self) -> None:
         """Nothing is kept that has nothing to do."""
@@ -260,6 +299,7 @@ class Roster(ABC):
 
     def _stop(self, instance: Instance, reason: str) -> None:
         self.instances.pop(instance.id, None)
+        self.frozen.leave(instance)
         instance.settle_idle()
         sleeps = self._fleet.can_sleep and may_sleep(self.target, instance) and self.is_kept and not self.is_retired
         instance.leave()

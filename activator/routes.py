@@ -24,7 +24,7 @@ from pilotlight import errors
 from pilotlight.pricing import Rates
 from pilotlight.protocol import BudgetRecord, FeedChange, FunctionRoute
 from pilotlight.quotas import Plan, Quotas, parse_quotas
-from pilotlight.seal import PlatformKey
+from pilotlight.seal import SealBroken, Sealer
 from pilotlight.spec import PUBLIC
 from pilotlight.types import DEFAULT_ENVIRONMENT, FunctionAddress
 
@@ -42,11 +42,11 @@ class RouteTable:
     the functions that are language models.
     """
 
-    def __init__(self, lists: Mapping[str, Rates], platform_key: PlatformKey) -> None:
-        """`lists`: price lists by their version, the platform's own first."""
+    def __init__(self, lists: Mapping[str, Rates], secrets: Sealer) -> None:
+        """`lists`: price lists by their version, the platform's own first. `secrets`: opens secrets of functions."""
         self._lists = lists
         self._own_rates = next(iter(lists.values()))
-        self._platform_key = platform_key
+        self._sealer = secrets
         self._functions: dict[str, bytes] = {}
         self._names: dict[str, str] = {}
         self._kept_warm: set[str] = set()
@@ -140,7 +140,7 @@ class RouteTable:
     def _apply_tenant(self, tenant: str, value: Any) -> None:
         before = self.rates_of(tenant)
         self.tenants.apply(tenant, value)
-        self._keys.forget_proofs()
+        self._keys.forget_proofs(tenant)
         if self.rates_of(tenant) is not before:
             for name in [name for name in self._routed if name.startswith(f"{tenant}/")]:
                 del self._routed[name]  # priced anew
@@ -299,7 +299,10 @@ class RouteTable:
             sealed = self._secrets.get(f"{target.tenant}/{target.environment}/{name}")
             if sealed is None:
                 raise errors.Unavailable(f"secret {name!r} does not exist: `pilotlight secret set {name}` creates it", retry_after_s=30)
-            values.update(_as_variables(name, self._platform_key.open(sealed)))
+            try:
+                values.update(_as_variables(name, self._sealer.open(sealed)))
+            except SealBroken as e:
+                raise errors.Unavailable(f"secret {name!r} cannot be opened: {e}: store its values again", retry_after_s=30) from e
         return values
 
     def statistics(self) -> Mapping[str, int]:

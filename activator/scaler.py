@@ -20,6 +20,7 @@ from activator.engines.naps import Naps
 from activator.estate import Holdings
 from activator.fairness.gate import Gate
 from activator.fleet import Fleet
+from activator.instances import Instance
 from activator.resilience.breaker import State
 from activator.routes import RouteTable, Target
 from activator.scaled import Scaled
@@ -62,7 +63,7 @@ class Scaler:
 
     `gate`: what the throttlers' starts pass; room is made among their instances. `may_run`: False for a function whose budget is spent:
     nothing is started or kept for it unasked. `occupancy`: how full the batches of a revision (by `Target.key`) were of late, 0 to 1;
-    None = there were none.
+    None = there were none. `freeze_idle_s`: after how long instances without calls stand still; None = never.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Scaler:
         gate: Gate | None = None,
         may_run: Callable[[Target], bool] = _always,
         occupancy: Callable[[str], float | None] = _unbatched,
+        freeze_idle_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._table = table
@@ -83,6 +85,7 @@ class Scaler:
         self._scaled: dict[str, Scaled] = {}
         self._may_run = may_run
         self._occupancy = occupancy
+        self._freeze_idle_s = freeze_idle_s
         self._gate = gate or Gate(clock=clock)
         self._holdings = Holdings(lambda: [scaled.throttler for scaled in self._scaled.values()], clock=clock)
         self._gate.serve(self._holdings)
@@ -110,10 +113,12 @@ class Scaler:
         return scaled.throttler if scaled is not None else None
 
     async def warm_up(self, target: Target, stage: Callable[[str], None] = _ignore, *, snapshot: bool = True) -> Mapping[str, Any]:
-        """Make a revision's next starts fast: a Template, one instance brought up, and a proven snapshot unless `snapshot` is False.
+        """Make a revision's next starts fast: a Template, a proven snapshot unless `snapshot` is False, and one instance brought up.
 
-        `stage` is told `template`, `instance`, `snapshot` as they begin. What stands in the way of a snapshot is part of the report, and
-        no failure: FORK and COLD remain. Raises like `Throttler.reserve`. Warm-ups at once are one on the node.
+        The snapshot is made of a Template before an instance runs beside it, else a worker would be booted for it alone. `stage` is told
+        `template`, `snapshot`, `instance` as they begin; where there is no Template `snapshot` is the last. What stands in the way of a
+        snapshot is part of the report, and no failure: FORK and COLD remain. Raises like `Throttler.reserve`. Warm-ups at once are one on
+        the node.
         """
         began = self._clock()
         report: dict[str, Any] = {"revision": target.revision}
@@ -125,6 +130,9 @@ class Scaler:
                 raise as_answer(target, e) from e
             report["template"] = template.to_json()
             report["prepare_ms"] = (self._clock() - began) * 1000
+            if snapshot:
+                stage("snapshot")
+                report["snapshot"] = await self._checkpoint(target)
         stage("instance")
         reservation = await self.throttler_of(target).reserve(target.spec.clocks.startup_s)
         info = reservation.instance.info
@@ -135,7 +143,7 @@ class Scaler:
             "instance": info.id,
         }
         reservation.give_back()
-        if snapshot:
+        if snapshot and "snapshot" not in report:
             stage("snapshot")
             report["snapshot"] = await self._checkpoint(target)
         return report
@@ -279,7 +287,7 @@ class Scaler:
             throttler = scaled.throttler
             instance = throttler.instances.get(event.subject)
             if event.kind == "instance_gone":
-                throttler.gone(event.subject, event.reason)
+                throttler.gone(event.subject, event.reason, event.detail.get("cpu_ns"))
             elif instance is not None and event.kind == "instance_stopping":
                 throttler.drain(instance)
 
@@ -298,6 +306,8 @@ class Scaler:
             for scaled in list(self._scaled.values()):
                 scaled.throttler.look_for_slow(now)
                 scaled.throttler.end_asleep(now)
+                if self._freeze_idle_s is not None:
+                    scaled.throttler.freeze_idle(now, self._freeze_idle_s)
                 if tick % DECIDE_EVERY == 0:
                     self._apply(scaled, now)
                 if tick % SETTLE_EVERY == 0:
@@ -366,8 +376,7 @@ class Scaler:
             labels = (target.tenant, target.app, target.function)
             counts[*labels, "asleep"] += len(throttler.asleep)
             for instance in throttler.instances.values():
-                state = "draining" if instance.is_draining else "busy" if instance.in_flight else "idle"
-                counts[*labels, state] += 1
+                counts[*labels, _state_of(instance)] += 1
             counts[*labels, "starting"] += throttler.starting
             counts[*labels, "circuit_open"] += throttler.health is not None and throttler.health.breaker.state is not State.CLOSED
             counts[*labels, "starts_held_up"] += throttler.held_up
@@ -384,3 +393,11 @@ class Scaler:
             task.cancel()
         await asyncio.gather(*(scaled.throttler.aclose() for scaled in self._scaled.values()))
         await asyncio.gather(*self._drops, return_exceptions=True)
+
+
+def _state_of(instance: Instance) -> str:
+    if instance.is_draining:
+        return "draining"
+    if instance.in_flight:
+        return "busy"
+    return "frozen" if instance.is_frozen else "idle"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -10,14 +11,22 @@ from weight_cache.settings import secret_of
 WITHOUT_REDIS: Mapping[str, str] = {"requests": "open", "concurrent": "open", "tokens": "open", "budget": "closed"}
 """What is done by default while Redis does not answer."""
 
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "drain_s": (0, 3600), "shutdown_s": (1, 86_400), "argument_check_s": (0.1, 60), "stranger_connections": (2, 192),
+    "submitted_bytes": (2**20, 2**40), "tenant_submitted_bytes": (2**20, 2**40),
+    "waiting_bytes": (2**20, 2**40), "tenant_waiting_bytes": (2**20, 2**40),
+    "idempotency_bytes": (2**22, 2**40),
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivatorSettings:
     """How the data plane behaves.
 
     Attributes:
-        listen: host:port of the one URL that users know; port 0 picks a free one.
-        metrics_listen: host:port of Prometheus text; None = off.
+        listen: host:port of the one URL that users know; a loopback address stands for 127.0.0.1 and [::1]; port 0 picks a free one.
+        metrics_listen: host:port of Prometheus text, behind a bearer token (`platform.metrics_token_file`); None = only on
+            `<run>/metrics-activator.sock` (`metrics-activator-1.sock`, … of several on one machine).
         activators: processes; more than one needs redis_url, and is refused without.
         redis_url: shared state of several activators; None = everything in the process.
         redis_url_file: file that holds it, such as a mounted Secret; None = `redis_url` stands here.
@@ -27,13 +36,22 @@ class ActivatorSettings:
         max_body_bytes: a request's body; larger is answered 413 before anything is started.
         max_header_bytes: request line and headers together; larger closes the connection with 431.
         header_timeout_s: from the first byte of a request to the end of its headers.
-        body_timeout_s: from the first to the last byte of a body.
+        body_timeout_s: from the first to the last byte of a body; under `/fn/` a second more for each 64 KiB of it.
+        argument_check_s: how long an expensive check of a call's arguments may take, in a process of its own.
         max_connections_per_address: open connections of one peer address.
         max_queued: calls that may wait in this process, all functions together.
-        max_pending_submits: submitted calls not yet finished in this process.
+        max_pending_submits: submitted calls that this process is responsible for, all tenants together; one tenant has half of it.
+        submitted_bytes: their bodies and results, 4 KiB of each call at least, all tenants together.
+        tenant_submitted_bytes: the same of one tenant.
+        waiting_bytes: bodies of requests that are answered here, from their reading to their answer, all tenants together; memory.
+        tenant_waiting_bytes: the same of one tenant.
         unauthenticated_per_s: requests without a valid key, per address, before 429; the burst is twice that.
+        trusted_proxies: networks (or addresses) whose X-Forwarded-For says who calls; empty = every peer is the caller itself.
+        stranger_connections: of 256 connections to the controller, those that requests without a known key may hold.
         journal_sync_s: interval of the journal's group commit: the loss window of a power failure.
         scaledown_window_s: idle time that the platform gives away; beyond it a function pays for idling.
+        freeze_idle_s: seconds without a call, stream or WebSocket after which the processes of an instance stand still until the next call;
+            None = they go on. Not language models' engines, and on this machine only.
         quota_store: where quotas and budgets are counted: `process`, `redis`, or `auto` (redis with several activators).
         without_redis: what happens to each kind of bound (`requests`, `concurrent`, `tokens`, `budget`) while Redis does not answer:
             `open` (each activator counts for itself) or `closed` (503). Kinds that are not named keep their default.
@@ -44,6 +62,7 @@ class ActivatorSettings:
         breaker_open_s: first pause before a probe; it doubles with every probe that fails, up to 32 times.
         retry_budget: retries that a caller may cause, as a share of its calls.
         idempotency_ttl_s: how long an answer is kept for a repeat with the same Idempotency-Key.
+        idempotency_bytes: what these answers of one tenant may take as they are stored; beyond it its oldest go.
         traces_sampled: share of the calls whose trace is kept although they were neither slow, failed nor cold.
         heartbeat_s: silence on a stream of events after which a comment is sent, so that proxies keep the connection.
         engine_scrape_s: how often an inference engine with calls is asked for its metrics; idle ones each 15 s.
@@ -55,7 +74,7 @@ class ActivatorSettings:
     """
 
     listen: str = "127.0.0.1:8700"
-    metrics_listen: str | None = "127.0.0.1:8701"
+    metrics_listen: str | None = None
     activators: int = 1
     redis_url: str | None = None
     redis_url_file: str | None = None
@@ -65,12 +84,20 @@ class ActivatorSettings:
     max_header_bytes: int = 64 * 1024
     header_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
+    argument_check_s: float = 2.0
     max_connections_per_address: int = 4096
     max_queued: int = 20_000
     max_pending_submits: int = 100_000
+    submitted_bytes: int = 4 * 1024**3
+    tenant_submitted_bytes: int = 1024**3
+    waiting_bytes: int = 1024**3
+    tenant_waiting_bytes: int = 512 * 1024**2
     unauthenticated_per_s: float = 50.0
+    trusted_proxies: list[str] = field(default_factory=list)
+    stranger_connections: int = 64
     journal_sync_s: float = 0.05
     scaledown_window_s: float = 60.0
+    freeze_idle_s: float | None = None
     quota_store: str = "auto"
     without_redis: Mapping[str, str] = field(default_factory=dict)
     journal_full: str = "refuse"
@@ -80,6 +107,7 @@ class ActivatorSettings:
     breaker_open_s: float = 5.0
     retry_budget: float = 0.2
     idempotency_ttl_s: float = 86_400.0
+    idempotency_bytes: int = 64 * 1024**2
     traces_sampled: float = 0.01
     heartbeat_s: float = 10.0
     engine_scrape_s: float = 2.0
@@ -96,7 +124,7 @@ class ActivatorSettings:
         if not host or not port.isdigit():
             raise ValueError(f"listen = {self.listen!r}: write host:port")
         for name in ("activators", "max_body_bytes", "max_header_bytes", "max_connections_per_address", "max_queued", "metrics_series",
-                     "breaker_min_calls", "affinity_load"):  # fmt: skip
+                     "max_pending_submits", "breaker_min_calls", "affinity_load"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
         for name in ("breaker_error_ratio", "retry_budget", "traces_sampled", "engine_kv_use"):
@@ -136,9 +164,15 @@ class ActivatorSettings:
             raise ValueError(f"sibling_url = {url!r}: needs sibling_listen, where the others reach us")
 
     def _check_words(self) -> None:
-        for name, least, most in (("drain_s", 0, 3600), ("shutdown_s", 1, 86_400)):
+        for text in self.trusted_proxies:
+            _check_network(text)
+        if self.metrics_listen is not None and not self.metrics_listen.rpartition(":")[2].isdigit():
+            raise ValueError(f"metrics_listen = {self.metrics_listen!r}: write host:port, or null")
+        for name, (least, most) in _BOUNDS.items():
             if not least <= getattr(self, name) <= most:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be from {least} to {most}")
+        if self.freeze_idle_s is not None and not 1 <= self.freeze_idle_s <= 86_400:
+            raise ValueError(f"freeze_idle_s = {self.freeze_idle_s}: must be from 1 to 86400, or null: then idle instances go on")
         for name, words in (("quota_store", ("auto", "process", "redis")), ("journal_full", ("refuse", "serve"))):
             if getattr(self, name) not in words:
                 raise ValueError(f"{name} = {getattr(self, name)!r}: must be one of {', '.join(words)}")
@@ -160,12 +194,12 @@ class ActivatorSettings:
         """Whether bounds of this kind are counted by each activator for itself while Redis does not answer."""
         return {**WITHOUT_REDIS, **self.without_redis}[kind] == "open"
 
-    def metrics_address(self, index: int) -> tuple[str, int] | None:
-        """Host and port of activator `index`'s metrics: the port counts up, port 0 picks a free one for each; None = off."""
-        if not self.metrics_listen:
+    def metrics_listen_of(self, index: int) -> str | None:
+        """`host:port` of activator `index`'s metrics: the port counts up, port 0 picks a free one for each; None = no TCP."""
+        if self.metrics_listen is None:
             return None
         host, _, port = self.metrics_listen.rpartition(":")
-        return host, int(port) + index if int(port) else 0
+        return f"{host}:{int(port) + index if int(port) else 0}"
 
     @property
     def host(self) -> str:
@@ -176,3 +210,12 @@ class ActivatorSettings:
     def port(self) -> int:
         """The port part of `listen`."""
         return int(self.listen.rpartition(":")[2])
+
+
+def _check_network(text: str) -> None:
+    try:
+        network = ipaddress.ip_network(str(text))  # a number would be an address, too
+    except ValueError as e:
+        raise ValueError(f"trusted_proxies = {text!r}: {e}: write networks such as 10.0.0.0/8, or addresses") from e
+    if not network.prefixlen:
+        raise ValueError(f"trusted_proxies = {text!r}: anyone could say to be anyone: name your proxies' networks")

@@ -18,10 +18,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
+from activator.arguments import CheckTooExpensive
 from activator.billing.account import Ticket
 from activator.billing.errors import JournalFull
 from activator.choice import Choice, ShadowTarget
 from activator.dispatch import Call
+from activator.payloads import JSON
 from activator.reservation import Reservation
 from activator.resilience.breaker import Ending
 from activator.targets import Target
@@ -31,7 +33,6 @@ from activator.upstream import UpstreamGone, WorkerConnection
 from pilotlight import errors
 from pilotlight.observations import SHADOW_ARM
 from pilotlight.pricing import BUSY
-from pilotlight.protocol import CONTENT_JSON
 
 log = logging.getLogger(__name__)
 
@@ -45,14 +46,13 @@ MAX_COMPARED_BYTES: Final = 256 * 1024
 """Of each of two answers that are compared as values: parsing them stops the loop for some milliseconds. Larger ones: as bytes."""
 TOLERANCE: Final = 1e-6
 """Numbers are the same when they differ by less than this part of the greater one."""
-_JSON = CONTENT_JSON.encode()
 
 
 class _Busy(Exception):
     """The shadow's instance is: it still runs what nobody waits for any more."""
 
 
-_NOT_MADE = (JournalFull, _Busy)
+_NOT_MADE = (JournalFull, _Busy, CheckTooExpensive)
 """Why a copy that began came to nothing, and says nothing of the revision."""
 
 
@@ -257,6 +257,7 @@ def _call_of(copy: _Copy) -> Call:
     return Call(
         id=f"{call.id}-shadow", target=target, method=call.method, key_id="", body=call.body, content_type=call.content_type,
         accept=call.accept, extra_headers=choice.line, choice=choice,
+        accepts_pickle=call.accepts_pickle and call.target.tenant == target.tenant,
     )  # fmt: skip
 
 
@@ -269,7 +270,7 @@ async def _exchange(call: Call, reservation: Reservation) -> tuple[int, bytes | 
     status, outcome, sent = 502, "error", 0
     try:
         check = call.target.check(call.method)
-        if call.content_type == _JSON:
+        if call.content_type is JSON:
             check.check(call.body)
         ticket = _opened(call, reservation)
         connection = instance.connections.take_nowait(time.monotonic()) or await instance.connections.open(asyncio.get_running_loop())
@@ -325,7 +326,7 @@ def _compared(copy: _Copy, status: int, body: bytes | None) -> bool | None:
     """Whether the copy was answered the same; None where that cannot be said: a stream, a pickle, a body too large to look into."""
     if status != copy.status:
         return False
-    if body is None or copy.call.content_type != _JSON:
+    if body is None or copy.call.content_type is not JSON:
         return None
     if max(len(body), len(copy.body)) > MAX_COMPARED_BYTES:
         return True if body == copy.body else None

@@ -31,6 +31,8 @@ ALLOWANCE_RETRY_S = (0.02, 0.05, 0.1, 0.25)
 """Waits between requests for an allowance that the other activators hold; the last one repeats as long as the start is needed."""
 STOP_GRACE_S = 30.0
 """Between SIGTERM and SIGKILL: exit hooks and calls in flight get this long, an idle instance needs none of it."""
+USED_CPU = "cpu_ns"
+"""In the detail of a start that failed: for the bill, and no caller's business."""
 LAST_WORD_S = 1.0
 """After a stop the agent may still tell that the process had died before it, and of what."""
 STUCK_GRACE_S = 5.0
@@ -56,6 +58,10 @@ class Owner(Protocol):
 
     def start_failed(self, error: agent_errors.SnapshotterError) -> None:
         """A start ended without an instance."""
+        ...
+
+    def start_used(self, instance_id: str, cpu_ns: int) -> None:
+        """The CPU time of a start that failed."""
         ...
 
     def start_refused(self, error: errors.PilotlightError) -> None:
@@ -147,6 +153,7 @@ class Comings:
             self._over(instance_id)
             self.give_back(instance_id)
             if isinstance(e, agent_errors.SnapshotterError):
+                self._owner.start_used(instance_id, int(e.detail.get(USED_CPU) or 0))
                 self._owner.start_failed(e)
             elif isinstance(e, errors.PilotlightError):
                 self._owner.start_refused(e)
@@ -242,15 +249,21 @@ class Comings:
         except agent_errors.SnapshotterError as e:
             log.warning("stop failed instance=%s error=%s", instance.id, e)
         finally:
-            asyncio.get_running_loop().call_later(LAST_WORD_S, self._leaving.pop, instance.id, None)
+            asyncio.get_running_loop().call_later(LAST_WORD_S, self._no_word, instance.id)
             self.give_back(instance.id)
 
-    def last_word(self, instance_id: str, reason: str) -> bool:
+    def last_word(self, instance_id: str, reason: str, cpu_ns: int | None = None) -> bool:
         """The agent's word on an instance that is being stopped: calls that broke with it wait for it. False when it is not."""
         leaving = self._leaving.pop(instance_id, None)
         if leaving is not None:
+            leaving.settle_cpu(cpu_ns)
             leaving.mark_gone(reason)
         return leaving is not None
+
+    def _no_word(self, instance_id: str) -> None:
+        leaving = self._leaving.pop(instance_id, None)
+        if leaving is not None:
+            leaving.settle_cpu(None)
 
     def give_back(self, instance_id: str) -> None:
         """An instance is gone: others may have its place."""
@@ -273,10 +286,11 @@ class Comings:
 def as_answer(target: Target, error: agent_errors.SnapshotterError) -> errors.PilotlightError:
     """What the caller is told of a failed start: user errors are theirs to mend, the platform's carry Retry-After."""
     name = f"{target.app}/{target.function}"
+    detail = {key: value for key, value in error.detail.items() if key != USED_CPU}
     if isinstance(error, agent_errors.StartTimeout):
-        return errors.DeadlineExceeded(f"{name} did not start in time: {error}", clock="startup", retry_after_s=5, **error.detail)
+        return errors.DeadlineExceeded(f"{name} did not start in time: {error}", clock="startup", retry_after_s=5, **detail)
     if isinstance(error, agent_errors.StartFailed):
-        return errors.StartFailed(f"{name} could not start: {error}", **error.detail)
+        return errors.StartFailed(f"{name} could not start: {error}", **detail)
     if isinstance(error, agent_errors.NoCapacity):
-        return errors.Unavailable(f"no room for {name}: {error}", retry_after_s=5, **error.detail)
-    return errors.Unavailable(f"{name} cannot start now: {error}", retry_after_s=2, **error.detail)
+        return errors.Unavailable(f"no room for {name}: {error}", retry_after_s=5, **detail)
+    return errors.Unavailable(f"{name} cannot start now: {error}", retry_after_s=2, **detail)

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from activator.answer_types import GUARD
 from activator.request import Headers, Request, problem_of
 from activator.upstream import Answer
 from pilotlight import errors
@@ -27,7 +28,7 @@ HOLD_BYTES: Final = 64 * 1024
 """Of an event that is not whole yet; a longer one is passed on as it comes, and a break in it is a broken connection."""
 _END: Final = b"\n\n"
 _SSE: Final = CONTENT_SSE.encode()
-STREAM_LINES: Final[Headers] = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+STREAM_LINES: Final[Headers] = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *GUARD]
 """Of every stream: a proxy that keeps bytes back would undo it (nginx: ngx_http_proxy_module, X-Accel-Buffering)."""
 
 

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 from pilotlight.errors import InvalidInput
 
-MAX_ELEMENTS = 4_000_000
-"""Of one tensor: what fits into a body of some tens of MB. A shape is a few bytes, and must not make more than was sent."""
+MAX_ELEMENTS = 250_000
+"""Of one tensor, an image of 224 x 224 x 3 with room: making arguments of one takes up to a microsecond of the event loop."""
+MAX_LISTS = 250_000
+"""Of all inputs together: a dimension of 1 is two bytes of a shape, and a list around each element."""
 MAX_DIMENSIONS = 32
 _INTEGERS = {
     **{f"INT{bits}": (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) for bits in (8, 16, 32, 64)},
@@ -41,6 +45,17 @@ def value_of(tensor: Any) -> tuple[str, Any]:
         if not _is_of(datatype, element):
             raise _wrong(name, f"{element!r} is not of datatype {datatype}")
     return name, _nested(elements, shape)
+
+
+def expect_few(inputs: Iterable[Any]) -> None:
+    """Raises InvalidInput where the shapes ask for more lists than MAX_LISTS; of what is no shape `value_of` says what is wrong."""
+    shapes = [given["shape"] for given in inputs if isinstance(given, Mapping) and _is_shape(given.get("shape"))]
+    lists = sum(sum(accumulate(shape[:-1], mul)) for shape in shapes)
+    if lists > MAX_LISTS:
+        raise InvalidInput(
+            f"the shapes of the inputs ask for {_shown(lists)} nested lists: at most {MAX_LISTS}; leave out dimensions of 1, "
+            "or call the function by its own name, whose arguments are not translated", parameter="inputs",
+        )  # fmt: skip
 
 
 def tensor_of(name: str, value: Any) -> dict[str, Any]:
@@ -80,12 +95,20 @@ def described(name: str, schema: Any) -> dict[str, Any]:
 
 
 def _shape(name: str, given: Any) -> list[int]:
-    is_list = isinstance(given, list) and len(given) <= MAX_DIMENSIONS
-    if not is_list or not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in given):
+    if not _is_shape(given):
         raise _wrong(name, f"shape = {given!r}: a list of at most {MAX_DIMENSIONS} whole numbers")
     if math.prod(given) > MAX_ELEMENTS:
-        raise _wrong(name, f"shape {given} has {math.prod(given)} elements: at most {MAX_ELEMENTS}")
+        raise _wrong(name, f"shape {given} has {_shown(math.prod(given))} elements: at most {MAX_ELEMENTS}")
     return list(given)
+
+
+def _is_shape(given: Any) -> bool:
+    is_list = isinstance(given, list) and len(given) <= MAX_DIMENSIONS
+    return is_list and all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in given)
+
+
+def _shown(count: int) -> str:
+    return str(count) if count < 10**12 else "more than 10^12"
 
 
 def _leaves(value: list[Any]) -> Iterator[Any]:

@@ -208,7 +208,9 @@ class Throttler(Roster):
 
     # -- starts -------------------------------------------------------------------------------------------------------
     def poke(self, now: float) -> None:
-        """Begin the starts that the waiting calls need now."""
+        """Begin the starts that the waiting calls need now; what is frozen is thawed before anything is started."""
+        if len(self.frozen):
+            self.frozen.thaw(self.instances.values(), len(self._line))
         start_s = self.expected_start_s()
         wanted = self._starts_wanted(start_s, self.call_s(now))
         self.start(wanted)
@@ -307,4 +309,5 @@ class Throttler(Roster):
             self._second_look.cancel()
         self._line.fail(errors.Unavailable("the activator is shutting down", retry_after_s=1))
         await self.asleep.aclose()
+        await self.frozen.aclose()
         await self._comings.aclose()

@@ -15,11 +15,13 @@ from typing import Final, Protocol
 import httptools
 
 from activator.doorstep import connect
+from pilotlight.protocol import HEADER_FINISH, HEADER_SPANS
 
 WHOLE_BODY_BYTES: Final = 256 * 1024
 """An answer up to this long is collected before it is passed on, so that its cost can stand in its headers."""
 MAX_HEAD_BYTES: Final = 64 * 1024
-"""Of an answer: a worker runs user code, which must not fill the activator's memory with a head that never ends."""
+"""Of an answer, and of what lies between two pieces of a streamed one (trailers, extensions of chunks): a worker runs user code, which
+must not fill the activator's memory."""
 STREAM_WINDOW_BYTES: Final = 256 * 1024
 """Bytes held for a caller that reads slowly before reading from the worker pauses."""
 JOINED_BYTES: Final = 64 * 1024
@@ -27,6 +29,8 @@ JOINED_BYTES: Final = 64 * 1024
 MAX_IDLE_S: Final = 30.0
 """Idle connections older than this are not reused: well below the worker's keep-alive of 75 s, so a reused one is never just being
 closed."""
+_TRAILERS: Final = frozenset({HEADER_FINISH.encode(), HEADER_SPANS.encode()})
+"""What is kept of those behind a stream."""
 
 
 class UpstreamGone(Exception):
@@ -152,7 +156,6 @@ class WorkerConnection(asyncio.Protocol):
         """`request` on a connection that is usable, for a waiter of the caller's own: it is told from within the event loop's read."""
         self._waiter = waiter
         self._is_head = False
-        self._headers = []
         self._body = []
         self._ended = False
         self._streaming = False
@@ -218,6 +221,10 @@ class WorkerConnection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
+        if self._ended:  # nothing was asked
+            self.close()
+            return
+        self._unanswered += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as e:
@@ -229,11 +236,9 @@ class WorkerConnection(asyncio.Protocol):
             waiter, self._waiter = self._waiter, None
             if waiter is not None and not waiter.done():
                 waiter.set_result(ready)
-        elif not self._streaming:
-            self._unanswered += len(data)
-            if self._unanswered > WHOLE_BODY_BYTES + MAX_HEAD_BYTES:
-                self._fail(UpstreamGone(f"the head of the worker's answer has more than {MAX_HEAD_BYTES} bytes", sent=True))
-                self.close()
+        elif self._unanswered > MAX_HEAD_BYTES and (self._streaming or self._unanswered > WHOLE_BODY_BYTES + MAX_HEAD_BYTES):
+            self._fail(_too_long())
+            self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_usable = False
@@ -257,13 +262,17 @@ class WorkerConnection(asyncio.Protocol):
 
     # -- httptools ----------------------------------------------------------------------------------------------------
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        name = name.lower()
+        if not self._streaming or name in _TRAILERS:
+            self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if status < 200 and status != 101:
             self._headers = []
             return
+        if self._unanswered > MAX_HEAD_BYTES:
+            self._expect_small_head()
         if self._is_head:  # the parser goes on to wait for a body, so this connection is not used again
             self._ended, self.is_usable = True, False
             self._answer(b"")
@@ -274,12 +283,19 @@ class WorkerConnection(asyncio.Protocol):
                     return
                 break
         self._streaming = True
+        self._unanswered = 0
         self._answer(None)
+
+    def _expect_small_head(self) -> None:
+        if sum(len(name) + len(value) + 4 for name, value in self._headers) > MAX_HEAD_BYTES:
+            self._fail(_too_long())
+            raise ValueError("a head over the limit")
 
     def on_body(self, body: bytes) -> None:
         if not self._streaming:
             self._body.append(body)
             return
+        self._unanswered = 0
         self._chunks.append(body)
         self._buffered += len(body)
         if self._wakeup is not None:
@@ -300,9 +316,14 @@ class WorkerConnection(asyncio.Protocol):
         else:
             body = self._body
             self._answer(body[0] if len(body) == 1 else b"".join(body))
+        self._headers = []
 
     def _answer(self, body: bytes | None) -> None:
         self._ready = Answer(self, self._parser.get_status_code(), self._headers, body)
+
+
+def _too_long() -> UpstreamGone:
+    return UpstreamGone(f"the head of the worker's answer, or what follows its body, has more than {MAX_HEAD_BYTES} bytes", sent=True)
 
 
 class ConnectionPool:

@@ -68,7 +68,8 @@ class Variations:
         """A call that counts as a request now, and among those that run at once when it runs."""
         if entry.caller.is_anonymous:
             raise errors.Unauthenticated("submitting a call needs an API key: without one nobody could ask for its result")
-        return await self._admit(request, entry, method)
+        with self._calls.reading(entry.caller.tenant, _size_of(request, entry)):
+            return await self._admit(request, entry, method)
 
     async def warmup(self, request: Request, entry: Entry, method: str) -> None:
         """`POST …:warmup`: make the next start fast; counts as a request. Needs scope `deploy` of the function's own tenant.
@@ -86,3 +87,9 @@ class Variations:
             await warmups.stream(request, partial(self._scaler.warm_up, entry.target, snapshot=snapshot))
         else:
             await request.respond_json(200, await self._scaler.warm_up(entry.target, snapshot=snapshot))
+
+
+def _size_of(request: Request, entry: Entry) -> int:
+    """Bytes that a request's body may have."""
+    declared = request.headers.get(b"content-length", b"")
+    return min(int(declared), entry.body_bytes) if declared.isdigit() else entry.body_bytes

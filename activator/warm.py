@@ -22,6 +22,7 @@ from activator.dispatch import Call, Dispatcher, Exchange, status_of
 from activator.entry import Entry
 from activator.heads import warm_head
 from activator.metrics import Metrics
+from activator.payloads import CONTENT_TYPE, PICKLE, TRUSTED_LINE, payload_type
 from activator.quotas.admission import Admission
 from activator.quotas.decision import Refusal
 from activator.request import Receive, Request, Scope, Send, error_answer
@@ -35,7 +36,7 @@ from activator.tracing.context import kind_of, note, worker_lines
 from activator.tracing.tracer import Tracer
 from activator.upstream import Answer, UpstreamGone, WorkerConnection
 from pilotlight import errors
-from pilotlight.protocol import CONTENT_PICKLE, new_call_id
+from pilotlight.protocol import new_call_id
 from snapshotter.types import StartKind
 
 if TYPE_CHECKING:
@@ -44,9 +45,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_JSON: Final = b"application/json"
 WARM: Final = StartKind.WARM.value
-_PICKLE: Final = CONTENT_PICKLE.encode()
 CLOCK_STEP_S: Final = 0.05
 """Execution clocks of warm calls are looked at this often: a call may run so much longer. Shorter clocks than MIN_CLOCK_S are exact."""
 MIN_CLOCK_S: Final = 1.0
@@ -162,15 +161,15 @@ class WarmCalls:
         rank = way.entry.ranks.get(headers.get(b"pilotlight-priority"))
         if rank is None:
             return False
-        content_type = headers.get(b"content-type", _JSON)
-        if content_type.startswith(_PICKLE):
-            content_type = _PICKLE
+        content_type = payload_type(headers.get(CONTENT_TYPE))
+        if content_type is PICKLE:
+            if not way.entry.accepts_pickle:
+                return False  # the ordinary path refuses it, with the reason
         else:
             try:
                 way.check(body)
             except errors.InvalidInput:
                 return False
-            content_type = _JSON
         reservation = self.throttler_of(target).reserve_nowait()
         if reservation is None:
             return False
@@ -182,7 +181,7 @@ class WarmCalls:
         call = Call(
             id=new_call_id(), target=target, method=way.method, key_id=way.key_id, body=body, content_type=content_type,
             accept=headers.get(b"accept", b""), extra_headers=way.line, admission=admission, rank=rank,
-            caller=way.entry.foreign, choice=way.choice, began_ns=began_ns,
+            caller=way.entry.foreign, choice=way.choice, began_ns=began_ns, accepts_pickle=way.entry.accepts_pickle,
         )  # fmt: skip
         call.reserved_ns = call.received_ns
         try:
@@ -199,6 +198,8 @@ class WarmCalls:
         warm = WarmCall(self, call, connection=connection, reservation=reservation, ticket=ticket, worker=worker, admission=admission)
         connection.on_gone = warm.abandon
         lines = call.extra_headers if not call.accept else b"\r\naccept: " + call.accept + call.extra_headers
+        if content_type is PICKLE:
+            lines = TRUSTED_LINE + lines
         if target.batched:
             lines += priority_lines(target, rank)
         if call.trace is not None:

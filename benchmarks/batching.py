@@ -23,6 +23,7 @@ from benchmarks.harness import ROOT, Report, Row, interleave, options, paired_ra
 from benchmarks.load import Load, h2load
 from pilotlight.protocol import HEADER_BATCH
 
+NEEDS = ("h2load",)
 CALLERS = 32
 FUNCTIONS = Path(__file__).parent / "functions"
 QUERY = "how do I reset my password"
@@ -134,7 +135,7 @@ def add(report: Report, *, quick: bool) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    given = options("Batched against unbatched functions", argv)
+    given = options("Batched against unbatched functions", argv, name="benchmarks.batching", needs=NEEDS)
     report = Report("Batching")
     add(report, quick=given.quick)
     report.finish(given)

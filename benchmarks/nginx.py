@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from benchmarks import priority
 from benchmarks.load import CONNECTIONS
 from benchmarks.network import free_port, wait_connectable
+from benchmarks.programs import program
 
 CONFIGURATION = """\
 daemon off;
@@ -64,10 +64,9 @@ def nginx(*, socket: Path, path: str) -> Iterator[str]:
 @contextlib.contextmanager
 def started(home: Path, configuration: str, *, port: int, niceness: int = 0) -> Iterator[None]:
     """nginx with that configuration, as our user; it accepts on `port` when this yields. Raises DidNotStart."""
-    program = shutil.which("nginx") or "/usr/sbin/nginx"
     file = home / "nginx.conf"
     file.write_text(f"user {getpass.getuser()};\n{configuration}" if os.geteuid() == 0 else configuration)
-    process = priority.started([program, "-p", str(home), "-c", str(file)], niceness=niceness, stderr=subprocess.DEVNULL)
+    process = priority.started([program("nginx"), "-p", str(home), "-c", str(file)], niceness=niceness, stderr=subprocess.DEVNULL)
     try:
         wait_connectable(port, process, deadline=time.monotonic() + 10)
         yield

@@ -38,8 +38,17 @@ def drop(paths: Iterable[Path], *, within_s: float = 10.0) -> None:
     for path in paths:
         while (share := _drop(path)) > STAYED_SHARE:
             if time.monotonic() > deadline:
-                raise StillCached(f"{path}: {share:.0%} stayed in the page cache; another process has it mapped")
+                why = "it lies on a tmpfs: set TMPDIR to a directory on a disk" if is_on_tmpfs(path) else "another process has it mapped"
+                raise StillCached(f"{path}: {share:.0%} stayed in the page cache; {why}")
             time.sleep(0.05)
+
+
+def is_on_tmpfs(path: Path) -> bool:
+    """Whether a file lies in memory (tmpfs(5)): /tmp does on many systems."""
+    device = path.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    mounts = (line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return any(fields[2] == wanted and fields[fields.index("-") + 1] == "tmpfs" for fields in mounts)
 
 
 def _drop(path: Path) -> float:

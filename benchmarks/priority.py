@@ -12,13 +12,15 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from benchmarks.programs import program
+
 BEFORE_OTHERS, AFTER_OTHERS = -10, 10
 
 
 def started(command: list[str], *, niceness: int, **more: Any) -> subprocess.Popen[bytes]:
     """A process in a session of its own, with that niceness; what would go before others goes as others do where we are not root."""
     allowed = niceness if os.geteuid() == 0 else max(0, niceness)
-    process = subprocess.Popen(["nice", "-n", str(allowed), *command], start_new_session=True, **more)
+    process = subprocess.Popen([program("nice"), "-n", str(allowed), *command], start_new_session=True, **more)
     with contextlib.suppress(OSError):  # a kernel without autogroup; or it ended at once, which its user will notice
         Path(f"/proc/{process.pid}/autogroup").write_text(str(allowed))
     return process

@@ -1,4 +1,7 @@
-"""A platform of the benchmark's own: fresh home, free port, no metrics ports, gone afterwards."""
+"""A platform of the benchmark's own: fresh home, free port, no metrics ports, gone afterwards.
+
+Its PATH is where benchmarks find programs, so that it finds the CRIU that they checked.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ import yaml
 
 from benchmarks.harness import ROOT
 from benchmarks.network import free_port
+from benchmarks.programs import search_path
 from pilotlight import profile
 from pilotlight.client import Client
 from pilotlight.protocol import HEADER_SERVER_TIMING, HEADER_START
@@ -221,8 +225,9 @@ def variant(source: str, *, app: str | None = None, **options: Any) -> str:
 
 def _environment(directory: Path, variables: Mapping[str, str]) -> dict[str, str]:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("PILOTLIGHT_")}
-    path = os.pathsep.join([str(ROOT), str(ROOT / "functions")])
-    return {**inherited, **variables, "PYTHONPATH": path, profile_variable(): str(directory / "profile.toml"), "NO_COLOR": "1"}
+    modules = os.pathsep.join([str(ROOT), str(ROOT / "functions")])
+    own = {"PYTHONPATH": modules, "PATH": search_path(), profile_variable(): str(directory / "profile.toml"), "NO_COLOR": "1"}
+    return {**inherited, **variables, **own}
 
 
 def _command(config: Path, directory: Path, *arguments: str, variables: Mapping[str, str] = MappingProxyType({})) -> Any:

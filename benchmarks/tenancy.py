@@ -26,6 +26,7 @@ from benchmarks.network import DidNotStart
 from benchmarks.nginx import nginx
 from pilotlight.protocol import HEADER_CALL, WORKER_INVOKE
 
+NEEDS = ("nginx", "wrk", "h2load", "redis-server")
 OFF, QUOTAS, EVERYTHING, NGINX = "no quotas", "quotas", "everything", "nginx to the worker"
 APP, FUNCTION = "bench-echo", "echo"
 STEPPED = "bench-stepped"
@@ -69,7 +70,7 @@ QUICK = Sizes(
 
 def main() -> None:
     """Run it."""
-    given = options(__doc__ or "")
+    given = options(__doc__ or "", name="benchmarks.tenancy", needs=NEEDS)
     sizes = QUICK if given.quick else FULL
     report = Report("tenancy")
     measure(report, sizes)

@@ -24,6 +24,7 @@ from benchmarks.load import Load, LoadFailed, flood, steady, wrk
 from pilotlight.protocol import HEADER_REVISION
 from pilotlight.spec import FunctionSpec, from_json
 
+NEEDS = ("wrk", "h2load")
 ECHO = ROOT / "benchmarks" / "functions" / "echo.py"
 FUNCTION = "echo"
 BODY = '{"text":"hi"}'
@@ -107,7 +108,7 @@ class Callers:
 
 def main() -> None:
     """Run it."""
-    given = options(__doc__ or "")
+    given = options(__doc__ or "", name="benchmarks.traffic", needs=NEEDS)
     sizes = QUICK if given.quick else FULL
     report = Report("traffic")
     with stack.running(snapshotter=NO_SNAPSHOTS) as platform:

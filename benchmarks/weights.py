@@ -15,6 +15,8 @@ from benchmarks import correctness, ingest, loading, peering, storm
 from benchmarks.checkpoints import FOUR_GB, ONE_GB, SMALL, Shape
 from benchmarks.harness import Report, options
 
+NEEDS = ("nginx", "h2load")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
@@ -41,7 +43,7 @@ FULL = Extent(
 
 def main() -> None:
     """Run it."""
-    given = options(__doc__ or "")
+    given = options(__doc__ or "", name="benchmarks.weights", needs=NEEDS)
     extent = QUICK if given.quick else FULL
     report = Report("weights: object store to disk, disk to tensors, and many at once")
     correctness.check(report, storm.THIRTY_MB)

@@ -159,13 +159,17 @@ def _surroundings() -> dict[str, Schema]:
             {
                 "name": _text(_NAME),
                 "keys": _object(
-                    dict.fromkeys(("platformKey", "nodeKey", "databaseUrl", "redisUrl", "redisPassword"), _text(r"^[-._a-zA-Z0-9]+$"))
+                    dict.fromkeys(
+                        ("platformKey", "activatorKey", "nodeKey", "metricsToken", "databaseUrl", "redisUrl", "redisPassword"),
+                        _text(r"^[-._a-zA-Z0-9]+$"),
+                    )
                 ),
             }
         ),
         "s3": _object({"secretName": _OPTIONAL_NAME}),
         "tls": _object({**tls, "duration": _text(_DURATION), "renewBefore": _text(_DURATION)}),
         "networkPolicy": _object(policy),
+        "admissionPolicies": _object({"enabled": _BOOL}),
         "monitoring": _object(monitoring),
         "ingress": _object(ingress),
         "gateway": _object({"enabled": _BOOL, "parentRefs": _OBJECTS, "hostnames": {"type": "array", "items": _text()}}),

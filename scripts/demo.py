@@ -64,7 +64,7 @@ def main() -> int:
     try:
         session = start(platform)
         show(session)
-        console.print(f"\ndashboard: [bold]{platform.url}/dashboard[/] (sign in with the admin key)", soft_wrap=True)
+        console.print(f"\ndashboard: [bold]{platform.dashboard}[/] (sign in with the admin key)", soft_wrap=True)
         if keep:
             console.print("It stays up: stop it with `.venv/bin/pilotlight down`.")
         return 0
@@ -92,7 +92,7 @@ def start(platform: local.LocalPlatform) -> Session:
     for notice in supervise.detach(platform):
         console.print(f"  {notice.process:<13}{notice.text} ({notice.seconds:.2f} s)", style="dim")
     console.print(
-        f"pilotlight is up at {platform.url} after {time.monotonic() - began:.1f} s; dashboard: {platform.url}/dashboard", soft_wrap=True
+        f"pilotlight is up at {platform.url} after {time.monotonic() - began:.1f} s; dashboard: {platform.dashboard}", soft_wrap=True
     )
     return Session(options=Options(config=platform.config, profile=name))
 

@@ -38,7 +38,7 @@ def schema_text() -> str:
 
 def rights_text() -> str:
     """Of files/rights.yaml: RBAC rules by process and scope."""
-    scopes: tuple[rights.Scope, ...] = ("all", "platform", "knative")
+    scopes: tuple[rights.Scope, ...] = ("all", "tenant", "platform", "knative")
     processes: tuple[rights.Role, ...] = ("controller", "activator", "autoscaler")
     rules = {role: {scope: rights.rules(role, scope) for scope in scopes} for role in processes}
     return MARK + yaml.safe_dump(rules, sort_keys=False, width=140)

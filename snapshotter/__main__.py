@@ -15,6 +15,7 @@ from typing import Any
 
 from snapshotter import capabilities
 from snapshotter.assembly import Parts
+from snapshotter.buildnet import BuildNetwork
 from snapshotter.bundles import Bundles
 from snapshotter.cgroups import Cgroups
 from snapshotter.cuda.devices import NoDevices
@@ -30,6 +31,8 @@ from snapshotter.node import is_root, opened, own_runtime
 from snapshotter.pods import serving
 from snapshotter.settings import SnapshotterSettings
 from weight_cache.client import WeightCacheClient
+from weight_cache.disk import DiskFloor
+from weight_cache.metrics_server import token_file_of
 from weight_cache.objects import ObjectStore, blob_store
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
 
@@ -42,8 +45,9 @@ def main() -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would tell of every report of this node
     try:
         platform = load(PlatformSettings, "platform", arguments.config)
-        paths = Paths.of(platform, os.environ).make()
         settings = load(SnapshotterSettings, "snapshotter", arguments.config)
+        settings.check_uids(platform)
+        paths = Paths.of(platform, os.environ).make()
         blobs = blob_store(platform, paths)
     except SettingsInvalid as e:
         print(e, file=sys.stderr)
@@ -70,7 +74,14 @@ async def _serve(
     weights = WeightCacheClient(paths.socket("weight_cache"))
 
     async def probe(cgroups: Cgroups) -> Mapping[str, Any]:
-        return await capabilities.probe(home=paths.home, environ=os.environ, cgroups=cgroups, uid_base=settings.uid_base, engines=engines)
+        return await capabilities.probe(
+            home=paths.home,
+            environ=os.environ,
+            cgroups=cgroups,
+            uid_base=settings.uid_base,
+            engines=engines,
+            apt_packages=settings.apt_packages,
+        )
 
     gpus = cuda_node()
     found = await find_driver(node=gpus, environ=os.environ)
@@ -81,8 +92,11 @@ async def _serve(
             blobs=blobs,
             environ=os.environ,
             requirements=runtime_requirements(),
-            cgroups=Cgroups.find(paths.run),
+            cgroups=Cgroups.find(paths.run, reader=paths.activator_uid),
             engines=engines,
+            floor=DiskFloor(paths.home, platform.disk_floor_bytes),
+            apt_packages=settings.apt_packages,
+            network=BuildNetwork(settings.build_network),
         ),
         weights=weights,
         runtime={**own_runtime(), **({"pilotlight": arguments.pilotlight} if arguments.pilotlight else {})},
@@ -91,7 +105,9 @@ async def _serve(
         gpus=tuple({"name": gpu.name, "driver": gpus.version} for gpu in gpus.gpus),
         devices=NoDevices() if found.driver is None else CudaDevices(found.driver, ThisMachine()),
         s3_client=platform.s3_client,
+        disk_floor_bytes=platform.disk_floor_bytes,
         key_file=Path(platform.key_file) if platform.key_file is not None else None,
+        metrics_token_file=token_file_of(platform, paths),
     )
     async with (
         contextlib.aclosing(blobs),

@@ -7,22 +7,36 @@ goes when it was read. Nothing is believed here: whoever unpacks compares the ha
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from snapshotter.errors import BundleUnavailable
 from snapshotter.staging import workplace
+from weight_cache.beneath import open_file
 from weight_cache.errors import ObjectMissing, ObjectStoreError
 from weight_cache.objects import ObjectStore, blob_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """A packed archive: `path` as long as it is needed (it may be missing), and where it came from, for errors."""
+    """A packed archive: `path` as long as it is needed (it may be missing), and where it came from, for errors.
+
+    Attributes:
+        root: directory of the store in which it lies, and in which the controller writes; None: it is a file of our own.
+    """
 
     path: Path
     origin: str
+    root: Path | None = None
+
+    def open(self) -> IO[bytes]:
+        """To read it. Raises OSError, also where a link leads to it from the store."""
+        if self.root is None:
+            return self.path.open("rb")
+        return os.fdopen(open_file(self.root, str(self.path.relative_to(self.root))), "rb")
 
 
 @contextlib.asynccontextmanager
@@ -30,7 +44,7 @@ async def local_archive(blobs: ObjectStore, digest: str, *, beside: Path) -> Asy
     """The archive as a file, which a directory may lack; fetched below `beside`. Raises BundleUnavailable, OSError."""
     key = blob_key(digest)
     if (there := blobs.local_path(key)) is not None:
-        yield Archive(path=there, origin=str(there))
+        yield Archive(path=there, origin=str(there), root=there.parents[key.count("/")])
         return
     with workplace(beside, label=f"packed-{digest[:12]}") as work:
         fetched = work.directory / "archive"

@@ -37,6 +37,7 @@ from snapshotter.snapshots.stock import Stock
 from snapshotter.starts import Starts
 from snapshotter.templates import Templates
 from snapshotter.weights import Weights
+from weight_cache.disk import DiskFloor
 from weight_cache.settings import Paths
 
 _PROOF_S = 30.0
@@ -57,6 +58,8 @@ class Parts:
         build_delay_s: between a COLD start and the snapshot that is made because of it.
         s3_client: who speaks S3 where copies of snapshots go there; see PlatformSettings.
         key_file: the platform's key; None: <home>/platform.key.
+        metrics_token_file: bearer token of metrics over TCP; None: <home>/metrics.token.
+        disk_floor_bytes: free disk that only journals may use; as `platform.disk_floor_bytes`.
     """
 
     bundles: BundleStore
@@ -71,6 +74,8 @@ class Parts:
     build_delay_s: float = DELAY_S
     s3_client: str = "auto"
     key_file: Path | None = None
+    metrics_token_file: Path | None = None
+    disk_floor_bytes: int | None = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +96,8 @@ class Node:
     snapshots: Snapshots
     agent: Agent
 
-    def scrape(self) -> bytes:
-        """The metrics' text, as of now."""
+    def refresh_metrics(self) -> None:
+        """Set the gauges to what there is now."""
         self.metrics.observe(
             by_state=self.instances.by_state(),
             templates=len(list(self.templates)),
@@ -100,7 +105,6 @@ class Node:
             parked=self.templates.parked(),
         )
         self.snapshots.observe()
-        return self.metrics.text()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +195,13 @@ def _dumps(base: _Base, parts: Parts, stock: Stock, boots: Boots) -> Dumps:
 
 def _base(paths: Paths, settings: SnapshotterSettings, parts: Parts, cgroups: Cgroups) -> _Base:
     logs = Logs(paths.home / "node" / "logs")
-    nursery = Nursery(paths.run / "slots", logs.directory, log_max_bytes=settings.log_max_bytes, namespaced=parts.namespaces)
+    nursery = Nursery(
+        paths.run / "slots",
+        logs.directory,
+        log_max_bytes=settings.log_max_bytes,
+        namespaced=parts.namespaces,
+        disk_floor_bytes=DiskFloor(logs.directory, parts.disk_floor_bytes).floor_bytes,
+    )
     instances, templates, events, metrics, errands = Instances(), Templates(), Events(), Metrics(), Errands()
     housekeeper = Housekeeper(
         nursery=nursery,

@@ -52,6 +52,7 @@ class Boots:
         self._flights: dict[RevisionKey, asyncio.Task[None]] = {}
         self._refills: set[RevisionKey] = set()
         self._unwanted: set[RevisionKey] = set()
+        self._cpu_ns: dict[RevisionKey, int] = {}
         self._closing = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -66,6 +67,10 @@ class Boots:
         if launch.revision not in self._flights:
             self._fly(launch.revision, self._bring_up(launch, restoring=restoring, share=share))
         await asyncio.shield(self._flights[launch.revision])
+
+    def take_cpu_ns(self, revision: RevisionKey) -> int:
+        """CPU time of the boots of Templates that starts caused, once: it is the first start's that asks."""
+        return self._cpu_ns.pop(revision, 0)
 
     def refill(self, launch: LaunchSpec) -> None:
         """Have a Template restored behind the caller's back, unless there is one, or it cannot be forked, or memory for it is short."""
@@ -156,9 +161,13 @@ class Boots:
             async with asyncio.timeout(launch.startup_timeout_s):
                 housing = await self._restored(launch, phase) if restoring else None
                 housing = housing or await self.boot(launch, phase)
+            phase.cpu_ns += housing.cpu_ns()
         except TimeoutError as e:
             message = f"revision {launch.revision} did not reach its snapshot point within {launch.startup_timeout_s:g} s"
             raise StartTimeout(message, {"phase": phase.name, "log_tail": await self._logs.tail(phase.subject)}) from e
+        finally:
+            if not restoring:  # `prepare` is the platform's own
+                self._cpu_ns[launch.revision] = self._cpu_ns.get(launch.revision, 0) + phase.cpu_ns
         self._enlist_unless_there(housing)
 
     async def _restored(self, launch: LaunchSpec, phase: Phase) -> Housing | None:

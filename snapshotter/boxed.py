@@ -1,9 +1,14 @@
 """The child's half of a build box: runs before the build's command, in its process, and becomes it.
 
 Executed as `python -I -S -B boxed.py` with an order as JSON on stdin; standard library only. With a uid it makes a mount,
-PID, IPC and UTS namespace in which the image being built, its interpreter and a private /tmp stand at the places where
-workers will find them, gives up root for good (no_new_privs, no capabilities, the workers' system call filter) and
-executes the command. Everything in the box dies with its PID 1, and that with the agent (PR_SET_PDEATHSIG, prctl(2)).
+PID, IPC and UTS namespace, enters the network namespace of the build, and starts the command in a process that gives up root
+for good (no_new_privs, no capabilities, the workers' system call filter). The image being built, its interpreter and a private
+/tmp stand at the places where workers will find them.
+
+The command is not PID 1 of the box. That is a process of ours, which the command can neither signal nor trace: it ends when the
+command does, and with the agent (PR_SET_PDEATHSIG, prctl(2)), and the kernel kills whatever else lives in the box before anybody
+learns that it has ended. So no process of the tenant outlives its step. Without a uid there is no box: the process that waits for the
+command is the parent of whatever its descendants leave behind (PR_SET_CHILD_SUBREAPER), and kills that.
 """
 
 from __future__ import annotations
@@ -17,9 +22,9 @@ import signal
 import sys
 from typing import Any
 
-_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWPID = 0x20000, 0x4000000, 0x8000000, 0x20000000
+_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWPID, _CLONE_NEWNET = 0x20000, 0x4000000, 0x8000000, 0x20000000, 0x40000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 24, 36, 38
 _LAST_CAPABILITY = 63
 """Capabilities are a 64-bit set (capabilities(7)); dropping one that the kernel does not know fails harmlessly."""
 
@@ -34,16 +39,18 @@ def main() -> None:
     order: dict[str, Any] = json.load(sys.stdin)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if order["parent"] is not None:
-        _die_with_parent(order["parent"])
+        _die_with_parent(order["parent"], signal.SIGKILL if order["uid"] is not None else signal.SIGTERM)
     os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _bound(order)
     isolation = _isolation() if order["uid"] is not None else None
     if order["uid"] is not None:
         _enter_box(order)
+    elif order["parent"] is not None:
+        _start_watched_command()
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if isolation is not None:
-        isolation.install_filter(os.uname().machine)
+        isolation.install_filter(os.uname().machine, unix_sockets=False)
     os.chdir(order["cwd"])
     try:
         os.execve(order["argv"][0], order["argv"], order["environ"])
@@ -74,6 +81,9 @@ def _isolation() -> Any:
 
 
 def _enter_box(order: dict[str, Any]) -> None:
+    if order["network"] is not None:
+        _call("setns", order["network"], _CLONE_NEWNET)
+        os.close(order["network"])
     _call("unshare", _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWUTS)
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     os.makedirs(order["root"], exist_ok=True)
@@ -84,31 +94,94 @@ def _enter_box(order: dict[str, Any]) -> None:
         _mount(source, target, None, _MS_BIND | _MS_REC)
         if not writable:
             _mount(None, target, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID)
+    if order["resolver"] is not None and os.path.exists("/etc/resolv.conf"):
+        _mount(order["resolver"], os.path.realpath("/etc/resolv.conf"), None, _MS_BIND)
+    for hidden in filter(os.path.isfile, order["hidden"]):
+        _mount("/dev/null", os.path.realpath(hidden), None, _MS_BIND)
     _mount("/tmp", "/dev/shm", None, _MS_BIND)
     for shared in filter(os.path.isdir, _SHARED):
         _mount(shared, shared, None, _MS_BIND)
         _mount(None, shared, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
-    _become_first_process()
+    _start_first_process()
     _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV)
+    _start_command()
     for capability in range(_LAST_CAPABILITY + 1):
         _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
     os.setgroups([])
     os.setresgid(order["uid"], order["uid"], order["uid"])
     os.setresuid(order["uid"], order["uid"], order["uid"])
-    _call("prctl", _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)  # a change of uid clears it
 
 
-def _become_first_process() -> None:
-    """Fork into the new PID namespace; the parent stays outside as a shadow that passes on the exit status."""
+def _start_first_process() -> None:
+    """Fork PID 1 of the new namespace. The parent stays outside: it passes on the exit status, and ends the box on SIGTERM.
+
+    waitpid(2) for a PID 1 returns when every process of its namespace is gone (pid_namespaces(7)).
+    """
+    heard = {signal.SIGTERM, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     child = os.fork()
     if child:
-        _, status = os.waitpid(child, 0)
-        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+        while signal.sigwait(heard) == signal.SIGTERM:
+            os.kill(child, signal.SIGKILL)
+        os._exit(_status_of(child))
     _call("prctl", _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _die_with_parent(parent: int) -> None:
-    _call("prctl", _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+def _start_command() -> None:
+    """Fork the process that becomes the command. The parent stays as PID 1, reaps what is left to it, and ends with the command."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        return
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == child:
+            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _start_watched_command() -> None:
+    """Fork the process that becomes the command. The parent passes on its exit status; then, and on SIGTERM, it kills what is left."""
+    _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    heard = {signal.SIGTERM, signal.SIGCHLD}
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
+        return
+    status = None
+    while True:
+        if signal.sigwait(heard) == signal.SIGTERM or status is not None:
+            _kill_children()
+        try:
+            while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
+                if reaped[0] == child:
+                    status = os.waitstatus_to_exitcode(reaped[1]) & 0xFF
+        except ChildProcessError:
+            os._exit(1 if status is None else status)
+        if status is not None:
+            _kill_children()
+
+
+def _kill_children() -> None:
+    """Those that are left are ours then, and are killed when the kernel says that these have ended."""
+    for directory in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{directory}/stat") as stat:
+                parent = int(stat.read().rpartition(")")[2].split()[1])
+            if parent == os.getpid():
+                os.kill(int(directory), signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+
+
+def _status_of(child: int) -> int:
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) & 0xFF
+
+
+def _die_with_parent(parent: int, how: signal.Signals) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {how, signal.SIGCHLD} if how == signal.SIGTERM else ())
+    _call("prctl", _PR_SET_PDEATHSIG, int(how), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)  # it died before it could be watched
 

@@ -17,6 +17,7 @@ from snapshotter.process import Process
 from snapshotter.recorder import Recorder
 from snapshotter.resident import Resident
 
+_MAX_TEXT = 48 * 1024
 _STATUS_PATIENCE_S = 1.0
 """How long the Template may take to report the status of a child that is gone before it counts as unknown."""
 
@@ -107,8 +108,9 @@ class Brood:
         process = self._processes.get(name) or self._once_parked(name)
         if process is None:
             return False
-        if event == "failed":
-            self._tell(message)
+        if event == "failed" and not process.has_failed:
+            process.has_failed = True
+            self._tell(failure_of(message))
         elif event == "forked" and process.state == "asked":
             self._on_forked(process, child.pid_of(fds[0]), os.dup(fds[0]), joined=self._joins(process))
         elif event == "ready" and process.state == "forked":
@@ -199,6 +201,12 @@ class Brood:
                 os.close(fd)
         process.pidfd = process.go = -1
         self._tell({"event": "exited", "instance": process.id, "status": status, "lost": process.leave_desk()})
+
+
+def failure_of(message: Mapping[str, Any]) -> dict[str, Any]:
+    """What is told of a failure: its texts cut to a few KiB, their ends kept. Raises KeyError, AttributeError for none of ours."""
+    error = {str(key)[:64]: value[-_MAX_TEXT:] for key, value in [*message["error"].items()][:16] if isinstance(value, str)}
+    return {"event": "failed", "instance": message.get("instance"), "phase": str(message.get("phase"))[:64], "error": error}
 
 
 def _give_go(process: Process) -> int:

@@ -31,11 +31,13 @@ class BuildBounds:
         memory_bytes: all processes of the build together; by default 4 GiB, or half of a smaller machine.
         pids: processes and threads at once.
         file_bytes: one file; the largest libraries that are packaged come to some GiB.
+        entries: files, directories and links of the image; an environment with torch and transformers has some 60,000.
     """
 
     memory_bytes: int = field(default_factory=_memory_bytes)
     pids: int = 1024
     file_bytes: int = 16 * _GIB
+    entries: int = 500_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,9 @@
 
 With a uid (root only) every command gets a box of its own namespaces (`snapshotter/boxed.py`); without one it runs as the
 agent's user, on the real paths, because there is nobody else to be.
+
+Of the directory of an image in the making, the commands' uid owns `env`, `files` and `tmp`, and we write into none of them while it
+may. What we give to the commands (pip's configuration, archives to copy) lies in `given`, which is ours and read-only for them.
 """
 
 from __future__ import annotations
@@ -12,21 +15,30 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from snapshotter.buildbounds import Enclosure
+from snapshotter.buildnet import Joined
+from snapshotter.buildoutput import MAX_LINE_BYTES, Output
 from snapshotter.interpreters import Interpreter
+from snapshotter.pipconfig import GLOBAL_FILES
 
 SLOT_ROOT = Path("/run/pilotlight/slot")
 """Where workers find their world (docs/architecture.md); builds use the same places, so that paths written into an image hold."""
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_MAX_LINE_BYTES = 64 * 1024
+_BATCH_LINES = 100
+"""Passed on at a time; between two batches the event loop does something else."""
+_PAUSE_S = 0.01
+"""Between two blocks of a command that prints more than is passed on: it prints some 10 MB/s, and costs next to nothing."""
+_END_TIMEOUT_S = 10.0
+_WRITABLE, _GIVEN, _RESOLVER = ("env", "files", "tmp"), "given", "resolv.conf"
 _CHILD = Path(__file__).with_name("boxed.py")
 
-OnLine = Callable[[str], Awaitable[None]]
-"""Receives one line of output, without its end."""
+OnLines = Callable[[Sequence[str]], Awaitable[None]]
+"""Receives some lines of output, without their ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +47,17 @@ class BuildBox:
 
     Attributes:
         interpreter: the installation that the image is made for.
-        image: host directory with `env/`, `files/` and `tmp/`, which the commands may write.
+        image: host directory with `env/`, `files/` and `tmp/`, which the commands may write, and `given/`, which they may read.
         uid: uid and gid of the commands; None keeps our own and makes no namespaces.
         enclosure: what the commands may take.
+        network: where they are; without a uid the host's.
     """
 
     interpreter: Interpreter
     image: Path
     uid: int | None
     enclosure: Enclosure = field(default_factory=Enclosure)
+    network: Joined = field(default_factory=Joined)
 
     @property
     def python(self) -> Path:
@@ -66,37 +80,54 @@ class BuildBox:
         """The scratch directory as the commands see it."""
         return self.image / "tmp" if self.uid is None else Path("/tmp")  # private in the box
 
+    @property
+    def given(self) -> Path:
+        """What we give to the commands, as they see it."""
+        return self.image / _GIVEN if self.uid is None else SLOT_ROOT / _GIVEN
+
     def prepare(self) -> None:
-        """Make the directories, owned by whoever runs the commands."""
-        for name in ("env", "files", "tmp"):
+        """Make the directories: three owned by whoever runs the commands, and one of ours."""
+        for name in (*_WRITABLE, _GIVEN):
             (self.image / name).mkdir(mode=0o755)
-            self.give(name)
+            (self.image / name).chmod(0o755)  # whatever our umask is
+        if self.uid is not None:
+            for name in _WRITABLE:
+                os.chown(self.image / name, self.uid, self.uid, follow_symlinks=False)
+            if self.network.name_servers is not None:
+                self.give(_RESOLVER, self.network.name_servers)
 
-    def give(self, name: str) -> None:
-        """Hand over to the commands' uid what we made at `name` below the image, and only we: links of theirs are not ours to give."""
-        if self.uid is None:
-            return
-        top = self.image / name
-        entries = [top, *(Path(folder, e) for folder, folders, files in os.walk(top) for e in [*folders, *files])]
-        for entry in entries:
-            os.chown(entry, self.uid, self.uid, follow_symlinks=False)
+    def give(self, name: str, text: str) -> Path:
+        """Write a file for the commands to read; its path as they see it."""
+        file = self.image / _GIVEN / name
+        file.write_text(text)
+        file.chmod(0o644)
+        return self.given / name
 
-    async def run(self, argv: Sequence[str], *, variables: Mapping[str, str], on_line: OnLine) -> int:
-        """Run one command to its end and return its exit status. Cancelling it kills everything that it started."""
-        return await _obey(self._order(argv, variables), on_line)
+    async def run(self, argv: Sequence[str], *, variables: Mapping[str, str], on_lines: OnLines) -> int:
+        """Run one command to its end and return its exit status; nothing that it started lives then, nor when this is cancelled."""
+        namespace = self.network.namespace if self.uid is not None else None
+        try:
+            return await _obey(self._order(argv, variables), on_lines, fds=() if namespace is None else (namespace,))
+        finally:
+            self.enclosure.group.kill()
 
     def _order(self, argv: Sequence[str], variables: Mapping[str, str]) -> Mapping[str, object]:
         binds = [
             (str(self.interpreter.prefix), str(SLOT_ROOT / "python"), False),
             (str(self.image / "env"), str(self.env), True),
             (str(self.image / "files"), str(self.files), True),
-            (str(self.image / "tmp"), str(self.tmp), True),
+            (str(self.image / _GIVEN), str(self.given), False),
+            (str(self.image / "tmp"), str(self.tmp), True),  # last: it hides the host's /tmp
         ]
+        has_resolver = self.uid is not None and self.network.name_servers is not None
         return {
             "parent": os.getpid(),
             "uid": self.uid,
             "root": str(SLOT_ROOT),
             "binds": binds,
+            "network": self.network.namespace,
+            "resolver": str(self.given / _RESOLVER) if has_resolver else None,
+            "hidden": [str(file) for file in GLOBAL_FILES],
             "cwd": str(self.files),
             "argv": list(argv),
             "environ": {**self._variables(), **variables},
@@ -111,11 +142,11 @@ class BuildBox:
         return out
 
 
-async def run_on_machine(argv: Sequence[str], *, variables: Mapping[str, str], on_line: OnLine) -> int:
+async def run_on_machine(argv: Sequence[str], *, variables: Mapping[str, str], on_lines: OnLines) -> int:
     """Run one command on the machine itself, as our own user and in nobody's environment, to its end even when cancelled."""
     environ = {"PATH": _SYSTEM_PATH, "HOME": "/root", "LANG": "C.UTF-8", **variables}
     order = {"parent": None, "uid": None, "cwd": "/", "argv": list(argv), "environ": environ}
-    job = asyncio.create_task(_obey(order, on_line), name=f"run {argv[0]}")
+    job = asyncio.create_task(_obey(order, on_lines), name=f"run {argv[0]}")
     try:
         return await asyncio.shield(job)
     except asyncio.CancelledError:
@@ -123,7 +154,7 @@ async def run_on_machine(argv: Sequence[str], *, variables: Mapping[str, str], o
         raise
 
 
-async def _obey(order: Mapping[str, object], on_line: OnLine) -> int:
+async def _obey(order: Mapping[str, object], on_lines: OnLines, *, fds: Sequence[int] = ()) -> int:
     """Start the child's half with its order, pass on its output, return its exit status."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -131,30 +162,45 @@ async def _obey(order: Mapping[str, object], on_line: OnLine) -> int:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        limit=_MAX_LINE_BYTES,
+        limit=MAX_LINE_BYTES,
         start_new_session=True,
+        pass_fds=fds,
     )
     assert child.stdin is not None  # asked for above
     assert child.stdout is not None
     try:
         child.stdin.write(json.dumps(order).encode())
         child.stdin.close()
-        while (line := await _read_line(child.stdout)) is not None:
-            await on_line(line)
+        await _pass_on(child.stdout, on_lines)
         return await child.wait()
     finally:
         if child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            await child.wait()
+            await asyncio.shield(asyncio.create_task(_end(child, is_watched=order["parent"] is not None), name=f"end {child.pid}"))
 
 
-async def _read_line(stream: asyncio.StreamReader) -> str | None:
-    """The next line; one that is longer than the limit comes in pieces. None at the end."""
-    try:
-        raw = await stream.readuntil(b"\n")
-    except asyncio.IncompleteReadError as e:
-        raw = e.partial
-    except asyncio.LimitOverrunError as e:
-        raw = await stream.readexactly(e.consumed or 1)
-    return raw.decode(errors="replace").rstrip("\r\n") if raw else None
+async def _end(child: asyncio.subprocess.Process, *, is_watched: bool) -> None:
+    """Kill a command with all that it started. Whoever watches it does so on SIGTERM, and is gone when the last process is."""
+    if is_watched:
+        with contextlib.suppress(ProcessLookupError, TimeoutError):
+            child.terminate()
+            async with asyncio.timeout(_END_TIMEOUT_S):
+                await child.wait()
+    if child.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        await child.wait()
+
+
+async def _pass_on(stream: asyncio.StreamReader, on_lines: OnLines) -> None:
+    """All output, until its end. No block is a reason to keep the event loop: reading one that is there already does not suspend."""
+    output = Output(now=time.monotonic())
+    while block := await stream.read(MAX_LINE_BYTES):
+        await _hand_out(output.feed(block, now=time.monotonic()), on_lines)
+        await asyncio.sleep(_PAUSE_S if output.is_flooded else 0)
+    await _hand_out(output.end(), on_lines)
+
+
+async def _hand_out(lines: Sequence[str], on_lines: OnLines) -> None:
+    for at in range(0, len(lines), _BATCH_LINES):
+        await on_lines(lines[at : at + _BATCH_LINES])
+        await asyncio.sleep(0)

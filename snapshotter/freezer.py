@@ -92,6 +92,7 @@ class Freezer:
         if frozen is None or message.get("instance") != frozen.name:
             return message.get("instance") in self._dumped  # its parent has reaped it
         if message["event"] == "forked" and frozen.pidfd < 0 and not frozen.in_place:
+            child.pid_of(fds[0])
             self._watch(frozen, os.dup(fds[0]))
             self._admit(frozen)
         elif message["event"] == "failed":

@@ -13,12 +13,12 @@ import json
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snapshotter import exits, launch, priority, slots
+from snapshotter import exits, launch, priority, processes, slots
 from snapshotter.cgroups import Cgroups, Group
 from snapshotter.errors import StartFailed, Unsupported
 from snapshotter.launch import BundleStore, ImageStore, Sources, WeightSource
@@ -56,8 +56,8 @@ class Housing:
         transient: made for a snapshot's sake alone: whoever made it clears it, and a new agent does when it finds it.
         snapshot: what it was restored from, None when it was booted.
         whole: it was restored as a process tree, and is not forked.
-        is_pristine: no secret has passed through its worker. A fork gets them past it; the worker itself, as an instance, has them, and
-            of one that an earlier agent left it is not known.
+        is_pristine: no instance has run in its slot. Instances share its files with the worker, and an instance that is the worker itself
+            has secrets. Of a housing that an earlier agent left it is not known.
         lease_ids: weights held for it.
         weights: what is held, by name, once it is here.
         gives_way, hurry: on the CPU, to calls; and when it gives way less.
@@ -94,6 +94,11 @@ class Housing:
         self.group.weigh(part)
         loop = asyncio.get_running_loop()
         self.hurry = loop.call_later(seconds, self.give_way, rest) if rest else loop.call_later(seconds, self.take_part)
+
+    def cpu_ns(self) -> int:
+        """CPU time used here: of everything that was in the group, or, where that does not count, of the worker."""
+        used = self.group.cpu_ns()
+        return processes.cpu_ns(self.slot.worker_pid) if used is None else used
 
     def take_part(self) -> None:
         """What gave way has its share from now on."""
@@ -193,7 +198,7 @@ class Housekeeper:
             housing, phase.name = tenancy.housing, "queue"
             async with self._places.one(phase.share) as queued_ms:
                 phase.name = "boot"
-                housing.give_way(priority.BACKGROUND if transient else priority.BOOT)
+                housing.give_way(priority.BACKGROUND if phase.gives_way else priority.BOOT)
                 is_nice = not housing.group.weighs and os.geteuid() == 0
                 housing.slot.boot(tenancy.plan.order, {**housing.group.ways_in(), "is_nice": is_nice})
                 point = await housing.slot.point
@@ -216,7 +221,7 @@ class Housekeeper:
         """
         began = time.perf_counter()
         phase.name = "slot"
-        layout = self._images.layout(spec.image, spec.engine)
+        layout = self._images.layout(spec.image, spec.engine, uid=spec.uid)
         slot = await self._nursery.take(network=Network.NONE if spec.offline and self._nursery.namespaced else Network.of(network))
         slot.owner, phase.subject = owner, slot.id
         housing = Housing(slot=slot, launch=spec, group=self._cgroups.group(slot.id), is_booting=True, transient=transient)
@@ -228,7 +233,7 @@ class Housekeeper:
             uid, code = self._uid(spec), await self._bundles.ensure(spec.bundle)
             housing.group = self._cgroups.make(slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu)
             if phase.gives_way or transient:
-                housing.give_way(priority.BACKGROUND)
+                housing.give_way(priority.BACKGROUND if phase.gives_way else priority.BOOT)
             self._logs.register(slot.id, labels=spec.labels, revision=spec.revision, now=time.time())
             waited_ms = await self._have_weights(housing, opening, phase)
             places = {name: served.path for name, served in housing.weights.items()}
@@ -240,11 +245,13 @@ class Housekeeper:
             slots.write_json(slot.directory / _RECORD, housing.record())
             housing.is_booting = transient
         except BootFailed as e:
+            phase.count_failed(housing)
             await opening.abandon()
             failure = await self.explain(housing, e)
             await self.clear(housing)
             raise failure from e
         except BaseException:
+            phase.count_failed(housing)
             await asyncio.shield(asyncio.create_task(self._abandon(housing, opening), name=f"clear {slot.id}"))
             raise
 
@@ -334,8 +341,11 @@ class Phase:
         kind: the rung that is tried.
         before_ms: phases that came before the slot.
         patience: what bounds it.
-        gives_way: it has the CPU only while no call wants it.
+        gives_way: nobody waits for it, and it has the CPU only while no call and no other start wants it.
         share: whose turn it is at places that are scarce.
+        cpu_ns: CPU time of boots that this start caused, those that failed included. A restore that fails is not among them: it was the
+            platform that chose to try it.
+        attempt_ns: says the CPU time of the attempt that is made, once a worker exists.
     """
 
     name: str = "slot"
@@ -345,6 +355,13 @@ class Phase:
     patience: Patience = field(default_factory=Patience)
     gives_way: bool = False
     share: Share = NOBODY
+    cpu_ns: int = 0
+    attempt_ns: Callable[[], int] = int
+
+    def count_failed(self, housing: Housing) -> None:
+        """A boot ends in failure, and its group is about to go."""
+        if self.kind is StartKind.COLD:
+            self.cpu_ns += housing.cpu_ns()
 
 
 def _since_ms(began: float) -> float:

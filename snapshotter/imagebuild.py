@@ -7,6 +7,7 @@ them unseen: where both pin one package differently the build fails and names bo
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -17,17 +18,28 @@ from typing import Any
 
 from snapshotter.archives import is_there, local_archive
 from snapshotter.buildbox import BuildBox, run_on_machine
+from snapshotter.buildlog import BuildLog
 from snapshotter.bundles import unpack
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
 from snapshotter.imagespec import ImagePlan, Step
-from snapshotter.staging import remove_tree
+from snapshotter.staging import expose, remove_tree
 from weight_cache.objects import ObjectStore
 
 LOG_TAIL_LINES = 40
 """Lines of the log that an error carries: pip's last words fit, a whole compiler's output does not."""
-_MAX_LOG_BYTES = 16 * 1024 * 1024
+LOG_TAIL_BYTES = 64 * 1024
+"""Of the same lines, as JSON has them: one of 64 KiB may take 400 KiB there."""
+_MOST_ESCAPED = 12
+"""Bytes of one character in JSON: two halves of a surrogate pair, `\\ud83d\\ude00`."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?\s*([<>=!~].*)\Z")
 """A plain requirement with a version (PEP 508): name, extras (left out: constraints may not have any), specifier."""
+
+_APT_OPTIONS = (
+    *("-y", "--no-install-recommends"),
+    "--no-remove",  # never removes a package of the machine, neither by a modifier nor for a conflict
+    *("-o", "APT::Cmd::Pattern-Only=true"),  # a name that is not found is not read as a regular expression or a glob
+    *("-o", "DPkg::Lock::Timeout=300"),
+)
 
 Report = Callable[[Mapping[str, Any]], Awaitable[None]]
 """Receives progress: `{"step", "index", "of", "text"}`."""
@@ -42,7 +54,7 @@ class ImageBuild:
         self._plan = plan
         self._box = box
         self._blobs = blobs
-        self._log = log
+        self._log = BuildLog(log)
         self._variables = dict(variables)
         self._proxies = {k: v for k, v in variables.items() if k.lower().endswith("_proxy")}
         self._report = report
@@ -51,25 +63,33 @@ class ImageBuild:
         self._title = "virtual environment"
         self._index = 0
 
-    async def run(self, requirements: Sequence[str], *, pip_config: str) -> Mapping[str, str]:
-        """Do everything; returns the image's environment variables. Raises ImageBuildFailed, Unsupported."""
-        self._log.write_bytes(b"")
+    async def run(self, requirements: Sequence[str], *, pip_config: str, has_credentials: bool = False) -> Mapping[str, str]:
+        """Do everything; returns the image's environment variables. Raises ImageBuildFailed, Unsupported.
+
+        `has_credentials`: credentials were removed from pip's configuration; the build's log says so.
+        """
+        with self._log:
+            return await self._run(requirements, pip_config=pip_config, has_credentials=has_credentials)
+
+    async def _run(self, requirements: Sequence[str], *, pip_config: str, has_credentials: bool) -> Mapping[str, str]:
         for step in self._plan.steps:
             if step.op == "copy" and not await self._is_there(step):
                 raise self._failed(f"{step.title}: {step.blob[:12]} is not in the blob store: deploy again to upload it")
         await asyncio.to_thread(self._box.prepare)
-        config = self._box.image / "tmp" / "pip.conf"
-        config.write_text(pip_config)
-        self._box.give("tmp/pip.conf")
-        self._variables["PIP_CONFIG_FILE"] = str(self._box.tmp / "pip.conf")
+        self._variables["PIP_CONFIG_FILE"] = str(self._box.give("pip.conf", pip_config))
         await self._begin("virtual environment")
+        if self._box.uid is not None and self._box.network.remark:
+            await self._say(f"the build shares the host's network: {self._box.network.remark}")
+        if has_credentials:
+            await self._say("pip's configuration on this machine holds credentials: the build does not get them")
         await self._must(str(self._box.python), "-I", "-m", "venv", str(self._box.env))
         for step in self._plan.steps:
             await self._begin(step.title)
             await self._do(step)
         await self._begin("runtime")
         await self._runtime(requirements)
-        await asyncio.to_thread(remove_tree, self._box.image / "tmp")
+        for name in ("tmp", "given"):
+            await asyncio.to_thread(remove_tree, self._box.image / name)
         return self._image_env
 
     async def _do(self, step: Step) -> None:
@@ -96,20 +116,20 @@ class ImageBuild:
             raise self._failed(f"{step.title}: {e}") from e
 
     async def _copy(self, step: Step) -> None:
-        """Unpack where only we have been, and let the commands' own uid put it in place: links made by earlier steps bind it, not us."""
+        """Unpack where only we write, and let the commands' own uid copy it: links made by earlier steps bind it, not us."""
         name = f"copy-{self._index}"
         target = self._box.files / step.target
-        parcel = self._box.image / name
+        parcel = self._box.image / "given" / name
         parcel.mkdir(mode=0o755)
         try:
             async with local_archive(self._blobs, step.blob, beside=self._box.image) as archive:
                 await asyncio.to_thread(unpack, archive, step.blob, parcel)
-            await asyncio.to_thread(self._box.give, name)
-            parcel.rename(self._box.image / "tmp" / name)
+            await asyncio.to_thread(expose, parcel)
         except (BundleUnavailable, OSError) as e:
             raise self._failed(f"{step.title}: {e}") from e
         await self._must("/bin/mkdir", "-p", "--", str(target))
-        await self._must("/bin/cp", "-R", "--", f"{self._box.tmp / name}/.", str(target))
+        await self._must("/bin/cp", "-R", "--", f"{self._box.given / name}/.", str(target))
+        await asyncio.to_thread(remove_tree, parcel)
         await self._say(f"copied {step.blob[:12]} to {step.target}")
 
     async def _apt(self, packages: Sequence[str]) -> None:
@@ -125,11 +145,11 @@ class ImageBuild:
             )
         await self._say(f"installing into this machine, for every function on it: {' '.join(missing)}")
         quiet = {"DEBIAN_FRONTEND": "noninteractive", **self._proxies}
-        install = ["/usr/bin/apt-get", "-o", "DPkg::Lock::Timeout=300", "install", "-y", "--no-install-recommends", "--", *missing]
-        if await run_on_machine(install, variables=quiet, on_line=self._say) == 0:
+        install = apt_install_command(missing)
+        if await run_on_machine(install, variables=quiet, on_lines=self._tell) == 0:
             return None
-        await run_on_machine(["/usr/bin/apt-get", "update"], variables=quiet, on_line=self._say)  # its lists may be old, or none
-        if await run_on_machine(install, variables=quiet, on_line=self._say) != 0:
+        await run_on_machine(["/usr/bin/apt-get", "update"], variables=quiet, on_lines=self._tell)  # its lists may be old, or none
+        if await run_on_machine(install, variables=quiet, on_lines=self._tell) != 0:
             raise self._failed(f"{self._title}: apt-get could not install {' '.join(missing)}")
         return None
 
@@ -137,20 +157,17 @@ class ImageBuild:
         """Install what the worker needs, within the user's pins, and check that nobody was left with a version that it excludes."""
         pins = {_canonical(m[1]): f"{m[1]}{m[2]}" for m in map(_REQUIREMENT.match, self._user_packages()) if m}
         ours = {_canonical(re.split(r"[<>=!~\[ ]", r, maxsplit=1)[0]): r for r in requirements}
-        constraints = self._box.image / "tmp" / "constraints.txt"
-        constraints.unlink(missing_ok=True)
-        constraints.write_text("\n".join(pins.values()))
-        self._box.give("tmp/constraints.txt")
-        if await self._command(*self._pip("install"), "-c", str(self._box.tmp / "constraints.txt"), "--", *requirements) != 0:
+        constraints = self._box.give("constraints.txt", "\n".join(pins.values()))
+        if await self._command(*self._pip("install"), "-c", str(constraints), "--", *requirements) != 0:
             clashes = [f"the image wants {pins[name]}, the platform's worker {need}" for name, need in ours.items() if name in pins]
             raise self._clash(clashes) if clashes else self._failed("the worker's requirements could not be installed")
         complaints: list[str] = []
 
-        async def collect(line: str) -> None:
-            complaints.append(line)
-            await self._say(line)
+        async def collect(lines: Sequence[str]) -> None:
+            complaints.extend(lines)
+            await self._tell(lines)
 
-        await self._box.run([*self._pip("check", bar=False)], variables=self._variables, on_line=collect)
+        await self._box.run([*self._pip("check", bar=False)], variables=self._variables, on_lines=collect)
         if clashes := [line for line in complaints if _canonical(_complained_about(line)) in ours]:
             raise self._clash(clashes)
 
@@ -170,7 +187,7 @@ class ImageBuild:
             raise self._failed(f"{self._title}: exited with status {status}{self._box.enclosure.complaint()}")
 
     async def _command(self, *argv: str) -> int:
-        return await self._box.run(argv, variables=self._variables, on_line=self._say)
+        return await self._box.run(argv, variables=self._variables, on_lines=self._tell)
 
     async def _begin(self, title: str) -> None:
         self._title = title
@@ -178,21 +195,43 @@ class ImageBuild:
         await self._say(f"== {title}")
 
     async def _say(self, line: str) -> None:
-        self._tail.append(line)
-        with self._log.open("a", encoding="utf-8") as log:
-            if log.tell() < _MAX_LOG_BYTES:
-                log.write(line + "\n")
-        await self._report({"step": self._title, "index": self._index, "of": len(self._plan.steps) + 2, "text": line})
+        await self._tell([line])
+
+    async def _tell(self, lines: Sequence[str]) -> None:
+        self._tail.extend(lines)
+        self._log.write(lines)
+        about = {"step": self._title, "index": self._index, "of": len(self._plan.steps) + 2}
+        for line in lines:
+            await self._report({**about, "text": line})
 
     def _failed(self, message: str, **detail: Any) -> ImageBuildFailed:
-        body = {"step": self._title, "index": self._index, "log_tail": list(self._tail), "log": str(self._log), **detail}
+        body = {"step": self._title, "index": self._index, "log_tail": log_tail(list(self._tail)), "log": str(self._log.path), **detail}
         return ImageBuildFailed(f"image step {self._index} of {len(self._plan.steps) + 2} failed: {message}", body)
 
 
+def log_tail(lines: Sequence[str], *, max_bytes: int = LOG_TAIL_BYTES) -> list[str]:
+    """The last lines that fit into `max_bytes` of JSON; of the first of them perhaps its end alone."""
+    tail, left = list[str](), max_bytes
+    for line in reversed(lines):
+        cost = len(json.dumps(line)) + 1
+        if cost > left:
+            if end := line[len(line) - left // _MOST_ESCAPED :]:
+                tail.append(end)
+            break
+        tail.append(line)
+        left -= cost
+    return tail[::-1]
+
+
+def apt_install_command(packages: Sequence[str]) -> list[str]:
+    """The command that installs these packages, checked names, into the machine; it removes none."""
+    return ["/usr/bin/apt-get", *_APT_OPTIONS, "install", "--", *packages]
+
+
 async def _is_installed(package: str) -> bool:
-    """Whether dpkg knows `package` as installed (a wanted version is left to apt-get to judge)."""
+    """Whether dpkg knows `package` as installed."""
     query = shutil.which("dpkg-query")
-    if query is None or "=" in package:
+    if query is None:
         return False
     child = await asyncio.create_subprocess_exec(
         query, "-W", "-f", "${Status}", "--", package, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL

@@ -1,6 +1,7 @@
 """Images: environments built once per node from a description, and found again by its digest.
 
-An image is `<home>/node/images/<digest>/` with `env/` (a virtual environment of a real interpreter), `files/` (what was copied in)
+An image is `<home>/node/images/<digest>-<uid>/` (without root `<digest>/`: one that another tenant built of the same description holds what
+that tenant's build made of it, and is not shared) with `env/` (a virtual environment of a real interpreter), `files/` (what was copied in)
 and `image.json`. Workers do not run the environment's own `python`: they run the interpreter behind it with the image's
 `site` directories on `sys.path`, so an image works wherever it is bound.
 """
@@ -8,27 +9,32 @@ and `image.json`. Workers do not run the environment's own `python`: they run th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
 import json
 import os
 import re
 import sysconfig
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from snapshotter.buildbounds import NO_CGROUPS, BuildBounds, enclosed
 from snapshotter.buildbox import BuildBox
-from snapshotter.cgroups import Cgroups
+from snapshotter.buildnet import BuildNetwork, Joined, joined
+from snapshotter.cgroups import Cgroups, Group
+from snapshotter.debian import SETTING, packages_of, refusal
 from snapshotter.engines import Engines
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
 from snapshotter.imagebuild import ImageBuild
 from snapshotter.imagespec import ImagePlan, image_digest, parse_image
 from snapshotter.interpreters import Interpreter, find_interpreter, own_interpreter
 from snapshotter.launch import Layout
-from snapshotter.pipconfig import build_variables, user_config
-from snapshotter.staging import discard, freeze, staged_in_thread, sweep
+from snapshotter.pipconfig import build_config, build_variables, has_credentials, index_settings
+from snapshotter.staging import TooManyEntries, discard, freeze, staged_in_thread, sweep
+from weight_cache.beneath import check_directory
+from weight_cache.disk import DiskFloor, no_floor
 from weight_cache.objects import DirectoryStore, ObjectStore
 
 RUNTIME_PACKAGES = ("cloudpickle", "uvicorn", "httptools", "uvloop", "wsproto")
@@ -36,10 +42,14 @@ RUNTIME_PACKAGES = ("cloudpickle", "uvicorn", "httptools", "uvloop", "wsproto")
 BUILD_TIMEOUT_S = 3600.0
 """One build: compiling a large package on two cores takes half an hour."""
 _MAX_BACKLOG = 1000
+USED_EVERY_S = 2.0
+"""How often a build says what it has used: who leaves it owes that much less than it has used, at most."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_KEY = re.compile(r"[0-9a-f]{64}(-[0-9]+)?\Z")
 
 Part = Callable[[Mapping[str, Any]], Awaitable[None]]
-"""Sends progress to whoever asked: `{"step": "pip install numpy", "index": 2, "of": 4, "text": line}`."""
+"""Sends progress to whoever asked: `{"step": "pip install numpy", "index": 2, "of": 4, "text": line}`, and, now and then and at the end,
+`{"build": id, "cpu_ns": n}`: the CPU time of its commands so far, where the kernel counts it. Who shares a build hears the same id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +98,16 @@ class Images:
         bounds: BuildBounds | None = None,
         cgroups: Cgroups = NO_CGROUPS,
         engines: Engines | None = None,
+        floor: DiskFloor | None = None,
+        apt_packages: Collection[str] = (),
+        network: BuildNetwork = BuildNetwork.AUTO,
     ) -> None:
-        """`blobs`: where copy steps find their archives; None: the directory `<home>/blobs`. `engines`: None: those of the home alone."""
+        """`blobs`: where copy steps find their archives; None: the directory `<home>/blobs`. `engines`: None: those of the home alone.
+
+        `floor`: free disk that builds leave; None: none. `apt_packages`: the Debian packages that images may install into this machine
+        (`snapshotter.apt_packages`). `network`: where builds as another uid are.
+        """
+        self._floor = floor or no_floor()
         self._engines = Engines(home) if engines is None else engines
         self._blobs = DirectoryStore(home / "blobs") if blobs is None else blobs
         self._root = home / "node" / "images"
@@ -98,15 +116,18 @@ class Images:
         self._build_timeout_s = build_timeout_s
         self._bounds = bounds or BuildBounds()
         self._cgroups = cgroups
+        self._apt_packages = frozenset(apt_packages)
+        self._network = network
         self._flights: dict[str, _Flight] = {}
         self._swept = False
 
     def __repr__(self) -> str:
         return f"<Images {self._root} building={len(self._flights)}>"
 
-    def layout(self, digest: str | None, engine: str | None = None) -> Layout:
-        """Where image `digest`, or in its place the engine environment of that name, is; without either it is the platform's own
-        interpreter with its packages.
+    def layout(self, digest: str | None, engine: str | None = None, *, uid: int | None = None) -> Layout:
+        """Where image `digest`, as `uid` built it, is; an image of an older release, which kept one for all tenants, will do.
+
+        In its place the engine environment of that name; without either the platform's own interpreter with its packages.
 
         Raises BundleUnavailable when it is not on this node, Unsupported when its interpreter is gone since.
         """
@@ -114,17 +135,17 @@ class Images:
             return self._engines.get(engine)
         if digest is None:
             return own_layout()
-        image = self._root / digest
-        try:
-            body = json.loads((image / "image.json").read_bytes()) if _DIGEST.match(digest) else None
-        except FileNotFoundError:
-            body = None
-        if body is None:
+        found = self._find(digest, uid) if _DIGEST.match(digest) else None
+        if found is None:
             raise BundleUnavailable(f"image {digest[:12]} was not built on this node: deploy the app again to build it")
+        image, body = found
         python = Path(body["python"])
         if not python.exists():
             raise Unsupported(f"image {digest[:12]} was built for {python}, which is gone: install it again, or `pilotlight deploy` anew")
-        site = tuple(image / s for s in body["site"])
+        try:
+            site = tuple(check_directory(image, s) for s in body["site"])
+        except OSError as e:
+            raise Unsupported(f"image {digest[:12]} cannot be used: {e.strerror}. Change a step of it, and deploy again") from e
         return ImageLayout(python=python, prefix=Path(body["prefix"]), site=site, env=body["env"])
 
     async def build(self, spec: Mapping[str, Any], *, uid: int | None, part: Part) -> str:
@@ -134,10 +155,13 @@ class Images:
         Raises ImageBuildFailed (`detail`: step, log_tail, log), Unsupported.
         """
         digest = image_digest(spec)
-        if (self._root / digest).exists():
+        key = _key(digest, uid)
+        if (self._root / key).exists():
             return digest
         plan = parse_image(spec)
-        flight = self._flights.get(digest) or self._take_off(digest, plan, uid)
+        if (why := refusal(packages_of(spec.get("steps", ())), self._apt_packages)) is not None:
+            raise Unsupported(why, {"step": "description", "setting": SETTING})
+        flight = self._flights.get(key) or self._take_off(key, plan, uid)
         inbox: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue(_MAX_BACKLOG)
         flight.listeners.append(inbox)
         try:
@@ -147,27 +171,49 @@ class Images:
         finally:
             flight.listeners.remove(inbox)
             if not flight.listeners and not flight.task.done():
-                self._flights.pop(digest, None)
+                self._flights.pop(key, None)
                 flight.task.cancel()
                 await asyncio.wait([flight.task])
         return digest
 
     def prune(self, keep: set[str]) -> list[str]:
-        """Remove images not in `keep` and not being built; returns their digests."""
-        present = [d.name for d in self._root.iterdir() if _DIGEST.match(d.name)] if self._root.exists() else []
-        gone = sorted(set(present) - keep - self._flights.keys())
-        for digest in gone:
-            discard(self._root / digest)
-            (self._root / f"{digest}.log").unlink(missing_ok=True)
-        return gone
+        """Remove images whose digests are not in `keep`, unless they are being built; returns their digests."""
+        present = [d.name for d in self._root.iterdir() if _KEY.match(d.name)] if self._root.exists() else []
+        gone = sorted(key for key in set(present) - self._flights.keys() if key[:64] not in keep)
+        for key in gone:
+            discard(self._root / key)
+            (self._root / f"{key}.log").unlink(missing_ok=True)
+        return sorted({key[:64] for key in gone})
 
-    def _take_off(self, digest: str, plan: ImagePlan, uid: int | None) -> _Flight:
-        flight = _Flight(task=asyncio.create_task(self._fly(digest, plan, uid), name=f"build image {digest[:12]}"))
-        self._flights[digest] = flight
+    def size_bytes(self, digest: str, *, uid: int | None = None) -> int:
+        """Disk that an image takes as `uid` built it; 0 when it is not on this node. Blocking."""
+        if not _DIGEST.match(digest):
+            return 0
+        return disk_bytes(self._root / _key(digest, uid))
+
+    def delete(self, digest: str, *, uid: int | None = None) -> int:
+        """Remove an image that `uid` built; its bytes, 0 where there is none. One that is being built stays. Blocking."""
+        size_bytes = self.size_bytes(digest, uid=uid)
+        key = _key(digest, uid)
+        if not size_bytes or key in self._flights:
+            return 0
+        discard(self._root / key)
+        (self._root / f"{key}.log").unlink(missing_ok=True)
+        return size_bytes
+
+    def _find(self, digest: str, uid: int | None) -> tuple[Path, Mapping[str, Any]] | None:
+        for key in dict.fromkeys((_key(digest, uid), digest)):
+            with contextlib.suppress(FileNotFoundError):
+                return self._root / key, json.loads((self._root / key / "image.json").read_bytes())
+        return None
+
+    def _take_off(self, key: str, plan: ImagePlan, uid: int | None) -> _Flight:
+        flight = _Flight(task=asyncio.create_task(self._fly(key, plan, uid), name=f"build image {key[:12]}"))
+        self._flights[key] = flight
 
         def land(task: asyncio.Task[None]) -> None:
-            if self._flights.get(digest) is flight:
-                del self._flights[digest]
+            if self._flights.get(key) is flight:
+                del self._flights[key]
             flight.tell(None)
             if not task.cancelled():
                 task.exception()  # every listener raises it; with none left there is nobody to tell
@@ -175,9 +221,9 @@ class Images:
         flight.task.add_done_callback(land)
         return flight
 
-    async def _fly(self, digest: str, plan: ImagePlan, uid: int | None) -> None:
+    async def _fly(self, key: str, plan: ImagePlan, uid: int | None) -> None:
         async def report(body: Mapping[str, Any]) -> None:
-            if (flight := self._flights.get(digest)) is not None:
+            if (flight := self._flights.get(key)) is not None:
                 flight.tell(body)
 
         if not self._swept:
@@ -187,18 +233,76 @@ class Images:
         try:
             async with (
                 asyncio.timeout(self._build_timeout_s),
-                staged_in_thread(self._root / digest) as temp,
-                enclosed(f"b-{digest[:16]}", bounds=self._bounds, cgroups=self._cgroups) as enclosure,
+                staged_in_thread(self._root / key) as temp,
+                enclosed(f"b-{key[:16]}{key[64:]}", bounds=self._bounds, cgroups=self._cgroups) as enclosure,
+                self._joined(uid) as network,
             ):
-                box = BuildBox(interpreter=interpreter, image=temp, uid=uid, enclosure=enclosure)
-                log = self._root / f"{digest}.log"
+                box = BuildBox(interpreter=interpreter, image=temp, uid=uid, enclosure=enclosure, network=network)
+                log = self._root / f"{key}.log"
                 build = ImageBuild(plan, box, blobs=self._blobs, log=log, variables=build_variables(self._environ), report=report)
-                env = await build.run(self._requirements, pip_config=user_config(self._environ))
-                await asyncio.to_thread(_seal, temp, interpreter, env, uid)
+                steps = build.run(
+                    self._requirements, pip_config=build_config(self._environ), has_credentials=has_credentials(self._environ)
+                )
+                async with _usage_told(enclosure.group, report):
+                    env = await self._floor.guard(steps)
+                await asyncio.to_thread(_seal, temp, interpreter, env, uid, self._bounds.entries)
         except TimeoutError as e:
-            raise _failed(digest, f"it took longer than {self._build_timeout_s:g} s") from e
+            raise _failed(key, f"it took longer than {self._build_timeout_s:g} s") from e
         except (OSError, ValueError) as e:
-            raise _failed(digest, str(e)) from e
+            raise _failed(key, str(e)) from e
+
+    def _joined(self, uid: int | None) -> contextlib.AbstractAsyncContextManager[Joined]:
+        if uid is None:
+            return contextlib.nullcontext(Joined())
+        return joined(self._network, index_settings(self._environ))
+
+
+@contextlib.asynccontextmanager
+async def _usage_told(group: Group, report: Part) -> AsyncIterator[None]:
+    """Tell the CPU time of a build while the block runs, and at its end, however it ends."""
+    build = f"b-{os.urandom(8).hex()}"
+
+    async def tell() -> None:
+        if (used := group.cpu_ns()) is not None:
+            await report({"build": build, "cpu_ns": used})
+
+    async def tell_on() -> None:
+        while True:
+            await asyncio.sleep(USED_EVERY_S)
+            await tell()
+
+    telling = asyncio.create_task(tell_on(), name=f"usage of {build}")
+    try:
+        yield
+    finally:
+        telling.cancel()
+        await tell()
+
+
+def disk_bytes(directory: Path) -> int:
+    """Disk that a directory's files take; hard links once, links not followed."""
+    return _disk_bytes(directory, set())
+
+
+def _disk_bytes(directory: str | Path, seen: set[int]) -> int:
+    """`seen`: inodes with several names that were counted; no image is more than 100 directories deep."""
+    total = 0
+    with contextlib.suppress(OSError), os.scandir(directory) as found:
+        for entry in found:
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                if entry.is_dir(follow_symlinks=False):
+                    total += status.st_blocks * 512 + _disk_bytes(entry.path, seen)
+                elif status.st_nlink == 1 or status.st_ino not in seen:
+                    if status.st_nlink > 1:
+                        seen.add(status.st_ino)
+                    total += status.st_blocks * 512
+    return total
+
+
+def _key(digest: str, uid: int | None) -> str:
+    """Name of the directory of an image: of a tenant's own, where tenants have uids."""
+    return digest if uid is None else f"{digest}-{uid}"
 
 
 def own_layout() -> ImageLayout:
@@ -213,15 +317,23 @@ def runtime_requirements() -> list[str]:
     return [f"{name}=={importlib.metadata.version(name)}" for name in RUNTIME_PACKAGES]
 
 
-def _seal(temp: Path, interpreter: Interpreter, env: Mapping[str, str], uid: int | None) -> None:
+def _seal(temp: Path, interpreter: Interpreter, env: Mapping[str, str], uid: int | None, max_entries: int) -> None:
     """Make the built directories read-only and write down what they are."""
+    left = max_entries
     for name in ("env", "files"):
-        freeze(temp / name, owner_uid=uid)
-        if uid is not None:
-            os.chown(temp / name, os.geteuid(), os.getegid())
+        try:
+            left -= freeze(temp / name, owner_uid=uid, max_entries=left)
+        except TooManyEntries as e:
+            raise ValueError(
+                f"it has more than {max_entries} files, directories and links, the bound of one image: remove what the function does not "
+                "need (caches, tests, sources) in the step that makes it, or read it from weights"
+            ) from e
     site = [f"env/lib/python{interpreter.version}/site-packages", "files"]
+    for name in site:
+        check_directory(temp, name)  # what slots bind: a link of the tenant's would have them bind something else
     body = {"python": str(interpreter.executable), "prefix": str(interpreter.prefix), "site": site, "env": dict(env)}
     (temp / "image.json").write_text(json.dumps(body, sort_keys=True))
+    (temp / "image.json").chmod(0o644)  # whatever our umask is
     temp.chmod(0o755)
 
 

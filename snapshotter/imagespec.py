@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from snapshotter.debian import check_package_name
 from snapshotter.errors import ImageBuildFailed, Unsupported
 
 OLDEST_PYTHON = (3, 11)
 """What the worker runtime is written for (requires-python in pyproject.toml)."""
-_VERSION = re.compile(r"[0-9]+\.[0-9]+\Z")
-_DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?\Z")
-"""Debian Policy §5.6.1, with an architecture and a version as apt-get(8) takes them."""
+_VERSION = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _KEYS = {"pip": {"packages", "options"}, "apt": {"packages"}, "run": {"commands"}, "copy": {"blob", "target"}, "env": {"values"}}
 
@@ -52,31 +51,36 @@ class ImagePlan:
 
 
 def image_digest(spec: Mapping[str, Any]) -> str:
-    """sha256 (hex) of the canonical JSON of `spec` as given: the image's name."""
-    text = json.dumps(spec, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    """sha256 (hex) of the canonical JSON of `spec` as given: the image's name. Raises ImageBuildFailed for what JSON cannot carry."""
+    try:
+        text = json.dumps(spec, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as e:
+        raise _broken(f"{e.object[e.start : e.end]!r} is half of a character: write UTF-8") from e
+    except RecursionError as e:
+        raise _broken("it is nested too deeply") from e
+    return hashlib.sha256(text).hexdigest()
 
 
 def parse_image(spec: Mapping[str, Any]) -> ImagePlan:
     """Check `spec`. Raises ImageBuildFailed (`step` is "description"), or Unsupported for what only a container could do."""
     python = spec.get("python")
     if not isinstance(python, str) or not _VERSION.match(python):
-        raise _broken(f"python = {python!r}: expected a version such as '3.11'")
+        raise _broken(f"python = {_shown(python)}: expected a version such as '3.11'")
     if tuple(int(part) for part in python.split(".")) < OLDEST_PYTHON:
         raise Unsupported(f"python {python} is too old: the worker needs {'.'.join(map(str, OLDEST_PYTHON))} or newer in every image")
     steps = spec.get("steps", [])
     if not isinstance(steps, list | tuple):
-        raise _broken(f"steps = {steps!r}: expected a list")
+        raise _broken(f"steps = {_shown(steps)}: expected a list")
     return ImagePlan(python=python, steps=tuple(_step(i, s) for i, s in enumerate(steps)))
 
 
 def _step(index: int, body: Any) -> Step:
     where = f"steps[{index}]"
     op = body.get("op") if isinstance(body, Mapping) else None
-    if op not in _KEYS:
-        raise _broken(f"{where} = {body!r}: expected an object whose op is one of {', '.join(_KEYS)}")
+    if not isinstance(op, str) or op not in _KEYS:
+        raise _broken(f"{where} = {_shown(body)}: expected an object whose op is one of {', '.join(_KEYS)}")
     if unknown := sorted(set(body) - _KEYS[op] - {"op"}):
-        raise _broken(f"{where}: unknown key {unknown[0]!r} of {op}; known: {', '.join(sorted(_KEYS[op]))}")
+        raise _broken(f"{where}: unknown key {_shown(unknown[0])} of {op}; known: {', '.join(sorted(_KEYS[op]))}")
     if op == "copy":
         return Step(op=op, blob=_text(body, "blob", where), target=_target(_text(body, "target", where), where))
     if op == "env":
@@ -85,41 +89,66 @@ def _step(index: int, body: Any) -> Step:
         return Step(op=op, items=_texts(body, "commands", where))
     packages = _texts(body, "packages", where)
     for package in packages:
-        if package.startswith("-") or (op == "apt" and not _DEBIAN_PACKAGE.match(package)):
-            raise _broken(f"{where}: {package!r} does not name a package" + ("; options go into `options`" if op == "pip" else ""))
+        if op == "pip" and package.startswith("-"):
+            raise _broken(f"{where}: {_shown(package)} does not name a package; options go into `options`")
+        if op == "apt":
+            _check_debian(package, where)
     return Step(op=op, items=packages, options=_texts(body, "options", where) if op == "pip" and "options" in body else ())
+
+
+def _is_text(value: Any) -> bool:
+    """Whether this can be an argument of a program: UTF-8, without the byte that ends one."""
+    try:
+        return isinstance(value, str) and b"\0" not in value.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell
+        return False
 
 
 def _texts(body: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     value = body.get(key, [])
-    if not isinstance(value, list | tuple) or not all(isinstance(v, str) and v and "\0" not in v for v in value):
-        raise _broken(f"{where}.{key} = {value!r}: expected a list of texts")
+    if not isinstance(value, list | tuple) or not all(_is_text(v) and v for v in value):
+        raise _broken(f"{where}.{key} = {_shown(value)}: expected a list of texts")
     return tuple(value)
 
 
 def _text(body: Mapping[str, Any], key: str, where: str) -> str:
-    value = body.get(key)
-    if not isinstance(value, str) or not value:
-        raise _broken(f"{where}.{key} = {value!r}: expected a text")
-    return value
+    value: Any = body.get(key)
+    if not _is_text(value) or not value:
+        raise _broken(f"{where}.{key} = {_shown(value)}: expected a text")
+    return str(value)
 
 
 def _target(target: str, where: str) -> str:
     path = PurePosixPath(target)
     if path.is_absolute():
         raise Unsupported(
-            f"{where}: cannot copy to {target!r}: an image on this node is an environment, not a root file system. Give a path relative "
-            "to the image's files, which are the working directory of run() and on sys.path at run time"
+            f"{where}: cannot copy to {_shown(target)}: an image on this node is an environment, not a root file system. Give a path "
+            "relative to the image's files, which are the working directory of run() and on sys.path at run time"
         )
     if ".." in path.parts:
-        raise _broken(f"{where}.target = {target!r}: must not leave the image")
+        raise _broken(f"{where}.target = {_shown(target)}: must not leave the image")
     return str(path)
 
 
+def _check_debian(package: str, where: str) -> None:
+    try:
+        check_package_name(package)
+    except ValueError as e:
+        raise _broken(f"{where}: {e}") from e
+
+
 def _variables(values: Any, where: str) -> Mapping[str, str]:
-    if not isinstance(values, Mapping) or not all(isinstance(v, str) and _VARIABLE.match(k) and "\0" not in v for k, v in values.items()):
-        raise _broken(f"{where}.values = {values!r}: expected an object of texts, its keys names of variables")
+    if not isinstance(values, Mapping) or not all(_is_text(v) and _VARIABLE.match(k) for k, v in values.items()):
+        raise _broken(f"{where}.values = {_shown(values)}: expected an object of texts, its keys names of variables")
     return dict(values)
+
+
+def _shown(value: Any) -> str:
+    """`value`, short enough for a message, and all of it characters."""
+    try:
+        return ascii(value)[:200]
+    except RecursionError:
+        return "a value that is nested too deeply"
 
 
 def _broken(message: str) -> ImageBuildFailed:

@@ -37,6 +37,7 @@ class Instance:
 
     Attributes:
         asked: the word for an end that we asked for (`stopped`, `killed`), None while nobody asked.
+        cpu_ns_at_end: where its counter of CPU time stood when its process was gone; None before, and where there is no cgroup.
         cleared: done once nothing of it is left.
     """
 
@@ -46,6 +47,7 @@ class Instance:
     running: Running | None = None
     asked: str | None = None
     was_ready: bool = False
+    cpu_ns_at_end: int | None = None
     cleared: asyncio.Event = field(default_factory=asyncio.Event)
 
     def become(self, state: InstanceState, **changes: Any) -> None:
@@ -62,6 +64,17 @@ class Instance:
         """Kills by the kernel in its group."""
         return self.group.oom_kills() if self.group is not None else 0
 
+    def cpu_ns(self) -> int:
+        """CPU time by its group, or, where that does not count, by its process."""
+        if self.cpu_ns_at_end is not None:
+            return self.cpu_ns_at_end
+        used = self.group.cpu_ns() if self.group is not None else None
+        return processes.cpu_ns(self.info.pid) if used is None else used
+
+    def used_ns(self) -> int:
+        """CPU time that it has used itself; 0 for one that was never ordered."""
+        return max(0, self.cpu_ns() - self.info.cpu_from_ns) if self.group is not None else 0
+
     def _is_engine(self) -> bool:
         return self.housing is not None and self.housing.launch.offline
 
@@ -69,6 +82,7 @@ class Instance:
         """Its process is gone: settle state and reason, and say the reason."""
         assert self.running is not None
         how = self.running.gone.result()
+        self.cpu_ns_at_end = self.group.cpu_ns() if self.group is not None else None
         word = exits.reason(how.status, asked=self.asked, oom_kills=self.oom_kills(), lost=how.lost, engine=self._is_engine())
         state = InstanceState.STOPPED if word == "stopped" or how.status == 0 else InstanceState.FAILED
         self.become(state, pid=0, exit_reason=word)

@@ -21,7 +21,7 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 _RET_KILL, _RET_ERRNO, _RET_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _LD_ABS, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
-_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARG0 = 0, 4, 16
+_OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARG0, _OFFSET_ARG1 = 0, 4, 16, 24
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET: a user namespace would hand out capabilities again."""
 _X32_BIT = 0x40000000
@@ -49,6 +49,13 @@ DENIED: dict[str, dict[str, int]] = {
 ABSENT = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "clone3": 435}
 """Refused with ENOSYS, so that libraries fall back: an open io_uring cannot be checkpointed, clone3's flags cannot be filtered."""
 _CLONE = {"x86_64": 56, "aarch64": 220}
+_SOCKET, _SOCKETPAIR = {"x86_64": 41, "aarch64": 198}, {"x86_64": 53, "aarch64": 199}
+_AF_UNIX = 1
+FAMILIES = {"AF_UNIX": _AF_UNIX, "AF_INET": 2, "AF_INET6": 10, "AF_NETLINK": 16}
+"""Address families of sockets that may be made (address_families(7)); others are refused with EAFNOSUPPORT, as by a kernel without them.
+AF_VSOCK would reach the machine's hypervisor from any network namespace; the rest is kernel code that functions do not need."""
+_DATAGRAM_BIT = 0x2
+"""Of SOCK_DGRAM and SOCK_RAW, not of SOCK_STREAM and SOCK_SEQPACKET: an end of such a pair sends to any name."""
 
 
 class IsolationFailed(OSError):
@@ -100,11 +107,11 @@ def lower_limits(limits: Mapping[str, int]) -> None:
         resource.setrlimit(kind, (bound, bound))
 
 
-def install_filter(machine: str) -> None:
+def install_filter(machine: str, *, unix_sockets: bool = True) -> None:
     """Put the system call filter in force for this process and its children, for good. Unknown machines go without (see `has_filter`)."""
     if not has_filter(machine):
         return
-    program = filter_program(machine)
+    program = filter_program(machine, unix_sockets=unix_sockets)
     buffer = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
     holder = ctypes.create_string_buffer(header, len(header))
@@ -116,8 +123,11 @@ def has_filter(machine: str) -> bool:
     return machine in _ARCHITECTURES
 
 
-def filter_program(machine: str) -> bytes:
-    """The classic BPF program: the architecture is ours, the call is not a refused one, clone makes no namespace."""
+def filter_program(machine: str, *, unix_sockets: bool = True) -> bytes:
+    """The classic BPF program: architecture, refused calls, families of sockets; clone makes no namespace.
+
+    Without `unix_sockets` no socket is made that could send a descriptor to a process outside; connected pairs are.
+    """
     code = [(_LD_ABS, 0, 0, _OFFSET_ARCH), (_JEQ, 1, 0, _ARCHITECTURES[machine]), (_RET, 0, 0, _RET_KILL), (_LD_ABS, 0, 0, _OFFSET_NUMBER)]
     if machine == "x86_64":
         code += [(_JGE, 0, 1, _X32_BIT), (_RET, 0, 0, _RET_ERRNO | errno.ENOSYS)]
@@ -125,6 +135,14 @@ def filter_program(machine: str) -> bytes:
         code += [(_JEQ, 0, 1, number), (_RET, 0, 0, _RET_ERRNO | errno.ENOSYS)]
     for number in DENIED[machine].values():
         code += [(_JEQ, 0, 1, number), (_RET, 0, 0, _RET_ERRNO | errno.EPERM)]
+    refused, allowed = (_RET, 0, 0, _RET_ERRNO | errno.EAFNOSUPPORT), (_RET, 0, 0, _RET_ALLOW)
+    families = [family for family in FAMILIES.values() if unix_sockets or family != _AF_UNIX]
+    code += [(_JEQ, 0, len(families) + 3, _SOCKET[machine]), (_LD_ABS, 0, 0, _OFFSET_ARG0)]
+    code += [(_JEQ, len(families) - i, 0, family) for i, family in enumerate(families)]  # to `allowed`
+    code += [refused, allowed]
+    if not unix_sockets:
+        code += [(_JEQ, 0, 6, _SOCKETPAIR[machine]), (_LD_ABS, 0, 0, _OFFSET_ARG0), (_JEQ, 0, 3, _AF_UNIX)]
+        code += [(_LD_ABS, 0, 0, _OFFSET_ARG1), (_JSET, 0, 1, _DATAGRAM_BIT), refused, allowed]
     code += [
         (_JEQ, 0, 3, _CLONE[machine]),
         (_LD_ABS, 0, 0, _OFFSET_ARG0),
@@ -135,11 +153,16 @@ def filter_program(machine: str) -> bytes:
     return b"".join(struct.pack("HBBI", *line) for line in code)
 
 
-def _drop_capabilities() -> None:
+def drop_bounding_set() -> None:
+    """No program that this process or a child of it executes gets a capability. Raises OSError."""
     with open("/proc/sys/kernel/cap_last_cap") as f:
         last = int(f.read())
     for capability in range(last + 1):
         _prctl(_PR_CAPBSET_DROP, capability)
+
+
+def _drop_capabilities() -> None:
+    drop_bounding_set()
     header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
     if _libc.capset(header, bytes(24)) != 0:
         raise IsolationFailed(ctypes.get_errno(), "capset")

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from snapshotter import processes, slots
 from snapshotter.boots import Boots
@@ -40,8 +40,11 @@ _ATTEMPTS = 4
 
 @dataclass(kw_only=True)
 class _Flight:
+    """`cpu_ns`: what the start had used when it was stopped."""
+
     task: asyncio.Task[InstanceInfo]
     waiters: int = 0
+    cpu_ns: int = 0
 
 
 class Ladder:
@@ -92,7 +95,8 @@ class Ladder:
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if caller is not None and not caller.cancelling():
-                raise StartStopped(f"instance {request.instance_id} was stopped while it started") from None
+                message = f"instance {request.instance_id} was stopped while it started"
+                raise StartStopped(message, {"cpu_ns": flight.cpu_ns}) from None
             raise
         finally:
             flight.waiters -= 1
@@ -168,22 +172,43 @@ class Ladder:
                 instance = await self._climb(request, attempt, phase)
         except TimeoutError as e:
             self._metrics.start_failed(phase.kind, StartTimeout.code)
-            detail = {"phase": phase.name, "log_tail": await self._last_lines(request, phase)}
+            cpu_ns = self._used_ns(request, phase)
+            detail = {"phase": phase.name, "log_tail": await self._last_lines(request, phase), "cpu_ns": cpu_ns}
             raise StartTimeout(f"instance {request.instance_id} was not ready within {timeout_s:g} s (phase {phase.name})", detail) from e
-        except (SnapshotterError, WeightCacheError) as e:
+        except asyncio.CancelledError:
+            self._flights[request.instance_id].cpu_ns = self._used_ns(request, phase)
+            raise
+        except WeightCacheError as e:
             self._metrics.start_failed(phase.kind, e.code)
             raise
+        except SnapshotterError as e:
+            self._metrics.start_failed(phase.kind, e.code)
+            # One of its own: the error of a boot is every start's that waited for it, and its CPU time one start's.
+            raise type(e)(str(e), {**e.detail, "cpu_ns": self._used_ns(request, phase)}) from e
         finally:
             self._abandon_unless_ready(request.instance_id)
+        self._count_boots(instance, phase)
         took_s = time.perf_counter() - began
         self._metrics.started(instance.info.start_kind, took_s, instance.info.phases_ms)
         self._rungs.took(request.launch, instance.info, took_s)
         return instance.info
 
+    def _count_boots(self, instance: Instance, phase: Phase) -> None:
+        """What its start used outside of its own group is its own; a restarted agent finds it so."""
+        elsewhere_ns = phase.cpu_ns + self._boots.take_cpu_ns(instance.info.revision)
+        if elsewhere_ns and instance.housing is not None:
+            instance.info = replace(instance.info, cpu_from_ns=instance.info.cpu_from_ns - elsewhere_ns)
+            instance.housing.slot.note(instance.info.id, instance.note())
+
+    def _used_ns(self, request: Request, phase: Phase) -> int:
+        """CPU time of a start that failed: its boots, and its last attempt; of those before it the platform chose to make another."""
+        return phase.cpu_ns + phase.attempt_ns() + self._boots.take_cpu_ns(request.launch.revision)
+
     async def _climb(self, request: Request, instance: Instance, phase: Phase) -> Instance:
         clock, closed, suspect = Clock(request.launch.startup_timeout_s), set[StartKind](), ""
         for _ in range(_ATTEMPTS):
             way: Way | None = None
+            phase.attempt_ns = instance.used_ns
             try:
                 way = await self._rungs.acquire(request.launch, phase, clock, closed)
                 async with asyncio.timeout(self._rungs.patience_s(way, clock)):
@@ -197,6 +222,7 @@ class Ladder:
                     raise
                 else:
                     await self._cleared(instance)
+            phase.cpu_ns = 0  # of an attempt that the platform makes another after
             instance = self._claim(request)
         raise StartFailed(f"instance {request.instance_id}: its Template ended {_ATTEMPTS} times before the fork", {"log_tail": []})
 

@@ -15,6 +15,8 @@ REFILL_BYTES_PER_S = 1024 * 1024
 """What one process may print for ever: far above real logs, far below what would keep a core busy."""
 _READ_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 16 * 1024
+_FLOOR_EVERY_BYTES = 256 * 1024
+"""Bytes of one log between two looks at the free disk."""
 _MARK, _MARK_END = b"\x1e", b"\x1f"
 
 
@@ -25,12 +27,15 @@ class LogFile:
         dropped_bytes: bytes read and thrown away, since the start.
     """
 
-    def __init__(self, directory_fd: int, name: str, *, max_bytes: int, now: float) -> None:
+    def __init__(self, directory_fd: int, name: str, *, max_bytes: int, now: float, floor_bytes: int = 0) -> None:
         self._directory_fd = directory_fd
         self._name = f"{name}.log"
         self._max_bytes = max_bytes
         self._allowance = float(max_bytes)
         self._refilled_at = now
+        self._floor_bytes = floor_bytes
+        self._unchecked = _FLOOR_EVERY_BYTES
+        self._is_below = False
         self._fd, self._size = self._open()
         self.dropped_bytes = 0
 
@@ -48,13 +53,24 @@ class LogFile:
         return True
 
     def write(self, data: bytes) -> None:
-        """Append formatted lines. A full disk counts as dropped: a log never stops a function."""
+        """Append formatted lines. A full disk, or one below its floor, counts as dropped: a log never stops a function."""
+        if self._floor_bytes and self._is_full(len(data)):
+            self.dropped_bytes += len(data)
+            return
         if self._size + len(data) > self._max_bytes and self._size:
             self._rotate()
         try:
             self._size += os.write(self._fd, data)
         except OSError:
             self.dropped_bytes += len(data)
+
+    def _is_full(self, size: int) -> bool:
+        self._unchecked += size
+        if self._unchecked >= _FLOOR_EVERY_BYTES:
+            self._unchecked = 0
+            found = os.fstatvfs(self._directory_fd)
+            self._is_below = found.f_bavail * found.f_frsize < self._floor_bytes
+        return self._is_below
 
     def close(self) -> None:
         """Close the file."""

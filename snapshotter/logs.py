@@ -11,6 +11,7 @@ import contextlib
 import datetime as dt
 import heapq
 import json
+import operator
 import os
 import re
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
@@ -18,12 +19,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from snapshotter.errors import LogsBusy
 from snapshotter.inotify import watching
 
 TAIL_LINES = 40
 """Last lines that an error carries: a Python traceback and what led to it."""
 _TAIL_BYTES = 64 * 1024
+MAX_READS = 4
+"""Of one tenant at once, without those that follow: each holds some megabytes, and open the files of the time that it reads."""
+_RETRY_S = 5
+MAX_FOLLOWERS = 32
+"""Of one tenant at once: each looks at every change of a log."""
+_BATCH_LINES = 200
+_BATCH_BYTES = 256 * 1024
+"""Lines, and bytes of their text, that are held for one reader."""
+_LINES_UNTIL_PAUSE = 20
+"""Of those that are not wanted: a batch ends after 4000 of them, some 20 ms, so that no reader keeps a thread."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
+_Line = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +69,7 @@ class Logs:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._readers: collections.Counter[tuple[str, str]] = collections.Counter()
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def __repr__(self) -> str:
@@ -66,9 +80,9 @@ class Logs:
         """Where the files are."""
         return self._directory
 
-    def register(self, name: str, *, labels: Mapping[str, str], revision: str, now: float) -> None:
-        """Say whose log `name` will be."""
-        about = {"labels": dict(labels), "revision": revision, "started_at": now}
+    def register(self, name: str, *, labels: Mapping[str, str], revision: str, now: float, log_bytes: int | None = None) -> None:
+        """Say whose log `name` will be; `log_bytes`: what its tenant's logs may take together, None = no bound or not known."""
+        about = {"labels": dict(labels), "revision": revision, "started_at": now, "log_bytes": log_bytes}
         (self._directory / f"{name}.json").write_text(json.dumps(about))
 
     async def tail(self, name: str) -> list[str]:
@@ -85,36 +99,95 @@ class Logs:
         return [line.split(" ", 3)[-1] for line in text.split("\n")[-TAIL_LINES:]] if text else []
 
     async def read(self, query: LogQuery, *, until: Mapping[str, tuple[int, int]] | None = None) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Matching lines, oldest first; of a file named in `until` (inode, size) not beyond that size."""
-        for line in await asyncio.to_thread(self._collect, query, until or {}):
-            yield line
+        """Matching lines, oldest first; of a file named in `until` (inode, size) not beyond that size.
+
+        However much there is, a batch of it is in memory; with `tail` those lines. Raises LogsBusy.
+        """
+        with self._reading(query, "read", MAX_READS):
+            async for line in _batched(self._found(query, until or {})):
+                yield line
 
     async def follow(self, query: LogQuery) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Matching lines, then those that are written from now on, until cancelled."""
+        """Matching lines, then those that are written from now on, until cancelled. Raises LogsBusy."""
         positions: dict[str, tuple[int, int]] = {}
-        with watching(self._directory) as watch:
+        with self._reading(query, "follow", MAX_FOLLOWERS), watching(self._directory) as watch:
             for name in self._names(query):
                 self._remember(name, positions)
-            async for line in self.read(query, until=positions):
+            async for line in _batched(self._found(query, positions)):
                 yield line
             while True:
-                for line in self._news(query, positions):
+                async for line in _batched(self._news(query, positions)):
                     yield line
                 await watch.wait_changed()
 
-    def prune(self, *, alive: Collection[str], keep_s: float, total_bytes: int, now: float) -> int:
-        """Delete logs of the dead: too old ones, then the oldest until `total_bytes` hold the rest. Returns how many."""
+    @contextlib.contextmanager
+    def _reading(self, query: LogQuery, verb: str, most: int) -> Iterator[None]:
+        key = query.labels.get("tenant", ""), verb
+        if self._readers[key] >= most:
+            raise LogsBusy(
+                f"{most} requests {verb} logs of this tenant, the bound: end one of them, or ask again later",
+                {"limit": most, "retry_after_s": _RETRY_S},
+            )
+        self._readers[key] += 1
+        try:
+            yield
+        finally:
+            self._readers[key] -= 1
+            if not self._readers[key]:
+                del self._readers[key]
+
+    def prune(self, *, alive: Collection[str], keep_s: float, total_bytes: int, now: float, missing_bytes: int = 0) -> int:
+        """Delete logs of the dead: too old ones, then the oldest until `total_bytes` hold the rest; then of each tenant what is beyond
+        its own bound. `missing_bytes`: so many must go, because the disk is below its floor. Returns how many.
+        """
         dead = sorted((self._age(about), about.stem) for about in self._directory.glob("*.json") if about.stem not in alive)
         held = sum(self._size(name) for _, name in dead)
+        total_bytes = min(total_bytes, max(0, held - missing_bytes))
         deleted = 0
         for written_at, name in dead:
             if now - written_at <= keep_s and held <= total_bytes:
                 break
             held -= self._size(name)
             deleted += 1
-            for suffix in (".log.1", ".log", ".json"):
-                (self._directory / f"{name}{suffix}").unlink(missing_ok=True)
+            self._delete(name)
+        return deleted + self._prune_tenants(alive)
+
+    def _prune_tenants(self, alive: Collection[str]) -> int:
+        """Bound each tenant: logs of the dead go first, the oldest before the others, then the older file of logs that are written."""
+        owned: dict[str, list[tuple[float, str]]] = {}
+        bounds: dict[str, tuple[float, int]] = {}
+        for path in self._directory.glob("*.json"):
+            about = _about(path)
+            tenant = "" if about is None else str(about["labels"].get("tenant", ""))
+            if about is None or not tenant:
+                continue
+            owned.setdefault(tenant, []).append((self._age(path), path.stem))
+            if about.get("log_bytes") is not None:
+                bounds[tenant] = max(bounds.get(tenant, (0.0, 0)), (float(about["started_at"]), int(about["log_bytes"])))
+        deleted = 0
+        for tenant, (_, bound) in bounds.items():
+            deleted += self._prune_tenant(sorted(owned[tenant]), alive, bound)
         return deleted
+
+    def _prune_tenant(self, logs: list[tuple[float, str]], alive: Collection[str], bound: int) -> int:
+        held, deleted = sum(self._size(name) for _, name in logs), 0
+        for _, name in logs:
+            if held <= bound:
+                return deleted
+            if name not in alive:
+                held -= self._size(name)
+                deleted += 1
+                self._delete(name)
+        for _, name in logs:
+            older = self._directory / f"{name}.log.1"
+            if held > bound and name in alive and older.exists():
+                held -= older.stat().st_size
+                older.unlink(missing_ok=True)
+        return deleted
+
+    def _delete(self, name: str) -> None:
+        for suffix in (".log.1", ".log", ".json"):
+            (self._directory / f"{name}{suffix}").unlink(missing_ok=True)
 
     def _age(self, about: Path) -> float:
         log = about.with_suffix(".log")
@@ -137,30 +210,45 @@ class Logs:
         owned: Mapping[str, str] = about["labels"]
         return labels.items() <= owned.items()
 
-    def _collect(self, query: LogQuery, until: Mapping[str, tuple[int, int]]) -> list[Mapping[str, Any]]:
-        merged = heapq.merge(*(self._lines(name, query, until.get(name)) for name in self._names(query)), key=lambda line: line["time"])
+    def _found(self, query: LogQuery, until: Mapping[str, tuple[int, int]]) -> Iterator[_Line | None]:
+        begun = [(self._begun(name), self._lines(name, query, until.get(name))) for name in self._names(query)]
+        merged = _merged(sorted(begun, key=operator.itemgetter(0)))
         if query.tail is None:
-            return list(merged)
-        return list(collections.deque(merged, maxlen=max(0, query.tail)))
+            yield from merged
+            return
+        last: collections.deque[_Line] = collections.deque(maxlen=max(0, query.tail))
+        for number, line in enumerate(merged):
+            if line is not None:
+                last.append(line)
+            if line is None or number % _LINES_UNTIL_PAUSE == 0:
+                yield None
+        while last:
+            yield last.popleft()
 
-    def _lines(self, name: str, query: LogQuery, until: tuple[int, int] | None) -> Iterator[Mapping[str, Any]]:
+    def _begun(self, name: str) -> float:
+        about = _about(self._directory / f"{name}.json")
+        return float(about.get("started_at", 0.0)) if about is not None else 0.0
+
+    def _lines(self, name: str, query: LogQuery, until: tuple[int, int] | None) -> Iterator[_Line | None]:
         for suffix in (".log.1", ".log"):
             with contextlib.suppress(FileNotFoundError), (self._directory / f"{name}{suffix}").open("rb") as f:
                 inode, end = until or (0, 0)
                 bounded = os.fstat(f.fileno()).st_ino == inode
-                for raw in f:
+                for number, raw in enumerate(f):
                     end -= len(raw)
                     if bounded and end < 0:
                         break
                     if (line := parse(name, raw)) is not None and query.takes(line):
                         yield line
+                    elif number % _LINES_UNTIL_PAUSE == 0:
+                        yield None
 
     def _remember(self, name: str, positions: dict[str, tuple[int, int]]) -> None:
         with contextlib.suppress(FileNotFoundError):
             status = (self._directory / f"{name}.log").stat()
             positions[name] = (status.st_ino, status.st_size)
 
-    def _news(self, query: LogQuery, positions: dict[str, tuple[int, int]]) -> Iterator[Mapping[str, Any]]:
+    def _news(self, query: LogQuery, positions: dict[str, tuple[int, int]]) -> Iterator[_Line | None]:
         for name in self._names(query):
             inode, position = positions.get(name, (0, 0))
             try:
@@ -169,13 +257,67 @@ class Logs:
                 continue
             with f:
                 status = os.fstat(f.fileno())
-                f.seek(position if status.st_ino == inode else 0)
-                data = f.read()
-                whole, newline, _ = data.rpartition(b"\n")
-                positions[name] = (status.st_ino, f.tell() - len(data) + len(whole) + len(newline))
-            for raw in whole.split(b"\n") if newline else []:
-                if (line := parse(name, raw)) is not None and query.takes(line):
-                    yield line
+                position = f.seek(position if status.st_ino == inode else 0)
+                for number, raw in enumerate(f):
+                    if not raw.endswith(b"\n"):
+                        break  # the rest of it is being written
+                    position += len(raw)
+                    positions[name] = (status.st_ino, position)
+                    if (line := parse(name, raw)) is not None and query.takes(line):
+                        yield line
+                    elif number % _LINES_UNTIL_PAUSE == 0:
+                        yield None
+
+
+async def _batched(lines: Iterator[_Line | None]) -> AsyncGenerator[_Line, None]:
+    """What blocks, finding and parsing, in a thread for some milliseconds at a time, and as far as the reader reads."""
+    is_over = False
+    while not is_over:
+        batch, is_over = await asyncio.to_thread(_batch, lines)
+        for line in batch:
+            yield line
+
+
+def _batch(lines: Iterator[_Line | None]) -> tuple[list[_Line], bool]:
+    """The next lines, and whether these are all. A None among `lines` is a line that is not wanted, or some of them."""
+    batch, size = list[_Line](), 0
+    for seen, line in enumerate(lines, 1):
+        if line is not None:
+            batch.append(line)
+            size += len(line["text"])
+        if seen >= _BATCH_LINES or size >= _BATCH_BYTES:
+            return batch, False
+    return batch, True
+
+
+def _merged(begun: list[tuple[float, Iterator[_Line | None]]]) -> Iterator[_Line | None]:
+    """Oldest first. `begun`: the logs with the times at which they begin, sorted: none is opened before its time has come."""
+    waiting = collections.deque(begun)
+    heap: list[tuple[float, int, _Line, Iterator[_Line | None]]] = []
+    number = 0  # of equal times the log that began first comes first
+
+    def advance(number: int, lines: Iterator[_Line | None]) -> Iterator[None]:
+        for line in lines:
+            if line is not None:
+                heapq.heappush(heap, (line["time"], number, line, lines))
+                return
+            yield None
+
+    while heap or waiting:
+        while waiting and (not heap or waiting[0][0] <= heap[0][0]):
+            yield from advance(number := number + 1, waiting.popleft()[1])
+        if heap:
+            _, first, line, lines = heapq.heappop(heap)
+            yield line
+            yield from advance(first, lines)
+
+
+def _about(path: Path) -> Mapping[str, Any] | None:
+    """Whose log it is; None where that cannot be read."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return None
 
 
 def parse(name: str, raw: bytes) -> Mapping[str, Any] | None:

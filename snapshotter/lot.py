@@ -84,7 +84,7 @@ class Lot:
         event = message["event"]
         if event == "forked" and parked.pidfd < 0:
             self._on_forked(parked, child.pid_of(fds[0]), os.dup(fds[0]))
-        elif event == "parked" and parked.pidfd >= 0:
+        elif event == "parked" and parked.pidfd >= 0 and not parked.ready:
             parked.ready = True
             self._tell({"event": "parked", "parked": parked.name}, parked.pidfd)
         elif event == "failed":

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from snapshotter.types import InstanceState, SnapshotState, StartKind
 
@@ -117,7 +117,3 @@ class Metrics:
         self._templates.set(templates)
         self._template_pss.set(template_pss_bytes)
         self._parked.set(parked)
-
-    def text(self) -> bytes:
-        """The exposition format."""
-        return generate_latest(self.registry)

@@ -11,22 +11,25 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from snapshotter import activators, controllers
 from snapshotter.adoption import adopt, sweep_groups
 from snapshotter.agent import Agent, describe
 from snapshotter.assembly import Node, Parts, assemble
 from snapshotter.cgroups import Cgroups
-from snapshotter.exposition import expose
 from snapshotter.launch import RUNTIME_PACKAGES
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.snapshots.opening import StockOff, open_stock
 from snapshotter.snapshots.stock import Stock
-from weight_cache.protocol import serve
+from weight_cache.disk import DiskFloor
+from weight_cache.metrics_server import MetricsAddress, MetricsServer, metrics_socket
+from weight_cache.protocol import admit, serve
 from weight_cache.settings import Paths
 
 _log = logging.getLogger(__name__)
 STOP_GRACE_S = 10.0
 """What instances get to finish their calls when the agent is asked to end."""
-_PRUNE_INTERVAL_S = 600.0
+_PRUNE_INTERVAL_S = 60.0
+"""Logs are few files of a bounded size; a tenant with many instances writes some 100 MB in that time."""
 
 
 def own_runtime() -> dict[str, Path]:
@@ -46,24 +49,33 @@ async def opened(paths: Paths, settings: SnapshotterSettings, parts: Parts) -> A
 
     Order: the spawner before any thread; what an earlier agent left before new work; the socket last. The reverse at the end.
     """
-    cgroups = await asyncio.to_thread(Cgroups.find, paths.run)
+    cgroups = await asyncio.to_thread(Cgroups.find, paths.run, reader=paths.activator_uid)
     if cgroups.why_not is not None:
         _log.warning("cgroups.off reason=%s fallback=RLIMIT_DATA", cgroups.why_not)
     (paths.run / "slots").mkdir(exist_ok=True, mode=0o700)
+    admit(paths.run / "slots")
     async with _stock(paths, settings, parts) as (stock, why_not):
         node = assemble(paths, settings, parts, cgroups=cgroups, stock=stock, why_not=why_not)
         await adopt(nursery=node.nursery, housekeeper=node.housekeeper, boots=node.boots, ends=node.ends, instances=node.instances)
         await sweep_groups(cgroups, paths.run, [h.slot for h in node.housekeeper.housings.values()], node.instances)
         await node.nursery.open()
-        exposed = await expose(node.scrape, socket_path=paths.run / "metrics-snapshotter.sock", listen=settings.metrics_listen)
-        pruning = asyncio.create_task(_prune_for_ever(node, settings), name="prune logs")
+        address = MetricsAddress(
+            socket_path=metrics_socket(paths, "snapshotter"),
+            listen=settings.metrics_listen,
+            token_file=parts.metrics_token_file or paths.home / "metrics.token",
+            setting="snapshotter.metrics_listen",
+        )
+        exposed = await MetricsServer(registry=node.metrics.registry, refresh=node.refresh_metrics).serve(address)
+        floor = DiskFloor(paths.home, parts.disk_floor_bytes)
+        pruning = asyncio.create_task(_prune_for_ever(node, settings, floor), name="prune logs")
         verifying = asyncio.create_task(node.snapshots.verify_all(), name="verify snapshots")
-        server = await serve(paths.socket("snapshotter"), node.agent.operations(), describe)
+        servers = await _serve(node.agent, paths, settings, key_file=parts.key_file)
         try:
             yield node.agent
         finally:
-            server.close()
-            paths.socket("snapshotter").unlink(missing_ok=True)
+            for path, server in servers.items():
+                server.close()
+                path.unlink(missing_ok=True)
             for task in (pruning, verifying):
                 task.cancel()
             await asyncio.wait([pruning, verifying])
@@ -71,7 +83,16 @@ async def opened(paths: Paths, settings: SnapshotterSettings, parts: Parts) -> A
             cgroups.remove_empty()
             for listening in exposed:
                 listening.close()
-            (paths.run / "metrics-snapshotter.sock").unlink(missing_ok=True)
+            metrics_socket(paths, "snapshotter").unlink(missing_ok=True)
+
+
+async def _serve(agent: Agent, paths: Paths, settings: SnapshotterSettings, *, key_file: Path | None) -> dict[Path, asyncio.Server]:
+    """The sockets of root and activators, and of a controller with a uid of its own."""
+    operations, uid_base = agent.operations(), settings.uid_base
+    guests = {paths.socket("snapshotter"): activators.guest(agent, paths, key_file=key_file, uid_base=uid_base)}
+    if (controller := controllers.guest(operations, paths, uid_base=uid_base)) is not None:
+        guests[paths.socket_for_controller("snapshotter")] = controller
+    return {path: await serve(path, operations, describe, guest=guest) for path, guest in guests.items()}
 
 
 async def _close(node: Node) -> None:
@@ -99,11 +120,18 @@ async def _stock(paths: Paths, settings: SnapshotterSettings, parts: Parts) -> A
         await stock.catalogue.aclose()
 
 
-async def _prune_for_ever(node: Node, settings: SnapshotterSettings) -> None:
+async def _prune_for_ever(node: Node, settings: SnapshotterSettings, floor: DiskFloor) -> None:
     while True:
         alive = {*node.housekeeper.housings, *(i.info.id for i in node.instances)}
         now = time.time()
-        await asyncio.to_thread(node.logs.prune, alive=alive, keep_s=settings.log_keep_s, total_bytes=settings.log_total_bytes, now=now)
+        await asyncio.to_thread(
+            node.logs.prune,
+            alive=alive,
+            keep_s=settings.log_keep_s,
+            total_bytes=settings.log_total_bytes,
+            now=now,
+            missing_bytes=floor.missing_bytes(),
+        )
         await asyncio.sleep(_PRUNE_INTERVAL_S)
 
 

@@ -18,6 +18,7 @@ from snapshotter import network, processes, slots, uplink, wire
 from snapshotter.errors import Unsupported
 from snapshotter.network import Network
 from snapshotter.slots import Slot, SlotLost
+from weight_cache.protocol import admit
 
 _log = logging.getLogger(__name__)
 _ANSWER_PATIENCE_S = 10.0
@@ -33,21 +34,23 @@ class Nursery:
         why_not: why not, None when they do.
     """
 
-    def __init__(self, directory: Path, logs: Path, *, log_max_bytes: int, namespaced: bool) -> None:
+    def __init__(self, directory: Path, logs: Path, *, log_max_bytes: int, namespaced: bool, disk_floor_bytes: int = 0) -> None:
         self._directory = directory
         self._logs = logs
         self._log_max_bytes = log_max_bytes
+        self._disk_floor_bytes = disk_floor_bytes
         self.namespaced = namespaced
         self.why_not: str | None = None if namespaced else "the agent is not root"
         self._spawner: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._turn = asyncio.Lock()
-        self._spares: dict[Network, asyncio.Task[Slot]] = {}
+        self._spares: dict[Network, list[asyncio.Task[Slot]]] = {kind: [] for kind in Network}
         self._networks: set[str] = set()
 
     def __repr__(self) -> str:
         pid = self._spawner.pid if self._spawner else 0
-        return f"<Nursery spawner pid {pid}, namespaces {'on' if self.namespaced else 'off'}, spare: {', '.join(self._spares)}>"
+        kinds = ", ".join(kind for kind, spares in self._spares.items() if spares)
+        return f"<Nursery spawner pid {pid}, namespaces {'on' if self.namespaced else 'off'}, spare: {kinds}>"
 
     async def open(self) -> None:
         """Start the spawner and make the first slot; falls back to plain slots where namespaces are refused."""
@@ -61,7 +64,7 @@ class Nursery:
             _log.warning("namespaces.off reason=%s", e)
             self.namespaced, self.why_not = False, str(e)
             spare = await self._make(Network.HOST)
-        self._spares[Network.HOST] = asyncio.create_task(_just(spare), name="spare slot")
+        self._spares[Network.HOST].append(asyncio.create_task(_just(spare), name="spare slot"))
 
     async def take(self, network: Network | bool = Network.HOST) -> Slot:
         """A slot nobody uses, in that network (True: one of its own); the next of its kind is made behind the caller's back.
@@ -69,21 +72,30 @@ class Nursery:
         Raises Unsupported.
         """
         kind = Network.of(network)
-        spare = self._spares.pop(kind, None)
-        slot = None
-        if spare is not None:
+        spares, slot = self._spares[kind], None
+        if spares:
             with contextlib.suppress(Unsupported):
-                slot = await spare
+                slot = await self._wait(kind, spares.pop(0))
         if slot is None or slot.is_lost:
-            slot = await self._make(kind)
-        if kind not in self._spares:
-            self._spares[kind] = asyncio.create_task(self._make(kind), name=f"spare slot, network {kind}")
-            self._spares[kind].add_done_callback(slots.seen)
+            slot = await self._wait(kind, asyncio.create_task(self._make(kind), name=f"slot, network {kind}"))
+        if not spares:
+            spares.append(asyncio.create_task(self._make(kind), name=f"spare slot, network {kind}"))
+            spares[0].add_done_callback(slots.seen)
         return slot
+
+    async def _wait(self, kind: Network, making: asyncio.Task[Slot]) -> Slot:
+        """What is being made. A caller that leaves meanwhile leaves it to the next one: it would else be nobody's."""
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            if not making.cancelled():
+                making.add_done_callback(slots.seen)
+                self._spares[kind].append(making)
+            raise
 
     async def aclose(self) -> None:
         """End the spare slots and the spawner, and what the slots' networks changed on the host."""
-        spares, self._spares = list(self._spares.values()), {}
+        spares, self._spares = [spare for each in self._spares.values() for spare in each], {kind: [] for kind in Network}
         for spare in spares:
             with contextlib.suppress(Unsupported):
                 await (await spare).end()
@@ -105,6 +117,8 @@ class Nursery:
                 shutil.rmtree(directory, ignore_errors=True)
                 continue
             slot = Slot(directory.name, directory, connection, -1)
+            for path in (directory, *directory.glob("i-*.sock")):
+                admit(path)
             try:
                 await slot.adopt()
             except SlotLost:
@@ -121,6 +135,7 @@ class Nursery:
         slot_id = f"s-{secrets.token_hex(8)}"
         directory = self._directory / slot_id
         directory.mkdir(parents=True, mode=0o700)
+        admit(directory)
         try:
             return await self._spawn(slot_id, directory, kind)
         except BaseException:
@@ -146,6 +161,7 @@ class Nursery:
             "directory": str(directory),
             "logs": str(self._logs),
             "log_max_bytes": self._log_max_bytes,
+            "disk_floor_bytes": self._disk_floor_bytes,
             "namespaces": self.namespaced,
             "network": kind is not Network.HOST,
             "name_servers": network.name_servers() if kind is Network.OWN else None,

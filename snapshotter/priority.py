@@ -1,9 +1,10 @@
 """Who gives way to whom on the CPU: boots and background work to calls.
 
-What gives way is an idle group (`cpu.idle`; kernel, admin-guide/cgroup-v2, "CPU"): whoever else wants a CPU that it has gets it at once,
-in the middle of a slice; a low weight alone waits for the slice's end, which is the time of several calls. Before Linux 5.15 it has the
-least weight that there is. Without a group of its own for the CPU it has a low niceness, of its session, which the kernel groups by where
-no cgroup does (sched(7), "The autogroup feature"), and of its processes; that only root can take back, so nobody else begins with it.
+All groups lie below one base (`cgroups`), which has the share of an ordinary program for each processor; to give way is a matter among
+them. A boot that somebody waits for has a low weight. What nobody waits for is an idle group (`cpu.idle`; kernel, admin-guide/cgroup-v2,
+"CPU"): whichever other group of ours wants a CPU that it has gets it at once. Before Linux 5.15 it has the least weight that there is.
+Without a group of its own for the CPU it has a low niceness, of its session, which the kernel groups by where no cgroup does (sched(7),
+"The autogroup feature"), and of its processes; that only root can take back, so nobody else begins with it.
 
 Standard library only: the shim uses it, too.
 """
@@ -15,12 +16,12 @@ import os
 from pathlib import Path
 from typing import Final
 
-BOOT: Final = ((2.0, 0.0), (8.0, 0.125))
-"""For how long a boot has which part of its share: where calls take all CPUs it gets on all the same, though late."""
+BOOT: Final = ((10.0, 0.125),)
+"""For how long a boot that a call or a deploy waits for has which part of its share: where calls take all CPUs it gets on all the same."""
 BACKGROUND: Final = ((5.0, 0.0), (60.0, 0.25))
 """The same for what no call waits for: it holds memory, and has deadlines."""
-FORK_S: Final = 1.0
-"""For how long at most the last step of a COLD start gives way, the fork that was waited for."""
+FORK: Final = (1.0, 0.125)
+"""The same for the last step of a COLD start, the fork that was waited for."""
 NICENESS: Final = 19
 _PER_CPU = {1: 1024, 2: 100}
 FILE: Final = {1: "cpu.shares", 2: "cpu.weight"}

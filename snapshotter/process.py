@@ -17,6 +17,7 @@ class Process:
 
     Attributes:
         state: asked → forked → ready → gone.
+        has_failed: its failure was told; a process has one.
         doomed: to be killed as soon as its pid is known.
         parked: what the Template calls it, if it was forked ahead; "" otherwise.
         desk: our end of where it was assigned, if it was forked ahead; kept until it is ready.
@@ -36,6 +37,7 @@ class Process:
     pid: int = 0
     pidfd: int = -1
     phases_ms: Mapping[str, float] = field(default_factory=dict)
+    has_failed: bool = False
     doomed: bool = False
     dead_at: float | None = None
     status: int | None = None

@@ -22,6 +22,14 @@ def host_pid(pidfd: int) -> int:
     return 0
 
 
+def pid_namespace(pid: int) -> str | None:
+    """The PID namespace that a process is in (pid_namespaces(7)); None when it is gone, or not ours to look at."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return None
+
+
 def send_signal(pidfd: int, number: signal.Signals) -> None:
     """Signal the process; one that is gone is no error."""
     with contextlib.suppress(ProcessLookupError):
@@ -40,12 +48,25 @@ async def wait_gone(pidfd: int) -> None:
 
 
 def pss_bytes(pid: int) -> int:
-    """Proportional set size. Walks the page tables: milliseconds for a big process, so not for the event loop."""
+    """Proportional set size. Walks the page tables: milliseconds for a big process, so not for the event loop.
+
+    Without root nobody looks into a Template (it is not dumpable): its resident set size, which is no less.
+    """
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except PermissionError:
+        return rss_bytes(pid)
     except OSError:
         return 0
     return next((int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:")), 0)
+
+
+def waited_ns(pid: int) -> int:
+    """For how long its first thread was ready to run and had no processor (kernel, Documentation/scheduler/sched-stats)."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
 
 
 def rss_bytes(pid: int) -> int:
@@ -59,9 +80,14 @@ def rss_bytes(pid: int) -> int:
 def cpu_ns(pid: int) -> int:
     """CPU time of the process and of its children that it reaped."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return stat_cpu_ns(Path(f"/proc/{pid}/stat").read_bytes())
     except OSError:
         return 0
+
+
+def stat_cpu_ns(stat: bytes) -> int:
+    """The same from what `/proc/<pid>/stat` says."""
+    fields = stat.rpartition(b")")[2].split()
     return sum(int(fields[i]) for i in (11, 12, 13, 14)) * _TICK_NS
 
 
@@ -69,9 +95,12 @@ def tree(pid: int) -> list[int]:
     """The process and all its descendants, parents first; those that end meanwhile are missing."""
     found = [pid] if Path(f"/proc/{pid}").exists() else []
     for parent in found:  # grows while it is walked
-        for task in Path(f"/proc/{parent}/task").glob("*/children"):
+        tasks: list[str] = []
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            tasks = os.listdir(f"/proc/{parent}/task")
+        for task in tasks:
             with contextlib.suppress(OSError):
-                found += [int(child) for child in task.read_text().split()]
+                found += [int(child) for child in Path(f"/proc/{parent}/task/{task}/children").read_text().split()]
     return found
 
 

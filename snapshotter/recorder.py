@@ -15,11 +15,12 @@ _NOTICE_INTERVAL_S = 1.0
 class Recorder:
     """Log files and pipes of one slot; `tell` informs the agent of `log_dropped`. Owner: the shim's loop."""
 
-    def __init__(self, poller: Poller, tell: Callable[..., None], *, directory: int, max_bytes: int) -> None:
+    def __init__(self, poller: Poller, tell: Callable[..., None], *, directory: int, max_bytes: int, floor_bytes: int = 0) -> None:
         self._poller = poller
         self._tell = tell
         self._directory = directory
         self._max_bytes = max_bytes
+        self._floor_bytes = floor_bytes
         self._noticed: dict[str, tuple[int, float]] = {}
 
     def __repr__(self) -> str:
@@ -27,7 +28,7 @@ class Recorder:
 
     def open(self, name: str) -> LogFile:
         """The log file of that name. Raises OSError."""
-        return LogFile(self._directory, name, max_bytes=self._max_bytes, now=time.time())
+        return LogFile(self._directory, name, max_bytes=self._max_bytes, now=time.time(), floor_bytes=self._floor_bytes)
 
     def pipes_into(self, log: LogFile, pipes: list[LogPipe]) -> list[int]:
         """Pipes for stdout and stderr, appended to `pipes`; returns the ends to write to, which are the caller's. Raises OSError."""

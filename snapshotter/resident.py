@@ -25,7 +25,7 @@ class Resident:
 
     Attributes:
         state: empty → booting → resident → serving → dead; or empty → furnished (a restore may begin) → resident; resident → frozen
-            (it stands still, whole, for a dump); resident → proving.
+            (it stands still, whole, for a dump); resident → proving → proven.
         pid: in the slot; 0 when there is none.
         point: the snapshot point once reached.
         failure: what user code raised while it started.

@@ -103,11 +103,14 @@ class Rungs:
             if StartKind.RESTORE not in closed:
                 housing = await self._restored(launch, phase, clock, closed)
                 if housing is not None:
+                    phase.cpu_ns += housing.cpu_ns()
                     return Way(housing=housing, in_place=True, kind=StartKind.RESTORE)
                 continue
             kind, phase.name, phase.kind = StartKind.COLD, "boot", StartKind.COLD
             if not launch.forkable or self._templates.is_single(launch.revision):
-                return Way(housing=await self._boots.boot(launch, phase), in_place=True, kind=kind)
+                housing = await self._boots.boot(launch, phase)
+                phase.cpu_ns += housing.cpu_ns()
+                return Way(housing=housing, in_place=True, kind=kind)
             await self._boots.once(launch, share=phase.share)
 
     def patience_s(self, way: Way, clock: Clock) -> float | None:

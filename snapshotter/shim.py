@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from snapshotter import child, wire
-from snapshotter.brood import Brood
+from snapshotter.brood import Brood, failure_of
 from snapshotter.crius import Crius
 from snapshotter.execs import Execs
 from snapshotter.freezer import Freezer
@@ -40,13 +40,15 @@ _Message = Mapping[str, Any]
 class Shim:
     """One slot's parts, and who is told what. Owner: the loop in `run`."""
 
-    def __init__(self, *, slot: str, listener: socket.socket, log_directory: int, log_max_bytes: int, namespaced: bool) -> None:
+    def __init__(
+        self, *, slot: str, listener: socket.socket, log_directory: int, log_max_bytes: int, namespaced: bool, disk_floor_bytes: int = 0
+    ) -> None:
         self._slot = slot
         self._listener = listener
         self._namespaced = namespaced
         self._agent: Peer | None = None
         self._poller = Poller()
-        recorder = Recorder(self._poller, self._tell, directory=log_directory, max_bytes=log_max_bytes)
+        recorder = Recorder(self._poller, self._tell, directory=log_directory, max_bytes=log_max_bytes, floor_bytes=disk_floor_bytes)
         self._worker = Resident(slot, poller=self._poller, recorder=recorder, tell=self._tell, namespaced=namespaced)
         self._lot = Lot(self._poller, self._tell)
         self._brood = Brood(self._worker, self._lot, poller=self._poller, recorder=recorder, tell=self._tell)
@@ -174,7 +176,7 @@ class Shim:
         """From the worker. User code shares the descriptor: what is not our protocol is dropped, and must not end the slot's PID 1."""
         try:
             self._believe(message, fds)
-        except (LookupError, TypeError, ValueError, AttributeError, OSError):
+        except (LookupError, TypeError, ValueError, AttributeError, OSError, RecursionError):
             return
         finally:
             wire.close_all(fds)
@@ -185,10 +187,11 @@ class Shim:
             return
         if event == "snapshot_point" and worker.state == "booting":
             worker.reach_point(message)
-        elif event == "failed":
-            worker.failure = message
-            self._tell(message)
+        elif event == "failed" and worker.failure is None:
+            worker.failure = failure_of(message)
+            self._tell(worker.failure)
         elif event == "proved" and worker.state == "proving":
+            worker.state = "proven"
             self._tell(message)
 
     def _on_pages_lost(self) -> None:

@@ -42,7 +42,7 @@ class Sleepers:
             began = time.perf_counter()
             processes.continue_tree(instance.info.pid, _beside(instance))
             phases = {"wake": round((time.perf_counter() - began) * 1000, 3)}
-            instance.become(InstanceState.READY, start_kind=StartKind.WAKE, phases_ms=phases)
+            instance.become(InstanceState.READY, start_kind=StartKind.WAKE, phases_ms=phases, cpu_from_ns=instance.cpu_ns())
             self._note(instance)
         return instance.info
 

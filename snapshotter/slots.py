@@ -31,6 +31,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _STATE_PATIENCE_S = 5.0
+_MESSAGES_AT_ONCE = 16
+"""Of one shim in one turn of the loop: others have theirs in between."""
 
 
 @dataclass(eq=False)
@@ -246,6 +248,13 @@ class Slot:
 
     # -- what the shim says
 
+    def _pid_of(self, pidfd: int) -> int:
+        """Its host pid; 0 when it is gone. Raises ValueError for a process outside of the slot, which nobody may end or stop for it."""
+        pid, shim = processes.host_pid(pidfd), self.shim_pid
+        if pid and shim and processes.pid_namespace(pid) not in (None, processes.pid_namespace(shim)):
+            raise ValueError(f"process {pid} is not in slot {self.id}")
+        return pid
+
     def _on_writable(self) -> None:
         with contextlib.suppress(OSError):  # the reader hears of a lost peer as well
             self._outbox.flush()
@@ -254,7 +263,9 @@ class Slot:
 
     def _on_readable(self) -> None:
         try:
-            while not self.is_lost:
+            for _ in range(_MESSAGES_AT_ONCE):
+                if self.is_lost:
+                    return
                 message, fds = wire.receive(self._socket)
                 if message is None:
                     self._lose()
@@ -273,7 +284,7 @@ class Slot:
         event = message["event"]
         running = self.running.get(InstanceId(str(message.get("instance"))))
         if event == "booted":
-            self.worker_pid = processes.host_pid(fds[0])
+            self.worker_pid = self._pid_of(fds[0])
         elif event == "boot_failed":
             self.worker = "dead"
             self._asks.boot_failed(message["message"])
@@ -287,7 +298,8 @@ class Slot:
             else:
                 self._error = error
         elif event == "forked" and running is not None:
-            running.pidfd, running.pid = os.dup(fds[0]), processes.host_pid(fds[0])
+            running.pid = self._pid_of(fds[0])
+            running.pidfd = os.dup(fds[0])
         elif event == "ready" and running is not None and not running.ready.done():
             running.ready.set_result(phases_of(message["phases_ms"]))
         elif event == "exited" and running is not None:
@@ -306,7 +318,7 @@ class Slot:
         elif event == "log_dropped" and self.owner is not None:
             self.owner.log_dropped(message["bytes"])
         elif event == "parked" and self.owner is not None:
-            self.parked[message["parked"]] = processes.host_pid(fds[0])
+            self.parked[message["parked"]] = self._pid_of(fds[0])
             self.owner.parked(self)
         elif event == "parked_gone" and self.owner is not None:
             self.parked.pop(message["parked"], None)
@@ -320,7 +332,7 @@ class Slot:
         if message["event"] == "state":
             self.worker = message["worker"]
             self._shim_pidfd = os.dup(fds[0])
-            self.worker_pid = processes.host_pid(fds[1]) if len(fds) > 1 and self.worker != "dead" else 0
+            self.worker_pid = self._pid_of(fds[1]) if len(fds) > 1 and self.worker != "dead" else 0
             if message["point"]:
                 self._reach_point(message["point"], resident=self.worker == "resident")
             elif self.worker == "dead":
@@ -337,7 +349,8 @@ class Slot:
         running.ready.add_done_callback(seen)
         self.running[instance] = running
         if fds:
-            running.pidfd, running.pid = os.dup(fds[0]), processes.host_pid(fds[0])
+            running.pid = self._pid_of(fds[0])
+            running.pidfd = os.dup(fds[0])
         if message["state"] == "ready":
             running.ready.set_result(phases_of(message["phases_ms"]))
         if message["state"] == "gone":

@@ -1,8 +1,8 @@
 """Makes slots: a small single-threaded process, executed before the agent has threads, that forks shims into new namespaces.
 
-The agent sends `{"slot", "directory", "logs", "log_max_bytes", "namespaces", "network", "name_servers"}` with the slot's listening
-socket and is answered `{"slot", "pid"}` with a pidfd, or `{"slot", "error"}`. A shim is forked, not executed: the interpreter is there
-already, so a slot costs some milliseconds. The spawner ends when the agent does; shims stay.
+The agent sends `{"slot", "directory", "logs", "log_max_bytes", "disk_floor_bytes", "namespaces", "network", "name_servers"}` with the
+slot's listening socket and is answered `{"slot", "pid"}` with a pidfd, or `{"slot", "error"}`. A shim is forked, not executed: the
+interpreter is there already, so a slot costs some milliseconds. The spawner ends when the agent does; shims stay.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ def _become_shim(message: Mapping[str, Any], listener: int, report: int) -> None
             listener=socket.socket(fileno=listener),
             log_directory=os.open(message["logs"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC),
             log_max_bytes=message["log_max_bytes"],
+            disk_floor_bytes=message["disk_floor_bytes"],
             namespaced=message["namespaces"],
         )
         shim.run()

@@ -14,14 +14,36 @@ import errno
 import fcntl
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _PREFIX = ".tmp-"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_AT_EMPTY_PATH = 0x1000
+_MAX_DEPTH = 100
+"""Of directories in a tree that is published: more than any package has, and few descriptors when each one is open."""
+_MAX_PASSES = 10
+"""Over a directory that changes while it is read: one that does not is stripped by the first."""
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class TooManyEntries(ValueError):
+    """Raised where a tree has more entries than it may; names the directory in which the bound was passed."""
+
+
+class _Modes(NamedTuple):
+    """Modes of directories, executable files and other files."""
+
+    folder: int
+    program: int
+    file: int
+
+
+_READ_ONLY = _Modes(0o555, 0o555, 0o444)
+_READABLE = _Modes(0o755, 0o755, 0o644)
 
 
 @contextlib.contextmanager
@@ -59,7 +81,7 @@ def workplace(parent: Path, *, label: str) -> Iterator[Workplace]:
     parent.mkdir(parents=True, exist_ok=True)
     temp = parent / f"{_PREFIX}{label}-{secrets.token_hex(4)}"
     temp.mkdir(mode=0o700)
-    lock = os.open(temp, os.O_RDONLY | os.O_DIRECTORY)
+    lock = os.open(temp, _DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield Workplace(directory=temp, lock=lock)
@@ -95,7 +117,7 @@ def sweep(parent: Path) -> int:
     swept = 0
     for temp in parent.glob(f"{_PREFIX}*") if parent.exists() else ():
         with contextlib.suppress(FileNotFoundError):
-            lock = os.open(temp, os.O_RDONLY | os.O_DIRECTORY)
+            lock = os.open(temp, _DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 remove_tree(temp)
@@ -120,38 +142,156 @@ def bury(directory: Path) -> Path:
 
 
 def remove_tree(directory: Path) -> None:
-    """Remove `directory`, read-only directories included (their own owner may not write into them without root)."""
-    for folder, _, _ in os.walk(directory):
-        os.chmod(folder, 0o700)
-    shutil.rmtree(directory)
+    """Remove `directory`, read-only directories included (their own owner may not write into them without root).
+
+    Works on descriptors and follows no link, whoever else may be writing into the tree. Each directory that is found is moved to the
+    top before it is emptied, so that the depth of a tree costs neither descriptors nor stack.
+    """
+    parent = os.open(directory.parent, _DIRECTORY)
+    try:
+        top = os.open(directory.name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+        try:
+            _empty(top)
+        finally:
+            os.close(top)
+        os.rmdir(directory.name, dir_fd=parent)
+    finally:
+        os.close(parent)
 
 
-def freeze(directory: Path, *, owner_uid: int | None = None) -> None:
-    """Make everything in `directory` read-only and world-readable; set-id bits go.
+def _empty(top: int) -> None:
+    """Directories wait in `top` under numbers, and are emptied in that order: their number costs no memory either."""
+    prefix, count, done = f".remove-{secrets.token_hex(4)}-", 0, 0
+    os.fchmod(top, 0o700)
+    count = _strip(top, top, prefix, count)
+    while done < count:
+        done += 1
+        folder = _open_to_change(f"{prefix}{done}", top)
+        try:
+            count = _strip(folder, top, prefix, count)
+        finally:
+            os.close(folder)
+        os.rmdir(f"{prefix}{done}", dir_fd=top)
+
+
+def _strip(folder: int, top: int, prefix: str, count: int) -> int:
+    """Remove the files of a directory and move its directories to `top`; how many wait there, or did."""
+    for _ in range(_MAX_PASSES):
+        is_stripped = True
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if folder == top and entry.name.startswith(prefix):
+                    continue
+                is_stripped = False
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.name, dir_fd=folder)
+                    continue
+                os.close(_open_to_change(entry.name, folder))
+                count += 1
+                os.rename(entry.name, f"{prefix}{count}", src_dir_fd=folder, dst_dir_fd=top)
+        if is_stripped:
+            break
+    return count
+
+
+def _open_to_change(name: str, folder: int) -> int:
+    """A descriptor of a directory, 0700 from now on: also of one that its owner may not read."""
+    held = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        os.chmod(f"/proc/self/fd/{held}", 0o700)
+        return os.open(f"/proc/self/fd/{held}", _DIRECTORY)
+    finally:
+        os.close(held)
+
+
+def freeze(directory: Path, *, owner_uid: int | None = None, max_entries: int | None = None) -> int:
+    """Make everything in `directory` read-only and world-readable; set-id bits go. Returns how many entries there are.
 
     With `owner_uid` the tree was written by that uid: it becomes ours. Whatever another one owns was linked in from
-    elsewhere and is refused (ValueError names it), as are sockets, pipes and devices.
+    elsewhere and is refused (ValueError names it), as are sockets, pipes and devices, and more than `max_entries`. Works on descriptors
+    and follows no link; one entry at a time is in memory, and the numbers of the inodes that have several names.
     """
-    allowed = os.geteuid() if owner_uid is None else owner_uid
-    for folder, folders, files in os.walk(directory):
-        for name in [*folders, *files]:
-            path = os.path.join(folder, name)
-            _freeze_entry(path, os.lstat(path), allowed)
-    os.chmod(directory, 0o555)  # what lies in it is meant to be read; its parents are private
+    return _set_modes(directory, _READ_ONLY, owner_uid, max_entries)
 
 
-def _freeze_entry(path: str, status: os.stat_result, allowed: int) -> None:
-    mode = status.st_mode
-    if status.st_uid != allowed:
-        raise ValueError(f"{path} belongs to uid {status.st_uid}, who had no part in making it")
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
-        raise ValueError(f"{path} is neither a file, a directory nor a link")
-    if status.st_uid != os.geteuid():
-        os.lchown(path, os.geteuid(), os.getegid())
-    if stat.S_ISDIR(mode):
-        os.chmod(path, 0o555)
-    elif stat.S_ISREG(mode):
-        os.chmod(path, 0o555 if mode & 0o100 else 0o444)
+def expose(directory: Path) -> None:
+    """Make everything in `directory`, which we wrote, world-readable; we may go on writing."""
+    _set_modes(directory, _READABLE, None, None)
+
+
+def _set_modes(directory: Path, modes: _Modes, owner_uid: int | None, max_entries: int | None) -> int:
+    top = os.open(directory, _DIRECTORY | os.O_NOFOLLOW)
+    try:
+        allowed = os.geteuid() if owner_uid is None else owner_uid
+        if os.fstat(top).st_uid not in (allowed, os.geteuid()):
+            raise ValueError(f"{directory} belongs to uid {os.fstat(top).st_uid}, who had no part in making it")
+        walk = _Walk(modes, allowed, max_entries)
+        walk.below(top, str(directory), depth=1)
+        os.fchown(top, os.geteuid(), os.getegid())
+        os.fchmod(top, modes.folder)  # what lies in it is meant to be read; its parents are private
+        return walk.entries
+    finally:
+        os.close(top)
+
+
+class _Walk:
+    """One walk through a tree that sets modes and owners. Owner: the thread that walks."""
+
+    def __init__(self, modes: _Modes, allowed: int, max_entries: int | None) -> None:
+        self._modes = modes
+        self._allowed = allowed
+        self._max_entries = max_entries
+        self._taken: set[tuple[int, int]] = set()
+        self.entries = 0
+
+    def below(self, folder: int, shown: str, *, depth: int) -> None:
+        if depth > _MAX_DEPTH:
+            raise OSError(errno.ENAMETOOLONG, f"more than {_MAX_DEPTH} directories lie in each other", shown)
+        with os.scandir(folder) as found:
+            for entry in found:
+                self.entries += 1
+                if self._max_entries is not None and self.entries > self._max_entries:
+                    raise TooManyEntries(shown)
+                held = os.open(entry.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+                try:
+                    self._entry(held, f"{shown}/{entry.name}", depth=depth)
+                finally:
+                    os.close(held)
+
+    def _entry(self, held: int, shown: str, *, depth: int) -> None:
+        status = os.fstat(held)
+        mode = status.st_mode
+        if status.st_nlink > 1 and (status.st_dev, status.st_ino) in self._taken:
+            return  # another name of a file that was the owner's when this walk took it over
+        if status.st_uid != self._allowed:
+            raise ValueError(f"{shown} belongs to uid {status.st_uid}, who had no part in making it")
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+            raise ValueError(f"{shown} is neither a file, a directory nor a link")
+        if status.st_uid != os.geteuid():
+            _own(held)
+        if stat.S_ISDIR(mode):
+            self._folder(held, shown, depth=depth)
+            return
+        if status.st_nlink > 1:
+            self._taken.add((status.st_dev, status.st_ino))
+        if stat.S_ISREG(mode):
+            os.chmod(f"/proc/self/fd/{held}", self._modes.program if mode & 0o100 else self._modes.file)
+
+    def _folder(self, held: int, shown: str, *, depth: int) -> None:
+        os.chmod(f"/proc/self/fd/{held}", 0o700)
+        readable = os.open(f"/proc/self/fd/{held}", _DIRECTORY)
+        try:
+            self.below(readable, shown, depth=depth + 1)
+        finally:
+            os.close(readable)
+        os.chmod(f"/proc/self/fd/{held}", self._modes.folder)
+
+
+def _own(held: int) -> None:
+    """Have what this descriptor (O_PATH) is become ours: fchownat(2) with AT_EMPTY_PATH, a link itself included."""
+    if _libc.fchownat(held, b"", os.geteuid(), os.getegid(), _AT_EMPTY_PATH) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"fchownat: {os.strerror(code)}")
 
 
 def _flush(descriptor: int) -> None:

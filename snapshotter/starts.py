@@ -96,13 +96,16 @@ class Starts:
         spot = None if way.in_place else self._parking.take(housing)
         try:
             instance.group = housing.group if way.in_place else spot.group if spot else self._make_group(request, way)
-            self._logs.register(name, labels=launch.labels, revision=launch.revision, now=self._clock())
+            counted_ns = housing.cpu_ns() if way.in_place else instance.group.cpu_ns() or 0
+            instance.info = replace(instance.info, cpu_file=instance.group.cpu_file, cpu_from_ns=counted_ns)
+            log_bytes = request.share.log_bytes if request.share is not None else None
+            self._logs.register(name, labels=launch.labels, revision=launch.revision, now=self._clock(), log_bytes=log_bytes)
             listener = slots.listen(Path(instance.info.socket)).detach()
         except OSError as e:
             raise StartFailed(f"instance {name}: the node cannot make its socket, cgroup or log: {e}", {"log_tail": []}) from e
         env, cgroup, note = {**launch.env, **request.secret_env}, instance.group.ways_in(), instance.note()
         parked = spot.name if spot else None
-        housing.is_pristine = housing.is_pristine and not (way.in_place and request.secret_env)
+        housing.is_pristine = False
         try:
             running = housing.slot.start(name, env=env, cgroup=cgroup, note=note, in_place=way.in_place, listener=listener, parked=parked)
         except wire.MessageTooLong as e:
@@ -113,8 +116,9 @@ class Starts:
     def _make_group(self, request: Request, way: Way) -> Group:
         group = self._cgroups.make(request.instance_id, memory_bytes=request.launch.memory_bytes, cpu=request.launch.cpu)
         if way.kind is StartKind.COLD:
-            group.weigh(0)
-            asyncio.get_running_loop().call_later(priority.FORK_S, group.weigh, 1)
+            seconds, part = priority.FORK
+            group.weigh(part)
+            asyncio.get_running_loop().call_later(seconds, group.weigh, 1)
         return group
 
     @staticmethod

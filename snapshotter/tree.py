@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import stat
 from collections.abc import Container, Sequence
 
 ROOT = "/run/pilotlight/slot"
@@ -70,7 +72,7 @@ def build(binds: Sequence[tuple[str, str]], *, uid: int, writable_bytes: int) ->
     Everything on the host's /run and /tmp is out of sight afterwards, but for the binds and the resolver's file. Raises OSError.
     """
     with contextlib.ExitStack() as stack:
-        held = [(_hold(source, stack), f"{ROOT}/{name}") for source, name in binds]
+        held = [(_hold(source, stack, follow=not _is_tenants(name)), f"{ROOT}/{_below_root(name)}") for source, name in binds]
         resolver = os.path.realpath("/etc/resolv.conf")
         if resolver.startswith(f"{_RUN}/") and os.path.exists(resolver):
             held.append((_hold(resolver, stack), resolver))
@@ -98,10 +100,23 @@ def put_kdat(fd: int) -> None:
             target.write(kdat)
 
 
-def _hold(path: str, stack: contextlib.ExitStack) -> str:
-    """A name for `path` that stays good when something is mounted over it."""
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+def _is_tenants(name: str) -> bool:
+    """Whether what is bound there was made from a tenant's files: packages, code, weights."""
+    return name.partition("/")[0] in ("env", "code", "weights")
+
+
+def _below_root(name: str) -> str:
+    if name.startswith("/") or ".." in name.split("/"):
+        raise OSError(errno.EXDEV, f"{name!r} leads out of the slot's tree")
+    return name
+
+
+def _hold(path: str, stack: contextlib.ExitStack, *, follow: bool = True) -> str:
+    """A name for `path` that stays good when something is mounted over it. Raises OSError for a link that is not to be followed."""
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     stack.callback(os.close, fd)
+    if stat.S_ISLNK(os.fstat(fd).st_mode):
+        raise OSError(errno.ELOOP, f"{path} is a symbolic link, and is not bound into a slot")
     return f"/proc/self/fd/{fd}"
 
 

@@ -52,6 +52,7 @@ class Share:
         weight: its share of what several want at once, 1 or more.
         is_dedicated: it has nodes of its own, and runs on no other.
         reserved: memory (bytes) that is kept free for tenants, by id: what one of them does not use is nobody else's.
+        log_bytes: of its logs that are kept on the node; None = no bound of its own.
     """
 
     tenant: str = ""
@@ -59,6 +60,15 @@ class Share:
     weight: int = 1
     is_dedicated: bool = False
     reserved: Mapping[str, int] = field(default_factory=dict)
+    log_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError: who sends it need not be root, and what it says is counted with."""
+        numbers = (self.weight, *((self.log_bytes,) if self.log_bytes is not None else ()), *self.reserved.values())
+        if not all(type(number) is int and number >= 0 for number in numbers) or self.weight < 1:
+            raise ValueError(f"a share of weight {str(self.weight)[:40]}: weight must be 1 or more, bytes 0 or more")
+        if not all(isinstance(text, str) for text in (self.tenant, self.name, *self.reserved)):
+            raise ValueError("a share's tenant, name and reserved tenants must be texts")
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -158,6 +168,9 @@ class InstanceInfo:
         exit_reason: None while it lives; else `stopped`, `exited`, `killed`, `out_of_memory`, `template_lost`, …
         weights: mount's name → tier that its start had them from: `origin, nvme, dram, hbm` (`weight_cache.types.Tier`).
         gpu_count: GPUs of the node that are its own.
+        cpu_file: of its cgroup, on its node: counts the CPU time that it uses (`cpu_counter`); "" where nothing counts.
+        cpu_from_ns: where that counter stood when the instance began, less the CPU time that its start used elsewhere (the boot of the
+            Template that it caused): counter - cpu_from_ns is what the instance has used. Below 0 when that boot is the most of it.
     """
 
     id: InstanceId
@@ -175,6 +188,8 @@ class InstanceInfo:
     exit_reason: str | None = None
     weights: Mapping[str, str] = field(default_factory=dict)
     gpu_count: int = 0
+    cpu_file: str = ""
+    cpu_from_ns: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -289,7 +304,7 @@ class AgentEvent:
         subject: the instance's id, or the revision's key.
         reason: why, one word; see InstanceInfo.exit_reason.
         message: for people.
-        detail: `exit_status`, `signal`, `log_tail`, …
+        detail: `exit_status`, `signal`, `log_tail`, …; of `instance_gone` also `cpu_ns`, where its counter of CPU time stood at its end.
     """
 
     kind: str

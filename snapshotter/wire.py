@@ -69,12 +69,15 @@ def close_all(fds: Sequence[int]) -> None:
 class Outbox:
     """Messages to one peer, in order, never blocking. Owner: one thread; descriptors given to it are closed once sent.
 
-    A peer that does not read is cut off when `limit` messages wait (`push` raises OSError): it can connect again and ask for the state.
+    A peer that does not read is cut off when `limit` messages, or `limit_bytes` of them, wait (`push` raises OSError): it can connect again
+    and ask for the state.
     """
 
-    def __init__(self, sock: socket.socket, limit: int = 4096) -> None:
+    def __init__(self, sock: socket.socket, limit: int = 4096, limit_bytes: int = 8 * 1024**2) -> None:
         self._sock = sock
         self._limit = limit
+        self._limit_bytes = limit_bytes
+        self._bytes = 0
         self._waiting: deque[tuple[bytes, list[int]]] = deque()
 
     def __bool__(self) -> bool:
@@ -88,9 +91,10 @@ class Outbox:
             close_all(fds)
             raise
         self._waiting.append((raw, list(fds)))
-        if len(self._waiting) > self._limit:
+        self._bytes += len(raw)
+        if len(self._waiting) > self._limit or self._bytes > self._limit_bytes:
             self.clear()
-            raise OSError(f"peer does not read: {self._limit} messages wait")
+            raise OSError(f"peer does not read: {self._limit} messages, or {self._limit_bytes} bytes of them, wait")
         self.flush()
 
     def flush(self) -> None:
@@ -102,9 +106,11 @@ class Outbox:
             except BlockingIOError:
                 return
             self._waiting.popleft()
+            self._bytes -= len(raw)
             close_all(fds)
 
     def clear(self) -> None:
         """Forget what waits."""
+        self._bytes = 0
         while self._waiting:
             close_all(self._waiting.popleft()[1])

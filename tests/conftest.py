@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import compileall
 import contextlib
+import functools
 import importlib.util
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -23,10 +25,15 @@ from typing import NoReturn
 import psycopg
 import pytest
 import redis
+from hypothesis import HealthCheck, given, is_hypothesis_test, settings
+from hypothesis import strategies as st
 
 from tests.fakes import postgres_server as postgres_server_module
 from tests.fakes import s3_server
 from tests.fakes.postgres_server import PostgresServer
+from tests.fakes.trees import remove_tree
+
+pytest_plugins = ("tests.leftovers", "tests.parallel", "tests.tiers")
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("activator", "snapshotter", "weight_cache", "functions/pilotlight")
@@ -34,6 +41,9 @@ SERVER_START_S = 30.0
 """Longest time that a server may take to accept connections on a busy machine."""
 
 RequireOrSkip = Callable[[str], NoReturn]
+
+settings.register_profile("tests", settings.default, deadline=None)  # how long one input takes says nothing on a busy machine
+settings.load_profile("tests")
 
 
 def _require_or_skip(reason: str) -> NoReturn:
@@ -45,15 +55,25 @@ def _require_or_skip(reason: str) -> NoReturn:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`pytest -m cluster --kubeconfig FILE`: the tests of the cluster against a real one (with Knative Serving)."""
     parser.addoption(
+        "--fuzz-seconds",
+        type=float,
+        default=None,
+        help="how long each target of tests/fuzz is given inputs (default: 2, always the same ones)",
+    )
+    parser.addoption(
+        "--fuzz-seed", type=int, default=None, help="where the inputs of tests/fuzz begin (default: 0; with --fuzz-seconds: random)"
+    )
+    parser.addoption(
         "--kubeconfig", default=None, help="run tests marked `cluster` against this cluster instead of the tests' own API server"
     )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A run in the background of a script inherits an ignored SIGINT, and so would every process that a test interrupts."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    _compile()
+    if not hasattr(config, "workerinput"):  # once, before pytest-xdist starts its workers
+        _compile()
 
 
 def _compile() -> None:
@@ -64,12 +84,29 @@ def _compile() -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Apply the markers that speak of the machine."""
+    if is_hypothesis_test(getattr(item, "obj", None)):
+        _prepare_hypothesis()
     if item.get_closest_marker("root") and os.geteuid() != 0:
         _require_or_skip("needs root")
     if item.get_closest_marker("gpu") and shutil.which("nvidia-smi") is None:
         pytest.skip("needs a GPU")
     if item.get_closest_marker("peers") and not os.environ.get("PILOTLIGHT_PEERS"):
         pytest.skip("installs other servers; set PILOTLIGHT_PEERS=1")
+
+
+@functools.cache
+def _prepare_hypothesis() -> None:
+    """Draw once outside of any test: the first draw of a process looks for constants in all modules of the project, which takes seconds.
+
+    Within a test those seconds count as the test's own, and Hypothesis refuses it for generating too slowly.
+    """
+
+    @settings(database=None, max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.text(), st.integers(), st.floats())
+    def draw(text: str, integer: int, number: float) -> None:
+        pass
+
+    draw()
 
 
 @pytest.fixture(scope="session")
@@ -94,7 +131,15 @@ def short_tmp() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="pl"))
     directory.chmod(0o755)
     yield directory
-    shutil.rmtree(directory, ignore_errors=True)
+    remove_tree(directory)
+
+
+@pytest.fixture
+def installed_modules_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in `sys.modules` that another test imported from a temporary directory, as a process of the platform never does."""
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(f"{tempfile.gettempdir()}/"):
+            monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
-from prometheus_client.parser import text_string_to_metric_families
 
 from activator.billing.shipping import Lag
 from activator.dispatch import Call
@@ -37,7 +36,7 @@ from weight_cache.metrics import StoreCollector, TierCollector
 
 MONITORING = Path(__file__).parents[1] / "deploy" / "monitoring"
 RULES = MONITORING / "rules.yml"
-RULES_TEST = MONITORING / "rules_test.yml"
+RULES_TESTS = sorted(MONITORING.glob("rules*_test.yml"))
 DASHBOARDS = sorted((MONITORING / "grafana").glob("*.json"))
 PANELS = frozenset({"row", "stat", "timeseries", "bargauge", "table"})
 UNITS = frozenset({"short", "reqps", "cps", "percentunit", "s", "bytes", "Bps"})
@@ -128,7 +127,7 @@ def _agent() -> Iterator[Any]:
     metrics.started(StartKind.FORK, 1.0, {"fork": 1.0})
     metrics.observe(by_state={}, templates=0, template_pss_bytes=0, parked=0)
     metrics.observe_snapshots(by_state=dict.fromkeys(SnapshotState, 0), used_bytes=0)
-    yield from text_string_to_metric_families(metrics.text().decode())
+    yield from metrics.registry.collect()
     # What was not counted yet has no samples, but its names and labels are there.
     for name, labels in {
         "pilotlight_rung_failures_total": {"rung", "reason"},
@@ -165,17 +164,20 @@ def asked_for(expression: str) -> Iterator[tuple[str, set[str]]]:
         yield match[1], set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", match[2] or ""))
 
 
-def test_promtool_accepts_the_rules_and_the_example_configuration(promtool: Callable[..., str]) -> None:
+def test_promtool_accepts_the_rules_and_the_example_configuration(promtool: Callable[..., str], tmp_path: Path) -> None:
     promtool("check", "rules", "rules.yml")
-    promtool("check", "config", "prometheus.yml")
+    for name in ("prometheus.yml", "rules.yml"):
+        shutil.copy(MONITORING / name, tmp_path)
+    (tmp_path / "metrics.token").write_text("a-token-of-the-platform")
+    promtool("check", "config", tmp_path / "prometheus.yml")
 
 
 def test_every_alert_fires_when_it_should_and_not_before(promtool: Callable[..., str]) -> None:
-    promtool("test", "rules", "rules_test.yml")
+    promtool("test", "rules", *(file.name for file in RULES_TESTS))
 
     tested: Counter[str] = Counter()
     fired: Counter[str] = Counter()
-    for case in yaml.safe_load(RULES_TEST.read_text())["tests"]:
+    for case in (case for file in RULES_TESTS for case in yaml.safe_load(file.read_text())["tests"]):
         for check in case["alert_rule_test"]:
             (fired if check.get("exp_alerts") else tested)[check["alertname"]] += 1
     alerts = {rule["alert"] for rule in _rules() if "alert" in rule}
@@ -210,14 +212,24 @@ def test_rules_ask_for_what_is_exported(exported: Exported) -> None:
         _check_known(rule["expr"], exported, rule.get("alert") or rule["record"])
 
 
-def test_the_example_scrapes_the_default_addresses_under_the_jobs_that_rules_name() -> None:
+def test_the_example_scrapes_the_addresses_that_platform_yaml_suggests_under_the_jobs_that_rules_name() -> None:
     jobs = {
         job["job_name"]: job["static_configs"][0]["targets"]
         for job in yaml.safe_load((MONITORING / "prometheus.yml").read_text())["scrape_configs"]
     }
-    sections = yaml.safe_load((MONITORING.parents[1] / "platform.yaml").read_text())
+    text = (MONITORING.parents[1] / "platform.yaml").read_text()
+    sections = {part.partition(":")[0]: part for part in re.split(r"^(?=\w)", text, flags=re.MULTILINE)}
+    suggested = {
+        name: re.findall(r"metrics_listen: null .*such as ([\d.]+:\d+)", sections[name])
+        for name in ("activator", "controller", "snapshotter", "weight_cache")
+    }
 
-    assert jobs == {name: [sections[name]["metrics_listen"]] for name in ("activator", "controller", "snapshotter", "weight_cache")}
+    assert jobs == suggested
+
+
+def test_the_example_scrapes_with_the_token() -> None:
+    for job in yaml.safe_load((MONITORING / "prometheus.yml").read_text())["scrape_configs"]:
+        assert job["authorization"] == {"type": "Bearer", "credentials_file": "metrics.token"}, job["job_name"]
 
 
 @pytest.mark.parametrize("file", DASHBOARDS, ids=lambda file: file.stem)

@@ -20,16 +20,18 @@ from weight_cache import bandwidth, manners
 from weight_cache.addresses import CertificateInvalid, Credentials
 from weight_cache.bandwidth import Bandwidths
 from weight_cache.configuration import WeightCacheSettings
+from weight_cache.disk import DiskFloor
 from weight_cache.errors import StoreOwned
 from weight_cache.lanes import Lanes
 from weight_cache.leases import Leases
-from weight_cache.metrics import Forecasts, StoreCollector, TierCollector, serve_metrics
+from weight_cache.metrics import Forecasts, StoreCollector, TierCollector
+from weight_cache.metrics_server import MetricsAddress, MetricsServer, metrics_socket, token_file_of
 from weight_cache.neighbours import Neighbours
 from weight_cache.objects import blob_store
 from weight_cache.origin import ObjectOrigin, Origin
 from weight_cache.peers.station import Station, Terms
 from weight_cache.readahead import ReadAhead
-from weight_cache.server import serve_store
+from weight_cache.server import serve_controller, serve_store
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
 from weight_cache.store import Store
 from weight_cache.types import Tier
@@ -51,14 +53,24 @@ async def run(paths: Paths, platform: PlatformSettings, settings: WeightCacheSet
         bandwidths = bandwidth.read(root / "bandwidth.json", origin=repr(origin))
         credentials = Credentials.of(platform)
         station = open_station(paths, platform, settings, credentials)
-        store = open_store(root, origin, bandwidths, settings, neighbours=None if station is None else station.exchange)
+        floor = DiskFloor(root, platform.disk_floor_bytes)
+        store = open_store(root, origin, bandwidths, settings, neighbours=None if station is None else station.exchange, floor=floor)
         ahead = ReadAhead(max_bytes=settings.dram_bytes(), observe=bandwidths.observe)
         leases = Leases(store, bandwidths=bandwidths, ahead=ahead, on_fetched=Forecasts(registry).fetched)
         await leases.adopt()
         registry.register(StoreCollector(store.statistics))
         registry.register(TierCollector(leases=leases, bandwidths=bandwidths, ahead=ahead))
-        servers = await serve_metrics(registry, socket_path=paths.run / "metrics-weight_cache.sock", listen=settings.metrics_listen)
+        address = MetricsAddress(
+            socket_path=metrics_socket(paths, "weight_cache"),
+            listen=settings.metrics_listen,
+            token_file=token_file_of(platform, paths),
+            setting="weight_cache.metrics_listen",
+        )
+        servers = await MetricsServer(registry=registry).serve(address)
         servers.append(await serve_store(store, leases, paths.socket("weight_cache")))
+        if paths.controller_uid is not None:
+            socket = paths.socket_for_controller("weight_cache")
+            servers.append(await serve_controller(store, leases, socket, uid=paths.controller_uid))
         if station is not None:
             await station.open(store.shelf, tls=None if credentials is None else credentials.server_context())
             registry.register(station.collector())
@@ -103,7 +115,13 @@ def open_station(
 
 
 def open_store(
-    root: Path, origin: Origin, bandwidths: Bandwidths, settings: WeightCacheSettings, *, neighbours: Neighbours | None = None
+    root: Path,
+    origin: Origin,
+    bandwidths: Bandwidths,
+    settings: WeightCacheSettings,
+    *,
+    neighbours: Neighbours | None = None,
+    floor: DiskFloor | None = None,
 ) -> Store:
     """The store, with the speeds that it is told by and tells. Raises StoreOwned. Blocking."""
     return Store.open(
@@ -115,6 +133,7 @@ def open_store(
         observe=lambda size_bytes, seconds: bandwidths.observe(Tier.ORIGIN, size_bytes, seconds),
         reload_s=bandwidths.reload_s,
         neighbours=neighbours,
+        floor=floor,
     )
 
 

@@ -11,7 +11,7 @@ when no model that is here or arriving names it, a partial only when no arriving
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from weight_cache.errors import StoreFull
@@ -44,8 +44,10 @@ class _Model:
 class Catalogue:
     """The store's memory. Owner: the store's event loop; every method is synchronous, so no lock is needed."""
 
-    def __init__(self, max_bytes: int, *, reload_s: ReloadSeconds = guess_reload_s) -> None:
+    def __init__(self, max_bytes: int, *, reload_s: ReloadSeconds = guess_reload_s, shortage: Callable[[int], int] = lambda _: 0) -> None:
+        """`shortage`: bytes that must leave the disk before so many more may come, whatever the budget says."""
         self.max_bytes = max_bytes
+        self._shortage = shortage
         self._reload_s = reload_s
         self._clock = 0.0
         self._files: dict[str, int] = {}
@@ -160,8 +162,16 @@ class Catalogue:
             raise StoreFull(
                 f"weights of {size} bytes are larger than the store's budget of {self.max_bytes} bytes: raise weight_cache.max_bytes"
             )
-        excess = sum(self._needed(files).values()) - self.max_bytes
+        needed = self._needed(files)
+        coming = sum(size for digest, size in needed.items() if digest not in self._files)
+        short = self._shortage(coming) if coming else 0
+        excess = max(sum(needed.values()) - self.max_bytes, short)
         removal, clock = self._choose(excess, files)
+        if removal.size_bytes < excess and excess == short:
+            raise StoreFull(
+                f"weights of {size} bytes do not fit: {short} more bytes must be free on the disk, of which platform.disk_floor_bytes "
+                f"are kept for the journals, and only {removal.size_bytes} of the store may go: free some space"
+            )
         if removal.size_bytes < excess:
             raise StoreFull(
                 f"weights of {size} bytes do not fit: {self.used_bytes} of {self.max_bytes} bytes are used and only "

@@ -119,6 +119,7 @@ _ALERTS = {
     "UNSUPPORTED_PROTOCOL": "it does not speak TLS 1.3",
     "HTTP_REQUEST": "it does not speak TLS, but plain HTTP",
     "WRONG_VERSION_NUMBER": "it does not speak TLS on that port",
+    "RECORD_LAYER_FAILURE": "it does not speak TLS on that port",  # the same, as OpenSSL 3.5 names it
 }
 
 

@@ -16,7 +16,8 @@ class WeightCacheSettings:
     """What an operator may say about this process.
 
     Attributes:
-        metrics_listen: host:port of the Prometheus text; None = only on `<run>/metrics-weight_cache.sock`.
+        metrics_listen: host:port of the Prometheus text, behind a bearer token (`platform.metrics_token_file`); None = only on
+            `<run>/metrics-weight_cache.sock`.
         max_bytes: disk that the store may use; None = half of what is free when the process starts.
         dram_max_bytes: of models that is read ahead into the page cache for a start; None = half of the machine's memory; 0 = never.
         reads_at_once: ranges (chunks) on their way from the origin at the same time, all models together; each takes 16 MiB of memory.
@@ -33,7 +34,7 @@ class WeightCacheSettings:
         peer_distrust_s: a peer that gave wrong bytes is not asked for so long.
     """
 
-    metrics_listen: str | None = "127.0.0.1:8704"
+    metrics_listen: str | None = None
     max_bytes: int | None = None
     dram_max_bytes: int | None = None
     reads_at_once: int = 8

@@ -1,4 +1,4 @@
-"""Every metric of this process, read from its parts when somebody asks, and the sockets on which they are asked for.
+"""Every metric of this process, read from its parts when somebody asks.
 
 pilotlight_weights_budget_bytes               what the store may use
 pilotlight_weights_used_bytes                 what it uses, what is arriving included
@@ -25,14 +25,10 @@ pilotlight_weights_prediction_ratio           seconds that fetches took, as a mu
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -41,8 +37,6 @@ from weight_cache.leases import Leases
 from weight_cache.readahead import ReadAhead
 from weight_cache.types import StoreStatistics, Tier
 
-_HEAD_TIMEOUT_S = 5.0
-_MAX_HEAD_BYTES = 16 * 1024
 _RATIO_BUCKETS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0, 8.0)
 
 
@@ -112,37 +106,3 @@ class Forecasts:
         """A fetch that was predicted to take so long."""
         if predicted_s > 0:
             self._ratio.observe(actual_s / predicted_s)
-
-
-async def serve_metrics(registry: CollectorRegistry, *, socket_path: Path, listen: str | None) -> list[asyncio.Server]:
-    """Answer `GET /metrics` on the Unix socket, and on `listen` (host:port) unless None. Raises OSError (address in use)."""
-
-    async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(_HEAD_TIMEOUT_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(_answer(head, registry))
-                await writer.drain()
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever asked did not finish, or left: the next scrape comes anyway
-        finally:
-            writer.close()
-
-    with contextlib.suppress(FileNotFoundError):
-        socket_path.unlink()
-    servers = [await asyncio.start_unix_server(on_connection, socket_path, limit=_MAX_HEAD_BYTES)]
-    socket_path.chmod(0o600)
-    if listen is not None:
-        host, _, port = listen.rpartition(":")
-        servers.append(await asyncio.start_server(on_connection, host, int(port), limit=_MAX_HEAD_BYTES))
-    return servers
-
-
-def _answer(head: bytes, registry: CollectorRegistry) -> bytes:
-    method, _, rest = head.partition(b" ")
-    target = rest.partition(b" ")[0].partition(b"?")[0]
-    if method not in (b"GET", b"HEAD") or target not in (b"/", b"/metrics"):
-        return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    body = generate_latest(registry)
-    lines = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE_LATEST}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    return lines.encode() + (body if method == b"GET" else b"")

@@ -5,8 +5,8 @@ either one frame `{"id": 7, "ok": {…}}` or `{"id": 7, "error": {"code", "messa
 that streams, any number of `{"id": 7, "part": {…}}` before that last frame. `{"id": 7, "op": "cancel"}` ends a
 call early. Frames are at most `MAX_FRAME_BYTES` long; payloads larger than that do not belong on this wire.
 
-The server reads the peer's credentials from the kernel (SO_PEERCRED, unix(7)) and serves its own uid and
-root only: the socket's mode (0600) says the same thing twice.
+The server reads the peer's credentials from the kernel (SO_PEERCRED, unix(7)). It serves its own uid and root, and a guest
+where it has one: another uid, with operations of its own. The socket's mode says the same thing twice.
 """
 
 from __future__ import annotations
@@ -16,16 +16,21 @@ import contextlib
 import json
 import os
 import socket
+import stat
 import struct
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from weight_cache.errors import ProtocolError
+from weight_cache.turns import Turns
 
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 """Longest frame: a launch spec with secrets and a schema is some 100 KiB; 8 MiB is generous and still bounds memory."""
 
+_MAX_MESSAGE = 64 * 1024
+"""Characters of an error's message where its frame was too long."""
 _PEER_CREDENTIALS = struct.Struct("3i")
 
 
@@ -69,22 +74,27 @@ class RpcClient:
     awaits. When the connection is lost every open call fails with ProtocolError at once.
     """
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, most_waiting: int = 0) -> None:
+        """`most_waiting`: frames of a call that nobody has taken yet; with so many nothing more is read, for any call. 0: no bound."""
         self._reader = reader
         self._writer = writer
+        self._most_waiting = most_waiting
         self._next_id = 0
         self._waiting: dict[int, asyncio.Queue[Mapping[str, Any] | None]] = {}
         self._closed = False
         self._pump = asyncio.create_task(self._read_frames(), name="rpc client reader")
 
     @classmethod
-    async def open(cls, path: Path) -> RpcClient:
-        """Connect to the socket at `path`. Raises ProtocolError, naming the path, when nobody listens."""
+    async def open(cls, path: Path, *, most_waiting: int = 0) -> RpcClient:
+        """Connect to the socket at `path`; a bound of waiting frames is for connections with one call.
+
+        Raises ProtocolError, naming the path, when nobody listens.
+        """
         try:
             reader, writer = await asyncio.open_unix_connection(path, limit=MAX_FRAME_BYTES)
         except OSError as e:
             raise ProtocolError(f"nobody answers on {path}: {e.strerror or e}") from e
-        return cls(reader, writer)
+        return cls(reader, writer, most_waiting=most_waiting)
 
     @property
     def is_closed(self) -> bool:
@@ -110,7 +120,7 @@ class RpcClient:
             raise ProtocolError(f"{op}: the connection is closed")
         self._next_id += 1
         call_id = self._next_id
-        inbox: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
+        inbox: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue(self._most_waiting)
         self._waiting[call_id] = inbox
         finished = False
         try:
@@ -139,17 +149,21 @@ class RpcClient:
                 self._writer.write(encode({"id": call_id, "op": "cancel"}))
 
     async def _read_frames(self) -> None:
+        turns = Turns()
         try:
             while line := await self._reader.readline():
                 frame = json.loads(line)
                 inbox = self._waiting.get(frame["id"])
                 if inbox is not None:
-                    inbox.put_nowait(frame)
+                    await inbox.put(frame)
+                await turns.handled(line)
         except (OSError, ValueError, KeyError):
             pass  # a peer that breaks the protocol is a peer that left: every open call learns it below
         finally:
             self._closed = True
             for inbox in self._waiting.values():
+                if inbox.full():
+                    inbox.get_nowait()  # who is told that the connection is lost has no use for a frame more
                 inbox.put_nowait(None)
             self._writer.close()
 
@@ -162,34 +176,62 @@ class RpcClient:
             await self._writer.wait_closed()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guest:
+    """A uid that is served beside our own and root, and what it may ask for."""
+
+    uid: int
+    operations: Mapping[str, Operation]
+
+
 async def serve(
-    path: Path, operations: Mapping[str, Operation], describe: Callable[[Exception], tuple[str, str, Mapping[str, Any]] | None]
+    path: Path,
+    operations: Mapping[str, Operation],
+    describe: Callable[[Exception], tuple[str, str, Mapping[str, Any]] | None],
+    *,
+    guest: Guest | None = None,
 ) -> asyncio.Server:
-    """Serve `operations` on a Unix socket at `path` (mode 0600), replacing a stale socket file.
+    """Serve `operations` on a Unix socket at `path` (mode 0600, for a guest see `admit`), replacing a stale socket file.
 
     `describe` turns an operation's exception into (code, message, detail); None means a defect, which the peer sees as
     `internal` and which is re-raised into the loop's exception handler.
     """
 
     async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if _is_stranger(writer):
+        uid = _uid_of(writer)
+        if guest is not None and uid == guest.uid:
+            await _Connection(reader, writer, guest.operations, describe).run()
+        elif uid in (0, os.geteuid()):
+            await _Connection(reader, writer, operations, describe).run()
+        else:
             writer.close()
-            return
-        await _Connection(reader, writer, operations, describe).run()
 
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     path.parent.mkdir(parents=True, exist_ok=True)
     server = await asyncio.start_unix_server(on_connection, path, limit=MAX_FRAME_BYTES)
-    path.chmod(0o600)
+    if guest is None:
+        path.chmod(0o600)
+    else:
+        admit(path)
     return server
 
 
-def _is_stranger(writer: asyncio.StreamWriter) -> bool:
+def admit(path: Path) -> None:
+    """Let the group that may enter the directory of `path` connect to it (a socket) or enter it (a directory), and nobody else but us."""
+    folder, is_directory = path.parent.stat(), path.is_dir()
+    if not folder.st_mode & stat.S_IXGRP:
+        path.chmod(0o700 if is_directory else 0o600)
+        return
+    os.chown(path, -1, folder.st_gid, follow_symlinks=False)
+    path.chmod(0o710 if is_directory else 0o660)
+
+
+def _uid_of(writer: asyncio.StreamWriter) -> int:
     peer = writer.get_extra_info("socket")
     raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-    _, uid, _ = _PEER_CREDENTIALS.unpack(raw)
-    return uid not in (0, os.geteuid())
+    uid: int = _PEER_CREDENTIALS.unpack(raw)[1]
+    return uid
 
 
 class _PeerLeft(Exception):
@@ -213,22 +255,26 @@ class _Connection:
         self._running: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
+        turns = Turns()
         try:
             while line := await self._reader.readline():
-                frame = json.loads(line)
-                if frame["op"] == "cancel":
-                    task = self._running.get(frame["id"])
-                    if task is not None:
-                        task.cancel()
-                    continue
-                name = f"rpc {frame['op']} #{frame['id']}"
-                self._running[frame["id"]] = asyncio.create_task(self._answer(frame), name=name)
+                self._take(json.loads(line))
+                await turns.handled(line)
         except (OSError, ValueError, KeyError, asyncio.CancelledError):
             pass  # the peer left, or does not speak our protocol: either way this connection ends
         finally:
             for task in list(self._running.values()):
                 task.cancel()
             self._writer.close()
+
+    def _take(self, frame: Mapping[str, Any]) -> None:
+        if frame["op"] == "cancel":
+            task = self._running.get(frame["id"])
+            if task is not None:
+                task.cancel()
+            return
+        name = f"rpc {frame['op']} #{frame['id']}"
+        self._running[frame["id"]] = asyncio.create_task(self._answer(frame), name=name)
 
     async def _answer(self, frame: Mapping[str, Any]) -> None:
         call_id = frame["id"]
@@ -255,7 +301,13 @@ class _Connection:
             self._running.pop(call_id, None)
 
     async def _fail(self, call_id: int, code: str, message: str, detail: Mapping[str, Any] | None = None) -> None:
-        await self._send({"id": call_id, "error": {"code": code, "message": message, "detail": dict(detail or {})}})
+        """Whoever asked gets an answer in any case: where the detail is too long for a frame, the error without it."""
+        error = {"code": code, "message": message, "detail": dict(detail or {})}
+        try:
+            await self._send({"id": call_id, "error": error})
+        except ProtocolError:
+            short = {"code": code, "message": message[:_MAX_MESSAGE], "detail": {}}
+            await self._send({"id": call_id, "error": short})
 
     async def _send(self, frame: Mapping[str, Any]) -> None:
         line = encode(frame)

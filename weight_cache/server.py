@@ -4,22 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from weight_cache.errors import WeightCacheError
+from weight_cache.errors import ManifestInvalid, WeightCacheError
 from weight_cache.leases import Leases, OnProgress
-from weight_cache.protocol import Operation, Part, serve
+from weight_cache.protocol import Guest, Operation, Part, serve
 from weight_cache.store import Store
 from weight_cache.types import LoadProgress
 
 T = TypeVar("T")
 
 
+FOR_CONTROLLER = ("predict", "prefetch", "verify", "pin", "unpin", "drop", "stat", "list")
+"""What a controller with a uid of its own may ask: where models are, to bring, keep and drop them; it holds none."""
+_MANIFEST = re.compile(r"[0-9a-f]{64}\Z")
+
+
 async def serve_store(store: Store, leases: Leases, socket_path: Path) -> asyncio.Server:
     """Answer on `socket_path` until the returned server is closed."""
     return await serve(socket_path, {**lease_operations(leases), **store_operations(store)}, _describe)
+
+
+async def serve_controller(store: Store, leases: Leases, socket_path: Path, *, uid: int) -> asyncio.Server:
+    """The same for a controller that has a uid of its own."""
+    operations = {**lease_operations(leases), **store_operations(store)}
+    return await serve(socket_path, operations, _describe, guest=Guest(uid=uid, operations=controller_operations(operations)))
+
+
+def controller_operations(of_root: Mapping[str, Operation]) -> Mapping[str, Operation]:
+    """Those of `of_root` that a controller may use, with what names a manifest checked."""
+    return {name: _checked(of_root[name]) for name in FOR_CONTROLLER}
+
+
+def _checked(operation: Operation) -> Operation:
+    async def run(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        if "manifest" in args and not _MANIFEST.match(_text(args, "manifest")):
+            raise ManifestInvalid(f"manifest {_text(args, 'manifest')[:80]!r}: expected the 64 hex digits of a sha256")
+        return await operation(args, part)
+
+    return run
 
 
 def lease_operations(leases: Leases) -> dict[str, Operation]:

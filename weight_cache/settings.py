@@ -24,6 +24,9 @@ MAX_SOCKET_PATH = 107
 """Longest Unix socket path, one byte less than `sun_path` (unix(7))."""
 _LONGEST_SOCKET_NAME = len("/slots/s-0123456789abcdef/i-0123456789abcdef.sock")
 _MAX_RECORD_NAME = 40
+_HIGHEST_UID = 65533
+"""Below `nobody`."""
+_CONTROLLER_UID = 19902
 _SECTIONS = ("platform", "cluster", "activator", "controller", "snapshotter", "weight_cache", "prices", "plans")
 
 
@@ -45,6 +48,15 @@ class PlatformSettings:
         fleet: where instances run: "local", behind this machine's node agent, or "knative", as pods of a cluster (section `cluster`).
         controller_url: `https://host:port` where the controller is on another machine; None = its socket in <run>.
         key_file: the platform's key, where somebody else keeps it (a mounted Secret); None = <home>/platform.key, made at the first start.
+        activator_key_file: key of activators, where it is one of its own (a mounted Secret), for them and the controller; None =
+            <home>/activator.key, which the controller derives from the platform's.
+        activator_uid: uid and gid of activators where the platform runs as root on one machine, below `snapshotter.uid_base`; None =
+            they run as root.
+        controller_uid: the same of the controller; another than `activator_uid`.
+        metrics_token_file: file with the bearer token of metrics over TCP (`metrics_listen`); None = <home>/metrics.token, made when it is
+            first needed.
+        disk_floor_bytes: free disk that only the journals may use; uploads, builds, snapshots, weights and logs stop before; None = 1 GiB,
+            of a disk below 50 GiB a fiftieth; 0 = no floor.
         tls_cert: PEM file of our certificate and its chain, for connections between machines; read anew when it changes.
         tls_key: PEM file of its key.
         tls_ca: PEM file of the authorities whose certificates the others must show.
@@ -58,12 +70,20 @@ class PlatformSettings:
     fleet: str = "local"
     controller_url: str | None = None
     key_file: str | None = None
+    activator_key_file: str | None = None
+    activator_uid: int | None = 19901
+    controller_uid: int | None = _CONTROLLER_UID
+    metrics_token_file: str | None = None
+    disk_floor_bytes: int | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_ca: str | None = None
 
     def __post_init__(self) -> None:
         self._check_tls()
+        if self.disk_floor_bytes is not None and self.disk_floor_bytes < 0:
+            raise ValueError(f"disk_floor_bytes = {self.disk_floor_bytes}: must be at least 0, which is no floor, or null for 1 GiB")
+        self._check_uids()
         if self.fleet not in ("local", "knative"):
             raise ValueError(f"fleet = {self.fleet!r}: must be 'local' or 'knative'")
         if self.s3_client not in ("auto", "boto3", "obstore"):
@@ -72,6 +92,17 @@ class PlatformSettings:
             raise ValueError(f"blobs = {self.blobs!r}: must be a directory, s3://bucket/prefix, or null for <home>/blobs")
         if self.trust not in ("isolated", "shared"):
             raise ValueError(f"trust = {self.trust!r}: must be 'isolated' or 'shared'")
+
+    def _check_uids(self) -> None:
+        for name, uid, who in (
+            ("activator_uid", self.activator_uid, "activators run"),
+            ("controller_uid", self.controller_uid, "the controller runs"),
+        ):
+            if uid is not None and not 0 < uid <= _HIGHEST_UID:
+                raise ValueError(f"{name} = {uid}: must be 1 to {_HIGHEST_UID}, or null: then {who} as root")
+        if self.activator_uid is not None and self.activator_uid == self.controller_uid:
+            named, other = ("activator_uid", "controller_uid")[:: 1 if self.controller_uid == _CONTROLLER_UID else -1]
+            raise ValueError(f"{named} = {self.activator_uid}: is {other}, too; who took one of these processes over would have both")
 
     def _check_tls(self) -> None:
         files = {"tls_cert": self.tls_cert, "tls_key": self.tls_key, "tls_ca": self.tls_ca}
@@ -87,10 +118,17 @@ class PlatformSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Where things are. Directories are made on first use, 0700."""
+    """Where things are. Directories are made on first use, 0700.
+
+    Attributes:
+        activator_uid: uid and gid of activators, who may enter `run`, where the platform runs as root; None = they are of our own uid.
+        controller_uid: the same of the controller, which may enter `<run>/controller`.
+    """
 
     home: Path
     run: Path
+    activator_uid: int | None = None
+    controller_uid: int | None = None
 
     @classmethod
     def of(cls, settings: PlatformSettings, environ: Mapping[str, str]) -> Paths:
@@ -101,18 +139,44 @@ class Paths:
         if len(str(run)) + _LONGEST_SOCKET_NAME > MAX_SOCKET_PATH:
             name = home.as_posix().encode().hex()[-24:]
             run = Path(environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"pilotlight-{os.getuid()}-{name[-12:]}"
-        return cls(home=home, run=run)
+        is_apart = os.geteuid() == 0 and settings.fleet == "local"
+        uids = (settings.activator_uid, settings.controller_uid) if is_apart else (None, None)
+        return cls(home=home, run=run, activator_uid=uids[0], controller_uid=uids[1])
 
     def make(self) -> Paths:
-        """Create both directories, private to this user."""
+        """Create both directories, private to this user.
+
+        Activators with a uid of their own may enter `run`, a controller with one `<run>/controller`; neither lists or makes anything there.
+        """
         for directory in (self.home, self.run):
             directory.mkdir(parents=True, exist_ok=True)
-            directory.chmod(0o700)
+        self.home.chmod(0o700)
+        _admit_group(self.run, self.activator_uid)
+        if self.controller_uid is not None:
+            self.for_controller.mkdir(exist_ok=True)
+            _admit_group(self.for_controller, self.controller_uid)
         return self
 
     def socket(self, process: str) -> Path:
         """`<run>/<process>.sock`."""
         return self.run / f"{process}.sock"
+
+    @property
+    def for_controller(self) -> Path:
+        """`<run>/controller`: sockets of others for a controller with a uid of its own."""
+        return self.run / "controller"
+
+    def socket_for_controller(self, process: str) -> Path:
+        """Where the controller reaches `process`: `<run>/controller/<process>.sock` where it has a uid of its own, else `socket`."""
+        return self.socket(process) if self.controller_uid is None else self.for_controller / f"{process}.sock"
+
+
+def _admit_group(directory: Path, gid: int | None) -> None:
+    if gid is None:
+        directory.chmod(0o700)
+        return
+    os.chown(directory, -1, gid)
+    directory.chmod(0o710)
 
 
 def secret_of(key: str, value: str | None, file: str | None) -> str | None:
@@ -152,6 +216,15 @@ def load_each(kind: type[T], section: str, file: Path | None, *, base: Mapping[s
         given = {f.name: getattr(known, f.name) for f in fields(kind)} if known is not None else {}  # type: ignore[arg-type]
         found[name] = _parse(kind, f"{section}.{name}", value, file, given={**given, "name": name})
     return found
+
+
+def load_key(section: str, key: str, file: Path | None) -> Any:
+    """One key of a section that another process reads and checks; None where it is not there. Raises SettingsInvalid."""
+    node = _section(section, file)
+    if not isinstance(node, yaml.MappingNode):
+        return None
+    found = next((value for name, value in node.value if name.value == key), None)
+    return None if found is None else yaml.SafeLoader("").construct_object(found, deep=True)
 
 
 def _section(section: str, file: Path | None) -> yaml.Node | None:

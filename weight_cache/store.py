@@ -19,6 +19,7 @@ from pathlib import Path
 from weight_cache.arrivals import Arrivals, OnProgress
 from weight_cache.catalogue import Catalogue, guess_reload_s
 from weight_cache.checks import Checks
+from weight_cache.disk import DiskFloor, no_floor
 from weight_cache.errors import ManifestInvalid
 from weight_cache.ingest import Ingest, translated
 from weight_cache.lanes import LaneOf, Lanes
@@ -83,6 +84,7 @@ class Store:
         observe: Observe | None = None,
         reload_s: ReloadSeconds = guess_reload_s,
         neighbours: Neighbours | None = None,
+        floor: DiskFloor | None = None,
     ) -> Store:
         """Take the directory, clean up after a dead owner, and take stock. Raises StoreOwned. Blocking.
 
@@ -93,6 +95,7 @@ class Store:
             observe: told (bytes, seconds) whenever a fetch from the origin ended well.
             reload_s: bytes → predicted seconds to fetch them again: what keeps a model when room is needed.
             neighbours: other nodes, asked before the origin; None: there are none.
+            floor: free disk that the store leaves to others; None: none.
         """
         directory = StoreDirectory(root)
         directory.empty_tmp()
@@ -100,7 +103,7 @@ class Store:
         partials = directory.partials.stock(set(files))
         held = sum(files.values()) + sum(partials.values())
         budget = max_bytes if max_bytes is not None else (shutil.disk_usage(root).free + held) // 2
-        catalogue = Catalogue(budget, reload_s=reload_s)
+        catalogue = Catalogue(budget, reload_s=reload_s, shortage=(floor or no_floor()).missing_bytes)
         for digest, size in files.items():
             catalogue.file_arrived(digest, size)
         for digest, size in partials.items():

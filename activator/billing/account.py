@@ -10,12 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from activator.billing.budgets import CLOCK_STEP_NS, Budgets, Cover, Subject
+from activator.billing.cpu import PauseCpuMeter
 from activator.billing.errors import JournalFull
 from activator.billing.journal import Journal
 from activator.billing.meter import InstanceMeter
-from activator.billing.usage import CALL, SHADOW, UsageSubject, UsageTemplate, cost_text, marked_tokens
+from activator.billing.usage import CALL, CPU, SHADOW, UsageSubject, UsageTemplate, cost_text, marked_tokens
 from activator.tokens.use import TokenUse
-from pilotlight.pricing import BUSY, Footprint, Rates
+from pilotlight.pricing import BUSY, ONE_CORE, Footprint, Rates, kind_factor
 
 NO_LIMIT_NS = 7 * 86_400 * 10**9
 """Of an account that was not told of an execution clock: the longest that there may be (`spec.Clocks`)."""
@@ -46,6 +47,10 @@ class Ticket:
     tokens: TokenUse | None = None
 
 
+LEAST_CPU_NS = 1_000_000
+"""CPU time below this waits for more, or for the instance's end, before it becomes a record: a worker's own timers need no line each."""
+
+
 @dataclass(slots=True)
 class Bill:
     """What an attempt came to: execution in whole ms, its share of the instance, its price as decimal text and in picounits."""
@@ -62,7 +67,8 @@ class InstanceAccount:
     Close every ticket, on every path: an attempt that stays open is a lost one.
     """
 
-    __slots__ = ("_budgets", "_cover", "_footprint", "_is_free", "_journal", "_limit_ns", "_on_unbilled", "_rates", "_revision",
+    __slots__ = ("_budgets", "_cover", "_cpu", "_cpu_kept_ns", "_cpu_since_ns", "_footprint",
+                 "_is_free", "_journal", "_limit_ns", "_on_unbilled", "_paid_ns", "_rates", "_revision",
                  "_subject", "_templates", "_worst", "meter")  # fmt: skip
 
     def __init__(
@@ -98,6 +104,8 @@ class InstanceAccount:
         self._cover = self._budgets.cover(Subject(subject.tenant, subject.environment, subject.app, subject.function, rates.currency))
         self._worst = UsageTemplate(subject, footprint=footprint, rates=rates).picos(limit_ns + CLOCK_STEP_NS)
         self.meter = InstanceMeter(started_ns, free_ns=free_ns, is_reserved=is_reserved)
+        self._cpu: PauseCpuMeter | None = None
+        self._cpu_kept_ns = self._cpu_since_ns = self._paid_ns = 0
 
     def __repr__(self) -> str:
         return f"<InstanceAccount {self._subject.instance} {self.meter!r}>"
@@ -115,8 +123,7 @@ class InstanceAccount:
         Raises JournalFull, Conflict, OverBudget, BudgetReserved, AllowanceNeeded: then it must not be dispatched.
         """
         if self._is_free and not is_shadow:
-            self.meter.take_idle(now_ns)
-            self._is_free = False
+            self._drop_free(now_ns, at_ns)
         kind = SHADOW if is_shadow else CALL
         template = self._templates.get((key, method, caller, kind)) or self._make_template(key, method, caller, kind)
         name = f"{call}/{attempt}"
@@ -143,6 +150,8 @@ class InstanceAccount:
             if not is_shadow:
                 cover.release(name, worst, turn=turn)
             raise
+        if self._cpu is not None and self.meter.in_flight == 1:
+            self._cpu.calls_begin()
         try:
             self._journal.open_call(
                 template, call=call, attempt=attempt, start_kind=start_kind, at_ns=at_ns,
@@ -155,7 +164,7 @@ class InstanceAccount:
                 self._on_unbilled()
                 ticket.is_billed = False
                 return ticket
-            self.meter.end(name, now_ns)
+            self._end(name, now_ns)
             raise
         return ticket
 
@@ -172,7 +181,7 @@ class InstanceAccount:
     ) -> Bill:
         """Stop metering, write the complete record and settle. Raises KeyError when the ticket was closed before."""
         meter, template, cover = self.meter, ticket.template, ticket.cover
-        billed_ns = meter.end(ticket.id, now_ns)
+        billed_ns = self._end(ticket.id, now_ns)
         tokens, mark = ticket.tokens, ticket.mark
         if tokens is None:
             tokens_in = tokens_out = 0
@@ -202,21 +211,79 @@ class InstanceAccount:
             return
         self._span("START", billed_ns=billed_ns, started_ns=at_ns - billed_ns, at_ns=at_ns, start_kind=start_kind)
 
+    def meter_cpu(self, cpu: PauseCpuMeter, *, at_ns: int) -> None:
+        """Charge the CPU time that the instance uses while no call runs, from now on."""
+        self._cpu = cpu
+        self._cpu_since_ns = at_ns
+        if self.meter.in_flight:
+            cpu.calls_begin()
+
+    def start_failed(self, *, cpu_ns: int, at_ns: int) -> None:
+        """The instance never came to be; what its start used of the CPU is owed."""
+        if not self._is_free:
+            self._cpu_since_ns = at_ns - cpu_ns
+            self._charge_cpu(cpu_ns, at_ns=at_ns, is_last=True)
+
+    def end(self, *, cpu_ns: int | None, now_ns: int, at_ns: int) -> None:
+        """The instance is gone; write down what it still owes. `cpu_ns`: where its counter of CPU time stood; None = nobody knows."""
+        self.settle_idle(now_ns=now_ns, at_ns=at_ns, is_last=True, last_cpu_ns=cpu_ns)
+
+    def end_cpu(self, *, cpu_ns: int | None, at_ns: int) -> None:
+        """It was settled when it was stopped or put to sleep, and has ended or gone on since: what it used meanwhile. Idempotent."""
+        if self._cpu is None:
+            return
+        used = self._cpu.end(cpu_ns)
+        if not self._is_free:
+            self._charge_cpu(used, at_ns=at_ns, is_last=True)
+
     def reserve(self, *, is_reserved: bool, now_ns: int) -> None:
         """The instance is (no longer) held by min_instances."""
         self.meter.reserve(now_ns, is_reserved=is_reserved)
 
-    def settle_idle(self, *, now_ns: int, at_ns: int) -> int:
-        """Write the idle time up to now down, as IDLE and RESERVED records; returns how many. Call it each minute and at the end."""
+    def settle_idle(self, *, now_ns: int, at_ns: int, is_last: bool = False, last_cpu_ns: int | None = None) -> int:
+        """Write the idle time up to now down, as IDLE and RESERVED records, and the CPU time outside calls as a CPU record; returns how
+        many records. Call it each minute, and `end` at the end."""
         spans = self.meter.take_idle(now_ns)
+        cpu_ns = 0
+        if self._cpu is not None:
+            cpu_ns = self._cpu.end(last_cpu_ns) if is_last else self._cpu.take()
         if self._is_free:
             return 0
         for span in spans:
             self._span(span.kind.value, billed_ns=span.billed_ns, started_ns=at_ns - (now_ns - span.started_ns), at_ns=at_ns)
-        return len(spans)
+        return len(spans) + self._charge_cpu(cpu_ns, at_ns=at_ns, is_last=is_last)
+
+    def _charge_cpu(self, cpu_ns: int, *, at_ns: int, is_last: bool) -> bool:
+        """A CPU record of what the START, IDLE and RESERVED records since the last settlement do not pay for; False when there is none."""
+        self._cpu_kept_ns += max(0, cpu_ns - self._paid_ns)
+        self._paid_ns = 0
+        owed = self._cpu_kept_ns
+        if not owed or (owed < LEAST_CPU_NS and not is_last):
+            return False
+        self._cpu_kept_ns, since_ns = 0, self._cpu_since_ns
+        self._cpu_since_ns = at_ns
+        self._span(CPU, billed_ns=owed, started_ns=since_ns, at_ns=at_ns)
+        return True
+
+    def _drop_free(self, now_ns: int, at_ns: int) -> None:
+        """It answers a call of its own for the first time: what it used before stays free."""
+        self.meter.take_idle(now_ns)
+        if self._cpu is not None:
+            self._cpu.take()
+            self._cpu_since_ns = at_ns
+        self._is_free = False
+
+    def _end(self, name: str, now_ns: int) -> int:
+        billed_ns = self.meter.end(name, now_ns)
+        if self._cpu is not None and not self.meter.in_flight:
+            self._cpu.calls_ended()
+        return billed_ns
 
     def _span(self, kind: str, *, billed_ns: int, started_ns: int, at_ns: int, start_kind: str = "") -> None:
-        template = UsageTemplate(self._subject, footprint=self._footprint, rates=self._rates, kind=kind)
+        footprint = ONE_CORE if kind == CPU else self._footprint
+        if kind != CPU:
+            self._paid_ns += int(billed_ns * self._footprint.cpu * min(1.0, float(kind_factor(kind, self._rates))))
+        template = UsageTemplate(self._subject, footprint=footprint, rates=self._rates, kind=kind)
         picos = template.picos(billed_ns)
         record = template.record(
             id=f"{self._subject.instance}/{kind}/{started_ns // 1000}", call="", attempt=0, start_kind=start_kind, started_ns=started_ns,

@@ -7,7 +7,8 @@ an engine ends an answer where it was told to, so calls alone never bring a budg
 it was estimated, which nobody knows before an engine has read it. What can, then, is what no reservation stands for:
 
     overshoot <= sum over instances: rate * max(idle_factor, reserved_factor) * (SETTLE_S + drain)
-               + sum over starts:    rate * start_factor * length of the start
+               + sum over instances: cpu_core_s * cpu_factor * cores that it can get * (SETTLE_S + drain)
+               + sum over starts:    rate * start_factor * length of the start, and the CPU time of those that fail
                + sum over calls:     rate * (lateness of the execution clock beyond its step + 1 ns for each call beside it)
                + sum over prompts:   token_in * (tokens beyond the estimate; at most max_model_len less the estimate)
                + sum over WebSockets:  rate * 2 s, where one was ended by its clock and its function does not answer the close

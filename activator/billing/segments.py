@@ -105,12 +105,31 @@ def lock(directory: Path) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
-        owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+        refusal = _in_use(directory, descriptor)
         os.close(descriptor)
-        raise JournalInUse(f"{directory} belongs to process {owner}: stop it, or give this activator an id of its own") from e
+        raise refusal from e
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def require_unused(directory: Path) -> None:
+    """Raises JournalInUse where another process owns the directory. Nothing is made there."""
+    try:
+        descriptor = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # we may be root yet
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as e:
+        raise _in_use(directory, descriptor) from e
+    finally:
+        os.close(descriptor)
+
+
+def _in_use(directory: Path, descriptor: int) -> JournalInUse:
+    owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+    return JournalInUse(f"{directory} belongs to process {owner}: stop it, or give this activator an id of its own")
 
 
 def load_checkpoint(directory: Path) -> Cursor:

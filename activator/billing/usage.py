@@ -12,6 +12,8 @@ from pilotlight.pricing import Footprint, Rates, billable_ns, kind_factor, rate_
 from pilotlight.spec import canonical_json
 
 CALL = "CALL"
+CPU = "CPU"
+"""CPU time that an instance used while no call ran on it."""
 SHADOW = "SHADOW"
 """The copy of a call: it costs nothing."""
 PICO = 10**12

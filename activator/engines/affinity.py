@@ -26,6 +26,8 @@ EASY: Final = 0.25
 """Below this share of its slots an instance is never above its bound: where little runs, the average is a call or two, and a chat would be
 sent away from what is known of it because another one is there (simulated: 74 % instead of 64 % of its tokens in memory)."""
 _MAX_CHARS: Final = BLOCK_CHARS * BLOCKS
+_MAX_VISITS: Final = 4 * _MAX_CHARS
+"""Values of a prompt that are looked at for so many characters: most of what there is may be empty."""
 _WORD: Final = (1 << 64) - 1
 _LEADING: Final = frozenset({"system", "developer"})
 
@@ -94,16 +96,23 @@ def _words(content: Any) -> str:
 
 
 def _pieces(content: Any) -> Iterator[str]:
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, list):  # parts of a message, token ids, or several prompts
-        for part in content[:_MAX_CHARS]:
-            yield from _pieces(part)
-    elif isinstance(content, Mapping):
-        for name in content:
-            yield from _pieces(content[name])
-    elif isinstance(content, int):
-        yield f"{content},"
+    """Texts and token ids of what is nested anyhow: lists are parts of a message, token ids, or several prompts."""
+    pending: list[Iterator[Any]] = [iter((content,))]
+    for _ in range(_MAX_VISITS):
+        for part in pending[-1]:
+            if isinstance(part, str):
+                yield part
+            elif isinstance(part, list):
+                pending.append(iter(part))
+            elif isinstance(part, Mapping):
+                pending.append(iter(part.values()))
+            elif isinstance(part, int):
+                yield f"{part},"
+            break
+        else:
+            pending.pop()
+            if not pending:
+                return
 
 
 def _hash(text: str) -> int:

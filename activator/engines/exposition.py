@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 MOST = 1e15
 """No engine has counted so many of anything."""
+MAX_BUCKETS = 128
+"""Of one histogram: vLLM's have some twenty. Each is gone through with every look, and kept."""
 _GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 _COUNTERS = ("prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total", "prompt_tokens_total",
              "generation_tokens_total")  # fmt: skip
@@ -144,7 +146,7 @@ def _samples(text: bytes) -> Iterator[tuple[str, bytes, float]]:
 
 
 def _histogram(name: str, buckets: dict[str, dict[float, float]], added: dict[str, float]) -> Histogram | None:
-    if not buckets[name]:
+    if not 0 < len(buckets[name]) <= MAX_BUCKETS:
         return None
     bounds_s = tuple(sorted(buckets[name]))
     counts = tuple(buckets[name][bound_s] for bound_s in bounds_s)

@@ -29,7 +29,7 @@ EVERY_S = 2.0
 """Between two looks at an engine with calls: the autoscaler decides as often."""
 IDLE_EVERY_S = 15.0
 DEADLINE_S = 1.0
-MAX_BYTES = 1 << 20
+MAX_BYTES = 256 * 1024
 """Of an answer: vLLM says some 60 KiB for each scheduler; an engine runs a tenant's arguments, and must not take the activator's time."""
 AT_ONCE = 16
 _REQUEST = b"GET /metrics HTTP/1.1\r\nhost: worker\r\nconnection: close\r\n\r\n"

@@ -59,4 +59,5 @@ def share_of(terms: Terms, tenant: str) -> Share:
         weight=plan.weight,
         is_dedicated=plan.isolation is Isolation.DEDICATED,
         reserved=dict(terms.reserved()),
+        log_bytes=plan.log_bytes,
     )

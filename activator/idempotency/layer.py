@@ -3,7 +3,7 @@
 A key is its API key's alone, and stands for one request: path, headers that decide on the answer, and body. Its first use runs, and goes
 on to its end though its caller leaves; a repeat gets the same answer, marked; one that comes meanwhile is told to come again (409 with
 `Retry-After`). Kept is what went well: what failed may be asked for again under the same key. An answer of more than MAX_ANSWER_BYTES
-is not kept either; it says so to its repeats by running again.
+is not kept either; it says so to its repeats by running again, and so does one that had to make room for newer ones of its tenant.
 
 `:submit` is none of this layer's: there a key is the call's id, which is durable (`activator.calls`).
 """
@@ -17,10 +17,13 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from activator.entry import split_tenant
+from activator.bodies import Bodies
+from activator.entry import Entry, split_tenant
 from activator.idempotency.store import LEASE_S, Claim, IdempotencyStore
+from activator.quotas.admission import counted
 from activator.reception import Reception
 from activator.request import Headers, Receive, Request, Scope, Send
+from activator.resolved import FUNCTIONS
 from pilotlight import errors
 from pilotlight.protocol import HEADER_IDEMPOTENCY_KEY, HEADER_REPLAYED
 
@@ -33,17 +36,22 @@ _VERBS = (":invoke", ":warmup")
 _MODELS = ("/v1/models/", "/v2/models/")
 _TELLING = (b"accept", b"content-type", b"pilotlight-environment", b"pilotlight-tag")
 """Headers that decide on what a call is and how it is answered."""
+EntryOf = Callable[[Request], Entry]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Idempotency:
     """Owner: the event loop."""
 
-    def __init__(self, store: IdempotencyStore, *, reception: Reception, ttl_s: float, max_body_bytes: int, body_timeout_s: float) -> None:
+    def __init__(
+        self, store: IdempotencyStore, *, reception: Reception, entry_of: EntryOf, ttl_s: float, body_timeout_s: float, bodies: Bodies
+    ) -> None:
+        """`entry_of`: the way of a request that `concerns` this layer. `bodies`: where bodies count while they are read."""
+        self._bodies = bodies
+        self._entry_of = entry_of
         self._store = store
         self._reception = reception
         self._ttl_s = ttl_s
-        self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
         self._running: set[asyncio.Task[None]] = set()
 
@@ -53,22 +61,30 @@ class Idempotency:
     def concerns(self, request: Request) -> bool:
         """Whether a request that carries a key is looked at here."""
         place = split_tenant(request.path)[1]
-        return request.verb == "POST" and (place.endswith(_VERBS) or place.startswith(_MODELS))
+        is_call = place.startswith(FUNCTIONS) and place.endswith(_VERBS)
+        return request.verb == "POST" and (is_call or place.startswith(_MODELS))
 
     async def answer(self, request: Request, app: App) -> None:
-        """Run the request by `app`, or repeat its answer. Raises Conflict, InvalidInput, Unauthenticated, Unavailable."""
+        """Run the request by `app`, or repeat its answer.
+
+        Raises Conflict, InvalidInput, Unauthenticated, Unavailable, OverQuota, and what stands in the way of any call of its path.
+        """
         caller = self._reception.identify(request, split_tenant(request.path)[0])
         if caller.is_anonymous:
             raise errors.Unauthenticated(f"{HEADER_IDEMPOTENCY_KEY} needs an API key: without one nobody could say whose it is")
         given = request.headers[KEY]
         if not 0 < len(given) <= MAX_KEY:
             raise errors.InvalidInput(f"{HEADER_IDEMPOTENCY_KEY}: write 1 to {MAX_KEY} characters", parameter=HEADER_IDEMPOTENCY_KEY)
-        body = await request.body(limit_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s)
+        entry = self._entry_of(request)
+        request.target = None  # no call yet
+        async with counted(entry.gate, holds=0 if request.path.endswith(":warmup") else 1):
+            with self._bodies.room(request):  # then it counts where it is run
+                body = await request.body(limit_bytes=entry.body_bytes, timeout_s=self._body_timeout_s)
         name = hashlib.sha256(b"%b\0%b" % (caller.key_id.encode(), given)).hexdigest()
         fingerprint = _fingerprint(request, body)
         known = await self._store.claim(name, fingerprint)
         if known is None:
-            await self._run(request, body, app, Claim(name=name, fingerprint=fingerprint))
+            await self._run(request, body, app, Claim(name=name, tenant=caller.tenant, fingerprint=fingerprint))
         elif known.fingerprint != fingerprint:
             raise errors.Conflict("this idempotency key was used for another request", hint="Use a new key for each call.")
         elif known.answer is None:
@@ -101,7 +117,7 @@ class Idempotency:
     async def _settle(self, claim: Claim, answer: bytes | None) -> None:
         try:
             if answer is not None:
-                await self._store.keep(claim.name, claim.fingerprint, answer, ttl_s=self._ttl_s)
+                await self._store.keep(claim, answer, ttl_s=self._ttl_s)
             else:
                 await self._store.forget(claim.name)
         except errors.Unavailable as e:

@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
-from activator.idempotency.store import LEASE_S, Known
+from activator.idempotency.store import LEASE_S, OVERHEAD_BYTES, TENANT_BYTES, Claim, Known
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Of answers that are kept; beyond it the oldest go, and a repeat of theirs is a new request. Of requests that run none goes."""
-_OVERHEAD_BYTES = 256
-"""Of an entry beside its answer: empty ones must not be free."""
+"""Of answers that are kept; beyond it the oldest of the tenant that has most go. Of requests that run none goes."""
 
 
 class _Entry:
-    __slots__ = ("answer", "ends_at", "fingerprint")
+    __slots__ = ("answer", "ends_at", "fingerprint", "tenant")
 
-    def __init__(self, fingerprint: str, ends_at: float) -> None:
+    def __init__(self, fingerprint: str, ends_at: float, *, tenant: str = "", answer: bytes | None = None) -> None:
         self.fingerprint = fingerprint
-        self.answer: bytes | None = None
+        self.tenant = tenant
+        self.answer = answer
         self.ends_at = ends_at
 
     @property
     def size_bytes(self) -> int:
-        return _OVERHEAD_BYTES + len(self.answer or b"")
+        return OVERHEAD_BYTES + len(self.answer or b"")
 
 
 class ProcessIdempotency:
     """See `IdempotencyStore`. Owner: the event loop; no method waits, so none is interrupted."""
 
-    def __init__(self, *, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, max_bytes: int = MAX_BYTES, tenant_bytes: int = TENANT_BYTES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._entries: dict[str, _Entry] = {}
-        """The oldest first: an entry moves to the end when its answer is kept."""
+        self._answers: dict[str, dict[str, None]] = {}
+        """By tenant: names whose answers are kept, the oldest first."""
+        self._bytes_of: Counter[str] = Counter()
         self._max_bytes = max_bytes
+        self._tenant_bytes = tenant_bytes
         self._size_bytes = 0
         self._clock = clock
 
@@ -43,7 +48,6 @@ class ProcessIdempotency:
         entry = self._entries.get(name)
         if entry is not None and entry.ends_at > self._clock():
             return Known(fingerprint=entry.fingerprint, answer=entry.answer)
-        self._drop(name)
         self._put(name, _Entry(fingerprint, self._clock() + LEASE_S))
         return None
 
@@ -52,11 +56,8 @@ class ProcessIdempotency:
         if entry is not None and entry.answer is None:
             entry.ends_at = self._clock() + LEASE_S
 
-    async def keep(self, name: str, fingerprint: str, answer: bytes, *, ttl_s: float) -> None:
-        self._drop(name)
-        entry = _Entry(fingerprint, self._clock() + ttl_s)
-        entry.answer = answer
-        self._put(name, entry)
+    async def keep(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
+        self._put(claim.name, _Entry(claim.fingerprint, self._clock() + ttl_s, tenant=claim.tenant, answer=answer))
 
     async def forget(self, name: str) -> None:
         entry = self._entries.get(name)
@@ -67,15 +68,25 @@ class ProcessIdempotency:
         """There is nothing to close."""
 
     def _put(self, name: str, entry: _Entry) -> None:
+        self._drop(name)
         self._entries[name] = entry
         self._size_bytes += entry.size_bytes
-        while self._size_bytes > self._max_bytes:
-            oldest = next((name for name, entry in self._entries.items() if entry.answer is not None), None)
-            if oldest is None:
-                return
-            self._drop(oldest)
+        if entry.answer is not None:
+            self._answers.setdefault(entry.tenant, {})[name] = None
+            self._bytes_of[entry.tenant] += entry.size_bytes
+            while self._bytes_of[entry.tenant] > self._tenant_bytes:
+                self._drop(next(iter(self._answers[entry.tenant])))
+        while self._size_bytes > self._max_bytes and self._answers:
+            largest = max(self._bytes_of, key=self._bytes_of.__getitem__)
+            self._drop(next(iter(self._answers[largest])))
 
     def _drop(self, name: str) -> None:
         entry = self._entries.pop(name, None)
-        if entry is not None:
-            self._size_bytes -= entry.size_bytes
+        if entry is None:
+            return
+        self._size_bytes -= entry.size_bytes
+        if entry.answer is not None:
+            self._bytes_of[entry.tenant] -= entry.size_bytes
+            del self._answers[entry.tenant][name]
+            if not self._answers[entry.tenant]:
+                del self._answers[entry.tenant], self._bytes_of[entry.tenant]

@@ -2,6 +2,8 @@
 
 A claim ends with its answer (`keep`), by being given up (`forget`), or LEASE_S after its owner said last that it still runs (`hold`): a
 process that died does not close a key for good.
+
+Answers of one tenant have a bound in bytes: beyond it its own oldest go, and a repeat of theirs is a new request.
 """
 
 from __future__ import annotations
@@ -11,13 +13,18 @@ from typing import Protocol
 
 LEASE_S = 30.0
 """Of a claim whose owner is silent; one that lives says so each third of it."""
+TENANT_BYTES = 64 * 1024 * 1024
+"""Of one tenant's answers, as they are stored."""
+OVERHEAD_BYTES = 256
+"""Of an entry beside its answer: empty ones must not be free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A name that is ours, and the request that it stands for. Both are hashes."""
+    """A name that is ours, whose it is, and the request that it stands for. Name and fingerprint are hashes."""
 
     name: str
+    tenant: str
     fingerprint: str
 
 
@@ -45,8 +52,8 @@ class IdempotencyStore(Protocol):
         """The request of this name still runs."""
         ...
 
-    async def keep(self, name: str, fingerprint: str, answer: bytes, *, ttl_s: float) -> None:
-        """What a request that was claimed was answered, for so long."""
+    async def keep(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
+        """What a request that was claimed was answered, for so long; the tenant's oldest answers make room for it."""
         ...
 
     async def forget(self, name: str) -> None:

@@ -19,6 +19,7 @@ import httpx
 
 from activator.routes import Target
 from pilotlight.protocol import WORKER_STATUS
+from weight_cache.cookies import no_cookies
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,11 @@ class Wakes:
         self._said: dict[str, str] = {}
         verify = ssl.create_default_context() if url.startswith("https://") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._client = httpx.AsyncClient(
-            base_url=url, verify=verify, timeout=httpx.Timeout(None, connect=CONNECT_S), limits=httpx.Limits(max_connections=None)
+            base_url=url,
+            verify=verify,
+            timeout=httpx.Timeout(None, connect=CONNECT_S),
+            limits=httpx.Limits(max_connections=None),
+            cookies=no_cookies(),
         )
 
     def __repr__(self) -> str:

@@ -19,6 +19,7 @@ from activator.observing.observer import Observer
 from pilotlight.observations import Observation, add_to
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN, OBSERVATIONS_PATH
 from weight_cache.addresses import Address
+from weight_cache.cookies import no_cookies
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class ControllerReceiver:
             base_url=controller.base_url,
             headers={HEADER_PLATFORM_TOKEN: token},
             timeout=10.0,
+            cookies=no_cookies(),
         )
 
     async def take(self, body: dict[str, Any]) -> bool:

@@ -10,17 +10,20 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import jsonschema_rs
-
 from activator.openai.errors import ModelNotFound
 from activator.targets import Target
 from activator.tokens.facts import CHAT, COMPLETIONS, EMBEDDINGS
 from pilotlight import errors
 from pilotlight.engines import Task
+from pilotlight.json_schema import check_schema
+from pilotlight.schema_cost import pattern_weights
 
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 PATHS: Final = frozenset({CHAT, COMPLETIONS, EMBEDDINGS, TOKENIZE, DETOKENIZE})
 """Paths of an engine's API that take a model and a body."""
+MAX_FORMAT_BYTES: Final = 65_536
+MAX_FORMAT_PATTERNS: Final = 20_000
+"""Of the schema that an answer is to have: checking one takes as long as it is large, and compiling its patterns, too."""
 TASKS: Final = {CHAT: Task.GENERATE, COMPLETIONS: Task.GENERATE, EMBEDDINGS: Task.EMBED}
 
 _NUMBER, _WHOLE, _FLAG, _TEXT = (int, float), (int,), (bool,), (str,)
@@ -202,13 +205,10 @@ def _check_format(given: Mapping[str, Any] | None) -> None:
     schema = named.get("schema") if isinstance(named, dict) else None
     if not isinstance(schema, dict):
         raise _wrong("response_format", 'write {"type": "json_schema", "json_schema": {"name": "…", "schema": {…}}}')
+    if len(_encode(schema)) > MAX_FORMAT_BYTES or pattern_weights(schema) > MAX_FORMAT_PATTERNS:
+        raise _wrong("response_format", f"json_schema.schema has more than {MAX_FORMAT_BYTES} bytes, or patterns that are too large")
     try:
-        (_OLDER_SCHEMAS if "draft-0" in str(schema.get("$schema", "")) else _SCHEMAS).validate(schema)
+        check_schema(schema)
     except ValueError as e:  # ValidationError is one; half a surrogate pair in a name is another
         text = getattr(e, "message", str(e))
         raise _wrong("response_format", f"json_schema.schema is no JSON Schema: {text[:300]}") from e
-
-
-_SCHEMAS: Final = jsonschema_rs.Draft202012Validator({"$ref": "https://json-schema.org/draft/2020-12/schema"})
-"""Of schemas themselves. Compiled by us, and never by what `$schema` says: that would be fetched from wherever it points."""
-_OLDER_SCHEMAS: Final = jsonschema_rs.Draft7Validator({"$ref": "http://json-schema.org/draft-07/schema#"})

@@ -56,6 +56,18 @@ class EngineCall(Call):
         """See Call."""
         return reading_of(self.wanted, self.tokens, answer, served=self.wanted.adapter or self.target.spec.name)
 
+    def park(self) -> None:
+        """See Call. What is learned of its size is left out then: that needs the prompt."""
+        super().park()
+        self.wanted.body, self.wanted.said = {}, b""
+        if self.tokens is not None:
+            self.tokens.forget_prompt()
+
+    def load(self, body: bytes) -> None:
+        """See Call."""
+        super().load(body)
+        self.wanted.body = parsed(body)
+
     def kept(self) -> dict[str, Any]:
         """What it needs beside an ordinary call's to be made again (`call_of_kept`)."""
         wanted = self.wanted

@@ -15,6 +15,7 @@ from activator.callers import Caller
 from activator.dispatch import Dispatcher
 from activator.engines.affinity import key_of
 from activator.entry import Entry
+from activator.json_size import expect_few
 from activator.metrics import Metrics
 from activator.openai import errors as shapes
 from activator.openai.answers import Answers
@@ -22,6 +23,7 @@ from activator.openai.asked import PATHS, TASKS, Asked, parsed
 from activator.openai.call import EngineCall, adapter_of, wrapped
 from activator.openai.models import Models, listed, served_by
 from activator.passthrough import Passthrough
+from activator.quotas.admission import counted
 from activator.raw_heads import rest
 from activator.reception import Reception
 from activator.request import Request, too_large
@@ -39,6 +41,8 @@ OURS = frozenset({CHAT, COMPLETIONS, EMBEDDINGS, MODELS})
 """Paths of this API that name their model themselves."""
 TO_LOOK_AT = frozenset({"/health", "/version", "/metrics"})
 """What may be read of an engine itself, behind `/fn/`."""
+MAX_VALUES = 1_000_000
+"""Of a body (`json_size`): a million token ids, a hundred thousand messages, a tenth of a second or two of the event loop."""
 _JSON = CONTENT_JSON.encode()
 
 
@@ -91,7 +95,10 @@ class OpenAI:
         caller = self._caller(request, owner)
         if caller.is_anonymous and not self._models.visible(request, caller, owner):
             raise self._reception.stranger(request)  # nobody reads what a stranger sends to nothing
-        data = await self._read(request, self._settings.max_body_bytes)
+        gate, body_bytes = self._reception.before(request, caller)
+        request.gate = gate
+        async with counted(gate):
+            data = await self._read(request, body_bytes)
         asked = Asked(place, parsed(data))
         found = self._models.find(request, caller, owner, asked.model)
         try:
@@ -117,14 +124,20 @@ class OpenAI:
         upload_ns = time.monotonic_ns() - asked_ns
         request.began_ns += upload_ns
         request.routed_ns += upload_ns
+        expect_few(data, MAX_VALUES, "send less in one request, or text in place of token ids")
         return data
+
+    async def _read_admitted(self, request: Request, entry: Entry, *, holds: int = 1) -> bytes:
+        """The same, within the quotas of requests: tokens are counted once it is known how many they may be."""
+        async with counted(entry.gate, holds=holds):
+            return await self._read(request, entry.body_bytes)
 
     async def answer_raw(self, request: Request, entry: Entry) -> None:
         """`/fn/{app}/{function}/…` of an engine: of its own paths those that are listed here, the others do not exist."""
         request.shape = shapes.shape
         path = rest(request.scope).partition(b"?")[0].decode("latin-1")
         if request.verb == "POST" and path in PATHS:
-            asked = Asked(path, parsed(await self._read(request, entry.body_bytes)))
+            asked = Asked(path, parsed(await self._read_admitted(request, entry)))
             asked.adapter = adapter_of(asked.model, entry.target)
             await self._call(request, entry, asked)
         elif request.verb == "GET" and path == MODELS:
@@ -156,11 +169,11 @@ class OpenAI:
     # -- by the names of functions ------------------------------------------------------------------------------------------
     async def invoke(self, request: Request, entry: Entry) -> None:
         """`POST …:invoke` of an engine with `{"path", "body"}`: the same call by the function's own name. Raises what calls raise."""
-        await self._call(request, entry, wrapped(await self._read(request, entry.body_bytes), entry.target))
+        await self._call(request, entry, wrapped(await self._read_admitted(request, entry), entry.target))
 
     async def admit_later(self, request: Request, entry: Entry) -> EngineCall:
         """The same to be run later: it counts as a request now, and among those that run at once when it runs."""
-        data = await self._read(request, entry.body_bytes)
+        data = await self._read_admitted(request, entry, holds=0)
         asked = wrapped(data, entry.target)
         asked.said = data
         asked.check(entry.target)

@@ -6,7 +6,8 @@ request, so that a retry costs what a call costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from activator.quotas.store import Gate
 
@@ -72,3 +73,17 @@ async def admit(gate: Gate | None, *, holds: int = 1, tokens: int = 0) -> Admiss
     if refusal is not None:
         raise refusal.error()
     return Admission(gate, requests=1, holds=holds, tokens=tokens)
+
+
+@asynccontextmanager
+async def counted(gate: Gate | None, *, holds: int = 1) -> AsyncIterator[None]:
+    """Count a request while its body is read; afterwards everything goes back, and the request is admitted as what it turned out to be.
+
+    Raises OverQuota with the time to wait, Unavailable.
+    """
+    admission = await admit(gate, holds=holds)
+    try:
+        yield
+    finally:
+        if admission is not None:
+            admission.withdraw()

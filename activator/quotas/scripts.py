@@ -40,7 +40,7 @@ for i, given in ipairs(doc.rules) do
   local elapsed = math.max(0, now - at)
   rule.requests = math.min(rule.depth, tonumber(kept[1] or rule.depth) + elapsed * rule.per_s)
   rule.tokens = math.min(rule.token_depth, tonumber(kept[2] or rule.token_depth) + elapsed * rule.tokens_per_s)
-  rule.is_changed = now < at
+  rule.is_changed = now ~= at -- a refused call counts the time, too: a clock that steps back afterwards takes none of it away
   if rule.concurrent >= 0 then
     for _, key in ipairs(others) do rule.others = rule.others + tonumber(redis.call('HGET', key, rule.subject) or 0) end
   end

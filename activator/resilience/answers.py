@@ -79,4 +79,5 @@ def _bare(answer: Answer) -> Answer:
 def _key(call: Call) -> Key:
     target = call.target
     arguments = hashlib.blake2b(call.body, digest_size=16).digest()
-    return (target.function_id, call.place, call.caller or target.tenant, call.content_type, call.accept, arguments)
+    caller = call.caller or (target.tenant if call.key_id else "")  # a caller without a key shares with its like alone
+    return (target.function_id, call.place, caller, call.content_type, call.accept, arguments)

@@ -13,7 +13,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from activator.argument_checker import ArgumentChecker
+from activator.arguments import ArgumentCheck
+from activator.call_records import SCHEDULER
+from activator.callers import Caller
 from activator.dispatch import Call, Exchange
+from activator.payloads import PICKLE
 from activator.reservation import Reservation
 from activator.resilience.answers import Answers
 from activator.resilience.rungs import VARIANT, ladder_of, may_fall_back, name_of, static_answer
@@ -22,7 +27,6 @@ from activator.throttler import Throttler
 from activator.upstream import Answer
 from pilotlight import errors
 from pilotlight.policies import MAX_RUNGS, Fallback
-from pilotlight.protocol import CONTENT_PICKLE
 from pilotlight.types import FunctionAddress, TenantId
 
 log = logging.getLogger(__name__)
@@ -33,6 +37,10 @@ class Routes(Protocol):
 
     def target(self, address: FunctionAddress) -> Target:
         """The revision that serves it now. Raises NotFound, Unavailable."""
+        ...
+
+    def caller_of(self, key_id: str) -> Caller | None:
+        """The caller with this key, if the key is still there."""
         ...
 
 
@@ -87,11 +95,13 @@ class Ladder:
         routes: Routes,
         throttler_of: Callable[[Target], Throttler],
         answers: Answers | None = None,
+        arguments: ArgumentChecker | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._routes = routes
         self._throttler_of = throttler_of
         self._answers = answers if answers is not None else Answers()
+        self._arguments = arguments or ArgumentChecker()
         self._clock = clock
 
     def __repr__(self) -> str:
@@ -108,9 +118,11 @@ class Ladder:
             if kind != VARIANT:
                 return None
             try:
-                other = self._call_of(call, kind, rung, call.attempt + 1)
+                other, check = self._call_of(call, kind, rung, call.attempt + 1)
+                if check is not None:
+                    check.check(call.body)
             except errors.PilotlightError:
-                continue  # gone, stopped, or it takes other arguments
+                continue  # gone, stopped, or it takes other arguments, or checking these would take long
             reservation = self._throttler_of(other.target).reserve_nowait() if other.target.name != call.target.name else None
             if reservation is not None:
                 return other, reservation
@@ -155,7 +167,9 @@ class Ladder:
         """Have another function answer, or what it falls back to."""
         name = name_of(kind, rung.function)
         try:
-            other = self._call_of(call, kind, rung, climb.attempt + 1)
+            other, check = self._call_of(call, kind, rung, climb.attempt + 1)
+            if check is not None:
+                await self._arguments.check(check, call.body, tenant=other.target.tenant)
             if other.target.name in path:
                 raise errors.Conflict(f"the fallbacks go round: {_way(*path, other.target.name)}")
             if other.remaining_s(1.0) <= 0:
@@ -176,20 +190,32 @@ class Ladder:
         climb.why.append(f"{name}: it answered {exchange.answer.status}")
         return None
 
-    def _call_of(self, call: Call, kind: str, rung: Fallback, attempt: int) -> Call:
-        """The same call, of the rung's function. Raises NotFound, Unavailable, InvalidInput: it takes other arguments."""
+    def _call_of(self, call: Call, kind: str, rung: Fallback, attempt: int) -> tuple[Call, ArgumentCheck | None]:
+        """The same call, of the rung's function, and the check that its arguments have to pass there; None: they are a pickle.
+
+        Raises NotFound, Unavailable; Forbidden: the caller's key is for other functions; UnsupportedMediaType: it is another tenant's, and
+        this is a pickle.
+        """
         app, _, function = rung.function.rpartition("/")
         asked = call.target
         address = FunctionAddress(
             tenant=TenantId(asked.tenant), environment=asked.environment, app=app or asked.app, function=function, method=call.method
         )
+        self._check_reach(call, address)
         target = self._routes.target(address)
         check = target.check(call.method)
-        if not call.content_type.startswith(CONTENT_PICKLE.encode()):
-            check.check(call.body)
         other = call.stand_in(target, name_of(kind, rung.function))
         other.attempt = attempt
-        return other
+        return other, check if call.content_type is not PICKLE else None
+
+    def _check_reach(self, call: Call, address: FunctionAddress) -> None:
+        """A key that is bound to an app or a function calls no other by way of a fallback. Raises Forbidden."""
+        if call.key_id in ("", SCHEDULER):
+            return
+        caller = self._routes.caller_of(call.key_id)
+        if caller is None:
+            raise errors.Forbidden("the API key of this call was revoked")
+        caller.check_reach(environment=address.environment, app=address.app, function=address.function)
 
 
 def _is_no_answer(answer: Answer) -> bool:

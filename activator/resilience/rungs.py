@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from activator.payloads import PICKLE
 from activator.upstream import Answer
 from pilotlight import errors
 from pilotlight.policies import Fallback
@@ -47,7 +48,7 @@ def name_of(kind: str, function: str) -> str:
 def static_answer(call: Call, rung: Fallback) -> Answer:
     """The declared answer, in the form in which its caller expects one: of a generator, a stream of this one item."""
     method = call.target.spec.method(call.method)
-    speaks_pickle = call.content_type.startswith(CONTENT_PICKLE.encode())
+    speaks_pickle = call.content_type is PICKLE
     if method is not None and method.is_generator:
         content_type, body = _one_item(rung.body, speaks_pickle=speaks_pickle, is_events=CONTENT_SSE.encode() in call.accept)
     elif speaks_pickle:

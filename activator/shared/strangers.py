@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 
-from activator.admission import StrangerLimit
+from activator.admission import StrangerLimit, network_of
 from activator.shared.state import SharedState, SharedStateUnreachable
 from pilotlight import errors
 
@@ -37,11 +37,12 @@ class SharedStrangerLimit(StrangerLimit):
     def guard(self, address: str, now: float) -> None:
         """See StrangerLimit."""
         super().guard(address, now)
-        self._refuse(address, now)
+        self._refuse(network_of(address), now)
 
     def check(self, address: str, now: float) -> None:
         """See StrangerLimit."""
         super().check(address, now)
+        address = network_of(address)
         self._refuse(address, now)
         if len(self._reports) < MAX_REPORTS:
             report = asyncio.get_running_loop().create_task(self._report(address), name="stranger report")

@@ -77,6 +77,10 @@ class TokenUse:
         self.gaps: dict[int, int] = {}
         self._by_choice: dict[int, int] | None = None
 
+    def forget_prompt(self) -> None:
+        """Tell nobody at its end: who learns from it would hold the prompt until then."""
+        self._on_end = None
+
     def __repr__(self) -> str:
         return f"<TokenUse {self.tokens_in}/{self.estimated_in} in, {self.tokens_out}/{self.max_out} out, {self.finish or 'open'}>"
 

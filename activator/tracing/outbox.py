@@ -13,6 +13,7 @@ import httpx
 from activator.tracing.document import Json
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN, TRACES_PATH
 from weight_cache.addresses import Address
+from weight_cache.cookies import no_cookies
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +39,12 @@ class ControllerTraces:
     def __init__(self, *, controller: Address, token: str, activator: str) -> None:
         self._activator = activator
         self._client = httpx.AsyncClient(
-            transport=controller.transport(), base_url=controller.base_url, headers={HEADER_PLATFORM_TOKEN: token},
+            transport=controller.transport(),
+            base_url=controller.base_url,
+            headers={HEADER_PLATFORM_TOKEN: token},
             timeout=10.0,
-        )  # fmt: skip
+            cookies=no_cookies(),
+        )
 
     async def put(self, traces: Sequence[Json]) -> None:
         """See TraceStore."""

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from pilotlight.profile import Profile
 from pilotlight.protocol import CONTENT_JSON, CONTENT_NDJSON, CONTENT_SSE, HEADER_IDEMPOTENCY_KEY, HEADER_REQUEST_ID, CallRecord
-from pilotlight.sdk.answers import RAISED_STATUS, ItemReader, call_headers, function_path, value_of
+from pilotlight.sdk.answers import RAISED_STATUS, call_headers, function_path, opens_pickles, reader_of, value_of
 from pilotlight.sdk.billing import BillingResources
 from pilotlight.sdk.engines import EngineResources
 from pilotlight.sdk.events import CallItems, EventReader
@@ -46,11 +46,16 @@ _FILE_PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One call's answer as it came: for programs that want the headers (the CLI shows StartKind, timings and cost)."""
+    """One call's answer as it came: for programs that want the headers (the CLI shows StartKind, timings and cost).
+
+    Attributes:
+        pickles: whether the call was a pickle to a function of our own tenant, so that its answer may be opened as one.
+    """
 
     status: int
     headers: Mapping[str, str]
     body: bytes
+    pickles: bool = False
 
     @property
     def request_id(self) -> str:
@@ -59,7 +64,7 @@ class Answer:
 
     def value(self) -> Any:
         """The result. Raises what the function raised, or the platform's error."""
-        return value_of(self.status, self.headers, self.body)
+        return value_of(self.status, self.headers, self.body, pickles=self.pickles)
 
 
 class BlobBody(Protocol):
@@ -120,16 +125,17 @@ class Client(
 
     # -- calls ---------------------------------------------------------------------------------------------------------
     def invoke(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = "") -> Answer:
-        """Call and wait. `function` may be `Class.method`; `headers` say what `body` is (default: an SDK call's pickle).
+        """Call and wait. `function` may be `Class.method`; `headers` say what `body` is.
 
-        `tenant` is the name of another tenant that shares the function; "" = one of our own.
+        Without them it is an SDK call's pickle, or JSON where `tenant` is given.
+        `tenant` is the name of another tenant that shares the function, and takes JSON only; "" = one of our own.
         """
-        headers = call_headers(streams=False) if headers is None else headers
+        headers = call_headers(streams=False, pickles=not tenant) if headers is None else headers
         path = function_path(app, function, "invoke", tenant=tenant)
         response = self._transport.request(
             "POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS, repeatable=_repeatable(headers)
         )
-        return _answer(response)
+        return _answer(response, pickles=opens_pickles(headers, tenant))
 
     def invoke_json(self, app: str, function: str, arguments: Any, *, accept: str = CONTENT_JSON) -> Answer:
         """Call with JSON arguments: an object by name, or an array by position."""
@@ -139,12 +145,13 @@ class Client(
     def invoke_stream(
         self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = ""
     ) -> Iterator[Any]:
-        """Call a generator with an SDK call's pickle; items as they come. Raises what it raises, at its place."""
-        path, headers = function_path(app, function, "invoke", tenant=tenant), headers or call_headers(streams=True)
+        """Call a generator as `invoke` does; items as they come. Raises what it raises, at its place."""
+        path, headers = function_path(app, function, "invoke", tenant=tenant), headers or call_headers(streams=True, pickles=not tenant)
+        pickles = opens_pickles(headers, tenant)
         with self._transport.stream("POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS) as response:
             if response.status_code in RAISED_STATUS:
-                value_of(response.status_code, response.headers, response.read())
-            reader = ItemReader()
+                value_of(response.status_code, response.headers, response.read(), pickles=pickles)
+            reader = reader_of(response.headers.get("content-type", ""), pickles=pickles)
             for data in response.iter_bytes():
                 yield from reader.feed(data)
             reader.close()
@@ -158,7 +165,7 @@ class Client(
 
     def submit(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = "") -> str:
         """Start a call that outlives this process, and return its id."""
-        headers = call_headers(streams=False) if headers is None else headers
+        headers = call_headers(streams=False, pickles=not tenant) if headers is None else headers
         path = function_path(app, function, "submit", tenant=tenant)
         repeatable = _repeatable(headers)
         return str(self._transport.request("POST", path, content=body, headers=dict(headers), repeatable=repeatable).json()["id"])
@@ -176,12 +183,12 @@ class Client(
         """Cancel a call, queued or running. A finished one stays as it is."""
         self._transport.request("POST", f"{_call_path(call_id)}:cancel", repeatable=True)
 
-    def call_stream(self, call_id: str, *, after: str = "") -> Iterator[Any]:
+    def call_stream(self, call_id: str, *, after: str = "", pickles: bool = True) -> Iterator[Any]:
         """What a submitted call yields, as it comes, from its beginning or `after` the item of that id. Raises what it raises, at its end.
 
         A connection that is lost is made again, and the stream goes on where it was. The items of an attempt that is made again come again.
         """
-        items = CallItems(call_id, after)
+        items = CallItems(call_id, after, pickles=pickles)
         for _ in broken_streams(items):
             with self._transport.stream("GET", f"{_call_path(call_id)}/stream", headers=_resume(items.after)) as response:
                 reader = EventReader(items.after)
@@ -224,6 +231,24 @@ class Client(
         with self._transport.stream("POST", "/v1/images", json=to_json(spec), repeatable=True) as response:
             yield from parts(response)
 
+    def images(self) -> list[Json]:
+        """Images that this tenant has built: digest, size, and the functions that need them."""
+        return self._list("/v1/images", "images")
+
+    def delete_image(self, digest: str) -> None:
+        """Delete an image. Raises NotFound, or Conflict while a revision needs it."""
+        self._transport.request("DELETE", f"/v1/images/{quote(digest, safe='')}")
+
+    def prune_app(self, app: str, *, keep: int = 10, dry_run: bool = False) -> Json:
+        """Give up old revisions of an app: all but the newest `keep` of each function and those that can be called."""
+        body = {"keep": keep, "dry_run": dry_run}
+        return dict(self._transport.request("POST", f"/v1/apps/{quote(app, safe='')}:prune", json=body).json())
+
+    def collect_storage(self, *, unused_s: float | None = None, dry_run: bool = False, all_tenants: bool = False) -> Json:
+        """Free blobs to which nothing refers. Needs a key of scope admin."""
+        body = {"unused_s": unused_s, "dry_run": dry_run, "all_tenants": all_tenants}
+        return dict(self._transport.request("POST", "/v1/storage:collect", json=body).json())
+
 
 class AsyncClient:
     """The calls, for one event loop, which owns it. Cancelling an awaited call closes its connection: its slot is free at once."""
@@ -244,22 +269,23 @@ class AsyncClient:
 
     async def invoke(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = "") -> Answer:
         """As `Client.invoke`."""
-        headers = call_headers(streams=False) if headers is None else headers
+        headers = call_headers(streams=False, pickles=not tenant) if headers is None else headers
         path = function_path(app, function, "invoke", tenant=tenant)
         response = await self._transport.request(
             "POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS, repeatable=_repeatable(headers)
         )
-        return _answer(response)
+        return _answer(response, pickles=opens_pickles(headers, tenant))
 
     async def invoke_stream(
         self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = ""
     ) -> AsyncIterator[Any]:
         """As `Client.invoke_stream`."""
-        path, headers = function_path(app, function, "invoke", tenant=tenant), headers or call_headers(streams=True)
+        path, headers = function_path(app, function, "invoke", tenant=tenant), headers or call_headers(streams=True, pickles=not tenant)
+        pickles = opens_pickles(headers, tenant)
         async with self._transport.stream("POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS) as response:
             if response.status_code in RAISED_STATUS:
-                value_of(response.status_code, response.headers, await response.aread())
-            reader = ItemReader()
+                value_of(response.status_code, response.headers, await response.aread(), pickles=pickles)
+            reader = reader_of(response.headers.get("content-type", ""), pickles=pickles)
             async for data in response.aiter_bytes():
                 for item in reader.feed(data):
                     yield item
@@ -268,7 +294,7 @@ class AsyncClient:
     async def submit(self, app: str, function: str, body: bytes, *, headers: Mapping[str, str] | None = None, tenant: str = "") -> str:
         """As `Client.submit`."""
         path = function_path(app, function, "submit", tenant=tenant)
-        headers = call_headers(streams=False) if headers is None else headers
+        headers = call_headers(streams=False, pickles=not tenant) if headers is None else headers
         response = await self._transport.request("POST", path, content=body, headers=dict(headers), repeatable=_repeatable(headers))
         return str(response.json()["id"])
 
@@ -276,9 +302,9 @@ class AsyncClient:
         """As `Client.call`."""
         return _record(await self._transport.request("GET", _call_path(call_id), params=_wait(wait_s)))
 
-    async def call_stream(self, call_id: str, *, after: str = "") -> AsyncIterator[Any]:
+    async def call_stream(self, call_id: str, *, after: str = "", pickles: bool = True) -> AsyncIterator[Any]:
         """As `Client.call_stream`."""
-        items = CallItems(call_id, after)
+        items = CallItems(call_id, after, pickles=pickles)
         for _ in broken_streams(items):
             async with self._transport.stream("GET", f"{_call_path(call_id)}/stream", headers=_resume(items.after)) as response:
                 reader = EventReader(items.after)
@@ -302,8 +328,8 @@ def _repeatable(headers: Mapping[str, str]) -> bool | None:
     return True if HEADER_IDEMPOTENCY_KEY in headers else None
 
 
-def _answer(response: httpx.Response) -> Answer:
-    return Answer(status=response.status_code, headers=response.headers, body=response.content)
+def _answer(response: httpx.Response, *, pickles: bool) -> Answer:
+    return Answer(status=response.status_code, headers=response.headers, body=response.content, pickles=pickles)
 
 
 def _record(response: httpx.Response) -> CallRecord:

@@ -67,6 +67,13 @@ class TooLarge(PilotlightError):
     status = 413
 
 
+class UnsupportedMediaType(PilotlightError):
+    """Raised when a body has a content type that is not accepted here: a pickle for another tenant's function."""
+
+    type = "unsupported-media-type"
+    status = 415
+
+
 class TooManyRequests(PilotlightError):
     """Raised when a quota is used up or a queue is full; always with `retry_after_s`."""
 
@@ -169,6 +176,12 @@ class StorageFull(PilotlightError):
 
     type = "storage-full"
     status = 507
+
+
+class StorageQuotaExceeded(StorageFull):
+    """Raised when a tenant keeps as much as its plan allows; `detail` carries `quota`, `limit`, `used` and `hint`."""
+
+    type = "storage-quota"
 
 
 class FunctionRaised(PilotlightError):

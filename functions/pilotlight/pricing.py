@@ -39,6 +39,8 @@ class Rates:
         start_factor: share of the execution rate charged for the time that an instance needs to start; 0 = cold starts are not billed.
         idle_factor: the same while an instance idles beyond the platform's own scaledown_window.
         reserved_factor: the same while `min_instances` holds it idle.
+        cpu_factor: share of `cpu_core_s` charged for each second of CPU time that an instance uses while no call runs on it.
+        build_factor: the same of each second of CPU time that the build of an image uses.
         snapshot_gib_month, weights_gib_month: storage, per GiB and 30 days.
         minimum_ms: a call is billed for at least this much of its instance.
         rounding_ms: and for a whole multiple of this; 0 = to the nanosecond, so that the calls of an instance add up to its busy time.
@@ -55,6 +57,8 @@ class Rates:
     start_factor: Decimal = Decimal(0)
     idle_factor: Decimal = Decimal(1)
     reserved_factor: Decimal = Decimal(1)
+    cpu_factor: Decimal = Decimal(1)
+    build_factor: Decimal = Decimal(1)
     snapshot_gib_month: Decimal = Decimal(0)
     weights_gib_month: Decimal = Decimal(0)
     minimum_ms: int = 0
@@ -75,6 +79,10 @@ class Footprint:
     memory_bytes: int
     gpu: str | None = None
     gpu_count: int = 0
+
+
+ONE_CORE = Footprint(cpu=1.0, memory_bytes=0)
+"""Of CPU and BUILD records, whose time is CPU time: one second of it is one core's."""
 
 
 def rate_per_s(footprint: Footprint, rates: Rates) -> Decimal:
@@ -105,7 +113,10 @@ def charged_ns(billed_ns: int, *, minimum_ms: int, rounding_ms: int) -> int:
 
 def kind_factor(kind: str, rates: Rates) -> Decimal:
     """What part of the execution rate a second of this kind of record costs: 1 for a CALL, 0 for a SHADOW."""
-    factors = {"IDLE": rates.idle_factor, "RESERVED": rates.reserved_factor, "START": rates.start_factor, "SHADOW": Decimal(0)}
+    factors = {
+        "IDLE": rates.idle_factor, "RESERVED": rates.reserved_factor, "START": rates.start_factor, "CPU": rates.cpu_factor,
+        "BUILD": rates.build_factor, "SHADOW": Decimal(0),
+    }  # fmt: skip
     return factors.get(kind, Decimal(1))
 
 
@@ -127,7 +138,7 @@ def cost_of(record: UsageRecord, rates: Rates) -> Decimal:
     return price(billable_ns(record.billed_ns, rates), per_s, rates.request + tokens)
 
 
-_FACTORS = ("start_factor", "idle_factor", "reserved_factor")
+_FACTORS = ("start_factor", "idle_factor", "reserved_factor", "cpu_factor", "build_factor")
 _AMOUNTS = (
     "cpu_core_s", "memory_gib_s", "request", "token_in", "token_out", *_FACTORS, "snapshot_gib_month", "weights_gib_month",
 )  # fmt: skip
@@ -155,6 +166,8 @@ class PriceSettings:
     start_factor: str = "0"
     idle_factor: str = "1"
     reserved_factor: str = "1"
+    cpu_factor: str = "1"
+    build_factor: str = "1"
     snapshot_gib_month: str = "0"
     weights_gib_month: str = "0"
     minimum_ms: int = 0

@@ -49,7 +49,9 @@ CONTENT_PROBLEM = "application/problem+json"
 CONTENT_NDJSON = "application/x-ndjson"
 CONTENT_SSE = "text/event-stream"
 CONTENT_PICKLE = "application/vnd.pilotlight.pickle"
-"""cloudpickle bytes of `(args, kwargs)` in, of the value out; opened only in the tenant's worker and in the SDK that asked."""
+"""cloudpickle bytes of `(args, kwargs)` in, of the value out; opened only in the tenant's worker and in the SDK that asked.
+
+Accepted from callers of the function's own tenant only (HEADER_TRUSTED_PICKLE)."""
 CONTENT_PICKLE_STREAM = "application/vnd.pilotlight.pickle-stream"
 """A generator's items: each a 4-byte big-endian length, then that many cloudpickle bytes; length 0xFFFFFFFF precedes a pickled
 exception."""
@@ -67,6 +69,9 @@ WORKER_STATUS = "/pilotlight/health"
 bytes are handed through, it must be the first request of its connection, which is closed after it."""
 HEADER_CALL = "pilotlight-call"
 """The call's id, so that log lines carry it."""
+HEADER_TRUSTED_PICKLE = "pilotlight-trusted-pickle"
+"""`1` on a request whose body is a pickle from the function's own tenant. Only activators set it, after they checked the caller's tenant.
+A worker opens no pickle without it, and no header of this name that a caller sends reaches a worker."""
 HEADER_OUTCOME = "pilotlight-outcome"
 """`ok`; `raised` (user code raised; body is a problem document or a pickled exception); `invalid` (arguments do not fit); or `busy` (503:
 more
@@ -102,9 +107,12 @@ TRACES_PATH = "/internal/traces"
 """`POST {"activator": id, "traces": [...]}` → `{"accepted": n}`: traces that were kept."""
 DUE_PATH = "/internal/due"
 """`GET ?activator=<id>&wait_s=<s>` → `{"calls": [...]}`: submitted calls that the control plane began (schedules, dead letters sent again),
-claimed for this activator; `POST {"activator": id, "ids": [...]}` says that they are in its journal.
+claimed for this activator, without those of tenants that it names (`&without=<tenant>`, repeated);
+`POST {"activator": id, "ids": [...]}` says that they are in its journal.
 `PUT {"activator": id, "calls": [...]}` gives back what an activator that is gone for good had not finished, as its journal holds them:
 others run them."""
+MAX_WITHOUT = 200
+"""Tenants that one question leaves out: as many fit into an address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,13 +254,13 @@ class UsageRecord:
     """What one attempt used and costs; immutable, unique by `id`.
 
     Attributes:
-        id: `<call id>/<attempt>` for calls; `<instance>/<kind>/<n>` for IDLE and RESERVED spans and for a START.
+        id: `<call id>/<attempt>` for calls; `<instance>/<kind>/<n>` for IDLE and RESERVED spans, CPU and a START.
         kind: `CALL`; `SHADOW`, the copy of one, which costs nothing; `IDLE` or `RESERVED` time of an instance; the `START` of one;
-            `STORAGE`; or `ADJUSTMENT` of another record.
+            `CPU` time that it used while no call ran; the `BUILD` of an image; `STORAGE`; or `ADJUSTMENT` of another record.
         started_at: wall clock, seconds since the epoch.
         queued_ms, start_ms, exec_ms: the three spans of a call, integers.
-        billed_ns: the part of the instance's time that is this record's (processor sharing for calls).
-        cpu, memory_bytes, gpu, gpu_count: the footprint of the instance.
+        billed_ns: the part of the instance's time that is this record's (processor sharing for calls); of CPU and BUILD, CPU time.
+        cpu, memory_bytes, gpu, gpu_count: the footprint of the instance; of CPU and BUILD, one core.
         status: HTTP status of the call; 0 for spans.
         outcome: `ok`, `error`, `cancelled`, `lost` (its activator or instance died), `busy` (nothing ran: tried again elsewhere) or `span`.
         price_version, rate_per_s, cost: the price as it was then; decimals as text.
@@ -373,6 +381,14 @@ class CallRecord:
         """The reverse of `to_json`; what an answer carries beyond the record (`attempts`) is left aside."""
         known = {f.name for f in fields(cls)}
         return cls(**{key: value for key, value in body.items() if key in known})
+
+
+def is_pickle(content_type: bytes) -> bool:
+    """Whether a content type is CONTENT_PICKLE: the whole media type, in either case, with or without parameters (RFC 9110 §8.3)."""
+    return content_type.partition(b";")[0].strip().lower() == _PICKLE
+
+
+_PICKLE = CONTENT_PICKLE.encode()
 
 
 def new_call_id() -> str:

@@ -70,6 +70,10 @@ class Quotas:
         return float(self.burst) if self.burst is not None else max(1.0, self.requests_per_s)
 
 
+STORAGE_KEYS = ("stored_bytes", "builds_at_once", "pinned_bytes", "log_bytes", "functions", "result_bytes")
+"""Keys of a plan that bound what a tenant keeps and builds: of a key or a function they mean nothing and are refused."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Quotas):
     """A bundle of quotas and terms.
@@ -81,6 +85,12 @@ class Plan(Quotas):
         isolation: whose machines; RESERVED keeps `reserved_memory_bytes` of a node's instance memory free for this tenant.
         latency_p99_ms, availability, utilisation: objectives that its dashboard compares with; None = none.
         prices: version of the price list; None = the platform's own.
+        stored_bytes: of uploaded blobs and built images together; a blob that several tenants uploaded counts whole for each.
+        builds_at_once: image builds that run at the same time.
+        pinned_bytes: of weights that are pinned on a node.
+        log_bytes: of logs on one node; the oldest go first.
+        functions: that are deployed, in all environments together.
+        result_bytes: of kept submitted calls with their results and dead letters, as the database has them; the oldest go first.
     """
 
     name: str = ""
@@ -92,9 +102,19 @@ class Plan(Quotas):
     availability: float | None = None
     utilisation: float | None = None
     prices: str | None = None
+    stored_bytes: int | None = None
+    builds_at_once: int | None = None
+    pinned_bytes: int | None = None
+    log_bytes: int | None = None
+    functions: int | None = None
+    result_bytes: int | None = None
 
     def __post_init__(self) -> None:
         Quotas.__post_init__(self)
+        for name in ("stored_bytes", "pinned_bytes", "log_bytes", "result_bytes"):
+            _bound(name, getattr(self, name), 0, MAX_BYTES)
+        for name in ("builds_at_once", "functions"):
+            _bound(name, getattr(self, name), 0, MAX_COUNT)
         _bound("weight", self.weight, 1, 1000)
         _bound("reserved_memory_bytes", self.reserved_memory_bytes, 0, MAX_BYTES)
         _bound("latency_p99_ms", self.latency_p99_ms, 0.001, 86_400_000, whole=False)
@@ -130,16 +150,45 @@ class Plan(Quotas):
 
 UNLIMITED = Plan(name="unlimited", priority=Priority.REALTIME)
 """What applies where nothing else is said: no bound of its own."""
+_MIB, _GIB = 1 << 20, 1 << 30
 BUILT_IN: Mapping[str, Plan] = {
     "free": Plan(
-        name="free", requests_per_s=5, burst=20, concurrent=8, queued=50, instances=2, gpus=0, body_bytes=1 << 20, tokens_per_min=20_000
+        name="free",
+        requests_per_s=5,
+        burst=20,
+        concurrent=8,
+        queued=50,
+        instances=2,
+        gpus=0,
+        body_bytes=_MIB,
+        tokens_per_min=20_000,
+        stored_bytes=2 * _GIB,
+        builds_at_once=1,
+        pinned_bytes=0,
+        log_bytes=64 * _MIB,
+        functions=50,
+        result_bytes=256 * _MIB,
     ),
     "standard": Plan(
-        name="standard", requests_per_s=100, burst=400, concurrent=200, queued=2000, instances=20, gpus=4, tokens_per_min=1_000_000,
-        weight=4, priority=Priority.REALTIME,
+        name="standard",
+        requests_per_s=100,
+        burst=400,
+        concurrent=200,
+        queued=2000,
+        instances=20,
+        gpus=4,
+        tokens_per_min=1_000_000,
+        weight=4,
+        priority=Priority.REALTIME,
+        stored_bytes=200 * _GIB,
+        builds_at_once=2,
+        pinned_bytes=50 * _GIB,
+        log_bytes=_GIB,
+        functions=1000,
+        result_bytes=4 * _GIB,
     ),
-    "enterprise": Plan(name="enterprise", weight=16, priority=Priority.REALTIME),
-}  # fmt: skip
+    "enterprise": Plan(name="enterprise", weight=16, priority=Priority.REALTIME, builds_at_once=8),
+}
 
 
 def parse_quotas(body: Mapping[str, Any]) -> Quotas:

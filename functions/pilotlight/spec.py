@@ -40,6 +40,8 @@ GIB = 1024**3
 PUBLIC = "*"
 """In `access`: everybody, with or without a key."""
 MAX_SHARED = 100
+MAX_DEPTH = 150
+"""Of JSON values that are kept, whatever is in them; schemas have a lower bound of their own. Readers take stack for each level."""
 MAX_TAGS = 16
 MAX_TAG_CHARS = 128
 
@@ -326,8 +328,31 @@ def to_json(record: Any) -> Any:
     return record
 
 
+def check_plain(value: Any, where: str) -> None:
+    """Raise InvalidInput for a JSON value that cannot be written again: nested deeper than MAX_DEPTH, or with half of a character in it."""
+    ahead = [(value, 0)]
+    while ahead:
+        one, depth = ahead.pop()
+        if depth > MAX_DEPTH:
+            raise InvalidInput(f"{where}: nested deeper than {MAX_DEPTH} lists and objects", parameter=where)
+        if isinstance(one, str):
+            try:
+                one.encode()
+            except UnicodeEncodeError as e:  # half a surrogate pair, which JSON can spell
+                raise InvalidInput(f"{where}: {one[e.start]!a} is half of a character: write UTF-8", parameter=where) from e
+        elif isinstance(one, Mapping):
+            ahead += [(each, depth + 1) for pair in one.items() for each in pair]
+        elif isinstance(one, list | tuple):
+            ahead += [(each, depth + 1) for each in one]
+
+
 def from_json(kind: type[T], body: Any, where: str = "") -> T:
     """Parse JSON values into the record `kind`. Raises InvalidInput naming the key, what it was and what was expected."""
+    check_plain(body, where or kind.__name__)
+    return _record(kind, body, where)
+
+
+def _record(kind: type[T], body: Any, where: str) -> T:
     where = where or kind.__name__
     if not isinstance(body, Mapping):
         raise InvalidInput(f"{where}: expected an object, got {type(body).__name__}", parameter=where)
@@ -360,7 +385,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         _expect(isinstance(value, Mapping), "an object", value, where)
         return {str(k): _value(args[1], v, f"{where}.{k}") for k, v in value.items()}
     if is_dataclass(hint):
-        return from_json(typing.cast("type[Any]", hint), value, where)
+        return _record(typing.cast("type[Any]", hint), value, where)
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         _expect(value in [m.value for m in hint], f"one of {[m.value for m in hint]}", value, where)
         return hint(value)

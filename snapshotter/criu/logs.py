@@ -44,6 +44,11 @@ _TABLE: tuple[tuple[R, str, str], ...] = (
         "the process holds an io_uring, which cannot be checkpointed: keep libraries from opening one (UV_USE_IO_URING=0)",
     ),
     (
+        R.KERNEL,
+        r"Can't get 1:(16|34) opt",
+        "this CRIU does not know this kernel's TCP sockets (kernels from 6.16 need 4.2): install a newer one (scripts/install-criu)",
+    ),
+    (
         R.TCP_CONNECTION,
         r"consider using --tcp-established|Connected TCP socket|--tcp-established option",
         "an established TCP connection is open: close it before the snapshot point, or open it in enter(snap=False)",

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from snapshotter.criu import messages, operations, runs
 from snapshotter.criu.cell import Cell, CellProcess, cell
-from snapshotter.criu.errors import CriuError, CriuFailed, CriuUnavailable
+from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason, CriuUnavailable
 from snapshotter.criu.runs import Criu
 
 LEAST = (4, 1)
@@ -38,8 +38,9 @@ _INSTALL = "run scripts/install-criu as root"
 _STEP_S = 5.0
 _SUBJECT_STATUS = 42
 _SUBJECT = f"""
-import os, signal
+import os, signal, socket
 status = {_SUBJECT_STATUS}
+listening = socket.create_server(("127.0.0.1", 0))
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 os.close(1)
 signal.sigwait([signal.SIGUSR1])
@@ -94,7 +95,7 @@ async def self_test(*, cache: Path, environ: Mapping[str, str], now: float | Non
     description = messages.find_descriptor_set(environ, binary)
     key = _key(sha256, description)
     if (known := _read(cache / f"{key}.json")) and (known.on or 0 <= now - known.at < RETRY_S):
-        return known
+        return replace(known, binary=binary, descriptor_set=description)  # the same bytes may have moved since
     started = time.monotonic()
     found = await _prove(binary, description, sha256=sha256, kdat=cache / f"{key}.kdat")
     answer = replace(found, seconds=time.monotonic() - started, at=now)
@@ -117,7 +118,8 @@ async def _prove(binary: Path, description: Path | None, *, sha256: str, kdat: P
     except TimeoutError:
         return _off(found, f"criu {version}: dump and restore of a tiny process took longer than {DEADLINE_S:g} s")
     except CriuFailed as e:
-        return _off(found, f"criu {version} cannot {e.operation} here: {e.cause or e.message}")
+        words = e.cause or e.message if e.reason is CriuReason.OTHER else e.message
+        return _off(found, f"criu {version} cannot {e.operation} here: {words}")
     except CriuError as e:
         return _off(found, f"criu {version} does not work here: {e}")
     await asyncio.to_thread(_replace, kdat, state)
@@ -145,7 +147,8 @@ async def _round_trip(place: Cell, criu: Criu) -> None:
 
 
 async def _subject(place: Cell) -> CellProcess:
-    """A process that can be dumped: it holds nothing, and says that it is ready by closing its stdout."""
+    """A process that can be dumped: it holds a TCP socket, which CRIU 4.1 cannot dump on kernels from 6.16, and says that it is ready
+    by closing its stdout."""
     readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         subject = await place.spawn([sys.executable, "-I", "-S", "-B", "-c", _SUBJECT], fds=[writable])

@@ -27,6 +27,7 @@ from snapshotter.pods.announcement import Announcement, NotAdmitted
 from snapshotter.pods.holds import Holds
 from snapshotter.pods.restoring import PodRestores
 from weight_cache.errors import WeightCacheError
+from weight_cache.turns import Turns
 
 _log = logging.getLogger(__name__)
 MAX_LINE_BYTES = 1024 * 1024
@@ -163,7 +164,9 @@ class Line:
             self._say(f"goes on although {left}")
 
     async def _listen(self) -> None:
+        turns = Turns()
         while line := await self._reader.readline():
+            await turns.handled(line)
             message = _parsed(line)
             if message.get("op") == "ready" and not self._has_told:  # once: each makes a line of our log
                 self.is_ready = self._has_told = True

@@ -25,6 +25,7 @@ import httpx
 from snapshotter.cuda.memory import GpuMemory, GpuMemoryUnknown, MemoryReader
 from snapshotter.types import NODES_PATH, NodeGpu, NodeReport, NodeSnapshot, SnapshotInfo, SnapshotState
 from weight_cache.addresses import Address
+from weight_cache.cookies import no_cookies
 from weight_cache.errors import WeightCacheError
 from weight_cache.settings import SettingsInvalid
 from weight_cache.types import ModelInfo
@@ -48,7 +49,7 @@ class HotWeights(Protocol):
 
 
 def platform_token(key_file: Path) -> str:
-    """What our processes know each other by, as `pilotlight.seal.PlatformKey.token` derives it. Raises SettingsInvalid."""
+    """What node agents show the controller, as `pilotlight.seal.PlatformKey.node_token` derives it. Raises SettingsInvalid."""
     return hmac.new(raw_key(key_file), _TOKEN_LABEL, hashlib.sha256).hexdigest()
 
 
@@ -84,7 +85,11 @@ class Reporter:
     ) -> None:
         """`memory` None: no GPUs are here."""
         self._client = httpx.AsyncClient(
-            transport=controller.transport(), base_url=controller.base_url, headers={_TOKEN_HEADER: token}, timeout=_POST_TIMEOUT_S
+            transport=controller.transport(),
+            base_url=controller.base_url,
+            headers={_TOKEN_HEADER: token},
+            timeout=_POST_TIMEOUT_S,
+            cookies=no_cookies(),
         )
         self._node = node
         self._version = version

@@ -89,7 +89,7 @@ class PodRestores:
                 async with asyncio.timeout(spec.startup_timeout_s * PART_OF_CLOCK):
                     stock, snapshot = await self._find(spec)
                     held.enter_context(stock.catalogue.lease(snapshot.id))
-                    layout = stock.images.layout(spec.image, spec.engine)
+                    layout = stock.images.layout(spec.image, spec.engine, uid=spec.uid)
                     sources = Sources(layout=layout, code=code, weights=weights, runtime=self._runtime)
                     found = await self._into(held, peer, stock, spec=spec, snapshot=snapshot, sources=sources)
             except Unsupported as e:

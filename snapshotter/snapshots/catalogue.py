@@ -36,6 +36,7 @@ from snapshotter.snapshots.quarantine import Quarantined
 from snapshotter.snapshots.stored import CatalogueOwned, LibraryChanged, NoRoom, Snapshot, SnapshotCorrupt, Stage, files_of
 from snapshotter.snapshots.verify import Verifier
 from snapshotter.types import SnapshotInfo, SnapshotState
+from weight_cache.disk import DiskFloor, no_floor
 
 __all__ = ["Catalogue", "CatalogueOwned", "LibraryChanged", "NoRoom", "Snapshot", "SnapshotCorrupt", "Stage"]
 T = TypeVar("T")
@@ -50,11 +51,21 @@ class Catalogue:
     `step` is told each step of publishing (tests kill the process there).
     """
 
-    def __init__(self, directory: Path, *, key: bytes, max_bytes: int | None, step: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        key: bytes,
+        max_bytes: int | None,
+        step: Callable[[str], None] = lambda _: None,
+        floor: DiskFloor | None = None,
+    ) -> None:
         """Take the directory, clean up after a dead owner and take stock. Blocking. Raises CatalogueOwned, OSError.
 
-        `max_bytes` None: a quarter of the free disk, with what is here already counted as free.
+        `max_bytes` None: a quarter of the free disk, with what is here already counted as free. `floor`: free disk that snapshots
+        leave to others; None: none.
         """
+        self._floor = floor or no_floor()
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         directory.chmod(0o700)
         self._lock = _own(directory)
@@ -295,14 +306,19 @@ class Catalogue:
         wanted = {i for i, key in every if key == revision or (function is not None and key.partition("@")[0] == function)}
         return sum([await self.delete(snapshot_id) for snapshot_id in sorted(wanted)])
 
-    async def make_room(self, needed_bytes: int) -> None:
-        """Remove what is quarantined, then the least recently used, until `needed_bytes` fit. Raises NoRoom, and removes nothing then."""
+    async def make_room(self, needed_bytes: int, *, coming_bytes: int = 0) -> None:
+        """Remove what is quarantined, then the least recently used, until `needed_bytes` fit, and the disk's floor is kept.
+
+        `coming_bytes`: of them so many are not on the disk yet. Raises NoRoom; then nothing is removed for the budget's sake.
+        """
         unused = sorted((s for s in self._snapshots.values() if s.id not in self._leases), key=lambda s: s.last_used_at)
         aside = sorted(self.quarantined, key=lambda q: q.at)
         held = self.used_bytes - sum(s.manifest.image_bytes for s in unused) - sum(q.image_bytes for q in aside)
         if held + needed_bytes > self.max_bytes:
             raise NoRoom(f"a snapshot of {needed_bytes} bytes does not fit: snapshots may take {self.max_bytes} bytes, {held} are in use")
-        while self.used_bytes + needed_bytes > self.max_bytes:
+        while self.used_bytes + needed_bytes > self.max_bytes or self._floor.missing_bytes(coming_bytes):
+            if not aside and not unused:
+                raise NoRoom(f"a snapshot of {needed_bytes} bytes is not kept: {self._floor.describe()}")
             if aside:
                 await self._drop(aside.pop(0))
                 continue

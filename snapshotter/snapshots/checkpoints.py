@@ -18,7 +18,7 @@ from snapshotter.errors import SnapshotRefused, SnapshotterError
 from snapshotter.housing import Phase
 from snapshotter.metrics import Metrics
 from snapshotter.slots import SlotLost
-from snapshotter.snapshots.dumps import Dumps, Obstructed, TemplateGone, launch_of
+from snapshotter.snapshots.dumps import Dumps, NotAlone, Obstructed, TemplateGone, launch_of
 from snapshotter.snapshots.manifest import Proof, SnapshotManifest
 from snapshotter.snapshots.proofs import ProofFailed, Proofs
 from snapshotter.snapshots.shelf import Shelf
@@ -27,8 +27,8 @@ from snapshotter.snapshots.stored import NoRoom, Snapshot, Stage
 from snapshotter.types import LaunchSpec, RevisionKey
 
 _log = logging.getLogger(__name__)
-_ATTEMPTS = 2
-"""The Template may be dropped while it is dumped; the second time is no accident."""
+_ATTEMPTS = 3
+"""The Template may be dropped while it is dumped, and an instance may begin beside it; from then on a worker is booted for the dump."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -110,7 +110,7 @@ class Checkpoints:
             return found
         try:
             snapshot = await self._dump(launch, unasked=unasked)
-            proven = await self._prove(launch, snapshot)
+            proven = await self._prove(launch, snapshot, unasked=unasked)
         except SnapshotRefused as e:
             self._metrics.snapshot_made("refused", {})
             self.last_refusal = {"revision": launch.revision, "at": self._clock(), "reasons": e.detail["reasons"]}
@@ -126,6 +126,7 @@ class Checkpoints:
     async def _dump(self, launch: LaunchSpec, *, unasked: bool) -> Snapshot:
         for attempt in range(_ATTEMPTS):
             try:
+                await self._stock.catalogue.make_room(0)  # below the floor of the disk nothing is dumped
                 async with self._stock.catalogue.stage() as stage:
                     return await self._publish(await self._dumps.dump(launch, stage, unasked=unasked), stage)
             except Obstructed as e:
@@ -139,9 +140,9 @@ class Checkpoints:
             except OSError as e:
                 word = "the disk is full" if e.errno in _NO_SPACE else f"the disk refuses: {e}"
                 raise _refusal(launch, "disk", word, passing=True) from e
-            except SlotLost as e:
+            except (NotAlone, SlotLost) as e:
                 if attempt + 1 == _ATTEMPTS:
-                    raise _refusal(launch, "slot", f"its slot was lost while it was dumped: {e}", passing=True) from e
+                    raise _refusal(launch, "slot", f"its slot was lost or used while it was dumped: {e}", passing=True) from e
         raise AssertionError("the last attempt returns or raises")
 
     async def _publish(self, draft: SnapshotManifest, stage: Stage) -> Snapshot:
@@ -151,11 +152,11 @@ class Checkpoints:
         self._publish_ms[snapshot.id] = (time.perf_counter() - began) * 1000
         return snapshot
 
-    async def _prove(self, launch: LaunchSpec, snapshot: Snapshot) -> Snapshot:
+    async def _prove(self, launch: LaunchSpec, snapshot: Snapshot, *, unasked: bool = False) -> Snapshot:
         """READY afterwards, or quarantined and refused."""
         began = time.perf_counter()
         try:
-            verdict = await self._proofs.prove(launch, snapshot)
+            verdict = await self._proofs.prove(launch, snapshot, unasked=unasked)
         except ProofFailed as e:
             await self._shelf.quarantine(snapshot.id, str(e))
             raise _refusal(launch, "proof", f"the snapshot was made, but does not stand the proof: {e}") from e

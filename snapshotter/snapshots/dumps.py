@@ -47,6 +47,10 @@ class Obstructed(Exception):
         self.passing = passing
 
 
+class NotAlone(Exception):
+    """Raised when an instance began beside what was dumped, and could have changed files that the dump was reading."""
+
+
 class TemplateGone(Exception):
     """Raised when nobody waits for the snapshot, and the Template that it would be made of went away."""
 
@@ -85,14 +89,14 @@ class Dumps:
     async def dump(self, launch: LaunchSpec, stage: Stage, *, unasked: bool) -> SnapshotManifest:
         """Fill `stage`; what the manifest will say, without its files.
 
-        Raises Obstructed, TemplateGone, SlotLost, OSError, and the errors of a boot.
+        Raises Obstructed, NotAlone, TemplateGone, SlotLost, OSError, and the errors of a boot.
         """
         async with self._subject(launch, unasked=unasked) as subject:
             point = subject.housing.slot.point.result()
             if point.obstacles:
                 raise _obstructed(point.obstacles)
             try:
-                return await self._dump(subject, stage)
+                manifest = await self._dump(subject, stage)
             except slots.CheckpointFailed as e:
                 raise _obstructed(e.obstacles, str(e)) from e
             except TimeoutError as e:
@@ -107,11 +111,14 @@ class Dumps:
                 raise _obstructed([], e.message, kind=e.reason.value, passing=e.reason in _PASSING) from e
             except CriuError as e:
                 raise _obstructed([], str(e), kind="criu", passing=True) from e
+            if not subject.housing.is_pristine:
+                raise NotAlone(f"an instance of {launch.revision} began while its Template was dumped")
+            return manifest
 
     @contextlib.asynccontextmanager
     async def _subject(self, launch: LaunchSpec, *, unasked: bool) -> AsyncIterator[_Subject]:
-        """The resident Template, or a worker booted for this alone: one that cannot be forked is lost to it, and of what was restored no
-        snapshot is made again."""
+        """The resident Template as long as no instance has run beside it, or a worker booted for this alone: one that cannot be forked is
+        lost to it, and of what was restored no snapshot is made again."""
         fresh = None
         if launch.forkable and not self._templates.is_single(launch.revision):
             template = self._templates.get(launch.revision)
@@ -124,34 +131,34 @@ class Dumps:
                 with self._boots.kept(template):
                     yield _Subject(housing=template.housing, in_place=False, network=False)
                 return
-        async with self._whole_tree(launch, fresh) as subject:
+        async with self._whole_tree(launch, fresh, unasked=unasked) as subject:
             yield subject
 
     @contextlib.asynccontextmanager
-    async def _whole_tree(self, launch: LaunchSpec, fresh: Template | None) -> AsyncIterator[_Subject]:
+    async def _whole_tree(self, launch: LaunchSpec, fresh: Template | None, *, unasked: bool) -> AsyncIterator[_Subject]:
         """A worker for this alone; booted once more, with a network of its own, when it turns out to listen on TCP.
 
         fresh: a Template that was just booted for it, and turned out to be one that cannot be forked.
         """
-        housing = self._taken(fresh)
+        housing = self._taken(fresh, unasked=unasked)
         if housing is None and (launch.offline or not self._housekeeper.is_listening(launch.revision)):
-            housing = await self._housekeeper.boot(launch, Phase(), self._ends, transient=True)
+            housing = await self._housekeeper.boot(launch, Phase(gives_way=unasked), self._ends, transient=True)
         network = not launch.offline and (housing is None or bool(housing.slot.point.result().listens))
         if housing is None or network:
             if housing is not None:
                 await self._housekeeper.clear(housing)
-            housing = await self._housekeeper.boot(launch, Phase(), self._ends, network=True, transient=True)
+            housing = await self._housekeeper.boot(launch, Phase(gives_way=unasked), self._ends, network=True, transient=True)
         try:
             yield _Subject(housing=housing, in_place=_whole(housing), network=network)
         finally:
             await asyncio.shield(asyncio.create_task(self._housekeeper.clear(housing), name=f"clear {housing.slot.id}"))
 
-    def _taken(self, template: Template | None) -> Housing | None:
-        """Its housing, ours alone from now on; None when it went away, or serves already."""
-        if template is None or not self._templates.remove(template):
+    def _taken(self, template: Template | None, *, unasked: bool) -> Housing | None:
+        """Its housing, ours alone from now on; None when it went away, or has served."""
+        if template is None or not _is_as_booted(template.housing) or not self._templates.remove(template):
             return None
         template.housing.transient = template.housing.is_booting = True
-        template.housing.give_way(priority.BACKGROUND)
+        template.housing.give_way(priority.BACKGROUND if unasked else priority.BOOT)
         self._ends.template_gone(template, "snapshotted", {})
         return template.housing
 
@@ -230,7 +237,8 @@ class Dumps:
 
 
 def _is_as_booted(housing: Housing) -> bool:
-    """Whether its forks are what a boot gives: not born of a snapshot, and without a trace of secrets, which must never be in an image."""
+    """Whether its forks are what a boot gives: not born of a snapshot, and beside no instance, which could have changed the slot's files
+    that the image would hold or map."""
     return housing.snapshot is None and housing.is_pristine
 
 

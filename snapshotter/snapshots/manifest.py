@@ -222,10 +222,11 @@ def checked_manifest(body: Mapping[str, Any]) -> SnapshotManifest:
     """A manifest from JSON values whose signature was checked. Raises SnapshotInvalid."""
     try:
         manifest = SnapshotManifest.from_json(body)
-    except (ValueError, TypeError, KeyError, AttributeError) as e:
+        content_id = manifest.content_id()
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
         raise SnapshotInvalid(f"the manifest is not one that this version reads: {e}") from e
-    if manifest.id != manifest.content_id():
-        raise SnapshotInvalid(f"the manifest calls itself {manifest.id}, its content is {manifest.content_id()}")
+    if manifest.id != content_id:
+        raise SnapshotInvalid(f"the manifest calls itself {manifest.id}, its content is {content_id}")
     return manifest
 
 

@@ -19,6 +19,7 @@ from snapshotter.snapshots.manifest import SnapshotsOff, signing_key
 from snapshotter.snapshots.remote import Remote
 from snapshotter.snapshots.stock import Stock
 from snapshotter.snapshots.stored import CatalogueOwned
+from weight_cache.disk import DiskFloor
 from weight_cache.objects import ObjectStore, open_store
 from weight_cache.settings import Paths, SettingsInvalid
 
@@ -45,6 +46,8 @@ class Given(Protocol):
     @property
     def s3_client(self) -> str: ...
     @property
+    def disk_floor_bytes(self) -> int | None: ...
+    @property
     def key_file(self) -> Path | None: ...
 
 
@@ -62,7 +65,9 @@ async def open_stock(paths: Paths, settings: SnapshotterSettings, given: Given) 
         node = await asyncio.to_thread(
             node_identity, runtime=given.runtime, criu_version=test.version, criu_sha256=test.sha256, gpus=given.gpus
         )
-        catalogue = await asyncio.to_thread(_catalogue, directory, key, settings.snapshot_max_bytes)
+        catalogue = await asyncio.to_thread(
+            _catalogue, directory, key, settings.snapshot_max_bytes, DiskFloor(directory, given.disk_floor_bytes)
+        )
     except (SnapshotsOff, CatalogueOwned, CriuError, OSError) as e:
         raise StockOff(str(e)) from e
     copies = _copies(settings.snapshot_store, given.s3_client)
@@ -77,5 +82,5 @@ def _copies(where: str | None, s3_client: str) -> ObjectStore | None:
         raise SettingsInvalid(str(e)) from e
 
 
-def _catalogue(directory: Path, key: bytes, max_bytes: int | None) -> Catalogue:
-    return Catalogue(directory, key=key, max_bytes=max_bytes)
+def _catalogue(directory: Path, key: bytes, max_bytes: int | None, floor: DiskFloor) -> Catalogue:
+    return Catalogue(directory, key=key, max_bytes=max_bytes, floor=floor)

@@ -1,7 +1,8 @@
 """A snapshot is proven before it is used: restored, and its declared examples answered as they were answered in the warm-up.
 
 It is done once for each way that its memory can come back (eager, lazy), and the way that leads to the first answer sooner is recorded,
-not the one that is awake sooner: pages that come as they are touched are paid for by the first call.
+not the one that is awake sooner: pages that come as they are touched are paid for by the first call. What is recorded becomes the
+expectation of RESTORE, so a way that waited long for a processor is tried again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from snapshotter import processes
 from snapshotter.ends import Ends
 from snapshotter.housing import Housekeeper, Phase
 from snapshotter.slots import BootFailed, SlotLost
@@ -20,6 +22,9 @@ from snapshotter.snapshots.stored import Snapshot
 from snapshotter.types import LaunchSpec
 
 _log = logging.getLogger(__name__)
+_STARVED_PART = 0.25
+_ATTEMPTS = 3
+"""Of one way, while it is starved."""
 
 
 class ProofFailed(Exception):
@@ -28,10 +33,19 @@ class ProofFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One proof: from the order to restore until the worker was awake, and until it had answered its first example, in ms."""
+    """One proof: from the order to restore until the worker was awake, and until it had answered its first example, in ms.
+
+    waited_ms: for how long its process was ready to run, and no processor was free (proc(5), /proc/pid/schedstat).
+    """
 
     restore_ms: float
     answer_ms: float
+    waited_ms: float = 0.0
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether it says more of what else the machine did."""
+        return self.waited_ms > _STARVED_PART * self.answer_ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +76,15 @@ class Proofs:
         self._ways = ways
         self._deadline_s = deadline_s
 
-    async def prove(self, spec: LaunchSpec, snapshot: Snapshot) -> Verdict:
-        """Restore it and have it answer. Raises ProofFailed when the first way does not work; one that fails later is only not chosen."""
+    async def prove(self, spec: LaunchSpec, snapshot: Snapshot, *, unasked: bool = False) -> Verdict:
+        """Restore it and have it answer. Raises ProofFailed when the first way does not work; one that fails later is only not chosen.
+
+        unasked: nobody waits for it, and it gives way to everything else.
+        """
         measured: dict[str, Measured] = {}
         for way in self._ways:
             try:
-                measured[way] = await self._try(spec, snapshot, lazy=way == "lazy")
+                measured[way] = await self._measure(spec, snapshot, lazy=way == "lazy", unasked=unasked)
             except ProofFailed as e:
                 if not measured:
                     raise
@@ -75,17 +92,28 @@ class Proofs:
         pages = min(measured, key=lambda way: measured[way].answer_ms)
         return Verdict(pages=pages, measured=measured)
 
-    async def _try(self, spec: LaunchSpec, snapshot: Snapshot, *, lazy: bool) -> Measured:
+    async def _measure(self, spec: LaunchSpec, snapshot: Snapshot, *, lazy: bool, unasked: bool) -> Measured:
+        """The fastest of some attempts, of one only where that had a processor."""
+        best = await self._try(spec, snapshot, lazy=lazy, unasked=unasked)
+        for _ in range(_ATTEMPTS - 1):
+            if not best.is_starved:
+                break
+            again = await self._try(spec, snapshot, lazy=lazy, unasked=unasked)
+            best = min(best, again, key=lambda measured: measured.answer_ms)
+        return best
+
+    async def _try(self, spec: LaunchSpec, snapshot: Snapshot, *, lazy: bool, unasked: bool) -> Measured:
         deadline_s = max(self._deadline_s, spec.startup_timeout_s)
         try:
             async with asyncio.timeout(deadline_s):
                 housing = await self._restores.restore(
-                    spec, snapshot, Phase(), self._ends, deadline_s=deadline_s, lazy=lazy, transient=True
+                    spec, snapshot, Phase(gives_way=unasked), self._ends, deadline_s=deadline_s, lazy=lazy, transient=True
                 )
                 try:
                     began = time.perf_counter()
                     proved = await housing.slot.prove(deadline_s)
                     first_ms = proved.phases_ms.get("first_answer", (time.perf_counter() - began) * 1000)
+                    waited_ms = processes.waited_ns(housing.slot.worker_pid) / 1e6
                 finally:
                     await asyncio.shield(asyncio.create_task(self._housekeeper.clear(housing), name=f"clear {housing.slot.id}"))
         except TimeoutError as e:
@@ -96,4 +124,4 @@ class Proofs:
             error = proved.error or {}
             raise ProofFailed(f"its example was answered differently: {error.get('type')}: {error.get('message')}")
         restore_ms = housing.boot_ms["restore"] + housing.boot_ms["revive"]
-        return Measured(restore_ms=restore_ms, answer_ms=restore_ms + first_ms)
+        return Measured(restore_ms=restore_ms, answer_ms=restore_ms + first_ms, waited_ms=waited_ms)

@@ -178,7 +178,7 @@ class Remote:
 
     async def _receive(self, record: _Record, *, now: float) -> Snapshot:
         manifest = record.manifest
-        await self._catalogue.make_room(manifest.image_bytes)
+        await self._catalogue.make_room(manifest.image_bytes, coming_bytes=manifest.image_bytes)
         async with self._catalogue.stage() as stage:
             limit = asyncio.Semaphore(self._at_once)
             await _all(self._receive_one(*piece, limit) for piece in _places(stage, record))

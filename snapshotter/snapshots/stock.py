@@ -32,6 +32,6 @@ class Stock:
 
     def describe(self, launch: LaunchSpec) -> tuple[Identity, Binds]:
         """What a snapshot of `launch` must be of, and where the files lie here that its process maps. Raises OSError."""
-        layout = self.images.layout(launch.image, launch.engine)
+        layout = self.images.layout(launch.image, launch.engine, uid=launch.uid)
         pairs = [(str(layout.prefix), "python"), *((str(site), f"env/{i}") for i, site in enumerate(layout.site))]
         return identity_of(launch, self.node, layout), Binds.of(pairs, built_image=launch.image is not None)

@@ -16,9 +16,11 @@ import pytest
 import uvicorn
 
 from activator.admission import ProcessQueue, StrangerLimit
+from activator.argument_checker import ArgumentChecker
 from activator.billing.books import Books
 from activator.calls import SubmittedCalls
 from activator.control import ControlPlane
+from activator.dashboard_host import DashboardHost
 from activator.dispatch import Dispatcher
 from activator.edge import EdgeLimits
 from activator.engines.throttler import EngineThrottler
@@ -83,6 +85,7 @@ class Edge:
     def __init__(
         self, directory: Path, settings: ActivatorSettings, behaviour: Behaviour, quotas: QuotaStore | None = None, *,
         fleet: Fleet | None = None, allowance: Allowance | None = None, health: Health | None = None,
+        dashboard: DashboardHost | None = None,
     ) -> None:  # fmt: skip
         """`fleet`: another than the fake one; then that has nothing to do."""
         self.table = empty_table()
@@ -100,10 +103,14 @@ class Edge:
         self.scaler = Scaler(table=self.table, fleet=self.instances, make_throttler=self._throttler)
         self.handovers = Handovers(throttler_of=self.scaler.throttler_of, finish=self.table.handed_over)
         dispatcher = Dispatcher(throttler_of=self.scaler.throttler_of, may_pay=self.books.check)
-        dispatcher.fallbacks = Ladder(routes=self.table, throttler_of=self.scaler.throttler_of)
+        self.arguments = ArgumentChecker(deadline_s=settings.argument_check_s)
+        dispatcher.fallbacks = Ladder(routes=self.table, throttler_of=self.scaler.throttler_of, arguments=self.arguments)
         self.table.on_budget = self.books.budgets.apply
         nobody = Address.at(directory / "controller.sock")
-        self.control = ControlPlane(nobody, table=self.table, strangers=self.strangers, catch_up=_nothing_to_catch_up)
+        self.control = ControlPlane(
+            nobody, table=self.table, strangers=self.strangers, catch_up=_nothing_to_catch_up, body_pause_s=settings.body_timeout_s,
+            stranger_connections=settings.stranger_connections,
+        )  # fmt: skip
         self.quotas = quotas or ProcessQuotas()
         self.entrance = Entrance(table=self.table, store=self.quotas, settings=settings)
         self.traces: list[Json] = []
@@ -125,11 +132,18 @@ class Edge:
             dispatcher=dispatcher,
             calls=self.calls,
             scaler=self.scaler,
-            passthrough=Passthrough(dispatcher=dispatcher, metrics=self.metrics, tracer=self.tracer),
+            passthrough=Passthrough(
+                dispatcher=dispatcher,
+                metrics=self.metrics,
+                tracer=self.tracer,
+                body_timeout_s=settings.body_timeout_s,
+            ),
             control=self.control,
             metrics=self.metrics,
             tracer=self.tracer,
             health=health,
+            arguments=self.arguments,
+            dashboard=dashboard,
         )
         self._seq = 0
         self.url = ""
@@ -244,6 +258,7 @@ async def served(edge: Edge) -> AsyncIterator[Edge]:
     await edge.calls.aclose()
     await edge.scaler.aclose()
     await edge.control.aclose()
+    await edge.arguments.aclose()
     await edge.fleet.aclose()
     await edge.books.aclose()
 

@@ -30,7 +30,7 @@ def test_an_address_that_keeps_guessing_is_told_when_to_come_back() -> None:
     assert refused.value.retry_after_s == pytest.approx(1.0)
 
 
-def test_an_address_that_used_up_its_attempts_is_refused_before_any_look_up() -> None:
+def test_an_address_that_used_up_its_attempts_is_refused_until_it_has_one_again() -> None:
     limit = StrangerLimit(rate_per_s=1.0)
     limit.guard("10.0.0.1", now=0.0)
     limit.check("10.0.0.1", now=0.0)

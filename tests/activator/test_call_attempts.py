@@ -242,13 +242,13 @@ async def test_a_function_that_can_in_a_moment_is_waited_for_and_no_two_attempts
 
     async def fails_the_first(request: WorkerRequest) -> WorkerAnswer:
         asked.append(request.headers.get("pilotlight-attempt", "1"))
-        edge.tell("secret", f"{TENANT}/main/token", {"sealed": TEST_KEY.seal("s")})
+        edge.tell("secret", f"{TENANT}/main/token", {"sealed": TEST_KEY.secrets.seal("s")})
         return WorkerAnswer(status=500, body=b"{}", outcome="raised") if len(asked) == 1 else await echo(request)
 
     edge.fleet.behaviour = fails_the_first
     edge.add(route_of(spec_of(name="other")))
     edge.add(route_of(spec_of(secrets=("token",), fallback=(Fallback(kind="function", function="other"),))))
-    asyncio.get_running_loop().call_later(0.1, edge.tell, "secret", f"{TENANT}/main/token", {"sealed": TEST_KEY.seal("s")})
+    asyncio.get_running_loop().call_later(0.1, edge.tell, "secret", f"{TENANT}/main/token", {"sealed": TEST_KEY.secrets.seal("s")})
     record = await ended(edge)
     billed = await edge.settle()
 

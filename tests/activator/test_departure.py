@@ -24,11 +24,13 @@ from activator.departure import Drained, drain
 from pilotlight.controller import calls, due
 from pilotlight.controller.store import Store
 from pilotlight.protocol import CALLS_PATH, DUE_PATH, USAGE_PATH, CallRecord
+from pilotlight.seal import PlatformKey
 from tests.activator.billing_world import SECOND, account
 from tests.fakes.databases import empty_sqlite
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
 from tests.fakes.routes import TENANT
 from weight_cache.addresses import Address
+from weight_cache.settings import Paths, PlatformSettings
 
 ROOT = Path(__file__).parents[2]
 GONE = "a-7"
@@ -124,9 +126,12 @@ async def left_behind(home: Path) -> None:
 @pytest.fixture(name="desk")
 async def _desk(short_tmp: Path) -> AsyncIterator[Desk]:
     store = Store(empty_sqlite(short_tmp / "controller.db"), clock=lambda: 2000.0)
-    (short_tmp / "run").mkdir()
-    desk = Desk(short_tmp / "run" / "controller.sock", store)
+    paths = Paths.of(PlatformSettings(home=str(short_tmp)), {}).make()
+    desk = Desk(paths.socket("controller"), store)
     await desk.server.start()
+    if paths.activator_uid is not None:  # the process that drains is none of root's
+        os.chown(desk.server.path, -1, paths.activator_uid)
+        desk.server.path.chmod(0o660)
     yield desk
     await desk.server.aclose()
     store.close()
@@ -222,6 +227,7 @@ async def test_a_journal_in_use_is_left_alone(short_tmp: Path, desk: Desk) -> No
 async def process(short_tmp: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     config = short_tmp / "platform.yaml"
     config.write_text(f"platform: {{home: {short_tmp}, run: {short_tmp / 'run'}}}\n")
+    PlatformKey.load_or_create(short_tmp / "platform.key").activator.write(short_tmp / "activator.key")  # as the controller does
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'functions'}"}
     arguments = ("-m", "activator", "--config", str(config), "--index", "7", "--drain-journal")
     started = await asyncio.create_subprocess_exec(sys.executable, *arguments, env=environment, stderr=asyncio.subprocess.PIPE)
@@ -230,7 +236,7 @@ async def process(short_tmp: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     finally:
         if started.returncode is None:
             started.kill()
-        await started.communicate()
+            await started.communicate()
 
 
 @pytest.mark.parametrize("held", [USAGE_PATH, CALLS_PATH, DUE_PATH])
@@ -238,9 +244,13 @@ async def test_killed_when_the_controller_has_taken_something_it_goes_on_where_i
     await left_behind(short_tmp / "activator" / GONE)
     desk.holds = held
     async with process(short_tmp) as killed:
-        async with asyncio.timeout(50):
-            await desk.held.wait()
-        killed.send_signal(signal.SIGKILL)
+        ends = [asyncio.create_task(desk.held.wait()), asyncio.create_task(killed.wait())]
+        await asyncio.wait(ends, timeout=50, return_when=asyncio.FIRST_COMPLETED)
+        ends[0].cancel()
+        if killed.returncode is None:
+            killed.send_signal(signal.SIGKILL)
+        _, said = await killed.communicate()
+        assert desk.held.is_set(), f"it ended with {killed.returncode}: {said.decode()}"
     desk.holds = ""
 
     async with process(short_tmp) as again:

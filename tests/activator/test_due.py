@@ -8,18 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from activator.due import DueCalls
 from activator.settings import ActivatorSettings
-from pilotlight.controller import calls, due
+from pilotlight.controller import calls, due, tables
 from pilotlight.controller.store import Store
+from pilotlight.errors import Conflict, TooManyRequests
 from pilotlight.protocol import CALLS_PATH, CallRecord
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import forever, until
@@ -38,14 +40,14 @@ class ControlDesk:
         self.now = 1000.0
         self.loses = ""
 
-    def add(self, call: str = "req-1", *, sequence: int = 1) -> None:
+    def add(self, call: str = "req-1", *, sequence: int = 1, tenant: str = TENANT, body: bytes = b'{"x":1}') -> None:
         """A call of a schedule becomes due."""
         record = CallRecord(
-            id=call, tenant=TENANT, environment="main", app="shop", function="hello", method="", state="QUEUED", sequence=sequence,
+            id=call, tenant=tenant, environment="main", app="shop", function="hello", method="", state="QUEUED", sequence=sequence,
             submitted_at=self.now, expires_at=9e9, schedule="f-shop-hello/0",
         )  # fmt: skip
         with self.store.write() as write:
-            assert due.add(write, due.payload(record, body=b'{"x":1}'), due_at=self.now) == 1
+            assert due.add(write, due.payload(record, body=body), due_at=self.now) == 1
 
     def state(self, call: str = "req-1") -> str:
         """As the controller knows it."""
@@ -67,7 +69,7 @@ class ControlDesk:
                 calls.put(write, [CallRecord.from_json(item) for item in items])
                 return {"accepted": len(items)}
             if method == "GET":
-                return {"calls": due.claim(write, activator=query["activator"][0])}
+                return {"calls": due.claim(write, activator=query["activator"][0], without=query.get("without", []))}
             asked = json.loads(body)
             return {"yours": due.take(write, activator=asked["activator"], ids=asked["ids"])}
 
@@ -253,3 +255,64 @@ async def test_what_is_kept_and_not_begun_is_found_and_not_lost_by_a_question(sh
         assert held.record.state == "QUEUED"
         await life.due.round()
         await until(lambda: desk.state() == "SUCCEEDED")
+
+
+class Refusing:
+    """Has no room for calls of `full`. Owner: the test's loop."""
+
+    def __init__(self, full: str, error: Exception) -> None:
+        self.full, self.error = full, error
+        self.refused = 0
+        self.begun: list[str] = []
+        self._kept: list[str] = []
+
+    async def keep(self, kept: dict[str, Any]) -> None:
+        if kept["record"]["tenant"] == self.full:
+            self.refused += 1
+            raise self.error
+        self._kept.append(kept["due"])
+
+    def kept(self) -> list[str]:
+        return list(self._kept)
+
+    def begin_kept(self, asked: Collection[str], ours: Collection[str]) -> None:
+        self.begun += [name for name in asked if name in ours]
+        self._kept = [name for name in self._kept if name not in asked]
+
+
+@pytest.mark.parametrize("error", [TooManyRequests("the bound", retry_after_s=5), Conflict("not told yet", retry_after_s=1)], ids=repr)
+async def test_a_tenant_without_room_keeps_no_other_tenants_calls_back(desk: ControlDesk, error: Exception) -> None:
+    for number in range(300):
+        desk.add(f"req-{number}", tenant="t-full")
+    desk.add("req-others", tenant="t-other")
+    keeper = Refusing("t-full", error)
+    asking = DueCalls(keeper, controller=Address.at(desk.server.path), token="t", activator="a-0", wait_s=0)
+    try:
+        await asking.round()
+        desk.add("req-next", tenant="t-other")
+        await asking.round()
+        await asking.round()
+    finally:
+        await asking.aclose()
+    assert keeper.begun == ["req-others/1", "req-next/1"]
+    assert keeper.refused == 1, "it is left out for a while"
+
+
+async def test_tenants_take_turns_and_an_answer_has_a_bound_in_bytes(desk: ControlDesk) -> None:
+    for number in range(5):
+        desk.add(f"req-{number}", tenant="t-large", body=b"x" * 3_000_000)
+    desk.now += 1
+    desk.add("req-small", tenant="t-small")
+
+    def claimed() -> list[str]:
+        with desk.store.write() as write:
+            found = due.claim(write, activator="a-0")
+            return due.take(write, activator="a-0", ids=[one["due"] for one in found])
+
+    assert claimed() == ["req-0/1", "req-small/1", "req-1/1"]
+    assert claimed() == ["req-2/1", "req-3/1"]
+    assert claimed() == ["req-4/1"]
+    desk.add("req-huge", tenant="t-large", body=b"x" * 7_000_000)
+    assert claimed() == ["req-huge/1"], "one that is larger than an answer comes alone"
+    with desk.store.read() as sql:
+        assert set(sql.execute(sa.select(tables.due_calls.c.document)).scalars()) == {"{}"}, "journals have them now"

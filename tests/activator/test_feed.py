@@ -155,3 +155,21 @@ def test_a_removal_on_disk_is_a_removal_after_a_restart(tmp_path: Path) -> None:
 
     with pytest.raises(errors.NotFound):
         table.target(address())
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+async def test_routes_on_disk_from_before_there_were_seals_are_asked_for_again(tmp_path: Path, is_sealed: bool) -> None:
+    item = change(7, route_of(spec_of()))
+    for document in item.value["revisions"].values():
+        document["launch"]["labels"] = {"grant": "0" * 64} if is_sealed else {}
+    log = FeedLog(tmp_path / "routes.ndjson")
+    list(log.load())
+    log.append([item])
+    log.close()
+    table = empty_table()
+    follower = FeedFollower(
+        table=table, controller=Address.at(tmp_path / "c.sock"), token="t", log_path=tmp_path / "routes.ndjson", needs_seals=True
+    )
+    assert (follower.load(), table.version) == ((1, 7) if is_sealed else (0, 0))
+    await follower.aclose()
+    assert bool((tmp_path / "routes.ndjson").read_bytes()) is is_sealed

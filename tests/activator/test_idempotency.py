@@ -9,7 +9,7 @@ import pytest
 
 from activator.idempotency import layer
 from activator.idempotency.process import ProcessIdempotency
-from activator.idempotency.store import Known
+from activator.idempotency.store import Claim, Known
 from pilotlight.protocol import HEADER_REPLAYED
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import forever, problem_of, until
@@ -164,7 +164,7 @@ async def test_requests_that_run_are_never_forgotten_for_want_of_room() -> None:
     assert await store.claim("running", "f") is None
     for n in range(20):
         assert await store.claim(f"n-{n}", "f") is None
-        await store.keep(f"n-{n}", "f", b"x" * 500, ttl_s=60)
+        await store.keep(Claim(name=f"n-{n}", tenant="t", fingerprint="f"), b"x" * 500, ttl_s=60)
 
     assert await store.claim("running", "f") == Known(fingerprint="f", answer=None)
     assert (await store.claim("n-19", "f")) == Known(fingerprint="f", answer=b"x" * 500)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,14 @@ import websockets
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import ServerConnection, unix_serve
 
-from pilotlight.spec import Clocks, FunctionKind, MethodSpec
+from activator.settings import ActivatorSettings
+from pilotlight.spec import Clocks, FunctionKind, MethodSpec, Scaling
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import until
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.routes import TENANT, route_of, spec_of
 
+Opened = Callable[..., Awaitable[asyncio.StreamReader]]
 HEADERS = {"authorization": f"Bearer {KEY}"}
 
 
@@ -108,6 +110,14 @@ async def test_a_websocket_is_one_call_from_its_first_frame_to_its_close(edge: E
         assert sorted((r.status, r.outcome) for r in (await edge.settle()).values()) == [(101, "ok"), (200, "ok")]
 
 
+async def test_a_websocket_counts_among_the_connections_of_its_address_until_it_ends(edge: Edge) -> None:
+    async with chatting(edge) as (url, _):
+        before = edge.limits.by_address["127.0.0.1"]
+        async with connect(url, additional_headers=HEADERS, proxy=None):
+            assert edge.limits.by_address["127.0.0.1"] == before + 1
+        await until(lambda: edge.limits.by_address["127.0.0.1"] == before)
+
+
 async def test_a_public_websocket_needs_no_key_and_is_held_until_it_closes(edge: Edge) -> None:
     edge.add_tenant("acme", concurrent=1)
     async with chatting(edge, access=("*",)) as (url, _):
@@ -155,3 +165,61 @@ async def test_a_function_that_refuses_a_websocket_is_a_403(edge: Edge, site: st
 
     assert refused.value.response.status_code == 403
     assert [record.status for record in (await edge.settle()).values()] == [403]
+
+
+class TestSlowBodies:
+    """At a public web application of four slots."""
+
+    @pytest.fixture(name="settings")
+    def _settings(self) -> ActivatorSettings:
+        return ActivatorSettings(body_timeout_s=0.5)
+
+    @pytest.fixture(name="place")
+    def _place(self, edge: Edge) -> str:
+        edge.add_tenant("acme")
+        edge.add(route_of(spec_of("page", kind=FunctionKind.ASGI, access=("*",), scaling=Scaling(max_instances=1, max_inputs=4))))
+        return "/t/acme/fn/shop/page/x"
+
+    @pytest.fixture(name="opened")
+    async def _opened(self, edge: Edge) -> AsyncIterator[Opened]:
+        writers: list[asyncio.StreamWriter] = []
+
+        async def opened(place: str, *parts: bytes) -> asyncio.StreamReader:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(edge.url.rpartition(":")[2]))
+            writers.append(writer)
+            writer.write(f"POST {place} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n".encode())
+            for part in parts:
+                writer.write(part)
+                await asyncio.sleep(0.2)
+            return reader
+
+        yield opened
+        for writer in writers:
+            writer.close()
+
+    async def test_bodies_that_do_not_go_on_hold_no_slot_for_long(self, edge: Edge, place: str, opened: Opened) -> None:
+        readers = [await opened(place, b"a") for _ in range(4)]
+
+        assert (await asyncio.wait_for(edge.client.get(edge.url + place), 10)).status_code == 200
+        assert [await reader.readline() for reader in readers] == [b"HTTP/1.1 400 Bad Request\r\n"] * 4
+
+    async def test_a_trickle_is_given_up_too(self, place: str, opened: Opened) -> None:
+        reader = await opened(place, *[b"a"] * 5)
+
+        assert await reader.readline() == b"HTTP/1.1 400 Bad Request\r\n"
+
+    async def test_a_body_of_which_nothing_came_takes_no_slot(self, edge: Edge, place: str, opened: Opened) -> None:
+        readers = [await opened(place) for _ in range(4)]
+        await asyncio.sleep(0.1)
+
+        assert edge.fleet.started == []
+        assert [await reader.readline() for reader in readers] == [b"HTTP/1.1 400 Bad Request\r\n"] * 4
+        assert edge.fleet.started == []
+
+    async def test_a_large_body_may_take_longer_than_a_pause(self, edge: Edge, place: str) -> None:
+        async def pieces() -> AsyncIterator[bytes]:
+            for _ in range(8):
+                yield b"x" * 20_000
+                await asyncio.sleep(0.1)
+
+        assert (await edge.client.post(edge.url + place, content=pieces())).status_code == 200

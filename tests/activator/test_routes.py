@@ -176,13 +176,21 @@ def test_a_method_that_does_not_exist_is_answered_with_those_that_do() -> None:
 
 def test_secrets_are_opened_only_for_the_function_that_names_them() -> None:
     table = empty_table()
-    table.apply(FeedChange(seq=1, kind="secret", key=f"{TENANT}/main/db", value=TEST_KEY.seal('{"USER": "u", "PASSWORD": "p"}')))
-    table.apply(FeedChange(seq=2, kind="secret", key=f"{TENANT}/main/TOKEN", value=TEST_KEY.seal("plain")))
+    table.apply(FeedChange(seq=1, kind="secret", key=f"{TENANT}/main/db", value=TEST_KEY.secrets.seal('{"USER": "u", "PASSWORD": "p"}')))
+    table.apply(FeedChange(seq=2, kind="secret", key=f"{TENANT}/main/TOKEN", value=TEST_KEY.secrets.seal("plain")))
 
     assert table.secret_env(target_of(spec_of())) == {}
     assert table.secret_env(target_of(spec_of(secrets=("db", "TOKEN")))) == {"USER": "u", "PASSWORD": "p", "TOKEN": "plain"}
     with pytest.raises(errors.Unavailable, match="missing"):
         table.secret_env(target_of(spec_of(secrets=("missing",))))
+
+
+def test_a_secret_that_another_key_sealed_is_named_in_the_answer() -> None:
+    table = empty_table()
+    table.apply(FeedChange(seq=1, kind="secret", key=f"{TENANT}/main/db", value=TEST_KEY.replies.seal("{}")))
+
+    with pytest.raises(errors.Unavailable, match="secret 'db' cannot be opened"):
+        table.secret_env(target_of(spec_of(secrets=("db",))))
 
 
 def test_functions_that_want_instances_without_being_asked_are_listed() -> None:

@@ -199,7 +199,7 @@ async def test_a_warm_up_reports_the_proven_snapshot_and_tells_its_stages(rig: R
     stages: list[str] = []
     report = await rig.scaler.warm_up(rig.deploy(), stages.append)
 
-    assert stages == ["template", "instance", "snapshot"]
+    assert stages == ["template", "snapshot", "instance"]
     assert (report["snapshot"]["state"], report["snapshot"]["restore_ms"]) == ("READY", 120.0)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from activator.settings import ActivatorSettings
+from pilotlight.seal import ActivatorKey
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,7 @@ from activator.settings import ActivatorSettings
         ({"redis_url": "http://:secret@localhost"}, "redis_url = "),
         ({"activators": 0}, "at least 1"),
         ({"listen": "8700"}, "write host:port"),
+        ({"metrics_listen": "here"}, "metrics_listen = 'here': write host:port"),
         ({"drain_s": -1}, "drain_s = -1: must be from 0 to 3600"),
         ({"shutdown_s": 0.5}, "shutdown_s = 0.5: must be from 1 to 86400"),
     ],
@@ -32,9 +34,9 @@ def test_a_wrong_value_names_its_key_and_never_a_password(wrong: dict[str, objec
 
 def test_each_activator_has_a_metrics_port_of_its_own() -> None:
     settings = ActivatorSettings(metrics_listen="127.0.0.1:8701")
-    assert [settings.metrics_address(n) for n in range(2)] == [("127.0.0.1", 8701), ("127.0.0.1", 8702)]
-    assert ActivatorSettings(metrics_listen="127.0.0.1:0").metrics_address(3) == ("127.0.0.1", 0)
-    assert ActivatorSettings(metrics_listen=None).metrics_address(1) is None
+    assert [settings.metrics_listen_of(n) for n in range(2)] == ["127.0.0.1:8701", "127.0.0.1:8702"]
+    assert ActivatorSettings(metrics_listen="127.0.0.1:0").metrics_listen_of(3) == "127.0.0.1:0"
+    assert ActivatorSettings().metrics_listen_of(1) is None
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,8 @@ def test_each_activator_has_a_metrics_port_of_its_own() -> None:
     [(0, "Redis at 127.0.0.1:1 does not answer"), (2, "--index 2: must be from 0 to 1")],
 )
 def test_a_process_that_cannot_share_its_state_does_not_start(short_tmp: Path, index: int, message: str) -> None:
+    (short_tmp / "h").mkdir()
+    ActivatorKey(bytes(32)).write(short_tmp / "h/activator.key")
     config = short_tmp / "platform.yaml"
     config.write_text(
         f"platform: {{home: {short_tmp}/h}}\n"

@@ -6,17 +6,20 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from activator.siblings import PASSED_ON, Siblings, places, socket_of
+from activator.siblings import CATCH_UP_S, HEALTH, PASSED_ON, Siblings, places, socket_of
 from tests.activator.conftest import KEY, Edge
+from tests.activator.test_gateway import until
 from tests.fakes.authority import Authority
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
-from tests.fakes.routes import route_of, spec_of
+from tests.fakes.routes import TENANT, route_of, spec_of
 from weight_cache.addresses import Credentials
 from weight_cache.settings import SettingsInvalid
 
@@ -140,3 +143,79 @@ async def test_who_has_no_name_any_more_is_no_process(short_tmp: Path, tmp_path:
     # a machine without a resolver cannot tell (EAI_AGAIN): then nobody is taken for dead
     assert await siblings.is_process_alive("a-1") is (caught.value.errno != socket.EAI_NONAME)
     await siblings.aclose()
+
+
+CONNECTIONS = 6
+UNREAD_S = 0.3
+ENDLESS = f"{HELD_THERE}-endless"
+
+
+class _Streaming:
+    """Activator a-1, whose streams of ENDLESS go on until it is closed."""
+
+    async def __call__(self, request: WorkerRequest) -> WorkerAnswer:
+        if ENDLESS in request.path:
+            return WorkerAnswer(chunks=self._events(b"x" * 2**16 if "large" in request.path else b""))
+        return await holds_one_call(request)
+
+    @staticmethod
+    async def _events(data: bytes) -> AsyncIterator[bytes]:
+        yield b"begun" + data
+        while data:
+            yield data
+        await asyncio.Event().wait()
+
+
+@pytest.fixture(name="few")
+async def _few(edge: Edge, other: FakeWorker, short_tmp: Path) -> AsyncIterator[Siblings]:
+    """Connections to it: so few that one tenant could take them all."""
+    other.behaviour = _Streaming()
+    siblings = Siblings(places(short_tmp, None, None), index=0, count=2, max_connections=CONNECTIONS, unread_s=UNREAD_S)
+    edge.calls._siblings = edge.calls._questions._siblings = siblings
+    yield siblings
+    await siblings.aclose()
+
+
+async def _follow(edge: Edge, stack: AsyncExitStack, count: int, *, key: str = KEY) -> None:
+    """So many streams that have begun."""
+    for _ in range(count):
+        stream = edge.client.stream("GET", f"{edge.url}/v1/calls/{ENDLESS}/stream", headers={"authorization": f"Bearer {key}"})
+        answer = await stack.enter_async_context(stream)
+        assert answer.status_code == 200
+
+
+async def test_streams_of_one_tenant_leave_connections_to_others(edge: Edge, other: FakeWorker, few: Siblings) -> None:
+    edge.add_key("pl_other", tenant="t-other")
+    async with AsyncExitStack() as stack:
+        await _follow(edge, stack, CONNECTIONS // 2)
+
+        refused = await edge.client.get(f"{edge.url}/v1/calls/{HELD_THERE}", headers=AUTHORIZED)
+        theirs = await edge.client.get(f"{edge.url}/v1/calls/{HELD_THERE}", headers={"authorization": "Bearer pl_other"})
+
+        assert (refused.status_code, theirs.status_code) == (429, 200)
+        assert "retry-after" in refused.headers
+        assert {(await put(edge, f"mine-{n}")).status_code for n in range(8)} == {404, 429}  # nothing is deployed here
+    await until(lambda: not few._of_tenants)
+
+
+async def test_a_change_is_told_though_callers_hold_all_connections(edge: Edge, other: FakeWorker, few: Siblings) -> None:
+    edge.add_key("pl_other", tenant="t-other")
+    async with AsyncExitStack() as stack:
+        await _follow(edge, stack, CONNECTIONS // 2)
+        await _follow(edge, stack, CONNECTIONS // 2, key="pl_other")
+
+        async with asyncio.timeout(CATCH_UP_S * 10):
+            await few.catch_up()
+
+    assert [request.path for request in other.requests if request.path == HEALTH] == [HEALTH]
+
+
+async def test_who_does_not_read_a_stream_holds_no_connection(edge: Edge, other: FakeWorker, few: Siblings) -> None:
+    place = urlsplit(edge.url)
+    connection = socket.create_connection((place.hostname or "", place.port or 0))
+    try:
+        connection.sendall(f"GET /v1/calls/{ENDLESS}-large/stream HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n\r\n".encode())
+        await until(lambda: few._of_tenants[TENANT] == 1)
+        await until(lambda: not few._of_tenants)
+    finally:
+        connection.close()

@@ -107,7 +107,7 @@ def test_reserved_memory_is_listed_by_tenant() -> None:
 def _priced() -> RouteTable:
     """A table with two price lists and a deployed function."""
     lists = {version: Rates(version=version, cpu_core_s=Decimal(price)) for version, price in (("own", "1"), ("cheap", "0.5"))}
-    table = RouteTable(lists, TEST_KEY)
+    table = RouteTable(lists, TEST_KEY.secrets)
     table.apply(change(1, route_of(spec_of())))
     return table
 

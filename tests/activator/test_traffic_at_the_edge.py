@@ -188,3 +188,25 @@ class TestRaw:
             assert await talk.recv() == "hello"
         await until(lambda: in_flight(edge) == 0)
         assert {record.revision for record in (await edge.settle()).values()} == {V2}
+
+
+@pytest.mark.parametrize("verb", ["invoke", "submit", "warmup"])
+async def test_paths_that_name_no_revision_are_not_remembered(edge: Edge, verb: str) -> None:
+    edge.add(hello())
+    known = edge.gateway._resolutions._known
+    for n in range(5):
+        assert (await edge.call(f"shop/hello@nothing-{n}:{verb}", json={"x": 1})).status_code == 404
+    long = await edge.call(f"shop/hello@{'t' * 3000}:{verb}", json={"x": 1})
+
+    assert (long.status_code, known) == (404, {})
+    assert len(long.content) < 1000
+    assert "at most 63 characters" in long.json()["detail"]
+
+
+@pytest.mark.parametrize("more", [{"headers": {"pilotlight-tag": "t" * 3000}}, {"params": {"tag": "t" * 3000}}])
+async def test_a_tag_longer_than_a_name_is_refused_wherever_it_stands(edge: Edge, more: dict[str, Any]) -> None:
+    edge.add(hello())
+    answer = await edge.call(json={"x": 1}, **more)
+
+    assert answer.status_code == 404
+    assert len(answer.content) < 1000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from activator.upstream import JOINED_BYTES, MAX_IDLE_S, WHOLE_BODY_BYTES, ConnectionPool, UpstreamGone
+from activator.upstream import JOINED_BYTES, MAX_HEAD_BYTES, MAX_IDLE_S, WHOLE_BODY_BYTES, ConnectionPool, UpstreamGone
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest, serving
 
 GET = b"GET /x HTTP/1.1\r\nhost: worker\r\n\r\n"
@@ -247,3 +247,104 @@ async def test_a_head_without_an_end_is_cut_off(short_tmp: Path) -> None:
     connection.close()
     server.close()
     await server.wait_closed()
+
+
+class _Flooding(asyncio.Protocol):
+    """Answers whatever comes with `head` and then with `block` over and over, until `most` bytes or the end of the connection."""
+
+    def __init__(self, head: bytes, block: bytes, most: int) -> None:
+        self._head, self._block, self._most = head, block, most
+        self.sent = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.write(self._head)  # type: ignore[attr-defined]
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self.sent < self._most and not self._transport.is_closing():
+            self._transport.write(self._block)  # type: ignore[attr-defined]
+            self.sent += len(self._block)
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+
+@pytest.mark.parametrize(
+    "behind,block",
+    [(b"0\r\n", b"a: b\r\n" * 2000), (b"0\r\na: ", b"y" * 12_000), (b"1;", b"z" * 12_000)],
+    ids=["many trailers", "a trailer without an end", "a chunk's extension"],
+)
+async def test_what_follows_a_streamed_answer_is_cut_off_and_not_kept(short_tmp: Path, behind: bytes, block: bytes) -> None:
+    flooding = _Flooding(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n" + behind, block, 4 << 20)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(lambda: flooding, str(short_tmp / "w.sock"))
+    async with server:
+        connection = await ConnectionPool(str(short_tmp / "w.sock")).open(loop)
+        answer = await connection.request(GET, loop=loop)
+        assert await anext(answer.chunks()) == b"x"
+        with pytest.raises(UpstreamGone):
+            await anext(answer.chunks())
+        assert flooding.sent < 4 << 20
+        assert connection._headers == [] or connection._headers is answer.headers
+        assert len(answer.headers) == 1
+        assert not connection.is_usable
+
+
+async def test_a_connection_in_the_pool_keeps_no_headers(short_tmp: Path) -> None:
+    trailers = b"a: b\r\n" * (MAX_HEAD_BYTES // 8)
+
+    def worker() -> asyncio.Protocol:
+        return _Bodiless(
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nPilotlight-Finish: error\r\n" + trailers + b"\r\n"
+        )
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(worker, str(short_tmp / "w.sock"))
+    async with server:
+        pool = ConnectionPool(str(short_tmp / "w.sock"))
+        connection = await pool.open(loop)
+        for _ in range(2):
+            answer = await connection.request(GET, loop=loop)
+            assert [chunk async for chunk in answer.chunks()] == [b"x"]
+            assert answer.headers == [(b"transfer-encoding", b"chunked"), (b"pilotlight-finish", b"error")]
+            assert connection._headers == []
+            pool.give_back(connection, now=1.0)
+            assert pool.take_nowait(1.0) is connection
+        connection.close()
+
+
+async def test_a_head_in_one_read_has_its_bound_as_well(short_tmp: Path) -> None:
+    line = b"x: " + b"y" * 1000 + b"\r\n"
+
+    def worker() -> asyncio.Protocol:
+        return _Bodiless(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n" + line * 100 + b"\r\n")
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(worker, str(short_tmp / "w.sock"))
+    async with server:
+        connection = await ConnectionPool(str(short_tmp / "w.sock")).open(loop)
+        with pytest.raises(UpstreamGone, match="head"):
+            await connection.request(GET, loop=loop)
+        assert not connection.is_usable
+
+
+async def test_what_a_worker_says_unasked_closes_its_connection(short_tmp: Path) -> None:
+    """It would be taken for the answer to the next request."""
+    workers: list[_Bodiless] = []
+
+    def worker() -> asyncio.Protocol:
+        workers.append(_Bodiless(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx"))
+        return workers[-1]
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(worker, str(short_tmp / "w.sock"))
+    async with server:
+        pool = ConnectionPool(str(short_tmp / "w.sock"))
+        connection = await pool.open(loop)
+        assert (await connection.request(GET, loop=loop)).body == b"x"
+        pool.give_back(connection, now=1.0)
+        workers[0].data_received(b"")
+        await asyncio.sleep(0.05)
+
+        assert pool.take_nowait(1.0) is None

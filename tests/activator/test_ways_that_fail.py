@@ -218,6 +218,21 @@ async def test_a_kept_answer_holds_no_more_than_it_is_counted_for() -> None:
     assert kept.headers == [(b"content-type", b"application/json")], "what its worker said of itself is of that call"
 
 
+async def test_a_cached_answer_is_shared_within_one_tenant_and_among_callers_without_a_key_only() -> None:
+    def called(*, key_id: str, caller: str = "") -> Call:
+        return Call(id="req-1", target=target_of(spec_of()), method="", key_id=key_id, body=b"{}", caller=caller)
+
+    answers = Answers()
+    answers.keep(called(key_id="k"), Answer(None, 200, [], b"the owner's"), 0.0)
+    assert answers.find(called(key_id="another-key"), max_age_s=1.0, now=0.0) is not None
+    assert answers.find(called(key_id=""), max_age_s=1.0, now=0.0) is None
+    assert answers.find(called(key_id="k2", caller="another-tenant"), max_age_s=1.0, now=0.0) is None
+    answers.keep(called(key_id=""), Answer(None, 200, [], b"public"), 0.0)
+    found = answers.find(called(key_id=""), max_age_s=1.0, now=0.0)
+    assert found is not None
+    assert found.body == b"public"
+
+
 async def test_copies_are_no_load_that_the_way_back_must_keep_room_for(edge: Edge) -> None:
     edge.add(split_route(spec_of(scaling=Scaling(max_inputs=8)), {V1: 100}, named=(V2,), stable=V1, shadow=Shadow(revision=V2)))
     targets = {t.revision: t for t in edge.table.targets_of(f"{TENANT}/main/shop/hello")}

@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from activator.settings import ActivatorSettings
-from pilotlight.cluster import rights
 from pilotlight.cluster.settings import ClusterSettings
 from pilotlight.controller.cluster.departed import Journal, drain_job
 from pilotlight.controller.settings import ControllerConfig
+from pilotlight.dashboard_origin import read_dashboard_origin
 from pilotlight.quotas import BUILT_IN, Plan
 from scripts import render_kustomize
 from scripts.chart_schema import SECTIONS, schema
@@ -155,7 +155,7 @@ def test_whatever_pods_refer_to_is_there(chart: Rendering) -> None:
     config_maps = {each["metadata"]["name"] for each in chart.of("ConfigMap")}
     accounts = {each["metadata"]["name"] for each in chart.of("ServiceAccount")}
     made = {each["spec"]["secretName"] for each in chart.of("Certificate")}
-    keys = {"platform.key", "node.key", "database-url", "redis-url", "redis-password"}
+    keys = {"platform.key", "activator.key", "node.key", "metrics.token", "database-url", "redis-url", "redis-password"}
     for workload in chart.workloads:
         pod = pod_of(workload)
         assert pod["serviceAccountName"] in accounts
@@ -199,6 +199,8 @@ def test_services_and_budgets_select_pods_with_those_ports(chart: Rendering) -> 
         (workload,) = chart.selected(monitor["spec"]["selector"])
         named = {port["name"] for c in pod_of(workload)["containers"] for port in c["ports"]}
         assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} <= named
+        for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+            assert endpoint["authorization"]["credentials"]["key"] in dict(_secrets_of(pod_of(workload)))["pilotlight-secrets"]
     for ingress in chart.of("Ingress"):
         backend = ingress["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]
         assert backend["port"]["name"] in [port["name"] for port in chart.one("Service", backend["name"])["spec"]["ports"]]
@@ -260,6 +262,33 @@ def _written(chart: Rendering, directory: Path) -> Path:
     file = directory / "platform.yaml"
     file.write_text(chart.platform_yaml.replace("/etc/pilotlight/secrets", str(directory)))
     return file
+
+
+DASHBOARD: Mapping[str, Any] = {
+    "config": {"controller": {"dashboard_url": "https://Dashboard.example:443/"}},
+    "ingress": {"enabled": True, "host": "api.example", "tlsSecretName": "public-tls"},
+    "gateway": {"enabled": True, "parentRefs": [{"name": "gateway"}], "hostnames": ["api.example"]},
+}
+
+
+def test_a_dashboard_with_an_origin_of_its_own_is_reached_at_its_host(tmp_path: Path) -> None:
+    chart = render(DASHBOARD)
+
+    origin = read_dashboard_origin(_written(chart, tmp_path))
+    assert origin is not None
+    assert origin.url == "https://dashboard.example"
+    ingress, route = chart.one("Ingress", "pilotlight")["spec"], chart.one("HTTPRoute", "pilotlight")["spec"]
+    hosts = ["api.example", "dashboard.example"]
+    assert [rule["host"] for rule in ingress["rules"]] == ingress["tls"][0]["hosts"] == route["hostnames"] == hosts
+    assert len({json.dumps(rule["http"]) for rule in ingress["rules"]}) == 1, "the activator serves both"
+    assert [fault for each in chart.objects for fault in faults(each)] == []
+
+
+@pytest.mark.parametrize("part", ["ingress", "gateway"])
+def test_a_dashboard_at_the_host_of_functions_is_refused(part: str) -> None:
+    values = {"config": {"controller": {"dashboard_url": "https://api.example:8443"}}, part: DASHBOARD[part]}
+
+    assert "api.example is the host of functions" in refusal(values)
 
 
 def test_our_processes_read_their_settings(chart: Rendering, tmp_path: Path) -> None:
@@ -390,38 +419,11 @@ def test_who_has_no_rights_has_no_token(chart: Rendering) -> None:
 def test_a_node_has_no_key_that_opens_anything(default: Rendering) -> None:
     used = {each["metadata"]["name"]: dict(_secrets_of(pod_of(each)))["pilotlight-secrets"] for each in default.workloads}
     assert used == {
-        "pilotlight-controller": {"platform.key", "node.key", "database-url"},
-        "pilotlight-activator": {"platform.key", "redis-url"},
+        "pilotlight-controller": {"platform.key", "activator.key", "node.key", "metrics.token", "database-url"},
+        "pilotlight-activator": {"activator.key", "metrics.token", "redis-url"},
         "pilotlight-redis": {"redis-password"},
-        "pilotlight-node": {"node.key"},
+        "pilotlight-node": {"node.key", "metrics.token"},
     }
-
-
-def _granted(chart: Rendering, component: str) -> dict[str, list[Object]]:
-    """Rules by scope, through the bindings, as the cluster would find them."""
-    knative = (chart.values.get("config") or {}).get("cluster", {}).get("knative_namespace", "knative-serving")
-    found: dict[str, list[Object]] = {"all": [], "platform": [], "knative": []}
-    roles = {(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]): each for each in chart.of("Role", "ClusterRole")}
-    for binding in chart.of("RoleBinding", "ClusterRoleBinding"):
-        (subject,) = binding["subjects"]
-        assert subject["namespace"] == chart.namespace
-        if not subject["name"].endswith(component):
-            continue
-        namespace = binding["metadata"].get("namespace")
-        scope = {None: "all", chart.namespace: "platform", knative: "knative"}[namespace]
-        assert (binding["kind"] == "ClusterRoleBinding") == (namespace is None)
-        found[scope] += roles[binding["roleRef"]["kind"], namespace, binding["roleRef"]["name"]]["rules"]
-    return found
-
-
-def test_rights_are_those_that_our_code_needs_and_no_others(chart: Rendering) -> None:
-    scales = bool((chart.values.get("config") or {}).get("cluster", {}).get("autoscaler") == "pilotlight")
-    scopes: tuple[rights.Scope, ...] = ("all", "platform", "knative")
-    for scope in scopes:
-        assert _granted(chart, "controller")[scope] == rights.rules("controller", scope)
-        activators = rights.rules("activator", scope) + (rights.rules("autoscaler", scope) if scales else [])
-        assert _granted(chart, "activator")[scope] == activators
-    assert "*" not in json.dumps([each["rules"] for each in chart.of("Role", "ClusterRole")])
 
 
 def test_journals_outlive_their_activators(chart: Rendering) -> None:
@@ -440,6 +442,8 @@ def test_journals_outlive_their_activators(chart: Rendering) -> None:
         ({"config.activator.redis_url": "redis://:p@h"}, "redis_url"),
         ({"config.cluster.max_timeout_s": "600"}, "config.cluster.max_timeout_s|/config/cluster/max_timeout_s"),
         ({"config.plans.gold.concurent": 3}, "concurent"),
+        ({"config.cluster.field_manager": "A b"}, r"config\.cluster\.field_manager: .* admissionPolicies\.enabled: false"),
+        ({"admissionPolicies.enabled": "no"}, "admissionPolicies.enabled|/admissionPolicies/enabled"),
         ({"tls.mode": "none"}, "tls.mode|/tls/mode"),
         ({"node.hostPath": "relative"}, "node.hostPath|/node/hostPath"),
         ({"config.cluster.restore_into_pods": True}, r"set node\.privileged and node\.hostPID"),
@@ -499,7 +503,7 @@ def test_the_notes_say_what_comes_next_in_the_words_of_this_installation(which: 
     assert f"kubectl -n {namespace} create secret generic pilotlight-secrets" in text
     assert ("! images.node is a placeholder" in text) == ("images" not in values or "node" not in values["images"])
     assert ("https://pilotlight.example" in text) == ("ingress" in values)
-    for key in ("platform.key", "node.key", "database-url", "redis-url", "redis-password"):
+    for key in ("platform.key", "activator.key", "node.key", "metrics.token", "database-url", "redis-url", "redis-password"):
         assert f"--from-literal={key}=" in text
     assert "<no value>" not in text
 

@@ -135,7 +135,7 @@ class TestEveryDockerfile:
         assert runs
         for stage, run in runs:
             environment = " ".join([*stage.of("ENV"), run])
-            assert re.search(r"PIP_CONSTRAINT=(/src/requirements\.lock|/tmp/constraints\.txt)", environment)
+            assert re.search(r"--constraint requirements\.lock|PIP_CONSTRAINT=/tmp/constraints\.txt", environment)
             extras = _EXTRAS.findall(run)
             assert extras
             assert {name for names in extras for name in names.split(",")} <= set(_PROJECT["optional-dependencies"])
@@ -156,7 +156,9 @@ def test_versions_of_an_engines_image_bind_ours(tmp_path: Path) -> None:
     command = re.search(r"awk .*? > /tmp/constraints\.txt", run)
     assert command is not None
     (tmp_path / "base.txt").write_text("Typing_Extensions==1.0\nuvicorn==0.1\n")
-    (tmp_path / "requirements.lock").write_text("# comment\nuvicorn==9.0\ntyping-extensions==9.0\nwsproto==9.0\n")
+    (tmp_path / "requirements.lock").write_text(
+        "# comment\nuvicorn==9.0 \\\n    --hash=sha256:ab\ntyping-extensions==9.0\nwsproto==9.0 \\\n    --hash=sha256:cd\n"
+    )
     text = command[0].replace("/tmp/base.txt", "base.txt").replace("/tmp/constraints.txt", "out")
     subprocess.run(["sh", "-c", text], cwd=tmp_path, check=True)
     assert (tmp_path / "out").read_text().split() == ["Typing_Extensions==1.0", "uvicorn==0.1", "wsproto==9.0"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from tests.cluster.test_fake_knative import SERVICES, Json, service, until
 from tests.fakes.knative.cluster import FakeKnative
 from tests.fakes.knative.controllers import condition_of
+from tests.fakes.knative.queue_proxy import PORT
 from tests.fakes.kubernetes.raw import RawClient
 from tests.fakes.plain_http import NO_TLS
 
@@ -163,6 +165,19 @@ async def test_an_evicted_pod_stays_behind_as_failed(knative: FakeKnative, http:
     failed = await until(lambda: [one for one in knative.pods("t") if one["status"]["phase"] == "Failed"])
     assert failed[0]["status"]["reason"] == "Evicted"
     assert condition_of(failed[0], "DisruptionTarget")["reason"] == "TerminationByKubelet"
+
+
+async def test_a_pod_that_is_cut_off_while_it_ends_leaves_no_socket(knative: FakeKnative, http: httpx.AsyncClient) -> None:
+    pod = await _one_pod(knative)
+    name = pod["metadata"]["name"]
+    ending = next(task for task in asyncio.all_tasks() if task.get_name() == f"pod {name}")
+    while not ending.done():
+        ending.cancel()
+        await asyncio.sleep(0)
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((pod["status"]["podIP"], PORT))
+        taken.listen()
 
 
 async def test_an_image_that_cannot_be_pulled(knative: FakeKnative, http: httpx.AsyncClient) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.small_cache import SIZE_BYTES, SmallCache
+from tests.fakes.trees import remove_tree
 from tests.weight_cache.models import put_model
 from tests.weight_cache.served import node_with_client
 from weight_cache.client import WeightCacheClient
@@ -43,7 +43,7 @@ async def small() -> AsyncIterator[Asked]:
     yield asked
     await asked.client.aclose()
     server.close()
-    shutil.rmtree(home)
+    remove_tree(home)
 
 
 @pytest.fixture(name="asked", params=[real, small])

@@ -10,13 +10,18 @@ import pytest
 
 from activator.idempotency.process import ProcessIdempotency
 from activator.idempotency.redis_store import RedisIdempotency
-from activator.idempotency.store import LEASE_S, IdempotencyStore, Known
+from activator.idempotency.store import LEASE_S, Claim, IdempotencyStore, Known
 from pilotlight import errors
 from tests.fakes.clock import ManualClock
 from tests.fakes.routes import TEST_KEY
 
 SHORT_S = 0.05
 """Of a real Redis' leases here."""
+TENANT_BYTES = 20_000
+
+
+def claim_of(name: str, tenant: str = "t") -> Claim:
+    return Claim(name=name, tenant=tenant, fingerprint="print")
 
 
 class Desk:
@@ -36,10 +41,10 @@ async def _desk(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
         async def advance(seconds: float) -> None:
             clock.advance(seconds)
 
-        yield Desk(ProcessIdempotency(clock=clock), lambda: advance(LEASE_S + 1), lambda: advance(1.1))
+        yield Desk(ProcessIdempotency(clock=clock, tenant_bytes=TENANT_BYTES), lambda: advance(LEASE_S + 1), lambda: advance(1.1))
         return
     url = request.getfixturevalue("redis_url")
-    store = RedisIdempotency(url, platform=uuid.uuid4().hex[:8], key=TEST_KEY, lease_s=SHORT_S)
+    store = RedisIdempotency(url, platform=uuid.uuid4().hex[:8], sealer=TEST_KEY.replies, lease_s=SHORT_S, tenant_bytes=TENANT_BYTES)
     yield Desk(store, lambda: asyncio.sleep(4 * SHORT_S), lambda: asyncio.sleep(1.2))
     await store.aclose()
 
@@ -54,7 +59,7 @@ async def test_of_many_who_claim_at_once_one_runs(desk: Desk) -> None:
 async def test_an_answer_is_the_same_for_everybody_until_it_runs_out(desk: Desk) -> None:
     answer = bytes(range(256)) * 10
     await desk.store.claim("n", "print")
-    await desk.store.keep("n", "print", answer, ttl_s=1.0)
+    await desk.store.keep(claim_of("n"), answer, ttl_s=1.0)
     assert await desk.store.claim("n", "other") == Known(fingerprint="print", answer=answer)
     await desk.second()
     assert await desk.store.claim("n", "other") is None
@@ -64,7 +69,7 @@ async def test_a_claim_that_is_given_up_is_the_next_ones_and_an_answer_is_not_gi
     await desk.store.claim("n", "print")
     await desk.store.forget("n")
     assert await desk.store.claim("n", "print") is None
-    await desk.store.keep("n", "print", b"done", ttl_s=60.0)
+    await desk.store.keep(claim_of("n"), b"done", ttl_s=60.0)
     await desk.store.forget("n")
     assert await desk.store.claim("n", "print") == Known(fingerprint="print", answer=b"done")
     await desk.store.forget("never claimed")
@@ -80,14 +85,14 @@ async def test_holding_a_claim_keeps_it_and_changes_no_answer(desk: Desk) -> Non
     await desk.store.claim("n", "print")
     await desk.store.hold("n")
     assert await desk.store.claim("n", "print") == Known(fingerprint="print", answer=None)
-    await desk.store.keep("n", "print", b"done", ttl_s=60.0)
+    await desk.store.keep(claim_of("n"), b"done", ttl_s=60.0)
     await desk.store.hold("n")
     await desk.lapse()
     assert await desk.store.claim("n", "print") == Known(fingerprint="print", answer=b"done")
 
 
 async def test_an_answer_is_kept_though_its_claim_was_lost(desk: Desk) -> None:
-    await desk.store.keep("n", "print", b"", ttl_s=60.0)
+    await desk.store.keep(claim_of("n"), b"", ttl_s=60.0)
     assert await desk.store.claim("n", "print") == Known(fingerprint="print", answer=b"")
 
 
@@ -96,11 +101,61 @@ async def test_names_do_not_meet(desk: Desk) -> None:
     assert await desk.store.claim("m", "print") is None
 
 
+async def _kept(desk: Desk, *names: str) -> list[str]:
+    """Of these the names whose answers are there."""
+    found = [(name, await desk.store.claim(name, "print")) for name in names]
+    return [name for name, known in found if known is not None and known.answer is not None]
+
+
+async def test_a_tenants_oldest_answers_make_room_for_its_newer_ones_and_no_other_tenants_do(desk: Desk) -> None:
+    await desk.store.keep(claim_of("theirs", "other"), b"theirs", ttl_s=60.0)
+    for number in range(8):
+        await desk.store.keep(claim_of(str(number)), b"x" * 3000, ttl_s=60.0)
+
+    kept = await _kept(desk, *map(str, range(8)))
+    assert kept == [str(number) for number in range(8 - len(kept), 8)]
+    assert 2 <= len(kept) <= 6
+    assert await _kept(desk, "theirs") == ["theirs"]
+
+
+async def test_small_answers_are_not_free(desk: Desk) -> None:
+    names = [f"n{number}" for number in range(TENANT_BYTES // 256 + 1)]
+    for name in names:
+        await desk.store.keep(claim_of(name), b"", ttl_s=60.0)
+
+    assert await _kept(desk, names[0], names[-1]) == [names[-1]]
+
+
+async def test_an_answer_that_is_kept_again_and_one_that_ran_out_take_no_room(desk: Desk) -> None:
+    for _ in range(8):
+        await desk.store.keep(claim_of("again"), b"x" * 3000, ttl_s=60.0)
+    await desk.store.keep(claim_of("first"), b"y", ttl_s=60.0)
+    for number in range(3):
+        await desk.store.keep(claim_of(f"short{number}", "other"), b"x" * 3000, ttl_s=1.0)
+    await desk.second()
+    for number in range(3):
+        await desk.store.keep(claim_of(f"long{number}", "other"), b"x" * 3000, ttl_s=60.0)
+
+    assert await _kept(desk, "again", "first") == ["again", "first"]
+    assert await _kept(desk, "long0", "long1", "long2") == ["long0", "long1", "long2"]
+
+
+async def test_what_one_tenant_keeps_in_a_full_process_goes_before_what_another_keeps() -> None:
+    store = ProcessIdempotency(max_bytes=6000, clock=ManualClock())
+    await store.keep(claim_of("theirs", "other"), b"x" * 1000, ttl_s=60.0)
+    for number in range(10):
+        await store.keep(claim_of(str(number)), b"x" * 1000, ttl_s=60.0)
+
+    assert await store.claim("theirs", "print") == Known(fingerprint="print", answer=b"x" * 1000)
+    assert await store.claim("9", "print") == Known(fingerprint="print", answer=b"x" * 1000)
+    assert await store.claim("0", "print") is None
+
+
 async def test_the_process_forgets_its_oldest_answers_beyond_its_bound() -> None:
     store = ProcessIdempotency(max_bytes=3000, clock=ManualClock())
     for number in range(4):
         await store.claim(str(number), "print")
-        await store.keep(str(number), "print", b"x" * 1000, ttl_s=60.0)
+        await store.keep(claim_of(str(number)), b"x" * 1000, ttl_s=60.0)
     assert await store.claim("0", "print") is None
     assert await store.claim("3", "print") == Known(fingerprint="print", answer=b"x" * 1000)
 
@@ -108,15 +163,15 @@ async def test_the_process_forgets_its_oldest_answers_beyond_its_bound() -> None
 async def test_answers_in_redis_are_sealed(redis_url: str) -> None:
     import redis
 
-    store = RedisIdempotency(redis_url, platform="sealed", key=TEST_KEY)
-    await store.keep("n", "print", b"a secret that nobody may read", ttl_s=60.0)
+    store = RedisIdempotency(redis_url, platform="sealed", sealer=TEST_KEY.replies)
+    await store.keep(claim_of("n"), b"a secret that nobody may read", ttl_s=60.0)
     await store.aclose()
     with redis.Redis.from_url(redis_url) as client:
         assert b"secret" not in (client.hget("pilotlight:{sealed}:once:n", "answer") or b"")
 
 
 async def test_a_redis_that_is_away_is_said_without_its_password() -> None:
-    store = RedisIdempotency("redis://user:secret@127.0.0.1:1/0", platform="d", key=TEST_KEY)
+    store = RedisIdempotency("redis://user:secret@127.0.0.1:1/0", platform="d", sealer=TEST_KEY.replies)
     with pytest.raises(errors.Unavailable, match="does not answer") as e:
         await store.claim("n", "print")
     await store.aclose()

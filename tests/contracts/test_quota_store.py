@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from activator.quotas.admission import Admission, admit
@@ -378,6 +378,7 @@ async def play(stores: Stores, steps: list[tuple[Any, ...]], *, members: int) ->
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(steps=[("enter", 1, 0), ("pass", 0.01), ("enter", 1, 0), ("pass", -2.0), ("enter", 1, 0)], members=1)
 @given(steps=st.lists(STEP, max_size=40), members=st.integers(1, 3))
 def test_both_stores_give_the_same_answers_however_many_activators_ask(redis_url: str, steps: list[tuple[Any, ...]], members: int) -> None:
     async def told(kind: str) -> list[str]:

@@ -107,7 +107,9 @@ class PlatformUnderTest:
 
     def usage(self, where: str = "1", *values: object) -> list[dict[str, Any]]:
         """Usage records in the controller's ledger."""
-        with contextlib.closing(sqlite3.connect(f"file:{self.local.paths.home}/controller.db?mode=ro", uri=True, timeout=10)) as database:
+        with contextlib.closing(
+            sqlite3.connect(f"file:{self.local.paths.home}/controller/controller.db?mode=ro", uri=True, timeout=10)
+        ) as database:
             database.row_factory = sqlite3.Row
             return [dict(row) for row in database.execute(f"SELECT * FROM usage WHERE {where}", values)]
 
@@ -155,10 +157,8 @@ def platform_up(**sections: dict[str, object]) -> Iterator[PlatformUnderTest]:
     config = root / "platform.yaml"
     defaults: dict[str, dict[str, object]] = {
         "platform": {"home": str(home), "run": str(root / "r")},
-        "activator": {"listen": f"127.0.0.1:{free_port()}", "metrics_listen": f"127.0.0.1:{free_port()}"},
+        "activator": {"listen": f"127.0.0.1:{free_port()}"},
     }
-    for name in PROCESSES:
-        defaults.setdefault(name, {}).setdefault("metrics_listen", None)
     config.write_text(yaml.safe_dump({name: {**defaults.get(name, {}), **sections.get(name, {})} for name in {**defaults, **sections}}))
     platform = local.find(config=config, home=None, environ={}, cwd=root)
     try:

@@ -29,7 +29,9 @@ LONGEST_S = 60.0
 @pytest.fixture(name="platform", scope="module")
 def _platform(redis_server: str) -> Iterator[PlatformUnderTest]:
     activator = {"activators": 2, "redis_url": redis_server, "listen": f"127.0.0.1:{free_port()}", "metrics_listen": None}
-    with platform_up(activator=activator, prices={"version": "dear", "cpu_core_s": "0.1", "memory_gib_s": "0"}) as platform:
+    with platform_up(
+        activator=activator, prices={"version": "dear", "cpu_core_s": "0.1", "memory_gib_s": "0", "cpu_factor": "0"}
+    ) as platform:
         platform.deploy("purse.py")
         yield platform
 

@@ -72,7 +72,7 @@ def _pods(redis_server: str) -> Iterator[Pods]:
         for index, host in enumerate(HOSTS):
             public = free_port()
             tls = settings_of(authority.issue(root / f"tls-{index}", host))
-            platform = f"{tls}, controller_url: 'https://127.0.0.1:{port}', key_file: {home / 'platform.key'}"
+            platform = f"{tls}, controller_url: 'https://127.0.0.1:{port}', activator_key_file: {home / 'activator.key'}"
             among = f"activators: 2, redis_url: '{redis_server}', sibling_url: 'https://127.0.0.1{{index}}:{siblings}'"
             section = f"activator: {{listen: 127.0.0.1:{public}, metrics_listen: null, {among}, sibling_listen: '{host}:{siblings}'}}"
             _start(stack, "activator", root / f"a{index}", platform, section, "--index", str(index))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from pilotlight import Function, profile
 from pilotlight.client import Client
 from pilotlight.errors import NotFound
 from pilotlight.profile import Profile
+from pilotlight.protocol import CONTENT_PICKLE
 from pilotlight.sdk import session
 from tests.e2e.harness import APPS, PlatformUnderTest, wait_for
 from tests.fakes.plain_http import NO_TLS
@@ -72,6 +74,30 @@ def test_a_tenant_calls_its_own_lends_one_and_publishes_another(acme: Tenant) ->
     assert acme.call("lent", operator, prefix="/t/acme").json() == 7
     assert acme.call("lent", "", prefix="/t/acme").status_code in (401, 404)
     assert acme.call("public", "", prefix="/t/acme").json() == 7
+
+
+class Computed:
+    """Its pickle is an expression, which gives 7 where the pickle is opened."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return eval, ("3 + 4",)
+
+
+def test_a_pickle_is_opened_for_the_functions_own_tenant_only(acme: Tenant) -> None:
+    operator = acme.platform.profile.api_key or ""
+    body = pickle.dumps(((), {"n": Computed()}))
+
+    def send(function: str, key: str, verb: str = "invoke") -> httpx.Response:
+        headers = {"content-type": CONTENT_PICKLE, **({"authorization": f"Bearer {key}"} if key else {})}
+        url = f"{acme.platform.url}/t/acme/v1/functions/shared/{function}:{verb}"
+        return httpx.post(url, content=body, headers=headers, timeout=60, verify=NO_TLS)
+
+    assert pickle.loads(send("public", acme.key).content) == 7
+    for _ in range(3):  # whether its instance is cold or warm
+        assert send("public", "").status_code == send("public", operator).status_code == send("lent", operator).status_code == 415
+        assert acme.call("public", operator, prefix="/t/acme").json() == 7
+    assert send("lent", operator, "submit").status_code == 415
+    assert pickle.loads(send("lent", acme.key).content) == 7
 
 
 def test_a_key_of_one_function_calls_that_one(acme: Tenant) -> None:

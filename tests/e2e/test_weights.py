@@ -74,9 +74,9 @@ def test_a_function_reads_them_by_name_and_the_list_says_that_they_are_on_the_no
 
     for path in ("big.bin", "deep/small.txt"):
         assert reader.result("reader/digest", {"path": path}) == hashlib.sha256((model / path).read_bytes()).hexdigest()
-    info = as_json(reader, "show", "letters")
+    while not (info := as_json(reader, "show", "letters"))["instances"]:  # it was idle for longer than its window, on a busy machine
+        reader.result("reader/digest", {"path": "big.bin"})
     assert info["tier"] in ("nvme", "dram")
-    assert info["instances"] >= 1
     refused = reader.cli("weights", "delete", "letters", "--yes", check=False)
     assert (refused.returncode, "reader/digest" in refused.stderr) == (1, True)
 

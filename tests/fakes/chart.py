@@ -14,6 +14,7 @@ import jsonschema_rs
 import yaml
 
 from scripts.render_kustomize import CHART, helm
+from tests.fakes.kubernetes.server import ApiServer
 
 Object = dict[str, Any]
 KUBERNETES = "1.34"
@@ -135,6 +136,15 @@ def render(values: Mapping[str, Any], *, release: str = "pilotlight", namespace:
     assert done.returncode == 0, done.stderr
     objects = tuple(each for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each)
     return Rendering(objects=objects, namespace=namespace, values=values)
+
+
+RIGHTS = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+
+
+def install_rights(rendering: Rendering, server: ApiServer) -> None:
+    """Put the chart's Roles and admission policies into an API server."""
+    for each in rendering.of(*RIGHTS):
+        server.put(each)
 
 
 def refusal(values: Mapping[str, Any]) -> str:

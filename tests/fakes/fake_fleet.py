@@ -41,6 +41,7 @@ class FakeFleet:
         launched: launches of starts, in order.
         naps: (`ASLEEP` or `READY`, instance) of those that were put to sleep or woken, in order.
         nap_failures: what the next of these raise.
+        cpu_file, cpu_from_ns: of the instances that start from now on.
         dropped: revisions whose Template was asked to go, in order.
     """
 
@@ -73,6 +74,8 @@ class FakeFleet:
         self.secrets: list[Mapping[str, str]] = []
         self.naps: list[tuple[str, str]] = []
         self.nap_failures: list[errors.SnapshotterError] = []
+        self.cpu_file = ""
+        self.cpu_from_ns = 0
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
 
     async def start(self, target: Target, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
@@ -95,7 +98,9 @@ class FakeFleet:
         kind = StartKind.FORK if target.key in self.prepared else StartKind.RESTORE if target.key in self.snapshots else StartKind.COLD
         self.prepared.add(target.key)
         self._labels[target.key] = target.launch.labels
-        self.infos[instance_id] = info_of(target, instance_id, str(path), kind)
+        self.infos[instance_id] = replace(
+            info_of(target, instance_id, str(path), kind), cpu_file=self.cpu_file, cpu_from_ns=self.cpu_from_ns
+        )
         return self.infos[instance_id]
 
     def _engine_of(self, target: Target) -> dict[str, Any]:
@@ -123,7 +128,9 @@ class FakeFleet:
 
     async def wake(self, instance_id: InstanceId) -> InstanceInfo:
         """See Fleet."""
-        return self._become(instance_id, InstanceState.READY, start_kind=StartKind.WAKE, phases_ms={"wake": 1.0})
+        return self._become(
+            instance_id, InstanceState.READY, start_kind=StartKind.WAKE, phases_ms={"wake": 1.0}, cpu_from_ns=self.cpu_from_ns
+        )
 
     def _become(self, instance_id: InstanceId, state: InstanceState, **changes: Any) -> InstanceInfo:
         self.naps.append((state.value, instance_id))
@@ -207,7 +214,7 @@ def info_of(target: Target, instance_id: str, socket: str, kind: StartKind) -> I
         phases_ms={"restore": 1.0, "serve": 1.0} if kind is StartKind.RESTORE else {"fork": 1.0},
         lessee="a-0",
         started_at=0.0,
-        pid=1,
+        pid=0,
         memory_bytes=target.launch.memory_bytes,
         cpu=target.launch.cpu,
         weights={mount.name: tier for mount, tier in zip(target.launch.weights, ("dram", "nvme"), strict=False)},

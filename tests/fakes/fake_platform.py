@@ -23,10 +23,11 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote
 
-from pilotlight.errors import Conflict, InvalidInput, NotFound, PilotlightError, Unauthenticated
+from pilotlight.errors import Conflict, InvalidInput, NotFound, PilotlightError, Unauthenticated, UnsupportedMediaType
 from pilotlight.profile import Profile
 from pilotlight.protocol import (
     CONTENT_NDJSON,
+    CONTENT_PICKLE,
     CONTENT_PROBLEM,
     CONTENT_SSE,
     HEADER_IDEMPOTENCY_KEY,
@@ -147,6 +148,8 @@ class FakePlatform:
             return asked.path
         if match[1] != SHARING_TENANT:
             raise NotFound(f"there is no function {match[2]}")
+        if asked.headers.get("content-type") == CONTENT_PICKLE:
+            raise UnsupportedMediaType("calls to another tenant's function are made with JSON")
         return match[2]
 
     def _authenticate(self, asked: Asked) -> None:

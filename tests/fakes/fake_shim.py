@@ -25,10 +25,14 @@ from typing import Any, Self
 
 import httpx
 
+from pilotlight.protocol import CONTENT_PICKLE, HEADER_TRUSTED_PICKLE
 from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, Scaling, to_json
+from tests.fakes.process_trees import kill_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = ROOT / "functions"
+PICKLED = {"content-type": CONTENT_PICKLE, HEADER_TRUSTED_PICKLE: "1"}
+"""Headers of a call that is a pickle, as the activator sends one of the function's own tenant."""
 WAIT_S = 30.0
 """Bound of every wait: far above what anything here takes, so that a hang fails and a slow machine does not."""
 
@@ -55,6 +59,14 @@ class FakeInstance:
     stdout: int
     stderr: int
     go: int
+
+
+def pid_of(pidfd: int) -> int:
+    """The process behind a descriptor (pidfd_open(2)). Raises ProcessLookupError when it has ended."""
+    [pid] = [int(line.split()[1]) for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines() if line.startswith("Pid:")]
+    if pid <= 0:
+        raise ProcessLookupError(f"the process behind descriptor {pidfd} has ended")
+    return pid
 
 
 class FakeShim:
@@ -103,13 +115,13 @@ class FakeShim:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for pidfd in self._pids:
-            try:
-                signal_pidfd(pidfd, 9)
-            except ProcessLookupError:
-                pass
+        # Whole trees, before any of their processes ends: one that stands still for a snapshot does not end with its parent, and is in
+        # no tree any longer once its parent is gone.
+        kill_tree(self._process.pid)
+        for pidfd in self._pids:  # forks of a worker that had ended
+            with contextlib.suppress(ProcessLookupError):
+                kill_tree(pid_of(pidfd))
             os.close(pidfd)
-        self._process.kill()
         self._process.wait(WAIT_S)
         self._control.close()
         self._stderr.close()

@@ -119,7 +119,10 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self.abort()  # of a WebSocket: this worker has none
 
     def on_message_begin(self) -> None:
         self._request = WorkerRequest()
@@ -128,7 +131,7 @@ class _Connection(asyncio.Protocol):
         self._request.path += url.decode()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._request.headers[name.decode().lower()] = value.decode()
+        self._request.headers[name.decode().lower()] = value.decode("latin-1")
 
     def on_body(self, body: bytes) -> None:
         self._request.body += body

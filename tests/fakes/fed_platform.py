@@ -63,7 +63,7 @@ class FedPlatform:
 
     def secret(self, name: str, values: Mapping[str, str], *, tenant: str = ACME.id, environment: str = "main") -> None:
         """A secret's values."""
-        self._feed((feed.SECRET, f"{tenant}/{environment}/{name}", self.key.seal(json.dumps(dict(values)))))
+        self._feed((feed.SECRET, f"{tenant}/{environment}/{name}", self.key.activator.secrets.seal(json.dumps(dict(values)))))
 
     def no_secret(self, name: str, *, tenant: str = ACME.id, environment: str = "main") -> None:
         """The secret is gone."""

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,10 +21,31 @@ import httpx
 
 from pilotlight.spec import FunctionSpec, to_json
 from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
+from tests.fakes.process_trees import kill_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 BUNDLE = "b" * 64
 WAIT_S = 30.0
+_PLACES = shlex.join(str(place) for place in (Path(sys.base_prefix), Path(sys.prefix), ROOT) if place.is_relative_to("/root"))
+IN_SIGHT = f"""
+mount -t tmpfs none /mnt
+number=0
+for place in {_PLACES}; do
+  number=$((number + 1))
+  mkdir /mnt/$number
+  mount --bind "$place" /mnt/$number
+done
+mount -t tmpfs -o mode=755 none /root
+number=0
+for place in {_PLACES}; do
+  number=$((number + 1))
+  mkdir -p "$place"
+  mount --move /mnt/$number "$place"
+done
+umount /mnt
+"""
+"""For a shell in a mount namespace of its own: of /root nothing is left but the interpreter, the environment and the checkout, which every
+uid may read then."""
 
 
 class Pod:
@@ -142,8 +164,7 @@ class Pod:
     def close(self) -> None:
         """Kill it, if it is there, and take its directories away."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            kill_tree(self._process.pid)  # a wrapper does not take its launcher along
             self._process.wait(WAIT_S)
             assert self._process.stderr is not None
             self._process.stderr.close()

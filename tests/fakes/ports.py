@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 from pathlib import Path
@@ -22,12 +23,20 @@ def free_ports(count: int) -> int:
     who ask for any port it gives odd ones, and to those who connect even ones, which are just behind them.
     """
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    candidates = list(range(max(1024, lowest - _PORTS), lowest - count))
+    candidates = list(_of_this_worker(max(1024, lowest - _PORTS), lowest)[:-count])
     random.shuffle(candidates)
     for first in candidates:
         if all(map(_is_free, range(first, first + count))):
             return first
     raise AssertionError(f"no {count} TCP ports in a row below {lowest} are free")
+
+
+def _of_this_worker(first: int, end: int) -> range:
+    """The worker's part of these ports: under pytest-xdist others look for free ports at the same time."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    index = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % workers
+    size = (end - first) // workers
+    return range(first + index * size, first + (index + 1) * size)
 
 
 def _is_free(port: int) -> bool:

@@ -10,13 +10,13 @@ from typing import Any
 from activator.routes import RouteTable, Target
 from pilotlight.pricing import Rates
 from pilotlight.protocol import FeedChange, FunctionRoute
-from pilotlight.seal import PlatformKey
+from pilotlight.seal import ActivatorKey
 from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, Scaling, to_json
 from pilotlight.traffic import TrafficDocument, reweighted
 from pilotlight.traffic import to_json as document_to_json
 from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
 
-TEST_KEY = PlatformKey(b"MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=")
+TEST_KEY = ActivatorKey(b"0123456789abcdef0123456789abcdef")
 TENANT = "t-000000000001"
 SCHEMA = {
     "type": "object",
@@ -72,7 +72,7 @@ def change(seq: int, route: FunctionRoute) -> FeedChange:
 
 def empty_table() -> RouteTable:
     """A RouteTable that knows nothing yet."""
-    return RouteTable({"test": Rates(version="test", gpu_s={"L4": Decimal("0.0002")})}, TEST_KEY)
+    return RouteTable({"test": Rates(version="test", gpu_s={"L4": Decimal("0.0002")})}, TEST_KEY.secrets)
 
 
 def split_route(spec: FunctionSpec, weights: Mapping[str, int], *, named: Sequence[str] = (), **more: Any) -> FunctionRoute:

@@ -34,16 +34,23 @@ CLOCK_S = 1_800_000_000.0
 class ServedController:
     """A context manager; `key` is the first admin key. `now` may be moved by the test; the server's thread reads it.
 
-    `statuses`: what a reconciler would say of functions in a cluster.
+    `statuses`: what a reconciler would say of functions in a cluster. `token`: what processes of the platform show it.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, unix_socket: Path | None = None, settings: ControllerSettings | None = None) -> None:
+        """`unix_socket`: where it listens as well, for an activator."""
+        self._settings = settings or ControllerSettings()
         self.now = CLOCK_S
         self.statuses = Statuses()
         self.store = Store(empty_sqlite(home / "controller.db"), clock=lambda: self.now)
         self.key = str(bootstrap.ensure_admin(self.store, uid_base=20_000))
         self._paths = Paths(home=home, run=home)
+        self._platform_key = PlatformKey.load_or_create(home / "platform.key")
+        self.token = self._platform_key.token
         self._socket = socket.create_server(("127.0.0.1", 0))
+        self._sockets = [self._socket]
+        if unix_socket is not None:
+            self._sockets.append(socket.create_server(str(unix_socket), family=socket.AF_UNIX))
         self._server: uvicorn.Server | None = None
         self._serving = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="served controller")
@@ -76,7 +83,8 @@ class ServedController:
         if self._server is not None:
             self._server.should_exit = True
         self._thread.join()
-        self._socket.close()
+        for listener in self._sockets:
+            listener.close()
         self.store.close()
 
     async def _serve(self) -> None:
@@ -84,23 +92,36 @@ class ServedController:
         files = BlobFiles(
             objects=DirectoryStore(self._paths.home / "blobs"), incoming=self._paths.home / "blobs" / "incoming", limit_bytes=1_000_000
         )
+        bell = Bell()
         context = Context(
-            config=ControllerConfig(settings=ControllerSettings(), paths=self._paths, trust="isolated", uid_base=20_000),
+            config=ControllerConfig(settings=self._settings, paths=self._paths, trust="isolated", uid_base=20_000),
             store=self.store,
             files=files,
-            key=PlatformKey.load_or_create(self._paths.home / "platform.key"),
+            key=self._platform_key,
             agent=agent,
             cache=cache,
-            bell=Bell(),
+            bell=bell,
             metrics=Metrics(),
             clock=lambda: self.now,
             statuses=self.statuses,
         )
         settings = uvicorn.Config(application.build(context), lifespan="off", log_config=None, access_log=False)
-        self._server = uvicorn.Server(settings)
+        self._server = _Server(settings, bell)
         self._serving.set()  # the socket listens already: who connects before uvicorn accepts waits in its backlog
         try:
-            await self._server.serve(sockets=[self._socket])
+            await self._server.serve(sockets=self._sockets)
         finally:
             await agent.aclose()
             await cache.aclose()
+
+
+class _Server(uvicorn.Server):
+    """Ends the open streams first, as the controller's own server does."""
+
+    def __init__(self, config: uvicorn.Config, bell: Bell) -> None:
+        super().__init__(config)
+        self._bell = bell
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._bell.close()
+        await super().shutdown(sockets)

@@ -1,10 +1,10 @@
 """A complete small worker: speaks the contract of docs/architecture.md ("The slot") and answers HTTP on its listener.
 
 Installed as `pilotlight/worker/boot.py` of a test's runtime. `entry` says how it behaves: `boot` and `wake` are lists of steps
-(`print:TEXT`, `raise:TEXT`, `exit:N`, `hang`, `pause:S`, `read:FILE`, `thread`, `allocate:BYTES`, `ignore_term`; `restored:STEP` is done in
-restored processes only, `booted:STEP` in all others; `refuse:WHAT` stands in the way of its snapshot, and `tells` says so at the snapshot
-point already; `wrong` lets its proof fail). `proof` and `freeze`: `hang`, when it is asked to prove, or to stand still. A request's path
-does things: see `answer`. Standard library only.
+(`print:TEXT`, `raise:TEXT`, `exit:N`, `hang`, `pause:S`, `read:FILE`, `thread`, `allocate:BYTES`, `ignore_term`, `burn`; `restored:STEP`
+is done in restored processes only, `booted:STEP` in all others; `refuse:WHAT` stands in the way of its snapshot, and `tells` says so at
+the snapshot point already; `wrong` lets its proof fail). `proof` and `freeze`: `hang`, when it is asked to prove, or to stand still. A
+request's path does things: see `answer`. Standard library only.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -176,13 +177,19 @@ def wake(control: socket.socket, launch: dict[str, Any], order: dict[str, Any], 
     first = {"assign": "assign", "serve": "serve"}.get(order["op"], "fork")
     phases = {first: 1.0, "wake": (time.perf_counter() - began) * 1000}
     say(control, {"event": "ready", "instance": order["instance"], "phases_ms": phases})
-    serve(socket.socket(fileno=listener_fd))
+    serve(socket.socket(fileno=listener_fd), control)
 
 
-def serve(listener: socket.socket) -> None:
+def serve(listener: socket.socket, control: socket.socket) -> None:
+    """Until the shim is gone. What `control` receives is for the Template, which has the same socket."""
     listener.setblocking(True)
     listener.listen()
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    poll.register(control, 0)  # POLLHUP is reported all the same (poll(2))
     while True:
+        if any(fd == control.fileno() for fd, _ in poll.poll()):
+            os._exit(0)
         connection, _ = listener.accept()
         with connection:
             path = connection.recv(65536).split(b" ", 2)[1].decode()
@@ -259,6 +266,11 @@ def do(step: str) -> None:  # noqa: C901, PLR0912  # a flat list of steps
             os._exit(int(value))
         case "hang":
             signal.pause()
+        case "burn":
+            until = time.process_time() + 0.3
+            while time.process_time() < until:
+                pass
+            print("burnt", flush=True)
         case "pause":
             time.sleep(float(value))
         case "read":

@@ -50,7 +50,8 @@ def unpack(layout: Path, root: Path) -> dict[str, Any]:
             for name in tar.getnames():
                 if name.endswith("/.wh..wh..opq"):
                     shutil.rmtree((root / name).parent, ignore_errors=True)
-            tar.extractall(root, filter="tar")
+            tar.extraction_filter = getattr(tarfile, "tar_filter", None)  # since Python 3.11.4
+            tar.extractall(root)
     return config
 
 

@@ -64,7 +64,7 @@ def run(call: Callable[..., Any], asked: Asked) -> Answer:
     except Exception as e:  # noqa: BLE001 - user code may raise anything: it becomes the answer
         return _raised(e, is_pickle)
     if hasattr(value, "__next__"):
-        items = _pickled_items(value) if is_pickle else (json.dumps(item).encode() + b"\n" for item in value)
+        items = _pickled_items(value) if is_pickle else _lines(value)
         return Answer(content_type=CONTENT_PICKLE_STREAM if is_pickle else CONTENT_NDJSON, stream=items, headers={HEADER_OUTCOME: "ok"})
     if is_pickle:
         return Answer(content_type=CONTENT_PICKLE, body=dumps(value), headers={HEADER_OUTCOME: "ok"})
@@ -76,9 +76,20 @@ def _raised(error: Exception, is_pickle: bool) -> Answer:
     if is_pickle:
         error.add_note("Remote traceback:\n" + "".join(traceback.format_exception(error)))
         return Answer(status=500, content_type=CONTENT_PICKLE, body=dumps(error), headers=headers)
+    return Answer(status=500, content_type=CONTENT_PROBLEM, body=json.dumps(_problem_of(error)).encode(), headers=headers)
+
+
+def _problem_of(error: Exception) -> dict[str, Any]:
     named = {"error": {"type": type(error).__name__, "message": str(error)}}
-    body = problem(type="function-raised", title="Function raised", status=500, detail=f"{type(error).__name__}: {error}", extra=named)
-    return Answer(status=500, content_type=CONTENT_PROBLEM, body=json.dumps(body).encode(), headers=headers)
+    return problem(type="function-raised", title="Function raised", status=500, detail=f"{type(error).__name__}: {error}", extra=named)
+
+
+def _lines(items: Iterator[Any]) -> Iterator[bytes]:
+    try:
+        for item in items:
+            yield json.dumps(item).encode() + b"\n"
+    except Exception as e:  # noqa: BLE001 - user code may raise anything: it ends the stream
+        yield json.dumps(_problem_of(e)).encode() + b"\n"
 
 
 def _pickled_items(items: Iterator[Any]) -> Iterator[bytes]:

@@ -91,7 +91,7 @@ async def test_callers_at_once_share_one_unpacking(tmp_path: Path) -> None:
         ([entry("null", kind=tarfile.CHRTYPE)], "device"),
         ([entry("pipe", kind=tarfile.FIFOTYPE)], "device"),
         ([entry("x", b"1"), entry("x", b"2")], "twice"),
-        ([entry("x" * 300, kind=tarfile.XHDTYPE, content=b"y" * 2**21)], "entry header"),
+        ([entry("x" * 300, kind=tarfile.XHDTYPE, content=b"y" * 2**21)], "entry header|invalid header"),  # Python 3.13 refuses it itself
         ([entry("big", b"x" * 2000)], "more than 1000 bytes"),
     ],
 )

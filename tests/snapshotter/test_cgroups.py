@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -32,12 +34,23 @@ def test_v1_limits_go_below_our_own_group(tmp_path: Path) -> None:
     group = cgroups.make("i-1", memory_bytes=1000, cpu=0.5)
 
     assert (cgroups.version, cgroups.limits_memory, cgroups.limits_pids, cgroups.why_not) == (1, True, True, None)
-    assert group.directories["memory"].parent == tmp_path / "memory/own"
+    base = group.directories["memory"].parent
+    assert base.parent == tmp_path / "memory/own"
+    assert (tmp_path / "cpu" / base.name / "cpu.shares").read_text() == str(1024 * len(os.sched_getaffinity(0)))
     assert (group.directories["memory"] / "memory.limit_in_bytes").read_text() == "1000"
     assert (group.directories["cpu"] / "cpu.shares").read_text() == "512"
     assert len(group.procs) == 3
     assert cgroups.names() == {"i-1"}
     assert Group.from_json(group.to_json()) == group
+
+
+def test_names_and_counters_are_for_root_and_the_reader(tmp_path: Path) -> None:
+    (tmp_path / "unified").mkdir()
+    proc = make_proc(tmp_path, V2, "0::/\n")
+    for reader, mode in ((None, 0o700), (os.getgid(), 0o710)):
+        directory = Cgroups.find(Path("/run/x"), reader=reader, proc=proc).make(f"i-{mode}", memory_bytes=1, cpu=1).directories["memory"]
+        assert stat.S_IMODE(directory.stat().st_mode) == mode
+    assert stat.S_IMODE(directory.parent.stat().st_mode) == 0o711
 
 
 def test_v2_delegates_controllers_and_has_one_directory(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import signal
+import socket
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -159,10 +160,10 @@ def test_one_that_cannot_be_forked_is_handed_out_once() -> None:
     assert templates.is_single(RevisionKey("a"))
 
 
-def run_filter(program: bytes, *, arch: int, number: int, argument: int = 0) -> int:
+def run_filter(program: bytes, *, arch: int, number: int, argument: int = 0, second: int = 0) -> int:
     """A classic BPF machine, as far as the filter uses it: the kernel's answer for one system call."""
     lines = [struct.unpack_from("HBBI", program, at) for at in range(0, len(program), 8)]
-    data = {0: number, 4: arch, 16: argument}
+    data = {0: number, 4: arch, 16: argument, 24: second}
     at, accumulator = 0, 0
     while True:
         code, yes, no, value = lines[at]
@@ -191,7 +192,46 @@ def test_the_filter_refuses_what_is_listed_and_lets_the_rest_pass(machine: str) 
     assert run_filter(program, arch=0x40000003, number=0) == 0x80000000
 
 
-@pytest.mark.parametrize("wrong", [{"log_max_bytes": 1}, {"memory_bytes": 0}, {"uid_base": 0}, {"metrics_listen": "nowhere"}])
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_lets_sockets_of_listed_families_be_made_only(machine: str) -> None:
+    program, arch = isolation.filter_program(machine), {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
+    number = {"x86_64": 41, "aarch64": 198}[machine]
+    answers = {family: run_filter(program, arch=arch, number=number, argument=family) for family in range(46)}
+
+    allowed = {family for family, answer in answers.items() if answer == 0x7FFF0000}
+    assert allowed == {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK}
+    assert answers[socket.AF_VSOCK] == 0x00050000 | errno.EAFNOSUPPORT
+    assert set(answers.values()) == {0x7FFF0000, 0x00050000 | errno.EAFNOSUPPORT}
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_of_a_build_refuses_unix_sockets_that_could_reach_a_process_outside(machine: str) -> None:
+    program, arch = isolation.filter_program(machine, unix_sockets=False), {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
+    single, pair = {"x86_64": (41, 53), "aarch64": (198, 199)}[machine]
+
+    def answer(number: int, domain: int, kind: int) -> int:
+        return run_filter(program, arch=arch, number=number, argument=domain, second=kind)
+
+    refused, allowed = 0x00050000 | errno.EAFNOSUPPORT, 0x7FFF0000
+    assert {answer(single, 1, kind) for kind in (1, 2, 3, 5, 1 | 0o2000000)} == {refused}
+    assert {answer(pair, 1, kind) for kind in (2, 3, 2 | 0o2000000, 3 | 0o4000)} == {refused}
+    assert {answer(pair, 1, kind) for kind in (1, 5, 1 | 0o2000000)} == {allowed}
+    assert {answer(single, domain, kind) for domain in (2, 10, 16) for kind in (1, 2, 3)} == {allowed}
+    assert answer(0, 1, 2) == allowed
+    assert run_filter(program, arch=arch, number={"x86_64": 56, "aarch64": 220}[machine], argument=0x10000011) == 0x00050000 | errno.EPERM
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"log_max_bytes": 1},
+        {"memory_bytes": 0},
+        {"uid_base": 0},
+        {"metrics_listen": "nowhere"},
+        {"apt_packages": ["criu-"]},
+        {"build_network": "none"},
+    ],
+)
 def test_settings_out_of_bounds_are_refused_by_name(wrong: dict[str, object]) -> None:
     [name] = wrong
     with pytest.raises(ValueError, match=name):

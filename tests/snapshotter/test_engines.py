@@ -53,6 +53,23 @@ def test_one_that_is_not_there_says_which_are_and_how_to_make_it(tmp_path: Path)
         Engines(tmp_path).get("gpu")
 
 
+@pytest.mark.parametrize("name", ["..", "../outside", "a/../../outside", "/outside", "", ".hidden", "a\n", "x" * 64])
+def test_a_name_that_is_a_path_is_none(tmp_path: Path, name: str) -> None:
+    environment(tmp_path / "outside")
+    environment(tmp_path / "home/engines/a")
+    with pytest.raises(Unsupported, match="use 1 to 63 letters"):
+        Engines(tmp_path / "home").get(name)
+
+
+def test_packages_behind_a_link_are_not_used(tmp_path: Path) -> None:
+    environment(tmp_path / "other")
+    directory = environment(tmp_path / "engines/vllm")
+    (directory / "lib").rename(directory / "away")
+    (directory / "lib").symlink_to(tmp_path / "other/lib")
+    with pytest.raises(Unsupported, match="leads through a symbolic link"):
+        Engines(tmp_path).get("vllm")
+
+
 def test_one_that_sees_its_interpreters_packages_has_them_too(tmp_path: Path) -> None:
     prefix = tmp_path / "python"
     (prefix / "bin").mkdir(parents=True)

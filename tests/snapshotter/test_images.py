@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import hashlib
 import io
@@ -15,20 +14,22 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import zipfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from snapshotter import network, processes
 from snapshotter.buildbounds import BuildBounds
 from snapshotter.cgroups import Cgroups
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, SnapshotterError, Unsupported
 from snapshotter.images import Images, own_layout, runtime_requirements
 from snapshotter.imagespec import image_digest, parse_image
 from snapshotter.interpreters import find_interpreter, installed_interpreters, own_interpreter
-from snapshotter.pipconfig import build_variables, user_config
+from snapshotter.pipconfig import build_config, build_variables, has_credentials, without_credentials
+from tests.fakes.wheels import make_wheel
+from weight_cache.disk import DiskFloor
 from weight_cache.objects import blob_key, open_store
 
 REPOSITORY = Path(__file__).parents[2]
@@ -36,25 +37,6 @@ VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 TENANT_UID = 20077
 MIB = 1024 * 1024
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces and other uids need root")
-
-
-def make_wheel(folder: Path, name: str, version: str, *, requires: str = "") -> None:
-    """A wheel with one module `name` that knows its version."""
-    info = f"{name}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (f"Requires-Dist: {requires}\n" if requires else "")
-    files = {
-        f"{name}.py": f"version = {version!r}\n",
-        f"{info}/METADATA": metadata,
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    rows = [
-        f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip('=')},{len(text)}"
-        for path, text in files.items()
-    ]
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        for path, text in files.items():
-            wheel.writestr(path, text)
-        wheel.writestr(f"{info}/RECORD", "\n".join([*rows, f"{info}/RECORD,,"]) + "\n")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +59,7 @@ def environ(wheels: Path) -> dict[str, str]:
 
 @pytest.fixture
 def images(tmp_path: Path, environ: dict[str, str]) -> Images:
-    return Images(tmp_path, environ=environ, requirements=["plserver==2.0"])
+    return Images(tmp_path, environ=environ, requirements=["plserver==2.0"], apt_packages=["coreutils"])
 
 
 def spec(*steps: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,9 +92,9 @@ def put_tar(home: Path, files: Mapping[str, bytes]) -> str:
     return digest
 
 
-def ask(images: Images, digest: str, code: str) -> str:
+def ask(images: Images, digest: str, code: str, *, uid: int | None = None) -> str:
     """Run `code` as a worker of the image would."""
-    layout = images.layout(digest)
+    layout = images.layout(digest, uid=uid)
     program = f"import sys; sys.path[:0] = {[str(s) for s in layout.site]!r}; {code}"
     return subprocess.run([layout.python, "-I", "-S", "-c", program], check=True, capture_output=True, text=True).stdout.strip()
 
@@ -147,7 +129,8 @@ def test_runtime_requirements_are_pinned_to_the_platforms_own() -> None:
         ({"python": "3.11", "steps": [{"op": "brew"}]}, "whose op is one of"),
         ({"python": "3.11", "steps": [{"op": "pip", "pakages": []}]}, "unknown key 'pakages'"),
         ({"python": "3.11", "steps": [{"op": "pip", "packages": ["--user"]}]}, "options go into"),
-        ({"python": "3.11", "steps": [{"op": "apt", "packages": ["a; rm -rf /"]}]}, "does not name a package"),
+        ({"python": "3.11", "steps": [{"op": "apt", "packages": ["a; rm -rf /"]}]}, "not the name of a Debian package"),
+        ({"python": "3.11", "steps": [{"op": "apt", "packages": ["criu-"]}]}, "not the name of a Debian package"),
         ({"python": "3.11", "steps": [{"op": "run", "commands": "ls"}]}, "expected a list of texts"),
         ({"python": "3.11", "steps": [{"op": "copy", "blob": "x", "target": "/opt/x"}]}, "not a root file system"),
         ({"python": "3.11", "steps": [{"op": "copy", "blob": "x", "target": "../x"}]}, "must not leave"),
@@ -157,6 +140,12 @@ def test_runtime_requirements_are_pinned_to_the_platforms_own() -> None:
 def test_wrong_description_names_what_is_wrong(body: dict[str, Any], said: str) -> None:
     with pytest.raises(SnapshotterError, match=said):
         parse_image(body)
+
+
+async def test_debian_package_that_the_operator_does_not_list_is_refused_with_the_setting(tmp_path: Path, images: Images) -> None:
+    for builder, packages in ((images, ["coreutils", "ffmpeg"]), (Images(tmp_path, environ={}, requirements=[]), ["coreutils"])):
+        with pytest.raises(Unsupported, match=rf"apt_install: {packages[-1]} may not be installed.*snapshotter\.apt_packages"):
+            await builder.build(spec({"op": "apt", "packages": packages}), uid=None, part=Parts())
 
 
 async def test_interpreter_that_is_not_there_is_refused_with_those_that_are(images: Images) -> None:
@@ -175,10 +164,44 @@ def test_pips_configuration_passes_through_without_places_to_install_to(tmp_path
     (tmp_path / ".config" / "pip" / "pip.conf").write_text("[global]\nfind-links = /a\ntimeout = 5\n")
     (tmp_path / "chosen.conf").write_text("[global]\nfind-links = /b\n")
     environ = {"HOME": str(tmp_path), "PIP_CONFIG_FILE": str(tmp_path / "chosen.conf"), "PIP_TARGET": "/x", "PIP_CERT": "/c", "SECRET": "s"}
-    assert user_config(environ) == "[global]\nfind-links = /b\ntimeout = 5\n\n"
+    assert build_config(environ, global_files=()) == "[global]\nfind-links = /b\ntimeout = 5\n\n"
     variables = build_variables({**environ, "HTTPS_PROXY": "p"})
     assert (variables["PIP_CERT"], variables["HTTPS_PROXY"], variables["PIP_NO_CACHE_DIR"]) == ("/c", "p", "1")
     assert not {"PIP_TARGET", "SECRET", "PIP_CONFIG_FILE"} & variables.keys()
+
+
+def test_pips_configuration_reaches_a_build_without_credentials(tmp_path: Path) -> None:
+    (tmp_path / "global.conf").write_text("[global]\nindex-url = https://operator:word@packages.example/simple\nclient-cert = /key.pem\n")
+    (tmp_path / "user.conf").write_text(
+        "[global]\nextra-index-url =\n  https://token@one.example/simple\n  https://two.example/s?key=word\nkeyring-provider = import\n"
+    )
+    environ = {
+        "PIP_CONFIG_FILE": str(tmp_path / "user.conf"),
+        "PIP_INDEX_URL": "https://operator:w@rd@packages.example/simple",
+        "PIP_CLIENT_CERT": "/key.pem",
+        "PIP_KEYRING_PROVIDER": "subprocess",
+        "PIP_PROXY": "operator:word@proxy.example:3128",
+        "https_proxy": "http://operator:word@proxy.example:3128",
+        "NETRC": "/netrc",
+        "HOME": "/nonexistent",
+    }
+    variables = build_variables(environ)
+    config = build_config(environ, global_files=(tmp_path / "global.conf",))
+    said = f"{variables} {config}"
+    assert not [word for word in ("operator", "word", "w@rd", "token", "key.pem", "import", "subprocess", "netrc") if word in said]
+    assert variables["PIP_INDEX_URL"] == "https://packages.example/simple"
+    assert (variables["PIP_PROXY"], variables["https_proxy"]) == ("proxy.example:3128", "http://proxy.example:3128")
+    assert variables["PIP_KEYRING_PROVIDER"] == "disabled"
+    for line in ("index-url = https://packages.example/simple", "https://one.example/simple", "https://two.example/s"):
+        assert line in config
+    assert has_credentials(environ, global_files=())
+    assert has_credentials({}, global_files=(tmp_path / "global.conf",))
+    assert not has_credentials({"PIP_INDEX_URL": "https://packages.example/simple", "HOME": "/nonexistent"}, global_files=())
+
+
+@pytest.mark.parametrize("text", ["https://packages.example/simple#sha256=1", "/wheels/a@b", "file:///wheels", "name@host.example/x", ""])
+def test_addresses_without_credentials_stay_as_they_are(text: str) -> None:
+    assert without_credentials(text) == text.removeprefix("name@")
 
 
 @pytest.mark.slow
@@ -202,11 +225,12 @@ async def test_steps_run_in_order_and_the_image_serves(tmp_path: Path, images: I
             images,
             digest,
             "import plmodel, plserver, mine.helper as h, mine.deep.helper, helper; print(plmodel.version, plserver.version, h.said)",
+            uid=uid,
         )
         == "1.0 2.0 copied"
     )
-    assert images.layout(digest).env == {"GREETING": "hello"}
-    root = tmp_path / "node" / "images" / digest
+    assert images.layout(digest, uid=uid).env == {"GREETING": "hello"}
+    root = tmp_path / "node" / "images" / (digest if uid is None else f"{digest}-{uid}")
     assert (root / "files" / "made.txt").read_text() == f"hello {os.geteuid() if uid is None else uid} deep helper.py\n"
     assert not [
         p for p in [root, *root.rglob("*")] if p.lstat().st_uid != os.geteuid() or (not p.is_symlink() and p.stat().st_mode & 0o022)
@@ -216,7 +240,7 @@ async def test_steps_run_in_order_and_the_image_serves(tmp_path: Path, images: I
     assert order[-1] == "runtime"
     assert {part["of"] for part in parts.seen} == {9}
     if uid is not None:
-        assert any(part["text"].startswith("cat: ") for part in parts.seen), "the tenant's build must not see the blob store"
+        assert any(part.get("text", "").startswith("cat: ") for part in parts.seen), "the tenant's build must not see the blob store"
     again = Parts()
     assert await images.build(spec(*steps), uid=uid, part=again) == digest
     assert again.seen == []
@@ -278,16 +302,29 @@ def cgroups(tmp_path: Path) -> Iterator[Cgroups]:
 async def test_a_build_has_a_cgroup_of_its_own_with_bounds(tmp_path: Path, environ: dict[str, str], cgroups: Cgroups) -> None:
     images = Images(tmp_path, environ=environ, requirements=["plserver==2.0"], cgroups=cgroups)
     description = spec({"op": "run", "commands": ["cat /proc/self/cgroup", "sleep 1000 > /dev/null 2>&1 &"]})
-    name = f"b-{image_digest(description)[:16]}"
+    name = f"b-{image_digest(description)[:16]}-{TENANT_UID}"
     bounds: set[str] = set()
 
     async def look(body: Mapping[str, Any]) -> None:
-        if name in body["text"]:
+        if name in body.get("text", ""):
             bounds.add((cgroups.group(name).directories["pids"] / "pids.max").read_text())
 
     await images.build(description, uid=TENANT_UID, part=look)
 
     assert bounds == {"1024\n"}
+
+
+@needs_root
+@pytest.mark.slow
+async def test_a_build_says_what_it_has_used_however_it_ends(tmp_path: Path, environ: dict[str, str], cgroups: Cgroups) -> None:
+    images = Images(tmp_path, environ=environ, requirements=[], cgroups=cgroups)
+    parts = Parts()
+    burn = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; exit 7"
+    with pytest.raises(ImageBuildFailed, match="exited with status 7"):
+        await images.build(spec({"op": "run", "commands": [burn]}), uid=TENANT_UID, part=parts)
+    used = [body for body in parts.seen if "cpu_ns" in body]
+    assert used[-1]["cpu_ns"] > 100_000_000, "the loop, and the virtual environment before it"
+    assert len({body["build"] for body in used}) == 1
 
 
 @needs_root
@@ -299,6 +336,73 @@ async def test_a_build_that_takes_too_much_memory_is_ended_and_told_why(tmp_path
         await images.build(spec({"op": "run", "commands": commands}), uid=TENANT_UID, part=Parts())
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 160 MiB of its own."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160M,mode=755", "tmpfs", where], check=True)
+    yield where
+    subprocess.run(["umount", "--lazy", where], check=True)
+
+
+@needs_root
+@pytest.mark.slow
+async def test_build_that_fills_the_disk_is_ended_at_the_floor_and_leaves_the_rest_to_journals(
+    small_disk: Path, environ: dict[str, str]
+) -> None:
+    floor = DiskFloor(small_disk, 64 * MIB)
+    images = Images(small_disk, environ=environ, requirements=[], floor=floor)
+    commands = ["for n in $(seq 60); do head -c 2M /dev/zero > fill-$n; sleep 0.1; done", "sleep 60"]
+    with pytest.raises(ImageBuildFailed, match=r"platform\.disk_floor_bytes keeps 67108864 for the journals"):
+        await images.build(spec({"op": "run", "commands": commands}), uid=TENANT_UID, part=Parts())
+    assert floor.missing_bytes() == 0, "what was half built is gone"
+    (small_disk / "journal").write_bytes(b"j" * 100 * MIB)
+    with pytest.raises(ImageBuildFailed, match="disk_floor_bytes"):
+        await images.build(spec(), uid=TENANT_UID, part=Parts())
+    with (small_disk / "journal").open("ab") as journal:
+        assert journal.write(b"j" * MIB) == MIB, "a journal goes on below the floor"
+
+
+@pytest.fixture
+def few_inodes(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with room for 20,000 files."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160M,nr_inodes=20000,mode=755", "tmpfs", where], check=True)
+    yield where
+    subprocess.run(["umount", "--lazy", where], check=True)
+
+
+@needs_root
+@pytest.mark.slow
+async def test_build_that_makes_files_without_end_is_ended_while_inodes_are_left(few_inodes: Path, environ: dict[str, str]) -> None:
+    images = Images(few_inodes, environ=environ, requirements=[], floor=DiskFloor(few_inodes, MIB))
+    make = "python -c 'import time; [open(str(n), \"w\").close() or time.sleep(0.0005) for n in range(30000)]'"
+    with pytest.raises(ImageBuildFailed, match="inodes are free"):
+        await images.build(spec({"op": "run", "commands": [make]}), uid=TENANT_UID, part=Parts())
+    assert os.statvfs(few_inodes).f_favail > 19_000, "what was half built is gone"
+
+
+@pytest.mark.slow
+async def test_image_of_too_many_entries_is_refused_with_the_bound_and_the_way_out(tmp_path: Path, environ: dict[str, str]) -> None:
+    images = Images(tmp_path, environ=environ, requirements=["plserver==2.0"], bounds=BuildBounds(entries=500))
+    with pytest.raises(ImageBuildFailed, match="more than 500 files, directories and links, the bound of one image: remove what"):
+        await images.build(spec(), uid=None, part=Parts())
+    assert [p.suffix for p in (tmp_path / "node" / "images").iterdir()] == [".log"]
+
+
+@pytest.mark.slow
+async def test_image_is_measured_and_deleted(tmp_path: Path, images: Images) -> None:
+    digest = await images.build(spec({"op": "run", "commands": ["head -c 3000000 /dev/zero > fill"]}), uid=None, part=Parts())
+    assert 3_000_000 < images.size_bytes(digest) < 100_000_000
+    assert images.delete(digest) > 3_000_000
+    assert (images.size_bytes(digest), images.delete(digest)) == (0, 0)
+    assert images.delete("../../elsewhere") == 0
+    with pytest.raises(BundleUnavailable):
+        images.layout(digest)
+
+
 @pytest.mark.slow
 async def test_failed_step_leaves_its_log_and_no_image(tmp_path: Path, images: Images) -> None:
     broken = spec({"op": "run", "commands": ["echo about to fail; exit 7"]})
@@ -307,6 +411,14 @@ async def test_failed_step_leaves_its_log_and_no_image(tmp_path: Path, images: I
     assert "about to fail" in caught.value.detail["log_tail"]
     assert [p.name for p in (tmp_path / "node" / "images").iterdir()] == [f"{image_digest(broken)}.log"]
     assert (tmp_path / "node" / "images" / f"{image_digest(broken)}.log").read_text().endswith("about to fail\n")
+
+
+@pytest.mark.slow
+async def test_failed_step_that_printed_long_lines_has_an_error_that_can_be_sent(images: Images) -> None:
+    commands = ["i=0; while [ $i -lt 45 ]; do head -c 65000 /dev/zero; echo; i=$((i+1)); done; exit 1"]
+    with pytest.raises(ImageBuildFailed, match="exited with status 1") as caught:
+        await images.build(spec({"op": "run", "commands": commands}), uid=None, part=Parts())
+    assert 1000 < len(json.dumps(caught.value.detail)) < 100_000
 
 
 @pytest.mark.slow
@@ -353,7 +465,7 @@ _CHILD = """
 import asyncio, json, os, sys
 from pathlib import Path
 from snapshotter.images import Images
-async def part(body): print(body["text"], flush=True)
+async def part(body): print(body.get("text", ""), flush=True)
 images = Images(Path(sys.argv[1]), environ=dict(os.environ), requirements=[])
 asyncio.run(images.build(json.loads(sys.argv[2]), uid=int(sys.argv[3]) or None, part=part))
 """
@@ -371,6 +483,15 @@ async def builder(tmp_path: Path, environ: dict[str, str]) -> AsyncIterator[asyn
     if child.returncode is None:
         child.kill()
     await child.wait()
+    await network.sweep()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it runs; one whose end nobody has read does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.mark.slow
@@ -382,8 +503,12 @@ async def test_killed_builder_takes_its_steps_along_and_is_cleaned_up_after(
         pass
     root = tmp_path / "node" / "images"
     assert len(list(root.glob(".tmp-*"))) == 1
+    started = processes.tree(builder.pid)
+    assert len(started) > 2
     builder.send_signal(signal.SIGKILL)
     await builder.wait()
+    while any(is_alive(pid) for pid in started):
+        await asyncio.sleep(0.01)
     with pytest.raises(ImageBuildFailed):
         await images.build(spec({"op": "run", "commands": ["exit 1"]}), uid=None, part=Parts())
     assert list(root.glob(".tmp-*")) == []

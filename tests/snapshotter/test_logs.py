@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from snapshotter.logs import LogQuery, Logs
+from snapshotter.errors import LogsBusy
+from snapshotter.logs import MAX_READS, LogQuery, Logs
 
 LINE = "2026-11-01T00:00:00+00:00 stdout - text\n"
 MINE = {"tenant": "t-1"}
@@ -60,3 +62,69 @@ async def test_a_line_of_several_calls_is_each_ones(tmp_path: Path) -> None:
     }
 
     assert found == {"req-1": ["text"], "req-2": ["text"], "req-12": ["other"], "req-3": [], "req-1,req-2": []}
+
+
+def fill(directory: Path, name: str, *, started_at: float, minutes: list[int], text: str = "text") -> None:
+    directory.mkdir(exist_ok=True)
+    (directory / f"{name}.json").write_text(json.dumps({"labels": MINE, "started_at": started_at}))
+    (directory / f"{name}.log").write_text("".join(f"2026-11-01T00:{minute:02}:00+00:00 stdout - {text} {minute}\n" for minute in minutes))
+
+
+async def test_logs_that_begin_at_different_times_are_read_as_one(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "logs")
+    began = 1793491200.0  # 2026-11-01T00:00:00Z
+    fill(tmp_path / "logs", "i-3", started_at=began + 239, minutes=[4, 4, 7])
+    fill(tmp_path / "logs", "i-1", started_at=began, minutes=[0, 1, 5])
+    fill(tmp_path / "logs", "i-2", started_at=began + 60, minutes=[1, 2, 3])
+    fill(tmp_path / "logs", "i-4", started_at=began + 1e6, minutes=[6])  # its clock was wrong
+
+    found = [(line["instance"], line["text"]) async for line in logs.read(LogQuery(labels=MINE))]
+
+    order = ["i-1 0", "i-1 1", "i-2 1", "i-2 2", "i-2 3", "i-3 4", "i-3 4", "i-1 5", "i-3 7", "i-4 6"]
+    assert [f"{name} {text.removeprefix('text ')}" for name, text in found] == order
+
+
+async def test_a_reader_that_does_not_go_on_costs_the_memory_of_a_batch(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "logs")
+    write(tmp_path / "logs", "i-mine", MINE)
+    (tmp_path / "logs/i-mine.log").write_text(LINE * 100_000)
+    tracemalloc.start()
+    try:
+        lines = logs.read(LogQuery(labels=MINE))
+        assert (await anext(lines))["text"] == "text"
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000, "100,000 lines are 50 MB"
+        assert sum([1 async for _ in lines]) == 99_999
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+async def test_lines_that_are_not_wanted_are_passed_over_in_steps(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "logs")
+    write(tmp_path / "logs", "i-mine", MINE)
+    (tmp_path / "logs/i-mine.log").write_text(LINE * 20_000 + LINE.replace(" - text", " req-1 found") + LINE * 20_000)
+
+    assert [line["text"] async for line in logs.read(LogQuery(labels=MINE, call_id="req-1"))] == ["found"]
+    assert [line["text"] async for line in logs.read(LogQuery(labels=MINE, call_id="req-1", tail=5))] == ["found"]
+    assert len([line async for line in logs.read(LogQuery(labels=MINE, tail=5))]) == 5
+
+
+async def test_a_tenant_has_few_readers_of_logs_at_once(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "logs")
+    for name, labels in (("i-mine", MINE), ("i-theirs", {"tenant": "t-2"})):
+        write(tmp_path / "logs", name, labels)
+        (tmp_path / f"logs/{name}.log").write_text(LINE * 1000)
+    readers = [logs.read(LogQuery(labels=MINE)) for _ in range(MAX_READS)]
+    for reader in readers:
+        await anext(reader)
+
+    with pytest.raises(LogsBusy, match="4 requests read logs of this tenant") as busy:
+        await anext(logs.read(LogQuery(labels=MINE)))
+    assert busy.value.detail == {"limit": 4, "retry_after_s": 5}
+    assert (await anext(logs.read(LogQuery(labels={"tenant": "t-2"}))))["text"] == "text"
+    following = logs.follow(LogQuery(labels=MINE))
+    assert (await anext(following))["text"] == "text"
+    await readers[0].aclose()
+    assert len(await texts(logs, None)) == 1000
+    for open_one in (*readers, following):
+        await open_one.aclose()

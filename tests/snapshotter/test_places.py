@@ -32,9 +32,9 @@ async def test_who_comes_first_waits_for_nothing() -> None:
 
 
 async def test_a_slow_one_goes_on_without_its_place_and_gives_it_back_once() -> None:
-    places = Places(1, hold_s=0.01)
+    places = Places(1, hold_s=0.5)
     async with places.one(), places.one() as waited_ms:
-        assert waited_ms >= 9
+        assert waited_ms >= 100  # less than 500: the kernel may run others between the first and the second
     places = Places(1, hold_s=60)
     async with places.one():
         pass

@@ -89,12 +89,32 @@ async def test_a_secret_that_an_instance_was_given_is_in_no_image(home: AgentHom
         assert [len(await ask(info, "/env/LONG")) for info in infos] == [5000 * len(secret)] * 3
         (template,) = await client.templates()
 
-        made = await client.checkpoint(launch)  # of a fork of the Template that they came from
+        made = await client.checkpoint(launch)
 
         assert [t.pid for t in await client.templates()] == [template.pid]
     files = [p.read_bytes() for p in (home.paths.home / "node/snapshots" / made.id).rglob("*") if p.is_file()]
     assert any(b"known" in content for content in files)
     assert not any(secret.encode() in content for content in files)
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+async def test_what_an_instance_changed_is_in_no_image(home: AgentHome, client: AgentClient, when: str) -> None:
+    """Instances share the slot's files with their Template: a snapshot is made of a slot in which none has run."""
+    launch = home.launch(boot=["write:/tmp/note=booted"], wake=["booted:write:/tmp/note=changed"])
+    template = await client.prepare(launch)
+    if when == "before":
+        assert await ask(await begin(client, launch), "/read/tmp/note") == "changed"
+    making = asyncio.create_task(client.checkpoint(launch))
+    if when == "meanwhile":
+        while not making.done():
+            await client.stop((await begin(client, launch)).id, grace_s=0)
+    await making
+    assert [t.pid for t in await client.templates()] == [template.pid]
+
+    info = await from_disk(client, launch)
+
+    assert info.start_kind is StartKind.RESTORE
+    assert await ask(info, "/read/tmp/note") == "booted"
 
 
 async def test_a_template_comes_back_behind_the_first_instance(home: AgentHome, client: AgentClient) -> None:

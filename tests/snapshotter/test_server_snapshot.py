@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import hashlib
 import io
+import json
 import os
 import socket
+import subprocess
 import tarfile
 import textwrap
 import threading
@@ -196,17 +198,26 @@ async def test_a_restored_server_reaches_a_server_on_the_host(home: AgentHome, c
         assert await ask(clone, f"/fetch/{host_address()}/{port}") == "hello from the host"
 
 
+def host_end(pid: int) -> str:
+    """The host's end of the virtual Ethernet pair (veth(4)) of a process's network."""
+    command = ["nsenter", f"--net=/proc/{pid}/ns/net", "ip", "-j", "link", "show", "type", "veth"]
+    [link] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return socket.if_indextoname(link["link_index"])
+
+
 async def test_nothing_is_left_of_a_server_and_its_clones(home: AgentHome) -> None:
-    before = set(uplink.interfaces())
     launch = site(home)
     async with home.agent(snapshots=True), home.client() as client:
         await client.checkpoint(launch)
         clones = await asyncio.gather(*(begin(client, launch) for _ in range(CLONES)))
         pids = [clone.pid for clone in clones]
+        ends = {host_end(pid) for pid in pids}
+        assert len(ends) == CLONES
+        assert ends <= set(uplink.interfaces())
         for clone in clones:
             await client.stop(clone.id, grace_s=5)
         assert not await client.instances()
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    assert set(uplink.interfaces()) <= before
+    assert not ends & set(uplink.interfaces())
     assert list((home.paths.run / "slots").iterdir()) == []
     assert Cgroups.find(home.paths.run).names() == set()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import time
@@ -17,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from tests.fakes.origins import MemoryOrigin
+from tests.fakes.trees import remove_tree
 from tests.weight_cache.models import chunked, digest_of, put_model
 from weight_cache.errors import OriginUnavailable
 from weight_cache.manifest import CHUNK_BYTES
@@ -141,7 +141,7 @@ def main(story: str, folder: Path) -> int:
         store.close()
         for model in (root / "models").glob("**"):
             model.chmod(0o700)
-        shutil.rmtree(root)
+        remove_tree(root)
 
 
 if __name__ == "__main__":

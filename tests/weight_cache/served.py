@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fakes.origins import MemoryOrigin
+from tests.fakes.trees import remove_tree
 from weight_cache.bandwidth import Bandwidths
 from weight_cache.client import WeightCacheClient
 from weight_cache.leases import Leases
@@ -82,4 +82,4 @@ async def node_with_client() -> AsyncIterator[tuple[Node, Cache, WeightCacheClie
     finally:
         await client.aclose()
         await cache.aclose()
-        shutil.rmtree(home)
+        remove_tree(home)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -92,7 +93,7 @@ def test_another_machine_needs_certificates() -> None:
 def test_the_controller_is_behind_its_socket_unless_a_url_is_set(tmp_path: Path, client: Credentials) -> None:
     paths = Paths(home=tmp_path, run=tmp_path)
     assert controller_address(PlatformSettings(), paths).socket == tmp_path / "controller.sock"
-    files = {"tls_cert": str(client.files.cert), "tls_key": str(client.files.key), "tls_ca": str(client.files.ca)}
+    files: dict[str, Any] = {"tls_cert": str(client.files.cert), "tls_key": str(client.files.key), "tls_ca": str(client.files.ca)}
     assert str(controller_address(PlatformSettings(controller_url="https://c:8443", **files), paths)) == "https://c:8443"
     with pytest.raises(SettingsInvalid, match=r"platform\.controller_url = 'https://c:8443/x'"):
         controller_address(PlatformSettings(controller_url="https://c:8443/x", **files), paths)
@@ -240,6 +241,7 @@ async def test_a_client_that_lives_takes_its_renewed_certificate_up(
         successor.issue(client.files.cert.parent, "client")
         async with _serving(server.server_context()) as port:
             assert (await http.get(f"https://127.0.0.1:{port}/")).text == "ok"
+            await http.aclose()  # from Python 3.12 a server waits for its connections to end
 
 
 async def test_a_renewal_that_does_not_fit_leaves_the_one_before_in_force(

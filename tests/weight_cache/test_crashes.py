@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.trees import remove_tree
+
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -19,7 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 def folder() -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix="pl"))
     yield made
-    shutil.rmtree(made)
+    remove_tree(made)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ import pytest
 
 from tests.fakes.faulty_objects import Fault, FaultyObjects, faulty_objects
 from tests.fakes.origins import MemoryOrigin, ZeroOrigin
+from tests.fakes.trees import remove_tree
 from tests.weight_cache.models import chunked, digest_of, put_model
 from weight_cache.errors import ChunkCorrupt, ManifestInvalid, OriginUnavailable, StoreFull
 from weight_cache.manifest import CHUNK_BYTES
@@ -97,7 +97,9 @@ async def test_what_does_not_pass_is_named_and_the_next_lease_starts_well(
 ) -> None:
     name = upload(server)
     server.fail(fault)
-    store, origin = store_of(tmp_path / "w", timeout_s=0.3 if fault.kind == "silent" else 5.0)
+    store, origin = store_of(
+        tmp_path / "w", timeout_s=1.5 if fault.kind == "silent" else 5.0
+    )  # the last lease has as long, on a busy machine
     with pytest.raises(error, match=said):
         await store.lease(name, holder="s")
     assert (store.statistics().arriving, store.leases(), list((tmp_path / "w" / "tmp").iterdir())) == (0, [], [])
@@ -135,8 +137,8 @@ async def test_disk_that_fills_up_meanwhile_is_said_so_and_the_next_try_goes_on(
             await asyncio.sleep(0.001)
     (disk / "filler").write_bytes(b"x" * (64 * 1024 * 1024 - CHUNK_BYTES - CHUNK_BYTES // 2))
     origin.gates.pop(WEIGHTS).set()
-    with pytest.raises(StoreFull, match=f"has no room for model {name[:12]}"):
-        await ask
+    with pytest.raises(StoreFull, match=rf"has no room for (model {name[:12]}|\d+ bytes: \d+ are free)"):
+        await ask  # said by the write that failed, or by the look at the disk before it
     assert (store.statistics().arriving, list((disk / "w" / "tmp").iterdir())) == (0, [])
     half = store.statistics().partial_bytes
     (disk / "filler").unlink()
@@ -205,7 +207,7 @@ def test_folder_that_may_not_be_written_is_named_and_works_again_when_it_may(fol
         assert "Permission denied" in said
         assert after == "[] 0"
     finally:
-        shutil.rmtree(root)
+        remove_tree(root)
 
 
 async def test_clock_that_jumps_neither_loses_nor_favours_anybody(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.holdings import FakeHoldings
+from tests.fakes.trees import remove_tree
 from weight_cache.bandwidth import Bandwidths
 from weight_cache.errors import OriginUnavailable
 from weight_cache.leases import Leases
@@ -33,7 +33,7 @@ def test_any_order(steps: list[tuple[str, str, str]]) -> None:
     try:
         asyncio.run(walk(root, steps))
     finally:
-        shutil.rmtree(root)
+        remove_tree(root)
 
 
 async def walk(root: Path, steps: list[tuple[str, str, str]]) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.weight_cache.models import put_model
 from tests.weight_cache.served import node_with_client
-from weight_cache.metrics import Forecasts, StoreCollector, TierCollector, serve_metrics
+from weight_cache.metrics import Forecasts, StoreCollector, TierCollector
+from weight_cache.metrics_server import MetricsAddress, MetricsServer
 
 
-async def scrape(path: Path, *, target: str = "/metrics", method: str = "GET") -> str:
+async def scrape(path: Path) -> str:
     reader, writer = await asyncio.open_unix_connection(path)
-    writer.write(f"{method} {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
     body = await reader.read()
     writer.close()
     await writer.wait_closed()
@@ -35,7 +35,7 @@ async def test_figures_of_a_model_that_was_fetched_and_served_again() -> None:
         await client.pin(name)
         for predicted_s, actual_s in [*node.forecasts, (1.0, 3.0), (0.0, 1.0)]:
             forecasts.fetched(predicted_s, actual_s)
-        servers = await serve_metrics(registry, socket_path=node.home / "m", listen=None)
+        servers = await MetricsServer(registry=registry).serve(MetricsAddress(socket_path=node.home / "m"))
         text = await scrape(node.home / "m")
         for line in (
             "pilotlight_weights_leases 2.0",
@@ -53,13 +53,3 @@ async def test_figures_of_a_model_that_was_fetched_and_served_again() -> None:
             assert line in text
         for server in servers:
             server.close()
-
-
-@pytest.mark.parametrize(
-    "target, method, status", [("/", "GET", "200"), ("/metrics", "HEAD", "200"), ("/x", "GET", "404"), ("/", "PUT", "404")]
-)
-async def test_only_metrics_are_answered(tmp_path: Path, target: str, method: str, status: str) -> None:
-    servers = await serve_metrics(CollectorRegistry(), socket_path=tmp_path / "m", listen=None)
-    assert (await scrape(tmp_path / "m", target=target, method=method)).startswith(f"HTTP/1.1 {status} ")
-    for server in servers:
-        server.close()

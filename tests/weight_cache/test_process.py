@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.trees import remove_tree
 from weight_cache.client import WeightCacheClient
 from weight_cache.configuration import WeightCacheSettings
 from weight_cache.manifest import build_manifest
@@ -28,7 +28,7 @@ def home() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="pl"))
     (folder / "platform.yaml").write_text(f"platform: {{home: {folder}/h, run: {folder}/r}}\nweight_cache: {{metrics_listen: null}}\n")
     yield folder
-    shutil.rmtree(folder)
+    remove_tree(folder)
 
 
 @pytest.mark.parametrize("text, said", [("max_bytes: 5", "max_bytes = 5: must be at least"), ("metrics_listen: x", "expected host:port")])

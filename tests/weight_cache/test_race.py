@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.trees import remove_tree
 from tests.weight_cache.models import chunked, put_model
 from tests.weight_cache.served import Node
 from weight_cache.client import WeightCacheClient
@@ -49,7 +49,7 @@ async def node() -> AsyncIterator[tuple[Node, WeightCacheClient]]:
     yield opened, client
     await client.aclose()
     await cache.aclose()
-    shutil.rmtree(home)
+    remove_tree(home)
 
 
 @pytest.mark.e2e

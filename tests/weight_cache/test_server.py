@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
+import socket
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fakes.as_user import as_user
 from tests.weight_cache.models import put_model
 from tests.weight_cache.served import Cache, Node, node_with_client
 from weight_cache.client import WeightCacheClient
-from weight_cache.errors import StoreFailed
-from weight_cache.protocol import Part, RemoteFailure, RpcClient, serve
+from weight_cache.errors import ManifestInvalid, StoreFailed
+from weight_cache.protocol import Guest, Operation, Part, RemoteFailure, RpcClient, serve
+from weight_cache.server import controller_operations
 
 
 @pytest.fixture
@@ -84,3 +88,60 @@ async def test_a_disk_that_refuses_notes_is_named(node: Node, client: WeightCach
         await client.wait(opened.lease_id)
     with pytest.raises(StoreFailed, match=r"the disk below .* refuses pin"):
         await client.pin(name)
+
+
+@pytest.mark.root
+async def test_a_guest_has_operations_of_its_own_and_others_have_none(short_tmp: Path) -> None:
+    async def answer(_args: Mapping[str, Any], _part: Part) -> Mapping[str, Any]:
+        return {"done": True}
+
+    guest, other = 19901, 20001
+    short_tmp.chmod(0o710)
+    os.chown(short_tmp, 0, guest)
+    allowed = Guest(uid=guest, operations={"look": answer})
+    server = await serve(short_tmp / "s", {"look": answer, "exec": answer}, lambda _: None, guest=allowed)
+
+    def asked(op: str) -> str:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(short_tmp / "s"))
+            connection.sendall(json.dumps({"id": 1, "op": op}).encode() + b"\n")
+            return connection.makefile().readline()
+
+    async def asked_by(uid: int, op: str) -> str:
+        return await asyncio.to_thread(as_user, uid, lambda: asked(op))
+
+    assert '"done"' in await asked_by(0, "exec")
+    assert '"done"' in await asked_by(guest, "look")
+    assert "unknown_operation" in await asked_by(guest, "exec")
+    assert await asked_by(other, "look") == "PermissionError"
+    short_tmp.chmod(0o755)
+    (short_tmp / "s").chmod(0o666)
+    assert await asked_by(other, "look") in ("", "ConnectionResetError", "BrokenPipeError"), (
+        "the kernel's word counts, whatever the modes are"
+    )
+    server.close()
+
+
+async def test_a_controller_asks_where_models_are_and_holds_none() -> None:
+    reached: list[str] = []
+
+    def noting(name: str) -> Operation:
+        async def run(_args: Mapping[str, Any], _part: Part) -> Mapping[str, Any]:
+            reached.append(name)
+            return {}
+
+        return run
+
+    async def no_part(_: Mapping[str, Any]) -> None:
+        return None
+
+    names = ("open", "wait", "close", "predict", "prefetch", "verify", "pin", "unpin", "drop", "stat", "list")
+    found = controller_operations({name: noting(name) for name in names})
+    assert set(found) == set(names) - {"open", "wait", "close"}
+    for manifest in ("../../platform.key", "A" * 64, "a" * 64 + "\n", "a" * 63):
+        with pytest.raises(ManifestInvalid):
+            await found["pin"]({"manifest": manifest}, no_part)
+    assert not reached
+    await found["pin"]({"manifest": "a" * 64}, no_part)
+    await found["stat"]({}, no_part)
+    assert reached == ["pin", "stat"]

@@ -8,7 +8,6 @@ import hashlib
 import os
 import random
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.origins import FolderOrigin, MemoryOrigin
+from tests.fakes.trees import remove_tree
 from tests.weight_cache.models import chunked, digest_of, manifest_of, put_model
 from weight_cache.errors import ChunkCorrupt, ManifestInvalid, OriginUnavailable, StoreFailed, StoreFull, StoreOwned
 from weight_cache.holders import Holder
@@ -448,7 +448,7 @@ def test_any_interleaving_keeps_what_is_held_on_the_disk(steps: list[tuple[int, 
     try:
         asyncio.run(story(root))
     finally:
-        shutil.rmtree(root)
+        remove_tree(root)
 
 
 _CHILD = """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Coroutine
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.fakes.origins import MemoryOrigin
+from tests.fakes.trees import remove_tree
 from tests.weight_cache.models import digest_of, put_model
 from weight_cache.errors import ChunkCorrupt, OriginUnavailable, StoreFull
 from weight_cache.store import Store
@@ -52,7 +52,7 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.store.close()
         self.loop.close()
-        shutil.rmtree(self.root)
+        remove_tree(self.root)
 
     def _open(self) -> Store:
         return Store.open(self.root / "w", origin=self.origin, max_bytes=_BUDGET, clock=time.time)

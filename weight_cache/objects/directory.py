@@ -2,7 +2,7 @@
 
 A file appears under its name only when it is whole and on the disk: written beside it under a hidden name, synced, renamed. An
 entity tag is the file's inode, size and time of its last change. Calls block in threads; a thread works to its end, and before what
-it holds is closed it is waited for.
+it holds is closed it is waited for. Who reads may have more rights than who writes there: no link below the directory is followed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from weight_cache.beneath import open_file
 from weight_cache.errors import ObjectChanged, ObjectMissing, ObjectStoreError
 from weight_cache.objects.interface import ObjectInfo
 from weight_cache.objects.keys import checked, is_key
@@ -51,7 +52,7 @@ class DirectoryStore:
         """See ObjectStore."""
         path = self._root / checked(key)
         with _translated(path, "read"):
-            data = await asyncio.to_thread(_get, path, max_bytes)
+            data = await asyncio.to_thread(_get, self._root, key, max_bytes)
         if data is None:
             raise ObjectStoreError(f"{path} is longer than {max_bytes} bytes")
         return data
@@ -60,19 +61,19 @@ class DirectoryStore:
         """See ObjectStore."""
         path = self._root / checked(key)
         with _translated(path, "read"):
-            return await asyncio.to_thread(_read, path, offset_bytes, length_bytes, etag)
+            return await asyncio.to_thread(_read, self._root, key, offset_bytes, length_bytes, etag)
 
     async def fetch(self, key: str, path: Path) -> ObjectInfo:
         """See ObjectStore."""
         source = self._root / checked(key)
         with _translated(source, f"copied to {path}"):
-            return await _to_its_end(lambda stop: _fetch(source, path, stop), undo=path.unlink)
+            return await _to_its_end(lambda stop: _fetch(self._root, key, path, stop), undo=path.unlink)
 
     async def info(self, key: str) -> ObjectInfo | None:
         """See ObjectStore."""
         path = self._root / checked(key)
         with _translated(path, "looked at"):
-            return await asyncio.to_thread(_info_of, path)
+            return await asyncio.to_thread(_info_of, self._root, key)
 
     async def keys(self, prefix: str) -> list[str]:
         """See ObjectStore."""
@@ -108,12 +109,12 @@ def _translated(path: Path, what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _opened(root: Path, key: str) -> Iterator[int]:
     """A descriptor of an object's file. Raises ObjectMissing, OSError."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_file(root, key)
     except (FileNotFoundError, NotADirectoryError) as e:
-        raise ObjectMissing(f"{path} is missing") from e
+        raise ObjectMissing(f"{root / key} is missing") from e
     try:
         yield descriptor
     finally:
@@ -144,11 +145,15 @@ def _info(status: os.stat_result) -> ObjectInfo:
     return ObjectInfo(size_bytes=status.st_size, etag=f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}")
 
 
-def _info_of(path: Path) -> ObjectInfo | None:
+def _info_of(root: Path, key: str) -> ObjectInfo | None:
     try:
-        return _info(path.stat())
+        descriptor = open_file(root, key)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    try:
+        return _info(os.fstat(descriptor))
+    finally:
+        os.close(descriptor)
 
 
 def _remove(path: Path) -> None:
@@ -156,17 +161,17 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _get(path: Path, max_bytes: int) -> bytes | None:
-    with _opened(path) as source:
+def _get(root: Path, key: str, max_bytes: int) -> bytes | None:
+    with _opened(root, key) as source:
         if os.fstat(source).st_size > max_bytes:
             return None
         return _pread(source, 0, max_bytes)
 
 
-def _read(path: Path, offset: int, length: int, etag: str | None) -> bytes:
-    with _opened(path) as source:
+def _read(root: Path, key: str, offset: int, length: int, etag: str | None) -> bytes:
+    with _opened(root, key) as source:
         if etag and _info(os.fstat(source)).etag != etag:
-            raise ObjectChanged(f"{path} is not the file that it was")
+            raise ObjectChanged(f"{root / key} is not the file that it was")
         return _pread(source, offset, length)
 
 
@@ -179,12 +184,12 @@ def _pread(source: int, offset: int, length: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _fetch(source: Path, path: Path, stop: threading.Event) -> ObjectInfo:
-    with _opened(source) as origin, _fresh(path) as target:
+def _fetch(root: Path, key: str, path: Path, stop: threading.Event) -> ObjectInfo:
+    with _opened(root, key) as origin, _fresh(path) as target:
         before = _info(os.fstat(origin))
         _copy(origin, target, before.size_bytes, stop)
         if _info(os.fstat(origin)) != before:
-            raise ObjectChanged(f"{source} changed while it was read")
+            raise ObjectChanged(f"{root / key} changed while it was read")
     return before
 
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from weight_cache.cookies import no_cookies
 from weight_cache.errors import SourceInvalid
 from weight_cache.sources.patience import ATTEMPTS, TIMEOUT_S, Passing, patiently
 from weight_cache.sources.source import changed
@@ -78,6 +79,7 @@ class Web:
             timeout=timeout_s,
             follow_redirects=True,
             max_redirects=_MAX_REDIRECTS,
+            cookies=no_cookies(),
         )
 
     def close(self) -> None:

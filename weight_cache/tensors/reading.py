@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from weight_cache.errors import TensorsInvalid
@@ -63,23 +63,42 @@ def each(pieces: Pieces, workers: Sequence[Callable[[Pieces], None]]) -> None:
 
     An interrupt of the waiting thread stops them too; either way no thread is left.
     """
-    with ThreadPoolExecutor(len(workers), "read tensors") as threads:
-        try:
-            jobs = [threads.submit(_guarded, pieces, worker) for worker in workers]
-            failures = [failure for job in jobs if (failure := job.exception()) is not None]
-        finally:
-            pieces.stop()
+    failures: list[Exception] = []
+    threads = [
+        threading.Thread(target=_run, args=(pieces, worker, failures), name=f"read tensors {n}", daemon=True)
+        for n, worker in enumerate(workers)
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        pieces.stop()
+        for thread in threads:
+            _join(thread)
     for failure in failures:
         traceback.clear_frames(failure.__traceback__)  # their frames hold memory of the pool
     if failures:
         raise failures[0]
 
 
-def _guarded(pieces: Pieces, worker: Callable[[Pieces], None]) -> None:
+def _run(pieces: Pieces, worker: Callable[[Pieces], None], failures: list[Exception]) -> None:
     try:
         worker(pieces)
+    except Exception as e:  # noqa: BLE001 - raised in the thread that waits
+        failures.append(e)
     finally:
         pieces.stop()  # the pieces are gone, or this one failed
+
+
+def _join(thread: threading.Thread) -> None:
+    """Wait for its end, also when an interrupt came in the middle of `start`: until that is done it cannot be joined."""
+    while thread in threading.enumerate():
+        try:
+            thread.join()
+        except RuntimeError:
+            time.sleep(0.001)
 
 
 def open_file(path: Path, *, least_bytes: int) -> int:

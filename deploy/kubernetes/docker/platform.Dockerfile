@@ -18,8 +18,12 @@ COPY activator activator
 COPY snapshotter snapshotter
 COPY weight_cache weight_cache
 COPY functions functions
-ENV PIP_CONSTRAINT=/src/requirements.lock PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN python -m venv /opt/pilotlight && /opt/pilotlight/bin/pip install '.[server,k8s]' && /opt/pilotlight/bin/pip uninstall --yes pip setuptools
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 UV_NO_CACHE=1
+RUN sed -n '/^uv==/,/[^\\]$/p' requirements.lock > /tmp/uv.lock \
+    && python -m venv /opt/build && /opt/build/bin/pip install --require-hashes -r /tmp/uv.lock \
+    && python -m venv --without-pip /opt/pilotlight \
+    && /opt/build/bin/uv pip install --python /opt/pilotlight/bin/python --compile-bytecode \
+       --constraint requirements.lock --build-constraint requirements.lock '.[server,k8s]'
 
 FROM base AS platform
 COPY --from=build /opt/pilotlight /opt/pilotlight

@@ -23,7 +23,7 @@ COPY functions functions
 RUN python3 -c 'import vllm' \
     && python3 -m pip freeze --all | grep -E '^[A-Za-z0-9._-]+==' > /tmp/base.txt \
     && awk -F '==' 'function key(n) { n = tolower(n); gsub(/[-_.]+/, "-", n); return n } \
-       NR == FNR { has[key($1)] = 1; print; next } !/^#/ && !(key($1) in has)' /tmp/base.txt requirements.lock > /tmp/constraints.txt \
+       NR == FNR { has[key($1)] = 1; print; next } /^[A-Za-z0-9]/ && !(key($1) in has) { sub(/ *\\$/, ""); print }' /tmp/base.txt requirements.lock > /tmp/constraints.txt \
     && PIP_CONSTRAINT=/tmp/constraints.txt python3 -m pip install --no-cache-dir --disable-pip-version-check '.[worker]' \
     && rm -rf /src/* /tmp/base.txt /tmp/constraints.txt
 ENV PYTHONDONTWRITEBYTECODE=1 LANG=C.UTF-8

@@ -117,11 +117,18 @@ def token_rotate(
     session.say(f"shown this one time; it is {body['id']}, and {ends}")
 
 
-def token_revoke(session: Session, key_id: Annotated[str, typer.Argument(metavar="ID")], yes: Yes = False) -> None:
-    """Revoke an API key at once."""
+def token_revoke(
+    session: Session,
+    key_id: Annotated[str, typer.Argument(metavar="ID")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Also the last admin key of a tenant: the tenant cannot be administered then.")
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Revoke an API key at once. The last admin key of a tenant is kept without --force."""
     session.confirm(f"Revoke {key_id}? Whoever uses it is refused from now on.", yes=yes)
     with session.client() as client:
-        client.revoke_key(key_id)
+        client.revoke_key(key_id, force=force)
     session.show({"id": key_id, "revoked": True}, lambda: f"{key_id} is revoked")
 
 

@@ -10,7 +10,7 @@ import typer
 from pilotlight.cli import app_releases
 from pilotlight.cli.commands import Yes, command
 from pilotlight.cli.logs import Follow, OfCall, OfInstance, Since, Tail, print_logs
-from pilotlight.cli.output import moment, table
+from pilotlight.cli.output import moment, size, table
 from pilotlight.cli.session import Session
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def register(root: typer.Typer) -> None:
     """Add the group."""
     group = typer.Typer(help="Deployed apps.", no_args_is_help=True)
     verbs: dict[str, Callable[..., None]] = {
-        "list": list_, "show": show, "logs": logs, "history": history, **app_releases.VERBS, "stop": stop, "delete": delete,
+        "list": list_, "show": show, "logs": logs, "history": history, **app_releases.VERBS, "stop": stop, "prune": prune, "delete": delete,
     }  # fmt: skip
     for name, function in verbs.items():
         command(group, name)(function)
@@ -81,6 +81,25 @@ def stop(session: Session, app: Name, yes: Yes = False) -> None:
     with session.client() as client:
         client.stop_app(app)
     session.show({"app": app, "stopped": True}, lambda: f"{app} is stopped; `pilotlight deploy` brings it back")
+
+
+def prune(
+    session: Session,
+    app: Name,
+    keep: Annotated[int, typer.Option(min=1, help="Newest revisions of each function that stay.")] = 10,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many would go; change nothing.")] = False,
+    yes: Yes = False,
+) -> None:
+    """Give up old revisions, which cannot serve again then, and free what only they have.
+
+    Revisions with traffic, a tag, an alias, a pin, or a part in a rollout or an experiment stay.
+    """
+    if not dry_run:
+        session.confirm(f"Give up all but the newest {keep} revisions of each function of {app}?", yes=yes)
+    with session.client() as client:
+        done = client.prune_app(app, keep=keep, dry_run=dry_run)
+    verb = "would be given up" if dry_run else f"are given up, {size(done['freed_bytes'])} freed"
+    session.show(done, lambda: f"{done['revisions']} revisions of {app} {verb}")
 
 
 def delete(session: Session, app: Name, yes: Yes = False) -> None:

@@ -10,25 +10,31 @@ kept like a password.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import json
 import os
 import shutil
 import sqlite3
+import stat
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from pilotlight.controller import database_file
 from pilotlight.errors import Conflict, InvalidInput, NotFound
+from snapshotter.process_user import take_back
+from weight_cache.beneath import open_file
 from weight_cache.settings import PlatformSettings
 
 FORMAT = 1
-KEPT = ("activator", "blobs", "controller.db", "platform.key")
-"""What a backup carries, relative to the home."""
+_DATABASE = "controller.db"
+KEPT = ("activator", "blobs", _DATABASE, "platform.key")
+"""What a backup carries. The database has the name that it had in homes of earlier releases; the next start moves it to its directory."""
 _INCOMPLETE = "blobs/incoming/"
 """Uploads under way: they grow while we read, and go when the platform starts."""
 _MANIFEST = "manifest.json"
@@ -62,18 +68,19 @@ def save(home: Path, target: Path, *, now: float, blobs_at: str | None = None) -
 
     Raises NotFound when there is nothing to save.
     """
-    if not (home / "controller.db").exists():
+    if database_file.found_in(home) is None:
         raise NotFound(f"{home} holds no platform's state", hint="Name its --home, or start one with `pilotlight up`.")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".pilotlight-backup-", dir=target.parent) as name:
         staging = Path(name)
         files = dict(_files(home, staging, [name for name in KEPT if name != "blobs" or blobs_at is None]))
-        hashes = {relative: file_sha256(path) for relative, path in files.items()}
+        hashes = {relative: _sha256_of(kept) for relative, kept in files.items()}
         fresh = staging / "backup.tar"
         with tarfile.open(fresh, "w", format=tarfile.PAX_FORMAT) as tar:
             _add_manifest(tar, hashes, now, blobs_at)
-            for relative, path in sorted(files.items()):
-                tar.add(path, arcname=relative, recursive=False, filter=_private)
+            for relative, kept in sorted(files.items()):
+                with kept.open() as file:
+                    tar.addfile(_private(tar.gettarinfo(arcname=relative, fileobj=file)), file)
         fresh.chmod(0o600)
         fresh.replace(target)
         return Summary(files=len(files), size_bytes=target.stat().st_size, created_at=now, blobs_at=blobs_at)
@@ -103,45 +110,92 @@ def load(source: Path, home: Path, *, replace: bool, now: float) -> Summary:
 
 def holds_state(home: Path) -> bool:
     """Whether anything in `home` would be lost by replacing it."""
-    return any((home / name).exists() for name in KEPT)
+    return database_file.found_in(home) is not None or any((home / name).exists() for name in KEPT)
 
 
 def file_sha256(path: Path) -> str:
     """Hex digest of a file's content."""
-    digest = hashlib.sha256()
     with path.open("rb") as f:
-        while piece := f.read(_PIECE_BYTES):
-            digest.update(piece)
+        return _sha256(f)
+
+
+def _sha256(file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while piece := file.read(_PIECE_BYTES):
+        digest.update(piece)
     return digest.hexdigest()
 
 
-def _files(home: Path, staging: Path, kept: Iterable[str]) -> Iterator[tuple[str, Path]]:
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A file of the home, or our copy of one: `name` below `root`."""
+
+    root: Path
+    name: str
+
+    def open(self) -> BinaryIO:
+        """Without following a link below `root`. Raises OSError."""
+        return os.fdopen(open_file(self.root, self.name), "rb")
+
+
+def _files(home: Path, staging: Path, kept: Iterable[str]) -> Iterator[tuple[str, _Kept]]:
     for name in kept:
-        top = home / name
-        for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
-            relative = path.relative_to(home).as_posix()
-            if relative.startswith(_INCOMPLETE):
-                continue
-            if path.suffix == ".db":
-                yield relative, _copy_database(path, staging / f"{len(relative)}-{relative.replace('/', '_')}")
-            elif path.is_file() and not path.name.endswith(("-wal", "-shm", ".lock", ".sock")):
-                yield relative, _copy_growing(path, staging) if name == "activator" else path
+        if name == _DATABASE:
+            yield name, _copy_database(home, staging)
+        elif (top := (home / name).resolve()).is_dir():
+            for below in sorted(_below(top)):
+                relative = f"{name}/{below}"
+                if not relative.startswith(_INCOMPLETE) and not below.endswith(("-wal", "-shm", ".lock", ".sock")):
+                    found = _Kept(top, below)
+                    yield relative, _copy_growing(found, staging) if name == "activator" else found
+        elif top.is_file():
+            yield name, _Kept(home, name)
 
 
-def _copy_database(path: Path, copy: Path) -> Path:
-    with (
-        contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as original,
-        contextlib.closing(sqlite3.connect(copy)) as fresh,
-    ):
-        original.backup(fresh)
-    return copy
+def _below(top: Path) -> Iterator[str]:
+    """Regular files below `top`, relative to it."""
+    for folder, _, names, descriptor in os.fwalk(top, follow_symlinks=False):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # it was there
+                if stat.S_ISREG(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
+                    yield (Path(folder) / name).relative_to(top).as_posix()
 
 
-def _copy_growing(path: Path, staging: Path) -> Path:
+def _copy_database(home: Path, staging: Path) -> _Kept:
+    path, owner = database_file.found_in(home), database_file.owner_of(home)
+    assert path is not None
+    into = staging / "database"
+    into.mkdir(mode=0o700)
+    if path == database_file.file_of(home) and owner is not None:
+        os.chown(into, owner.uid, owner.uid)
+        owner = dataclasses.replace(owner, writes=(into,))
+    else:
+        owner = None
+
+    def copy() -> None:
+        with (
+            contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as original,
+            contextlib.closing(sqlite3.connect(into / "copy.db")) as fresh,
+        ):
+            original.backup(fresh)
+
+    database_file.as_owner(owner, copy)
+    if owner is not None:
+        take_back(into)
+    return _Kept(into, "copy.db")
+
+
+def _copy_growing(found: _Kept, staging: Path) -> _Kept:
     """A journal is appended to while we read: what is hashed and what is packed must be the same bytes."""
-    copy = staging / hashlib.sha256(str(path).encode()).hexdigest()
-    shutil.copyfile(path, copy)
-    return copy
+    copy = hashlib.sha256(found.name.encode()).hexdigest()
+    with found.open() as source, (staging / copy).open("xb") as target:
+        shutil.copyfileobj(source, target)
+    return _Kept(staging, copy)
+
+
+def _sha256_of(kept: _Kept) -> str:
+    with kept.open() as f:
+        return _sha256(f)
 
 
 def _add_manifest(tar: tarfile.TarFile, hashes: Mapping[str, str], now: float, blobs_at: str | None) -> None:
@@ -196,8 +250,12 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, staging: Path, hashe
     parts = member.name.split("/")
     if not member.isreg() or member.name not in hashes or parts[0] not in KEPT or ".." in parts:
         raise InvalidInput(f"{source} carries {member.name!r}, which no backup does", hint="Do not load it.")
-    tar.extract(member, staging, filter="data")
     path = staging / member.name
-    os.chmod(path, 0o600)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = tar.extractfile(member)  # not `extract`: before Python 3.11.4 it has no filter that takes owners and modes away
+    if content is None:
+        raise InvalidInput(f"{source}: {member.name} has no content", hint="Use another copy.")
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        shutil.copyfileobj(content, file)
     if file_sha256(path) != hashes[member.name]:
         raise InvalidInput(f"{source}: {member.name} was altered", hint="Use another copy.")

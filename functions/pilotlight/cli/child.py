@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from pilotlight.cli.processlog import ProcessLog
 from pilotlight.errors import PilotlightError
+from pilotlight.public_listener import AddressTaken, open_listeners
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -43,6 +45,7 @@ class ProcessSpec:
         argv: the command; `--ready-fd N` is appended.
         ready_timeout_s: from spawn to the newline.
         grace_s: from SIGTERM to SIGKILL.
+        listen: `host:port` of sockets that it is given (`--listen-fd N` for each), fresh ones at each start; None = none.
         niceness: of its whole session against others (sched(7), "The autogroup feature"); below 0 it goes before them, where we are root.
     """
 
@@ -50,6 +53,7 @@ class ProcessSpec:
     argv: tuple[str, ...]
     ready_timeout_s: float = 60.0
     grace_s: float = 30.0
+    listen: str | None = None
     niceness: int = 0
 
 
@@ -122,20 +126,31 @@ class Child:
     def _spawn(self) -> int:
         read_end, write_end = os.pipe()
         output = self.log.open()
+        listeners: list[socket.socket] = []
         try:
+            if self.spec.listen is not None:
+                listeners = open_listeners(self.spec.listen, is_shared=True)
+            given = [word for each in listeners for word in ("--listen-fd", str(each.fileno()))]
             self._process = subprocess.Popen(
-                [*self.spec.argv, "--ready-fd", str(write_end)],
+                [*self.spec.argv, *given, "--ready-fd", str(write_end)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=(write_end,),
+                pass_fds=(write_end, *(each.fileno() for each in listeners)),
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops the others in order
                 preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - one system call, no lock is taken between fork and exec
             )
+        except AddressTaken as e:
+            os.close(read_end)
+            raise ProcessFailed(
+                f"{self.spec.name} cannot listen on {e.strerror}", process=self.spec.name, log_tail=[], log=str(self.log.path)
+            ) from e
         except BaseException:
             os.close(read_end)
             raise
         finally:
+            for each in listeners:  # a copy that stayed open here would take connections that no process accepts
+                each.close()
             os.close(output)
             os.close(write_end)
         if self.spec.niceness:

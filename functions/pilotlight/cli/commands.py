@@ -43,6 +43,7 @@ _WHAT_TO_DO = {
     "release-frozen": "Wait until the budget recovers, or release with --override-freeze (scope admin); `pilotlight slo show` shows it.",
     "circuit-open": "Try again in a moment; `pilotlight app logs APP` may say why it failed, `pilotlight app rollback APP` goes back.",
     "too-large": "Send less; the limits are in platform.yaml (max_body_bytes, bundle_max_bytes, blob_max_bytes).",
+    "unsupported-media-type": "Send JSON: another tenant's function takes nothing else.",
     "unauthenticated": "Set PILOTLIGHT_API_KEY, or pass --profile: `pilotlight up` wrote the first key to ~/.pilotlight.toml.",
     "forbidden": "Use a key of a higher scope: `pilotlight token create --scope deploy`.",
     "not-found": "See what is there: `pilotlight app list`, or the `list` command of what you named.",

@@ -9,10 +9,9 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +22,7 @@ from pilotlight.cli.commands import command
 from pilotlight.cli.output import size
 from pilotlight.cli.session import Session
 from pilotlight.errors import PilotlightError
+from pilotlight.public_listener import open_listeners
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -115,6 +115,8 @@ def settings(session: Session) -> Iterator[Finding]:
     yield blobs(platform)
     yield _sockets(platform)
     yield _address(platform)
+    yield activators(platform)
+    yield controller(platform)
     try:
         profile = session.profile()
     except PilotlightError as e:
@@ -124,6 +126,70 @@ def settings(session: Session) -> Iterator[Finding]:
     way_out = "`pilotlight up` writes one to ~/.pilotlight.toml; or set PILOTLIGHT_API_KEY."
     detail = f"{profile.url} {has_key}, environment {profile.environment}"
     yield Finding(what="profile", state=OK if profile.api_key else NOTE, detail=detail, way_out=way_out)
+
+
+def activators(platform: LocalPlatform) -> Finding:
+    """Whether activators, which parse what strangers send, run without root: as they run now, or would."""
+    from snapshotter.process_user import ProcessUser
+
+    def obstacle() -> str:
+        assert uid is not None
+        return ProcessUser(uid=uid, enters=tuple(path for path in (platform.paths.run,) if path.is_dir())).obstacle()
+
+    uid = platform.paths.activator_uid
+    return _user(platform, "activator", uid, obstacle)
+
+
+def controller(platform: LocalPlatform) -> Finding:
+    """The same of the controller, which holds the keys and the database."""
+
+    def obstacle() -> str:
+        from pilotlight.controller.process_user import obstacle
+        from pilotlight.controller.settings import ControllerConfig
+        from weight_cache.settings import SettingsInvalid
+
+        try:
+            config = ControllerConfig.read(platform.config if platform.config.exists() else None)
+        except SettingsInvalid as e:
+            return str(e)
+        return obstacle(dataclasses.replace(config, paths=platform.paths))
+
+    return _user(platform, "controller", platform.paths.controller_uid, obstacle)
+
+
+def _user(platform: LocalPlatform, process: str, uid: int | None, obstacle: Callable[[], str]) -> Finding:
+    from weight_cache.settings import PlatformSettings
+
+    what = f"{process}'s user"
+    if os.geteuid() != 0:
+        return Finding(what=what, state=OK, detail=f"uid {os.geteuid()}, as all of the platform")
+    if uid is None:
+        way_out = f"Set platform.{process}_uid, or leave it out: its default is {getattr(PlatformSettings(), f'{process}_uid')}."
+        return Finding(what=what, state=NOTE, detail=f"root: platform.{process}_uid is null", way_out=way_out)
+    if (running_as := _uid_of(platform, process)) is not None and running_as != 0:
+        return Finding(what=what, state=OK, detail=f"uid {running_as}, without root")
+    try:
+        why = obstacle()
+    except OSError as e:
+        return Finding(what=what, state=BROKEN, detail=str(e), way_out=f"See which processes run as uid {uid} (ps -u {uid}), and end them.")
+    if why:
+        return Finding(what=what, state=NOTE, detail=f"root: {why}", way_out="Remove the obstacle, and restart the platform.")
+    if running_as == 0:
+        return Finding(what=what, state=NOTE, detail="root", way_out=f"Read why in <home>/logs/{process}.log (`runs as root reason=`).")
+    return Finding(what=what, state=OK, detail=f"uid {uid}, without root")
+
+
+def _uid_of(platform: LocalPlatform, process: str) -> int | None:
+    """None while it is down."""
+    from pilotlight.cli.local import running
+
+    if (found := running(platform)) is None:
+        return None
+    try:
+        status = Path(f"/proc/{int((Path(found.run) / f'{process}.pid').read_text())}/status").read_text()
+        return int(status.partition("\nUid:")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def blobs(platform: LocalPlatform) -> Finding:
@@ -323,15 +389,15 @@ def _address(platform: LocalPlatform) -> Finding:
 
     if (found := running(platform)) is not None:
         return Finding(what="address", state=OK, detail=f"{found.url} (ours)")
-    host, _, port = platform.listen.rpartition(":")
     try:
-        with socket.create_server((host, int(port))):
-            return Finding(what="address", state=OK, detail=f"{platform.listen} is free")
+        for each in open_listeners(platform.listen, is_shared=False):
+            each.close()
+        return Finding(what="address", state=OK, detail=f"{platform.listen} is free")
     except (OSError, ValueError) as e:
         return Finding(
             what="address",
             state=BROKEN,
-            detail=f"{platform.listen}: {e}",
+            detail=f"{platform.listen}: {e.strerror if isinstance(e, OSError) else e}",
             way_out="Choose another: `pilotlight up --listen 127.0.0.1:PORT`.",
         )
 

@@ -8,9 +8,10 @@ a bare home to a state that is unpacked, checked against its hashes, migrated an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -18,7 +19,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from pilotlight.cli import backup as archive
-from pilotlight.controller import rollups, tables
+from pilotlight.controller import database_file, rollups, tables
 from pilotlight.controller.store import Store
 from pilotlight.controller.totals import HALF, money_of
 from pilotlight.errors import PilotlightError
@@ -82,7 +83,7 @@ def run(home: Path, scratch: Path, *, clock: Callable[[], float], blobs_at: str 
 
 
 def _open(home: Path, clock: Callable[[], float]) -> Store:
-    return Store(f"sqlite:///{home / 'controller.db'}", clock=clock)
+    return Store(f"sqlite:///{database_file.found_in(home)}", clock=clock)
 
 
 def _verify(home: Path, clock: Callable[[], float]) -> tuple[int, dict[str, str], int]:
@@ -120,15 +121,13 @@ def _check_invoices(sql: sa.Connection) -> int:
 
 def _compare(home: Path, loaded: Path, *, before: float, clock: Callable[[], float]) -> int:
     """What the live ledger had before the backup began must be in the copy; returns how many records came since. Raises DrillFailed."""
-    counts = []
-    for where in (home, loaded):
-        store = _open(where, clock)
-        try:
-            with store.read() as sql:
-                counts.append(_count(sql, before))
-        finally:
-            store.close()
-    live, copied = counts
+
+    def counted(where: Path) -> tuple[int, int]:
+        with contextlib.closing(_open(where, clock)) as store, store.read() as sql:
+            return _count(sql, before)
+
+    live: Sequence[int] = database_file.as_owner(database_file.owner_of(home), lambda: counted(home))
+    copied = counted(loaded)
     if live[0] != copied[0]:
         raise DrillFailed(f"the ledger had {live[0]} records before the backup began, and the copy has {copied[0]} of them")
     return max(0, live[1] - copied[1])

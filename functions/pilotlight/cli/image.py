@@ -1,16 +1,20 @@
-"""`pilotlight image export`: a function as a container image, written to a directory; no engine, no registry, no rights needed."""
+"""`pilotlight image …`: environments that were built, and a function as a container image.
+
+`image export` writes it to a directory; no engine, no registry, no rights needed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pilotlight.cli.commands import command
+from pilotlight.cli.commands import Yes, command
 from pilotlight.cli.deploy import File
 from pilotlight.cli.deploying import load
-from pilotlight.cli.output import size
+from pilotlight.cli.output import size, table
 from pilotlight.cli.session import Session
 from pilotlight.errors import InvalidInput, NotFound
 
@@ -24,9 +28,36 @@ if TYPE_CHECKING:
 
 def register(root: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(help="Container images, for pods of a cluster.", no_args_is_help=True)
-    command(group, "export")(export)
+    group = typer.Typer(help="Images: environments of functions, and container images for pods of a cluster.", no_args_is_help=True)
+    verbs: dict[str, Callable[..., None]] = {"list": list_, "delete": delete, "export": export}
+    for name, function in verbs.items():
+        command(group, name)(function)
     root.add_typer(group, name="image")
+
+
+def list_(session: Session) -> None:
+    """Images that your tenant has built, and what needs them. Their bytes count towards stored_bytes of your plan."""
+    with session.client() as client:
+        rows = client.images()
+    columns = {"digest": "image", "size_bytes": "size", "build_cpu_s": "build CPU s", "created_at": "built", "functions": "functions"}
+    shown = [{**row, "digest": row["digest"][:12]} for row in rows]
+    session.show(rows, lambda: table(shown, columns, empty="No images yet: deploy a function with an Image."))
+
+
+def delete(
+    session: Session,
+    digest: Annotated[str, typer.Argument(metavar="DIGEST", help="Or its first digits, as `pilotlight image list` shows them.")],
+    yes: Yes = False,
+) -> None:
+    """Delete an image that no revision needs, on the node and in the platform's store."""
+    with session.client() as client:
+        found = [row["digest"] for row in client.images() if row["digest"].startswith(digest.lower())]
+        if len(found) != 1:
+            text = f"{len(found)} images begin with {digest!r}" if found else f"there is no image {digest!r}"
+            raise NotFound(text, hint="See which are: `pilotlight image list`.")
+        session.confirm(f"Delete image {found[0][:12]}?", yes=yes)
+        client.delete_image(found[0])
+    session.show({"digest": found[0], "deleted": True}, lambda: f"image {found[0][:12]} is deleted")
 
 
 def export(

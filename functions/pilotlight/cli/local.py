@@ -10,7 +10,6 @@ import dataclasses
 import fcntl
 import json
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,19 +17,11 @@ from typing import Any
 
 import yaml
 
+from pilotlight.dashboard_origin import HOME, read_dashboard_origin
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
 
 DEFAULT_LISTEN = "127.0.0.1:8700"
-DEFAULT_METRICS_LISTEN = "127.0.0.1:8701"
-_DEFAULT_METRICS = {
-    "controller": "127.0.0.1:8702",
-    "snapshotter": "127.0.0.1:8703",
-    "weight_cache": "127.0.0.1:8704",
-    "activator": DEFAULT_METRICS_LISTEN,
-}
-"""In the order in which they move; the activator's comes last, since several activators count up from it."""
-_PORTS_TRIED = 64
 CONFIG_VARIABLE = "PILOTLIGHT_PLATFORM"
 
 
@@ -42,19 +33,26 @@ class LocalPlatform:
         config: its platform.yaml; it may not exist (then every default holds).
         paths: home and run directories.
         listen: `host:port` of the activator.
-        metrics_listen: `host:port` of its metrics, None when they are switched off.
     """
 
     config: Path
     paths: Paths
     listen: str
-    metrics_listen: str | None = None
 
     @property
     def url(self) -> str:
         """The address that users on this machine call."""
         host, _, port = self.listen.rpartition(":")
         return f"http://{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]', '': '127.0.0.1'}.get(host, host) }:{port}"
+
+    @property
+    def dashboard(self) -> str:
+        """Where the dashboard is: at an origin of its own (`controller.dashboard_url`), or under `url`. Raises InvalidInput."""
+        try:
+            origin = read_dashboard_origin(self.config)
+        except SettingsInvalid as e:
+            raise InvalidInput(str(e)) from e
+        return (origin.url if origin is not None else self.url) + HOME
 
     @property
     def lock_file(self) -> Path:
@@ -89,12 +87,12 @@ def find(*, config: Path | None, home: Path | None, environ: Mapping[str, str], 
     file = named or next((candidate for candidate in nearby if candidate.exists()), None)
     settings = _platform_section(file)
     if home is not None:
-        settings = PlatformSettings(home=str(home), run=settings.run, trust=settings.trust)
+        settings = dataclasses.replace(settings, home=str(home))
     paths = Paths.of(settings, environ)
     effective = (file or paths.home / "platform.yaml").resolve()
     if file is None and home is None:
         paths = Paths.of(_platform_section(effective), environ)
-    return LocalPlatform(config=effective, paths=paths, listen=_listen(effective), metrics_listen=_metrics_listen(effective))
+    return LocalPlatform(config=effective, paths=paths, listen=_listen(effective))
 
 
 def configure(platform: LocalPlatform, *, listen: str | None, home: Path | None) -> LocalPlatform:
@@ -112,30 +110,8 @@ def configure(platform: LocalPlatform, *, listen: str | None, home: Path | None)
         sections["platform"] = {**(sections.get("platform") or {}), "home": str(platform.paths.home)}
     if listen is not None:
         sections["activator"] = {**(sections.get("activator") or {}), "listen": listen}
-        if listen.rpartition(":")[2] != DEFAULT_LISTEN.rpartition(":")[2]:
-            _move_metrics(sections, int(listen.rpartition(":")[2]))
     target.write_text("# Written by `pilotlight up` from its options.\n" + yaml.safe_dump(sections, sort_keys=False))
-    return dataclasses.replace(platform, config=target, listen=listen or platform.listen, metrics_listen=_metrics_listen(target))
-
-
-def _move_metrics(sections: dict[str, Any], port: int) -> None:
-    """Default metrics addresses go to the free ports behind `port`: a second platform on a machine must not need a file of its own."""
-    left = [number for number in range(port + 1, min(port + 1 + _PORTS_TRIED, 65536)) if _is_free(number)]
-    for section, default in _DEFAULT_METRICS.items():
-        keys = sections.get(section) or {}
-        if keys.get("metrics_listen", default) == default:
-            count = _count(keys) if section == "activator" else 1  # several activators count up from their address
-            found = next((n for n in left if all(n + i in left for i in range(count))), None)
-            sections[section] = {**keys, "metrics_listen": None if found is None else f"127.0.0.1:{found}"}
-            left = [n for n in left if found is not None and n >= found + count]
-
-
-def _is_free(port: int) -> bool:
-    try:
-        with socket.create_server(("127.0.0.1", port)):
-            return True
-    except OSError:
-        return False
+    return dataclasses.replace(platform, config=target, listen=listen or platform.listen)
 
 
 def check_listen(listen: str) -> None:
@@ -191,7 +167,7 @@ def in_force(platform: LocalPlatform) -> LocalPlatform:
     if (found := running(platform)) is None:
         return platform
     config = Path(found.config)
-    return dataclasses.replace(platform, config=config, listen=_listen(config), metrics_listen=_metrics_listen(config))
+    return dataclasses.replace(platform, config=config, listen=_listen(config))
 
 
 def refuse_running(platform: LocalPlatform) -> None:
@@ -244,12 +220,6 @@ def activator_count(file: Path) -> int:
 def _count(activator: dict[str, Any]) -> int:
     count = activator.get("activators", 1)
     return count if isinstance(count, int) and count > 0 else 1
-
-
-def _metrics_listen(file: Path) -> str | None:
-    section = _sections(file).get("activator") or {}
-    listen = section.get("metrics_listen", DEFAULT_METRICS_LISTEN)
-    return None if listen is None else str(listen)
 
 
 def _listen(file: Path) -> str:

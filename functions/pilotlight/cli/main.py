@@ -31,6 +31,7 @@ from pilotlight.cli import (
     slo,
     snapshot,
     state,
+    storage,
     tenant,
     top,
     trace,
@@ -44,7 +45,7 @@ from pilotlight.cli.session import Options
 
 _PARTS = (
     up, deploy, render, call, schedule, webhook, app, traffic, rollout, experiment, feedback, slo, trace, engine, image, instance, snapshot,
-    node, weights, admin, tenant, quota, audit, budget, billing, state, doctor, top, loadtest,
+    storage, node, weights, admin, tenant, quota, audit, budget, billing, state, doctor, top, loadtest,
 )  # fmt: skip
 """In the order in which --help lists them."""
 _HELP = "Serverless functions for models: scale to zero, back in milliseconds, billed per request."

@@ -25,7 +25,8 @@ OfTenant = Annotated[str | None, typer.Option("--tenant", help="Of this tenant; 
 OfFunction = Annotated[str | None, typer.Option("--function", metavar="APP/FUNCTION", help="Of this function of yours.")]
 OfKey = Annotated[str | None, typer.Option("--key", metavar="ID", help="Of this key of yours.")]
 Quotas = dict[str, Any]
-QUOTA_NAMES = tuple(f.name for f in dataclasses.fields(records.Quotas))
+QUOTA_NAMES = (*(f.name for f in dataclasses.fields(records.Quotas)), *records.STORAGE_KEYS)
+"""Of a tenant; keys and functions have those of `Quotas` only, and the platform refuses the others."""
 
 
 def register(root: typer.Typer) -> None:

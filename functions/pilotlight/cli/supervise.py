@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,20 +24,34 @@ from pilotlight.cli.child import ProcessFailed
 from pilotlight.cli.local import HomeLock, LocalPlatform, activator_count, find
 from pilotlight.cli.processlog import ProcessLog
 from pilotlight.cli.supervisor import Announce, Notice, Supervisor, platform_processes, stop_on_signals
-from pilotlight.errors import PilotlightError
+from pilotlight.errors import Conflict, PilotlightError
+from pilotlight.public_listener import AddressTaken, hold
 
 
 async def supervise(platform: LocalPlatform, *, announce: Announce, started: Callable[[], None]) -> None:
     """Run the four processes until a signal asks for the end. Raises Conflict (already running) or ProcessFailed."""
     lock = HomeLock(platform)
     lock.acquire()
+    held: list[socket.socket] = []
     try:
-        processes = platform_processes(platform.config, activators=activator_count(platform.config))
+        held = _hold(platform.listen)
+        processes = platform_processes(platform.config, activators=activator_count(platform.config), listen=platform.listen)
         supervisor = Supervisor(processes, run=platform.paths.run, logs=platform.logs, announce=announce)
         with stop_on_signals(supervisor):
             await supervisor.run(started=started)
     finally:
+        for each in held:
+            each.close()
         lock.release()
+
+
+def _hold(listen: str) -> list[socket.socket]:
+    """The public address, kept from everybody else for as long as the platform is up, also while activators restart."""
+    try:
+        return hold(listen)
+    except AddressTaken as e:
+        hint = "Stop what listens there (another platform?), or choose another: `pilotlight up --listen 127.0.0.1:PORT`."
+        raise Conflict(f"cannot listen on {e.strerror}", hint=hint) from e
 
 
 def prepare_home(platform: LocalPlatform) -> str | None:

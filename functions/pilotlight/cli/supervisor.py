@@ -68,20 +68,24 @@ def restart_delay_s(failures: int) -> float:
     return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 16))
 
 
-def platform_processes(config: Path, *, activators: int = 1) -> tuple[ProcessSpec, ...]:
-    """The four processes, run by this interpreter, with `config`; beyond the first, activators are `activator-1`, `activator-2`, …"""
+def platform_processes(config: Path, *, activators: int = 1, listen: str | None = None) -> tuple[ProcessSpec, ...]:
+    """The four processes, run by this interpreter, with `config`; beyond the first, activators are `activator-1`, `activator-2`, …
+
+    `listen`: address of the sockets that activators are given; None = they open their own.
+    """
     specs = [
         ProcessSpec(
             name=name,
             argv=(sys.executable, "-m", module, "--config", str(config)),
             ready_timeout_s=READY_TIMEOUT_S.get(name, 60.0),
             niceness=NICENESS.get(name, 0),
+            listen=listen if name == "activator" else None,
         )
         for name, module in PROCESSES.items()
     ]
     for index in range(1, activators):
         argv = (*specs[list(PROCESSES).index("activator")].argv, "--index", str(index))
-        specs.append(ProcessSpec(name=f"activator-{index}", argv=argv, niceness=NICENESS["activator"]))
+        specs.append(ProcessSpec(name=f"activator-{index}", argv=argv, niceness=NICENESS["activator"], listen=listen))
     return tuple(specs)
 
 

@@ -30,6 +30,12 @@ _PLAN_COLUMNS = {
     "gpus": "gpus",
     "body_bytes": "body",
     "tokens_per_min": "tokens/min",
+    "stored_bytes": "stored",
+    "builds_at_once": "builds",
+    "pinned_bytes": "pinned",
+    "log_bytes": "logs",
+    "functions": "functions",
+    "result_bytes": "results",
     "weight": "weight",
     "priority": "priority",
     "isolation": "isolation",
@@ -133,7 +139,7 @@ def tenant_table(found: Mapping[str, Any]) -> Table | str:
     marked = {
         key: f"{shown(key, value)}{' *' if key in found['overrides'] else ''}" for key, value in found["terms"].items() if key != "name"
     }
-    used = {key: f"{bound}  (now {use[key]:g})" for key, bound in marked.items() if use.get(key) is not None}
+    used = {key: f"{bound}  (now {_used(key, use[key])})" for key, bound in marked.items() if use.get(key) is not None}
     head = {"tenant": found["name"], "id": found["id"], "plan": found["plan"], "suspended": "yes" if found["suspended"] else "no"}
     return _two_columns({**head, **marked, **used})
 
@@ -148,6 +154,10 @@ def shown(key: str, value: Any) -> str:
     if value is None:
         return NOTHING
     return size(value) if key.endswith("_bytes") else str(value)
+
+
+def _used(key: str, value: float) -> str:
+    return size(int(value)) if key.endswith("_bytes") else f"{value:g}"
 
 
 def _two_columns(values: Mapping[str, str]) -> Table | str:

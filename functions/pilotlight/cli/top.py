@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -89,10 +90,11 @@ def top(
 
 def look(session: Session) -> Look:
     """Ask the activator's metrics and the control API. Raises Unavailable."""
-    from pilotlight.cli.local import in_force
+    from pilotlight.cli.local import in_force, running
 
     platform = in_force(session.platform())
-    samples = list(parse(metrics_text(platform.metrics_listen)))
+    found = running(platform)
+    samples = list(parse(metrics_text(Path(found.run) if found else platform.paths.run)))
     with session.client() as client:
         instances = [labelled(row) for row in client.instances()]
         bill = client.billing_report(by="function")["rows"]
@@ -153,17 +155,33 @@ def _row(key: Key, before: Look | None, now: Look) -> Row:
     )
 
 
-def metrics_text(listen: str | None) -> str:
-    """The activator's Prometheus page. Raises Unavailable."""
+def metrics_text(run: Path) -> str:
+    """The Prometheus pages of all activators of this machine, one after the other. Raises Unavailable."""
     import httpx
 
-    if listen is None:
-        raise Unavailable("the activator's metrics are switched off", hint="Set activator.metrics_listen in platform.yaml, and restart.")
-    try:
-        return httpx.get(f"http://{listen}/metrics", timeout=_TIMEOUT_S).raise_for_status().text
-    except httpx.HTTPError as e:
-        hint = "`top` runs on the platform's own machine: name its --home, and see `pilotlight status`."
-        raise Unavailable(f"no metrics at {listen}: {e}", hint=hint) from e
+    hint = "`top` runs on the platform's own machine, as its user: name its --home, and see `pilotlight status`."
+    sockets = sorted(run.glob("metrics-activator*.sock"))
+    if not sockets:
+        raise Unavailable(f"no activator serves its metrics in {run}", hint=hint)
+    pages, refused = [], None
+    for path in sockets:
+        try:
+            pages.append(_page(path))
+        except httpx.HTTPError as e:  # an activator that restarts, or is gone
+            refused = Unavailable(f"no metrics at {path}: {e}", hint=hint)
+    if not pages and refused is not None:
+        raise refused
+    return "\n".join(pages)
+
+
+def _page(path: Path) -> str:
+    import httpx
+
+    from weight_cache.cookies import no_cookies
+
+    transport = httpx.HTTPTransport(uds=str(path), verify=False)  # a Unix socket: there is no TLS
+    with httpx.Client(transport=transport, timeout=_TIMEOUT_S, cookies=no_cookies()) as client:
+        return client.get("http://local/metrics").raise_for_status().text
 
 
 def _table(rows: Sequence[Row]) -> RenderableType:

@@ -115,7 +115,7 @@ def status(session: Session) -> None:
         "run": str(run),
         "config": found.config if found else str(platform.config),
         "url": found.url if found else platform.url,
-        "dashboard": f"{found.url if found else platform.url}/dashboard",
+        "dashboard": local.in_force(platform).dashboard,
         "supervisor_pid": found.pid if found else None,
         "processes": process_states(run, Path(found.config) if found else platform.config),
     }
@@ -154,7 +154,7 @@ def _tell(session: Session, notice: Notice) -> None:
 def _announce_up(session: Session, platform: LocalPlatform, key_file: Path | None) -> None:
     body = {
         "url": platform.url,
-        "dashboard": f"{platform.url}/dashboard",
+        "dashboard": platform.dashboard,
         "home": str(platform.paths.home),
         "config": str(platform.config),
         "key_file": str(key_file) if key_file else None,

@@ -1,8 +1,9 @@
 """What each of our processes may do in the cluster, and no more: the one list from which RBAC is rendered and with which doctor compares.
 
 Node agents and function pods have no rights at all: they hold no credentials. Everything is by resource, nothing by wildcard. `scope` says
-how far a right reaches: tenants' namespaces come and go, so what concerns functions is granted in all namespaces (a ClusterRole); what
-concerns the platform itself, in its own namespace; what is read from Knative, in Knative's.
+how far a right reaches. What is watched in all namespaces at once, and kinds without a namespace, are granted in the whole cluster; what is
+written into tenants' namespaces, in each of these, by a RoleBinding that the controller makes with the namespace; what concerns the
+platform itself, in its own namespace; what is read from Knative, in Knative's.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import Any, Literal
 from pilotlight.cluster import kinds
 from pilotlight.cluster.deeds import Deed
 from pilotlight.cluster.kinds import Kind
+from pilotlight.cluster.settings import ClusterSettings
 
-Scope = Literal["all", "platform", "knative"]
+Scope = Literal["all", "tenant", "platform", "knative"]
 Role = Literal["controller", "activator", "autoscaler", "operator"]
 
 _READ = ("get", "list", "watch")
-_KEEP = ("get", "list", "watch", "create", "patch", "delete")
+_WRITE = ("create", "patch", "delete")
+_KEEP = (*_READ, *_WRITE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +31,9 @@ class Right:
 
     Attributes:
         subresource: "" or `status`, `log`, `exec`, `scale`.
-        scope: `all` namespaces (and kinds without one), the `platform`'s namespace, or `knative`'s.
+        scope: `all` namespaces (and kinds without one), each `tenant`'s namespace, the `platform`'s, or `knative`'s.
         why: what for, in words.
+        names: of the only objects that it reaches; empty = all of them.
     """
 
     kind: Kind
@@ -37,6 +41,7 @@ class Right:
     why: str
     subresource: str = ""
     scope: Scope = "all"
+    names: tuple[str, ...] = ()
 
     @property
     def resource(self) -> str:
@@ -45,12 +50,19 @@ class Right:
 
     def rule(self) -> dict[str, Any]:
         """The rule of a Role or ClusterRole."""
-        return {"apiGroups": [self.kind.group], "resources": [self.resource], "verbs": list(self.verbs)}
+        rule = {"apiGroups": [self.kind.group], "resources": [self.resource], "verbs": list(self.verbs)}
+        return {**rule, "resourceNames": list(self.names)} if self.names else rule
 
-    def deeds(self, *, platform: str, knative: str) -> list[Deed]:
-        """What an access review asks, verb by verb."""
-        namespace = {"all": None, "platform": platform, "knative": knative}[self.scope]
-        return [Deed(verb=verb, kind=self.kind, namespace=namespace, subresource=self.subresource) for verb in self.verbs]
+    def deeds(self, *, platform: str, knative: str, tenant: str | None = None) -> list[Deed]:
+        """What an access review asks, verb by verb; nothing of a tenant's namespace where there is none yet (`tenant` None)."""
+        if self.scope == "tenant" and tenant is None:
+            return []
+        namespace = {"all": None, "tenant": tenant, "platform": platform, "knative": knative}[self.scope]
+        return [
+            Deed(verb=verb, kind=self.kind, namespace=namespace, name=name, subresource=self.subresource)
+            for verb in self.verbs
+            for name in self.names or (None,)
+        ]
 
 
 def _right(kind: Kind, verbs: Sequence[str], why: str, *, subresource: str = "", scope: Scope = "all") -> Right:
@@ -59,22 +71,28 @@ def _right(kind: Kind, verbs: Sequence[str], why: str, *, subresource: str = "",
 
 _CONTROLLER = (
     _right(kinds.NAMESPACE, _KEEP, "a tenant's namespace"),
-    _right(kinds.RESOURCE_QUOTA, _KEEP, "a tenant's plan as a quota"),
-    _right(kinds.LIMIT_RANGE, _KEEP, "bounds of a tenant's pods"),
-    _right(kinds.NETWORK_POLICY, _KEEP, "who reaches a tenant's pods"),
-    _right(kinds.SERVICE_ACCOUNT, _KEEP, "pods run as an account without a token"),
-    _right(kinds.CONFIG_MAP, _KEEP, "launch documents of revisions"),
-    _right(kinds.SECRET, _KEEP, "a tenant's secrets, for its pods"),
-    _right(kinds.POD_DISRUPTION_BUDGET, _KEEP, "drains of nodes leave instances"),
-    _right(kinds.SERVICE, _KEEP, "functions"),
+    _right(kinds.ROLE_BINDING, _KEEP, "rights of controller and activators in a tenant's namespace"),
+    _right(kinds.RESOURCE_QUOTA, _READ, "a tenant's plan as a quota"),
+    _right(kinds.LIMIT_RANGE, _READ, "bounds of a tenant's pods"),
+    _right(kinds.NETWORK_POLICY, _READ, "who reaches a tenant's pods"),
+    _right(kinds.SERVICE_ACCOUNT, _READ, "pods run as an account without a token"),
+    _right(kinds.CONFIG_MAP, _READ, "launch documents of revisions"),
+    _right(kinds.POD_DISRUPTION_BUDGET, _READ, "drains of nodes leave instances"),
+    _right(kinds.SERVICE, _READ, "functions"),
     _right(kinds.REVISION, _READ, "whether a revision is ready, and why not"),
-    _right(kinds.CONFIGURATION, _READ, "why a Service is not ready"),
-    _right(kinds.ROUTE, _READ, "why a Service is not ready"),
-    _right(kinds.POD, (*_READ, "delete"), "instances; stopping one"),
-    _right(kinds.POD, ("get",), "what instances print", subresource="log"),
-    _right(kinds.POD, ("get", "create"), "a command in an instance", subresource="exec"),
-    _right(kinds.EVENT, _READ, "why a pod does not start"),
+    _right(kinds.POD, _READ, "instances"),
     _right(kinds.NODE, (*_READ, "patch"), "labels that say which weights and snapshots are hot"),
+    _right(kinds.RESOURCE_QUOTA, _WRITE, "a tenant's plan as a quota", scope="tenant"),
+    _right(kinds.LIMIT_RANGE, _WRITE, "bounds of a tenant's pods", scope="tenant"),
+    _right(kinds.NETWORK_POLICY, _WRITE, "who reaches a tenant's pods", scope="tenant"),
+    _right(kinds.SERVICE_ACCOUNT, _WRITE, "pods run as an account without a token", scope="tenant"),
+    _right(kinds.CONFIG_MAP, _WRITE, "launch documents of revisions", scope="tenant"),
+    _right(kinds.SECRET, _KEEP, "a tenant's secrets, for its pods", scope="tenant"),
+    _right(kinds.POD_DISRUPTION_BUDGET, _WRITE, "drains of nodes leave instances", scope="tenant"),
+    _right(kinds.SERVICE, _WRITE, "functions", scope="tenant"),
+    _right(kinds.POD, ("delete",), "stopping an instance", scope="tenant"),
+    _right(kinds.POD, ("get",), "what instances print", subresource="log", scope="tenant"),
+    _right(kinds.POD, ("get", "create"), "a command in an instance", subresource="exec", scope="tenant"),
     _right(kinds.LEASE, ("get", "create", "update"), "one controller reconciles", scope="platform"),
     _right(kinds.STATEFUL_SET, ("get", "list"), "how many activators there are", scope="platform"),
     _right(kinds.PERSISTENT_VOLUME_CLAIM, ("get", "list", "patch"), "journals of activators that are gone", scope="platform"),
@@ -82,18 +100,18 @@ _CONTROLLER = (
     _right(kinds.CONFIG_MAP, ("get", "list", "watch"), "which features the cluster allows", scope="knative"),
 )
 _ACTIVATOR = (
-    _right(
-        kinds.POD, (*_READ, "patch", "delete"), "instances; which goes first (pod-deletion-cost); one whose calls do not end is deleted"
-    ),
+    _right(kinds.POD, _READ, "instances"),
     _right(kinds.ENDPOINT_SLICE, _READ, "addresses of instances"),
     _right(kinds.DEPLOYMENT, _READ, "why no pod of a revision can be made"),
+    _right(kinds.POD, ("patch", "delete"), "which goes first (pod-deletion-cost); one whose calls do not end is deleted", scope="tenant"),
 )
 _AUTOSCALER = (
     _right(kinds.POD_AUTOSCALER, _READ, "revisions of class pilotlight.dev"),
-    _right(kinds.POD_AUTOSCALER, ("get", "patch", "update"), "their conditions and scale", subresource="status"),
-    _right(kinds.SERVERLESS_SERVICE, (*_READ, "create", "patch", "update"), "how a revision is reached"),
+    _right(kinds.SERVERLESS_SERVICE, _READ, "how a revision is reached"),
     _right(kinds.DEPLOYMENT, _READ, "how many pods there are"),
-    _right(kinds.DEPLOYMENT, ("patch",), "how many pods there are to be", subresource="scale"),
+    _right(kinds.POD_AUTOSCALER, ("get", "patch", "update"), "their conditions and scale", subresource="status", scope="tenant"),
+    _right(kinds.SERVERLESS_SERVICE, ("create", "patch", "update"), "how a revision is reached", scope="tenant"),
+    _right(kinds.DEPLOYMENT, ("patch",), "how many pods there are to be", subresource="scale", scope="tenant"),
     _right(kinds.LEASE, ("get", "create", "update"), "one autoscaler decides", scope="platform"),
 )
 _OPERATOR = (
@@ -121,3 +139,23 @@ ROLES: Mapping[Role, tuple[Right, ...]] = {
 def rules(role: Role, scope: Scope) -> list[dict[str, Any]]:
     """RBAC rules of a role in a scope, in a stable order."""
     return [right.rule() for right in ROLES[role] if right.scope == scope]
+
+
+def tenant_role(settings: ClusterSettings, account: str) -> str:
+    """Name of the ClusterRole that a service account of ours is bound to in each tenant's namespace; the chart makes it."""
+    return f"{settings.namespace}:{account}:tenant"
+
+
+def binding_right(settings: ClusterSettings) -> Right:
+    """To grant those two ClusterRoles and no other (Kubernetes, "Privilege escalation prevention": verb `bind`)."""
+    roles = tuple(tenant_role(settings, account) for account in (settings.controller_account, settings.activator_account))
+    return Right(kind=kinds.CLUSTER_ROLE, verbs=("bind",), why="granting these two in a tenant's namespace", names=roles)
+
+
+def rights_of(role: Role, settings: ClusterSettings) -> tuple[Right, ...]:
+    """What the credentials of a role need with these settings."""
+    if role == "controller":
+        return (*ROLES[role], binding_right(settings))
+    if role == "activator" and settings.autoscaler == "pilotlight":  # one of them is the autoscaler
+        return (*ROLES[role], *ROLES["autoscaler"])
+    return ROLES[role]

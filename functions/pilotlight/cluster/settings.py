@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _PREFIX = re.compile(r"[a-z]([a-z0-9-]{0,19})?\Z")
+_ACCOUNT = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?\Z")
 _DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}\Z")
 
 
@@ -19,6 +20,8 @@ class ClusterSettings:
         kubeconfig: file; None = the pod's own credentials, else $KUBECONFIG, else ~/.kube/config.
         context: of the kubeconfig; None = its current one.
         namespace: where the platform itself runs.
+        controller_account, activator_account: service accounts of controller and activators, in that namespace: what RoleBindings in
+            tenants' namespaces give rights to.
         namespace_prefix: of tenants' namespaces: `<prefix><tenant>[-<environment>]`.
         field_manager: owner of what we apply (server-side apply).
         autoscaler: `kpa`, Knative's own class, or `pilotlight`, ours (experimental).
@@ -44,6 +47,8 @@ class ClusterSettings:
     kubeconfig: str | None = None
     context: str | None = None
     namespace: str = "pilotlight"
+    controller_account: str = "pilotlight-controller"
+    activator_account: str = "pilotlight-activator"
     namespace_prefix: str = "fn-"
     field_manager: str = "pilotlight"
     autoscaler: str = "kpa"
@@ -67,6 +72,8 @@ class ClusterSettings:
     def __post_init__(self) -> None:
         if self.autoscaler not in ("kpa", "pilotlight"):
             raise ValueError(f"autoscaler = {self.autoscaler!r}: must be 'kpa' or 'pilotlight'")
+        _check_account("controller_account", self.controller_account)
+        _check_account("activator_account", self.activator_account)
         if not _PREFIX.match(self.namespace_prefix):
             raise ValueError(f"namespace_prefix = {self.namespace_prefix!r}: at most 20 of a-z, 0-9 and -, a letter first")
         if self.runtime_image is not None and not _DIGEST.match(self.runtime_image):
@@ -85,6 +92,11 @@ class ClusterSettings:
             raise ValueError(f"unschedulable_grace_s = {self.unschedulable_grace_s}: must not be negative")
         if self.max_timeout_s < 1:
             raise ValueError(f"max_timeout_s = {self.max_timeout_s}: must be at least 1")
+
+
+def _check_account(name: str, account: str) -> None:
+    if not _ACCOUNT.match(account):
+        raise ValueError(f"{name} = {account!r}: the name of a service account: a-z, 0-9, - and ., at most 253 characters")
 
 
 def _check_networks(cidrs: list[str]) -> None:

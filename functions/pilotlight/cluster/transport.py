@@ -23,7 +23,7 @@ from pilotlight.cluster.deeds import Deed
 from pilotlight.cluster.errors import ClusterUnreachable
 
 _CALLS = 32  # at once; the API server's own queues do the rest
-_STREAMS = 512  # watches and followed logs
+_STREAMS = 8192  # watches and followed logs: the reconciler has a watch of Secrets in each tenant's namespace
 _CONNECT_S = 5.0
 _WARNING = re.compile(r'^\d{3} \S+ "((?:[^"\\]|\\.)*)"')
 _MOST_BYTES = 64 * 1024 * 1024  # of one answer; a page of 500 pods is some 10 MB

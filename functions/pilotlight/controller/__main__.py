@@ -13,8 +13,10 @@ import uvloop
 
 from pilotlight.controller.bootstrap import first_admin_key
 from pilotlight.controller.lock import AlreadyRunning, ring
+from pilotlight.controller.process_user import leave_root, open_as_root
 from pilotlight.controller.server import serve
 from pilotlight.controller.settings import ControllerConfig
+from pilotlight.errors import Conflict
 from weight_cache.settings import SettingsInvalid
 
 NICE = 5
@@ -35,8 +37,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.first_key:
             return _first_key(args.config)
-        uvloop.run(serve(ControllerConfig.read(args.config), ready_fd=args.ready_fd))
-    except (AlreadyRunning, SettingsInvalid) as e:
+        config = ControllerConfig.read(args.config)
+        opened = open_as_root(config)
+        leave_root(config, opened)
+        uvloop.run(serve(config, opened, ready_fd=args.ready_fd))
+    except (AlreadyRunning, Conflict, SettingsInvalid) as e:
         print(f"pilotlight controller: {e}", file=sys.stderr)
         return 1
     except asyncio.CancelledError:

@@ -16,7 +16,7 @@ def agent_of(config: ControllerConfig) -> Agent:
         from pilotlight.controller.cluster.node import ClusterNode  # a second of imports, which one machine does without
 
         return ClusterNode(config.cluster)
-    return AgentClient(config.paths.socket("snapshotter"))
+    return AgentClient(config.paths.socket_for_controller("snapshotter"))
 
 
 class Agent(Protocol):
@@ -76,7 +76,11 @@ class Agent(Protocol):
         ...
 
     def build_image(self, spec: Mapping[str, Any], *, uid: int | None) -> AsyncIterator[Mapping[str, Any]]:
-        """Build an environment: `{"step", "text"}` parts, then `{"image": digest}`."""
+        """Build an environment: `{"step", "text"}` parts, then `{"image": digest, "size_bytes"}`."""
+        ...
+
+    async def delete_image(self, digest: str, *, uid: int | None) -> int:
+        """Delete an environment that `uid` built; its bytes, 0 where there was none. One that is being built stays."""
         ...
 
     async def aclose(self) -> None:

@@ -6,16 +6,18 @@ import functools
 import hmac
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
+import anyio.to_thread
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pilotlight.controller import dashboard, dataplane, problems, reference
+from pilotlight.controller import access, dashboard, dataplane, problems, reference
 from pilotlight.controller.api import (
     apps,
     audit,
@@ -28,6 +30,7 @@ from pilotlight.controller.api import (
     engines,
     experiments,
     feedback,
+    images,
     internal,
     invoices,
     keys,
@@ -41,6 +44,7 @@ from pilotlight.controller.api import (
     rollouts,
     schedules,
     snapshots,
+    storage,
     tenancy,
     traces,
     traffic,
@@ -50,15 +54,24 @@ from pilotlight.controller.api import (
 from pilotlight.controller.audit import coming_from
 from pilotlight.controller.context import Context
 from pilotlight.controller.idempotency import Idempotency
-from pilotlight.controller.metrics import Metrics
-from pilotlight.protocol import CONTENT_PROBLEM, HEADER_PLATFORM_TOKEN, HEADER_REQUEST_ID, new_call_id
+from pilotlight.errors import PilotlightError
+from pilotlight.protocol import CALLS_PATH, CONTENT_PROBLEM, DUE_PATH, HEADER_PLATFORM_TOKEN, HEADER_REQUEST_ID, new_call_id
+from pilotlight.types import Scope as ApiScope
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-"""Of a request that is read whole, which happens before anybody looks at its key: weights of ten thousand files are some MB."""
+"""Of a request that is read whole, with a key that deploys: weights of ten thousand files are some MB."""
+MAX_SMALL_BYTES = 1024 * 1024
+"""With another key of ours: bodies are parsed before a route looks at scopes, and such keys send feedback at most."""
+MAX_UNKNOWN_BYTES = 64 * 1024
+"""What is read before the key is looked at; small requests are authenticated once, by their route."""
+MAX_CALLS_BYTES = 512 * 1024 * 1024
+"""Of the platform's own messages with calls: 16 MiB and one more, a dead letter's body and result in base64. That is 43 MiB with
+`activator.max_body_bytes` as it is by default, and enough up to 180 MiB. Other messages are batches of some MB."""
 _STREAMED = "/v1/blobs/"
 """Paths whose bodies are bounded elsewhere: streamed to disk."""
 _INTERNAL = "/internal/"
-"""Paths of our own processes (the activator passes none of them on): who shows the platform's token may say as much as it has to."""
+"""Paths of our own processes (the activator passes none of them on)."""
+_WITH_CALLS = (CALLS_PATH, DUE_PATH)
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}\Z")
 _PROBLEM_SCHEMA = {
     "type": "object",
@@ -83,6 +96,8 @@ _ROUTERS = (
     revisions.router,
     deployments.router,
     blobs.router,
+    images.router,
+    storage.router,
     tenancy.router,
     keys.router,
     plans.router,
@@ -124,7 +139,7 @@ def build(context: Context) -> ASGIApp:
         app.router.routes.extend(router.routes)  # as they are: an included one is taken apart again, half a second for all of them
     app.add_api_route("/healthz", _healthz, methods=["GET"], tags=["health"])
     app.openapi = _document  # type: ignore[method-assign]
-    return _Edge(Idempotency(app, context), context.metrics, token=context.key.token)
+    return _Edge(Idempotency(app, context), context)
 
 
 def _application() -> FastAPI:
@@ -173,16 +188,18 @@ def _came_from(scope: Scope, headers: Mapping[bytes, bytes]) -> str:
     return forwarded or (str(peer[0]) if peer else "")
 
 
-def _bounded(receive: Receive) -> Receive:
-    """The same, up to MAX_BODY_BYTES; then it raises what is answered as a 413."""
-    left = MAX_BODY_BYTES
+def _bounded(receive: Receive, limit: int, more: Callable[[], Awaitable[int]] | None = None) -> Receive:
+    """The same, up to `limit` bytes; then it raises what is answered as a 413. `more`: is asked once for a higher limit, or raises."""
+    size = 0
 
     async def counted() -> Message:
-        nonlocal left
+        nonlocal size, limit, more
         message = await receive()
-        left -= len(message.get("body", b""))
-        if left < 0:
-            raise HTTPException(413, f"the body has more than {MAX_BODY_BYTES} bytes")
+        size += len(message.get("body", b""))
+        if size > limit and more is not None:
+            limit, more = await more(), None
+        if size > limit:
+            raise HTTPException(413, f"the body has more than {limit} bytes")
         return message
 
     return counted
@@ -194,16 +211,36 @@ class _Edge:
     And tells the audit log where the request came from.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, *, token: str) -> None:
+    def __init__(self, app: ASGIApp, context: Context) -> None:
         self._app = app
-        self._metrics = metrics
-        self._token = token.encode()
+        self._context = context
+        self._metrics = context.metrics
 
-    def _is_unbounded(self, path: str, headers: Mapping[bytes, bytes]) -> bool:
-        """Bodies are read before a route's own checks: node agents, and whoever has a certificate only, are bounded like callers."""
-        if path.startswith(_INTERNAL):
-            return hmac.compare_digest(headers.get(HEADER_PLATFORM_TOKEN.encode(), b""), self._token)
-        return path.startswith(_STREAMED)
+    def _read(self, path: str, headers: Mapping[bytes, bytes], receive: Receive) -> Receive:
+        """Bodies are read and parsed before a route's own checks: how much depends on who asks, which large ones say first."""
+        if path.startswith(_STREAMED):
+            return receive
+        if not path.startswith(_INTERNAL):
+            return _bounded(receive, MAX_UNKNOWN_BYTES, partial(self._limit_of_key, headers))
+        token = headers.get(HEADER_PLATFORM_TOKEN.encode(), b"")
+        if hmac.compare_digest(token, self._context.key.token.encode()):
+            return _bounded(receive, MAX_CALLS_BYTES if path in _WITH_CALLS else MAX_BODY_BYTES)
+        of_nodes = (self._context.node_key or self._context.key).node_token.encode()
+        return _bounded(receive, MAX_BODY_BYTES if hmac.compare_digest(token, of_nodes) else MAX_UNKNOWN_BYTES)
+
+    async def _limit_of_key(self, headers: Mapping[bytes, bytes]) -> int:
+        """Raises HTTPException, which passes through the framework's reading of bodies."""
+        authorization = headers.get(b"authorization", b"").decode("latin-1")
+
+        def look() -> int:
+            with self._context.store.read() as sql:
+                caller = access.authenticate(sql, authorization=authorization, environment=None, now=self._context.clock())
+            return MAX_BODY_BYTES if caller.scope.reaches(ApiScope.DEPLOY) and not caller.suspended else MAX_SMALL_BYTES
+
+        try:
+            return await anyio.to_thread.run_sync(look)
+        except PilotlightError as e:
+            raise HTTPException(e.status, str(e)) from e
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -224,4 +261,4 @@ class _Edge:
             await send(message)
 
         with coming_from(_came_from(scope, headers)):
-            await self._app(scope, receive if self._is_unbounded(scope["path"], headers) else _bounded(receive), marked)
+            await self._app(scope, self._read(scope["path"], headers, receive), marked)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -22,8 +22,12 @@ import sqlalchemy as sa
 
 from pilotlight.controller import audit, tables
 from pilotlight.controller.store import Store, Write
+from pilotlight.controller.stored import accounting
+from pilotlight.controller.stored.gate import StorageGate
 from pilotlight.controller.uploads import Upload, store_errors
-from pilotlight.errors import InvalidInput, NotFound, TooLarge
+from pilotlight.errors import InvalidInput, NotFound, StorageQuotaExceeded, TooLarge
+from pilotlight.quotas import UNLIMITED, Plan
+from weight_cache.disk import DiskFloor, no_floor
 from weight_cache.errors import ObjectMissing
 from weight_cache.objects import ObjectStore, blob_key, blob_store
 from weight_cache.settings import Paths, PlatformSettings
@@ -32,6 +36,8 @@ WRITE_BYTES = 1024 * 1024
 """Received pieces are gathered to this size before a thread hashes and writes them: a hop costs more than 64 KiB of sha256."""
 READ_BYTES = 4 * 1024 * 1024
 """A request to S3 takes some 30 ms, however little it asks for; a download holds two of these in memory."""
+RESERVE_BYTES = 64 * 1024 * 1024
+"""An upload of unannounced length reserves so much of its tenant's storage at a time."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -51,19 +57,24 @@ class BlobFiles:
         incoming: directory of uploads that are not complete; of the store's own file system where that is a directory.
         limit_bytes: bounds one blob.
         read_bytes: read from the store at a time for a download, one such piece ahead.
+        gate: which blobs are in use or being deleted.
+        floor: free disk that uploads leave.
     """
 
     objects: ObjectStore
     incoming: Path
     limit_bytes: int
     read_bytes: int = READ_BYTES
+    gate: StorageGate = field(default_factory=StorageGate)
+    floor: DiskFloor = field(default_factory=no_floor)
 
     @classmethod
     def of(cls, platform: PlatformSettings, paths: Paths, *, limit_bytes: int) -> BlobFiles:
         """Where the settings say. Raises SettingsInvalid."""
         objects = blob_store(platform, paths)
         incoming = objects.local_path("incoming") or paths.home / "blobs" / "incoming"
-        return cls(objects=objects, incoming=incoming, limit_bytes=limit_bytes)
+        floor = DiskFloor(incoming, platform.disk_floor_bytes)
+        return cls(objects=objects, incoming=incoming, limit_bytes=limit_bytes, floor=floor)
 
     def sweep(self) -> None:
         """Remove what uploads left behind that a crash cut off. Call before serving."""
@@ -103,17 +114,26 @@ class BlobFiles:
                 ahead.exception()  # seen: what came after a failed piece may have failed as well
 
     async def receive(
-        self, digest: str, pieces: AsyncIterator[bytes], *, chunked: bool, announced_bytes: int | None, recorded_bytes: int | None
+        self,
+        digest: str,
+        pieces: AsyncIterator[bytes],
+        *,
+        chunked: bool,
+        announced_bytes: int | None,
+        recorded_bytes: int | None,
+        admit: Callable[[int], Awaitable[None]],
     ) -> int:
         """Read a blob to its end, check it, and put it in place, unless it is there already; returns its size in bytes.
 
-        `recorded_bytes`: of a blob that somebody sent before; None: of what may lie there nobody knows that it is whole. Raises
-        TooLarge, InvalidInput (wrong hash), StorageFull or Unavailable; then nothing is left behind.
+        `recorded_bytes`: of a blob that somebody sent before; None: of what may lie there nobody knows that it is whole. `admit`: is asked
+        for so many bytes in all before they are written, and raises when there is no room for them. Raises TooLarge, InvalidInput
+        (wrong hash), StorageFull or Unavailable; then nothing is left behind.
         """
         if announced_bytes is not None and announced_bytes > self.limit_bytes:
             raise self._too_large(announced_bytes)
+        await admit(announced_bytes or 1)
         temporary = self._incoming() / uuid.uuid4().hex
-        upload = await anyio.to_thread.run_sync(Upload, temporary, chunked)
+        upload = await anyio.to_thread.run_sync(Upload, temporary, chunked, self.floor, announced_bytes or 0)
         try:
             gathered = bytearray()
             async for piece in pieces:
@@ -121,8 +141,10 @@ class BlobFiles:
                 if upload.size_bytes + len(gathered) > self.limit_bytes:
                     raise self._too_large(upload.size_bytes + len(gathered))
                 if len(gathered) >= WRITE_BYTES:
+                    await admit(upload.size_bytes + len(gathered))
                     await anyio.to_thread.run_sync(upload.add, bytes(gathered))
                     gathered.clear()
+            await admit(upload.size_bytes + len(gathered))
             await anyio.to_thread.run_sync(upload.finish, bytes(gathered), digest)
             if recorded_bytes is None or await self.size(digest) != recorded_bytes:
                 with store_errors():
@@ -178,6 +200,22 @@ async def owned(files: BlobFiles, store: Store, *, tenant: str, digest: str) -> 
     return standing.size_bytes
 
 
+async def touch(store: Store, *, tenant: str, digest: str, before: float = float("inf")) -> bool:
+    """Note that the tenant asked for a blob, if it last did before then: it is about to refer to it. False: the blob is not its (now)."""
+    owners = tables.blob_owners
+    same = (owners.c.tenant == tenant, owners.c.digest == digest)
+
+    def note() -> bool:
+        with store.read() as sql:
+            used_at = sql.execute(sa.select(owners.c.used_at).where(*same)).scalar()
+        if used_at is None or used_at >= before:
+            return used_at is not None
+        with store.write() as write:
+            return write.sql.execute(sa.update(owners).where(*same).values(used_at=write.now)).rowcount == 1
+
+    return await anyio.to_thread.run_sync(note)
+
+
 async def store_blob(
     files: BlobFiles,
     store: Store,
@@ -188,33 +226,61 @@ async def store_blob(
     pieces: AsyncIterator[bytes],
     announced_bytes: int | None,
     actor: str,
+    plan: Plan = UNLIMITED,
     request: str = "",
 ) -> tuple[int, bool]:
-    """Take a blob in; returns (size in bytes, whether it is new to this tenant). `actor` and `request` are for the audit log."""
-    standing = await look_up(files, store, tenant=tenant, digest=digest)
-    if standing.is_here and standing.size_bytes is not None:
-        async for _ in pieces:
-            pass  # nothing to do with it, but a connection is only usable again when its request was read
-        return standing.size_bytes, False
-    known = standing.size_bytes
-    size = await files.receive(digest, pieces, chunked=chunked, announced_bytes=announced_bytes, recorded_bytes=known)
+    """Take a blob in; returns (size in bytes, whether it is new to this tenant). `actor` and `request` are for the audit log.
 
-    def note() -> None:
-        with store.write() as write:
-            register(write, tenant=tenant, digest=digest, size_bytes=size)
-            after = {"size_bytes": size}
-            audit.record(write, tenant=tenant, actor=actor, action="blob.put", subject=digest, after=after, request=request)
+    Raises StorageQuotaExceeded before anything is written that `plan` does not allow, and what `BlobFiles.receive` raises.
+    """
+    async with files.gate.using(digest):
+        standing = await look_up(files, store, tenant=tenant, digest=digest)
+        if standing.is_here and standing.size_bytes is not None and await touch(store, tenant=tenant, digest=digest):
+            async for _ in pieces:
+                pass  # nothing to do with it, but a connection is only usable again when its request was read
+            return standing.size_bytes, False
+        counted_bytes = standing.size_bytes if standing.is_owned else None
 
-    await anyio.to_thread.run_sync(note)
-    return size, True
+        async def check(more_bytes: int, coming_bytes: int) -> None:
+            await anyio.to_thread.run_sync(
+                partial(_require_room, store, plan, tenant=tenant, more_bytes=more_bytes, coming_bytes=coming_bytes)
+            )
+
+        room = files.gate.reserve(tenant, check)
+
+        async def admit(size_bytes: int) -> None:
+            if counted_bytes is not None and size_bytes <= counted_bytes:
+                return  # its bytes were lost and come again: they never ceased to count
+            exact = announced_bytes is not None and size_bytes <= announced_bytes
+            step = size_bytes if exact or plan.stored_bytes is None else -(-size_bytes // RESERVE_BYTES) * RESERVE_BYTES
+            try:
+                await room.grow(min(step, files.limit_bytes))
+            except StorageQuotaExceeded:
+                await room.grow(size_bytes)
+
+        try:
+            size = await files.receive(
+                digest, pieces, chunked=chunked, announced_bytes=announced_bytes, recorded_bytes=standing.size_bytes, admit=admit
+            )
+
+            def note() -> None:
+                with store.write() as write:
+                    register(write, tenant=tenant, digest=digest, size_bytes=size)
+                    after = {"size_bytes": size}
+                    audit.record(write, tenant=tenant, actor=actor, action="blob.put", subject=digest, after=after, request=request)
+
+            await room.settle(partial(anyio.to_thread.run_sync, note))
+        finally:
+            room.release()
+        return size, True
 
 
 def register(write: Write, *, tenant: str, digest: str, size_bytes: int) -> None:
-    """Note that the blob is there and that `tenant` may name it. Idempotent."""
+    """Note that the blob is there and that `tenant` may name it; one that was to be deleted is not. Idempotent."""
     blob = write.insert(tables.blobs).values(digest=digest, size_bytes=size_bytes, created_at=write.now)
-    write.sql.execute(blob.on_conflict_do_nothing())
-    owner = write.insert(tables.blob_owners).values(tenant=tenant, digest=digest, created_at=write.now)
-    write.sql.execute(owner.on_conflict_do_nothing())
+    write.sql.execute(blob.on_conflict_do_update(index_elements=["digest"], set_={"deleting_at": None}))
+    owner = write.insert(tables.blob_owners).values(tenant=tenant, digest=digest, created_at=write.now, used_at=write.now)
+    write.sql.execute(owner.on_conflict_do_update(index_elements=["tenant", "digest"], set_={"used_at": write.now}))
 
 
 def sizes(sql: sa.Connection, *, tenant: str, digests: Collection[str]) -> dict[str, int]:
@@ -230,6 +296,11 @@ def _recorded(sql: sa.Connection, *, tenant: str, digest: str) -> tuple[int | No
     query = sa.select(blobs.c.size_bytes, owners.c.tenant).join_from(blobs, owners, mine, isouter=True).where(blobs.c.digest == digest)
     row = sql.execute(query).one_or_none()
     return (None, False) if row is None else (row.size_bytes, row.tenant is not None)
+
+
+def _require_room(store: Store, plan: Plan, *, tenant: str, more_bytes: int, coming_bytes: int) -> None:
+    with store.read() as sql:
+        accounting.require_room(sql, plan, tenant=tenant, more_bytes=more_bytes, coming_bytes=coming_bytes)
 
 
 def _length(path: Path) -> int | None:

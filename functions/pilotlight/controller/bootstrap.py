@@ -6,19 +6,23 @@ makes another when that key was lost. Both are writes like any other, so a runni
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller import access, keys, tables, tenants
+from pilotlight.controller import access, database_file, keys, tables, tenants
 from pilotlight.controller.plans import Terms
+from pilotlight.controller.process_user import keep_root
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.store import Store
 from pilotlight.errors import Forbidden, NotFound
 from pilotlight.quotas import BUILT_IN, Plan
+from pilotlight.spec import from_json, to_json
 from pilotlight.types import Scope
 
 ACTOR = "platform"
@@ -34,13 +38,20 @@ def first_admin_key(config: Path | None) -> str | None:
     do. Of two at once, one makes it. Raises SettingsInvalid.
     """
     found = ControllerConfig.read(config)
-    found.paths.make()
-    store = Store(found.database_url, clock=time.time)
-    try:
-        store.migrate()
-        return ensure_admin(store, uid_base=found.uid_base, plans=found.plans)
-    finally:
-        store.close()
+    home = found.paths.make().home
+    database_file.settle(home)
+    owner = database_file.owner_of(home)
+    if owner is not None and owner.obstacle():  # the controller will find that it must keep root, too, and say why
+        keep_root(found)
+        owner = None
+
+    def make() -> str | None:
+        with contextlib.closing(Store(found.database_url, clock=time.time)) as store:
+            store.migrate()
+            return ensure_admin(store, uid_base=found.uid_base, plans=found.plans)
+
+    key: str | None = database_file.as_owner(owner if found.is_own_file else None, make)
+    return key
 
 
 def operator_key(
@@ -63,28 +74,33 @@ def operator_key(
     nobody = NotFound(
         f"no platform has lived in {home} yet", hint="`pilotlight up` makes its first key; another home is named with --home."
     )
-    if found.settings.database_url is None and not (home / "controller.db").exists():
+    if found.settings.database_url is None and database_file.found_in(home) is None:
         raise nobody
-    store = Store(found.database_url, clock=time.time)
-    try:
-        store.migrate()
-        with store.write() as write:
-            query = sa.select(tables.tenants.c.id).where(tables.tenants.c.name == access.PLATFORM_TENANT)
-            tenant = write.sql.execute(query).scalar_one_or_none()
-            if tenant is None:
-                raise nobody
-            return keys.create(
-                write,
-                tenant=tenant,
-                scope=scope,
-                actor=ACTOR,
-                name=name,
-                environment=environment,
-                reach=reach,
-                expires_in_s=expires_in_s,
-            )
-    finally:
-        store.close()
+    if found.is_own_file:
+        database_file.settle(home)
+
+    def make() -> Any:
+        with contextlib.closing(Store(found.database_url, clock=time.time)) as store:
+            store.migrate()
+            with store.write() as write:
+                query = sa.select(tables.tenants.c.id).where(tables.tenants.c.name == access.PLATFORM_TENANT)
+                tenant = write.sql.execute(query).scalar_one_or_none()
+                if tenant is None:
+                    raise nobody
+                return to_json(
+                    keys.create(
+                        write,
+                        tenant=tenant,
+                        scope=scope,
+                        actor=ACTOR,
+                        name=name,
+                        environment=environment,
+                        reach=reach,
+                        expires_in_s=expires_in_s,
+                    )
+                )
+
+    return from_json(keys.NewKey, database_file.as_owner(database_file.owner_of(home) if found.is_own_file else None, make))
 
 
 def ensure_admin(store: Store, *, uid_base: int | None, plans: Mapping[str, Plan] = BUILT_IN) -> str | None:

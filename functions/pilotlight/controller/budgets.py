@@ -99,7 +99,7 @@ def put(write: Write, *, key: PlatformKey, tenant: str, terms: Terms, actor: str
         raise Conflict(f"this tenant has {MAX_BUDGETS} budgets: delete one first")
     keeps = before is not None and before.sealed_secret is not None and before.terms.webhook == terms.webhook and not new_secret
     secret = None if keeps or terms.webhook is None else alerts.new_secret()
-    sealed = before.sealed_secret if before is not None and keeps else key.seal(secret) if secret is not None else None
+    sealed = before.sealed_secret if before is not None and keeps else key.webhooks.seal(secret) if secret is not None else None
     budget = Budget(
         id=before.id if before else f"b-{secrets.token_hex(8)}", tenant=tenant, terms=terms, sealed_secret=sealed,
         created_at=before.created_at if before else write.now, updated_at=write.now,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -16,6 +17,9 @@ from pilotlight.errors import NotFound
 from pilotlight.protocol import CallRecord, UsageRecord
 from pilotlight.spec import canonical_json, to_json
 
+log = logging.getLogger(__name__)
+
+DROPPED_AT_ONCE = 100
 FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 """States that a call does not leave, but for a dead letter that is sent again."""
 DEAD = "DEAD"
@@ -44,11 +48,15 @@ class Wanted:
     before: float | None = None
 
 
-def put(write: Write, records: Sequence[CallRecord], *, payloads: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+def put(
+    write: Write, records: Sequence[CallRecord], *, payloads: Mapping[str, Mapping[str, Any]] | None = None,
+    most_bytes: Callable[[str], int | None] | None = None,
+) -> None:  # fmt: skip
     """Keep the newest `sequence` of each call; an older one, or the same again, changes nothing. A call that ends is told to webhooks.
 
     Args:
         payloads: of those that are dead letters, by call id: what journals hold of them, so that they can be sent again.
+        most_bytes: of a tenant's kept calls; above it the oldest that ended go.
     """
     table, listeners = tables.calls, _Listeners(write.sql)
     for record in records:
@@ -59,12 +67,26 @@ def put(write: Write, records: Sequence[CallRecord], *, payloads: Mapping[str, M
         row["record"] = canonical_json(to_json(record)).decode()
         held = (payloads or {}).get(record.id) if record.is_dead else None
         row["payload"] = None if held is None else canonical_json(dict(held)).decode()
+        row["kept_bytes"] = len(row["record"]) + len(row["payload"] or "")
+        same = (table.c.tenant == record.tenant, table.c.id == record.id)
+        before = write.sql.execute(sa.select(table.c.kept_bytes).where(*same)).scalar() or 0
         insert = write.insert(table).values(**keys, **row)
         newer = insert.excluded.sequence > table.c.sequence
         upsert = insert.on_conflict_do_update(index_elements=["tenant", "id"], set_=row, where=newer).returning(table.c.id)
         is_new = write.sql.execute(upsert).first() is not None
+        if is_new:
+            _count(write, record.tenant, row["kept_bytes"] - before)
         if is_new and record.state in FINAL and listeners.hear_of(record):
             _tell(write, record)
+    for tenant in sorted({record.tenant for record in records}):
+        if most_bytes is not None and (limit := most_bytes(tenant)) is not None:
+            _make_room(write, tenant, limit)
+
+
+def kept_bytes(sql: sa.Connection, *, tenant: str) -> int:
+    """What the tenant's submitted calls take, with their results and dead letters."""
+    table = tables.kept_calls
+    return int(sql.execute(sa.select(table.c.bytes).where(table.c.tenant == tenant)).scalar() or 0)
 
 
 def listing(sql: sa.Connection, wanted: Wanted, *, limit: int) -> list[dict[str, Any]]:
@@ -74,12 +96,14 @@ def listing(sql: sa.Connection, wanted: Wanted, *, limit: int) -> list[dict[str,
     return [{**json.loads(text), "result": ""} for text in sql.execute(query).scalars()]
 
 
-def dead(sql: sa.Connection, wanted: Wanted, *, limit: int) -> list[tuple[CallRecord, dict[str, Any]]]:
-    """Dead letters with what journals held of them, the oldest first."""
+def dead(sql: sa.Connection, wanted: Wanted, *, limit: int) -> Iterator[tuple[CallRecord, dict[str, Any]]]:
+    """Dead letters with what journals held of them, the oldest first, each read when it is asked for: they may be large."""
     table = tables.calls
-    query = sa.select(table.c.record, table.c.payload).where(*_conditions(wanted), table.c.payload.is_not(None))
-    rows = sql.execute(query.order_by(table.c.submitted_at, table.c.id).limit(limit)).all()
-    return [(CallRecord.from_json(json.loads(row.record)), json.loads(row.payload)) for row in rows]
+    query = sa.select(table.c.tenant, table.c.id).where(*_conditions(wanted), table.c.payload.is_not(None))
+    for name in sql.execute(query.order_by(table.c.submitted_at, table.c.id).limit(limit)).all():
+        one = sa.select(table.c.record, table.c.payload).where(table.c.tenant == name.tenant, table.c.id == name.id)
+        row = sql.execute(one).one()
+        yield CallRecord.from_json(json.loads(row.record)), json.loads(row.payload)
 
 
 def known(sql: sa.Connection, *, tenant: str, call: str) -> tuple[str, int] | None:
@@ -95,7 +119,8 @@ def get(sql: sa.Connection, *, tenant: str, call: str) -> dict[str, Any]:
     text = sql.execute(sa.select(table.c.record).where(table.c.tenant == tenant, table.c.id == call)).scalar()
     attempts = ledger.attempts(sql, tenant=tenant, call=call)
     if text is None and not attempts:
-        raise NotFound(f"there is no call {call}, or its record is older than its result's time to live")
+        why = "or its record is older than its result's time to live, or went for newer ones (result_bytes of the plan)"
+        raise NotFound(f"there is no call {call}, {why}")
     record = json.loads(text) if text is not None else to_json(_synchronous(attempts))
     return {**record, "attempts": to_json(attempts)}
 
@@ -105,7 +130,38 @@ def expire(write: Write, *, now: float, limit: int) -> int:
     table = tables.calls
     old = sa.select(table.c.tenant, table.c.id).where(table.c.expires_at < now).limit(limit).subquery()
     gone = sa.delete(table).where(sa.tuple_(table.c.tenant, table.c.id).in_(sa.select(old.c.tenant, old.c.id)))
-    return len(write.sql.execute(gone.returning(table.c.id)).all())
+    rows = write.sql.execute(gone.returning(table.c.tenant, table.c.kept_bytes)).all()
+    for row in rows:
+        _count(write, row.tenant, -row.kept_bytes)
+    return len(rows)
+
+
+def _count(write: Write, tenant: str, more_bytes: int) -> None:
+    table = tables.kept_calls
+    insert = write.insert(table).values(tenant=tenant, bytes=more_bytes)
+    write.sql.execute(insert.on_conflict_do_update(index_elements=["tenant"], set_={"bytes": table.c.bytes + insert.excluded.bytes}))
+
+
+def _make_room(write: Write, tenant: str, limit: int) -> None:
+    """Drop the oldest calls that ended, dead letters among them, until the tenant's take at most `limit` bytes."""
+    table = tables.calls
+    excess, dropped = kept_bytes(write.sql, tenant=tenant) - limit, 0
+    while excess > 0:
+        ended = sa.select(table.c.id, table.c.kept_bytes).where(table.c.tenant == tenant, table.c.state.in_(FINAL))
+        rows = write.sql.execute(ended.order_by(table.c.submitted_at, table.c.id).limit(DROPPED_AT_ONCE)).all()
+        if not rows:
+            break
+        gone: list[str] = []
+        for row in rows:
+            if excess <= 0:
+                break
+            gone.append(row.id)
+            excess -= row.kept_bytes
+            _count(write, tenant, -row.kept_bytes)
+        write.sql.execute(sa.delete(table).where(table.c.tenant == tenant, table.c.id.in_(gone)))
+        dropped += len(gone)
+    if dropped:
+        log.info("event=results_dropped tenant=%s calls=%d limit_bytes=%d", tenant, dropped, limit)
 
 
 class _Listeners:

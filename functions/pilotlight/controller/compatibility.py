@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pilotlight.controller.schema_gaps import Gap, TooMuch, gaps
+from pilotlight.controller.schema_gaps import Gap, Steps, TooMuch, gaps
 from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec
 
 MAX_TOLD = 20
@@ -26,25 +26,26 @@ def _breaks(old: FunctionSpec, new: FunctionSpec) -> Iterator[str]:
     if (old.kind is FunctionKind.ASGI) != (new.kind is FunctionKind.ASGI):
         yield f"it was called as {_kind(old)}, and is {_kind(new)} now"
         return
+    steps = Steps()
     for method in old.methods:
         after = new.method(method.name)
         if after is None:
             yield f"method {method.name!r} is gone" if method.name else "it cannot be called by its own name any more: it has methods now"
         else:
-            yield from (f"method {method.name!r}: {text}" if method.name else text for text in _of_method(method, after))
+            yield from (f"method {method.name!r}: {text}" if method.name else text for text in _of_method(method, after, steps))
 
 
-def _of_method(old: MethodSpec, new: MethodSpec) -> Iterator[str]:
+def _of_method(old: MethodSpec, new: MethodSpec, steps: Steps) -> Iterator[str]:
     if old.is_generator != new.is_generator:
         kinds = ("one value", "a stream of items")
         yield f"the answer was {kinds[old.is_generator]}, and is {kinds[new.is_generator]} now"
         return
     yield from _of_positions(old, new)
     try:
-        for gap in gaps(old.schema, new.schema):
+        for gap in gaps(old.schema, new.schema, steps=steps):
             yield _argument(gap)
         if old.returns is not None:
-            for gap in gaps(new.returns, old.returns, is_answer=True):
+            for gap in gaps(new.returns, old.returns, is_answer=True, steps=steps):
                 yield _answer(gap)
     except TooMuch as e:
         yield str(e)

@@ -14,17 +14,21 @@ from pilotlight.controller.access import Principal
 from pilotlight.controller.agents import Agent
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
+from pilotlight.controller.builds import Builds
 from pilotlight.controller.cluster.status import Statuses
 from pilotlight.controller.metrics import Metrics
 from pilotlight.controller.nodes import Nodes
 from pilotlight.controller.places import Place
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.store import Store
-from pilotlight.errors import Forbidden
+from pilotlight.controller.stored.collector import Collector
+from pilotlight.errors import Forbidden, StorageFull
 from pilotlight.protocol import HEADER_ENVIRONMENT, HEADER_PLATFORM_TOKEN
 from pilotlight.seal import PlatformKey
 from pilotlight.types import Scope
+from snapshotter.grants import KEY_LABEL, Grants
 from weight_cache.client import WeightCacheClient
+from weight_cache.disk import DiskFloor, no_floor
 
 _READING = ("GET", "HEAD", "OPTIONS")
 
@@ -34,6 +38,8 @@ class Context:
     """The open parts of a running controller. `clock` is wall time in seconds since the epoch.
 
     `statuses`: of functions in a cluster; `nodes`: of the cluster itself, as they report themselves; `node_key`: by which they are known.
+    `grants`: seals launch documents for the node agent of this machine; None on a cluster, whose reconciler seals them.
+    `builds`: of images, what of them was charged. `database_floor`: free disk that tenants' changes leave to the ledger.
     """
 
     config: ControllerConfig
@@ -48,6 +54,15 @@ class Context:
     statuses: Statuses = field(default_factory=Statuses)
     nodes: Nodes = field(default_factory=Nodes)
     node_key: PlatformKey | None = None
+    builds: Builds = field(default_factory=Builds)
+    database_floor: DiskFloor = field(default_factory=no_floor)
+    collector: Collector = field(init=False)
+    grants: Grants | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "collector", Collector(self.files, self.store))
+        is_local = self.config.platform.fleet == "local"
+        object.__setattr__(self, "grants", Grants(self.key.derived(KEY_LABEL)) if is_local else None)
 
 
 def context_of(request: Request) -> Context:
@@ -97,6 +112,16 @@ Deployer = Annotated[Principal, Depends(deployer)]
 Admin = Annotated[Principal, Depends(_at_least(Scope.ADMIN))]
 
 
+async def room(context: Ctx, _caller: Known) -> None:
+    """Refuse a change that makes the database larger while its disk is below the floor. Raises StorageFull."""
+    if context.database_floor.missing_bytes():
+        raise StorageFull(f"{context.database_floor.describe()}; nothing was changed")
+
+
+ROOM = Depends(room)
+"""Of routes whose changes grow the database. Others, deleting and going back above all, work on a full disk, too."""
+
+
 async def platform_token(context: Ctx, token: Annotated[str, Header(alias=HEADER_PLATFORM_TOKEN)] = "") -> None:
     """Let only our own processes through. Raises Forbidden."""
     if not hmac.compare_digest(token.encode(), context.key.token.encode()):
@@ -105,7 +130,7 @@ async def platform_token(context: Ctx, token: Annotated[str, Header(alias=HEADER
 
 async def node_token(context: Ctx, token: Annotated[str, Header(alias=HEADER_PLATFORM_TOKEN)] = "") -> None:
     """Let node agents through, too, which have a key of their own. Raises Forbidden."""
-    if context.node_key is None or not hmac.compare_digest(token.encode(), context.node_key.token.encode()):
+    if not hmac.compare_digest(token.encode(), (context.node_key or context.key).node_token.encode()):
         await platform_token(context, token)
 
 

@@ -24,9 +24,14 @@ _RESPONSE_HEADERS = {
         "weights; of an answer that streams, exec is in its last event"
     ),
     "Pilotlight-Cost": "a decimal; of an answer that streams, in its last event",
+    "X-Content-Type-Options": "nosniff; a type that a browser would run, such as text/html, is sent as application/octet-stream",
+    "Content-Security-Policy": "sandbox",
 }
 _ARGUMENTS: dict[str, Any] = {
-    "description": "by name (an object) or by position (an array), checked against the function's signature",
+    "description": (
+        "by name (an object) or by position (an array), checked against the function's signature; a pickle, as the SDK sends it, is "
+        "accepted from callers of the function's own tenant only (415)"
+    ),
     "content": {CONTENT_JSON: {"schema": {"oneOf": [{"type": "object"}, {"type": "array"}]}}},
 }
 _RECEIPT: dict[str, Any] = {

@@ -101,7 +101,7 @@ class Deliverer:
         if errand.message is None or errand.url is None or errand.sealed_secret is None:
             return Outcome(error="there is no webhook any more", is_gone=True)
         try:
-            secret = self._key.open(errand.sealed_secret)
+            secret = self._key.webhooks.open(errand.sealed_secret)
             return await self._sender.post(errand.message, url=errand.url, secret=secret, now=self._clock())
         except (SealBroken, ValueError) as e:  # a key file or a row that was replaced by hand holds up nobody else's messages
             return Outcome(error=str(e))

@@ -26,6 +26,8 @@ from pilotlight.spec import canonical_json
 CLAIM_S = 30.0
 """Long enough for a journal's group commit and one request; a process that starts again asks for its own at once."""
 MAX_HANDED_OUT = 100
+PAGE_BYTES = 8 * 1024 * 1024
+"""An answer ends early at this size: dead letters have bodies of megabytes. One call alone may be larger."""
 SCHEDULER = "scheduler"
 """Stands for the key that a due call is made with: the function's own tenant calls."""
 KEPT_S = 8 * 86_400.0
@@ -55,30 +57,42 @@ def add(write: Write, held: Mapping[str, Any], *, due_at: float, name: str = "")
     return 1
 
 
-def claim(write: Write, *, activator: str, limit: int = MAX_HANDED_OUT) -> list[dict[str, Any]]:
-    """What this activator shall write down, the longest due first: also what it was given before and did not take."""
+def claim(write: Write, *, activator: str, limit: int = MAX_HANDED_OUT, without: Collection[str] = ()) -> list[dict[str, Any]]:
+    """What this activator shall write down, of each tenant the longest due first: also what it was given before and did not take.
+
+    Tenants have turns, so that many or large calls of one do not keep others' back. `without`: tenants that it has no room for now.
+    """
     table = tables.due_calls
-    free = _is_free(activator, write.now)
-    rows = write.sql.execute(sa.select(table.c.id, table.c.document).where(*free).order_by(table.c.due_at, table.c.id).limit(limit)).all()
-    if rows:
-        mine = table.c.id.in_([row.id for row in rows])
+    turn = sa.func.row_number().over(partition_by=table.c.tenant, order_by=(table.c.due_at, table.c.id)).label("turn")
+    turns = sa.select(table.c.id, table.c.due_at, turn).where(*_is_free(activator, write.now, without=without)).subquery()
+    names = write.sql.execute(sa.select(turns.c.id).order_by(turns.c.turn, turns.c.due_at, turns.c.id).limit(limit)).scalars().all()
+    documents: list[str] = []
+    for name in names:
+        if sum(map(len, documents)) >= PAGE_BYTES:
+            break
+        documents.append(write.sql.execute(sa.select(table.c.document).where(table.c.id == name)).scalar_one())
+        if len(documents) > 1 and sum(map(len, documents)) > PAGE_BYTES:
+            documents.pop()
+            break
+    mine = table.c.id.in_(names[: len(documents)])
+    if documents:
         write.sql.execute(sa.update(table).where(mine).values(claimed_by=activator, claimed_until=write.now + CLAIM_S))
-    return [json.loads(row.document) for row in rows]
+    return [json.loads(document) for document in documents]
 
 
-def has_any(sql: sa.Connection, *, activator: str, now: float) -> bool:
+def has_any(sql: sa.Connection, *, activator: str, now: float, without: Collection[str] = ()) -> bool:
     """Whether `claim` would find something: a look that takes no lock."""
     table = tables.due_calls
-    return sql.execute(sa.select(table.c.id).where(*_is_free(activator, now)).limit(1)).first() is not None
+    return sql.execute(sa.select(table.c.id).where(*_is_free(activator, now, without=without)).limit(1)).first() is not None
 
 
 def take(write: Write, *, activator: str, ids: Collection[str]) -> list[str]:
-    """Note that they are in this activator's journal; returns which of them are its own to run."""
+    """Note that they are in this activator's journal; returns which of them are its own to run. What they are is forgotten here."""
     table = tables.due_calls
     query = sa.select(table.c.id, table.c.claimed_by).where(table.c.id.in_(list(ids)))
     known = {row.id: row.claimed_by for row in write.sql.execute(query)}
     mine = [one for one in ids if known.get(one) == activator or (one not in known and _is_open(write.sql, one))]
-    write.sql.execute(sa.update(table).where(table.c.id.in_(mine)).values(claimed_until=None))
+    write.sql.execute(sa.update(table).where(table.c.id.in_(mine)).values(claimed_until=None, document="{}"))
     return mine
 
 
@@ -89,13 +103,20 @@ def purge(write: Write, *, now: float) -> int:
     return write.sql.execute(sa.delete(table).where(taken)).rowcount
 
 
-def redrive(write: Write, wanted: Wanted, *, limit: int) -> list[str]:
-    """Send dead letters again, the oldest first, with their attempts counting on; returns their ids."""
-    sent = []
+def redrive(write: Write, wanted: Wanted, *, limit: int) -> tuple[list[str], bool]:
+    """Send dead letters again, the oldest first, with their attempts counting on; returns their ids, and whether others may be left.
+
+    At most `limit`, and fewer where they are large: nobody else writes meanwhile.
+    """
+    sent: list[str] = []
+    size_bytes = 0
     for record, held in calls.dead(write.sql, wanted, limit=limit):
         add(write, {**held, "record": _again(record, now=write.now).to_json()}, due_at=write.now)
         sent.append(record.id)
-    return sent
+        size_bytes += len(held.get("body", ""))
+        if size_bytes >= PAGE_BYTES:
+            return sent, True
+    return sent, len(sent) == limit
 
 
 def inherit(write: Write, held: Mapping[str, Any], *, activator: str) -> int:
@@ -120,11 +141,12 @@ def _again(record: CallRecord, *, now: float) -> CallRecord:
     return replace(fresh, attempt=record.attempt, schedule=record.schedule, webhook=record.webhook)
 
 
-def _is_free(activator: str, now: float) -> tuple[sa.ColumnElement[bool], ...]:
-    """Not taken, and nobody else's claim. The first of both is word for word what `ix_due_calls_waiting` is of."""
+def _is_free(activator: str, now: float, *, without: Collection[str] = ()) -> tuple[sa.ColumnElement[bool], ...]:
+    """Not taken, and nobody else's claim. The first of both is word for word what `ix_due_calls_free` is of."""
     table = tables.due_calls
     waits = table.c.claimed_by.is_(None) | table.c.claimed_until.is_not(None)
-    return (waits, table.c.claimed_by.is_(None) | (table.c.claimed_by == activator) | (table.c.claimed_until < now))
+    free = table.c.claimed_by.is_(None) | (table.c.claimed_by == activator) | (table.c.claimed_until < now)
+    return (waits, free, table.c.tenant.not_in(list(without))) if without else (waits, free)
 
 
 def _is_open(sql: sa.Connection, name: str) -> bool:

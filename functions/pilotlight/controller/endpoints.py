@@ -70,7 +70,7 @@ def put(
     secret = alerts.new_secret() if known is None or new_secret else None
     row = {"url": url, "events": json.dumps(patterns)}
     if secret is not None:
-        row["sealed_secret"] = key.seal(secret)
+        row["sealed_secret"] = key.webhooks.seal(secret)
     place = {"tenant": tenant, "environment": environment, "name": name}
     if known is None:
         write.sql.execute(sa.insert(tables.webhooks).values(**place, **row, created_by=actor, created_at=write.now))

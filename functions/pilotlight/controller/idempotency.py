@@ -95,7 +95,9 @@ class Idempotency:
                 f"{HEADER_IDEMPOTENCY_KEY}: write 1 to {MAX_KEY} printable ASCII characters", parameter=HEADER_IDEMPOTENCY_KEY
             )
         body = await _read(receive)
-        claim = Claim(tenant=caller.tenant, name=f"{caller.key}/{given}", request_hash=_hash(self._context.key.token, scope, caller, body))
+        claim = Claim(
+            tenant=caller.tenant, name=f"{caller.key}/{given}", request_hash=_hash(self._context.key.node_token, scope, caller, body)
+        )
         known = await anyio.to_thread.run_sync(self._claim, claim)
         if known is not None:
             await _replay(known, send)
@@ -145,14 +147,18 @@ class Idempotency:
 
     def _opened(self, row: sa.Row[Any]) -> Answer:
         try:
-            body = json.loads(self._context.key.open(row.answer))
+            body = json.loads(self._context.key.answers.open(row.answer))
         except SealBroken as e:
             raise Conflict(f"the answer kept under this idempotency key cannot be read: {e}") from e
         return Answer(status=row.status, headers=body["headers"], body=base64.b64decode(body["body"]))
 
     async def _keep(self, claim: Claim, answer: Answer) -> None:
         text = json.dumps({"headers": answer.headers, "body": base64.b64encode(answer.body).decode()})
-        values = {"status": answer.status, "content_type": answer.headers.get("content-type", ""), "answer": self._context.key.seal(text)}
+        values = {
+            "status": answer.status,
+            "content_type": answer.headers.get("content-type", ""),
+            "answer": self._context.key.answers.seal(text),
+        }
 
         def keep() -> None:
             with self._context.store.write() as write:

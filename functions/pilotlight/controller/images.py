@@ -2,19 +2,80 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import sqlalchemy as sa
 
 from pilotlight.controller import tables
 from pilotlight.controller.store import Write
+from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.spec import ImageSpec, canonical_json, to_json
+from snapshotter import debian
 
 
-def register(write: Write, *, tenant: str, spec: ImageSpec, digest: str) -> None:
-    """Note that the image is built. Idempotent."""
+def register(write: Write, *, tenant: str, spec: ImageSpec, digest: str, size_bytes: int = 0, cpu_ns: int = 0) -> None:
+    """Note that the image is built, how large it is, and what building it took (0: it was there already). Idempotent."""
     row = {"tenant": tenant, "digest": digest, "spec": canonical_json(to_json(spec)).decode(), "created_at": write.now}
-    write.sql.execute(write.insert(tables.images).values(**row).on_conflict_do_nothing())
+    insert = write.insert(tables.images).values(**row, size_bytes=size_bytes, build_cpu_ns=cpu_ns)
+    changes = {"size_bytes": size_bytes, **({"build_cpu_ns": cpu_ns} if cpu_ns else {})}
+    write.sql.execute(insert.on_conflict_do_update(index_elements=["tenant", "digest"], set_=changes))
+
+
+def recorded_bytes(sql: sa.Connection, *, tenant: str, digest: str) -> int | None:
+    """What an image counts already; None: the tenant has not built it."""
+    table = tables.images
+    return sql.execute(sa.select(table.c.size_bytes).where(table.c.tenant == tenant, table.c.digest == digest)).scalar()
+
+
+def listing(sql: sa.Connection, *, tenant: str) -> list[dict[str, Any]]:
+    """The tenant's images, newest first, with the functions (`environment/app/function`) whose revisions need them."""
+    table = tables.images
+    rows = sql.execute(sa.select(table).where(table.c.tenant == tenant).order_by(table.c.created_at.desc(), table.c.digest)).all()
+    users = _users(sql, tenant=tenant)
+    return [
+        {
+            "digest": row.digest,
+            "size_bytes": row.size_bytes,
+            "build_cpu_s": row.build_cpu_ns / 1e9,
+            "steps": len(json.loads(row.spec)["steps"]),
+            "created_at": row.created_at,
+            "functions": sorted(users.get(row.digest, ())),
+        }
+        for row in rows
+    ]
+
+
+def delete(write: Write, *, tenant: str, digest: str) -> tuple[set[str], bool]:
+    """Forget an image; returns the blobs that its steps copied, and whether no tenant has it now.
+
+    Raises NotFound, or Conflict while a revision that can serve needs it.
+    """
+    table = tables.images
+    mine = (table.c.tenant == tenant, table.c.digest == digest)
+    text = write.sql.execute(sa.select(table.c.spec).where(*mine)).scalar()
+    if text is None:
+        raise NotFound(f"there is no image {digest}", hint="See which are: `pilotlight image list`.")
+    if used := sorted(_users(write.sql, tenant=tenant).get(digest, ())):
+        how = "Delete the app, or deploy it without the image and give its old revisions up: `pilotlight app prune APP`."
+        raise Conflict(f"image {digest[:12]} is used by {', '.join(used[:10])}", functions=used[:100], hint=how)
+    write.sql.execute(sa.delete(table).where(*mine))
+    left = write.sql.execute(sa.select(table.c.tenant).where(table.c.digest == digest).limit(1)).first()
+    return {step["blob"] for step in json.loads(text)["steps"] if step.get("op") == "copy"}, left is None
+
+
+def _users(sql: sa.Connection, *, tenant: str) -> dict[str, set[str]]:
+    """Digest of an image → functions with a revision that needs it."""
+    functions, revisions = tables.functions, tables.revisions
+    columns = (functions.c.environment, functions.c.app, functions.c.name, revisions.c.spec)
+    query = sa.select(*columns).join(revisions, revisions.c.function == functions.c.id)
+    query = query.where(functions.c.tenant == tenant, functions.c.removed_at.is_(None), revisions.c.pruned_at.is_(None))
+    found: dict[str, set[str]] = {}
+    for row in sql.execute(query):
+        if (image := json.loads(row.spec)["image"]) is not None:
+            found.setdefault(image, set()).add(f"{row.environment}/{row.app}/{row.name}")
+    return found
 
 
 def built(sql: sa.Connection, *, tenant: str, digests: Collection[str]) -> set[str]:
@@ -23,8 +84,24 @@ def built(sql: sa.Connection, *, tenant: str, digests: Collection[str]) -> set[s
     return set(sql.execute(sa.select(table.c.digest).where(table.c.tenant == tenant, table.c.digest.in_(digests))).scalars())
 
 
+def check_packages(spec: ImageSpec, listed: Collection[str]) -> None:
+    """Check the Debian packages that its apt steps name against those that the operator lists. Raises InvalidInput."""
+    try:
+        why = debian.refusal(debian.packages_of(spec.steps), listed)
+    except ValueError as e:
+        raise InvalidInput(f"apt_install: {e}", parameter="packages") from e
+    if why is not None:
+        raise InvalidInput(why, parameter="packages", setting=debian.SETTING)
+
+
 def blobs_of(spec: ImageSpec) -> Iterator[str]:
     """Digests of the blobs that its copy steps name."""
     for step in spec.steps:
         if step.get("op") == "copy":
             yield str(step.get("blob", ""))
+
+
+def is_known(sql: sa.Connection, *, digest: str) -> bool:
+    """Whether any tenant has the image."""
+    table = tables.images
+    return sql.execute(sa.select(table.c.tenant).where(table.c.digest == digest).limit(1)).first() is not None

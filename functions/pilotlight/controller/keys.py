@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,11 +97,13 @@ def change(
     actor: str,
     bounds: Mapping[str, Any] | None = None,
     expiry: tuple[float | None] | None = None,
+    force: bool = False,
     request: str = "",
 ) -> dict[str, Any]:
     """Give a key other quotas (`bounds`; None: as they are) or another end: `expiry` holds seconds from now, or None for no end.
 
-    Returns its listing entry. Raises NotFound, InvalidInput, or Conflict for a revoked one.
+    Returns its listing entry. Raises NotFound, InvalidInput, or Conflict: for a revoked one, or without `force` for an earlier end
+    of a tenant's last admin key (where all have an end: of the one that ends last).
     """
     row = find(write.sql, tenant=tenant, key_id=key_id)
     _demand_alive(row)
@@ -109,7 +112,10 @@ def change(
         values["quotas"] = canonical_json(quotas.parse(bounds, of_key=True)).decode()
     if expiry is not None:
         _check("", EVERYTHING, expiry[0])
-        values["expires_at"] = None if expiry[0] is None else write.now + expiry[0]
+        values["expires_at"] = ends_at = None if expiry[0] is None else write.now + expiry[0]
+        earlier = ends_at is not None and ends_at < (row.expires_at or float("inf"))
+        if earlier and not force and _is_last_admin(write, row, until=row.expires_at or float("inf")):
+            raise _last_admin(key_id)
     if values:
         write.sql.execute(sa.update(_TABLE).where(_TABLE.c.id == key_id).values(**values))
     changed = find(write.sql, tenant=tenant, key_id=key_id)
@@ -144,10 +150,12 @@ def rotate(write: Write, *, tenant: str, key_id: str, grace_s: float, actor: str
     return made
 
 
-def revoke(write: Write, *, tenant: str, key_id: str, actor: str, request: str = "") -> None:
-    """End a key now; ending it again changes nothing. Raises NotFound."""
+def revoke(write: Write, *, tenant: str, key_id: str, actor: str, force: bool = False, request: str = "") -> None:
+    """End a key now; ending it again changes nothing. Raises NotFound, or Conflict for a tenant's last admin key without `force`."""
     row = find(write.sql, tenant=tenant, key_id=key_id)
     if row.revoked_at is None:
+        if not force and _is_last_admin(write, row):
+            raise _last_admin(key_id)
         _end(write, row, grace_s=0)
         audit.record(write, tenant=tenant, actor=actor, action="key.revoke", subject=key_id, request=request)
 
@@ -208,6 +216,33 @@ def _entry(row: sa.RowMapping) -> dict[str, Any]:
 def _told(made: NewKey) -> dict[str, Any]:
     record = {name: value for name, value in to_json(made.record).items() if name not in ("hash", "tenant")}
     return {**record, "name": made.name}
+
+
+def _last_admin(key_id: str) -> Conflict:
+    return Conflict(
+        f"API key {key_id} is the last admin key of its tenant: without it the tenant cannot make keys or environments",
+        key=key_id,
+        hint="Make another first (`pilotlight token create --scope admin`), or end this one with --force (API: ?force=true).",
+    )
+
+
+def _is_last_admin(write: Write, row: sa.Row[Any], *, until: float | None = None) -> bool:
+    """Whether the tenant could not be administered after this key. Keys that are bound count only where no other admin key is in force.
+
+    `until`: others count that are in force until then at least; None: those that are in force now.
+    """
+    bounds = (_TABLE.c.environment, _TABLE.c.app, _TABLE.c.function)
+    is_in_force = _TABLE.c.revoked_at.is_(None) & (_TABLE.c.expires_at.is_(None) | (_TABLE.c.expires_at > write.now))
+    which = (_TABLE.c.tenant == row.tenant) & (_TABLE.c.scope == Scope.ADMIN.value) & is_in_force
+    if until is not None:
+        which &= (_TABLE.c.id == row.id) | _TABLE.c.expires_at.is_(None) | (_TABLE.c.expires_at >= min(until, sys.float_info.max))
+    found = {
+        one.id: all(getattr(one, column.name) is None for column in bounds) for one in write.sql.execute(sa.select(_TABLE).where(which))
+    }
+    if row.id not in found:
+        return False
+    is_whole = found.pop(row.id)
+    return not any(found.values()) if is_whole else not found
 
 
 def _demand_alive(row: sa.Row[Any]) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pilotlight import traffic
+from pilotlight.controller import feed
 from pilotlight.protocol import FunctionRoute
 from pilotlight.spec import FunctionKind, FunctionSpec, to_json
 from pilotlight.traffic import TrafficDocument
 from pilotlight.types import FunctionId
+from snapshotter.grants import Grants
 from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
 
 
@@ -90,3 +94,17 @@ def route(
         stopped=stopped,
         document=traffic.to_json(document),
     ).to_json()
+
+
+def sealed(page: feed.Page, grants: Grants) -> feed.Page:
+    """The page as activators of this machine get it: each launch document in it has the seal that the node agent asks for."""
+    return replace(page, changes=tuple(_sealed(change, grants) for change in page.changes))
+
+
+def _sealed(text: str, grants: Grants) -> str:
+    change = json.loads(text)
+    if change["kind"] != feed.FUNCTION or change["value"] is None:
+        return text
+    for document in change["value"]["revisions"].values():
+        document["launch"] = grants.sealed(LaunchSpec.from_json(document["launch"])).to_json()
+    return json.dumps(change, separators=(",", ":"))

@@ -22,10 +22,11 @@ class AlreadyRunning(Exception):
 class ControllerLock:
     """Held by the one controller: a file lock (flock(2)) in <home>, and a session lock where the database is PostgreSQL."""
 
-    def __init__(self, file: Path, engine: sa.Engine | None = None) -> None:
+    def __init__(self, file: Path, engine: sa.Engine | None = None, *, held: int = -1) -> None:
+        """`held`: descriptor of the file, which this process has locked already (`lock_file`); -1 = it has not."""
         self._file = file
         self._engine = engine if engine is not None and engine.dialect.name == "postgresql" else None
-        self._descriptor = -1
+        self._descriptor = held
         self._session: sa.Connection | None = None
 
     @property
@@ -49,22 +50,19 @@ class ControllerLock:
 
     def take(self) -> None:
         """Raises AlreadyRunning."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        is_ours = self._descriptor >= 0
+        if not is_ours:
+            self._descriptor = lock_file(self._file)
         try:
-            self._take()
+            self._take_session()
         except BaseException:
-            self.give_back()
+            if is_ours:  # it may be root's to open: it stays as it was given
+                self._end_session()
+            else:
+                self.give_back()
             raise
 
-    def _take(self) -> None:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as e:
-            owner = os.pread(self._descriptor, 32, 0).decode().strip() or "unknown"
-            raise AlreadyRunning(f"another controller (pid {owner}) runs on {self._file.parent}: it holds {self._file}") from e
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+    def _take_session(self) -> None:
         if self._engine is not None:
             self._session = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
             if not self._session.execute(sa.select(sa.func.pg_try_advisory_lock(_ADVISORY_LOCK))).scalar_one():
@@ -75,13 +73,31 @@ class ControllerLock:
 
     def give_back(self) -> None:
         """Let another have it. Nothing happens where it is not held."""
+        self._end_session()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _end_session(self) -> None:
         if self._session is not None:
             self._session.invalidate()  # back in the pool it would go on holding the lock
             self._session.close()
             self._session = None
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+
+
+def lock_file(file: Path) -> int:
+    """A descriptor of `file`, locked, with this process's pid in it. Raises AlreadyRunning."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as e:
+        owner = os.pread(descriptor, 32, 0).decode().strip() or "unknown"
+        os.close(descriptor)
+        raise AlreadyRunning(f"another controller (pid {owner}) runs on {file.parent}: it holds {file}") from e
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
 
 
 def ring(file: Path) -> None:

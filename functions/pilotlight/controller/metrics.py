@@ -10,6 +10,8 @@
 | `pilotlight_controller_usage_records_total` | counter | - | usage records that were new |
 | `pilotlight_controller_usage_conflicts_total` | counter | - | usage ids that came with other content: a defect of the sender |
 | `pilotlight_controller_blob_bytes_total` | counter | - | bytes of blobs received |
+| `pilotlight_controller_blobs_deleted_total` | counter | - | blobs deleted because nothing referred to them |
+| `pilotlight_controller_blob_bytes_deleted_total` | counter | - | their bytes |
 | `pilotlight_controller_spend_total` | counter | `tenant`, `currency` | cost of new usage records |
 | `pilotlight_controller_budget_used_ratio` | gauge | `tenant`, `budget` | spent part of a budget in its current period |
 | `pilotlight_controller_alerts_total` | counter | `outcome` | webhooks, of budgets and named ones: `delivered`, `retried`, `given-up` |
@@ -21,19 +23,14 @@ Tenants and budgets have series of their own up to SERIES; what comes after them
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pilotlight.controller.probes import Probes
-from weight_cache.settings import SettingsInvalid
+from weight_cache.metrics_server import MetricsAddress, MetricsServer
 
-_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
-_HEAD_LIMIT_BYTES = 16 * 1024
-_PATIENCE_S = 5.0
 _PREFIX = "pilotlight_controller_"
 _PICOS = 10**12
 SERIES = 1000
@@ -53,6 +50,8 @@ class Metrics:
         self.usage_records = Counter(_PREFIX + "usage_records", "New usage records", registry=registry)
         self.usage_conflicts = Counter(_PREFIX + "usage_conflicts", "Usage ids that came with other content", registry=registry)
         self.blob_bytes = Counter(_PREFIX + "blob_bytes", "Bytes of blobs received", registry=registry)
+        self.blobs_deleted = Counter(_PREFIX + "blobs_deleted", "Blobs deleted, to which nothing referred", registry=registry)
+        self.blob_bytes_deleted = Counter(_PREFIX + "blob_bytes_deleted", "Bytes of deleted blobs", registry=registry)
         self.alerts = Counter(_PREFIX + "alerts", "Messages to webhooks", ["outcome"], registry=registry)
         self._spend = Counter(_PREFIX + "spend", "Cost of new usage records", ["tenant", "currency"], registry=registry)
         self._budgets = Gauge(
@@ -92,34 +91,10 @@ class Metrics:
                 self._known_budgets.discard((tenant, budget))
                 self._budgets.remove(tenant, budget)
 
-    async def expose(self, *, socket_path: Path | None, listen: str | None) -> list[asyncio.Server]:
-        """Serve them as Prometheus text over HTTP/1.1, on a Unix socket (0600) and on `host:port` where given; and what probes ask.
+    async def expose(self, address: MetricsAddress) -> list[asyncio.Server]:
+        """Serve them as Prometheus text, and what probes ask. Raises SettingsInvalid when the address cannot be had."""
 
-        Raises SettingsInvalid when the address cannot be had.
-        """
-        servers = []
-        if socket_path is not None:
-            socket_path.unlink(missing_ok=True)
-            servers.append(await asyncio.start_unix_server(self._answer, socket_path, limit=_HEAD_LIMIT_BYTES))
-            socket_path.chmod(0o600)
-        if listen is not None:
-            host, _, port = listen.rpartition(":")
-            try:
-                servers.append(await asyncio.start_server(self._answer, host.strip("[]"), int(port), limit=_HEAD_LIMIT_BYTES))
-            except OSError as e:
-                for server in servers:
-                    server.close()
-                raise SettingsInvalid(f"controller.metrics_listen = {listen!r}: cannot listen there: {e.strerror or e}") from e
-        return servers
+        async def probe(path: str) -> tuple[int, str] | None:
+            return await self.probes.answer(path)
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            async with asyncio.timeout(_PATIENCE_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-                answer = await self.probes.answer(head)
-                if answer is None:
-                    body = generate_latest(self.registry)
-                    answer = _HEAD % len(body) + body
-                writer.write(answer)
-                await writer.drain()
-        writer.close()
+        return await MetricsServer(registry=self.registry, probe=probe).serve(address)

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import sqlalchemy as sa
+
 from pilotlight.controller import aliases, history, registry, releases, revisions, traffic
 from pilotlight.controller.places import Place
 from pilotlight.controller.releases import Released, Stage, Terms
 from pilotlight.controller.revisions import Told
 from pilotlight.controller.store import Write
 from pilotlight.errors import InvalidInput
-from pilotlight.spec import Resources, from_json, to_json
+from pilotlight.spec import FunctionSpec, Resources, from_json, to_json
 from pilotlight.types import check_name
 
 
@@ -23,6 +25,13 @@ def parse(model: str) -> tuple[str, str]:
         return check_name("app", app), check_name("function", function)
     except ValueError as e:
         raise InvalidInput(f"modelId = {model!r}: write app/function ({e})", parameter="modelId") from e
+
+
+def version(sql: sa.Connection, place: Place, *, function: str, reference: str) -> FunctionSpec:
+    """What that version is. Raises NotFound, InvalidInput."""
+    traffic.find(sql, place, function)
+    revision = aliases.resolve(sql, place, function, reference)
+    return revisions.spec_of(sql, function_id=place.function_id(function), revision=revision)
 
 
 def deploy(
@@ -36,6 +45,7 @@ def deploy(
     revision = aliases.resolve(write.sql, place, function, reference)
     function_id = place.function_id(function)
     row = revisions.row(write.sql, function_id=function_id, revision=revision)
+    revisions.require_blobs(row)
     spec = revisions.spec_of(write.sql, function_id=function_id, revision=revision)
     wanted = from_json(Resources, {**to_json(spec.resources), **resources}, "resources")
     created = False

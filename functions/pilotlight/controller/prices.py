@@ -10,6 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from pilotlight.controller import tables
+from pilotlight.controller.plans import terms_of
+from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.store import Write
 from pilotlight.pricing import Rates
 from pilotlight.spec import canonical_json
@@ -38,6 +40,14 @@ def listing(sql: sa.Connection) -> list[dict[str, Any]]:
     """Every list there ever was, with `first_seen_at`, the newest first."""
     rows = sorted(_rows(sql), key=lambda row: (-row["first_seen_at"], row["version"]))
     return [{**_document(row["document"]), "first_seen_at": row["first_seen_at"]} for row in rows]
+
+
+def of_tenants(sql: sa.Connection, config: ControllerConfig) -> Mapping[str, Rates]:
+    """The list in force for each tenant, by its id; where platform.yaml has it no more, the platform's own, as activators price calls."""
+    lists, own = config.prices.lists(), config.prices.rates()
+    rows = sql.execute(sa.select(tables.tenants)).all()
+    versions = {row.id: terms_of(row, config.plans).resolve().prices for row in rows}
+    return {tenant: own if version is None else lists.get(version, own) for tenant, version in versions.items()}
 
 
 def used(sql: sa.Connection, *, tenant: str) -> set[str]:

@@ -31,12 +31,11 @@ class Probes:
     is_serving: Callable[[], bool] = lambda: False
     tasks: Sequence[asyncio.Task[None]] = field(default_factory=tuple)
 
-    async def answer(self, head: bytes) -> bytes | None:
-        """The answer to a request with this head; None where it asks for something else."""
-        path = head.split(b" ", 2)[1].partition(b"?")[0] if head.count(b" ") > 1 else b""
-        if path == b"/healthz":
+    async def answer(self, path: str) -> tuple[int, str] | None:
+        """Status and text for a probe's path; None for any other path."""
+        if path == "/healthz":
             return _answer(self._why_ill())
-        if path == b"/readyz":
+        if path == "/readyz":
             return _answer(self._why_ill() or await self._why_not_ready())
         return None
 
@@ -57,7 +56,5 @@ class Probes:
         return ""
 
 
-def _answer(why_not: str) -> bytes:
-    status = b"503 Service Unavailable" if why_not else b"200 OK"
-    body = (why_not or "ok").encode() + b"\n"
-    return b"HTTP/1.1 %s\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (status, len(body), body)
+def _answer(why_not: str) -> tuple[int, str]:
+    return (503, why_not) if why_not else (200, "ok")

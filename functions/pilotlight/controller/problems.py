@@ -22,6 +22,7 @@ from snapshotter.errors import (
     BundleUnavailable,
     ImageBuildFailed,
     InstanceUnknown,
+    LogsBusy,
     NoCapacity,
     SnapshotRefused,
     SnapshotterError,
@@ -39,6 +40,7 @@ DATABASE_RETRY_S = 2.0
 _AGENT: Mapping[type[SnapshotterError], tuple[int, str]] = {
     AgentUnavailable: (503, "unavailable"),
     NoCapacity: (503, "unavailable"),
+    LogsBusy: (429, "too-many-requests"),
     InstanceUnknown: (404, "not-found"),
     SnapshotUnknown: (404, "not-found"),
     SnapshotRefused: (409, "snapshot-refused"),
@@ -48,7 +50,14 @@ _AGENT: Mapping[type[SnapshotterError], tuple[int, str]] = {
     BundleUnavailable: (400, "invalid-input"),
     Unsupported: (400, "unsupported"),
 }
-_HTTP: Mapping[int, str] = {404: "not-found", 405: "method-not-allowed", 413: "too-large", 415: "unsupported-media-type"}
+_HTTP: Mapping[int, str] = {
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not-found",
+    405: "method-not-allowed",
+    413: "too-large",
+    415: "unsupported-media-type",
+}
 
 
 def document(error: Exception, request: str) -> dict[str, Any]:

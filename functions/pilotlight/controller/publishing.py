@@ -9,7 +9,7 @@ from dataclasses import replace
 import sqlalchemy as sa
 
 from pilotlight import traffic
-from pilotlight.controller import feed, launch, schedules, tables
+from pilotlight.controller import feed, launch, revisions, schedules, tables
 from pilotlight.controller.rollouts import ledger
 from pilotlight.controller.store import Write
 from pilotlight.errors import NotFound
@@ -105,7 +105,10 @@ def _callable(sql: sa.Connection, function: str) -> frozenset[str]:
 
 def _specs(sql: sa.Connection, function: str, names: Collection[str]) -> dict[str, FunctionSpec]:
     table = tables.revisions
-    rows = sql.execute(sa.select(table.c.name, table.c.spec).where(table.c.function == function, table.c.name.in_(names)))
+    columns = (table.c.name, table.c.spec, table.c.pruned_at)
+    rows = sql.execute(sa.select(*columns).where(table.c.function == function, table.c.name.in_(names))).all()
+    for row in rows:
+        revisions.require_blobs(row)
     return {row.name: from_json(FunctionSpec, json.loads(row.spec)) for row in rows}
 
 

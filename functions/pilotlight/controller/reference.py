@@ -7,7 +7,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from pilotlight.controller.context import Ctx
 from pilotlight.controller.dashboard.html import render
+from pilotlight.dashboard_origin import HOME
 
 _METHODS = ("get", "head", "post", "put", "patch", "delete")
 
@@ -15,10 +17,12 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/docs")
-async def docs(request: Request) -> Response:
+async def docs(context: Ctx, request: Request) -> Response:
     """Every public route: what it does and takes. The document itself is at /openapi.json."""
     document: dict[str, Any] = request.app.openapi()
-    return render("reference.html", title=document["info"]["title"], summary=document["info"]["summary"], routes=routes(document))
+    info, origin = document["info"], context.config.settings.dashboard_origin
+    home = (origin.url if origin is not None else "") + HOME
+    return render("reference.html", title=info["title"], summary=info["summary"], routes=routes(document), home=home)
 
 
 def routes(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

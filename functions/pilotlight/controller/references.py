@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from pilotlight.controller import blobs, images, schedules, schemas, tables, tenants
+from pilotlight.controller.access import Principal
 from pilotlight.errors import InvalidInput, TooLarge
 from pilotlight.spec import PUBLIC, FunctionSpec, canonical_json, from_json, to_json
 from pilotlight.types import check_name
+from snapshotter.engines import check_environment_name
 from weight_cache import manifest
 from weight_cache.errors import ManifestInvalid
 from weight_cache.manifest import Manifest
@@ -44,13 +46,16 @@ def check(
     tenant: str,
     environment: str,
     specs: Sequence[FunctionSpec],
-    manifests: Collection[str],
+    manifests: Mapping[str, Manifest],
     bundle_max_bytes: int,
 ) -> None:
     """Raise InvalidInput for the first blob, image or secret that is not there; TooLarge for a bundle over its bound.
 
-    `manifests`: those that `check_weights` read. One that came since is not there yet: nobody looked at what it names.
+    `manifests`: those that `check_weights` read. One that came since is not there yet: nobody looked at what it names. Called in the
+    transaction that refers to all of it: what was given up since `check_weights` is found missing here.
     """
+    for digest, found in manifests.items():
+        check_files(sql, tenant=tenant, digest=digest, named=found)
     sizes = blobs.sizes(sql, tenant=tenant, digests={spec.bundle for spec in specs})
     there = {*sizes, *manifests}
     built = images.built(sql, tenant=tenant, digests={spec.image for spec in specs if spec.image})
@@ -72,6 +77,15 @@ def check(
                 hint = f"create it with: pilotlight secret set {name} VARIABLE -e {environment}"
                 message = f"function {spec.name!r}: there is no secret {name!r} in environment {environment!r}; {hint}"
                 raise InvalidInput(message, function=spec.name, missing={"secret": name})
+
+
+def check_rungs(caller: Principal, *, app: str, specs: Sequence[FunctionSpec]) -> None:
+    """Raise Forbidden for the first variant or fallback that the key does not reach: calls would run it in the key's stead."""
+    for spec in specs:
+        for name in (*(variant.function for variant in spec.variants), *(rung.function for rung in spec.fallback)):
+            if name:
+                place, _, function = name.rpartition("/")
+                caller.demand_function(place or app, function)
 
 
 def check_access(sql: sa.Connection, specs: Sequence[FunctionSpec]) -> None:
@@ -107,13 +121,18 @@ def check_manifest(sql: sa.Connection, files: blobs.BlobFiles, *, tenant: str, d
         found = manifest.parse(files.load(digest, max_bytes=manifest.MAX_MANIFEST_BYTES))
     except ManifestInvalid as e:
         raise InvalidInput(f"weights {digest} are no manifest: {e}", parameter="weights") from e
-    wanted = sorted(found.blobs())
+    check_files(sql, tenant=tenant, digest=digest, named=found)
+    return found
+
+
+def check_files(sql: sa.Connection, *, tenant: str, digest: str, named: Manifest) -> None:
+    """Raise InvalidInput when a manifest, or a file that it names, is not the tenant's (now)."""
+    wanted = [digest, *sorted(named.blobs())]
     for begin in range(0, len(wanted), MAX_NAMED_AT_ONCE):
         part = wanted[begin : begin + MAX_NAMED_AT_ONCE]
         owned = blobs.sizes(sql, tenant=tenant, digests=part)
         if missing := next((name for name in part if name not in owned), None):
             raise InvalidInput(f"weights {digest}: their file {missing} was not uploaded", missing={"blob": missing})
-    return found
 
 
 def _check(spec: FunctionSpec) -> None:
@@ -121,6 +140,11 @@ def _check(spec: FunctionSpec) -> None:
     blobs.check_digest(spec.bundle, f"{where}: bundle")
     if spec.image is not None:
         blobs.check_digest(spec.image, f"{where}: image")
+    if spec.engine is not None:
+        try:
+            check_environment_name(spec.engine.environment)
+        except ValueError as e:
+            raise InvalidInput(f"{where}: {e}", parameter="environment") from e
     names = [w.name for w in spec.weights]
     for weights in spec.weights:
         _name("weights", weights.name)

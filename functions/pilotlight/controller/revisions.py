@@ -1,4 +1,8 @@
-"""Revisions: immutable, named by their place in the order and the hash of their spec, and kept for ever, so that any can serve again."""
+"""Revisions: immutable, named by their place in the order and the hash of their spec, and kept, so that any can serve again.
+
+What a revision was stays for ever. Its blobs stay until its app is deleted or it is pruned (`app prune`); then it cannot serve unless
+it is deployed again.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import sqlalchemy as sa
 
 from pilotlight.controller import tables
 from pilotlight.controller.store import Write
-from pilotlight.errors import NotFound
+from pilotlight.errors import Conflict, NotFound
 from pilotlight.spec import FunctionSpec, canonical_json, from_json, to_json
 
 DIGEST_HEX = 6
@@ -38,6 +42,7 @@ def ensure(write: Write, function_id: str, spec: FunctionSpec, *, told: Told) ->
     table, functions, digest = tables.revisions, tables.functions, spec.digest()
     known = write.sql.execute(sa.select(table).where(table.c.function == function_id, table.c.digest == digest)).first()
     if known is not None:
+        write.sql.execute(sa.update(table).where(table.c.function == function_id, table.c.name == known.name).values(pruned_at=None))
         tell(write, function_id, str(known.name), told=told)
         return str(known.name), False
     count = sa.update(functions).where(functions.c.id == function_id).values(revisions=functions.c.revisions + 1)
@@ -70,6 +75,13 @@ def row(sql: sa.Connection, *, function_id: str, revision: str) -> sa.Row[Any]:
     if found is None:
         raise NotFound(f"there is no revision {revision!r}", revision=revision)
     return found
+
+
+def require_blobs(found: sa.Row[*tuple[Any, ...]]) -> None:
+    """Raise Conflict for a revision whose bundle and weights may be gone."""
+    if found.pruned_at is not None:
+        text = f"revision {found.name} was pruned: its bundle and weights were deleted"
+        raise Conflict(text, revision=found.name, hint="Deploy the same code again; it becomes the same revision.")
 
 
 def told_of(found: sa.Row[Any]) -> dict[str, Any]:

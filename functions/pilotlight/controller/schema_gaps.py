@@ -9,17 +9,32 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-import jsonschema_rs
+from pilotlight.controller.schemas import unfolded
+from pilotlight.errors import InvalidInput
+from pilotlight.json_schema import DIALECT, compiled
+from pilotlight.schema_cost import pattern_weights
+
+if TYPE_CHECKING:
+    import jsonschema_rs
 
 MAX_STEPS = 20_000
-"""Pairs of nodes that are compared before giving up: tenths of a second."""
+"""Steps before giving up: a pair of nodes that is compared, or some 10 µs of other work. Tenths of a second."""
+COMPILED_PER_STEP = 2
+"""Parts of a schema that are compiled."""
+VISITED_PER_STEP = 500
+"""Parts of a schema that one part of a value meets."""
+MATCHED_PER_STEP = 5_000
+"""States of patterns, times bytes that they are matched with."""
+SLOW_STEPS = 2_000
+"""Of a value where patterns do not match in linear time: the library gives up after some tens of milliseconds."""
+TEXT_PER_STEP = 2_000
+"""Characters of schemas that are compared as text."""
 MAX_DEPTH = 100
 """Levels, references followed: four frames of the interpreter's thousand each."""
 MAX_SHOWN = 60
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _SILENT = frozenset({
     "$schema", "$id", "$anchor", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "example", "deprecated",
@@ -48,6 +63,22 @@ class TooMuch(Exception):
     """Raised when two schemas are too large, or too entangled, to be compared."""
 
 
+class Steps:
+    """What comparisons may still cost together. Owner: whoever compares."""
+
+    def __init__(self, most: int = MAX_STEPS) -> None:
+        self._left = most
+
+    def __repr__(self) -> str:
+        return f"<Steps: {self._left} left>"
+
+    def take(self, count: int = 1) -> None:
+        """Count steps that are about to be made. Raises TooMuch."""
+        self._left -= count
+        if self._left < 0:
+            raise TooMuch("the schemas are too large to be compared: say so if the new one is compatible")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
     """A value of `sub` that `sup` need not accept.
@@ -64,41 +95,44 @@ class Gap:
     sup: str
 
 
-def gaps(sub: Mapping[str, Any] | None, sup: Mapping[str, Any] | None, *, is_answer: bool = False) -> Iterator[Gap]:
+def gaps(
+    sub: Mapping[str, Any] | None, sup: Mapping[str, Any] | None, *, is_answer: bool = False, steps: Steps | None = None
+) -> Iterator[Gap]:
     """Where `sub` accepts what `sup` does not; None accepts anything. `is_answer`: objects may have properties that `sup` does not know.
 
-    Raises TooMuch.
+    `steps`: shared with other comparisons. Raises TooMuch.
     """
     ours, theirs = sub or {}, sup or {}
     if _is_same(ours, theirs):
         return
     if any(schema.get("$schema", DIALECT) != DIALECT for schema in (ours, theirs)):
-        yield _gap("", "values", ours, theirs)  # the same keywords mean other things
+        yield Gap(where="", kind="values", sub=_cut(_words(ours)), sup=_cut(_words(theirs)))  # the same keywords mean other things
         return
-    yield from _Comparison(ours, theirs, is_answer=is_answer).of(ours, theirs, "")
+    yield from _Comparison(ours, theirs, is_answer=is_answer, steps=steps or Steps()).of(ours, theirs, "")
 
 
 class _Comparison:
     """Compares two schemas. Owned by one call of `gaps`; `_assumed` are the pairs of references that are being compared further out."""
 
-    def __init__(self, sub: Mapping[str, Any], sup: Mapping[str, Any], *, is_answer: bool) -> None:
+    def __init__(self, sub: Mapping[str, Any], sup: Mapping[str, Any], *, is_answer: bool, steps: Steps) -> None:
         self._sub, self._sup, self._is_answer = sub, sup, is_answer
         self._assumed: set[tuple[int, int]] = set()
-        self._steps = 0
+        self._steps = steps
+        self._tests: dict[int, _Test] = {}
         self._has_same_names = all(_is_same(sub.get(word), sup.get(word)) for word in ("$defs", "definitions"))
 
     def of(self, sub: Any, sup: Any, where: str) -> Iterator[Gap]:
-        self._steps += 1
-        if self._steps > MAX_STEPS or len(self._assumed) > MAX_DEPTH:
-            raise TooMuch("the schemas are too large to be compared: say so if the new one is compatible")
-        if self._has_same_names and sub == sup and _is_same(sub, sup):
+        self._steps.take(1 + _width(sub) + _width(sup))
+        if len(self._assumed) > MAX_DEPTH:
+            raise TooMuch("the schemas are nested too deeply to be compared: say so if the new one is compatible")
+        if self._has_same_names and sub == sup and self._is_same(sub, sup):
             return
         sub, sup = _followed(self._sub, sub), _followed(self._sup, sup)
         pair = (id(sub), id(sup))
         if sup is True or sub is False or not _said(sup) or pair in self._assumed:
             return
         if sup is False:
-            yield _gap(where, "unknown", sub, sup)
+            yield self._gap(where, "unknown", sub, sup)
             return
         self._assumed.add(pair)
         try:
@@ -136,35 +170,46 @@ class _Comparison:
 
     def _fits_one(self, sub: Any, options: list[Any], sup: Any, where: str) -> Iterator[Gap]:
         if values := _values(sub):
-            if not all(self._accepts(sup, value) for value in values):
-                yield _gap(where, "values", sub, sup)
+            if not self._accepts_all(sup, values):
+                yield self._gap(where, "values", sub, sup)
             return
         found = [list(self.of(sub, option, where)) for option in options]
         if all(found):
-            yield found[0][0] if len(found) == 1 else _gap(where, "values", sub, sup)
+            yield found[0][0] if len(found) == 1 else self._gap(where, "values", sub, sup)
 
     def _one_is_enough(self, parts: list[Any], sub: Any, sup: Any, where: str) -> Iterator[Gap]:
         if all(next(self.of(part, sup, where), None) is not None for part in parts):
-            yield _gap(where, "values", sub, sup)
+            yield self._gap(where, "values", sub, sup)
 
-    def _accepts(self, schema: Mapping[str, Any], value: Any) -> bool:
-        if any(not reference.startswith(("#/$defs/", "#/definitions/")) for reference in _references(schema)):
-            return False
-        named = {key: self._sup[key] for key in ("$defs", "definitions") if key in self._sup}
-        return jsonschema_rs.validator_for({**named, **schema}).is_valid(value)
+    def _accepts_all(self, schema: Mapping[str, Any], values: list[Any]) -> bool:
+        test = self._tests.get(id(schema))
+        if test is None:
+            named = {key: self._sup[key] for key in ("$defs", "definitions") if key in self._sup}
+            test = self._tests[id(schema)] = _test_of(schema, named, self._steps)
+        return all(test.accepts(value, self._steps) for value in values)
+
+    def _gap(self, where: str, kind: str, sub: Any, sup: Any) -> Gap:
+        words = _words(sub), _words(sup)
+        self._steps.take(sum(map(len, words)) // TEXT_PER_STEP)
+        return Gap(where=where, kind=kind, sub=_cut(words[0]), sup=_cut(words[1]))
+
+    def _is_same(self, one: Any, other: Any) -> bool:
+        text = json.dumps(one, sort_keys=True)
+        self._steps.take(len(text) // TEXT_PER_STEP)
+        return text == json.dumps(other, sort_keys=True)
 
     def _plain(self, sub: Mapping[str, Any], sup: Mapping[str, Any], where: str) -> Iterator[Gap]:
         values = _values(sub)
         if values is not None:
-            if not all(self._accepts(sup, value) for value in values):
-                yield _gap(where, "values", sub, sup)
+            if not self._accepts_all(sup, values):
+                yield self._gap(where, "values", sub, sup)
             return
         ours, theirs = _types(sub), _types(sup)
         if "enum" in sup or "const" in sup or not ours <= theirs or any(self._differs(word, sub, sup, ours) for word in sup):
-            yield _gap(where, "values", sub, sup)
+            yield self._gap(where, "values", sub, sup)
             return
         if not all(_is_within(sub, sup, *pair) for kind, pair in _COUNTS.items() if kind in ours):
-            yield _gap(where, "values", sub, sup)
+            yield self._gap(where, "values", sub, sup)
         if "number" in ours or "integer" in ours:
             yield from self._numbers(sub, sup, where)
         if "array" in ours:
@@ -190,11 +235,11 @@ class _Comparison:
         low, high = _bounds(sub)
         least, most = _bounds(sup)
         if least > low or most < high:
-            yield _gap(where, "values", sub, sup)
+            yield self._gap(where, "values", sub, sup)
 
     def _arrays(self, sub: Mapping[str, Any], sup: Mapping[str, Any], where: str) -> Iterator[Gap]:
         if sup.get("uniqueItems") and not sub.get("uniqueItems"):
-            yield _gap(where, "values", sub, sup)
+            yield self._gap(where, "values", sub, sup)
         ours, theirs = sub.get("prefixItems", []), sup.get("prefixItems", [])
         most, named = sub.get("maxItems"), max(len(ours), len(theirs))
         for n in range(named if most is None else min(named, most)):
@@ -208,14 +253,74 @@ class _Comparison:
         if self._is_answer and closed is False:
             closed = True
         always = set(sub.get("required", ()))
+        self._steps.take((len(ours) + len(theirs) + len(always) + len(sup.get("required", ()))) // 100)
         for name in sup.get("required", ()):
             if name not in always:
-                yield _gap(_inside(where, name), "required", sub, sup)
+                yield self._gap(_inside(where, name), "required", sub, sup)
         if sub.get("patternProperties") and not _is_same(sub["patternProperties"], sup.get("patternProperties")):
-            yield _gap(where, "values", sub, sup)  # names of another form than `sup` expects
+            yield self._gap(where, "values", sub, sup)  # names of another form than `sup` expects
         for name in {**ours, **theirs}:
             yield from self.of(ours.get(name, others), theirs.get(name, closed), _inside(where, name))
         yield from self.of(others, closed, _inside(where, "*"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Test:
+    """Whether single values fit a schema.
+
+    Attributes:
+        of: the schema, kept so that its id stays its own.
+        validator: None: no value is known to fit.
+        parts: of the schema, with references followed.
+        states: of its patterns.
+        is_linear: they match in linear time.
+    """
+
+    of: Mapping[str, Any]
+    validator: jsonschema_rs.Validator | None
+    parts: int
+    states: int
+    is_linear: bool
+
+    def accepts(self, value: Any, steps: Steps) -> bool:
+        """Whether the value fits. Raises TooMuch before it is looked at, if that would cost too much."""
+        text = json.dumps(value)
+        visits, matched = _nodes(value) * self.parts // VISITED_PER_STEP, len(text) * self.states // MATCHED_PER_STEP
+        steps.take(1 + len(text) // TEXT_PER_STEP + visits + matched + (0 if self.is_linear else SLOW_STEPS))
+        return self.validator is not None and self.validator.is_valid(value)
+
+
+def _test_of(schema: Mapping[str, Any], named: Mapping[str, Any], steps: Steps) -> _Test:
+    """`named`: definitions that the schema may refer to."""
+    whole = {**named, **schema}
+    steps.take(_nodes(whole) // COMPILED_PER_STEP)
+    none = _Test(of=schema, validator=None, parts=0, states=0, is_linear=True)
+    if any(not reference.startswith(("#/$defs/", "#/definitions/")) for reference in _references(schema)):
+        return none
+    states = pattern_weights(whole)
+    steps.take(states // COMPILED_PER_STEP)
+    try:
+        validator, is_linear = compiled(whole, "the schema")
+    except InvalidInput:
+        return none  # of a revision from before such schemas were refused: no value is known to be accepted
+    return _Test(of=schema, validator=validator, parts=unfolded(whole), states=states, is_linear=is_linear)
+
+
+def _nodes(value: Any) -> int:
+    count, pending = 0, [value]
+    while pending:
+        node = pending.pop()
+        count += 1
+        if isinstance(node, Mapping):
+            pending += node.values()
+        elif isinstance(node, list | tuple):
+            pending += node
+    return count
+
+
+def _width(schema: Any) -> int:
+    """Of a node with hundreds of keywords each look costs more: they are copied where unions are taken apart."""
+    return len(schema) // 100 if isinstance(schema, Mapping) else 0
 
 
 def _followed(root: Mapping[str, Any], schema: Any) -> Any:
@@ -319,11 +424,11 @@ def _inside(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-def _gap(where: str, kind: str, sub: Any, sup: Any) -> Gap:
-    return Gap(where=where, kind=kind, sub=_shown(sub), sup=_shown(sup))
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
-def _shown(schema: Any) -> str:
+def _words(schema: Any) -> str:
     if schema is True or not _said(schema):
         return "anything"
     if schema is False:
@@ -332,5 +437,4 @@ def _shown(schema: Any) -> str:
     if set(words) == {"type"}:
         kinds = words["type"]
         return kinds if isinstance(kinds, str) else " or ".join(kinds)
-    text = json.dumps(words)
-    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
+    return json.dumps(words)

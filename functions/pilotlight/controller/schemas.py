@@ -1,7 +1,7 @@
 """JSON Schemas of arguments, as users' code declares them: checked once, at deploy, so that nobody downstream meets a bad one.
 
-A schema may point only into itself: a `$ref` to elsewhere would make the activator, which compiles it, fetch or read what a
-tenant chose. And it must stay small when its references are followed: forty definitions that each name the next one twice are a
+A schema may point only into itself and declare only drafts that are supported (`pilotlight.json_schema`): nothing is fetched or
+read that a tenant chose. And it must stay small when its references are followed: forty definitions that each name the next one twice are a
 few kilobytes, and a check that never ends.
 """
 
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote
-
-import jsonschema_rs
 
 from pilotlight.errors import InvalidInput
+from pilotlight.json_schema import validator_of
+from pilotlight.schema_cost import pattern_weights, reference_target
 from pilotlight.spec import canonical_json
 
 MAX_SCHEMA_BYTES = 65_536
@@ -21,6 +20,8 @@ MAX_DEPTH = 64
 MAX_UNFOLDED = 20_000
 """Nodes of a schema with each `$ref` replaced by what it names (once around a cycle): what one look at an argument may cost."""
 MAX_CHAIN = 300
+MAX_PATTERNS = 200_000
+"""States of the automata of a schema's patterns, roughly: what compiling them costs, and matching them for each byte."""
 _DEFINITIONS = ("$defs", "definitions")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
@@ -35,13 +36,13 @@ def check(schema: Mapping[str, Any], where: str) -> None:
     for reference in _references(schema):
         if not reference.startswith("#"):
             raise InvalidInput(f"{where}: $ref {reference!r} points outside the schema; only '#…' is allowed", parameter=where)
-    if _unfolded(schema) > MAX_UNFOLDED:
+    if unfolded(schema) > MAX_UNFOLDED:
         what = f"the schema has more than {MAX_UNFOLDED} parts, or {MAX_CHAIN} in a row, once its references are followed"
         raise InvalidInput(f"{where}: {what}", parameter=where)
-    try:
-        jsonschema_rs.validator_for(dict(schema))
-    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as e:
-        raise InvalidInput(f"{where}: not a JSON Schema: {str(e).splitlines()[0]}", parameter=where) from e
+    if (weight := pattern_weights(schema)) > MAX_PATTERNS:
+        problem = f"the patterns have about {weight} states with their repetitions counted out: at most {MAX_PATTERNS}"
+        raise InvalidInput(f"{where}: {problem}", parameter=where)
+    validator_of(schema, where)
 
 
 def _depth(value: Any) -> int:
@@ -62,7 +63,7 @@ def _references(schema: Any) -> Iterator[str]:
         pending.extend(_children(node))
 
 
-def _unfolded(schema: Mapping[str, Any]) -> int:
+def unfolded(schema: Mapping[str, Any]) -> int:
     """How many nodes there are with every local reference replaced by its target; a reference back into itself counts once.
 
     A chain of more than MAX_CHAIN nodes counts as too many: it is walked recursively, here and by the compiler.
@@ -97,20 +98,7 @@ def _targets(schema: Mapping[str, Any], node: Any) -> list[Any]:
     """What the references of one node name; the root for anchors and for what is not there, which the compiler refuses."""
     if not isinstance(node, Mapping):
         return []
-    return [_target(schema, node[key]) for key in _REFERENCES if isinstance(node.get(key), str)]
-
-
-def _target(schema: Mapping[str, Any], reference: str) -> Any:
-    at: Any = schema
-    for word in unquote(reference[1:]).split("/")[1:]:
-        word = word.replace("~1", "/").replace("~0", "~")
-        if isinstance(at, Mapping) and word in at:
-            at = at[word]
-        elif isinstance(at, list | tuple) and word.isdecimal() and int(word) < len(at):
-            at = at[int(word)]
-        else:
-            return schema
-    return at
+    return [reference_target(schema, node[key]) for key in _REFERENCES if isinstance(node.get(key), str)]
 
 
 def _children(node: Any) -> list[Any]:

@@ -16,7 +16,7 @@ import anyio.to_thread
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
-from pilotlight.addresses import serve_at, tcp_listener
+from pilotlight.addresses import serve_at
 from pilotlight.controller import (
     application,
     bookkeeping,
@@ -30,6 +30,8 @@ from pilotlight.controller import (
     holdings,
     idempotency,
     planner,
+    resealing,
+    sessions,
     standby,
     tenants,
 )
@@ -43,15 +45,18 @@ from pilotlight.controller.lock import ControllerLock
 from pilotlight.controller.metrics import Metrics
 from pilotlight.controller.objectives import loop as objectives
 from pilotlight.controller.probes import Probes
+from pilotlight.controller.process_user import Openings
 from pilotlight.controller.rollouts import loop as rollouts
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.store import Store
+from pilotlight.controller.stored import collector
 from pilotlight.errors import PilotlightError
-from pilotlight.seal import key_in, key_of
 from snapshotter.errors import SnapshotterError
 from weight_cache.addresses import Credentials
 from weight_cache.client import WeightCacheClient
-from weight_cache.errors import WeightCacheError
+from weight_cache.disk import DiskFloor, no_floor
+from weight_cache.errors import ObjectStoreError, WeightCacheError
+from weight_cache.metrics_server import metrics_socket
 
 log = logging.getLogger(__name__)
 
@@ -63,24 +68,26 @@ MEASURE_S = 30.0
 """Between two looks at budgets for the metrics: twice what Prometheus scrapes."""
 
 
-async def serve(config: ControllerConfig, *, ready_fd: int | None = None) -> None:
-    """Run until SIGTERM or SIGINT. Raises AlreadyRunning, SettingsInvalid."""
-    paths = config.paths.make()
+async def serve(config: ControllerConfig, opened: Openings, *, ready_fd: int | None = None) -> None:
+    """Run until SIGTERM or SIGINT. Raises AlreadyRunning, SettingsInvalid, OSError."""
+    paths = config.paths
     files = BlobFiles.of(config.platform, config.paths, limit_bytes=config.settings.blob_max_bytes)
     bell = Bell()
     store = Store(config.database_url, clock=time.time, on_fed=bell.ring)
     agent = agent_of(config)
-    cache = WeightCacheClient(paths.socket("weight_cache"))
-    metrics, settings = Metrics(), config.settings
-    lock = ControllerLock(paths.home / "controller.lock", store.engine)
+    cache = WeightCacheClient(paths.socket_for_controller("weight_cache"))
+    metrics = Metrics()
+    lock = ControllerLock(paths.home / "controller.lock", store.engine, held=opened.lock)
     try:
-        async with standby.at_work(lock, waits=settings.standby, metrics=metrics, listen=settings.metrics_listen):
+        async with standby.at_work(lock, waits=config.settings.standby, metrics=metrics, address=opened.metrics):
+            opened = opened.completed(config)
             await anyio.to_thread.run_sync(store.migrate)
             await anyio.to_thread.run_sync(_publish_plans, store, config)
             await anyio.to_thread.run_sync(bookkeeping.open_books, store, config)
+            await anyio.to_thread.run_sync(resealing.reseal, store, opened.key)
             files.sweep()
-            context = _context(config, store=store, files=files, bell=bell, agent=agent, cache=cache, metrics=metrics)
-            await _run(context, paths.socket("controller"), ready_fd)
+            context = _context(config, opened, store=store, files=files, bell=bell, agent=agent, cache=cache, metrics=metrics)
+            await _run(context, opened, ready_fd)
     finally:
         await agent.aclose()
         await cache.aclose()
@@ -94,23 +101,40 @@ def _publish_plans(store: Store, config: ControllerConfig) -> None:
 
 
 def _context(
-    config: ControllerConfig, *, store: Store, files: BlobFiles, bell: Bell, agent: Agent, cache: WeightCacheClient, metrics: Metrics
+    config: ControllerConfig,
+    opened: Openings,
+    *,
+    store: Store,
+    files: BlobFiles,
+    bell: Bell,
+    agent: Agent,
+    cache: WeightCacheClient,
+    metrics: Metrics,
 ) -> Context:
     return Context(
         config=config,
         store=store,
         files=files,
-        key=key_of(config.platform, config.paths),
-        node_key=key_in("controller.node_key_file", node_key_file) if (node_key_file := config.settings.node_key_file) else None,
+        key=opened.key,
+        node_key=opened.node_key,
         agent=agent,
         cache=cache,
         bell=bell,
         metrics=metrics,
         clock=time.time,
+        database_floor=_database_floor(store, config),
     )
 
 
-async def _run(context: Context, path: Path, ready_fd: int | None) -> None:
+def _database_floor(store: Store, config: ControllerConfig) -> DiskFloor:
+    """Of the disk that SQLite grows on; another machine's database has its own operator."""
+    url = store.engine.url
+    is_file = url.get_backend_name() == "sqlite" and url.database
+    return DiskFloor(Path(url.database).parent, config.platform.disk_floor_bytes) if is_file and url.database else no_floor()
+
+
+async def _run(context: Context, opened: Openings, ready_fd: int | None) -> None:
+    assert opened.listener is not None
     settings = uvicorn.Config(
         application.build(context),
         http="httptools",
@@ -121,55 +145,39 @@ async def _run(context: Context, path: Path, ready_fd: int | None) -> None:
         timeout_graceful_shutdown=DRAIN_S,
         timeout_keep_alive=75,
     )
-    server = _Server(settings, bell=context.bell, ready_fd=ready_fd, listen=_elsewhere(context))
-    exposed_at = context.config.paths.run / "metrics-controller.sock"
-    exposed = await context.metrics.expose(socket_path=exposed_at, listen=context.config.settings.metrics_listen)
+    server = _Server(settings, bell=context.bell, ready_fd=ready_fd, listen=_elsewhere(context, opened))
+    exposed = await context.metrics.expose(opened.metrics)
     tasks = [asyncio.create_task(run(context), name=name) for name, run in _LOOPS.items()]
     for task in tasks:
         task.add_done_callback(_tell_end)
     context.metrics.probes = Probes(store=context.store, is_serving=lambda: server.started and not server.should_exit, tasks=tasks)
-    listener = _listen(path)
+    path = context.config.paths.socket("controller")
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
     loop.add_signal_handler(signal.SIGHUP, context.bell.ring)  # another process has written to the database: followers look again
     try:
         log.info("event=serving socket=%s database=%r", path, context.store)
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=[opened.listener])
     finally:
-        # The socket's name goes first: who connects now is told at once that nobody is here.
+        # The socket is closed: who connects now is told at once that nobody is here. Its name goes first.
         _unlisten(path)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for one in exposed:
             one.close()
-        _unlisten(exposed_at)
+        _unlisten(metrics_socket(context.config.paths, "controller"))
 
 
-def _elsewhere(context: Context) -> tuple[socket.socket, Credentials | None] | None:
+def _elsewhere(context: Context, opened: Openings) -> tuple[socket.socket, Credentials | None] | None:
     """Where other machines reach us, and what we show them; None = nowhere. Raises SettingsInvalid."""
-    listen = context.config.settings.listen
-    if listen is None:
-        return None
-    credentials = Credentials.of(context.config.platform)
-    return tcp_listener("controller.listen", listen), credentials
-
-
-def _listen(path: Path) -> socket.socket:
-    # Bound under another name and renamed: nobody ever meets a socket that does not listen, or has a wider mode.
-    fresh = path.with_suffix(f".{os.getpid()}")
-    fresh.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(fresh))
-    fresh.chmod(0o600)
-    listener.listen(1024)
-    fresh.rename(path)
-    return listener
+    return None if opened.elsewhere is None else (opened.elsewhere, Credentials.of(context.config.platform))
 
 
 def _unlisten(path: Path) -> None:
-    path.unlink(missing_ok=True)
+    with contextlib.suppress(PermissionError):  # without root, in a directory of root's: the next controller replaces it
+        path.unlink(missing_ok=True)
 
 
 def _tell_end(task: asyncio.Task[None]) -> None:
@@ -224,7 +232,18 @@ async def _keep_tidy(context: Context) -> None:
             await holdings.sweep(context.cache, context.store)
         except (WeightCacheError, SQLAlchemyError) as e:
             log.info("event=pins_not_swept error=%r", e)
+        try:
+            await _collect(context)
+        except (ObjectStoreError, PilotlightError, SQLAlchemyError) as e:
+            log.warning("event=blobs_not_swept error=%r", e)
         await asyncio.sleep(JANITOR_S)
+
+
+async def _collect(context: Context) -> None:
+    unused_since = context.clock() - context.config.settings.blob_grace_s
+    _, deleted = await collector.sweep(context.collector, context.store, unused_since=unused_since)
+    context.metrics.blobs_deleted.inc(deleted.blobs)
+    context.metrics.blob_bytes_deleted.inc(deleted.size_bytes)
 
 
 async def _measure_budgets(context: Context) -> None:
@@ -249,6 +268,7 @@ def _tidy(context: Context) -> None:
         deliveries.purge(write, now=now)
         due.purge(write, now=now)
         idempotency.purge(write, now=now)
+        sessions.purge(write, now=now)
     expired = EXPIRE_BATCH
     while expired == EXPIRE_BATCH:  # in batches, so that nobody waits long for the write lock
         with context.store.write() as write:

@@ -1,7 +1,8 @@
-"""The dashboard's sessions: a cookie, sealed with the platform's key, that names an API key and an end.
+"""The dashboard's sessions: a cookie, sealed with a key that the controller alone has, that names an API key and an end.
 
-Nothing is kept on the server but the ids of sessions that were ended by hand; every view looks the key up again, so revoking it ends its
-sessions too. A session begins with a new cookie, whatever the browser sent: one that somebody else planted is never taken over.
+Nothing is kept on the server but the ids of sessions that were signed out of (table `ended_sessions`). Every view looks the key
+up again, so revoking it ends its sessions too. A session begins with a new cookie, whatever the browser sent: one that somebody
+else planted is never taken over.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import hmac
 import ipaddress
 import json
 import secrets
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 from starlette.datastructures import Headers
 
 from pilotlight.controller import access, tables
 from pilotlight.controller.access import Principal
+from pilotlight.controller.store import Write
+from pilotlight.dashboard_origin import HOME, DashboardOrigin
 from pilotlight.errors import Forbidden, Unauthenticated
 from pilotlight.seal import PlatformKey, SealBroken
 from pilotlight.types import Scope
@@ -25,8 +28,8 @@ from pilotlight.types import Scope
 COOKIE = "pilotlight_session"
 FORM_COOKIE = "pilotlight_form"
 SESSION_S = 12 * 3600.0
-MAX_ENDED = 10_000
-"""Sessions ended by hand that are remembered, until their own end or until the controller restarts."""
+MAX_ENDED = 1000
+"""Sign-outs of one API key that are remembered. The bound is of each key, so that sign-outs of other keys stay remembered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,32 +41,64 @@ class Session:
     until: float
 
 
-@dataclass(slots=True)
-class Ended:
-    """Sessions that were signed out of. Owner: the event loop; each change is one step."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CookieTerms:
+    """How the dashboard's cookies are named and set on a browser's connection (RFC 6265bis, 4.1.3).
 
-    until: dict[str, float] = field(default_factory=dict)
+    Over TLS with a prefix: a page without TLS, which somebody on the network can forge, can neither set nor replace them. It is
+    `__Secure-`, or `__Host-` where the dashboard has an origin of its own: then no page of a host beside it can, either. Such a cookie must
+    hold for all paths, so it is not for an origin that serves functions.
+    """
 
-    def add(self, session: str, until: float, now: float) -> None:
-        """Take this session for ended. The oldest are forgotten when there are too many."""
-        self.until = {known: end for known, end in self.until.items() if end > now}
-        self.until[session] = until
-        while len(self.until) > MAX_ENDED:
-            del self.until[next(iter(self.until))]
+    is_secure: bool
+    is_host_only: bool
 
-    def __contains__(self, session: str) -> bool:
-        return session in self.until
+    @classmethod
+    def of(cls, headers: Mapping[str, str], scheme: str, origin: DashboardOrigin | None) -> CookieTerms:
+        """Of a request. `origin`: the dashboard's own; if that is https, cookies are Secure although a proxy does not say so."""
+        is_secure = is_encrypted(headers, scheme) or (origin is not None and origin.is_encrypted)
+        return cls(is_secure=is_secure, is_host_only=is_secure and origin is not None)
+
+    def name(self, name: str) -> str:
+        """With its prefix."""
+        return f"__Host-{name}" if self.is_host_only else f"__Secure-{name}" if self.is_secure else name
+
+    @property
+    def path(self) -> str:
+        """For which paths they hold."""
+        return "/" if self.is_host_only else HOME
+
+
+def end(write: Write, *, session: str, key: str, until: float) -> None:
+    """Take this session for ended until its own end. Of each API key at most MAX_ENDED are kept; the oldest go first."""
+    table = tables.ended_sessions
+    of_key = sa.select(table.c.id).where(table.c.key == key).order_by(table.c.until.desc()).offset(MAX_ENDED - 1)
+    surplus = list(write.sql.execute(of_key).scalars())
+    if surplus:
+        write.sql.execute(sa.delete(table).where(table.c.id.in_(surplus)))
+    write.sql.execute(write.insert(table).values(id=session, key=key, until=until).on_conflict_do_nothing())
+
+
+def ended(sql: sa.Connection, sessions: Collection[str]) -> set[str]:
+    """Those of `sessions` that were signed out of."""
+    table = tables.ended_sessions
+    return set(sql.execute(sa.select(table.c.id).where(table.c.id.in_(sessions))).scalars())
+
+
+def purge(write: Write, *, now: float) -> None:
+    """Forget sign-outs of sessions whose time is over."""
+    write.sql.execute(sa.delete(tables.ended_sessions).where(tables.ended_sessions.c.until <= now))
 
 
 def begin(key: PlatformKey, caller: Principal, *, now: float) -> str:
     """The cookie's value for a caller who just proved to hold a key."""
-    return key.seal(json.dumps({"id": secrets.token_hex(12), "key": caller.key, "until": now + SESSION_S}))
+    return key.sessions.seal(json.dumps({"id": secrets.token_hex(12), "key": caller.key, "until": now + SESSION_S}))
 
 
-def resume(sql: sa.Connection, key: PlatformKey, cookie: str, *, environment: str | None, now: float, ended: Ended) -> Session:
+def resume(sql: sa.Connection, key: PlatformKey, cookie: str, *, environment: str | None, now: float) -> Session:
     """The session behind a cookie. Raises Unauthenticated, or Forbidden where the key does not reach the dashboard."""
     session, key_id, until = read(key, cookie)
-    if until <= now or session in ended:
+    if until <= now or ended(sql, [session]):
         raise Unauthenticated("the session has ended: sign in again")
     caller = access.find(sql, tables.api_keys.c.id == key_id, environment=environment, now=now)
     return Session(id=session, caller=demand_reach(caller), until=until)
@@ -72,7 +107,7 @@ def resume(sql: sa.Connection, key: PlatformKey, cookie: str, *, environment: st
 def read(key: PlatformKey, cookie: str) -> tuple[str, str, float]:
     """(session's id, key's id, end) of a cookie that we sealed. Raises Unauthenticated."""
     try:
-        session = json.loads(key.open(cookie))
+        session = json.loads(key.sessions.open(cookie))
         return str(session["id"]), str(session["key"]), float(session["until"])
     except (SealBroken, KeyError) as e:
         raise Unauthenticated("the session is not one of ours: sign in again") from e

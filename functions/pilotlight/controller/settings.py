@@ -9,6 +9,8 @@ from pathlib import Path
 
 from pilotlight.addresses import check_listen
 from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.controller.database_file import file_of
+from pilotlight.dashboard_origin import DashboardOrigin, read_dashboard_origin
 from pilotlight.pricing import PriceSettings
 from pilotlight.quotas import BUILT_IN, Plan
 from snapshotter.settings import SnapshotterSettings
@@ -23,8 +25,9 @@ class ControllerSettings:
         listen: host:port where other machines reach the control plane, with mutual TLS (platform.tls_*); None = only this machine, by its
             socket. Without TLS files only a loopback address will do.
         standby: wait for the database's lock while another controller is at work, and take over, instead of giving up.
-        metrics_listen: host:port of the Prometheus text, and of /healthz and /readyz; None = only on `<run>/metrics-controller.sock`.
-        database_url: None = SQLite in <home>; postgresql+psycopg://… where that is outgrown.
+        metrics_listen: host:port of the Prometheus text, behind a bearer token (`platform.metrics_token_file`), and of /healthz and
+            /readyz, which need none; None = only on `<run>/metrics-controller.sock`.
+        database_url: None = SQLite in <home>/controller; postgresql+psycopg://… where that is outgrown.
         database_url_file: file that holds it, such as a mounted Secret; None = `database_url` stands here.
         node_key_file: file with the key of a cluster's node agents, where they have one of their own: it lets them report, and opens
             nothing; None = they have the platform's.
@@ -33,15 +36,18 @@ class ControllerSettings:
         default_plan: of new tenants that are not given another.
         invoice_after_days: days after its end when a month's invoices are issued by themselves.
         webhooks: `public` (addresses of the public internet only) or `any`.
+        dashboard_url: origin that the dashboard has of its own, such as https://dashboard.example; None = that of the one URL, which it
+            shares with functions. The host must be another than that of functions. The activator reads it too.
         plain_http_sign_in: let people sign in to the dashboard without TLS from another machine.
         observations_days: how long what calls looked like is kept by the minute; by the hour it is kept for 100 days.
         feedback_window_days: how late an outcome may come after its call.
         traces_per_tenant: traces that are kept for each tenant; the oldest go first.
+        blob_grace_s: a blob to which nothing refers is deleted so long after its tenant last uploaded it or asked for it.
     """
 
     listen: str | None = None
     standby: bool = False
-    metrics_listen: str | None = "127.0.0.1:8702"
+    metrics_listen: str | None = None
     database_url: str | None = None
     database_url_file: str | None = None
     node_key_file: str | None = None
@@ -50,19 +56,25 @@ class ControllerSettings:
     default_plan: str = "standard"
     invoice_after_days: int = 3
     webhooks: str = "public"
+    dashboard_url: str | None = None
     plain_http_sign_in: bool = False
     observations_days: int = 4
     feedback_window_days: int = 30
     traces_per_tenant: int = 2000
+    blob_grace_s: float = 86_400.0
 
     def __post_init__(self) -> None:
         if self.webhooks not in ("public", "any"):
             raise ValueError(f"webhooks = {self.webhooks!r}: must be 'public' or 'any'")
+        if self.dashboard_url is not None:
+            DashboardOrigin.parse(self.dashboard_url)
         if not 0 <= self.invoice_after_days <= 27:
             raise ValueError(f"invoice_after_days = {self.invoice_after_days}: must be between 0 and 27")
         for name, low, high in (("observations_days", 4, 90), ("feedback_window_days", 1, 365), ("traces_per_tenant", 0, 1_000_000)):
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be between {low} and {high}")
+        if not 3600 <= self.blob_grace_s <= 31_536_000:
+            raise ValueError(f"blob_grace_s = {self.blob_grace_s:g}: must be between 3600 and 31536000; uploads of a deploy take that long")
         for name in ("bundle_max_bytes", "blob_max_bytes"):
             if getattr(self, name) < 1024:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1024")
@@ -73,6 +85,11 @@ class ControllerSettings:
         object.__setattr__(self, "database_url", secret_of("database_url", self.database_url, self.database_url_file))
         if self.database_url is not None and not self.database_url.startswith(("sqlite:", "postgresql+psycopg:")):
             raise ValueError("database_url: must start with 'sqlite:' or 'postgresql+psycopg:'")
+
+    @property
+    def dashboard_origin(self) -> DashboardOrigin | None:
+        """The dashboard's own origin; None = it has none."""
+        return DashboardOrigin.parse(self.dashboard_url) if self.dashboard_url is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +104,7 @@ class ControllerConfig:
         plans: every plan by its name, the built-in ones included.
         prices: section `prices`.
         cluster: section `cluster`; read where platform.fleet is knative.
+        apt_packages: Debian packages that images may install (`snapshotter.apt_packages`).
     """
 
     settings: ControllerSettings
@@ -97,21 +115,29 @@ class ControllerConfig:
     plans: Mapping[str, Plan] = field(default_factory=lambda: BUILT_IN)
     prices: PriceSettings = field(default_factory=PriceSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    apt_packages: tuple[str, ...] = ()
 
     @property
     def database_url(self) -> str:
-        """The database: what was set, else SQLite in <home>."""
-        return self.settings.database_url or f"sqlite:///{self.paths.home / 'controller.db'}"
+        """The database: what was set, else SQLite in <home>/controller."""
+        return self.settings.database_url or f"sqlite:///{file_of(self.paths.home)}"
+
+    @property
+    def is_own_file(self) -> bool:
+        """Whether the database is SQLite's file in <home>/controller."""
+        return self.database_url == f"sqlite:///{file_of(self.paths.home)}"
 
     @classmethod
     def read(cls, file: Path | None) -> ControllerConfig:
         """Read `file`. Raises SettingsInvalid."""
         platform = load(PlatformSettings, "platform", file)
         node = load(SnapshotterSettings, "snapshotter", file)
+        node.check_uids(platform)
         settings = load(ControllerSettings, "controller", file)
         prices = load(PriceSettings, "prices", file)
         plans = load_each(Plan, "plans", file, base=BUILT_IN)
         _check_plans(plans, settings, prices)
+        read_dashboard_origin(file)  # refuses the host of functions
         check_listen("controller.listen", settings.listen, is_known=platform.tls_cert is not None)
         return cls(
             settings=settings,
@@ -122,6 +148,7 @@ class ControllerConfig:
             platform=platform,
             uid_base=node.uid_base if os.geteuid() == 0 or platform.fleet == "knative" else None,
             cluster=load(ClusterSettings, "cluster", file),
+            apt_packages=tuple(node.apt_packages),
         )
 
 

@@ -7,6 +7,7 @@ cut): from then on another may be at work, so who finds its own session gone end
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import signal
@@ -18,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from pilotlight.controller.lock import AlreadyRunning, ControllerLock
 from pilotlight.controller.metrics import Metrics
+from weight_cache.metrics_server import MetricsAddress
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +30,10 @@ SILENT_S = 30.0
 
 
 @asynccontextmanager
-async def at_work(lock: ControllerLock, *, waits: bool, metrics: Metrics, listen: str | None) -> AsyncIterator[None]:
-    """While `lock` is held. Waits for it, answering probes at `listen`, if `waits`; raises AlreadyRunning otherwise."""
+async def at_work(lock: ControllerLock, *, waits: bool, metrics: Metrics, address: MetricsAddress) -> AsyncIterator[None]:
+    """While `lock` is held. Waits for it, answering probes at the TCP address of `address`, if `waits`; raises AlreadyRunning otherwise."""
     if waits:
-        await _wait(lock, metrics, listen)
+        await _wait(lock, metrics, address)
     else:
         lock.take()
     watching = asyncio.create_task(_watch(lock), name="lock") if lock.is_in_database else None
@@ -44,13 +46,13 @@ async def at_work(lock: ControllerLock, *, waits: bool, metrics: Metrics, listen
         lock.give_back()
 
 
-async def _wait(lock: ControllerLock, metrics: Metrics, listen: str | None) -> None:
+async def _wait(lock: ControllerLock, metrics: Metrics, address: MetricsAddress) -> None:
     loop, waiting = asyncio.get_running_loop(), asyncio.current_task()
     assert waiting is not None
     for number in (signal.SIGTERM, signal.SIGINT):  # the first process of a container ignores what it has no handler for
         loop.add_signal_handler(number, waiting.cancel)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # `--first-key` in this pod: nobody follows us yet
-    servers = await metrics.expose(socket_path=None, listen=listen)
+    servers = await metrics.expose(dataclasses.replace(address, socket_path=None))  # the socket is the other controller's
     was_said = False
     try:
         while not await anyio.to_thread.run_sync(_is_taken, lock):

@@ -7,14 +7,13 @@ answer) is not billed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from decimal import Decimal
 
 import sqlalchemy as sa
 
-from pilotlight.controller import intake, tables
+from pilotlight.controller import intake, prices, tables
 from pilotlight.controller.aggregation import HOUR_S
-from pilotlight.controller.plans import terms_of
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.store import Write
 from pilotlight.pricing import GIB, Rates, price
@@ -37,7 +36,7 @@ def charge(write: Write, config: ControllerConfig, *, snapshots: Iterable[Snapsh
     held = {WEIGHTS: _weights(write.sql)}
     if snapshots is not None:
         held[SNAPSHOTS] = _snapshots(snapshots)
-    rates = _rates(write.sql, config)
+    rates = prices.of_tenants(write.sql, config)
     records = [
         record
         for kind, sizes in held.items()
@@ -68,14 +67,6 @@ def _snapshots(found: Iterable[SnapshotInfo]) -> dict[str, int]:
         if info.state is SnapshotState.READY and (tenant := info.labels.get("tenant")):
             sizes[tenant] = sizes.get(tenant, 0) + info.image_bytes
     return sizes
-
-
-def _rates(sql: sa.Connection, config: ControllerConfig) -> Mapping[str, Rates]:
-    lists, own = config.prices.lists(), config.prices.rates()
-    rows = sql.execute(sa.select(tables.tenants)).all()
-    versions = {row.id: terms_of(row, config.plans).resolve().prices for row in rows}
-    # A list that platform.yaml has no more: the platform's own, as the activators price calls.
-    return {tenant: own if version is None else lists.get(version, own) for tenant, version in versions.items()}
 
 
 def _record(rates: Rates, *, tenant: str, kind: str, size_bytes: int, now: float) -> UsageRecord | None:

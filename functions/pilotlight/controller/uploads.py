@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pilotlight.errors import InvalidInput, StorageFull, Unavailable
+from weight_cache.disk import BelowFloor, DiskFloor
 from weight_cache.errors import ObjectMissing, ObjectStoreError
 from weight_cache.manifest import FileHash
 
@@ -21,8 +22,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class Upload:
     """One blob on its way in; every call blocks. Owner: the request that receives it."""
 
-    def __init__(self, temporary: Path, chunked: bool) -> None:
+    def __init__(self, temporary: Path, chunked: bool, floor: DiskFloor, announced_bytes: int = 0) -> None:
+        """Raises StorageFull, OSError: also when so many bytes would leave less free disk than the floor."""
         self._temporary = temporary
+        self._floor = floor
+        with disk_errors():
+            floor.require(announced_bytes)
         self._hash = FileHash() if chunked else hashlib.sha256()
         with disk_errors():
             self._descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -34,6 +39,7 @@ class Upload:
         self.size_bytes += len(data)
         view = memoryview(data)
         with disk_errors():
+            self._floor.require(len(data))
             while view:
                 view = view[os.write(self._descriptor, view) :]
 
@@ -74,4 +80,6 @@ def store_errors() -> Iterator[None]:
 
 
 def _full(error: OSError) -> StorageFull:
+    if isinstance(error, BelowFloor):
+        return StorageFull(f"{error.strerror}; nothing was kept")
     return StorageFull(f"the blob store's disk is full ({error.strerror}). Free some space in <home>/blobs; nothing was kept.")

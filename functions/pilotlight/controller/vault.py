@@ -1,4 +1,4 @@
-"""Secrets: environment variables, sealed with the platform's key before they are stored or fed, and never shown again.
+"""Secrets: environment variables, sealed before they are stored or fed (`pilotlight.seal`), and never shown again.
 
 A secret's sealed text opens to a JSON object `{"VARIABLE": "value"}`.
 """
@@ -41,7 +41,7 @@ def put(
     _check(name, variables)
     demand_environment(write.sql, tenant=tenant, name=environment)
     table, names = tables.secrets, sorted(variables)
-    sealed = key.seal(canonical_json(dict(variables)).decode())
+    sealed = key.activator.secrets.seal(canonical_json(dict(variables)).decode())
     row = {"sealed": sealed, "variables": json.dumps(names), "updated_at": write.now}
     insert = write.insert(table).values(tenant=tenant, environment=environment, name=name, created_at=write.now, **row)
     write.sql.execute(insert.on_conflict_do_update(index_elements=["tenant", "environment", "name"], set_=row))

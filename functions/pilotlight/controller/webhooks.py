@@ -30,6 +30,7 @@ import httpx
 
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import CONTENT_JSON
+from weight_cache.cookies import no_cookies
 
 PUBLIC, ANY = "public", "any"
 ATTEMPT_S = 15.0
@@ -172,9 +173,13 @@ class Sender:
         # No connection is kept: one to an address could serve another name there, whose certificate was never looked at. And no proxy
         # of the environment: it would resolve the name again, out of our sight.
         self._http = httpx.AsyncClient(
-            verify=verify or ssl.create_default_context(), trust_env=False, follow_redirects=False, timeout=attempt_s,
+            verify=verify or ssl.create_default_context(),
+            trust_env=False,
+            follow_redirects=False,
+            timeout=attempt_s,
             limits=httpx.Limits(max_keepalive_connections=0),
-        )  # fmt: skip
+            cookies=no_cookies(),
+        )
 
     async def __aenter__(self) -> Self:
         return self

@@ -48,13 +48,17 @@ async def run(
     """
     import httpx
 
+    from weight_cache.cookies import no_cookies
+
     prepared = _made(recipe, random.Random(seed), len(due), ahead_bytes)
     headers = {HEADER_ENVIRONMENT: profile.environment, "user-agent": "pilotlight-loadtest"}
     if profile.api_key:
         headers["authorization"] = f"Bearer {profile.api_key}"
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=MAX_OPEN)
     timeout = httpx.Timeout(timeout_s, pool=None)
-    async with httpx.AsyncClient(base_url=profile.url, headers=headers, limits=limits, timeout=timeout, trust_env=False) as client:
+    async with httpx.AsyncClient(
+        base_url=profile.url, headers=headers, limits=limits, timeout=timeout, trust_env=False, cookies=no_cookies()
+    ) as client:
         test = _Test(client, timeout_s, min(most_open, _most_files() - _OTHER_FILES), told)
         next(prepared)
         begin = time.perf_counter()

@@ -1,14 +1,18 @@
-"""One call's wire form: the request's headers and body, and the value or exception in the answer. No I/O."""
+"""One call's wire form: the request's headers and body, and the value or exception in the answer. No I/O.
+
+A pickle in an answer runs code of its sender. Pickles are therefore opened only in answers to calls that were sent as pickles, which go to
+functions of our own tenant; calls to another tenant's function, and their answers, are JSON.
+"""
 
 from __future__ import annotations
 
 import base64
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
-from pilotlight.errors import ClientClosedRequest, DeadlineExceeded, PilotlightError, RemoteError
+from pilotlight.errors import ClientClosedRequest, DeadlineExceeded, InvalidInput, PilotlightError, RemoteError
 from pilotlight.protocol import (
     CONTENT_JSON,
     CONTENT_NDJSON,
@@ -42,14 +46,24 @@ def function_path(app: str, function: str, verb: str, *, tenant: str = "") -> st
 
 
 def call_headers(
-    *, streams: bool, timeout_s: float | None = None, priority: str = "", webhook: str = "", idempotency_key: str = ""
+    *,
+    streams: bool,
+    pickles: bool = True,
+    timeout_s: float | None = None,
+    priority: str = "",
+    webhook: str = "",
+    idempotency_key: str = "",
 ) -> dict[str, str]:
     """Headers of an SDK call: pickle in, pickle (or a stream of pickles) out. `priority` "" leaves it to the function.
 
-    `webhook`: name of who is told when a submitted call ends. `idempotency_key`: a repeat with it is the same call.
+    `pickles` False, for another tenant's function: JSON in, JSON (or lines of it) out. `webhook`: name of who is told when a submitted call
+    ends. `idempotency_key`: a repeat with it is the same call.
     """
-    accept = CONTENT_PICKLE_STREAM if streams else CONTENT_PICKLE
-    headers = {"content-type": CONTENT_PICKLE, "accept": f"{accept}, {CONTENT_JSON};q=0.5"}
+    if pickles:
+        accept = CONTENT_PICKLE_STREAM if streams else CONTENT_PICKLE
+        headers = {"content-type": CONTENT_PICKLE, "accept": f"{accept}, {CONTENT_JSON};q=0.5"}
+    else:
+        headers = {"content-type": CONTENT_JSON, "accept": CONTENT_NDJSON if streams else CONTENT_JSON}
     if timeout_s is not None:
         headers[HEADER_TIMEOUT] = f"{timeout_s:g}"
     if priority:
@@ -61,20 +75,27 @@ def call_headers(
     return headers
 
 
-def value_of(status: int, headers: Mapping[str, str], body: bytes) -> Any:
-    """What the function returned. Raises what it raised, or the platform's error."""
+def opens_pickles(headers: Mapping[str, str], tenant: str) -> bool:
+    """Whether the answer to a call with these headers may be unpickled; `tenant` names another one whose function it is, "" = our own."""
+    return not tenant and headers.get("content-type") == CONTENT_PICKLE
+
+
+def value_of(status: int, headers: Mapping[str, str], body: bytes, *, pickles: bool) -> Any:
+    """What the function returned. Raises what it raised, or the platform's error. `pickles`: whether pickles may be opened."""
     content_type = headers.get("content-type", "").partition(";")[0].strip()
-    if headers.get(HEADER_OUTCOME) == "raised" and content_type == CONTENT_PICKLE:
+    if pickles and headers.get(HEADER_OUTCOME) == "raised" and content_type == CONTENT_PICKLE:
         raise remote_exception(body)
     if status >= 400 or content_type == CONTENT_PROBLEM:
         raise error_from_response(status, headers, body)
-    return decode(content_type, body)
+    return decode(content_type, body, pickles=pickles)
 
 
-def decode(content_type: str, body: bytes) -> Any:
-    """A result's value by its content type; text and bytes for the types that are neither pickle nor JSON."""
+def decode(content_type: str, body: bytes, *, pickles: bool) -> Any:
+    """A result's value by its content type; text and bytes for the types that are neither pickle nor JSON. Raises RemoteError."""
     import json
 
+    if content_type == CONTENT_PICKLE and not pickles:
+        raise _unasked()
     if content_type == CONTENT_PICKLE:
         try:
             return loads(body)
@@ -83,6 +104,62 @@ def decode(content_type: str, body: bytes) -> Any:
     if content_type == CONTENT_JSON:
         return json.loads(body)
     return body.decode(errors="replace") if content_type.startswith("text/") else body
+
+
+def _unasked() -> RemoteError:
+    return RemoteError("the answer is a pickle, which the call did not ask for: it is not opened, because that runs code of its sender")
+
+
+class Reader(Protocol):
+    """Cuts a stream of results into items. Fed with bytes as they come; owned by one call."""
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """The items completed by `data`. Raises what the generator raised, at its place."""
+        ...
+
+    def close(self) -> None:
+        """The stream ended. Raises RemoteError when it ended in the middle of an item."""
+        ...
+
+
+def reader_of(content_type: str, *, pickles: bool) -> Reader:
+    """What reads a stream with this content type. Raises InvalidInput for an answer that is a single value, RemoteError for a pickle."""
+    if pickles:
+        return ItemReader()
+    kind = content_type.partition(";")[0].strip()
+    if kind == CONTENT_NDJSON:
+        return LineReader()
+    if kind in (CONTENT_PICKLE, CONTENT_PICKLE_STREAM):
+        raise _unasked()
+    raise InvalidInput(f"the function answered with one value ({kind or 'of no type'}), not with a stream: call it with .remote(…)")
+
+
+class LineReader:
+    """Cuts lines of JSON (`CONTENT_NDJSON`) into items. See Reader."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """See Reader."""
+        import json
+
+        self._buffer += data
+        if b"\n" not in data:
+            return
+        *whole, rest = self._buffer.split(b"\n")
+        self._buffer = rest
+        for line in whole:
+            if line.strip():
+                item = json.loads(line)
+                if is_problem(item):
+                    raise error_from_problem(item)
+                yield item
+
+    def close(self) -> None:
+        """See Reader."""
+        if self._buffer.strip():
+            raise _cut_off()
 
 
 class ItemReader:
@@ -107,26 +184,37 @@ class ItemReader:
             del self._buffer[: _LENGTH.size + length]
             if self._exception_follows:
                 raise remote_exception(body)
-            yield decode(CONTENT_PICKLE, body)
+            yield decode(CONTENT_PICKLE, body, pickles=True)
 
     def close(self) -> None:
         """The stream ended. Raises RemoteError when it ended in the middle of an item."""
         if self._buffer or self._exception_follows:
-            raise RemoteError("the stream of results ended in the middle of an item: the instance or the connection went away")
+            raise _cut_off()
 
 
-def items_of(content_type: str, body: bytes) -> list[Any]:
+def _cut_off() -> RemoteError:
+    return RemoteError("the stream of results ended in the middle of an item: the instance or the connection went away")
+
+
+def is_problem(item: Any) -> bool:
+    """Whether an item of a stream of JSON is a problem document: what the generator raised."""
+    return isinstance(item, dict) and str(item.get("type", "")).startswith(PROBLEM_BASE) and "status" in item
+
+
+def items_of(content_type: str, body: bytes, *, pickles: bool) -> list[Any]:
     """All items of a generator's whole result. Raises what it raised in the middle."""
     import json
 
     if content_type == CONTENT_PICKLE_STREAM:
+        if not pickles:
+            raise _unasked()
         reader = ItemReader()
         items = list(reader.feed(body))
         reader.close()
         return items
     items = [json.loads(line) for line in body.splitlines() if line.strip()]
     last = items[-1] if items else None
-    if isinstance(last, dict) and str(last.get("type", "")).startswith(PROBLEM_BASE) and "status" in last:
+    if last is not None and is_problem(last):
         raise error_from_problem(last)
     return items
 
@@ -136,9 +224,10 @@ def is_finished(record: CallRecord) -> bool:
     return record.state in _FINISHED
 
 
-def value_of_record(record: CallRecord) -> Any:
-    """The result of a finished call, of a generator the list of its items.
+def value_of_record(record: CallRecord, *, pickles: bool = True) -> Any:
+    """The result of a finished call, of a generator the list of its items. `pickles` False: the call was sent as JSON.
 
+    Of a call that is only known by its id pickles are opened: the platform keeps them as the results of our own functions only.
     Raises what it raised, ClientClosedRequest when cancelled, DeadlineExceeded when expired.
     """
     if record.state == "CANCELLED":
@@ -147,9 +236,9 @@ def value_of_record(record: CallRecord) -> Any:
     if record.state == "EXPIRED":
         raise DeadlineExceeded(f"call {record.id} expired: it ran out of time, or its result was kept only until its time to live ended")
     if record.content_type.partition(";")[0].strip() in _STREAMS:
-        return items_of(record.content_type, body)
+        return items_of(record.content_type, body, pickles=pickles)
     if record.state == "FAILED" and not body:
         raise PilotlightError(f"call {record.id} failed with status {record.status} and outcome {record.outcome!r}")
     outcome = record.outcome if record.state == "SUCCEEDED" else "raised"
     status = record.status or (200 if record.state == "SUCCEEDED" else 500)
-    return value_of(status, {"content-type": record.content_type, HEADER_OUTCOME: outcome}, body)
+    return value_of(status, {"content-type": record.content_type, HEADER_OUTCOME: outcome}, body, pickles=pickles)

@@ -28,10 +28,14 @@ def pauses_s() -> Iterator[float]:
 
 
 class FunctionCall(Generic[R]):
-    """A call by its id. `get()` waits for its result, in this or any other process; it runs at least once (`attempts()`)."""
+    """A call by its id. `get()` waits for its result, in this or any other process; it runs at least once (`attempts()`).
 
-    def __init__(self, call_id: str) -> None:
+    `pickles` False: it is a call to another tenant's function, whose result is JSON and never unpickled.
+    """
+
+    def __init__(self, call_id: str, pickles: bool = True) -> None:
         self.id = call_id
+        self._pickles = pickles
         self.get = Dual(self._get, self._get_aio)
         self.stream = Dual(self._stream, self._stream_aio)
         self.cancel = Dual(self._cancel, self._cancel_aio)
@@ -44,7 +48,7 @@ class FunctionCall(Generic[R]):
         return f"<FunctionCall {self.id}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FunctionCall, (self.id,)
+        return FunctionCall, (self.id, self._pickles)
 
     @property
     def object_id(self) -> str:
@@ -69,7 +73,7 @@ class FunctionCall(Generic[R]):
             asked = time.monotonic()
             record = client.call(self.id, wait_s=_patience(deadline, asked))
             if is_finished(record):
-                result: R = value_of_record(record)
+                result: R = value_of_record(record, pickles=self._pickles)
                 return result
             time.sleep(self._pause(pause, asked, deadline, record.state))
         raise AssertionError("pauses never end")
@@ -81,7 +85,7 @@ class FunctionCall(Generic[R]):
             asked = time.monotonic()
             record = await client.call(self.id, wait_s=_patience(deadline, asked))
             if is_finished(record):
-                result: R = value_of_record(record)
+                result: R = value_of_record(record, pickles=self._pickles)
                 return result
             await asyncio.sleep(self._pause(pause, asked, deadline, record.state))
         raise AssertionError("pauses never end")
@@ -92,11 +96,11 @@ class FunctionCall(Generic[R]):
         Raises what the function raised, once all before it was read. Lost connections are made again. `after`: id of an event of
         `GET /v1/calls/{id}/stream`. An attempt that is made again begins again, and so do its items.
         """
-        return session.client().call_stream(self.id, after=after)
+        return session.client().call_stream(self.id, after=after, pickles=self._pickles)
 
     async def _stream_aio(self, *, after: str = "") -> AsyncIterator[Any]:
         """As `stream`."""
-        async for item in (await session.async_client()).call_stream(self.id, after=after):
+        async for item in (await session.async_client()).call_stream(self.id, after=after, pickles=self._pickles):
             yield item
 
     def _pause(self, pause: float, asked: float, deadline: float | None, state: str) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pilotlight.errors import ClientClosedRequest, PilotlightError
+from pilotlight.errors import ClientClosedRequest, PilotlightError, RemoteError
 from pilotlight.protocol import CONTENT_PICKLE, CallRecord
 from pilotlight.sdk.answers import decode, value_of_record
 from pilotlight.sdk.problems import error_from_problem, remote_exception
@@ -63,14 +63,15 @@ class EventReader:
 
 
 class CallItems:
-    """What a submitted call has made, from the events of its stream. Owned by one reader.
+    """What a submitted call has made, from the events of its stream. Owned by one reader. `pickles` False: the call was sent as JSON.
 
     Attributes:
         after: id of the last item that was read: where a stream that broke off goes on.
         is_over: the call has ended, and all was read.
     """
 
-    def __init__(self, call_id: str, after: str = "") -> None:
+    def __init__(self, call_id: str, after: str = "", *, pickles: bool = True) -> None:
+        self._pickles = pickles
         self._call_id = call_id
         self._failure: BaseException | None = None
         self.after = after
@@ -83,7 +84,9 @@ class CallItems:
             if event.data != _DONE:
                 yield json.loads(event.data)
         elif event.name == "pickle":
-            yield decode(CONTENT_PICKLE, base64.b64decode(event.data))
+            yield decode(CONTENT_PICKLE, base64.b64decode(event.data), pickles=self._pickles)
+        elif event.name == "exception" and not self._pickles:
+            self._failure = RemoteError("the function raised a pickled exception, which the call did not ask for: it is not opened")
         elif event.name == "exception":
             self._failure = remote_exception(base64.b64decode(event.data))
         elif event.name == "error":
@@ -91,7 +94,7 @@ class CallItems:
         elif event.name == "state":
             self._failure = None  # of an attempt that is made again
         elif event.name == "result":
-            yield value_of_record(CallRecord.from_json(json.loads(event.data)))
+            yield value_of_record(CallRecord.from_json(json.loads(event.data)), pickles=self._pickles)
         elif event.name == "end":
             self._end(str(json.loads(event.data)["finish_reason"]))
 

@@ -13,7 +13,7 @@ from pilotlight.sdk.declaration import Declaration
 from pilotlight.sdk.dual import Dual
 from pilotlight.sdk.mapping import DEFAULT_CONCURRENCY, Input, MapOptions
 from pilotlight.sdk.options import parse_priority
-from pilotlight.sdk.pickling import dump_arguments
+from pilotlight.sdk.pickling import dump_arguments, dump_json_arguments
 from pilotlight.sdk.schema import parameter_names
 from pilotlight.types import Priority, check_name
 
@@ -69,7 +69,8 @@ class Function(Generic[P, R]):
     def from_name(cls, app: str, name: str, *, tenant: str | None = None, environment_name: str | None = None) -> Function[..., Any]:
         """The handle of a deployed function, or of `Class.method`. Nothing is asked before it is called.
 
-        `tenant` names another tenant that shares the function with ours, or with everybody.
+        `tenant` names another tenant that shares the function with ours, or with everybody. It is called with JSON: arguments and results
+        are JSON values, arguments all by name or all by position, and what it raises is a FunctionRaised.
         """
         if environment_name is not None:
             raise InvalidInput("environment_name= is not supported here: set PILOTLIGHT_ENVIRONMENT, or use 'pilotlight -e'")
@@ -109,7 +110,7 @@ class Function(Generic[P, R]):
 
     @property
     def remote(self) -> Dual[P, R, Awaitable[R]]:
-        """Run it on the platform and wait for the result. Raises what it raises, as the same exception type."""
+        """Run it on the platform and wait for the result. Raises what it raises, as the same exception type (see `from_name`)."""
         return Dual(self._remote, self._remote_aio)
 
     @property
@@ -157,7 +158,13 @@ class Function(Generic[P, R]):
 
     def _ways(self, *, streams: bool) -> dict[str, Any]:
         """How a call goes out: to whose function, and with which headers."""
-        headers = call_headers(streams=streams, priority=self._priority or "", webhook=self._webhook, idempotency_key=self._idempotency_key)
+        headers = call_headers(
+            streams=streams,
+            pickles=not self._tenant,
+            priority=self._priority or "",
+            webhook=self._webhook,
+            idempotency_key=self._idempotency_key,
+        )
         return {"tenant": self._tenant, "headers": headers}
 
     @property
@@ -165,6 +172,8 @@ class Function(Generic[P, R]):
         return parameter_names(self._body) if self._body is not None else ()
 
     def _packed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        if self._tenant:
+            return dump_json_arguments(f"{self._path}(…)", args, kwargs)
         return dump_arguments(f"{self._path}(…)", self._parameters, args, kwargs)
 
     def _check_single(self, verb: str) -> None:
@@ -205,11 +214,13 @@ class Function(Generic[P, R]):
             yield item
 
     def _spawn(self, *args: P.args, **kwargs: P.kwargs) -> FunctionCall[R]:
-        return FunctionCall(session.client().submit(*self._target, self._packed(args, kwargs), **self._ways(streams=False)))
+        call_id = session.client().submit(*self._target, self._packed(args, kwargs), **self._ways(streams=False))
+        return FunctionCall(call_id, pickles=not self._tenant)
 
     async def _spawn_aio(self, *args: P.args, **kwargs: P.kwargs) -> FunctionCall[R]:
         client = await session.async_client()
-        return FunctionCall(await client.submit(*self._target, self._packed(args, kwargs), **self._ways(streams=False)))
+        call_id = await client.submit(*self._target, self._packed(args, kwargs), **self._ways(streams=False))
+        return FunctionCall(call_id, pickles=not self._tenant)
 
     def _map(
         self,

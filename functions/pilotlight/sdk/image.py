@@ -26,7 +26,6 @@ from pilotlight.spec import ImageSpec
 _VERSION = re.compile(r"3\.(\d{1,2})\Z")
 _OLDEST_MINOR = 11
 """The worker's own code needs Python 3.11."""
-_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.:=~-]*\Z", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +103,18 @@ class Image:
         return self.pip_install(*wanted, **options)
 
     def apt_install(self, *packages: str | list[str]) -> Image:
-        """Install Debian packages on the node; needs root there, or is refused when the image is built."""
+        """Install Debian packages on the node, by plain names: those that its operator lists (`snapshotter.apt_packages`).
+
+        Refused when the image is built for a package that is not listed, and where the platform runs without root.
+        """
+        from snapshotter.debian import check_package_name
+
         names = _flat("apt_install", packages)
         for name in names:
-            if not _PACKAGE.match(name):
-                raise InvalidInput(f"apt_install: {name!r} is not the name of a Debian package", parameter="packages")
+            try:
+                check_package_name(name)
+            except ValueError as e:
+                raise InvalidInput(f"apt_install: {e}", parameter="packages") from e
         return self._with({"op": "apt", "packages": names})
 
     def run(self, *commands: str | list[str]) -> Image:

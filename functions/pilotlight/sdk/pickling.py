@@ -1,8 +1,9 @@
-"""cloudpickle at the edge: arguments out, results in, with errors that name the argument."""
+"""Arguments out, results in, with errors that name the argument: cloudpickle, or JSON for another tenant's function."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,36 @@ def dump_arguments(what: str, parameters: Sequence[str], args: tuple[Any, ...], 
             "Send plain data instead, and open files, connections and locks inside the function.",
             parameter=name,
         ) from e
+
+
+def dump_json_arguments(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    """Arguments for another tenant's function: an object by name, or an array by position.
+
+    Raises InvalidInput where both are given, and naming the first argument of `what` that is no JSON value.
+    """
+    if args and kwargs:
+        raise InvalidInput(
+            f"{what}: arguments by position and by name together cannot be sent to another tenant's function, which is called with JSON: "
+            "write all of them by name, or all by position"
+        )
+    try:
+        return json.dumps(kwargs or list(args), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as e:
+        name, value = _no_json([(f"#{i + 1}", value) for i, value in enumerate(args)] + list(kwargs.items()))
+        raise InvalidInput(
+            f"{what}: argument {name!r} of type {type(value).__name__} is no JSON value: {e}. Another tenant's function is called with "
+            "JSON: send None, booleans, numbers, strings, lists, and dictionaries with strings as keys.",
+            parameter=name,
+        ) from e
+
+
+def _no_json(arguments: Sequence[tuple[str, Any]]) -> tuple[str, Any]:
+    for name, value in arguments:
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            return name, value
+    return "arguments", arguments
 
 
 def _culprit(parameters: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, Any]:

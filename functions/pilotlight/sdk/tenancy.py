@@ -76,17 +76,18 @@ class TenancyResources(WeightsResources):
         """Let these be a key's quotas; {} takes them away."""
         return self._change("PATCH", _key_path(key_id), {"quotas": dict(quotas)})
 
-    def set_key_expiry(self, key_id: str, *, ttl_s: float | None) -> Json:
-        """Let a key expire `ttl_s` seconds from now; None: never."""
-        return self._change("PATCH", _key_path(key_id), {"expires_in_s": ttl_s})
+    def set_key_expiry(self, key_id: str, *, ttl_s: float | None, force: bool = False) -> Json:
+        """Let a key expire `ttl_s` seconds from now; None: never. Raises Conflict for the last admin key of a tenant, unless `force`."""
+        path = f"{_key_path(key_id)}?force=true" if force else _key_path(key_id)
+        return self._change("PATCH", path, {"expires_in_s": ttl_s})
 
     def rotate_key(self, key_id: str, *, grace_s: float = 0.0) -> Json:
         """A new key of the same reach, as `create_key` answers; the old one ends after `grace_s`, 0 = now. Raises Conflict."""
         return self._change("POST", f"{_key_path(key_id)}:rotate", {"grace_s": grace_s})
 
-    def revoke_key(self, key_id: str) -> None:
-        """Revoke an API key at once."""
-        self._transport.request("DELETE", _key_path(key_id))
+    def revoke_key(self, key_id: str, *, force: bool = False) -> None:
+        """Revoke an API key at once. Raises Conflict for the last admin key of a tenant, unless `force`."""
+        self._transport.request("DELETE", _key_path(key_id), params={"force": "true"} if force else None)
 
     # -- environments --------------------------------------------------------------------------------------------------
     def environments(self) -> list[Json]:

@@ -115,9 +115,13 @@ class Transport:
     def __init__(self, profile: Profile, *, budget_s: float = DEFAULT_BUDGET_S) -> None:
         import httpx
 
+        from weight_cache.cookies import no_cookies
+
         self.profile = profile
         self._budget_s = budget_s
-        self._http = httpx.Client(**_httpx_options(profile), transport=httpx.HTTPTransport(**_transport_options(profile)))
+        self._http = httpx.Client(
+            **_httpx_options(profile), transport=httpx.HTTPTransport(**_transport_options(profile)), cookies=no_cookies()
+        )
 
     def close(self) -> None:
         """Close every connection."""
@@ -174,9 +178,13 @@ class AsyncTransport:
     def __init__(self, profile: Profile, *, budget_s: float = DEFAULT_BUDGET_S) -> None:
         import httpx
 
+        from weight_cache.cookies import no_cookies
+
         self.profile = profile
         self._budget_s = budget_s
-        self._http = httpx.AsyncClient(**_httpx_options(profile), transport=httpx.AsyncHTTPTransport(**_transport_options(profile)))
+        self._http = httpx.AsyncClient(
+            **_httpx_options(profile), transport=httpx.AsyncHTTPTransport(**_transport_options(profile)), cookies=no_cookies()
+        )
 
     async def aclose(self) -> None:
         """Close every connection."""

@@ -1,5 +1,8 @@
 """`POST /invoke/<method>`: one call from its body to its answer.
 
+A caller that sends a pickle runs code here. A pickle is therefore refused, unread, unless the activator states that it comes from the
+function's own tenant (HEADER_TRUSTED_PICKLE).
+
 `async def` functions run in the request's own task; synchronous ones in a call thread. A caller that leaves, or a deadline that
 passes, stops the call: the task is cancelled, or CallCancelled is raised in the thread. A call counts as running until the function has
 really ended, whoever still waits for it; one more than `max_inputs` is answered 503 with outcome `busy`, which is safe to retry elsewhere.
@@ -15,7 +18,7 @@ import types
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pilotlight.errors import InvalidInput, NotFound, Unavailable
+from pilotlight.errors import InvalidInput, NotFound, Unavailable, UnsupportedMediaType
 from pilotlight.protocol import (
     CONTENT_JSON,
     CONTENT_PICKLE,
@@ -25,7 +28,9 @@ from pilotlight.protocol import (
     HEADER_DEADLINE,
     HEADER_FINISH,
     HEADER_PRIORITY,
+    HEADER_TRUSTED_PICKLE,
     WORKER_INVOKE,
+    is_pickle,
 )
 from pilotlight.sdk.batches import WrongResults
 from pilotlight.sdk.context import CURRENT as RUNNING
@@ -50,6 +55,7 @@ _PRIORITY = HEADER_PRIORITY.encode()
 _JSON = CONTENT_JSON.encode()
 _PICKLE = CONTENT_PICKLE.encode()
 _SSE = CONTENT_SSE.encode()
+_TRUSTED = HEADER_TRUSTED_PICKLE.encode()
 _PREFIX = len(WORKER_INVOKE)
 
 
@@ -57,7 +63,7 @@ class Call:
     """One running call. Owned by the event loop.
 
     Attributes:
-        speaks_pickle: whether the caller is the SDK: it sent cloudpickle, and gets it back.
+        speaks_pickle: whether the caller is the SDK of the function's own tenant: it sent cloudpickle, and gets it back.
         priority: as the activator tells it, for methods whose calls are gathered.
         seconds: what the execution clock has left; 0 for no bound.
         expires_at: event loop's time at which it does; set by Deadlines.
@@ -67,10 +73,10 @@ class Call:
 
     __slots__ = ("_task", "accept", "expires_at", "id", "priority", "seconds", "spans", "speaks_pickle", "stopped", "thread")
 
-    def __init__(self, headers: Mapping[bytes, bytes], *, slow_s: float = math.inf) -> None:
+    def __init__(self, headers: Mapping[bytes, bytes], *, speaks_pickle: bool, slow_s: float = math.inf) -> None:
         self.id = headers.get(_CALL, b"").decode("latin-1")
         self.spans = CallSpans(self.id, headers.get(b"traceparent"), headers.get(_ATTEMPT), slow_s=slow_s)
-        self.speaks_pickle = headers.get(b"content-type", b"").startswith(_PICKLE)
+        self.speaks_pickle = speaks_pickle
         self.accept = headers.get(b"accept", b"")
         self.priority = headers.get(_PRIORITY)
         self.seconds = _seconds(headers[_DEADLINE]) if _DEADLINE in headers else 0.0
@@ -134,6 +140,12 @@ class Calls:
 
     async def invoke(self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Answer one request."""
+        headers = dict(scope["headers"])
+        content_type = headers.get(b"content-type", _JSON)
+        speaks_pickle = content_type != _JSON and is_pickle(content_type)
+        if speaks_pickle and headers.get(_TRUSTED) != b"1":
+            await answer_problem(send, _untrusted(), outcome=b"invalid", call=headers.get(_CALL, b"").decode("latin-1"))
+            return
         body = await read_body(receive)
         if body is None:
             return
@@ -146,14 +158,13 @@ class Calls:
             full = Unavailable(f"all {self._max_inputs} slots of this instance are taken", retry_after_s=0)
             await answer_problem(send, full, outcome=b"busy")
         else:
-            await self._run(method, scope, body, send)
+            call = Call(headers, speaks_pickle=speaks_pickle, slow_s=self._slow_s)
+            RUNNING.set(RunningCall(headers, call.spans))
+            await self._run(method, call, scope, body, send)
 
-    async def _run(self, method: Method, scope: HTTPScope, body: bytes, send: ASGISendCallable) -> None:
-        headers = dict(scope["headers"])
-        call = Call(headers, slow_s=self._slow_s)
+    async def _run(self, method: Method, call: Call, scope: HTTPScope, body: bytes, send: ASGISendCallable) -> None:
         output.CALL.set(call.id)
         CURRENT.set(call.spans)
-        RUNNING.set(RunningCall(headers, call.spans))
         call.spans.make_current()
         connection: Any = scope["extensions"]["connection"]  # put there by server.Connection
         connection.on_leave(call.leave)
@@ -296,6 +307,10 @@ def _framer(call: Call) -> results.Framer:
     if call.speaks_pickle:
         return results.Pickles()
     return results.ServerSentEvents() if _SSE in call.accept else results.JsonLines()
+
+
+def _untrusted() -> UnsupportedMediaType:
+    return UnsupportedMediaType(f"a pickle needs the header {HEADER_TRUSTED_PICKLE}, which only the activator sets: send JSON")
 
 
 def _late(call: Call) -> results.OutOfTime:

@@ -29,6 +29,7 @@ from pilotlight.worker import faults, hooks, results
 from pilotlight.worker.answers import answer, answer_problem
 from pilotlight.worker.asgi import WebApplication
 from pilotlight.worker.calls import Calls
+from pilotlight.worker.listener import serve_listener
 from pilotlight.worker.standing import Standing
 from pilotlight.worker.target import Target
 from pilotlight.worker.wake import INSTANCE_VARIABLE
@@ -155,9 +156,7 @@ class Server:
         if self._web is not None:
             await self._web.startup()
             self._application = self._web
-        listener.setblocking(False)
-        make: Any = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
-        self._accepting.append(await make(self._connection, sock=listener, backlog=BACKLOG))
+        self._accepting.append(await serve_listener(loop, self._connection, listener, backlog=BACKLOG))
 
     async def _serve(self, on_ready: Callable[[], None], shim: int) -> None:
         with end_of(shim) as end:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from pilotlight.worker import checkpoint, faults, hooks, output, proof, wake
+from pilotlight.worker import checkpoint, faults, hooks, memory_access, output, proof, wake
 from pilotlight.worker.control import Control, Order
 from pilotlight.worker.launch import Launch
 from pilotlight.worker.loader import load
@@ -154,6 +154,7 @@ def _become(worker: Worker, order: Order, started: float) -> NoReturn:
         order = wait_environment(order)
         gc.enable()
         doing = order.op
+    memory_access.allow()
     phases = Phases(worker.control, instance=order.instance)
     listener = socket.socket(fileno=order.descriptors[0])
     phases.ms[doing] = round((time.monotonic() - started) * 1000, 3)

@@ -10,6 +10,7 @@ process by its id takes a lock of the whole machine (`snapshotter/cgroups.py`).
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -20,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
-from pilotlight.worker import output
+from pilotlight.worker import memory_access, output
 from pilotlight.worker.control import MAX_DATAGRAM_BYTES, Control, Order
 from pilotlight.worker.faults import as_data
 
@@ -76,15 +77,25 @@ class Template:
         return f"<Template children={len(self._children)} threads={list(self._threads)}>"
 
     def run(self) -> None:
-        """Obey orders until the shim is gone. In a child, and after `serve`, this does not return."""
+        """Obey orders until the shim is gone. In a child, and after `serve`, this does not return.
+
+        From here on no instance beside reads or changes this process' memory, which every later fork and snapshot copies.
+        """
+        memory_access.forbid()
         gc.disable()  # a collection here would copy the pages that the children share
         self._poll.register(self._control, select.POLLIN)
-        while True:
-            for descriptor, _ in self._poll.poll():
-                if descriptor != self._control.fileno():
-                    self._reap(descriptor)
-                elif not self._obey():
-                    return
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the shim went before it could be told of a child
+            while self._turn():
+                pass
+
+    def _turn(self) -> bool:
+        """What has come; False when the shim is gone."""
+        for descriptor, _ in self._poll.poll():
+            if descriptor != self._control.fileno():
+                self._reap(descriptor)
+            elif not self._obey():
+                return False
+        return True
 
     def _obey(self) -> bool:
         order = self._control.receive()

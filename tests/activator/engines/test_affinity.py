@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -203,3 +204,18 @@ def test_without_a_key_the_emptier_of_two_is_taken() -> None:
         chosen.in_flight += 1
 
     assert max(i.in_flight for i in instances) - min(i.in_flight for i in instances) <= 4
+
+
+def test_empty_lists_without_end_are_looked_at_for_a_moment_only() -> None:
+    visits = 0
+
+    class Counted(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            nonlocal visits
+            visits += 1
+            return super().__iter__()
+
+    content = [[Counted() for _ in range(2_000)] for _ in range(200)]
+
+    assert key_of({"messages": [{"role": "user", "content": content}]}) == key_of({"messages": [{"role": "user", "content": []}]})
+    assert 0 < visits < 20_000

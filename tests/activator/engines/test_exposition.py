@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from activator.engines.exposition import parse
+from activator.engines.exposition import MAX_BUCKETS, parse
 from activator.engines.views import Watched
 from tests.activator.engines.samples import histogram
 from tests.fakes.engine.engine import EngineFake
@@ -128,3 +128,12 @@ def test_an_engine_that_says_nonsense_harms_nobody(line: str, number: str) -> No
                 assert 0 <= int(view.waiting * view.mean_prompt_tokens) < 10**40
                 if reading.first_token_s is not None:
                     assert reading.first_token_s.longer_than(0.3) >= 0
+
+
+@pytest.mark.parametrize("count", [MAX_BUCKETS, MAX_BUCKETS + 1])
+def test_a_histogram_of_more_buckets_than_any_engine_has_is_left_out(count: int) -> None:
+    lines = [b'vllm:inter_token_latency_seconds_bucket{le="%d.5"} 1' % n for n in range(count)]
+    reading = parse(b"vllm:num_requests_running 1\nvllm:num_requests_waiting 1\n" + b"\n".join(lines) + b"\n")
+
+    assert reading is not None
+    assert (reading.between_tokens_s is None) == (count > MAX_BUCKETS)

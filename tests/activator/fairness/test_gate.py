@@ -45,7 +45,7 @@ class World:
     def __init__(self, directory: Path, *, clock: ManualClock | None = None, allowance: BoardState | None = None) -> None:
         self.clock = clock or ManualClock()
         self.allowance = allowance
-        self.table = RouteTable({"test": Rates(version="test", gpu_s={"H100": Decimal(1)})}, TEST_KEY)
+        self.table = RouteTable({"test": Rates(version="test", gpu_s={"H100": Decimal(1)})}, TEST_KEY.secrets)
         self.node = SmallNode(directory, Room(memory_bytes=10 * SIZE), lambda tenant: share_of(self.table, tenant))
         self.books = Books(
             directory=directory / "j", activator="a-0", sync_s=0.01, free_idle_s=60, ledger=MemoryLedger()

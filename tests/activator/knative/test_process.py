@@ -24,7 +24,7 @@ from activator.shared.redis_state import RedisState, platform_id
 from pilotlight.cluster.names import namespace_of, revision_name, service_name
 from pilotlight.cluster.settings import ClusterSettings
 from pilotlight.protocol import DUE_PATH, FEED_PATH, FeedChange
-from pilotlight.seal import PlatformKey
+from pilotlight.seal import ActivatorKey
 from pilotlight.spec import Scaling
 from tests.activator.conftest import KEY
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
@@ -104,6 +104,7 @@ class Running:
 async def activator(world: World, home: Path, redis_url: str) -> AsyncIterator[Running]:
     """Ready, until the context ends."""
     port = free_port()
+    ActivatorKey(os.urandom(32)).write(home / "activator.key")
     config = home / "platform.yaml"
     sections = {
         "platform": {"home": str(home), "run": str(home / "run"), "fleet": "knative"},
@@ -180,8 +181,7 @@ async def test_it_serves_from_pods_and_leaves_without_cutting_anybody_off(world:
             assert await running.process.wait() == 0
 
     assert len(pods["quick"].calls) == 2
-    key_file = PlatformKey.load_or_create(short_tmp / "platform.key")
-    platform = platform_id(key_file.token)
+    platform = platform_id(ActivatorKey.load(short_tmp / "activator.key").token)
     state, claims = (make(redis_url, platform=platform, member="a-1") for make in (RedisState, RedisClaims))
     await state.join()  # type: ignore[union-attr]
     life = f"{pods['quick'].uid}.0"

@@ -8,6 +8,8 @@ import httpx
 import openai
 import pytest
 
+from activator.openai.front import MAX_VALUES
+from activator.settings import ActivatorSettings
 from pilotlight.engines import Task, TokenLimits
 from pilotlight.spec import FunctionKind, MethodSpec
 from tests.activator.openai.conftest import Shop, chat, llm
@@ -189,3 +191,29 @@ async def test_an_ordinary_web_application_is_none_of_this(shop: Shop) -> None:
 
     assert answer.status_code == 200
     assert answer.json() == {"x": 1}
+
+
+class TestManyValues:
+    """Bodies as large as they may be by default."""
+
+    @pytest.fixture(name="settings")
+    def _settings(self) -> ActivatorSettings:
+        return ActivatorSettings()
+
+    @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/functions/shop/assistant:invoke"])
+    async def test_a_body_of_many_values_is_refused_before_it_is_read(self, shop: Shop, path: str) -> None:
+        row = b"[" + b",".join([b"[]"] * 2000) + b"]"
+        body = b'{"model":"shop/assistant","messages":[{"role":"user","content":[' + b",".join([row] * 200) + b"]}]}"
+
+        answer = await shop.post(body, path=path)
+
+        assert answer.status_code == 413
+        assert f"more than {MAX_VALUES} values" in answer.text
+        assert shop.edge.fleet.started == []
+
+    async def test_a_long_text_is_one_value(self, shop: Shop) -> None:
+        """Whatever it has in it: a model's length is its own bound."""
+        answer = await shop.post(chat('{"a": ["b", {}]}, ' * 200_000))
+
+        assert answer.status_code == 400
+        assert "tokens" in error_in(answer)["message"]

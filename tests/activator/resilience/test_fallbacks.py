@@ -367,3 +367,25 @@ async def test_a_variant_that_fails_leaves_the_call_to_the_function_itself(edge:
 
     assert (await second).status_code == 200
     await first
+
+
+@pytest.mark.parametrize("bound_to,label", [({"app": "shop"}, "unknown"), ({"app": "shop", "function": "hello"}, "unknown"), ({}, "small")])
+async def test_a_fallback_runs_only_what_the_callers_key_reaches(edge: Edge, bound_to: dict[str, str], label: str) -> None:
+    edge.add_key("pl_bound", **bound_to)
+    edge.add(route_of(spec_of(fallback=(to("other/small"), STATIC))))
+    edge.add(route_of(spec_of("small"), app="other"))
+    edge.fleet.behaviours["small"] = says_small
+    broken(edge, "hello")
+    answer = (await edge.call(key="pl_bound", json={"x": 1})).json()
+
+    assert answer == (label if label == "small" else {"label": label})
+
+
+async def test_a_variant_with_a_free_slot_is_not_used_by_a_key_that_does_not_reach_it(edge: Edge) -> None:
+    edge.add_key("pl_bound", app="shop", function="hello")
+    edge.add(route_of(spec_of(variants=(Variant(function="small"),))))
+    edge.add(route_of(spec_of("small")))
+    edge.fleet.behaviours["small"] = says_small
+    await edge.call("shop/small:invoke", json={"x": 1})
+
+    assert DEGRADED not in (await edge.call(key="pl_bound", json={"x": 1})).headers

@@ -47,11 +47,12 @@ async def test_several_items_at_once_arrive_with_the_part_of_the_next_one_held_u
 
 
 def test_sockets_do_not_wait_for_more_to_send() -> None:
-    with listen(ActivatorSettings(listen="127.0.0.1:0")) as listener:
-        listener.listen()
-        listener.setblocking(True)
-        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+    for listener in listen(ActivatorSettings(listen="127.0.0.1:0")):
+        with listener:
+            listener.listen()
+            listener.setblocking(True)
+            with socket.create_connection(listener.getsockname()[:2]), listener.accept()[0] as accepted:
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
 async def test_proxies_are_asked_to_hold_nothing_back(generator: Edge, worker: Released) -> None:

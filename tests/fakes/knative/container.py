@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import signal
 import sys
 from typing import Any
@@ -41,10 +42,13 @@ def main() -> None:
         spec: Json = json.load(file)
     _check(_libc.unshare(NEWNS | NEWUTS | NEWIPC | NEWPID), "unshare")
     _mount("none", "/", "", REC | PRIVATE)
+    alive, held = os.pipe()  # `held` closes when this process ends, however it ends
     pid = os.fork()
     if pid == 0:
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        _become(spec)
+        os.close(held)
+        _die_with_parent(alive)
+        _become(spec, alive)
+    os.close(alive)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, lambda got, _frame: os.kill(pid, got))
     _, status = os.waitpid(pid, 0)
@@ -53,7 +57,17 @@ def main() -> None:
     os._exit(os.WEXITSTATUS(status))
 
 
-def _become(spec: Json) -> None:
+def _die_with_parent(alive: int) -> None:
+    """Have the kernel kill this process when its parent ends; exit if the parent ended before the kernel knew.
+
+    getppid() cannot tell: it is always 0 for the first process of a PID namespace.
+    """
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if select.select([alive], [], [], 0)[0]:
+        os._exit(128 + signal.SIGKILL)
+
+
+def _become(spec: Json, alive: int) -> None:
     root = spec["root"]
     _mount("tmpfs", root, "tmpfs", 0, "mode=755")
     _furnish(root, spec)
@@ -68,7 +82,7 @@ def _become(spec: Json) -> None:
     os.setgid(spec["gid"])
     os.setuid(spec["uid"])
     _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _die_with_parent(alive)  # again: setuid() cleared the signal
     os.execve(spec["argv"][0], spec["argv"], spec["env"])
 
 

@@ -47,6 +47,7 @@ class Kubelet:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._addresses = _addresses()
         self._server: asyncio.Server | None = None
+        self._is_stopping = False
 
     def __repr__(self) -> str:
         return f"<Kubelet {self.name} {len(self.pods)} pods>"
@@ -74,6 +75,7 @@ class Kubelet:
 
     async def stop(self) -> None:
         """The node is gone: its containers die, and nobody says so."""
+        self._is_stopping = True
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -97,7 +99,7 @@ class Kubelet:
         raise KeyError(name)
 
     def _pod_changed(self, change: Change) -> None:
-        if change.type == "SYNCED":
+        if change.type == "SYNCED" or self._is_stopping:
             return
         pod = change.object
         metadata = pod["metadata"]

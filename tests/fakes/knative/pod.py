@@ -289,6 +289,7 @@ class PodRunner:
                 await asyncio.sleep(RETRY_S)
 
     async def _clean(self) -> None:
+        self.proxy.close()  # before the first await: a node that stops cancels pods that are ending already
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()

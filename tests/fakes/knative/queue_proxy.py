@@ -75,12 +75,17 @@ class QueueProxy:
         self._server = await loop.create_server(lambda: _Link(self, self._links), self.address, PORT, start_serving=False)
         await self._server.start_serving()
 
-    async def stop(self) -> None:
-        """Cut everything."""
+    def close(self) -> None:
+        """Cut everything. Does not wait, so that nothing can interrupt it."""
         if self._server is not None:
             self._server.close()
             for link in list(self._links):
                 link.cut()
+
+    async def stop(self) -> None:
+        """Cut everything, and wait until it is gone."""
+        self.close()
+        if self._server is not None:
             await self._server.wait_closed()
             self._server = None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from tests.fakes.kubernetes.rbac import Attributes, Rbac
+
 
 @dataclass(kw_only=True)
 class Fault:
@@ -92,12 +94,31 @@ class Denied:
     namespace: str | None = None
 
 
+ADMIN = "kubernetes-admin"
+
+
 @dataclass(kw_only=True)
 class Rights:
-    """What the client may do: everything but what is denied."""
+    """What clients may do: the administrator everything but what is denied; a service account what RBAC allows it besides.
 
-    user: str = "kubernetes-admin"
+    Attributes:
+        rbac: of the server.
+        accounts: bearer token → user name; whoever shows another token is the administrator.
+    """
+
+    rbac: Rbac
     denied: list[Denied] = field(default_factory=list)
+    accounts: dict[str, str] = field(default_factory=dict)
+
+    def add_account(self, namespace: str, name: str) -> str:
+        """Know a service account; returns its token."""
+        token = f"token-of-{namespace}-{name}"
+        self.accounts[token] = f"system:serviceaccount:{namespace}:{name}"
+        return token
+
+    def user_of(self, authorization: str) -> str:
+        """By a request's header Authorization."""
+        return self.accounts.get(authorization.removeprefix("Bearer "), ADMIN)
 
     def deny(self, verb: str, resource: str, *, group: str = "*", namespace: str | None = None) -> Denied:
         """Take a right away: `deny("list", "pods")`, `deny("patch", "deployments/scale")`."""
@@ -105,12 +126,13 @@ class Rights:
         self.denied.append(one)
         return one
 
-    def is_allowed(self, verb: str, group: str, resource: str, namespace: str) -> bool:
-        """Whether a request may be made; `resource` includes the subresource (`pods/log`)."""
-        return not any(
-            one.verb in ("*", verb)
-            and one.resource in ("*", resource)
-            and one.group in ("*", group)
-            and (one.namespace is None or one.namespace == namespace)
+    def is_allowed(self, asked: Attributes) -> bool:
+        """Whether a request may be made."""
+        is_denied = any(
+            one.verb in ("*", asked.verb)
+            and one.resource in ("*", asked.resource)
+            and one.group in ("*", asked.group)
+            and (one.namespace is None or one.namespace == asked.namespace)
             for one in self.denied
         )
+        return not is_denied and (asked.user == ADMIN or self.rbac.is_allowed(asked))

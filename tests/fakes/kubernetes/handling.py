@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -14,17 +14,18 @@ import yaml
 
 from tests.fakes.kubernetes import discovery
 from tests.fakes.kubernetes.deleting import Deleter
-from tests.fakes.kubernetes.faults import Fault, Faults, Rights
+from tests.fakes.kubernetes.faults import ADMIN, Fault, Faults, Rights
 from tests.fakes.kubernetes.http import Answer, Request, Reset
 from tests.fakes.kubernetes.kinds import Resource
 from tests.fakes.kubernetes.logs import Logs
 from tests.fakes.kubernetes.problems import Refused, qualified
+from tests.fakes.kubernetes.rbac import Attributes
 from tests.fakes.kubernetes.reading import Reader
 from tests.fakes.kubernetes.requests import Asked, RequestLog
 from tests.fakes.kubernetes.routing import Route, authorized_as, route
 from tests.fakes.kubernetes.store import Store
 from tests.fakes.kubernetes.subresources import Subresources
-from tests.fakes.kubernetes.writing import APPLY, Options, Writer
+from tests.fakes.kubernetes.writing import APPLY, Hook, Options, Review, Writer
 
 Json = dict[str, Any]
 Outcome = tuple[int, bytes | Json] | Answer
@@ -63,6 +64,7 @@ class Handling:
         requests: RequestLog,
         logs: Logs,
         resources: Callable[[], Mapping[tuple[str, str, str], Resource]],
+        on_delete: Hook,
     ) -> None:
         self._store = store
         self._reader = reader
@@ -74,6 +76,7 @@ class Handling:
         self._requests = requests
         self._logs = logs
         self._resources = resources
+        self._on_delete = on_delete
 
     def answer(self, request: Request) -> Answer | Awaitable[Answer]:
         """The answer, or what will become one."""
@@ -86,7 +89,7 @@ class Handling:
         except Refused as e:
             self._note(request, request.method.lower(), None, e.status, wrote=False)
             return _refusal(e)
-        asking = Asking(request=request, parts=parts, query=query, found=found, verb=verb, options=_options(query, request))
+        asking = Asking(request=request, parts=parts, query=query, found=found, verb=verb, options=self._options(query, request))
         shown = found.resource.qualified if found is not None else ""
         fault = self._faults.take(verb, shown, request.target)
         if fault is not None:
@@ -155,14 +158,14 @@ class Handling:
 
     def _do(self, asking: Asking, found: Route) -> Outcome | Awaitable[Answer]:
         verb, options, query = asking.verb, asking.options, asking.query
-        self._authorize(found, verb)
+        self._authorize(found, verb, options.user)
         resource, namespace = found.resource, found.namespace or ""
         if found.subresource in _SPECIAL:
             return self._subresource(asking, found)
         if found.subresource and not (found.subresource == "status" and resource.has_status):
             raise Refused(404, "404 page not found")
         if resource.create_only:
-            return self._review(resource, _body(asking.request))
+            return self._review(resource, _body(asking.request), options.user)
         if verb == "get":
             return 200, self._reader.get(resource, namespace, found.name).data
         if verb == "list":
@@ -175,22 +178,33 @@ class Handling:
             return 200, self._writer.replace(found.target, _object(asking.request), options).data
         return self._patch(asking, found) if verb in ("patch", "apply") else self._delete(asking, found)
 
-    def _authorize(self, found: Route, verb: str) -> None:
-        right = authorized_as(verb)
+    def _options(self, query: Mapping[str, str], request: Request) -> Options:
+        return replace(_options(query, request), user=self._rights.user_of(request.headers.get("authorization", "")))
+
+    def _authorize(self, found: Route, verb: str, user: str) -> None:
+        """An apply that would create needs the right to create, too (as the API server asks for it)."""
+        is_new = verb == "apply" and self._store.get(found.resource.key, (found.namespace or "", found.name)) is None
+        for right in (authorized_as(verb), *(["create"] if is_new and user != ADMIN else [])):
+            self._demand(found, right, user)
+
+    def _demand(self, found: Route, right: str, user: str) -> None:
         resource = found.resource
         shown = f"{resource.plural}/{found.subresource}" if found.subresource else resource.plural
-        if self._rights.is_allowed(right, resource.group, shown, found.namespace or ""):
+        name = found.name if right != "create" else ""
+        asked = Attributes(user=user, verb=right, group=resource.group, resource=shown, namespace=found.namespace or "", name=name)
+        if (resource.create_only and user != ADMIN) or self._rights.is_allowed(asked):  # anybody may ask for itself
             return
         where = f'in the namespace "{found.namespace}"' if found.namespace else "at the cluster scope"
         full = f"{qualified(resource.plural, resource.group)}" + (f' "{found.name}"' if found.name else "")
-        text = f'{full} is forbidden: User "{self._rights.user}" cannot {right} resource "{shown}" in API group "{resource.group}" {where}'
+        text = f'{full} is forbidden: User "{user}" cannot {right} resource "{shown}" in API group "{resource.group}" {where}'
         details = {"name": found.name, "group": resource.group, "kind": resource.plural}
         raise Refused(403, text, details={key: value for key, value in details.items() if value})
 
-    def _review(self, resource: Resource, body: Json) -> Outcome:
+    def _review(self, resource: Resource, body: Json, user: str) -> Outcome:
         wanted = body.get("spec", {}).get("resourceAttributes") or {}
         name = "/".join(part for part in (wanted.get("resource", ""), wanted.get("subresource", "")) if part)
-        allowed = self._rights.is_allowed(wanted.get("verb", ""), wanted.get("group", ""), name, wanted.get("namespace", ""))
+        keys = ("verb", "group", "namespace", "name")
+        allowed = self._rights.is_allowed(Attributes(user=user, resource=name, **{key: wanted.get(key, "") for key in keys}))
         return 201, self._subresources.review(resource, body, allowed)
 
     def _watch(self, found: Route, query: Mapping[str, str]) -> Answer:
@@ -212,13 +226,30 @@ class Handling:
             match = self._reader.select(resource, query)
             for place, stored in self._store.all(resource.key, found.namespace):
                 if match is None or match(stored.body):
+                    self._review_delete(resource, place, options)
                     self._deleter.delete(resource, place[0], place[1], wanted, dry_run=options.dry_run)
             return 200, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+        self._review_delete(resource, (namespace, found.name), options)
         stored, gone = self._deleter.delete(resource, namespace, found.name, wanted, dry_run=options.dry_run)
         if not gone or resource.key == ("", "pods"):
             return 200, stored.data
         details = {"name": found.name, "group": resource.group, "kind": resource.plural, "uid": stored.body["metadata"]["uid"]}
         return 200, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
+
+    def _review_delete(self, resource: Resource, place: tuple[str, str], options: Options) -> None:
+        stored = self._store.get(resource.key, place)
+        if stored is not None:
+            self._on_delete(
+                Review(
+                    operation="DELETE",
+                    resource=resource,
+                    body={},
+                    before=stored.body,
+                    user=options.user,
+                    dry_run=options.dry_run,
+                    warn=options.warnings.append,
+                )
+            )
 
     def _subresource(self, asking: Asking, found: Route) -> Outcome | Awaitable[Answer]:
         verb, request, query, options = asking.verb, asking.request, asking.query, asking.options

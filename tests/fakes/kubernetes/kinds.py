@@ -91,6 +91,7 @@ def _of(group: str, package: str, kind: str, plural: str, **extra: object) -> Re
 
 _RBAC = functools.partial(_of, "rbac.authorization.k8s.io", "rbac")
 _REVIEW = functools.partial(_of, "authorization.k8s.io", "authorization", namespaced=False, create_only=True)
+_POLICY = functools.partial(_of, "admissionregistration.k8s.io", "admissionregistration", namespaced=False)
 _APPS = functools.partial(_of, "apps", "apps", has_status=True, counts_generations=True)
 _CRD = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinition"
 
@@ -125,6 +126,8 @@ BUILTIN = (
     _REVIEW("SelfSubjectRulesReview", "selfsubjectrulesreviews"),
     _REVIEW("SubjectAccessReview", "subjectaccessreviews"),
     _of("node.k8s.io", "node", "RuntimeClass", "runtimeclasses", namespaced=False),
+    _POLICY("ValidatingAdmissionPolicy", "validatingadmissionpolicies"),
+    _POLICY("ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings"),
     _of("scheduling.k8s.io", "scheduling", "PriorityClass", "priorityclasses", namespaced=False, short_names=("pc",)),
     Resource(
         group="apiextensions.k8s.io", kind="CustomResourceDefinition", plural="customresourcedefinitions", namespaced=False,

@@ -11,18 +11,21 @@ from typing import Any, Self
 
 from tests.fakes.kubernetes import kinds
 from tests.fakes.kubernetes.deleting import Deleter
-from tests.fakes.kubernetes.faults import Faults, Rights
+from tests.fakes.kubernetes.faults import ADMIN, Faults, Rights
 from tests.fakes.kubernetes.handling import Handling
 from tests.fakes.kubernetes.http import Answer, Connection, Request
 from tests.fakes.kubernetes.kinds import Resource, Target
 from tests.fakes.kubernetes.knative_settings import config_maps
 from tests.fakes.kubernetes.knative_webhook import KnativeWebhook
 from tests.fakes.kubernetes.logs import Logs
+from tests.fakes.kubernetes.policies import Policies
 from tests.fakes.kubernetes.quotas import Quotas
+from tests.fakes.kubernetes.rbac import GROUP as RBAC_GROUP
+from tests.fakes.kubernetes.rbac import Rbac
 from tests.fakes.kubernetes.reading import Reader
 from tests.fakes.kubernetes.requests import RequestLog
 from tests.fakes.kubernetes.store import Store
-from tests.fakes.kubernetes.writing import Hook, Options, Writer
+from tests.fakes.kubernetes.writing import Hook, Options, Review, Writer
 
 Json = dict[str, Any]
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
@@ -45,7 +48,7 @@ class ApiServer:
         defaults); `without_kinds`: single kinds that are not there (by `plural.group`)."""
         self.store = Store()
         self.faults = Faults()
-        self.rights = Rights()
+        self.rights = Rights(rbac=Rbac(self.store))
         self.requests = RequestLog()
         self.logs = Logs(self._node)
         self.hooks: list[Hook] = [*([KnativeWebhook(self.store)] if knative else []), Quotas(self.store)]
@@ -56,12 +59,13 @@ class ApiServer:
         self._without = set(without_kinds)
         self._ready = ready
         self._resources: Mapping[tuple[str, str, str], Resource] = {}
-        self._writer = Writer(self.store, self.faults, self.hooks)
+        policies = Policies(self.store)
+        self._writer = Writer(self.store, self.faults, self.hooks, (self._check_binding, policies))
         self.reader = Reader(self.store, self.faults)
         self._deleter = Deleter(self.store, self.faults, _soon)
         self._handling = Handling(
             store=self.store, reader=self.reader, writer=self._writer, deleter=self._deleter, faults=self.faults, rights=self.rights,
-            requests=self.requests, logs=self.logs, resources=lambda: self._resources,
+            requests=self.requests, logs=self.logs, resources=lambda: self._resources, on_delete=policies,
         )  # fmt: skip
         self._set_resources(knative=knative)
 
@@ -177,25 +181,29 @@ class ApiServer:
         options = Options(manager="kube-apiserver")
         self._writer.create(self.resource("v1", "Namespace"), "", _named("v1", "Namespace", name), options)
 
-    def kubeconfig(self) -> str:
-        """A kubeconfig file's text (JSON is YAML)."""
+    def kubeconfig(self, token: str = "test-token") -> str:
+        """A kubeconfig file's text (JSON is YAML); without a token, the administrator's."""
         document = {
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
             "clusters": [{"name": "test", "cluster": {"server": self.url}}],
-            "users": [{"name": "admin", "user": {"token": "test-token"}}],
+            "users": [{"name": "admin", "user": {"token": token}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin", "namespace": "default"}}],
         }  # fmt: skip
         return json.dumps(document, indent=2)
 
-    def write_kubeconfig(self, path: Path) -> Path:
+    def write_kubeconfig(self, path: Path, token: str = "test-token") -> Path:
         """Write it; returns the path."""
-        path.write_text(self.kubeconfig())
+        path.write_text(self.kubeconfig(token))
         return path
 
     def remove_kind(self, qualified: str) -> None:
         """Take a kind away, as if its CRD were deleted (`services.serving.knative.dev`)."""
         self._without.add(qualified)
         self._set_resources(knative=any(resource.custom for resource in self._resources.values()))
+
+    def _check_binding(self, review: Review) -> None:
+        if review.resource.key == (RBAC_GROUP, "rolebindings") and review.user != ADMIN:
+            self.rights.rbac.check_binding(review.user, review.body)
 
     def _set_resources(self, *, knative: bool) -> None:
         served = tuple(r for r in (*kinds.BUILTIN, *(kinds.KNATIVE if knative else ())) if r.qualified not in self._without)

@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,12 +40,13 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Review:
-    """What an admission hook is asked: `before` is None for a create; `warn` adds a Warning header."""
+    """What an admission hook is asked: `before` is None for a create, `body` is {} for a DELETE; `warn` adds a Warning header."""
 
     operation: str
     resource: Resource
     body: Json
     before: Json | None
+    user: str
     dry_run: bool
     warn: Callable[[str], None]
 
@@ -57,10 +58,12 @@ Hook = Callable[[Review], None]
 class Writer:
     """Writes objects into a store. Owner: the server's event loop."""
 
-    def __init__(self, store: Store, faults: Faults, hooks: list[Hook]) -> None:
+    def __init__(self, store: Store, faults: Faults, hooks: list[Hook], checks: Sequence[Hook] = ()) -> None:
+        """`checks`: what is asked last, once the body is as it will be."""
         self._store = store
         self._faults = faults
         self._hooks = hooks
+        self._checks = checks
 
     def now(self) -> str:
         """The server's time as it is written into objects."""
@@ -288,13 +291,16 @@ class Writer:
             if name == resource.qualified:
                 webhook_refused(f"test.{resource.group or 'core'}", message)
         review = Review(
-            operation=operation, resource=resource, body=body, before=before, dry_run=options.dry_run, warn=options.warnings.append
-        )
+            operation=operation, resource=resource, body=body, before=before, user=options.user, dry_run=options.dry_run,
+            warn=options.warnings.append,
+        )  # fmt: skip
         for hook in self._hooks:
             hook(review)
         if faults := naming.faults(resource.key, body["metadata"]):
             raise invalid(resource.kind, resource.group, body["metadata"]["name"], faults)
         admission.check(resource, body, before)
+        for check in self._checks:
+            check(review)
 
 
 def _unkept(body: Json) -> Stored:

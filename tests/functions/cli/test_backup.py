@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import sqlite3
 import tarfile
 from pathlib import Path
@@ -203,3 +204,17 @@ def test_the_drill_is_a_command_and_leaves_nothing_behind(books: Path, capsys: p
     assert body["rpo_s"] >= 0
     assert body["rto_s"] >= 0
     assert [path.name for path in books.parent.iterdir()] == [books.name]
+
+
+def test_a_link_that_a_process_left_in_its_directory_leads_a_backup_nowhere(home: Path, tmp_path: Path) -> None:
+    """The controller's and activators' users write there, and who makes a backup is root."""
+    (tmp_path / "shadow").write_text("root's own")
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwords").write_text("root's own")
+    for link, target in (("blobs/aa/link", "shadow"), ("activator/a-0/journal-2.ndjson", "shadow"), ("blobs/bb", "etc")):
+        (home / link).symlink_to(tmp_path / target)
+    os.mkfifo(home / "blobs/aa/pipe")
+    (home / "blobs/aa/x.db").symlink_to(home / "controller.db")
+    save(home, tmp_path / "out.tar", now=1.0)
+    with tarfile.open(tmp_path / "out.tar") as tar:
+        assert {*tar.getnames()} == {"manifest.json", "blobs/aa/aabb", "activator/a-0/journal-1.ndjson", "platform.key", "controller.db"}

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from pilotlight.cli.doctor import BROKEN, NOTE, OK, Finding, blobs, engines, features, machine, node, settings, snapshots
+from pilotlight.cli.doctor import (
+    BROKEN,
+    NOTE,
+    OK,
+    Finding,
+    activators,
+    blobs,
+    controller,
+    engines,
+    features,
+    machine,
+    node,
+    settings,
+    snapshots,
+)
 from pilotlight.cli.session import Options, Session
 from weight_cache.objects import ObjectStore, open_store
 
@@ -45,6 +62,41 @@ def test_an_address_in_use_is_broken_with_a_way_out(short_tmp: Path) -> None:
     assert "--listen" in found["address"].way_out
     assert found["home"].state != BROKEN
     assert found["profile"].state == NOTE
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("installed_modules_only")
+def test_who_activators_run_as_is_tried_and_an_obstacle_is_named(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = Finding(what="activator's user", state=OK, detail="uid 19901, without root")
+    assert activators(session_in(short_tmp, "").platform()) == expected
+    off = activators(session_in(short_tmp, "platform: {activator_uid: null}").platform())
+    assert (off.state, off.detail) == (NOTE, "root: platform.activator_uid is null")
+    closed = ModuleType("closed")
+    closed.__file__ = str(short_tmp / "closed.py")
+    (short_tmp / "closed.py").touch(mode=0o600)
+    monkeypatch.setitem(sys.modules, "closed", closed)
+    found = activators(session_in(short_tmp, "platform: {activator_uid: 19000}").platform())
+    assert found.state == NOTE
+    assert found.detail.startswith(f"root: uid 19000 cannot read {closed.__file__}: install the platform with umask 022")
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("installed_modules_only")
+def test_who_the_controller_runs_as_is_tried_and_an_obstacle_is_named(short_tmp: Path) -> None:
+    expected = Finding(what="controller's user", state=OK, detail="uid 19902, without root")
+    assert controller(session_in(short_tmp, "").platform()) == expected
+    off = controller(session_in(short_tmp, "platform: {controller_uid: null}").platform())
+    assert (off.state, off.detail) == (NOTE, "root: platform.controller_uid is null")
+    assert "its default is 19902" in off.way_out
+    elsewhere = controller(session_in(short_tmp, f"controller: {{database_url: 'sqlite:///{short_tmp}/x.db'}}").platform())
+    assert elsewhere.state == NOTE
+    assert f"names {short_tmp}/x.db: leave it out, and while the platform is down move that file to" in elsewhere.detail
+    (short_tmp / "far").mkdir(mode=0o755)
+    far = controller(session_in(short_tmp, f"platform: {{blobs: '{short_tmp}/far'}}").platform())
+    assert far.state == NOTE
+    assert f"uid 19902 cannot write in {short_tmp}/far: give it to that user (chown -R 19902:19902 {short_tmp}/far)" in far.detail
+    os.chown(short_tmp / "far", 19902, 19902)
+    assert controller(session_in(short_tmp, f"platform: {{blobs: '{short_tmp}/far'}}").platform()) == expected
 
 
 def test_blobs_in_a_directory_are_tried_without_a_trace(short_tmp: Path) -> None:

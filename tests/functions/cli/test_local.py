@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import yaml
 
 from pilotlight.cli.local import HomeLock, LocalPlatform, configure, find, in_force, refuse_running, require_running, running
 from pilotlight.errors import Conflict, InvalidInput, NotFound
-from tests.fakes.ports import free_ports
 
 
 @pytest.fixture
@@ -61,39 +59,20 @@ def test_overrides_are_written_to_the_home_and_other_settings_kept(here: Path) -
     (here / "p.yaml").write_text("activator: {max_queued: 5}\ncontroller: {metrics_listen: null}")
     platform = configure(meant(here, config=here / "p.yaml", home=here / "h"), listen="127.0.0.1:9000", home=here / "h")
     written = yaml.safe_load((here / "h/platform.yaml").read_text())
-    assert written["activator"] == {"max_queued": 5, "listen": "127.0.0.1:9000", "metrics_listen": platform.metrics_listen}
+    assert written["activator"] == {"max_queued": 5, "listen": "127.0.0.1:9000"}
     assert written["controller"] == {"metrics_listen": None}
     assert written["platform"]["home"] == str(here / "h")
     assert platform.config == here / "h/platform.yaml"
     assert meant(here, config=here / "h/platform.yaml").paths == platform.paths
 
 
-def test_on_another_port_default_metrics_move_behind_it_past_what_is_taken(here: Path) -> None:
-    (here / "p.yaml").write_text("snapshotter: {metrics_listen: '127.0.0.1:9999'}")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        platform = configure(meant(here, config=here / "p.yaml", home=here / "h"), listen=f"127.0.0.1:{port - 1}", home=here / "h")
-    written = yaml.safe_load((here / "h/platform.yaml").read_text())
-    moved = [written[section]["metrics_listen"] for section in ("controller", "weight_cache", "activator")]
-    assert len(set(moved)) == 3
-    assert not {f"127.0.0.1:{port}", "127.0.0.1:8701"} & set(moved)
-    assert written["snapshotter"]["metrics_listen"] == "127.0.0.1:9999"
-    assert platform.metrics_listen == written["activator"]["metrics_listen"]
-    again = configure(platform, listen=platform.listen, home=None)
-    assert again.metrics_listen == platform.metrics_listen, "the next `up` keeps what this one chose"
-
-
-def test_where_several_activators_move_there_is_a_free_port_for_each_of_them(here: Path) -> None:
-    (here / "p.yaml").write_text("activator: {activators: 3}")
-    first = free_ports(8)  # our own, the three others', one of the activators', and then one that is taken
-    with socket.create_server(("127.0.0.1", first + 5)):
-        platform = configure(meant(here, config=here / "p.yaml", home=here / "h"), listen=f"127.0.0.1:{first}", home=here / "h")
-    assert platform.metrics_listen is not None
-    assert int(platform.metrics_listen.rpartition(":")[2]) >= first + 6
+def test_another_port_opens_no_further_ones(here: Path) -> None:
+    platform = configure(meant(here, home=here / "h"), listen="127.0.0.1:9000", home=here / "h")
+    assert "metrics_listen" not in platform.config.read_text()
 
 
 def test_the_configuration_in_force_is_that_of_the_running_supervisor(here: Path) -> None:
-    (here / "own.yaml").write_text("activator: {listen: 'own:1', metrics_listen: 'own:2'}")
+    (here / "own.yaml").write_text("activator: {listen: 'own:1'}")
     platform = meant(here, config=here / "own.yaml", home=here / "h")
     platform.paths.make()
     lock = HomeLock(platform)
@@ -102,7 +81,7 @@ def test_the_configuration_in_force_is_that_of_the_running_supervisor(here: Path
         found = in_force(meant(here, home=here / "h"))
     finally:
         lock.release()
-    assert (found.config, found.listen, found.metrics_listen) == (here / "own.yaml", "own:1", "own:2")
+    assert (found.config, found.listen) == (here / "own.yaml", "own:1")
 
 
 @pytest.mark.parametrize("listen", ["8700", ":8700", "host:", "host:0", "host:99999", "host:http"])

@@ -25,7 +25,7 @@ def test_nodes_are_listed_with_what_is_hot_and_free(tmp_path: Path) -> None:
             return done.stdout
 
         none = run("node", "list")
-        token = PlatformKey.load(tmp_path / "platform.key").token
+        token = PlatformKey.load(tmp_path / "platform.key").node_token
         body = node_report(weights=["a" * 64]).to_json()
         answer = httpx.post(platform.url + NODES_PATH, json=body, headers={HEADER_PLATFORM_TOKEN: token})
         shown, told = run("node", "list"), json.loads(run("node", "list", "--json"))

@@ -55,7 +55,7 @@ def documents(out: Result) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("example, service", [("hello", "hello-hello"), ("embed", "search-embedder--1fe703eb4"), ("llm", "llm-assistant")])
 def test_the_examples_are_manifests_that_a_prepared_cluster_takes(example: str, service: str) -> None:
     made = documents(render(str(EXAMPLES / f"{example}.py"), "--tenant", "acme"))
-    assert [one["kind"] for one in made[:4]] == ["Namespace", "ServiceAccount", "NetworkPolicy", "NetworkPolicy"]
+    assert [one["kind"] for one in made[:5]] == ["Namespace", "RoleBinding", "RoleBinding", "ServiceAccount", "NetworkPolicy"]
     data = {body["metadata"]["name"]: body["data"] for body in config_maps()}
     assert (made[-1]["metadata"]["name"], made[-1]["metadata"]["namespace"]) == (service, "fn-acme")
     assert check(made[-1], KnativeConfig(features=data["config-features"], autoscaler=data["config-autoscaler"])) == []

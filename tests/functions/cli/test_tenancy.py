@@ -76,11 +76,24 @@ def test_a_tenant_is_made_with_a_key_that_works_and_shown_once(shell: Shell) -> 
     assert "plan free" in done.stderr
     own = shell.json("tenant", "show", key=key)
     assert (own["name"], own["overrides"], own["use"]) == (
-        "acme", {"gpus": 1}, {"instances": None, "gpus": None, "requests_per_s": 0.0, "tokens_per_min": 0},
-    )  # fmt: skip
+        "acme",
+        {"gpus": 1},
+        {
+            "instances": None,
+            "gpus": None,
+            "requests_per_s": 0.0,
+            "tokens_per_min": 0,
+            "stored_bytes": 0,
+            "pinned_bytes": 0,
+            "builds_at_once": 0,
+            "functions": 0,
+            "result_bytes": 0,
+        },
+    )
     shown = shell.run("tenant", "show", key=key).stdout
     assert "gpus                   1 *" in shown
     assert "requests_per_s         5  (now 0)" in shown
+    assert "stored_bytes           2.0 GiB  (now 0 B)" in shown
 
 
 def test_tenants_are_listed_changed_suspended_and_resumed(shell: Shell) -> None:
@@ -193,6 +206,17 @@ def test_the_operator_makes_a_key_for_a_tenant_that_lost_its_own(shell: Shell) -
     assert "first tenant" in shell.failed("token", "create", "--tenant", "acme", "--local")
 
 
+def test_the_last_admin_key_is_revoked_with_force_only(shell: Shell) -> None:
+    with shell.platform.client() as client:
+        last = str(client.whoami()["key"])
+    refused = shell.failed("token", "revoke", last, "--yes")
+    assert "last admin key" in refused
+    assert "--force" in refused
+    assert shell.run("token", "list").exit_code == 0
+    assert shell.run("token", "revoke", last, "--yes", "--force").exit_code == 0
+    assert shell.run("token", "list").exit_code == 1
+
+
 # -- audit -------------------------------------------------------------------------------------------------------------
 
 
@@ -266,7 +290,9 @@ def test_the_client_raises_what_the_platform_refuses(shell: Shell, client: Clien
             own.create_key()
         key = own.whoami()["key"]
         client.change_tenant("acme", suspended=False)
-        assert own.set_key_expiry(key, ttl_s=60)["expires_at"] == shell.platform.now + 60
+        with pytest.raises(Conflict, match="last admin key"):
+            own.set_key_expiry(key, ttl_s=60)
+        assert own.set_key_expiry(key, ttl_s=60, force=True)["expires_at"] == shell.platform.now + 60
         shell.platform.now += 61
         with pytest.raises(Unauthenticated):
             own.whoami()

@@ -16,10 +16,9 @@ from pilotlight.cli.main import build
 from pilotlight.cluster.doctor.examine import examine, judge
 from pilotlight.cluster.doctor.facts import AGENT_SELECTOR, Facts
 from pilotlight.cluster.doctor.findings import BROKEN, NOTE, OK, Finding
-from pilotlight.cluster.doctor.platform import ACCOUNTS
 from pilotlight.cluster.errors import Forbidden
 from pilotlight.cluster.kinds import LEASE, NAMESPACE, Kind
-from pilotlight.cluster.rights import ROLES, Right, Role
+from pilotlight.cluster.rights import ROLES, Right, Role, binding_right
 from pilotlight.cluster.settings import ClusterSettings
 from tests.fakes.kubernetes.server import ApiServer
 from tests.fakes.kubernetes.thread import running_api_server
@@ -216,7 +215,9 @@ def test_what_is_looked_for_is_what_the_chart_installs() -> None:
     (agents,) = [one for one in installed if one["kind"] == "DaemonSet"]
     assert wanted.items() <= agents["metadata"]["labels"].items()
     assert wanted.items() <= agents["spec"]["template"]["metadata"]["labels"].items()
-    assert set(ACCOUNTS.values()) <= {one["metadata"]["name"] for one in installed if one["kind"] == "ServiceAccount"}
+    assert {SETTINGS.controller_account, SETTINGS.activator_account} <= {
+        one["metadata"]["name"] for one in installed if one["kind"] == "ServiceAccount"
+    }
     for kind, component in (("Deployment", "controller"), ("StatefulSet", "activator")):
         labels = [one["metadata"]["labels"] for one in installed if one["kind"] == kind]
         assert {"app.kubernetes.io/part-of": "pilotlight", "app.kubernetes.io/component": component}.items() <= labels[0].items()
@@ -230,16 +231,41 @@ def test_control_planes_need_no_agent() -> None:
 def test_a_missing_right_comes_with_the_commands_that_grant_it() -> None:
     lease = right_of("autoscaler", LEASE)
     pods = next(right for right in ROLES["controller"] if right.subresource == "log")
-    found = trouble(healthy(role="controller", lacking={lease: ("update",), pods: ("get",)}))
-    assert [one.state for one in found] == [BROKEN, BROKEN]
-    assert found[0].commands == (
+    found = the_one(healthy(role="controller", lacking={lease: ("update",)}))
+    assert found.state == BROKEN
+    assert found.commands == (
         "kubectl create role pilotlight-controller-leases-0 -n pilotlight --verb=update --resource=leases.coordination.k8s.io",
         (
             "kubectl create rolebinding pilotlight-controller-leases-0 -n pilotlight --role=pilotlight-controller-leases-0"
             " --serviceaccount=pilotlight:pilotlight-controller"
         ),
     )
-    assert "--resource=pods/log" in found[1].commands[0]
+    assert "--resource=pods/log" in the_one(healthy(role="operator", lacking={pods: ("get",)})).commands[0]
+
+
+def test_a_missing_right_in_a_tenants_namespace_names_what_should_grant_it() -> None:
+    patch = next(right for right in ROLES["activator"] if right.scope == "tenant")
+    found = the_one(healthy(role="activator", lacking={patch: ("patch",)}))
+    assert "the controller the RoleBinding" in found.way_out
+    assert found.commands == (
+        "kubectl get clusterrole pilotlight:pilotlight-activator:tenant -o yaml",
+        "kubectl get rolebindings -A -l pilotlight.dev/managed-by=pilotlight",
+    )
+
+
+def test_a_right_on_named_objects_is_granted_on_these_only() -> None:
+    found = the_one(healthy(role="controller", lacking={binding_right(SETTINGS): ("bind",)}))
+    names = "--resource-name=pilotlight:pilotlight-controller:tenant --resource-name=pilotlight:pilotlight-activator:tenant"
+    assert found.commands[0].endswith(f"--verb=bind --resource=clusterroles.rbac.authorization.k8s.io {names}")
+
+
+async def test_rights_in_tenants_namespaces_are_asked_about_in_one_of_them(api_server: ApiServer, tmp_path: Path) -> None:
+    labels = {"pilotlight.dev/managed-by": "pilotlight"}
+    api_server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "fn-acme", "labels": labels}})
+    api_server.rights.deny("delete", "pods", namespace="fn-acme")
+    settings = ClusterSettings(kubeconfig=str(api_server.write_kubeconfig(tmp_path / "kubeconfig")))
+    found = next(one for one in await examine(settings, role="activator") if one.what == "rights of activator")
+    assert (found.state, found.detail.startswith("may not delete pods")) == (BROKEN, True)
 
 
 def test_namespaces_that_are_missing_or_on_their_way_out() -> None:
@@ -276,7 +302,7 @@ async def test_activators_that_scale_need_the_autoscalers_rights_too(api_server:
         found = await examine(ClusterSettings(kubeconfig=kubeconfig, autoscaler=autoscaler), role="activator")
         return next(one.detail for one in found if one.what == "rights of activator")
 
-    assert await rights("kpa") == "complete"
+    assert await rights("kpa") == "complete, but for those in tenants' namespaces: none was seen"
     assert "may not watch podautoscalers" in await rights("pilotlight")
 
 

@@ -229,7 +229,7 @@ async def test_never_two_leaders(story: list[tuple[int, str, float]]) -> None:
 
 
 async def test_two_candidates_on_a_server(cluster: Cluster, api_server: ApiServer) -> None:
-    terms = LeaseTerms(lease_s=5, renew_s=3, retry_s=0.02)
+    terms = LeaseTerms(lease_s=60, renew_s=30, retry_s=0.02)  # nothing of it waits for an end
     async with Election(cluster, name="reconciler", namespace="default", identity="a", terms=terms) as a:
         await a.wait_leader()
         async with Election(cluster, name="reconciler", namespace="default", identity="b", terms=terms) as b:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,7 +108,14 @@ def blobs(tmp_path: Path) -> ObjectStore:
 @pytest.fixture
 async def controller(store: Store, clock: ManualClock, blobs: ObjectStore, tmp_path: Path, short_tmp: Path) -> AsyncIterator[Controller]:
     """A controller with its first key and one uploaded bundle."""
-    paths = Paths(home=tmp_path, run=short_tmp)
+    async with running_controller(store, clock=clock, blobs=blobs, home=tmp_path, run=short_tmp) as found:
+        yield found
+
+
+@asynccontextmanager
+async def running_controller(store: Store, *, clock: ManualClock, blobs: ObjectStore, home: Path, run: Path) -> AsyncIterator[Controller]:
+    """The same, on whichever loop enters it."""
+    paths = Paths(home=home, run=run)
     agent = SmallAgent()
     server = await agent.serve(paths.socket("snapshotter"))
     cache = SmallCache()
@@ -119,8 +127,8 @@ async def controller(store: Store, clock: ManualClock, blobs: ObjectStore, tmp_p
     context = Context(
         config=ControllerConfig(settings=ControllerSettings(), paths=paths, trust="isolated", uid_base=20_000),
         store=watched,
-        files=BlobFiles(objects=blobs, incoming=tmp_path / "blobs" / "incoming", limit_bytes=1_000_000, read_bytes=70_000),
-        key=PlatformKey.load_or_create(tmp_path / "platform.key"),
+        files=BlobFiles(objects=blobs, incoming=home / "blobs" / "incoming", limit_bytes=1_000_000, read_bytes=70_000),
+        key=PlatformKey.load_or_create(home / "platform.key"),
         agent=AgentClient(paths.socket("snapshotter")),
         cache=WeightCacheClient(paths.socket("weight_cache")),
         bell=bell,

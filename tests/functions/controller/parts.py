@@ -76,8 +76,15 @@ class SmallAgent:
     snapshots: list[SnapshotInfo] = field(default_factory=list)
     memory: dict[str, int] = field(default_factory=dict)
     lines: list[dict[str, Any]] = field(default_factory=list)
+    logs_failure: SnapshotterError | None = None
     asked: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     build_failure: SnapshotterError | None = None
+    building: asyncio.Event = field(default_factory=asyncio.Event)
+    build_may_end: asyncio.Event | None = None
+    image: str = "ab" * 32
+    image_bytes: int = 0
+    build_id: str = "b-1"
+    build_cpu_ns: tuple[int, ...] = ()
     follow_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, path: Path) -> asyncio.Server:
@@ -86,6 +93,7 @@ class SmallAgent:
             "instances": self._instances, "templates": self._templates, "capabilities": self._capabilities, "stop": self._stop,
             "logs": self._logs, "exec": self._exec, "build_image": self._build_image, "drop_template": self._drop_template,
             "snapshots": self._snapshots, "prove_snapshot": self._prove, "delete_snapshots": self._delete, "usage": self._usage,
+            "delete_image": self._delete_image,
         }  # fmt: skip
         return await serve(path, operations, _describe)
 
@@ -136,6 +144,8 @@ class SmallAgent:
 
     async def _logs(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
         self.asked.append(("logs", args))
+        if self.logs_failure is not None:
+            raise self.logs_failure
         for line in self.lines:
             await part(line)
         if args["follow"]:
@@ -153,9 +163,18 @@ class SmallAgent:
     async def _build_image(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
         self.asked.append(("build_image", args))
         await part({"step": "pip install", "text": "one moment"})
+        for used in self.build_cpu_ns:
+            await part({"build": self.build_id, "cpu_ns": used})
         if self.build_failure is not None:
             raise self.build_failure
-        return {"image": "ab" * 32}
+        self.building.set()
+        if self.build_may_end is not None:
+            await self.build_may_end.wait()
+        return {"image": self.image, "size_bytes": self.image_bytes}
+
+    async def _delete_image(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+        self.asked.append(("delete_image", args))
+        return {"size_bytes": self.image_bytes}
 
 
 def instance(

@@ -58,7 +58,7 @@ def _spend(process: Process, url: str) -> str:
 
 
 def _let_the_claim_run_out(home: Path) -> None:
-    store = Store(f"sqlite:///{home / 'controller.db'}", clock=ManualClock())
+    store = Store(f"sqlite:///{home / 'controller/controller.db'}", clock=ManualClock())
     with store.write() as write:
         row = write.sql.execute(sa.select(tables.budget_alerts)).one()
         assert (row.delivered_at, row.attempts) == (None, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pilotlight.protocol import CONTENT_PROBLEM, PROBLEM_BASE, CallRecord
-from snapshotter.errors import ImageBuildFailed
+from snapshotter.errors import ImageBuildFailed, LogsBusy
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import BUNDLE_DIGEST, instance, spec, usage
 from weight_cache.objects import blob_key
@@ -279,7 +280,7 @@ async def test_knowing_a_digest_is_not_owning_it_but_sending_it_is(controller: C
 async def test_an_image_is_built_with_its_progress_shown_and_may_then_be_deployed(controller: Controller) -> None:
     answer = await controller.http.post("/v1/images", json={"python": "3.11", "steps": [{"op": "pip", "packages": ["numpy"]}]})
     lines = [json.loads(line) for line in answer.text.splitlines()]
-    assert lines == [{"step": "pip install", "text": "one moment"}, {"image": "ab" * 32}]
+    assert lines == [{"step": "pip install", "text": "one moment"}, {"image": "ab" * 32, "size_bytes": 0}]
     assert controller.agent.asked[-1][1]["uid"] == 20_000
     assert (await deploy(controller, spec(image="ab" * 32))).status_code == 200
 
@@ -293,6 +294,25 @@ async def test_an_image_that_fails_ends_in_a_problem(controller: Controller) -> 
         "/v1/images", json={"python": "3.11", "steps": [{"op": "copy", "blob": "ab" * 32, "target": "/x"}]}
     )
     assert "was not uploaded" in problem_of(missing, 400, "invalid-input")["detail"]
+
+
+async def test_debian_packages_are_refused_unless_the_operator_lists_them(controller: Controller) -> None:
+    def image(*packages: str) -> dict[str, object]:
+        return {"python": "3.11", "steps": [{"op": "apt", "packages": packages}]}
+
+    asked = len(controller.agent.asked)
+    refused = problem_of(await controller.http.post("/v1/images", json=image("ffmpeg")), 400, "invalid-input")
+    assert "ffmpeg may not be installed" in refused["detail"]
+    assert "snapshotter.apt_packages" in refused["detail"]
+    listing = replace(controller.context, config=replace(controller.context.config, apt_packages=("ffmpeg",)))
+    listed = replace(controller, context=listing).client(controller.key)
+    assert '"image":"' + "ab" * 32 in (await listed.post("/v1/images", json=image("ffmpeg"))).text
+    for name in ("ffmpeg-", "ffmpeg=1.0"):
+        assert (
+            "not the name of a Debian package"
+            in problem_of(await listed.post("/v1/images", json=image(name)), 400, "invalid-input")["detail"]
+        )
+    assert [operation for operation, _ in controller.agent.asked[asked:]].count("build_image") == 1
 
 
 # -- the node ----------------------------------------------------------------------------------------------------------
@@ -318,6 +338,13 @@ async def test_logs_are_asked_for_with_the_callers_own_tenant(controller: Contro
     labels = {"tenant": await controller.tenant(), "environment": "main", "app": "search"}
     asked = {"labels": labels, "instance_id": None, "since": None, "tail": 5, "call_id": "req-1", "follow": False}
     assert controller.agent.asked[-1] == ("logs", asked)
+
+
+async def test_a_reader_of_logs_too_many_is_told_when_to_come_back(controller: Controller) -> None:
+    controller.agent.logs_failure = LogsBusy("4 requests read logs of this tenant", {"limit": 4, "retry_after_s": 5})
+    (line,) = (await controller.http.get("/v1/logs")).text.splitlines()
+    told = json.loads(line)["error"]
+    assert (told["status"], told["type"].rpartition("/")[2], told["retry_after_s"]) == (429, "too-many-requests", 5)
 
 
 async def test_logs_of_a_name_that_never_was_are_a_404_and_those_of_a_deleted_app_are_there(controller: Controller) -> None:
@@ -353,7 +380,7 @@ async def test_a_secret_is_sealed_in_rows_and_feed_and_never_shown(controller: C
     listed = await controller.http.get("/v1/secrets")
     page = await controller.feed()
     (sealed,) = [change["value"] for change in page["changes"] if change["kind"] == "secret"]  # type: ignore[attr-defined]
-    assert json.loads(controller.context.key.open(sealed)) == {"HF_TOKEN": "hunter2", "B": "c"}
+    assert json.loads(controller.context.key.activator.secrets.open(sealed)) == {"HF_TOKEN": "hunter2", "B": "c"}
     assert "hunter2" not in listed.text + put.text + json.dumps(page) + (await controller.http.get("/v1/audit")).text
     await deploy(controller, spec(secrets=["HF"]))
     problem_of(await controller.http.delete("/v1/secrets/HF"), 409, "conflict")

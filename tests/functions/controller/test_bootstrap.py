@@ -16,8 +16,8 @@ from tests.functions.controller.parts import ManualClock
 
 @pytest.fixture
 def config(tmp_path: Path, empty_database: bytes) -> Path:
-    (tmp_path / "h").mkdir()
-    (tmp_path / "h/controller.db").write_bytes(empty_database)
+    (tmp_path / "h/controller").mkdir(parents=True)
+    (tmp_path / "h/controller/controller.db").write_bytes(empty_database)
     file = tmp_path / "platform.yaml"
     file.write_text(f"platform: {{home: {tmp_path}/h}}")
     return file
@@ -25,7 +25,7 @@ def config(tmp_path: Path, empty_database: bytes) -> Path:
 
 def test_an_operator_who_lost_every_key_makes_another_beside_a_running_controller(config: Path) -> None:
     assert bootstrap.first_admin_key(config)
-    running = Store(f"sqlite:///{config.parent}/h/controller.db", clock=ManualClock())
+    running = Store(f"sqlite:///{config.parent}/h/controller/controller.db", clock=ManualClock())
     try:
         made = bootstrap.operator_key(config, scope=Scope.ADMIN, name="found again")
         with running.read() as sql:
@@ -41,7 +41,7 @@ def test_a_key_of_the_operator_may_be_small_and_short_lived(config: Path) -> Non
     bootstrap.first_admin_key(config)
     made = bootstrap.operator_key(config, scope=Scope.INVOKE, environment="main", expires_in_s=60)
     assert (made.record.scope, made.record.environment) == ("invoke", "main")
-    store = Store(f"sqlite:///{config.parent}/h/controller.db", clock=ManualClock())
+    store = Store(f"sqlite:///{config.parent}/h/controller/controller.db", clock=ManualClock())
     with store.read() as sql, pytest.raises(Unauthenticated, match="expired"):
         access.authenticate(sql, authorization=f"Bearer {made.secret}", environment=None, now=made.created_at + 61)
     store.close()
@@ -50,10 +50,10 @@ def test_a_key_of_the_operator_may_be_small_and_short_lived(config: Path) -> Non
 def test_where_no_platform_has_been_there_is_nothing_to_make_a_key_for(config: Path) -> None:
     with pytest.raises(NotFound, match="no platform has lived in"):
         bootstrap.operator_key(config, scope=Scope.ADMIN)  # migrated, without a tenant
-    (config.parent / "h/controller.db").unlink()
+    (config.parent / "h/controller/controller.db").unlink()
     with pytest.raises(NotFound, match="no platform has lived in"):
         bootstrap.operator_key(config, scope=Scope.ADMIN)
-    assert not (config.parent / "h/controller.db").exists()
+    assert not (config.parent / "h/controller/controller.db").exists()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

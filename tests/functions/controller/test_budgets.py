@@ -232,7 +232,7 @@ def test_a_deleted_budget_is_gone_everywhere(books: Books) -> None:
 def test_a_secret_stays_with_its_webhook_and_not_with_another(books: Books, key: PlatformKey) -> None:
     first, secret = books.put_with_secret(webhook="https://a.example/x")
     assert secret is not None
-    assert key.open(first.sealed_secret or "") == secret
+    assert key.webhooks.open(first.sealed_secret or "") == secret
     kept, none = books.put_with_secret("12", webhook="https://a.example/x")
     assert (kept.sealed_secret, none) == (first.sealed_secret, None)
     _, other = books.put_with_secret(webhook="https://b.example/x")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pilotlight.controller.compatibility import MAX_TOLD, breaks
-from pilotlight.controller.schema_gaps import TooMuch, gaps
+from pilotlight.controller.schema_gaps import MAX_STEPS, Steps, TooMuch, gaps
 from pilotlight.spec import FunctionSpec, from_json
 from tests.functions.controller.parts import spec
 
@@ -199,3 +199,40 @@ def test_nothing_is_called_compatible_that_refuses_a_value_which_was_accepted(
 def test_a_schema_is_compatible_with_itself(schema: Any, named: Any) -> None:
     one = rooted(schema, named)
     assert list(gaps(one, {**rooted(schema, named), "title": "the same"})) == []
+
+
+WIDE = {"type": "integer", "properties": {f"{n:x}": STRING for n in range(2_400)}}
+"""Takes some milliseconds to compile."""
+
+
+def test_a_schema_that_many_values_are_tried_on_is_compiled_once() -> None:
+    steps = Steps()
+    assert list(gaps(arguments(a={"enum": list(range(400))}), arguments(a=WIDE), steps=steps)) == []
+    with pytest.raises(TooMuch):
+        steps.take(MAX_STEPS - 2_500)
+    assert list(gaps(arguments(a={"enum": list(range(10))}), arguments(a=WIDE), steps=Steps(4_000))) == []
+
+
+@pytest.mark.parametrize(
+    "sub,sup",
+    [
+        ({"enum": list(range(12_000))}, WIDE),
+        ({"anyOf": [{"const": n} for n in range(5_000)]}, {"allOf": [WIDE]}),
+        ({"enum": ["a" * n for n in range(1, 200)]}, {"type": "string", "pattern": "^(?=(a+)+$)"}),
+        ({"enum": list(range(5_000))}, {"anyOf": [{"const": n} for n in range(5_000)]}),
+        ({"anyOf": [{}] * 5_000, "required": [f"{n:x}" for n in range(5_000)]}, {"required": [f"x{n:x}" for n in range(5_000)]}),
+    ],
+    ids=["values of a list", "values of a union", "backtracking", "alternatives", "properties"],
+)
+def test_values_cost_steps_as_nodes_do(sub: Any, sup: Any) -> None:
+    with pytest.raises(TooMuch):
+        list(gaps(sub, sup))
+
+
+def test_methods_of_one_function_share_the_steps() -> None:
+    narrow = arguments(a={"enum": list(range(6_000))})
+    old, new = (
+        from_json(FunctionSpec, spec(methods=[{"name": f"m{n}", "schema": schema} for n in range(20)]))
+        for schema in (narrow, arguments(a=INTEGER))
+    )
+    assert any("too large to be compared" in text for text in breaks(old, new))

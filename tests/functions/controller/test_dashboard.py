@@ -15,7 +15,6 @@ import sqlalchemy as sa
 
 from pilotlight.controller import sessions
 from pilotlight.controller.dashboard import assets, drawing, live, words
-from pilotlight.controller.sessions import Ended
 from pilotlight.errors import Forbidden, TooManyRequests
 from tests.functions.controller.conftest import Controller, _transport
 from tests.functions.controller.parts import instance, spec, usage
@@ -221,23 +220,58 @@ async def test_a_session_that_was_signed_out_of_is_over_though_the_cookie_was_ke
     assert (first.status_code, second.status_code, events.content) == (200, 303, live.OVER)
 
 
-def test_sessions_that_ended_are_forgotten_with_their_time_and_never_too_many() -> None:
-    ended = Ended()
-    ended.add("old", until=10.0, now=0.0)
-    ended.add("new", until=30.0, now=20.0)
-    assert ("old" in ended, "new" in ended) == (False, True)
-    for n in range(sessions.MAX_ENDED + 5):
-        ended.until[f"s{n}"] = 99.0
-    ended.add("last", until=99.0, now=20.0)
-    assert len(ended.until) == sessions.MAX_ENDED
-    assert "last" in ended
+async def test_a_sign_out_outlives_the_controller(controller: Controller) -> None:
+    session = await sign_in(controller, controller.key)
+    kept = {"cookie": f"{session['cookie']}; {sessions.FORM_COOKIE}=x"}
+    assert (await controller.client(None).post("/dashboard/logout", data={"form": "x"}, headers=kept)).status_code == 303
+    async with httpx.AsyncClient(transport=_transport(controller.context), base_url="http://controller") as after_restart:
+        assert (await after_restart.get("/dashboard/calls", headers=kept)).status_code == 303
+
+
+async def test_sign_outs_are_forgotten_with_their_sessions_time(controller: Controller) -> None:
+    with controller.context.store.write() as write:
+        sessions.end(write, session="old", key="k-1", until=10.0)
+        sessions.end(write, session="new", key="k-1", until=30.0)
+        sessions.purge(write, now=20.0)
+        assert sessions.ended(write.sql, ["old", "new"]) == {"new"}
+
+
+async def test_many_sign_outs_of_one_key_do_not_make_those_of_others_forgotten(controller: Controller) -> None:
+    with controller.context.store.write() as write:
+        sessions.end(write, session="of-another", key="k-2", until=5.0)
+        for n in range(sessions.MAX_ENDED + 5):
+            sessions.end(write, session=f"s-{n}", key="k-1", until=100.0 + n)
+        assert sessions.ended(write.sql, ["of-another", "s-0", "s-4", "s-5"]) == {"of-another", "s-5"}
+
+
+async def test_over_https_cookies_carry_the_secure_prefix_and_all_flags(controller: Controller) -> None:
+    async with httpx.AsyncClient(transport=_transport(controller.context), base_url="http://controller") as client:
+        client.headers["x-forwarded-proto"] = "https"
+        form = await client.get("/dashboard/login")
+        (token,) = re.findall(r'name="form" value="([^"]+)"', form.text)
+        cookie = form.headers["set-cookie"].partition(";")[0]
+        answer = await client.post("/dashboard/login", data={"key": controller.key, "form": token}, headers={"cookie": cookie})
+        given = answer.headers.get_list("set-cookie")
+        assert {one.partition("=")[0] for one in given} == {f"__Secure-{sessions.COOKIE}", f"__Secure-{sessions.FORM_COOKIE}"}
+        for one in given:
+            flags = {flag.strip().lower() for flag in one.split(";")[1:]}
+            assert {"secure", "httponly", "samesite=strict", "path=/dashboard"} <= flags
+            assert not any(flag.startswith("domain") for flag in flags)
+        (session,) = (one.partition(";")[0] for one in given if sessions.COOKIE in one)
+        assert (await client.get("/dashboard/calls", headers={"cookie": session})).status_code == 200
+        without_prefix = session.removeprefix("__Secure-")
+        assert (await client.get("/dashboard/calls", headers={"cookie": without_prefix})).status_code == 303, "set without TLS"
+        out = await client.post("/dashboard/logout", data={"form": "x"}, headers={"cookie": f"__Secure-{sessions.FORM_COOKIE}=x"})
+        (gone,) = out.headers.get_list("set-cookie")
+        assert gone.startswith(f'__Secure-{sessions.COOKIE}=""')
+        assert "secure" in gone.lower().split("; "), "a browser ignores the removal without it"
 
 
 @pytest.mark.parametrize("sealed", ["", "made-up", "gAAAAABnonsense"])
 async def test_what_we_did_not_seal_is_no_session(controller: Controller, sealed: str) -> None:
     answer = await controller.client(None).get("/dashboard/calls", headers={"cookie": f"{sessions.COOKIE}={sealed}"})
     assert answer.headers["location"] == "/dashboard/login"
-    other = controller.context.key.seal('{"key": "k-1"}')
+    other = controller.context.key.sessions.seal('{"key": "k-1"}')
     answer = await controller.client(None).get("/dashboard/calls", headers={"cookie": f"{sessions.COOKIE}={other}"})
     assert answer.headers["location"] == "/dashboard/login"
 
@@ -305,7 +339,7 @@ def viewer(name: str = "s-1", key: str = "k-1", until: float = 2e9) -> live.View
 
 
 async def test_everybody_who_looks_at_a_place_shares_one_question(controller: Controller, statements: list[str]) -> None:
-    hub, place = live.Hub(controller.context, Ended()), (await controller.tenant(), "main", "USD")
+    hub, place = live.Hub(controller.context), (await controller.tenant(), "main", "USD")
     key = (await controller.http.get("/v1/whoami")).json()["key"]
     viewers = [viewer(f"s-{n}", key) for n in range(5)]
     statements.clear()
@@ -323,10 +357,10 @@ async def test_everybody_who_looks_at_a_place_shares_one_question(controller: Co
 
 
 async def test_a_stream_ends_with_its_session_and_the_others_go_on(controller: Controller) -> None:
-    ended = Ended()
-    hub, place = live.Hub(controller.context, ended), (await controller.tenant(), "main", "USD")
+    hub, place = live.Hub(controller.context), (await controller.tenant(), "main", "USD")
     key = (await controller.http.get("/v1/whoami")).json()["key"]
-    ended.add("out", until=2e9, now=controller.clock.now)
+    with controller.context.store.write() as write:
+        sessions.end(write, session="out", key=key, until=2e9)
     good, out, late, gone = viewer("good", key), viewer("out", key), viewer("late", key, controller.clock.now), viewer("gone", "k-revoked")
     for one in (good, out, late, gone):
         hub.join(place, one)
@@ -338,7 +372,7 @@ async def test_a_stream_ends_with_its_session_and_the_others_go_on(controller: C
 
 
 async def test_one_tenants_pages_leave_streams_for_others(controller: Controller) -> None:
-    hub = live.Hub(controller.context, Ended())
+    hub = live.Hub(controller.context)
     mine = [viewer(f"s-{n}") for n in range(live.MAX_PER_TENANT)]
     for one in mine:
         hub.join(("t-1", "main", "USD"), one)
@@ -352,7 +386,7 @@ async def test_one_tenants_pages_leave_streams_for_others(controller: Controller
 
 
 async def test_a_controller_that_stops_ends_its_streams(controller: Controller) -> None:
-    hub, place = live.Hub(controller.context, Ended()), (await controller.tenant(), "main", "USD")
+    hub, place = live.Hub(controller.context), (await controller.tenant(), "main", "USD")
     one = viewer(key=(await controller.http.get("/v1/whoami")).json()["key"])
     hub.join(place, one)
     await one.news.wait()
@@ -393,7 +427,7 @@ async def test_a_key_of_one_environment_sees_that_one_and_nothing_of_the_whole_t
 
 
 async def test_a_ledger_that_fails_for_a_moment_does_not_end_the_streams(controller: Controller, caplog: pytest.LogCaptureFixture) -> None:
-    hub, place = live.Hub(controller.context, Ended()), (await controller.tenant(), "main", "USD")
+    hub, place = live.Hub(controller.context), (await controller.tenant(), "main", "USD")
     one = viewer(key=(await controller.http.get("/v1/whoami")).json()["key"])
     with controller.context.store.write() as write:
         write.sql.exec_driver_sql("ALTER TABLE usage_hours RENAME TO away")

@@ -31,6 +31,7 @@ from tests.fakes.authority import Authority, settings_of
 from tests.fakes.plain_http import NO_TLS
 from tests.fakes.ports import free_port
 from weight_cache.addresses import Address, Credentials
+from weight_cache.metrics_server import MetricsAddress
 from weight_cache.settings import SettingsInvalid
 
 ROOT = Path(__file__).parents[3]
@@ -68,7 +69,9 @@ class Site:
         os.close(reading)
 
     def probe(self, path: str) -> tuple[int, str]:
-        answer = httpx.get(f"http://127.0.0.1:{self.metrics}{path}", verify=NO_TLS, timeout=PATIENCE_S)
+        token = self.home / "metrics.token"
+        headers = {"authorization": f"Bearer {token.read_text().strip()}"} if path == "/metrics" else {}
+        answer = httpx.get(f"http://127.0.0.1:{self.metrics}{path}", headers=headers, verify=NO_TLS, timeout=PATIENCE_S)
         return answer.status_code, answer.text
 
     def wait_for(self, path: str, status: int) -> str:
@@ -142,7 +145,7 @@ def test_a_second_controller_stands_by_until_it_is_told_to_stop(site: Site) -> N
 async def test_who_stands_by_takes_over_when_the_other_is_gone(tmp_path: Path) -> None:
     first, second = (ControllerLock(tmp_path / "lock") for _ in range(2))
     first.take()
-    waiting = at_work(second, waits=True, metrics=Metrics(), listen=None)
+    waiting = at_work(second, waits=True, metrics=Metrics(), address=MetricsAddress(socket_path=None))
     entering = asyncio.create_task(waiting.__aenter__())
     await asyncio.sleep(0)
     assert not second.is_held()
@@ -155,7 +158,7 @@ async def test_who_stands_by_takes_over_when_the_other_is_gone(tmp_path: Path) -
 
 async def test_without_standing_by_the_second_gives_up(tmp_path: Path) -> None:
     with ControllerLock(tmp_path / "lock"), pytest.raises(AlreadyRunning):
-        async with at_work(ControllerLock(tmp_path / "lock"), waits=False, metrics=Metrics(), listen=None):
+        async with at_work(ControllerLock(tmp_path / "lock"), waits=False, metrics=Metrics(), address=MetricsAddress(socket_path=None)):
             pass
 
 
@@ -205,12 +208,8 @@ async def test_a_loop_that_ended_is_no_health() -> None:
 
     broken, over = asyncio.create_task(breaks(), name="planner"), asyncio.create_task(asyncio.sleep(0, None), name="cluster")
     await asyncio.wait([broken, over])
-    answer = await Probes(tasks=[broken, over]).answer(b"GET /healthz HTTP/1.1\r\n\r\n")
-    assert answer is not None
-    assert answer.startswith(b"HTTP/1.1 503")
-    assert b"broken: planner\n" in answer
-    assert await Probes().answer(b"GET /metrics HTTP/1.1\r\n\r\n") is None
-    assert await Probes().answer(b"\r\n\r\n") is None
+    assert await Probes(tasks=[broken, over]).answer("/healthz") == (503, "broken: planner")
+    assert await Probes().answer("/metrics") is None
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:8710", "10.0.0.1:1", "[::]:1", "controller:1"])

@@ -31,6 +31,17 @@ async def function_id(controller: Controller, tmp_path: Path) -> str:
         return str(sql.execute(sa.select(table.c.id).where(table.c.name == "assistant")).scalar_one())
 
 
+async def test_an_engine_environment_that_is_a_path_is_refused(controller: Controller, tmp_path: Path) -> None:
+    manifest = await upload(controller.http, tmp_path / "model")
+    weights = [{"name": name, "manifest": manifest} for name in ("tiny", "poet-weights")]
+    for name in ("..", "../../etc", "/etc", ""):
+        engine = {**ENGINE, "environment": name}
+        body = spec("assistant", kind="engine", module="", qualname="", engine=engine, weights=weights)
+        answer = await controller.http.post("/v1/apps/llm/deploy", json={"functions": [body]})
+        assert answer.status_code == 400, answer.text
+        assert f"engine environment {name!r}: use 1 to 63 letters" in answer.json()["detail"]
+
+
 def see(controller: Controller, function_id: str, tenant: str, **counts: Any) -> None:
     minute = int(controller.clock.now // 60) - 1
     one = Observation(tenant=tenant, function_id=function_id, revision="v1", minute=minute, **counts)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+from snapshotter.grants import KEY_LABEL, Grants
+from snapshotter.types import LaunchSpec
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import spec
 
@@ -35,3 +37,13 @@ async def test_closing_releases_every_follower(controller: Controller) -> None:
     await asyncio.sleep(0.02)
     controller.context.bell.close()
     assert (await asyncio.wait_for(waiting, 5))["changes"] == []
+
+
+async def test_launch_documents_carry_the_seal_that_the_node_agent_asks_for(controller: Controller) -> None:
+    await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec()]})
+    page = await controller.feed()
+    value = next(change["value"] for change in page["changes"] if change["kind"] == "function")  # type: ignore[attr-defined]
+    launches = [LaunchSpec.from_json(document["launch"]) for document in value["revisions"].values()]
+    grants = Grants(controller.context.key.derived(KEY_LABEL))
+    assert launches
+    assert all(grants.holds(launch) for launch in launches)

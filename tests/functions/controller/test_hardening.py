@@ -17,6 +17,7 @@ from pilotlight.controller.plans import Terms
 from pilotlight.controller.store import Store
 from pilotlight.controller.webhooks import Message, Sender
 from pilotlight.pricing import PriceSettings
+from pilotlight.protocol import HEADER_PLATFORM_TOKEN
 from pilotlight.quotas import BUILT_IN
 from pilotlight.seal import PlatformKey
 from tests.functions.controller.conftest import Controller
@@ -197,6 +198,31 @@ async def test_a_body_without_end_is_not_kept_in_memory(controller: Controller, 
         answer = await stranger.post(path, content=_endless(seen), headers={"content-type": kind})
     assert answer.status_code in (400, 401, 403, 413), answer.text
     assert sum(seen) < application.MAX_BODY_BYTES + (2 << 20)
+
+
+@pytest.mark.parametrize(
+    "path,scope,status,most",
+    [
+        ("/v1/keys", None, 401, application.MAX_UNKNOWN_BYTES),
+        ("/v1/apps/a/deploy", "invoke", 413, application.MAX_SMALL_BYTES),
+        ("/v1/apps/a/deploy", "read-billing", 413, application.MAX_SMALL_BYTES),
+        ("/v1/apps/a/deploy", "deploy", 413, application.MAX_BODY_BYTES),
+        ("/internal/calls", None, 413, application.MAX_UNKNOWN_BYTES),
+        ("/internal/usage", "platform", 413, application.MAX_BODY_BYTES),
+    ],
+)
+async def test_who_asks_is_known_before_a_large_body_is_read(
+    controller: Controller, path: str, scope: str | None, status: int, most: int
+) -> None:
+    seen: list[int] = []
+    is_key = scope not in (None, "platform")
+    headers = {"content-type": "application/json"}
+    if scope == "platform":
+        headers[HEADER_PLATFORM_TOKEN] = controller.context.key.token
+    async with controller.client(await controller.new_key(scope=scope) if is_key else None) as caller:
+        answer = await caller.post(path, content=_endless(seen), headers=headers)
+    refused(answer, status)
+    assert sum(seen) <= most + (2 << 20)
 
 
 async def test_a_hop_that_a_caller_makes_up_does_not_hide_the_one_that_the_activator_saw(controller: Controller) -> None:

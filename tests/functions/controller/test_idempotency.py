@@ -44,7 +44,7 @@ async def test_the_answer_is_kept_sealed_because_a_key_is_in_it(controller: Cont
     secret = (await make_key(controller)).json()["secret"]
     (row,) = rows(controller)
     assert secret not in str(row)
-    kept = json.loads(controller.context.key.open(row.answer))
+    kept = json.loads(controller.context.key.answers.open(row.answer))
     assert secret in base64.b64decode(kept["body"]).decode()
 
 

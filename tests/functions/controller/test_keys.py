@@ -380,3 +380,80 @@ async def test_ten_thousand_keys_are_listed_bounded_fed_and_found(controller: Co
             with pytest.raises(Unauthenticated):
                 access.authenticate(sql, authorization="Bearer pl_none", environment=None, now=clock.now)
     assert time.monotonic() - began < 30, "thousands of looks take a second; a scan of all keys for each would take minutes"
+
+
+async def own_id(controller: Controller) -> str:
+    return str((await controller.http.get("/v1/whoami")).json()["key"])
+
+
+async def test_the_last_admin_key_of_a_tenant_is_not_revoked_by_mistake(controller: Controller) -> None:
+    await controller.new_key(scope="deploy")
+    await controller.new_key(scope="admin", environment="main")  # it cannot do what this one can
+    last = await own_id(controller)
+    answer = await controller.http.delete(f"/v1/keys/{last}")
+    assert answer.status_code == 409
+    assert "last admin key" in answer.text
+    assert "--force" in answer.text
+    assert (await controller.http.get("/v1/whoami")).status_code == 200
+
+    assert (await controller.http.delete(f"/v1/keys/{last}", params={"force": "true"})).status_code == 204
+    assert (await controller.http.get("/v1/whoami")).status_code == 401
+
+
+async def test_an_admin_key_goes_without_force_where_another_is_in_force(controller: Controller) -> None:
+    await controller.new_key(scope="admin")
+    assert (await controller.http.delete(f"/v1/keys/{await own_id(controller)}")).status_code == 204
+
+
+@pytest.mark.parametrize("how", ["expired", "revoked", "of another tenant"])
+async def test_an_admin_key_that_is_not_in_force_here_does_not_count(controller: Controller, how: str) -> None:
+    last = await own_id(controller)
+    if how == "of another tenant":
+        await controller.other_tenant()
+    else:
+        made = (await controller.http.post("/v1/keys", json={"scope": "admin", "expires_in_s": 60})).json()
+        if how == "expired":
+            controller.clock.now += 61
+        else:
+            assert (await controller.http.delete(f"/v1/keys/{made['id']}")).status_code == 204
+    assert (await controller.http.delete(f"/v1/keys/{last}")).status_code == 409
+
+
+async def test_the_last_admin_key_does_not_end_by_a_change_either(controller: Controller) -> None:
+    first = await own_id(controller)
+
+    async def end(key: str, in_s: float | None, **params: str) -> int:
+        return (await controller.http.patch(f"/v1/keys/{key}", json={"expires_in_s": in_s}, params=params)).status_code
+
+    answer = await controller.http.patch(f"/v1/keys/{first}", json={"expires_in_s": 1})
+    assert "last admin key" in refused(answer, 409)
+    assert (await controller.http.get(f"/v1/keys/{first}")).json()["expires_at"] is None
+    assert (await controller.http.patch(f"/v1/keys/{first}", json={"quotas": {"requests_per_s": 5}})).status_code == 200
+    second = (await controller.http.post("/v1/keys", json={"scope": "admin"})).json()["id"]
+    assert await end(second, 60) == 200, "the first stays"
+    assert await end(first, 30) == 409, "the second ends soon"
+    assert await end(second, 90) == 200, "later is no end"
+    assert await end(first, 30, force="true") == 200
+    assert await end(second, 40) == 409, "of those that end it is the last"
+    assert await end(first, 20) == 200
+    assert await end(second, None) == 200
+
+
+async def test_the_last_admin_key_is_rotated_without_force(controller: Controller) -> None:
+    assert (await controller.http.post(f"/v1/keys/{await own_id(controller)}:rotate", json={})).status_code == 201
+
+
+@pytest.mark.parametrize(
+    "name,status",
+    [("other/small", 403), ("small", 200), ("search/small", 200)],
+)
+@pytest.mark.parametrize("kind", ["fallback", "variants"])
+async def test_a_key_of_an_app_declares_only_fallbacks_of_that_app(controller: Controller, name: str, status: int, kind: str) -> None:
+    bound = controller.client(await controller.new_key(scope="deploy", app="search"))
+    rung = {"kind": "function", "function": name} if kind == "fallback" else {"function": name}
+    body = {"functions": [{**spec(), kind: [rung]}, spec("small")]}
+
+    answer = await bound.post("/v1/apps/search/deploy", json=body)
+
+    assert answer.status_code == status, answer.text
+    assert (await controller.http.post("/v1/apps/search/deploy", json=body)).status_code == 200

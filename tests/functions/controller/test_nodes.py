@@ -48,12 +48,12 @@ async def test_nobody_but_our_own_processes_reports_and_tenants_see_no_nodes(con
 
 async def test_agents_with_a_key_of_their_own_report_with_it_and_can_do_nothing_else(controller: Controller) -> None:
     own = PlatformKey(Fernet.generate_key())
-    assert await post(controller, node_report().to_json(), token=own.token) == 403
+    assert await post(controller, node_report().to_json(), token=own.node_token) == 403
     knowing = replace(controller, context=replace(controller.context, node_key=own))
-    assert await post(knowing, node_report().to_json(), token=own.token) == 204
+    assert await post(knowing, node_report().to_json(), token=own.node_token) == 204
     assert await post(knowing, node_report().to_json()) == 204
     async with knowing.client(None) as http:
-        assert (await http.get(FEED_PATH, headers={HEADER_PLATFORM_TOKEN: own.token})).status_code == 403
+        assert (await http.get(FEED_PATH, headers={HEADER_PLATFORM_TOKEN: own.node_token})).status_code == 403
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,20 @@ async def staged(controller: Controller, *specs: dict[str, Any], **terms: Any) -
     return author
 
 
+@pytest.mark.parametrize("how", ["promote", "deploy a version"])
+async def test_a_key_of_an_app_lets_nothing_serve_that_falls_back_to_another_app(controller: Controller, how: str) -> None:
+    rung = {"kind": "function", "function": "other/small"}
+    await staged(controller, {**spec(), "fallback": [rung]})
+    bound = controller.client(await controller.new_key(scope="deploy", app="search"))
+    if how == "promote":
+        answer = await bound.post("/v1/apps/search:promote", json=BETWEEN)
+    else:
+        headers = {"pilotlight-environment": "staging"}
+        answer = await bound.post("/v1/deployments", json={"modelId": "search/hello", "version": "stable"}, headers=headers)
+    assert refused(answer, 403), answer.text
+    assert (await controller.http.post("/v1/apps/search:promote", json=BETWEEN)).status_code == 200
+
+
 async def manifest(controller: Controller, revision: str = "stable") -> dict[str, Any]:
     return dict((await controller.http.get(f"/v1/apps/search/functions/hello/revisions/{revision}")).json())
 

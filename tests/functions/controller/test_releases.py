@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
 import pytest
 
+from pilotlight.controller import compatibility, guards
+from pilotlight.controller.store import Write
+from pilotlight.errors import Incompatible
 from pilotlight.protocol import PROBLEM_BASE
+from pilotlight.spec import FunctionSpec, from_json
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec
 
@@ -65,6 +70,50 @@ async def test_a_schema_that_breaks_callers_is_refused_unless_said_otherwise(con
     assert await serving(controller) == [("v1", 100)]
     assert (await controller.http.get(f"{HELLO}/revisions")).json()["revisions"][0]["ordinal"] == 1, "nothing is left of it"
     assert (await deployed(controller, narrower, allow_breaking=True))["stage"] == "live"
+
+
+async def test_schemas_are_compared_while_others_may_write(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare, store = compatibility.breaks, controller.context.store
+    compared: list[str] = []
+
+    def watched(old: FunctionSpec, new: FunctionSpec) -> list[str]:
+        with store.write():  # waits for ever in a transaction of this thread's own
+            compared.append(new.description)
+        return compare(old, new)
+
+    monkeypatch.setattr(compatibility, "breaks", watched)
+    async with asyncio.timeout(20):
+        first = await deployed(controller, numbered(1))
+        await deployed(controller, numbered(2))
+        aside = await deployed(controller, numbered(3), no_traffic=True)
+        answer = await controller.http.patch(TRAFFIC, json={"weights": {first["revision"]: 50, aside["revision"]: 50}})
+        assert answer.status_code == 200, answer.text
+        await deployed(controller, numbered(4), no_traffic=True)
+        answer = await controller.http.post(f"{HELLO}:promote", json={"revision": "v4"})
+        assert answer.status_code == 200, answer.text
+    assert compared == ["number 2", "number 3", "number 4"]
+
+
+async def test_what_serves_is_read_again_after_a_comparison(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = from_json(FunctionSpec, numbered(1, methods=takes(a={"type": "integer"})))
+    second = from_json(FunctionSpec, numbered(2, methods=takes(a={"type": "number"})))
+    third = from_json(FunctionSpec, numbered(3, methods=takes(a={"type": "integer"})))
+    store, serving_now, tries = controller.context.store, [first], 0
+    compare = compatibility.breaks
+
+    def overtaken(old: FunctionSpec, new: FunctionSpec) -> list[str]:
+        serving_now[0] = second
+        return compare(old, new)
+
+    def make(write: Write) -> None:
+        nonlocal tries
+        tries += 1
+        guards.demand_compatible(serving_now[0], third, serving="v")
+
+    monkeypatch.setattr(compatibility, "breaks", overtaken)
+    with pytest.raises(Incompatible):
+        guards.change(store, make)
+    assert tries == 3
 
 
 async def test_an_offline_evaluation_that_does_not_reach_its_gates_is_refused(controller: Controller) -> None:

@@ -8,6 +8,9 @@ import pytest
 
 from pilotlight.controller import schemas
 from pilotlight.errors import InvalidInput
+from tests.fakes.schema_server import serve_schemas
+from tests.functions.controller.conftest import Controller
+from tests.functions.controller.parts import spec
 
 
 def chain(length: int, copies: int) -> dict[str, Any]:
@@ -50,3 +53,15 @@ def test_what_is_small_or_refers_to_itself_is_accepted(schema: dict[str, Any]) -
 def test_a_reference_to_elsewhere_is_refused(reference: str) -> None:
     with pytest.raises(InvalidInput, match="outside the schema"):
         schemas.check({"properties": {"a": {"$ref": reference}}}, "w")
+
+
+@pytest.mark.parametrize("part", ["schema", "returns"])
+async def test_a_deploy_whose_schema_names_a_draft_elsewhere_is_refused_and_nothing_is_fetched(controller: Controller, part: str) -> None:
+    with serve_schemas() as server:
+        method = {"name": "", part: {"type": "object", "properties": {"a": {"$schema": f"{server.url}/x"}}}}
+
+        answer = await controller.http.post("/v1/apps/shop/deploy", json={"functions": [spec("hello", methods=[method])]})
+
+        assert server.requests == []
+        assert answer.status_code == 400
+        assert f"$schema '{server.url}/x' is not supported" in answer.json()["detail"]

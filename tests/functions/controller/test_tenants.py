@@ -14,7 +14,7 @@ from pilotlight.controller.store import Store
 from pilotlight.errors import InvalidInput
 from pilotlight.quotas import BUILT_IN, Plan
 from tests.functions.controller.conftest import Controller
-from tests.functions.controller.parts import instance, refused, spec, usage
+from tests.functions.controller.parts import BUNDLE, instance, refused, spec, usage
 from weight_cache.settings import SettingsInvalid
 
 
@@ -172,8 +172,16 @@ async def test_a_tenant_sees_what_it_uses(controller: Controller) -> None:
     recent = [usage(f"req-{n}/1", tenant=tenant, started_at=controller.clock.now - n, tokens_in=7).to_json() for n in range(90)]
     await controller.internal("/internal/usage", {"activator": "a", "records": recent})
     assert (await controller.http.get("/v1/tenant")).json()["use"] == {
-        "instances": 2, "gpus": 2, "requests_per_s": 1.0, "tokens_per_min": 420,
-    }  # fmt: skip
+        "instances": 2,
+        "gpus": 2,
+        "requests_per_s": 1.0,
+        "tokens_per_min": 420,
+        "stored_bytes": len(BUNDLE),
+        "pinned_bytes": 0,
+        "builds_at_once": 0,
+        "functions": 1,
+        "result_bytes": 0,
+    }
 
 
 @pytest.mark.parametrize(

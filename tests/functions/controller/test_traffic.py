@@ -16,7 +16,7 @@ from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import FunctionRoute
 from pilotlight.traffic import Shadow, TrafficDocument
 from tests.functions.controller.conftest import Controller
-from tests.functions.controller.parts import spec
+from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, spec
 
 
 async def deployed(controller: Controller, count: int = 2) -> list[str]:
@@ -158,6 +158,7 @@ async def test_a_function_that_was_removed_has_no_traffic_and_comes_back_without
     assert (await controller.http.delete("/v1/apps/search")).status_code == 204
     with controller.context.store.write() as write, pytest.raises(NotFound):
         traffic.change(write, where, "hello", weighed({second: 100}), action="traffic.set")
+    await controller.http.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=BUNDLE)
     await deployed(controller, 1)
     with controller.context.store.read() as sql:
         document = publishing.document(sql, where.function_id("hello"))

@@ -310,7 +310,7 @@ async def test_deleting_frees_the_node_unless_it_is_in_use_or_pinned(controller:
     await controller.http.delete("/v1/apps/search")
     assert (await controller.http.delete("/v1/weights/minilm")).status_code == 204
     assert controller.cache.here == set()
-    assert (await controller.http.get(f"/v1/blobs/{manifest}")).status_code == 200, "revisions refer to it"
+    assert (await controller.http.get(f"/v1/blobs/{manifest}")).status_code == 404, "the app that referred to it is deleted, too"
 
 
 async def test_one_of_two_names_goes_though_the_model_is_in_use_and_the_node_keeps_it(controller: Controller, manifest: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from pilotlight.spec import FunctionKind
 from snapshotter.types import WeightsMount
 from tests.fakes.fake_shim import function_spec
-from tests.fakes.launched_pod import BUNDLE, Pod, pod
+from tests.fakes.launched_pod import BUNDLE, IN_SIGHT, Pod, pod
 from tests.fakes.pod_agent import FakePodAgent
 
 CODE = {
@@ -280,12 +279,9 @@ def test_as_the_containers_first_process_it_reaps_what_others_leave() -> None:
             assert _zombies_below(made.process.pid) == []
 
 
-AS_A_CONTAINER = """
-prefix=$1 work=$2; shift 2
-mount --bind "$prefix" /mnt
-mount -t tmpfs -o mode=755 none /root
-mkdir -p "$prefix"
-mount --move /mnt "$prefix"
+AS_A_CONTAINER = f"""
+work=$1; shift
+{IN_SIGHT}
 mount --bind "$work" "$work"
 mount -o remount,bind,ro /
 exec setpriv --reuid=21234 --regid=21234 --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all "$@"
@@ -296,7 +292,7 @@ exec setpriv --reuid=21234 --regid=21234 --clear-groups --no-new-privs --inh-cap
 def test_a_tenants_uid_and_one_directory_to_write_to_are_enough() -> None:
     """The root filesystem is read-only, and the interpreter, which may lie in root's home here, is in sight."""
     with pod(CODE, function_spec(qualname="where")) as made, FakePodAgent(made.node) as agent:
-        made.wrapper = ["unshare", "--mount", "sh", "-ec", AS_A_CONTAINER, "sh", sys.base_prefix, str(made.work)]
+        made.wrapper = ["unshare", "--mount", "sh", "-ec", AS_A_CONTAINER, "sh", str(made.work)]
         made.root.chmod(0o755)
         os.chown(made.work, 21234, 21234)
         made.begin()

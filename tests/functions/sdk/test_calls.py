@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import pilotlight
-from pilotlight.errors import DeadlineExceeded, InvalidInput, NotFound, Unauthenticated, Unavailable
+from pilotlight.errors import DeadlineExceeded, FunctionRaised, InvalidInput, NotFound, Unauthenticated, Unavailable
 from pilotlight.sdk import session
 from tests.fakes.fake_platform import SHARING_TENANT, FakePlatform
 from tests.functions.sdk.conftest import Write
@@ -309,6 +309,50 @@ def test_another_tenants_function_is_called_by_that_tenants_name(shop: ModuleTyp
     assert platform.asked[-1] == f"POST /t/{SHARING_TENANT}/v1/functions/shop/double:invoke"
     assert theirs.spawn(5).get() == 10
     assert list(pilotlight.Function.from_name("shop", "count", tenant=SHARING_TENANT).remote_gen(2)) == [0, 1]
+
+
+def test_another_tenants_function_is_called_with_json_and_raises_what_json_tells(shop: ModuleType, platform: FakePlatform) -> None:
+    double = pilotlight.Function.from_name("shop", "double", tenant=SHARING_TENANT)
+    assert (double.remote(n=4, plus=1), double.remote(4, 1)) == (9, 9)
+    with pytest.raises(InvalidInput, match="write all of them by name, or all by position"):
+        double.remote(4, plus=1)
+    for value in ({1, 2}, object(), float("nan"), b"x"):
+        with pytest.raises(InvalidInput, match=r"argument 'plus' of type \w+ is no JSON value"):
+            double.remote(n=4, plus=value)
+        with pytest.raises(InvalidInput, match=r"argument '#2' of type \w+ is no JSON value"):
+            double.remote(4, value)
+
+    buy = pilotlight.Function.from_name("shop", "buy", tenant=SHARING_TENANT)
+    with pytest.raises(FunctionRaised, match="OutOfStock: tea"):
+        buy.remote("tea")
+    with pytest.raises(FunctionRaised, match="OutOfStock: tea"):
+        buy.spawn("tea").get()
+
+
+def test_a_stream_of_another_tenants_is_lines_and_ends_with_what_was_raised(shop: ModuleType) -> None:
+    count = pilotlight.Function.from_name("shop", "count", tenant=SHARING_TENANT)
+    assert list(count.spawn(2).stream()) == [0, 1]
+    items = count.remote_gen(3)
+    assert [next(items) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(FunctionRaised, match="after three"):
+        next(items)
+    with pytest.raises(InvalidInput, match="one value"):
+        list(pilotlight.Function.from_name("shop", "double", tenant=SHARING_TENANT).remote_gen(2))
+
+
+async def test_a_stream_of_another_tenants_is_read_the_same_by_an_event_loop(shop: ModuleType) -> None:
+    count = pilotlight.Function.from_name("shop", "count", tenant=SHARING_TENANT)
+    assert [item async for item in count.remote_gen.aio(2)] == [0, 1]
+    assert await (await count.spawn.aio(2)).get.aio() == [0, 1]
+    await _close_loop()
+
+
+def test_a_call_of_another_tenants_function_opens_no_pickle_wherever_its_handle_goes(shop: ModuleType) -> None:
+    call = pilotlight.Function.from_name("shop", "double", tenant=SHARING_TENANT).spawn(1)
+    again = pickle.loads(pickle.dumps(call))
+
+    assert (again.id, again._pickles, again.get()) == (call.id, False, 2)
+    assert pickle.loads(pickle.dumps(pilotlight.Function.from_name("shop", "double").spawn(1)))._pickles
 
 
 def test_a_class_of_another_tenant_keeps_its_owner_through_a_pickle(shop: ModuleType) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pilotlight.errors import ClientClosedRequest, DeadlineExceeded, FunctionRaised, PilotlightError, Unavailable
-from pilotlight.protocol import PROBLEM_BASE, CallRecord
-from pilotlight.sdk.answers import value_of_record
+from pilotlight.client import Answer
+from pilotlight.errors import ClientClosedRequest, DeadlineExceeded, FunctionRaised, PilotlightError, RemoteError, Unavailable
+from pilotlight.protocol import CONTENT_PICKLE, PROBLEM_BASE, CallRecord
+from pilotlight.sdk.answers import LineReader, call_headers, opens_pickles, reader_of, value_of, value_of_record
 from pilotlight.sdk.events import CallItems, EventReader, ServerEvent
 from pilotlight.sdk.pickling import dumps
 from pilotlight.sdk.resumed import MAX_BREAKS, broken_streams
+from tests.fakes.marking_pickle import MarkingPickle
 
 STREAM = (
     b": waiting\n\nevent: state\ndata: {}\n\nid: 1-1\ndata: 1\n\nid: 1-2\r\ndata: a\r\ndata: b\r\n\r\nevent: end\ndata:{}\n\ndata: half"
@@ -125,3 +128,59 @@ def test_the_result_of_a_generator_that_raised_raises() -> None:
         value_of_record(finished("application/vnd.pilotlight.pickle-stream", raised, **failed))
     with pytest.raises(FunctionRaised, match="no"):
         value_of_record(finished("application/x-ndjson", b"1\n" + json.dumps(PROBLEM).encode() + b"\n", **failed))
+
+
+# -- pickles that the call did not ask for -----------------------------------------------------------------------------
+@pytest.fixture(name="marking")
+def _marking(tmp_path: Path) -> MarkingPickle:
+    return MarkingPickle(tmp_path / "opened")
+
+
+@pytest.mark.parametrize("status, outcome", [(200, "ok"), (500, "raised"), (200, "raised"), (500, "ok")])
+@pytest.mark.parametrize("content_type", [CONTENT_PICKLE, f"{CONTENT_PICKLE}; a=b"])
+def test_an_answer_is_not_unpickled_where_a_pickle_was_not_asked_for(
+    marking: MarkingPickle, status: int, outcome: str, content_type: str
+) -> None:
+    headers = {"content-type": content_type, "pilotlight-outcome": outcome}
+    with pytest.raises(PilotlightError):
+        value_of(status, headers, marking.body, pickles=False)
+    with pytest.raises(PilotlightError):
+        Answer(status=status, headers=headers, body=marking.body).value()
+    assert not marking.was_opened
+
+
+@pytest.mark.parametrize("content_type", [CONTENT_PICKLE, f"{CONTENT_PICKLE}-stream"])
+@pytest.mark.parametrize("state", ["SUCCEEDED", "FAILED"])
+def test_neither_is_a_submitted_calls_result(marking: MarkingPickle, content_type: str, state: str) -> None:
+    body = len(marking.body).to_bytes(4, "big") + marking.body if content_type.endswith("stream") else marking.body
+    record = finished(content_type, body, state=state)
+    with pytest.raises(PilotlightError):
+        value_of_record(record, pickles=False)
+
+    data = base64.b64encode(marking.body).decode()
+    streams = [[event(data, "pickle")], [event(data, "exception"), end("error")], [event(json.dumps(record.to_json()), "result")]]
+    for events in streams:
+        items = CallItems("req-1", pickles=False)
+        with pytest.raises(PilotlightError):
+            _ = [item for one in events for item in items.of(one)]
+    with pytest.raises(PilotlightError):
+        reader_of(content_type, pickles=False)
+    assert not marking.was_opened
+
+
+def test_only_a_pickle_to_a_function_of_ones_own_is_answered_with_one() -> None:
+    assert opens_pickles(call_headers(streams=False), "")
+    assert not opens_pickles(call_headers(streams=False), "acme")
+    assert not opens_pickles(call_headers(streams=False, pickles=False), "")
+    assert not opens_pickles({"accept": CONTENT_PICKLE}, "")
+
+
+def test_lines_are_read_in_whatever_pieces_they_come() -> None:
+    reader = LineReader()
+    assert [item for piece in (b'1\n{"a"', b": 2}", b'\n\n"x"\n[') for item in reader.feed(piece)] == [1, {"a": 2}, "x"]
+    with pytest.raises(RemoteError, match="in the middle of an item"):
+        reader.close()
+    assert list(reader.feed(b"]\n")) == [[]]
+    reader.close()
+    with pytest.raises(PilotlightError):
+        list(reader.feed(json.dumps(PROBLEM).encode() + b"\n"))

@@ -60,6 +60,8 @@ def test_a_copied_file_lands_in_its_targets_directory_and_a_directory_at_its_tar
         (lambda: Image.python("2.7"), "python version '2.7'"),
         (lambda: Image.python("3.11").pip_install("--pre"), "extra_options="),
         (lambda: Image.python("3.11").apt_install("a b"), "not the name of a Debian package"),
+        (lambda: Image.python("3.11").apt_install("criu-"), "not the name of a Debian package"),
+        (lambda: Image.python("3.11").apt_install("ffmpeg=7:5.1"), "not the name of a Debian package"),
         (lambda: Image.python("3.11").copy("x", "/etc/x"), "relative"),
         (lambda: Image.python("3.11").copy("x", "../x"), "relative"),
         (

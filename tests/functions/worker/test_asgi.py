@@ -115,7 +115,7 @@ def test_websockets_pass_through(instance: FakeInstance) -> None:
 
 def test_lifespan_runs_once_around_the_instances_life(shim: FakeShim) -> None:
     instance = shim.start("i-life")
-    pid = next(m["pid"] for m in shim._backlog if m["event"] == "forked" and m["instance"] == "i-life")
+    pid = shim.wait_event("forked", instance="i-life")["pid"]
     assert read_until(instance.stdout, b"startup\n") == b"built\nstartup\n"
     os.kill(pid, signal.SIGTERM)
     assert shim.wait_event("exited", instance="i-life")["status"] == 0
@@ -124,7 +124,7 @@ def test_lifespan_runs_once_around_the_instances_life(shim: FakeShim) -> None:
 
 def test_an_open_websocket_is_closed_by_the_drain(shim: FakeShim) -> None:
     instance = shim.start("i-drain")
-    pid = next(m["pid"] for m in shim._backlog if m["event"] == "forked" and m["instance"] == "i-drain")
+    pid = shim.wait_event("forked", instance="i-drain")["pid"]
     with websockets.sync.client.unix_connect(instance.path, "ws://worker/asgi/chat") as socket:
         socket.send("hello")
         socket.recv()

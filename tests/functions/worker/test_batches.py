@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from pilotlight.policies import BatchPolicy
-from pilotlight.protocol import CONTENT_PICKLE, HEADER_BATCH, HEADER_CALL, HEADER_DEADLINE, HEADER_PRIORITY, HEADER_SPANS
+from pilotlight.protocol import HEADER_BATCH, HEADER_CALL, HEADER_DEADLINE, HEADER_PRIORITY, HEADER_SPANS
 from pilotlight.spec import FunctionKind, MethodSpec
-from tests.fakes.fake_shim import FakeInstance, FakeShim, function_spec, read_until, wait_for_running
+from tests.fakes.fake_shim import PICKLED, FakeInstance, FakeShim, function_spec, read_until, wait_for_running
 from tests.fakes.plain_http import NO_TLS
 
 CODE = """
@@ -118,7 +118,7 @@ async def test_single_calls_in_one_body_over_lists_and_single_answers(client: ht
 
 async def test_the_sdk_gets_values_and_errors_of_its_own_kind(client: httpx.AsyncClient) -> None:
     async def call(*args: object) -> object:
-        answer = await client.post("/invoke/double", content=cloudpickle.dumps((args, {})), headers={"content-type": CONTENT_PICKLE})
+        answer = await client.post("/invoke/double", content=cloudpickle.dumps((args, {})), headers=PICKLED)
         return pickle.loads(answer.content)
 
     first, *_, last = await asyncio.gather(call(1), call(2), call(3), call(-4))

@@ -7,15 +7,17 @@ import json
 import os
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 
 import cloudpickle  # type: ignore[import-untyped]  # ships none
 import httpx
 import pytest
 
 from pilotlight.errors import RemoteError
-from pilotlight.protocol import CONTENT_PICKLE, HEADER_CALL, HEADER_DEADLINE, HEADER_OUTCOME
+from pilotlight.protocol import CONTENT_PICKLE, HEADER_CALL, HEADER_DEADLINE, HEADER_OUTCOME, HEADER_TRUSTED_PICKLE
 from pilotlight.spec import FunctionKind, MethodSpec
-from tests.fakes.fake_shim import FakeInstance, FakeShim, function_spec, read_until, wait_for_running
+from tests.fakes.fake_shim import PICKLED, FakeInstance, FakeShim, function_spec, read_until, wait_for_running
+from tests.fakes.marking_pickle import MarkingPickle
 from tests.fakes.plain_http import NO_TLS
 
 CODE = '''
@@ -150,7 +152,46 @@ def connect_async(instance: FakeInstance) -> httpx.AsyncClient:
 
 
 def call_pickled(client: httpx.Client, method: str, *args: object, **kwargs: object) -> httpx.Response:
-    return client.post(f"/invoke/{method}", content=cloudpickle.dumps((args, kwargs)), headers={"content-type": CONTENT_PICKLE})
+    return client.post(f"/invoke/{method}", content=cloudpickle.dumps((args, kwargs)), headers=PICKLED)
+
+
+# -- pickles that the activator did not check -------------------------------------------------------------------------------
+SPELLINGS = [
+    CONTENT_PICKLE,
+    CONTENT_PICKLE.upper(),
+    f"{CONTENT_PICKLE}; charset=utf-8",
+    f"{CONTENT_PICKLE} ;v=1",
+]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("headers", [{}, {HEADER_TRUSTED_PICKLE: "0"}, {HEADER_TRUSTED_PICKLE: ""}, {"pilotlight-trusted": "1"}])
+def test_a_pickle_without_the_activators_header_is_refused_unopened(
+    client: httpx.Client, tmp_path: Path, spelling: str, headers: dict[str, str]
+) -> None:
+    marking = MarkingPickle(tmp_path / "opened")
+    response = client.post("/invoke/add", content=marking.body, headers={**headers, "content-type": spelling, HEADER_CALL: "req-1"})
+
+    assert (response.status_code, response.headers[HEADER_OUTCOME]) == (415, "invalid")
+    assert {"type": "https://pilotlight.dev/problems/unsupported-media-type", "instance": "req-1"}.items() <= response.json().items()
+    assert not marking.was_opened
+    assert client.post("/invoke/add", json=[1]).json() == 3, "the next request on this connection is read whole"
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_pickle_with_the_activators_header_is_opened(client: httpx.Client, tmp_path: Path, spelling: str) -> None:
+    marking = MarkingPickle(tmp_path / "opened")
+    response = client.post("/invoke/add", content=marking.body, headers={**PICKLED, "content-type": spelling})
+
+    assert (pickle.loads(response.content), marking.was_opened) == (3, True)
+
+
+@pytest.mark.parametrize("kind", [f"{CONTENT_PICKLE}-stream", f"{CONTENT_PICKLE}x", "application/json", "text/plain", ""])
+def test_a_body_of_another_type_is_json_with_the_header_too(client: httpx.Client, tmp_path: Path, kind: str) -> None:
+    marking = MarkingPickle(tmp_path / "opened")
+    response = client.post("/invoke/add", content=marking.body, headers={**PICKLED, "content-type": kind})
+
+    assert (response.status_code, response.headers[HEADER_OUTCOME], marking.was_opened) == (400, "invalid", False)
 
 
 @pytest.mark.parametrize("method", ["add", "async_add"])
@@ -254,7 +295,7 @@ def test_pickled_calls_that_do_not_fit_are_refused_as_a_problem(client: httpx.Cl
     response = call_pickled(client, "add", z=1)
     assert (response.status_code, response.headers[HEADER_OUTCOME]) == (400, "invalid")
 
-    response = client.post("/invoke/add", content=b"not a pickle", headers={"content-type": CONTENT_PICKLE})
+    response = client.post("/invoke/add", content=b"not a pickle", headers=PICKLED)
     assert response.status_code == 400
     assert "cannot be unpickled" in response.json()["detail"]
 

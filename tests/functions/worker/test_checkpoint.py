@@ -69,6 +69,7 @@ def links(pid: int) -> dict[int, str]:
     return found
 
 
+@pytest.mark.root  # /proc of a Template and of what is dumped is closed to their own user
 def test_a_pristine_fork_holds_its_listener_and_nothing_else() -> None:
     with FreezingShim({"app.py": SERVICE}, service()) as shim:
         shim.start("i-1")  # so that there is a pidfd of a sibling to let go of
@@ -168,6 +169,7 @@ THREADED = """
 """
 
 
+@pytest.mark.root  # as above
 def test_a_worker_with_threads_and_processes_is_checkpointed_in_place() -> None:
     with FreezingShim({"app.py": THREADED}, function_spec()) as shim:
         assert shim.wait_event("snapshot_point")["threads"] == ["work"]

@@ -67,6 +67,7 @@ def test_tensors_in_a_pool_are_named_as_what_stands_in_the_way(file: Path) -> No
         assert shim.checkpoint().said["obstacles"] == [one]
 
 
+@pytest.mark.root  # /proc of a Template is closed to its own user
 def test_a_pool_that_nobody_uses_is_unmapped_in_what_is_dumped_and_only_there(file: Path) -> None:
     code = service(
         "self.pool = pilotlight.weights.pool(64 * 1024**2)",

@@ -13,9 +13,9 @@ import cloudpickle  # type: ignore[import-untyped]  # ships none
 import httpx
 import pytest
 
-from pilotlight.protocol import CONTENT_PICKLE, CONTENT_PICKLE_STREAM, HEADER_DEADLINE, HEADER_FINISH, HEADER_OUTCOME
+from pilotlight.protocol import CONTENT_PICKLE_STREAM, HEADER_DEADLINE, HEADER_FINISH, HEADER_OUTCOME
 from pilotlight.spec import FunctionKind, MethodSpec
-from tests.fakes.fake_shim import FakeInstance, FakeShim, function_spec, read_until, wait_for_running
+from tests.fakes.fake_shim import PICKLED, FakeInstance, FakeShim, function_spec, read_until, wait_for_running
 from tests.fakes.plain_http import NO_TLS
 
 CODE = """
@@ -135,7 +135,7 @@ def test_an_item_that_json_cannot_carry_ends_the_stream(client: httpx.Client) ->
 @pytest.mark.parametrize("method", ["count", "async_count"])
 def test_the_sdk_gets_a_stream_of_pickles(client: httpx.Client, method: str) -> None:
     body = cloudpickle.dumps(((3,), {"fail_at": 2}))
-    response = client.post(f"/invoke/{method}", content=body, headers={"content-type": CONTENT_PICKLE})
+    response = client.post(f"/invoke/{method}", content=body, headers=PICKLED)
 
     assert response.headers["content-type"] == CONTENT_PICKLE_STREAM
     items, data = [], response.content
@@ -186,9 +186,10 @@ def test_a_stream_past_its_deadline_ends_with_an_error_event(client: httpx.Clien
     assert "deadline-exceeded" in text
 
 
-def trailers_of(instance: FakeInstance, method: str, body: bytes, content_type: str) -> dict[str, str]:
+def trailers_of(instance: FakeInstance, method: str, body: bytes, headers: dict[str, str]) -> dict[str, str]:
     """What stands behind the last chunk of a stream."""
-    head = f"POST /invoke/{method} HTTP/1.1\r\nhost: w\r\ncontent-type: {content_type}\r\ncontent-length: {len(body)}\r\n\r\n"
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"POST /invoke/{method} HTTP/1.1\r\nhost: w\r\n{lines}content-length: {len(body)}\r\n\r\n"
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(30)
         connection.connect(instance.path)
@@ -206,5 +207,5 @@ def test_a_stream_says_behind_its_last_byte_how_it_ended(instance: FakeInstance,
     body = json.dumps({"n": 2, "fail_at": fail_at}).encode()
     pickled = cloudpickle.dumps(((2, fail_at), {}))
 
-    assert trailers_of(instance, method, body, "application/json")[HEADER_FINISH] == finish
-    assert trailers_of(instance, method, pickled, CONTENT_PICKLE)[HEADER_FINISH] == finish
+    assert trailers_of(instance, method, body, {"content-type": "application/json"})[HEADER_FINISH] == finish
+    assert trailers_of(instance, method, pickled, PICKLED)[HEADER_FINISH] == finish

@@ -146,6 +146,7 @@ def memory_of(pid: int) -> bytes:
     return found
 
 
+@pytest.mark.root  # /proc of a Template is closed to its own user
 def test_nothing_of_an_environment_stays_in_the_template() -> None:
     secret = "planted-4b8e"
     code = "import os\ndef f(name): return os.environ[name]\nKNOWN = 'kept' + str(len('12'))"
@@ -179,6 +180,16 @@ def test_when_the_shim_dies_template_and_instances_end(op: str) -> None:
         shim.hang_up()
         assert shim.wait_exit() == 0
         assert read_until(instance.stdout, b"never") == b""  # the end of the pipe: nobody holds it any more
+
+
+def test_a_shim_that_dies_before_it_is_told_of_a_fork_ends_the_template_cleanly() -> None:
+    with FakeShim({"app.py": "def f(): return 1"}, function_spec()) as shim:
+        shim.wait_event("snapshot_point")
+        os.kill(shim.pid, signal.SIGSTOP)
+        shim.order("fork", "i-1")
+        shim.hang_up()
+        os.kill(shim.pid, signal.SIGCONT)
+        assert shim.wait_exit() == 0, shim.worker_output()
 
 
 def test_sigterm_refuses_new_connections_and_lets_running_calls_finish() -> None:
@@ -503,3 +514,31 @@ def test_an_assigned_asgi_application_is_built_after_the_assignment() -> None:
         instance = shim.assign(shim.park(), "i-1", {"NAME": "Ada"})
         with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30) as client:
             assert client.get("/asgi/").text == "Ada"
+
+
+REACH = """
+import ctypes, os, struct
+
+ctypes.CDLL(None).capset(struct.pack("Ii", 0x20080522, 0), bytes(24))  # as a tenant's worker: no CAP_SYS_PTRACE, whoever runs the test
+
+def reach(pid: int):
+    if pid == 0:
+        return os.getpid()
+    try:
+        with open(f"/proc/{pid}/mem", "r+b"):
+            return "open"
+    except PermissionError:
+        return "refused"
+"""
+
+
+def test_a_call_opens_the_memory_of_an_instance_but_of_no_template_and_no_parked_fork() -> None:
+    with FakeShim({"app.py": REACH}, function_spec(qualname="reach")) as shim:
+        first, second = shim.start("i-1"), shim.start("i-2")
+        other = call(second, "", {"pid": 0})
+        assert call(first, "", {"pid": other}) == "open"
+        assert call(first, "", {"pid": shim.pid}) == "refused"
+        parked = shim.park()
+        assert call(first, "", {"pid": parked.pid}) == "refused"
+        assigned = shim.assign(parked, "i-3")
+        assert call(first, "", {"pid": call(assigned, "", {"pid": 0})}) == "open"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from snapshotter.criu import messages
-from snapshotter.criu.errors import CriuUnavailable
+from snapshotter.criu import logs, messages
+from snapshotter.criu.errors import CriuReason, CriuUnavailable
 from snapshotter.criu.self_test import RETRY_S, SelfTest, self_test
 from tests.fakes import fake_criu
 
@@ -90,3 +91,25 @@ async def test_broken_cache_is_no_answer(tmp_path: Path, criu_proof: SelfTest) -
     kept = next(tmp_path.glob("*.json"))
     kept.write_text(kept.read_text()[:40])
     assert (await self_test(cache=tmp_path, environ=os.environ, now=NOW + 1)).at == NOW + 1
+
+
+@pytest.mark.root
+async def test_kept_answer_names_the_binary_where_it_is_now(tmp_path: Path, criu_proof: SelfTest) -> None:
+    """The same bytes at another place: the place of the first proof may not exist any more."""
+    await self_test(cache=tmp_path / "cache", environ=os.environ, now=NOW)
+    assert criu_proof.binary is not None
+    assert criu_proof.descriptor_set is not None
+    moved = Path(shutil.copy2(criu_proof.binary, tmp_path / "criu"))
+    environ = {"PATH": str(tmp_path), messages.DESCRIPTOR_VARIABLE: str(criu_proof.descriptor_set)}
+    again = await self_test(cache=tmp_path / "cache", environ=environ, now=NOW + 1)
+    assert again.at == NOW, "the kept answer"
+    assert again.binary == moved
+
+
+@pytest.mark.parametrize("option", [16, 34])
+def test_kernel_whose_tcp_sockets_it_does_not_know_is_named(option: int) -> None:
+    log = f"(00.030751) Error (criu/sockets.c:628): sockets: Can't get 1:{option} opt: Operation not supported\n"
+    log += "(00.030775) Error (criu/cr-dump.c:1681): Dump files (pid: 1001) failed with -1\n"
+    cause = logs.cause_of(log.encode())
+    assert cause.reason is CriuReason.KERNEL
+    assert "scripts/install-criu" in cause.message

@@ -157,7 +157,7 @@ async def test_a_controller_that_refuses_or_is_away_is_told_again(short_tmp: Pat
 def test_the_token_is_the_platforms_own(tmp_path: Path) -> None:
     key = PlatformKey.load_or_create(tmp_path / "platform.key")
 
-    assert platform_token(tmp_path / "platform.key") == key.token
+    assert platform_token(tmp_path / "platform.key") == key.node_token
     with pytest.raises(SettingsInvalid, match=r"platform\.key_file"):
         platform_token(tmp_path / "missing")
 

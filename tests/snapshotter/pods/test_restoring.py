@@ -27,20 +27,16 @@ from tests.fakes.agent_home import AgentHome
 from tests.fakes.bundle import pack
 from tests.fakes.fake_shim import function_spec
 from tests.fakes.gpu_memory import FakeGpuMemory
-from tests.fakes.launched_pod import Pod, pod
+from tests.fakes.launched_pod import IN_SIGHT, Pod, pod
 from tests.fakes.pod_weights import FakePodWeights
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("criu"), pytest.mark.timeout(120)]
 
 PATIENCE_S = 30.0
 UID = 20001
-AS_A_POD = """
-prefix=$1; shift
+AS_A_POD = f"""
 ip link set lo up
-mount --bind "$prefix" /mnt
-mount -t tmpfs -o mode=755 none /root
-mkdir -p "$prefix"
-mount --move /mnt "$prefix"
+{IN_SIGHT}
 mount -t tmpfs none /usr/local/sbin
 exec setpriv --reuid=20001 --regid=20001 --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all "$@"
 """
@@ -66,7 +62,7 @@ async def serving(home: AgentHome, agent: Agent) -> AsyncIterator[Tenants]:
 
 @pytest.fixture
 def stand_in(home: AgentHome) -> Iterator[Pod]:
-    wrapper = ["unshare", *NAMESPACES, "sh", "-ec", AS_A_POD, "sh", sys.base_prefix]
+    wrapper = ["unshare", *NAMESPACES, "sh", "-ec", AS_A_POD, "sh"]
     with pod({}, function_spec(), wrapper=wrapper, node=home.paths.home.parent / "tenants" / "t-1") as made:
         made.root.chmod(0o755)
         os.chown(made.work, UID, UID)

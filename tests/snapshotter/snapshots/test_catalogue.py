@@ -19,6 +19,7 @@ from snapshotter.snapshots.mapped import Binds, record
 from snapshotter.types import SnapshotState
 from tests.snapshotter.snapshots import shapes
 from tests.snapshotter.snapshots.shapes import KEY, NO_BINDS, identity, publish, ready
+from weight_cache.disk import DiskFloor
 
 
 @contextlib.asynccontextmanager
@@ -232,6 +233,24 @@ async def test_what_never_fits_is_refused_and_evicts_nothing(tmp_path: Path) -> 
         await publish(catalogue, images={"pages-1.img": b"x" * 30_000}, identity=identity(revision="big"))
     assert [s.id for s in catalogue] == [kept.id]
     assert not list(catalogue.directory.glob(".tmp-*"))
+    await catalogue.aclose()
+
+
+async def test_below_the_floor_the_least_recently_used_go_and_then_nothing_is_kept(tmp_path: Path) -> None:
+    free = 1_000_000
+    floor = DiskFloor(tmp_path, 500_000, free=lambda _: free)
+    catalogue = Catalogue(tmp_path / "s", key=KEY, max_bytes=10_000_000, floor=floor)
+    old = await ready(catalogue, identity=identity(revision="fn@old"), now=1.0)
+    used = await ready(catalogue, identity=identity(revision="fn@used"), now=2.0)
+    with catalogue.lease(used.id):
+        free = 100_000
+        with pytest.raises(NoRoom, match="disk_floor_bytes"):
+            await publish(catalogue, identity=identity(revision="fn@new"))
+        assert [s.id for s in catalogue] == [used.id], "what serves stays"
+    assert old.id not in {s.id for s in catalogue}
+    assert not list(catalogue.directory.glob(".tmp-*"))
+    free = 1_000_000
+    await publish(catalogue, identity=identity(revision="fn@new"))
     await catalogue.aclose()
 
 

@@ -44,7 +44,9 @@ async def finished() -> None:
 async def test_all_of_it_is_brought(image: Path) -> None:
     ahead = ReadAhead([image])
     await finished()
-    assert resident(image) == SIZE
+    async with asyncio.timeout(20):  # the last pages may still be on their way from a busy disk
+        while resident(image) < SIZE:
+            await asyncio.sleep(0.01)
     took_ms = ahead.ms()
     assert ahead.ms() == took_ms  # it is over
 

@@ -56,7 +56,7 @@ async def there(tmp_path: Path, store: ObjectStore) -> AsyncIterator[Remote]:
 async def test_another_node_fetches_what_was_pushed(here: Remote, there: Remote) -> None:
     snapshot = await ready(here._catalogue)
     pushed = await here.push(snapshot)
-    assert pushed.sent == pushed.reused + pushed.sent > 3
+    assert pushed.sent > 3  # of two equal chunks the second may find the first
     assert here._catalogue.get(snapshot.id).remote
     found = await there.fetch(identity())
     assert found is not None

@@ -107,3 +107,22 @@ async def test_a_kill_in_the_middle_of_a_put_leaves_the_old_object(store: Direct
     assert done.returncode == -9
     assert await store.get("k", max_bytes=3) == b"old"
     assert await store.keys("") == ["k"]
+
+
+async def test_what_is_no_file_of_the_store_is_not_read(store: DirectoryStore, tmp_path: Path) -> None:
+    """Who writes there may have fewer rights than who reads."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/secret").write_text("root's own")
+    await store.put("aa/real", b"bytes")
+    root = store.local_path("aa/real").parents[1]
+    (root / "aa/link").symlink_to(tmp_path / "elsewhere/secret")
+    (root / "bb").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(root / "aa/pipe")
+    for key in ("aa/link", "bb/secret", "aa/pipe"):
+        for work in (store.get(key, max_bytes=99), store.read(key, offset_bytes=0, length_bytes=9), store.info(key)):
+            with pytest.raises(ObjectStoreError, match="cannot be"):
+                await work
+        with pytest.raises(ObjectStoreError):
+            await store.fetch(key, tmp_path / "copy")
+        assert not (tmp_path / "copy").exists()
+    assert await store.get("aa/real", max_bytes=99) == b"bytes"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.ports import free_port
+from tests.fakes.trees import remove_tree
 from weight_cache.client import WeightCacheClient
 from weight_cache.manifest import CHUNK_BYTES, build_manifest
 from weight_cache.peers import wire
@@ -77,7 +77,7 @@ async def folder() -> AsyncIterator[Path]:
     """Short: Unix sockets allow 107 bytes."""
     made = Path(tempfile.mkdtemp(prefix="pl"))
     yield made
-    shutil.rmtree(made)
+    remove_tree(made)
 
 
 def upload(blobs: Path, model: Path, content: bytes) -> str:

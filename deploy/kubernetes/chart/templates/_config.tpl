@@ -8,11 +8,17 @@
     "run" "/run/pilotlight/sockets"
     "fleet" "knative"
     "key_file" "/etc/pilotlight/secrets/platform.key"
+    "activator_key_file" "/etc/pilotlight/secrets/activator.key"
+    "metrics_token_file" "/etc/pilotlight/secrets/metrics.token"
     "controller_url" (printf "https://%s-controller.%s.svc:8711" $name $ns)
     "tls_cert" "/etc/pilotlight/tls/tls.crt"
     "tls_key" "/etc/pilotlight/tls/tls.key"
     "tls_ca" "/etc/pilotlight/tls/ca.crt" -}}
-{{- $cluster := dict "namespace" $ns "node_path" (printf "%s/node" .Values.node.hostPath) -}}
+{{- $cluster := dict
+    "namespace" $ns
+    "controller_account" (printf "%s-controller" $name)
+    "activator_account" (printf "%s-activator" $name)
+    "node_path" (printf "%s/node" .Values.node.hostPath) -}}
 {{- $controller := dict
     "listen" "0.0.0.0:8711"
     "metrics_listen" "0.0.0.0:8702"

@@ -33,6 +33,16 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ include "pilotlight.fullname" .root }}-{{ .component }}
 {{- end -}}
 
+{{- /* the ClusterRole of what a component may do in a tenant's namespace (pilotlight/cluster/rights.py, tenant_role) */ -}}
+{{- define "pilotlight.tenantRole" -}}
+{{ printf "%s:%s:tenant" .root.Release.Namespace (include "pilotlight.object" .) }}
+{{- end -}}
+
+{{- /* as the API server names the user that a component's service account is */ -}}
+{{- define "pilotlight.user" -}}
+{{ printf "system:serviceaccount:%s:%s" .root.Release.Namespace (include "pilotlight.object" .) }}
+{{- end -}}
+
 {{- define "pilotlight.tlsSecret" -}}
 {{- if eq .root.Values.tls.mode "secrets" -}}
 {{- required (printf "tls.secrets.%s: name the secret with tls.crt, tls.key and ca.crt (tls.mode is secrets)" .component) (get .root.Values.tls.secrets .component) -}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from pilotlight.cluster.changes import Object
 from pilotlight.cluster.deeds import Deed
 from pilotlight.cluster.errors import BadCredentials, ClusterError, ClusterUnreachable
 from pilotlight.cluster.kinds import Kind
-from pilotlight.cluster.rights import ROLES, Right, Role
+from pilotlight.cluster.rights import Right, Role, rights_of
 
 T = TypeVar("T")
 CONFIGS = ("config-features", "config-autoscaler", "config-defaults", "config-deployment", "config-gc")
@@ -119,9 +119,9 @@ async def gather(cluster: Cluster, *, role: Role) -> Facts:
             pods = tasks.create_task(listed("agent_pods", kinds.POD, platform, AGENT_SELECTOR))
             namespace = tasks.create_task(read("namespace", cluster.get(kinds.NAMESPACE, platform), None))
             tenants = tasks.create_task(listed("tenants", kinds.NAMESPACE, None, ours))
-            lacking = tasks.create_task(read("lacking", _lacking(cluster, role, platform=platform, knative=knative), {}))
     except ExceptionGroup as group:  # they all fail for the same reason
         raise group.exceptions[0] from group
+    lacking = await read("lacking", _lacking(cluster, role, tenants.result()), {})
     return Facts(
         host=cluster.host,
         version=version,
@@ -137,7 +137,7 @@ async def gather(cluster: Cluster, *, role: Role) -> Facts:
         namespace=namespace.result(),
         tenants=tenants.result(),
         role=role,
-        lacking=lacking.result(),
+        lacking=lacking,
         troubles=reading.troubles,
     )
 
@@ -147,15 +147,20 @@ async def _config(cluster: Cluster, namespace: str) -> Mapping[str, Mapping[str,
     return {name: dict(one.get("data") or {}) if one is not None else None for name, one in zip(CONFIGS, found, strict=True)}
 
 
-async def _lacking(cluster: Cluster, role: Role, *, platform: str, knative: str) -> Mapping[Right, tuple[str, ...]]:
-    rights = list(ROLES[role])
-    if role == "activator" and cluster.settings.autoscaler == "pilotlight":  # one of them is the autoscaler
-        rights += ROLES["autoscaler"]
-    asked: list[tuple[Right, Deed]] = [(right, deed) for right in rights for deed in right.deeds(platform=platform, knative=knative)]
+async def _lacking(cluster: Cluster, role: Role, tenants: Iterable[Object]) -> Mapping[Right, tuple[str, ...]]:
+    """Rights in tenants' namespaces are asked about in the first that is not being deleted; without one they are not asked about."""
+    settings = cluster.settings
+    staying = sorted(str(one["metadata"]["name"]) for one in tenants if not one["metadata"].get("deletionTimestamp"))
+    tenant = staying[0] if staying else None
+    asked: list[tuple[Right, Deed]] = [
+        (right, deed)
+        for right in rights_of(role, settings)
+        for deed in right.deeds(platform=settings.namespace, knative=settings.knative_namespace, tenant=tenant)
+    ]
     allowed = await asyncio.gather(*(cluster.may(deed) for _, deed in asked))
     lacking: dict[Right, tuple[str, ...]] = {}
     for (right, deed), may in zip(asked, allowed, strict=True):
-        if not may:
+        if not may and deed.verb not in lacking.get(right, ()):
             lacking[right] = (*lacking.get(right, ()), deed.verb)
     return lacking
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pilotlight.cluster import names
 from pilotlight.cluster.changes import Object
 from pilotlight.cluster.doctor.facts import AGENT_SELECTOR, Facts
 from pilotlight.cluster.doctor.findings import BROKEN, NOTE, OK, Finding
 from pilotlight.cluster.doctor.gpus import gpu_nodes
-from pilotlight.cluster.rights import Right, Role
+from pilotlight.cluster.rights import Right, Role, rights_of, tenant_role
 from pilotlight.cluster.settings import ClusterSettings
 
-ACCOUNTS: dict[Role, str] = {
-    "controller": "pilotlight-controller",
-    "activator": "pilotlight-activator",
-    "autoscaler": "pilotlight-activator",
-}
-"""Service accounts of the chart (release `pilotlight`); an operator has none of ours."""
 _COMPONENT = "app.kubernetes.io/component"
 
 
@@ -99,24 +94,35 @@ def _rights(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
         yield Finding(what=what, state=NOTE, detail=f"not looked at: {facts.troubles['lacking']}")
         return
     if not facts.lacking:
-        yield Finding(what=what, state=OK, detail="complete")
+        asks_tenants = any(right.scope == "tenant" for right in rights_of(facts.role, settings))
+        detail = "complete, but for those in tenants' namespaces: none was seen" if asks_tenants and not facts.tenants else "complete"
+        yield Finding(what=what, state=OK, detail=detail)
     for index, (right, verbs) in enumerate(facts.lacking.items()):
         resource = f"{right.resource}.{right.kind.group}" if right.kind.group and not right.subresource else right.resource
         detail = f"may not {', '.join(verbs)} {resource}: {right.why}"
         state = NOTE if facts.role == "operator" else BROKEN
+        way_out = "The chart makes the ClusterRole, the controller the RoleBinding." if right.scope == "tenant" else ""
         commands = _grant(facts.role, right, verbs, settings, index=index)
-        yield Finding(what=what, state=state, detail=detail, commands=commands)
+        yield Finding(what=what, state=state, detail=detail, way_out=way_out, commands=commands)
+
+
+def _account(role: Role, settings: ClusterSettings) -> str | None:
+    """The service account of a role; an operator has none of ours."""
+    return {"controller": settings.controller_account, "operator": None}.get(role, settings.activator_account)
 
 
 def _grant(role: Role, right: Right, verbs: tuple[str, ...], settings: ClusterSettings, *, index: int) -> tuple[str, str]:
-    """Commands that grant verbs, in the scope that the right has."""
+    """Commands that grant verbs, in the scope that the right has; of a tenant's namespace, those that show what should grant them."""
     name = f"pilotlight-{role}-{right.kind.plural}-{index}"
-    account = ACCOUNTS.get(role)
+    account = _account(role, settings)
+    if right.scope == "tenant" and account is not None:
+        bound = f"kubectl get rolebindings -A -l {names.MANAGED_BY}={names.manager_of(settings)}"
+        return f"kubectl get clusterrole {tenant_role(settings, account)} -o yaml", bound
     to = f"--serviceaccount={settings.namespace}:{account}" if account else "--user=YOU"
     group = f".{right.kind.group}" if right.kind.group else ""
     resource = f"{right.kind.plural}{group}" + (f"/{right.subresource}" if right.subresource else "")
-    what = f"--verb={','.join(verbs)} --resource={resource}"
-    if right.scope == "all":
+    what = f"--verb={','.join(verbs)} --resource={resource}" + "".join(f" --resource-name={one}" for one in right.names)
+    if right.scope in ("all", "tenant"):
         return f"kubectl create clusterrole {name} {what}", f"kubectl create clusterrolebinding {name} --clusterrole={name} {to}"
     where = settings.namespace if right.scope == "platform" else settings.knative_namespace
     return f"kubectl create role {name} -n {where} {what}", f"kubectl create rolebinding {name} -n {where} --role={name} {to}"

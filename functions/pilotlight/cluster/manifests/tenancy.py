@@ -14,6 +14,7 @@ from typing import Any
 from pilotlight.cluster import kinds, names
 from pilotlight.cluster.manifests import network
 from pilotlight.cluster.manifests.marks import Manifest, manifest, ours
+from pilotlight.cluster.rights import tenant_role
 from pilotlight.cluster.settings import ClusterSettings
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import TenantRecord
@@ -23,6 +24,8 @@ from snapshotter.grants import Grants
 RUNNER = "pilotlight-runner"
 """The service account of function pods: it may do nothing, and no pod gets its token."""
 QUOTA = LIMITS = "pilotlight"
+CONTROLLER_BINDING = "pilotlight-controller"
+ACTIVATOR_BINDING = "pilotlight-activator"
 PODS_PER_INSTANCE = 2
 """A pod that ends counts until it is gone, and a new revision comes up beside the old one: the exact bound is the activators'."""
 _SECURITY = "pod-security.kubernetes.io"
@@ -79,6 +82,7 @@ def namespace_manifests(tenancy: Tenancy) -> list[Manifest]:
     """The namespace and what is in it besides functions, in the order in which it is applied."""
     return [
         _namespace(tenancy),
+        *_role_bindings(tenancy),
         _service_account(tenancy),
         *network.policies(tenancy.namespace, labels=tenancy.labels, settings=tenancy.settings),
         _limits(tenancy),
@@ -98,6 +102,23 @@ def _namespace(tenancy: Tenancy) -> Manifest:
         labels={**tenancy.labels, **standards},
         annotations={names.PATH: tenancy.path, names.MADE_FOR: _WHY},
     )
+
+
+def _role_bindings(tenancy: Tenancy) -> list[Manifest]:
+    """What controller and activators may write in this namespace; the controller's own first, as it writes what follows."""
+    settings = tenancy.settings
+    bound = ((CONTROLLER_BINDING, settings.controller_account), (ACTIVATOR_BINDING, settings.activator_account))
+    return [
+        manifest(
+            kinds.ROLE_BINDING,
+            name,
+            namespace=tenancy.namespace,
+            labels=tenancy.labels,
+            roleRef={"apiGroup": kinds.CLUSTER_ROLE.group, "kind": kinds.CLUSTER_ROLE.kind, "name": tenant_role(settings, account)},
+            subjects=[{"kind": kinds.SERVICE_ACCOUNT.kind, "name": account, "namespace": settings.namespace}],
+        )
+        for name, account in bound
+    ]
 
 
 def _service_account(tenancy: Tenancy) -> Manifest:

@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from functools import partial
 from typing import Annotated, Any
 
 import anyio.to_thread
 import sqlalchemy as sa
 from fastapi import APIRouter, Path, Query, Response
+from pydantic import Field
 
-from pilotlight.controller import garbage, holdings, publishing, references, registry, tenants, weights
+from pilotlight.controller import garbage, guards, holdings, publishing, references, registry, tenants, weights
 from pilotlight.controller import history as histories
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api import models
-from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, place
+from pilotlight.controller.api.models import Body
+from pilotlight.controller.context import ROOM, Context, Ctx, Deployer, RequestId, place
 from pilotlight.controller.releases import Terms
 from pilotlight.controller.revisions import Told
 from pilotlight.controller.rollouts import plan
+from pilotlight.controller.store import Write
+from pilotlight.controller.stored import accounting, deletion, pruning
 from pilotlight.errors import InvalidInput
 from pilotlight.spec import to_json
 from pilotlight.types import Scope
+from snapshotter.errors import SnapshotterError
 
 router = APIRouter(prefix="/v1/apps", tags=["apps"])
 AppName = Annotated[str, Path(max_length=63)]
 
 
-@router.post("/{app}/deploy")
+class PruneRequest(Body):
+    """How many of the newest revisions of each function stay."""
+
+    keep: int = Field(default=10, ge=1, le=100_000)
+    dry_run: bool = False
+
+
+class PruneResponse(Body):
+    """Revisions that were given up, and the bytes that count no longer; with `dry_run` nothing was changed."""
+
+    revisions: int
+    freed_bytes: int
+    dry_run: bool
+
+
+@router.post("/{app}/deploy", dependencies=[ROOM])
 async def deploy(context: Ctx, caller: Deployer, request: RequestId, app: AppName, body: models.DeployRequest) -> models.DeployResponse:
     """Make the app consist of exactly these functions, at once or not at all."""
     caller.demand_app(app)
@@ -44,9 +66,11 @@ def _deploy(
     context: Context, caller: Principal, *, request: str, app: str, body: models.DeployRequest
 ) -> tuple[registry.Deployment, list[str]]:
     specs = references.parse(app, body.functions)
+    references.check_rungs(caller, app=app, specs=specs)
     with context.store.read() as sql:
         manifests = references.check_weights(sql, context.files, tenant=caller.tenant, specs=specs)
-    with context.store.write() as write:
+
+    def make(write: Write) -> tuple[registry.Deployment, list[str]]:
         tenants.demand_environment(write.sql, tenant=caller.tenant, name=caller.environment)
         references.check_access(write.sql, specs)
         references.check(
@@ -60,8 +84,13 @@ def _deploy(
         where = place(caller, app, request)
         is_bound = caller.bound_app is not None
         unpinned = weights.note_deployed(write, where, specs=specs, manifests=manifests, is_bound=is_bound)
+        before = accounting.functions(write.sql, tenant=caller.tenant)
         done = registry.deploy(write, where, specs=specs, message=body.message, labels=body.labels, terms=_terms(body))
+        plan_of_tenant = accounting.plan_of(write.sql, context.config.plans, tenant=caller.tenant)
+        accounting.require_functions(write.sql, plan_of_tenant, tenant=caller.tenant, before=before)
         return done, unpinned
+
+    return guards.change(context.store, make)
 
 
 def _terms(body: models.DeployRequest) -> Terms:
@@ -126,12 +155,43 @@ def stop(context: Ctx, caller: Deployer, request: RequestId, app: AppName) -> mo
 
 @router.delete("/{app}", status_code=204)
 async def delete(context: Ctx, caller: Deployer, request: RequestId, app: AppName) -> Response:
-    """Remove the app's functions and their snapshots; its history stays."""
+    """Remove the app's functions, their snapshots, and the bundles and weights that only they have; its history stays."""
     caller.demand_app(app)
 
-    def remove() -> tuple[str, ...]:
+    def remove() -> tuple[tuple[str, ...], set[str]]:
         with context.store.write() as write:
-            return registry.delete(write, place(caller, app, request))
+            removed = registry.delete(write, place(caller, app, request))
+            return removed, pruning.blobs_of_functions(write.sql, removed)
 
-    await garbage.forget(context.agent, await anyio.to_thread.run_sync(remove))
+    removed, digests = await anyio.to_thread.run_sync(remove)
+    await garbage.forget(context.agent, removed)
+    await deletion.give_up(context, caller, digests, request)
     return Response(status_code=204)
+
+
+@router.post("/{app}:prune")
+async def prune(context: Ctx, caller: Deployer, request: RequestId, app: AppName, body: PruneRequest) -> PruneResponse:
+    """Give up old revisions of an app that goes on, and delete the bundles and weights that only they have.
+
+    Those that can be called (traffic, tag, alias, pin, rollout, experiment) and the newest `keep` of each function stay.
+    """
+    caller.demand_app(app)
+
+    def give_up() -> pruning.Pruned:
+        with context.store.write() as write:
+            return pruning.prune(write, place(caller, app, request), keep=body.keep, dry_run=body.dry_run)
+
+    done = await anyio.to_thread.run_sync(give_up)
+    if body.dry_run:
+        return PruneResponse(revisions=len(done.revisions), freed_bytes=0, dry_run=True)
+    await _forget_snapshots(context, done)
+    freed = await deletion.give_up(context, caller, done.digests, request)
+    return PruneResponse(revisions=len(done.revisions), freed_bytes=freed.size_bytes, dry_run=False)
+
+
+async def _forget_snapshots(context: Context, done: pruning.Pruned) -> None:
+    """A snapshot cannot start what has no bundle; one that stays here is dropped by the node's own budget."""
+    with contextlib.suppress(SnapshotterError, TimeoutError):
+        async with asyncio.timeout(garbage.DELETE_TIMEOUT_S):
+            for function, name in done.revisions:
+                await context.agent.delete_snapshots(revision=f"{function}@{name}")

@@ -1,30 +1,32 @@
-"""Blobs in and out, and building images."""
+"""Blobs in and out."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 
 import anyio.to_thread
 from fastapi import APIRouter, Header, Request, Response
 
-from pilotlight.controller import audit, blobs, downloads, images
-from pilotlight.controller.access import Principal
+from pilotlight.controller import blobs, downloads
 from pilotlight.controller.api import models
-from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, request_id
-from pilotlight.controller.streams import NdjsonResponse
-from pilotlight.errors import InvalidInput
-from pilotlight.protocol import CONTENT_NDJSON
-from pilotlight.spec import ImageSpec, from_json, to_json
+from pilotlight.controller.context import Context, Ctx, Deployer, request_id
+from pilotlight.controller.stored import accounting
+from pilotlight.errors import NotFound
+from pilotlight.quotas import Plan
 
 router = APIRouter(prefix="/v1", tags=["blobs"])
+TOUCHES = 4
+"""A question for a blob is noted so often during the grace of `controller.blob_grace_s`: each note is a write to the database."""
 _BYTES: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
 @router.head("/blobs/{digest}")
 async def has_blob(context: Ctx, caller: Deployer, digest: str) -> Response:
-    """200 with Content-Length when this tenant may name the blob, else 404."""
+    """200 with Content-Length when this tenant may name the blob, else 404. It is kept for `controller.blob_grace_s` from now on."""
     size = await blobs.owned(context.files, context.store, tenant=caller.tenant, digest=digest)
+    due = context.clock() - context.config.settings.blob_grace_s / TOUCHES
+    if not await blobs.touch(context.store, tenant=caller.tenant, digest=digest, before=due):
+        raise NotFound(f"there is no blob {digest}")
     return Response(status_code=200, headers={"content-length": str(size), "etag": f'"{digest}"', "accept-ranges": "bytes"})
 
 
@@ -70,6 +72,7 @@ async def put_blob(
     Sending it again is cheap.
     """
     blobs.check_digest(digest)
+    plan = await anyio.to_thread.run_sync(plan_of, context, caller.tenant)
     size, created = await blobs.store_blob(
         context.files,
         context.store,
@@ -79,36 +82,14 @@ async def put_blob(
         pieces=request.stream(),
         announced_bytes=content_length,
         actor=caller.key,
+        plan=plan,
         request=request_id(request),
     )
     context.metrics.blob_bytes.inc(size if created else 0)
     return models.BlobInfo(digest=digest, size_bytes=size, created=created)
 
 
-@router.post("/images", status_code=200, response_class=NdjsonResponse, responses={200: {"content": {CONTENT_NDJSON: {}}}})
-async def build_image(context: Ctx, caller: Deployer, request: RequestId, body: models.ImageSpecBody) -> NdjsonResponse:
-    """Build an environment: lines `{"step", "text"}`, then `{"image": digest}` or `{"error": problem}`."""
-    spec = from_json(ImageSpec, body)
-    needed = {blobs.check_digest(digest, "a copy step's blob") for digest in images.blobs_of(spec)}
-
-    def missing() -> set[str]:
-        with context.store.read() as sql:
-            return needed - set(blobs.sizes(sql, tenant=caller.tenant, digests=needed))
-
-    if absent := await anyio.to_thread.run_sync(missing):
-        raise InvalidInput(f"the image copies blob {min(absent)}, which was not uploaded", missing={"blob": min(absent)})
-    await context.agent.capabilities()  # an agent that is away is a 503 here; later it could only be a line
-    return NdjsonResponse(_build(context, caller, spec, request), request=request)
-
-
-async def _build(context: Context, caller: Principal, spec: ImageSpec, request: str) -> AsyncIterator[Mapping[str, Any]]:
-    async for part in context.agent.build_image(to_json(spec), uid=caller.uid):
-        if "image" in part:
-            await anyio.to_thread.run_sync(_register, context, caller, spec, str(part["image"]), request)
-        yield part
-
-
-def _register(context: Context, caller: Principal, spec: ImageSpec, digest: str, request: str) -> None:
-    with context.store.write() as write:
-        images.register(write, tenant=caller.tenant, spec=spec, digest=digest)
-        audit.record(write, tenant=caller.tenant, actor=caller.key, action="image.build", subject=digest, request=request)
+def plan_of(context: Context, tenant: str) -> Plan:
+    """The tenant's plan."""
+    with context.store.read() as sql:
+        return accounting.plan_of(sql, context.config.plans, tenant=tenant)

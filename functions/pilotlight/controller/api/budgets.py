@@ -17,7 +17,7 @@ from pilotlight.controller.api.books import plain
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.budget_terms import DEFAULT_ALERTS, MAX_ALERTS, Terms
 from pilotlight.controller.budgets import Budget, Overview
-from pilotlight.controller.context import Admin, Biller, Context, Ctx, RequestId, platform_token
+from pilotlight.controller.context import ROOM, Admin, Biller, Context, Ctx, RequestId, platform_token
 from pilotlight.controller.forecast import Forecast
 from pilotlight.controller.outboxes import told
 from pilotlight.controller.plans import terms_of
@@ -130,7 +130,7 @@ class Tested(Body):
     elapsed_ms: int
 
 
-@router.put("", responses={201: {"description": "The budget is new."}})
+@router.put("", dependencies=[ROOM], responses={201: {"description": "The budget is new."}})
 def set_budget(context: Ctx, caller: Admin, request: RequestId, body: BudgetRequest, response: Response) -> BudgetSet:
     """Make or change the budget of that environment, app, function, period and currency."""
     _demand_reach(caller, body.environment, body.app, body.function)
@@ -231,7 +231,7 @@ def _example(context: Context, caller: Principal, budget_id: str, request: str) 
         at=write.now, delivered_at=None, next_attempt_at=None, attempts=1, error=None,
     )  # fmt: skip
     message = Message(id=example.id, type="budget.test", at=example.at, data=told(example, budget, caller.tenant_name))
-    return message, budget.terms.webhook, context.key.open(budget.sealed_secret)
+    return message, budget.terms.webhook, context.key.webhooks.open(budget.sealed_secret)
 
 
 def _reaches(caller: Principal, terms: Terms) -> bool:

@@ -11,7 +11,7 @@ from pilotlight.controller import audit, calls, due
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.calls import DEAD, Wanted
-from pilotlight.controller.context import Ctx, Deployer, Invoker, RequestId
+from pilotlight.controller.context import ROOM, Ctx, Deployer, Invoker, RequestId
 from pilotlight.controller.store import Write
 from pilotlight.errors import Conflict
 
@@ -63,19 +63,19 @@ def list_calls(
         return CallList(calls=calls.listing(sql, wanted, limit=limit))
 
 
-@router.post("/calls:redrive", status_code=202)
+@router.post("/calls:redrive", dependencies=[ROOM], status_code=202)
 def redrive_calls(context: Ctx, caller: Deployer, request: RequestId, body: RedriveRequest) -> Redriven:
     """Send dead letters again, the oldest first."""
     app, function = caller.narrowed(body.app, body.function)
     wanted = Wanted(tenant=caller.tenant, environment=caller.environment, app=app, function=function)
     with context.store.write() as write:
-        sent = due.redrive(write, wanted, limit=body.limit)
+        sent, more = due.redrive(write, wanted, limit=body.limit)
         subject = "/".join(part for part in (caller.environment, app, function) if part)
         _note(write, caller, subject, {"calls": len(sent)}, request)
-    return Redriven(calls=sent, more=len(sent) == body.limit)
+    return Redriven(calls=sent, more=more)
 
 
-@router.post("/calls/{call}:redrive", status_code=202)
+@router.post("/calls/{call}:redrive", dependencies=[ROOM], status_code=202)
 def redrive_call(
     context: Ctx, caller: Deployer, request: RequestId, call: Annotated[str, Path(max_length=128)], response: Response
 ) -> Redriven:
@@ -84,7 +84,7 @@ def redrive_call(
     wanted = Wanted(tenant=caller.tenant, environment=caller.environment, app=app, function=function, call=call)
     with context.store.write() as write:
         calls.get(write.sql, tenant=caller.tenant, call=call)
-        sent = due.redrive(write, wanted, limit=1)
+        sent, _ = due.redrive(write, wanted, limit=1)
         if not sent:
             hint = f"See them: `pilotlight call list --dead`. Its state is listed as {DEAD} once it failed for the last time."
             raise Conflict(f"call {call} is no dead letter of this environment", hint=hint)

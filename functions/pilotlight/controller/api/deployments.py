@@ -9,15 +9,17 @@ import anyio.to_thread
 from fastapi import APIRouter, Path
 from pydantic import Field
 
-from pilotlight.controller import holdings, models_served, promotion
+from pilotlight.controller import guards, holdings, models_served, promotion, references
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api import models
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.api.revisions import Message, Reference
-from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, place
+from pilotlight.controller.context import ROOM, Context, Ctx, Deployer, RequestId, place
 from pilotlight.controller.places import Place
-from pilotlight.controller.releases import Terms
+from pilotlight.controller.releases import Released, Terms
 from pilotlight.controller.rollouts import plan
+from pilotlight.controller.store import Write
+from pilotlight.controller.stored import accounting
 from pilotlight.errors import Forbidden
 
 router = APIRouter(tags=["releases"])
@@ -73,7 +75,7 @@ class ModelDeployed(Body):
     rollout: str
 
 
-@router.post("/v1/apps/{app}:promote")
+@router.post("/v1/apps/{app}:promote", dependencies=[ROOM])
 async def promote_app(
     context: Ctx, caller: Deployer, request: RequestId, app: Annotated[str, Path(max_length=63)], body: PromotionRequest
 ) -> models.DeployResponse:
@@ -91,17 +93,20 @@ async def promote_app(
     return models.DeployResponse(**promotion.shown(done))
 
 
-@router.post("/v1/deployments")
+@router.post("/v1/deployments", dependencies=[ROOM])
 def deploy_model(context: Ctx, caller: Deployer, request: RequestId, body: ModelDeployment) -> ModelDeployed:
     """Let a version of a model serve. Other resources than it has make a revision of their own."""
     where, function = _model(caller, body.modelId, request)
     policy = body.rolloutPolicy
     steps = None if policy == "all_at_once" else plan.parse(policy.model_dump(exclude={"type"}, exclude_none=True))
     resources = body.resources.model_dump(exclude_none=True) if body.resources is not None else {}
-    with context.store.write() as write:
-        name, done = models_served.deploy(
-            write, where, function=function, reference=body.version, resources=resources, terms=Terms(plan=steps)
-        )
+
+    def make(write: Write) -> tuple[str, Released]:
+        spec = models_served.version(write.sql, where, function=function, reference=body.version)
+        references.check_rungs(caller, app=where.app, specs=[spec])
+        return models_served.deploy(write, where, function=function, reference=body.version, resources=resources, terms=Terms(plan=steps))
+
+    name, done = guards.change(context.store, make)
     return ModelDeployed(modelId=body.modelId, version=name, stage=done.stage.value, approvals=done.approvals, rollout=done.rollout)
 
 
@@ -111,14 +116,22 @@ def _promote(context: Context, caller: Principal, *, request: str, app: str, bod
     promotion.demand_other(origin, target)
     with context.store.read() as sql:
         found = promotion.candidates(sql, origin, function=body.function)
+        references.check_rungs(caller, app=app, specs=[one.spec for one in found])
         manifests = promotion.manifests_of(sql, context.files, tenant=caller.tenant, found=found)
     terms = Terms(plan=plan.parse(body.rollout) if body.rollout is not None else None, allow_breaking=body.allow_breaking)
-    with context.store.write() as write:
-        return promotion.promote(
+
+    def make(write: Write) -> tuple[Any, list[str]]:
+        before = accounting.functions(write.sql, tenant=caller.tenant)
+        promoted = promotion.promote(
             write, target, origin=origin, found=found, manifests=manifests, terms=terms, message=body.message,
             bundle_max_bytes=context.config.settings.bundle_max_bytes, whole_app=body.function is None,
             is_bound=caller.bound_app is not None,
         )  # fmt: skip
+        plan_of_tenant = accounting.plan_of(write.sql, context.config.plans, tenant=caller.tenant)
+        accounting.require_functions(write.sql, plan_of_tenant, tenant=caller.tenant, before=before)
+        return promoted
+
+    return guards.change(context.store, make)
 
 
 def _in(caller: Principal, app: str, environment: str, request: str) -> Place:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import Annotated, Any
 
 import anyio.to_thread
@@ -14,7 +15,7 @@ from pilotlight.controller import due
 from pilotlight.controller.api.internal import MAX_WAIT_S
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import Context, Ctx, platform_token
-from pilotlight.protocol import DUE_PATH
+from pilotlight.protocol import DUE_PATH, MAX_WITHOUT
 
 router = APIRouter(dependencies=[Depends(platform_token)], include_in_schema=False)
 
@@ -53,19 +54,23 @@ class Inherited(Body):
 
 @router.get(DUE_PATH)
 async def ask(
-    context: Ctx, activator: Annotated[str, Query(max_length=64)], wait_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S)] = 0
+    context: Ctx,
+    activator: Annotated[str, Query(max_length=64)],
+    wait_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S)] = 0,
+    without: Annotated[list[str] | None, Query(max_length=MAX_WITHOUT)] = None,
 ) -> DueCalls:
-    """What this activator shall run, waiting up to `wait_s` for the first of it."""
+    """What this activator shall run, waiting up to `wait_s` for the first of it. `without`: tenants that it has no room for."""
+    claim = partial(_claim, context, activator, without or [])
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(wait_s) as patience:
             while True:
                 ring = context.bell.next_ring()
-                found = await anyio.to_thread.run_sync(_claim, context, activator)
+                found = await anyio.to_thread.run_sync(claim)
                 if found or context.bell.closed or wait_s == 0:
                     patience.reschedule(None)
                     return DueCalls(calls=found)
                 await ring.wait()
-    return DueCalls(calls=await anyio.to_thread.run_sync(_claim, context, activator))
+    return DueCalls(calls=await anyio.to_thread.run_sync(claim))
 
 
 @router.post(DUE_PATH)
@@ -82,9 +87,9 @@ def inherit(context: Ctx, body: Inheritance) -> Inherited:
         return Inherited(accepted=sum(due.inherit(write, held, activator=body.activator) for held in body.calls))
 
 
-def _claim(context: Context, activator: str) -> list[dict[str, Any]]:
+def _claim(context: Context, activator: str, without: list[str]) -> list[dict[str, Any]]:
     with context.store.read() as sql:  # a look takes no lock, and mostly nothing is due
-        if not due.has_any(sql, activator=activator, now=context.clock()):
+        if not due.has_any(sql, activator=activator, now=context.clock(), without=without):
             return []
     with context.store.write() as write:
-        return due.claim(write, activator=activator)
+        return due.claim(write, activator=activator, without=without)

@@ -8,12 +8,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import Field
 
+from pilotlight.controller import guards
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api.models import Body
-from pilotlight.controller.context import Ctx, Deployer, RequestId, place
+from pilotlight.controller.context import ROOM, Ctx, Deployer, RequestId, place
 from pilotlight.controller.experiments import design, lifecycle, report
 from pilotlight.controller.experiments.lifecycle import Experiment
 from pilotlight.controller.places import Place
+from pilotlight.controller.store import Write
 from pilotlight.errors import Conflict, NotFound
 from pilotlight.traffic import BY_KEY, WHOLE
 
@@ -155,16 +157,19 @@ class ConcludeRequest(Body):
     force: bool = False
 
 
-@router.post("", status_code=201)
+@router.post("", dependencies=[ROOM], status_code=201)
 def create_experiment(context: Ctx, caller: Deployer, request: RequestId, body: ExperimentRequest) -> ExperimentInfo:
     """Plan an experiment, and start it if that is asked for."""
     caller.demand_function(body.app, body.function)
     arms = [arm.model_dump() for arm in body.arms]
     plan = design.parse(unit=body.unit, percent=body.percent, arms=arms, guardrails=body.guardrails, salt=os.urandom(8).hex())
     where = place(caller, body.app, request)
-    with context.store.write() as write:
+
+    def make(write: Write) -> ExperimentInfo:
         made = lifecycle.create(write, where, function=body.function, name=body.name, design=plan)
         return _info(lifecycle.start(write, where, made) if body.start else made)
+
+    return guards.change(context.store, make)
 
 
 @router.get("")
@@ -199,9 +204,12 @@ def get_report(context: Ctx, caller: Deployer, experiment: str) -> Report:
 @router.post("/{experiment}:start")
 def start_experiment(context: Ctx, caller: Deployer, request: RequestId, experiment: str) -> ExperimentInfo:
     """Let units in."""
-    with context.store.write() as write:
+
+    def make(write: Write) -> ExperimentInfo:
         found = _seen(caller, lifecycle.get(write.sql, tenant=caller.tenant, experiment=experiment))
         return _info(lifecycle.start(write, _place(caller, found, request), found))
+
+    return guards.change(context.store, make)
 
 
 @router.post("/{experiment}:stop")

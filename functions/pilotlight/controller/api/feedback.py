@@ -9,7 +9,7 @@ from pydantic import Field
 
 from pilotlight.controller import feedback
 from pilotlight.controller.api.models import Body
-from pilotlight.controller.context import Ctx, Invoker
+from pilotlight.controller.context import ROOM, Ctx, Invoker
 from pilotlight.protocol import HEADER_REPLAYED
 
 router = APIRouter(prefix="/v1/feedback", tags=["feedback"])
@@ -32,7 +32,7 @@ class FeedbackAnswer(Body):
     waiting: bool
 
 
-@router.post("", responses={202: {"model": FeedbackAnswer, "description": "The call's record is still on its way."}})
+@router.post("", dependencies=[ROOM], responses={202: {"model": FeedbackAnswer, "description": "The call's record is still on its way."}})
 def give_feedback(context: Ctx, caller: Invoker, body: FeedbackRequest, response: Response) -> FeedbackAnswer:
     """Tell the outcome of a call of yours, as late as some weeks after it."""
     told = feedback.parse(body.label, body.metrics)

@@ -8,11 +8,14 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import anyio.to_thread
+import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from pilotlight.controller import calls, feed, intake
+from pilotlight.controller import calls, feed, intake, tables
 from pilotlight.controller.api.models import Accepted, CallsRequest, FeedAnswer, UsageAccepted
 from pilotlight.controller.context import Context, Ctx, platform_token
+from pilotlight.controller.launch import sealed
+from pilotlight.controller.stored import accounting
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import CALLS_PATH, CONTENT_JSON, FEED_PATH, USAGE_PATH, CallRecord
 from pilotlight.spec import from_json
@@ -41,7 +44,8 @@ async def follow(
 async def _next_page(context: Context, *, after: int, wait_s: float, limit: int) -> feed.Page:
     def read() -> feed.Page:
         with context.store.read() as sql:
-            return feed.read(sql, after=after, limit=limit)
+            page = feed.read(sql, after=after, limit=limit)
+        return page if context.grants is None else sealed(page, context.grants)
 
     try:
         async with asyncio.timeout(wait_s) as patience:
@@ -91,7 +95,12 @@ def put_calls(context: Ctx, body: CallsRequest) -> Accepted:
     records = [_record(CallRecord, item, f"calls[{i}]") for i, item in enumerate(body.calls)]
     held = {record.id: payload for record, payload in zip(records, payloads, strict=True) if isinstance(payload, dict)}
     with context.store.write() as write:
-        calls.put(write, records, payloads=held)
+
+        def most_bytes(tenant: str) -> int | None:
+            is_there = write.sql.execute(sa.select(tables.tenants.c.id).where(tables.tenants.c.id == tenant)).first() is not None
+            return accounting.plan_of(write.sql, context.config.plans, tenant=tenant).result_bytes if is_there else None
+
+        calls.put(write, records, payloads=held, most_bytes=most_bytes)
     return Accepted(accepted=len(records))
 
 

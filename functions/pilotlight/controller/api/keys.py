@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from pilotlight.controller import keys
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api.models import Body
-from pilotlight.controller.context import Admin, Ctx, RequestId
+from pilotlight.controller.context import ROOM, Admin, Ctx, RequestId
 from pilotlight.controller.keys import NewKey, Reach
 from pilotlight.controller.store import Write
 from pilotlight.errors import Forbidden, NotFound
@@ -20,6 +20,8 @@ from pilotlight.types import Scope
 router = APIRouter(prefix="/v1/keys", tags=["keys"])
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 QuotasBody = Annotated[dict[str, Any], Field(description="`pilotlight.quotas.Quotas`: requests_per_s, burst, concurrent, …")]
+
+Force = Annotated[bool, Query(description="End the key also where it is the last admin key of its tenant.")]
 
 
 class KeyRequest(Body):
@@ -76,7 +78,7 @@ class KeyList(Body):
     keys: list[KeyInfo]
 
 
-@router.post("", status_code=201)
+@router.post("", dependencies=[ROOM], status_code=201)
 def create_key(context: Ctx, caller: Admin, request: RequestId, body: KeyRequest) -> KeyCreated:
     """A new key; its text is in this answer and nowhere else."""
     if not caller.covers(environment=body.environment, app=body.app, function=body.function):
@@ -105,16 +107,18 @@ def get_key(context: Ctx, caller: Admin, key: str) -> KeyInfo:
 
 
 @router.patch("/{key}")
-def change_key(context: Ctx, caller: Admin, request: RequestId, key: str, body: KeyChange) -> KeyInfo:
-    """Bound it further or less, or end it at another time."""
+def change_key(*, context: Ctx, caller: Admin, request: RequestId, key: str, body: KeyChange, force: Force = False) -> KeyInfo:
+    """Bound it further or less, or end it at another time. The last admin key of a tenant ends earlier only with `force`: 409 otherwise."""
     expiry = (body.expires_in_s,) if "expires_in_s" in body.model_fields_set else None
     with context.store.write() as write:
         _demand(write, caller, key)
-        changed = keys.change(write, tenant=caller.tenant, key_id=key, actor=caller.key, bounds=body.quotas, expiry=expiry, request=request)
+        changed = keys.change(
+            write, tenant=caller.tenant, key_id=key, actor=caller.key, bounds=body.quotas, expiry=expiry, force=force, request=request
+        )
     return KeyInfo(**changed)
 
 
-@router.post("/{key}:rotate", status_code=201)
+@router.post("/{key}:rotate", dependencies=[ROOM], status_code=201)
 def rotate_key(context: Ctx, caller: Admin, request: RequestId, key: str, body: KeyRotation) -> KeyCreated:
     """A new text for the same reach; the old one ends at once, or after `grace_s`."""
     with context.store.write() as write:
@@ -124,11 +128,11 @@ def rotate_key(context: Ctx, caller: Admin, request: RequestId, key: str, body: 
 
 
 @router.delete("/{key}", status_code=204)
-def revoke_key(context: Ctx, caller: Admin, request: RequestId, key: str) -> Response:
-    """End a key now, everywhere."""
+def revoke_key(context: Ctx, caller: Admin, request: RequestId, key: str, force: Force = False) -> Response:
+    """End a key now, everywhere. The last admin key of a tenant only with `force`: 409 otherwise."""
     with context.store.write() as write:
         _demand(write, caller, key)
-        keys.revoke(write, tenant=caller.tenant, key_id=key, actor=caller.key, request=request)
+        keys.revoke(write, tenant=caller.tenant, key_id=key, actor=caller.key, force=force, request=request)
     return Response(status_code=204)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
 
 from pilotlight.spec import FunctionSpec, ImageSpec
 
@@ -38,12 +38,35 @@ Numbers = dict[Annotated[str, Field(min_length=1, max_length=128)], Number]
 Meta = dict[Annotated[str, Field(min_length=1, max_length=128)], Annotated[str, Field(max_length=1024)]]
 
 
+MAX_LABELS_CHARS = 16_384
+"""Of all labels of a deploy together: each deploy keeps its own for as long as the history is kept."""
+MAX_ARGV_BYTES = 131_072
+"""Of a command: what Linux passes as one argument at most (execve(2), MAX_ARG_STRLEN)."""
+
+
+def _fit(labels: dict[str, str]) -> dict[str, str]:
+    size = sum(len(key) + len(value) for key, value in labels.items())
+    if size > MAX_LABELS_CHARS:
+        raise ValueError(f"the labels have {size} characters together: at most {MAX_LABELS_CHARS}")
+    return labels
+
+
+def _fits_one_command(argv: list[str]) -> list[str]:
+    size = sum(len(word.encode("utf-8", "surrogatepass")) + 1 for word in argv)
+    if size > MAX_ARGV_BYTES:
+        raise ValueError(f"the command has {size} bytes: at most {MAX_ARGV_BYTES}")
+    return argv
+
+
+Labels = Annotated[Meta, AfterValidator(_fit)]
+
+
 class DeployRequest(Body):
     """A deploy: the whole app, as it shall be, and how what is new takes over."""
 
     functions: list[FunctionSpecBody]
     message: str = Field(default="", max_length=2000)
-    labels: dict[str, str] = Field(default_factory=dict, max_length=64)
+    labels: Labels = Field(default_factory=dict, max_length=64, description=f"at most {MAX_LABELS_CHARS} characters together")
     meta: Meta = Field(default_factory=dict, max_length=64, description="lineage of the new revisions, such as {'git.commit': '…'}")
     evaluation: Numbers = Field(default_factory=dict, max_length=256, description="numbers of their offline evaluation, by metric")
     rollout: dict[str, Any] | None = Field(default=None, description="take over step by step ({'steps': [5, 100], …}); null = at once")
@@ -241,7 +264,9 @@ class Bill(Body):
 class ExecRequest(Body):
     """A command to run beside an instance."""
 
-    argv: list[str] = Field(min_length=1, max_length=1024)
+    argv: Annotated[list[str], AfterValidator(_fits_one_command)] = Field(
+        min_length=1, max_length=1024, description=f"at most {MAX_ARGV_BYTES} bytes together"
+    )
 
 
 class Instances(Body):

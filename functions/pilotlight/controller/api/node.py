@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import partial
 from typing import Annotated, Any
 
@@ -11,13 +12,16 @@ from fastapi import APIRouter, Depends, Query, Response
 from pilotlight.controller import audit, registry
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api import models
-from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, deployer, place
+from pilotlight.controller.context import ROOM, Context, Ctx, Deployer, RequestId, deployer, place
 from pilotlight.controller.streams import NdjsonResponse
 from pilotlight.errors import NotFound
 from pilotlight.protocol import CONTENT_NDJSON
+from pilotlight.spec import canonical_json
 from snapshotter.types import InstanceId, InstanceInfo, RevisionKey
 
 MAX_TAIL = 100_000
+MAX_NOTED_BYTES = 4_096
+"""Of a command in the audit log, which nobody can delete."""
 NDJSON: dict[int | str, dict[str, Any]] = {200: {"content": {CONTENT_NDJSON: {}}}}
 
 router = APIRouter(prefix="/v1", tags=["node"])
@@ -39,8 +43,23 @@ async def _owned(context: Context, caller: Principal, instance: str) -> Instance
 
 
 def _note(context: Context, caller: Principal, *, request: str, action: str, subject: str, argv: list[str] | None = None) -> None:
+    after = {"argv": argv} if argv is None else _noted(argv)
     with context.store.write() as write:
-        audit.record(write, tenant=caller.tenant, actor=caller.key, action=action, subject=subject, after={"argv": argv}, request=request)
+        audit.record(write, tenant=caller.tenant, actor=caller.key, action=action, subject=subject, after=after, request=request)
+
+
+def _noted(argv: list[str]) -> dict[str, Any]:
+    """A command as the audit log keeps it, for ever: whole when it is short, else its beginning and what tells it from others."""
+    text = canonical_json(argv)
+    if len(text) <= MAX_NOTED_BYTES:
+        return {"argv": argv}
+    begin, left = [], MAX_NOTED_BYTES // 4  # a character may have four bytes, and JSON more
+    for word in argv:
+        begin.append(word[:left])
+        left -= len(word)
+        if left <= 0:
+            break
+    return {"argv": begin, "cut": True, "sha256": hashlib.sha256(text).hexdigest(), "bytes": len(text)}
 
 
 def _demand_known(context: Context, caller: Principal, *, request: str, app: str, function: str | None) -> None:
@@ -66,7 +85,7 @@ async def stop_instance(
     return Response(status_code=204)
 
 
-@router.post("/instances/{instance}:exec", status_code=200, response_class=NdjsonResponse, responses=NDJSON)
+@router.post("/instances/{instance}:exec", dependencies=[ROOM], status_code=200, response_class=NdjsonResponse, responses=NDJSON)
 async def exec_beside(context: Ctx, caller: Deployer, request: RequestId, instance: str, body: models.ExecRequest) -> NdjsonResponse:
     """Run a command beside an instance: lines `{"stream", "text"}`, then `{"exit_status"}`."""
     found = await _owned(context, caller, instance)

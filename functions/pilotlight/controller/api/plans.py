@@ -12,12 +12,14 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Depends
 from pydantic import Field
 
+from pilotlight.controller import calls as submitted
 from pilotlight.controller import keys, registry, tables, tenants
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api.keys import KeyCreated, KeyRequest, created, make
 from pilotlight.controller.api.models import Body
-from pilotlight.controller.context import Admin, Biller, Context, Ctx, RequestId, biller
+from pilotlight.controller.context import ROOM, Admin, Biller, Context, Ctx, RequestId, biller
 from pilotlight.controller.plans import Terms, terms_of
+from pilotlight.controller.stored import accounting
 from pilotlight.errors import Forbidden
 from pilotlight.types import Scope
 from snapshotter.errors import SnapshotterError
@@ -91,6 +93,11 @@ class Use(Body):
     gpus: int | None
     requests_per_s: float
     tokens_per_min: int
+    stored_bytes: int = 0
+    pinned_bytes: int = 0
+    builds_at_once: int = 0
+    functions: int = 0
+    result_bytes: int = 0
 
 
 class OwnTenant(TenantDetail):
@@ -115,7 +122,7 @@ def list_tenants(context: Ctx, caller: Admin) -> TenantList:
     return TenantList(tenants=[TenantDetail(**_detail(context, row)) for row in rows])
 
 
-@router.post("/tenants", status_code=201)
+@router.post("/tenants", dependencies=[ROOM], status_code=201)
 def create_tenant(context: Ctx, caller: Admin, request: RequestId, body: TenantRequest) -> TenantCreated:
     """A new tenant with a uid and an admin key of its own; for administrators of the platform."""
     caller.demand_platform()
@@ -151,7 +158,7 @@ def change_tenant(context: Ctx, caller: Admin, request: RequestId, name: str, bo
         return TenantDetail(**_detail(context, tenants.find(write.sql, name=name)))
 
 
-@router.post("/tenants/{name}/keys", status_code=201)
+@router.post("/tenants/{name}/keys", dependencies=[ROOM], status_code=201)
 def create_tenants_key(context: Ctx, caller: Admin, request: RequestId, name: str, body: KeyRequest) -> KeyCreated:
     """A key of another tenant, when it lost its last one; for administrators of the platform. It is in that tenant's audit log."""
     caller.demand_platform()
@@ -177,7 +184,14 @@ def _own(context: Context, caller: Principal) -> tuple[dict[str, Any], dict[str,
     with context.store.read() as sql:
         row = tenants.get(sql, tenant=caller.tenant)
         calls, spoken = sql.execute(query).one()
-    return _detail(context, row), {"requests_per_s": calls / USE_WINDOW_S, "tokens_per_min": int(spoken)}
+        keeps = {
+            "stored_bytes": accounting.stored(sql, tenant=caller.tenant).total_bytes,
+            "pinned_bytes": accounting.pinned_bytes(sql, tenant=caller.tenant),
+            "builds_at_once": context.files.gate.builds(caller.tenant),
+            "functions": accounting.functions(sql, tenant=caller.tenant),
+            "result_bytes": submitted.kept_bytes(sql, tenant=caller.tenant),
+        }
+    return _detail(context, row), {"requests_per_s": calls / USE_WINDOW_S, "tokens_per_min": int(spoken), **keeps}
 
 
 async def _instances(context: Context, caller: Principal) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from pilotlight.controller import keys, quotas, tenants
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api.keys import QuotasBody
 from pilotlight.controller.api.models import Body
-from pilotlight.controller.context import Admin, Biller, Ctx, RequestId
+from pilotlight.controller.context import ROOM, Admin, Biller, Ctx, RequestId
 from pilotlight.controller.plans import terms_of
 from pilotlight.controller.quotas import Function
+from pilotlight.quotas import STORAGE_KEYS
 from pilotlight.spec import to_json
 
 router = APIRouter(prefix="/v1/quotas", tags=["quotas"])
@@ -52,7 +53,7 @@ def all_quotas(context: Ctx, caller: Biller) -> AllQuotas:
         functions = quotas.listing(sql, tenant=caller.tenant, environment=caller.environment)
         bounded = [key for key in keys.listing(sql, tenant=caller.tenant, bounded=True) if _reaches(caller, key)]
     plan = terms_of(row, context.config.plans).resolve()
-    bounds = to_json(plan.quotas())
+    bounds = {**to_json(plan.quotas()), **{name: getattr(plan, name) for name in STORAGE_KEYS}}
     shown = [f for f in functions if caller.may_see(f["app"], f["function"])]
     return AllQuotas(
         tenant=bounds,
@@ -70,7 +71,7 @@ def get_function_quotas(context: Ctx, caller: Biller, app: str, function: str) -
         return _function(caller, app, function, quotas.get(sql, _whose(caller, app, function)))
 
 
-@router.put("/functions/{app}/{function}")
+@router.put("/functions/{app}/{function}", dependencies=[ROOM])
 def put_function_quotas(*, context: Ctx, caller: Admin, request: RequestId, app: str, function: str, body: QuotasBody) -> FunctionQuotas:
     """Bound a function beyond what bounds its tenant; replaces what was there. It outlives deploys, and may come before the first."""
     caller.demand_function(app, function)

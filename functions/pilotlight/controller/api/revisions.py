@@ -8,14 +8,16 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import Field
 
-from pilotlight.controller import aliases, approvals, manifests, releases, traffic
+from pilotlight.controller import aliases, approvals, guards, manifests, releases, traffic
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api.models import Body, Meta, Numbers
-from pilotlight.controller.context import Admin, Ctx, Deployer, RequestId, place
+from pilotlight.controller.context import ROOM, Admin, Ctx, Deployer, RequestId, place
 from pilotlight.controller.places import Place
-from pilotlight.controller.releases import Terms
+from pilotlight.controller.releases import Released, Terms
 from pilotlight.controller.revisions import Told
 from pilotlight.controller.rollouts import plan
+from pilotlight.controller.store import Write
+from pilotlight.traffic import TrafficDocument
 from pilotlight.types import Scope
 
 router = APIRouter(prefix="/v1/apps", tags=["releases"])
@@ -166,7 +168,7 @@ def approve(context: Ctx, here: Here, revision: RevisionName, body: ApproveReque
     return Approved(app=here.place.app, function=here.function, revision=name, missing=missing)
 
 
-@router.post("/{app}/functions/{function}:promote")
+@router.post("/{app}/functions/{function}:promote", dependencies=[ROOM])
 def promote(context: Ctx, here: Here, body: PromoteRequest) -> Promoted:
     """Let a revision that is there serve."""
     if body.override_freeze:
@@ -177,24 +179,33 @@ def promote(context: Ctx, here: Here, body: PromoteRequest) -> Promoted:
         allow_breaking=body.allow_breaking,
         override_freeze=body.override_freeze,
     )
-    with context.store.write() as write:
-        name, done = releases.promote(write, here.place, function=here.function, reference=body.revision, terms=terms, message=body.message)
+
+    def make(write: Write) -> tuple[str, Released]:
+        return releases.promote(write, here.place, function=here.function, reference=body.revision, terms=terms, message=body.message)
+
+    name, done = guards.change(context.store, make)
     return Promoted(app=here.place.app, function=here.function, revision=name, stage=done.stage.value, rollout=done.rollout)
 
 
 @router.post("/{app}/functions/{function}:rollback")
 def rollback(context: Ctx, here: Here, body: RollbackRequest) -> Moved:
     """All traffic to a revision at once: the given one, or the one that served before."""
-    with context.store.write() as write:
-        name, document = releases.rollback(write, here.place, function=here.function, reference=body.to, message=body.message)
+
+    def make(write: Write) -> tuple[str, TrafficDocument]:
+        return releases.rollback(write, here.place, function=here.function, reference=body.to, message=body.message)
+
+    name, document = guards.change(context.store, make)
     return Moved(app=here.place.app, function=here.function, revision=name, traffic=traffic.shown(document))
 
 
 @router.post("/{app}/functions/{function}:pin")
 def pin(context: Ctx, here: Here, body: PinRequest) -> Moved:
     """Let a revision answer a tenant's callers, whatever the weights."""
-    with context.store.write() as write:
-        document = releases.pin(write, here.place, function=here.function, tenant=body.tenant, reference=body.revision)
+
+    def make(write: Write) -> TrafficDocument:
+        return releases.pin(write, here.place, function=here.function, tenant=body.tenant, reference=body.revision)
+
+    document = guards.change(context.store, make)
     return Moved(app=here.place.app, function=here.function, revision=document.pins.get(body.tenant), traffic=traffic.shown(document))
 
 
@@ -206,7 +217,7 @@ def alias_list(context: Ctx, here: Here) -> Aliases:
         return Aliases(aliases=aliases.of(sql, here.place.function_id(here.function)))
 
 
-@router.put("/{app}/functions/{function}/aliases/{alias}")
+@router.put("/{app}/functions/{function}/aliases/{alias}", dependencies=[ROOM])
 def alias_set(context: Ctx, here: Here, alias: AppName, body: AliasRequest) -> Aliases:
     """Let an alias stand for a revision."""
     with context.store.write() as write:
@@ -229,7 +240,7 @@ def policy(context: Ctx, caller: Deployer, app: AppName) -> PolicyBody:
         return PolicyBody(approvals=approvals.policy(sql, place(caller, app, "")).approvals)
 
 
-@router.put("/{app}/policy")
+@router.put("/{app}/policy", dependencies=[ROOM])
 def protect(context: Ctx, caller: Admin, request: RequestId, app: AppName, body: PolicyBody) -> PolicyBody:
     """Let new revisions of the app need approvals before they take traffic."""
     caller.demand_app(app)

@@ -10,7 +10,7 @@ from pydantic import Field
 from pilotlight.controller import schedules
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api.models import Body
-from pilotlight.controller.context import Ctx, Deployer, RequestId
+from pilotlight.controller.context import ROOM, Ctx, Deployer, RequestId
 from pilotlight.controller.schedules import Planned
 from pilotlight.controller.store import Write
 from pilotlight.spec import to_json
@@ -77,7 +77,7 @@ def resume_schedule(*, context: Ctx, caller: Deployer, request: RequestId, app: 
         return _info(_planned(write, caller, app, function, number))
 
 
-@router.post("/{app}/{function}/{number}:run", status_code=202)
+@router.post("/{app}/{function}/{number}:run", dependencies=[ROOM], status_code=202)
 def run_schedule(
     *, context: Ctx, caller: Deployer, request: RequestId, app: App, function: Function, number: Number, response: Response
 ) -> Begun:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from pilotlight.controller import tenants, vault
 from pilotlight.controller.api import models
 from pilotlight.controller.api.plans import TenantInfo
-from pilotlight.controller.context import Admin, Ctx, Deployer, Known, RequestId
+from pilotlight.controller.context import ROOM, Admin, Ctx, Deployer, Known, RequestId
 from pilotlight.errors import InvalidInput
 from pilotlight.types import Scope
 
@@ -44,7 +44,7 @@ def whoami(caller: Known) -> Whoami:
     )
 
 
-@router.put("/secrets/{name}", response_model=models.SecretInfo)
+@router.put("/secrets/{name}", dependencies=[ROOM], response_model=models.SecretInfo)
 def put_secret(context: Ctx, caller: Deployer, request: RequestId, name: str, body: models.SecretRequest) -> dict[str, Any]:
     """Create or replace a secret; running instances keep the old one until they start again."""
     caller.demand_whole_environment()
@@ -87,7 +87,7 @@ def list_environments(context: Ctx, caller: Deployer) -> dict[str, Any]:
         return {"environments": tenants.environments(sql, tenant=caller.tenant)}
 
 
-@router.post("/environments", status_code=201, response_model=models.EnvironmentInfo)
+@router.post("/environments", dependencies=[ROOM], status_code=201, response_model=models.EnvironmentInfo)
 def create_environment(context: Ctx, caller: Admin, request: RequestId, body: models.NamedRequest) -> dict[str, Any]:
     """A new, empty environment."""
     caller.demand_whole_tenant()

@@ -20,6 +20,7 @@ from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, place
 from pilotlight.controller.figures.spans import DAY_S
 from pilotlight.controller.places import Place
+from pilotlight.controller.store import Write
 from pilotlight.errors import Conflict, InvalidInput
 from pilotlight.observations import SHADOW_ARM, quantile
 from pilotlight.traffic import PER_REQUEST, WHOLE, Shadow, TrafficDocument
@@ -167,8 +168,8 @@ def _change(asked: _Asked, edit: _Edit, body: TrafficBody | TrafficChange, if_ma
     asked.caller.demand_function(where.app, function)
     if body.override_freeze:
         asked.caller.demand(Scope.ADMIN)
-    with asked.context.store.write() as write:
 
+    def make(write: Write) -> TrafficDocument:
         def edited(document: TrafficDocument) -> TrafficDocument:
             after = edit(document, lambda name: aliases.resolve(write.sql, where, function, name))
             _check(write.sql, document, after, f"{where.app}/{function}")
@@ -179,6 +180,8 @@ def _change(asked: _Asked, edit: _Edit, body: TrafficBody | TrafficChange, if_ma
             return after
 
         return traffic.change(write, where, function, edited, expected=expected, action="traffic.change", message=body.message)
+
+    return guards.change(asked.context.store, make)
 
 
 def _check(sql: sa.Connection, before: TrafficDocument, after: TrafficDocument, function: str) -> None:

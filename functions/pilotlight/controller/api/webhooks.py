@@ -13,7 +13,7 @@ from pilotlight.controller import audit, deliveries, endpoints, webhooks
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api.budgets import Tested
 from pilotlight.controller.api.models import Body
-from pilotlight.controller.context import Admin, Context, Ctx, Deployer, RequestId
+from pilotlight.controller.context import ROOM, Admin, Context, Ctx, Deployer, RequestId
 from pilotlight.controller.deliveries import Delivery
 from pilotlight.controller.endpoints import Webhook
 from pilotlight.controller.webhooks import Message, Sender
@@ -86,7 +86,7 @@ def list_webhooks(context: Ctx, caller: Deployer) -> WebhookList:
     return WebhookList(webhooks=[WebhookInfo(**_info(one, caller)) for one in found])
 
 
-@router.put("/{name}")
+@router.put("/{name}", dependencies=[ROOM])
 def set_webhook(context: Ctx, caller: Admin, request: RequestId, name: Name, body: WebhookRequest) -> WebhookSet:
     """Make or change a webhook."""
     caller.demand_whole_environment()
@@ -113,7 +113,7 @@ async def test_webhook(context: Ctx, caller: Admin, request: RequestId, name: Na
     """Post a signed example (`type`: `webhook.test`) to a webhook, once, and say what became of it."""
     caller.demand_whole_environment()
     message, found = await anyio.to_thread.run_sync(_example, context, caller, name, request)
-    secret = context.key.open(found.sealed_secret)
+    secret = context.key.webhooks.open(found.sealed_secret)
     began, now = time.perf_counter(), context.clock()
     async with Sender(policy=context.config.settings.webhooks) as sender:
         outcome = await sender.post(message, url=found.url, secret=secret, now=now)

@@ -14,13 +14,15 @@ from pydantic import Field
 from pilotlight.controller import blobs, holdings, references, weights
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api.models import Body
-from pilotlight.controller.context import Admin, Context, Ctx, Deployer, RequestId
+from pilotlight.controller.context import ROOM, Admin, Context, Ctx, Deployer, RequestId
 from pilotlight.controller.holdings import Tell
 from pilotlight.controller.store import Write
+from pilotlight.controller.stored import accounting, deletion
 from pilotlight.controller.streams import NdjsonResponse
 from pilotlight.controller.weights import Holder
 from pilotlight.protocol import CONTENT_NDJSON
 from snapshotter.errors import SnapshotterError
+from weight_cache.manifest import Manifest
 from weight_cache.types import Prediction, Tier
 
 router = APIRouter(prefix="/v1/weights", tags=["weights"])
@@ -72,24 +74,30 @@ async def get_weights(context: Ctx, caller: Deployer, name: Name) -> WeightsInfo
     return await _info(context, caller, name)
 
 
-@router.put("/{name}")
+@router.put("/{name}", dependencies=[ROOM])
 async def put_weights(*, context: Ctx, caller: Deployer, request: RequestId, name: Name, body: WeightsRequest) -> WeightsInfo:
     """Let a name mean a manifest, which with all its files was uploaded before. A name that meant another is not pinned any more."""
     caller.demand_whole_environment()
     digest = blobs.check_digest(body.manifest, "manifest")
-    model = await anyio.to_thread.run_sync(_model, context, caller, digest)
+    manifest = await anyio.to_thread.run_sync(_manifest_of, context, caller, digest)
     holder = _holder(caller, request)
-    released = await _write(context, lambda write: weights.put(write, holder, name=name, model=model, source=body.source))
+
+    def put(write: Write) -> str | None:
+        references.check_files(write.sql, tenant=caller.tenant, digest=digest, named=manifest)
+        return weights.put(write, holder, name=name, model=weights.Model.of(digest, manifest), source=body.source)
+
+    released = await _write(context, put)
     await holdings.settle(context.cache, context.store, [released] if released else [])
     return await _info(context, caller, name)
 
 
 @router.delete("/{name}", status_code=204)
 async def delete_weights(context: Ctx, caller: Deployer, request: RequestId, name: Name) -> Response:
-    """Forget a name that no function uses. The node lets go of its bytes; the uploaded ones stay, because revisions refer to them."""
+    """Forget a name that no function uses, and delete the files of its manifest that no revision or other name refers to."""
     caller.demand_whole_environment()
     manifest = await _write(context, lambda write: weights.delete(write, _holder(caller, request), name=name))
     await holdings.forget(context.cache, context.store, manifest)
+    await deletion.give_up(context, caller, [], request, manifests=[manifest])
     return Response(status_code=204)
 
 
@@ -126,7 +134,7 @@ async def prefetch_weights(context: Ctx, caller: Deployer, request: RequestId, n
 async def pin_weights(context: Ctx, caller: Admin, request: RequestId, name: Name) -> NdjsonResponse:
     """Bring it to the node's disk and keep it there whoever needs room; lines as of prefetch."""
     caller.demand_whole_environment()
-    await _manifest(context, caller, name)
+    await _read(context, lambda sql: _check_pin(context, sql, _holder(caller), name))  # once the answer has begun it is a line only
     await holdings.demand(context.cache)
 
     async def work(tell: Tell) -> Mapping[str, Any]:
@@ -148,7 +156,7 @@ async def unpin_weights(context: Ctx, caller: Admin, request: RequestId, name: N
 async def _pin(context: Context, holder: Holder, name: str, tell: Tell) -> None:
     # The row first: a sweep in between must not undo what the cache does next. A pin that fails is none.
     was_pinned = (await _read(context, lambda sql: weights.find(sql, holder, name=name)))["is_pinned"]
-    manifest = await _write(context, lambda write: weights.pin(write, holder, name=name, pinned=True))
+    manifest = await _write(context, lambda write: _note_pin(context, write, holder, name))
     pinned = False
     try:
         await holdings.pin(context.cache, manifest, tell)
@@ -157,6 +165,18 @@ async def _pin(context: Context, holder: Holder, name: str, tell: Tell) -> None:
         if not pinned and not was_pinned:
             await _write(context, lambda write: weights.pin(write, holder, name=name, pinned=False))
         await holdings.settle(context.cache, context.store, [manifest])
+
+
+def _check_pin(context: Context, sql: sa.Connection, holder: Holder, name: str) -> None:
+    row = weights.find(sql, holder, name=name)
+    plan = accounting.plan_of(sql, context.config.plans, tenant=holder.tenant)
+    size_bytes = row["size_bytes"]
+    accounting.require_room_for_pin(sql, plan, tenant=holder.tenant, manifest=row["manifest"], size_bytes=size_bytes)
+
+
+def _note_pin(context: Context, write: Write, holder: Holder, name: str) -> str:
+    _check_pin(context, write.sql, holder, name)
+    return weights.pin(write, holder, name=name, pinned=True)
 
 
 def _holder(caller: Principal, request: str = "") -> Holder:
@@ -194,9 +214,9 @@ async def _instances(context: Context, caller: Principal) -> dict[str, int] | No
     return await _read(context, lambda sql: weights.instances_of(sql, counted))
 
 
-def _model(context: Context, caller: Principal, digest: str) -> weights.Model:
+def _manifest_of(context: Context, caller: Principal, digest: str) -> Manifest:
     with context.store.read() as sql:
-        return weights.Model.of(digest, references.check_manifest(sql, context.files, tenant=caller.tenant, digest=digest))
+        return references.check_manifest(sql, context.files, tenant=caller.tenant, digest=digest)
 
 
 def _paths(context: Context, caller: Principal, manifest: str, digests: Collection[str]) -> list[str]:

@@ -1,6 +1,9 @@
 """What is there of ours in the cluster: caches of every kind that we apply, kept by watches, so that comparing costs no call.
 
 A watch lags behind our own writes. What a write answered is remembered until the cache has caught up, so nothing is written twice.
+
+Secrets are read in tenants' namespaces only: whoever may list them in the whole cluster has every credential in it. Each namespace of ours
+in which the controller has rights (a RoleBinding of ours) has a watch of its own; all other kinds have one for the whole cluster.
 """
 
 from __future__ import annotations
@@ -14,20 +17,22 @@ from pilotlight.cluster import kinds, names
 from pilotlight.cluster.api import Cluster
 from pilotlight.cluster.changes import Change, Object, version_of
 from pilotlight.cluster.kinds import Kind
+from pilotlight.cluster.manifests.tenancy import CONTROLLER_BINDING
 from pilotlight.cluster.watch import Reflector
 
 KINDS: tuple[Kind, ...] = (
     kinds.NAMESPACE,
+    kinds.ROLE_BINDING,
     kinds.SERVICE_ACCOUNT,
     kinds.NETWORK_POLICY,
     kinds.LIMIT_RANGE,
     kinds.RESOURCE_QUOTA,
-    kinds.SECRET,
     kinds.CONFIG_MAP,
     kinds.POD_DISRUPTION_BUDGET,
     kinds.SERVICE,
     kinds.REVISION,
 )
+"""Watched in the whole cluster."""
 _FUNCTION = "function"
 
 
@@ -36,19 +41,26 @@ class Mirror:
 
     def __init__(self, cluster: Cluster, *, on_change: Callable[[Kind, Change], None]) -> None:
         selector = f"{names.MANAGED_BY}={names.manager_of(cluster.settings)}"
+        self._cluster = cluster
+        self._selector = selector
         self._written: dict[tuple[Kind, str, str], Object] = {}
         self._on_change = on_change
         self._reflectors = {
             kind: Reflector(cluster, kind, selector=selector, indexes={_FUNCTION: _functions}, on_change=self._listener(kind))
             for kind in KINDS
         }
+        self._secrets: dict[str, Reflector] = {}
+        self._tasks = asyncio.TaskGroup()
+        self._watching: dict[str, asyncio.Task[None]] = {}
         self._stack = contextlib.AsyncExitStack()
 
     def __repr__(self) -> str:
-        return f"<Mirror {', '.join(repr(one) for one in self._reflectors.values())}>"
+        return f"<Mirror {', '.join(repr(one) for one in self._reflectors.values())}, secrets of {len(self._secrets)} namespaces>"
 
     async def __aenter__(self) -> Self:
         await self._stack.__aenter__()
+        await self._stack.enter_async_context(self._tasks)
+        self._stack.callback(self._stop_all_secrets)  # after the watch of RoleBindings, which begins them
         for reflector in self._reflectors.values():
             await self._stack.enter_async_context(reflector)
         return self
@@ -62,7 +74,7 @@ class Mirror:
 
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
         """The newest that we know of an object; None = it is not there, or not ours."""
-        cached = self._reflectors[kind].get(name, namespace)
+        cached = self._cached(kind, name, namespace)
         written = self._written.get((kind, namespace or "", name))
         if written is not None and (cached is None or is_older(cached, written)):
             return written
@@ -73,8 +85,13 @@ class Mirror:
         return list(self._reflectors[kind].by(_FUNCTION, function))
 
     def items(self, kind: Kind) -> Iterable[Object]:
-        """Everything of a kind."""
+        """Everything of a kind; no secrets, of which `secrets` tells."""
         return self._reflectors[kind].items()
+
+    def secrets(self, namespace: str) -> Iterable[Object]:
+        """Secrets of ours in a namespace, as far as they have been listed."""
+        reflector = self._secrets.get(namespace)
+        return reflector.items() if reflector is not None else ()
 
     def functions(self) -> Iterator[str]:
         """Ids of all functions of which there is anything."""
@@ -91,24 +108,55 @@ class Mirror:
         """It was deleted."""
         self._written.pop((kind, namespace or "", name), None)
 
-    def _listener(self, kind: Kind) -> Callable[[Change], None]:
+    def _cached(self, kind: Kind, name: str, namespace: str | None) -> Object | None:
+        reflector = self._secrets.get(namespace or "") if kind == kinds.SECRET else self._reflectors[kind]
+        return reflector.get(name, namespace) if reflector is not None else None
+
+    def _listener(self, kind: Kind, namespace: str | None = None) -> Callable[[Change], None]:
+        """`namespace`: the only one that is watched; None = all."""
+
         def changed(change: Change) -> None:
             if change.type != "SYNCED":
                 at = (kind, *change.key)
                 written = self._written.get(at)
                 if written is not None and (change.type == "DELETED" or not is_older(change.object, written)):
                     del self._written[at]
+            self._follow_secrets(kind, change)
             self._on_change(kind, change)
             if change.type == "SYNCED":
-                self._miss(kind)
+                self._miss(kind, namespace)
 
         return changed
 
-    def _miss(self, kind: Kind) -> None:
+    def _follow_secrets(self, kind: Kind, change: Change) -> None:
+        """From the controller's RoleBinding in a namespace to the end of the namespace."""
+        if kind == kinds.ROLE_BINDING and change.type in ("ADDED", "MODIFIED"):
+            namespace, name = change.key
+            if name == CONTROLLER_BINDING and namespace not in self._secrets:
+                listener = self._listener(kinds.SECRET, namespace)
+                self._secrets[namespace] = Reflector(
+                    self._cluster, kinds.SECRET, namespace=namespace, selector=self._selector, on_change=listener
+                )
+                self._watching[namespace] = self._tasks.create_task(self._secrets[namespace].run(), name=f"secrets of {namespace}")
+        elif kind == kinds.NAMESPACE and change.type == "DELETED":
+            self._stop_secrets(change.key[1])
+
+    def _stop_secrets(self, namespace: str) -> None:
+        if self._secrets.pop(namespace, None) is not None:
+            self._watching.pop(namespace).cancel()
+            for at in [at for at in self._written if at[:2] == (kinds.SECRET, namespace)]:
+                del self._written[at]
+
+    def _stop_all_secrets(self) -> None:
+        for namespace in list(self._secrets):
+            self._stop_secrets(namespace)
+
+    def _miss(self, kind: Kind, namespace: str | None) -> None:
         """What was written and is not in a whole listing was deleted while the watch was cut: it would be told by nobody. Should the
         listing be the older one, what is there is looked at once more."""
-        for at, item in [(at, item) for at, item in self._written.items() if at[0] == kind]:
-            if self._reflectors[kind].get(at[2], at[1] or None) is None:
+        written = [(at, item) for at, item in self._written.items() if at[0] == kind and namespace in (None, at[1])]
+        for at, item in written:
+            if self._cached(kind, at[2], at[1] or None) is None:
                 del self._written[at]
                 self._on_change(kind, Change("DELETED", item))
 

@@ -147,8 +147,11 @@ class Reconciler:
         while pages[-1].more:
             pages.append(await anyio.to_thread.run_sync(self._page, pages[-1].seq))
         self._seq = pages[-1].seq
+        tenants = set(self.state.tenants)
         for page in pages:
             self.work.add_all(self.state.take(page))
+        gone = tenants - set(self.state.tenants)  # their functions may have gone before them
+        self.work.add_all(place for place in self._namespaces.places() if place.partition("/")[0] in gone)
         self._loaded.set()
 
     def _page(self, after: int) -> feed.Page:
@@ -160,6 +163,7 @@ class Reconciler:
         self.work.add_all(self.state.functions)
         self.work.add_all(self.state.places())
         if self.state.tenants:
+            self.work.add_all(self._namespaces.places())
             self.work.add_all(set(self.mirror.functions()) - set(self.state.functions))
 
     async def _keep_config(self) -> None:

@@ -73,7 +73,7 @@ class PlatformState:
         if sealed is None:
             raise InvalidInput(f"there is no secret {name!r}", hint=f"`pilotlight secret create {name} KEY=VALUE` makes it.")
         try:
-            values: Mapping[str, str] = json.loads(self._key.open(sealed))
+            values: Mapping[str, str] = json.loads(self._key.activator.secrets.open(sealed))
         except (SealBroken, ValueError) as e:
             raise InvalidInput(f"secret {name!r} was sealed with another platform's key", hint="Store its values again.") from e
         return values

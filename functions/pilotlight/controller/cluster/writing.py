@@ -9,7 +9,8 @@ from typing import Any
 from pilotlight.cluster import names
 from pilotlight.cluster.api import Cluster
 from pilotlight.cluster.changes import Object
-from pilotlight.cluster.errors import ClusterError, Conflict, ManifestWarned, NamespaceEnding
+from pilotlight.cluster.deeds import Deed
+from pilotlight.cluster.errors import ClusterError, Conflict, Forbidden, ManifestWarned, NamespaceEnding
 from pilotlight.cluster.kinds import NAMESPACE, Kind, kind_of
 from pilotlight.cluster.manifests.difference import is_as_wanted
 from pilotlight.cluster.manifests.marks import Manifest
@@ -69,6 +70,10 @@ class Writer:
             raise NamespaceEnding(f"namespace {name} is being deleted: it is made anew once it is gone")
         return found
 
+    async def may(self, deed: Deed) -> bool:
+        """Whether our credentials have a right. Raises ClusterError."""
+        return await self._cluster.may(deed)
+
     async def remove(self, kind: Kind, item: Object) -> None:
         """Delete an object of ours, this incarnation of it only. Raises ClusterError."""
         metadata = item["metadata"]
@@ -79,9 +84,17 @@ class Writer:
             await self._cluster.delete(kind, metadata["name"], metadata.get("namespace"), uid=metadata.get("uid"))
         except Conflict:
             return  # another one has its name by now: its own change tells
+        except Forbidden:
+            if not await self._is_ending(metadata.get("namespace")):
+                raise
+            return  # our RoleBinding went before it, and it goes with the namespace
         self.writes += 1
         self._mirror.forget(kind, metadata["name"], metadata.get("namespace"))
         log.info("event=deleted kind=%s namespace=%s name=%s", kind, metadata.get("namespace", ""), metadata["name"])
+
+    async def _is_ending(self, namespace: str | None) -> bool:
+        found = await self._cluster.get(NAMESPACE, namespace) if namespace else None
+        return namespace is not None and (found is None or "deletionTimestamp" in found["metadata"])
 
     def _demand_leading(self) -> None:
         if not self._may_write():

@@ -17,6 +17,7 @@ from pilotlight.controller.dashboard.visit import PageRoute, Visit, Visitor
 from pilotlight.controller.figures import functions, latency, promises, spending, usage
 from pilotlight.controller.figures.spans import HOUR_S, Span
 from pilotlight.controller.forecast import Forecast
+from pilotlight.controller.stored import accounting
 from pilotlight.pricing import COST_QUANTUM
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
@@ -34,6 +35,7 @@ class _Found:
     tokens_per_min: float
     objectives: list[tally.Objective]
     own: list[tuple[str, dict[str, float]]]
+    kept: Mapping[str, int]
 
 
 @router.get("/dashboard/budgets")
@@ -41,7 +43,7 @@ async def page(visit: Visitor) -> Response:
     """The page."""
     found = await visit.read(lambda sql: _look(sql, visit))
     running = await machines.running(visit)
-    used: dict[str, float] = {"requests_per_s": found.busiest_per_s, "tokens_per_min": found.tokens_per_min}
+    used: dict[str, float] = {"requests_per_s": found.busiest_per_s, "tokens_per_min": found.tokens_per_min, **found.kept}
     if visit.sees_instances and not running.trouble:
         used |= tally.instance_use(running.instances, found.gpus)
     return render(
@@ -73,6 +75,10 @@ def _look(sql: sa.Connection, visit: Visit) -> _Found:
         busiest_per_s=max((sums.records for sums in hours.values()), default=0) / HOUR_S,
         recent_per_s=(recent.records if recent else 0) / passed_s,
         tokens_per_min=max((sums.tokens for sums in hours.values()), default=0) / 60,
+        kept={
+            "stored_bytes": accounting.stored(sql, tenant=tenant).total_bytes,
+            "pinned_bytes": accounting.pinned_bytes(sql, tenant=tenant),
+        },
         own=promises.own_quotas(sql, tenant=tenant, environment=environment),
         objectives=tally.objectives(
             visit.plan, day, latency.read(sql, tenant=tenant, environment=environment, now=visit.now, clocks=("total",))

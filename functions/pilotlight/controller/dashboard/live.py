@@ -23,14 +23,13 @@ from fastapi.routing import APIRoute
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import Receive, Scope, Send
 
-from pilotlight.controller import tables
+from pilotlight.controller import sessions, tables
 from pilotlight.controller.context import Context
 from pilotlight.controller.dashboard import now
 from pilotlight.controller.dashboard.html import fragment
 from pilotlight.controller.dashboard.overview import NEWEST
-from pilotlight.controller.dashboard.visit import Visitor, ended_of
+from pilotlight.controller.dashboard.visit import Visitor
 from pilotlight.controller.figures import newest
-from pilotlight.controller.sessions import Ended
 from pilotlight.errors import TooManyRequests, Unauthenticated
 from pilotlight.protocol import CONTENT_SSE
 
@@ -91,9 +90,8 @@ class Viewer:
 class Hub:
     """Everybody who looks on, and one task per place that has somebody. Owner: the event loop."""
 
-    def __init__(self, context: Context, ended: Ended) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._ended = ended
         self._viewers: dict[Place, list[Viewer]] = {}
         self._tasks: dict[Place, asyncio.Task[None]] = {}
 
@@ -119,19 +117,22 @@ class Hub:
     async def _show(self, place: Place) -> None:
         while not self._context.bell.closed:
             try:
-                keys, text = await anyio.to_thread.run_sync(self._look, place, {v.key for v in self._viewers[place]})
+                asked = [(viewer.session, viewer.key) for viewer in self._viewers[place]]
+                good, text = await anyio.to_thread.run_sync(self._look, place, asked)
             except SQLAlchemyError as e:
                 log.warning("event=live_failed tenant=%s error=%r", place[0], e)  # the next tick asks again
             else:
-                self._tell(place, keys, text)
+                self._tell(place, good, {session for session, _ in asked}, text)
             await self._tick()
         for viewer in self._viewers.get(place, ()):
             viewer.end()
 
-    def _tell(self, place: Place, keys: set[str], text: str) -> None:
+    def _tell(self, place: Place, good: set[str], asked: set[str], text: str) -> None:
         now = self._context.clock()
         for viewer in self._viewers.get(place, ()):
-            if viewer.key not in keys or viewer.until <= now or viewer.session in self._ended:
+            if viewer.session not in asked:
+                continue  # joined meanwhile: the next tick looks
+            if viewer.session not in good or viewer.until <= now:
                 viewer.end()
             else:
                 viewer.tell(text)
@@ -142,12 +143,13 @@ class Hub:
                 while not self._context.bell.closed:  # it rings for deploys, too; what ends the wait is the process's end
                     await self._context.bell.next_ring().wait()
 
-    def _look(self, place: Place, keys: set[str]) -> tuple[set[str], str]:
-        """Those of `keys` that are good still, and the event that everybody is shown."""
+    def _look(self, place: Place, asked: list[tuple[str, str]]) -> tuple[set[str], str]:
+        """Those of the sessions (id, key) that are good still, and the event that everybody is shown."""
         tenant, environment, currency = place
         at = self._context.clock()
         with self._context.store.read() as sql:
-            good = _good(sql, keys, at)
+            keys = _good(sql, {key for _, key in asked}, at)
+            good = {session for session, key in asked if key in keys} - sessions.ended(sql, [session for session, _ in asked])
             figures = now.figures(sql, tenant=tenant, environment=environment, currency=currency, now=at)
             calls = newest.read(sql, tenant=tenant, environment=environment, now=at, limit=NEWEST).calls
         rows = fragment("_calls.html", "rows", calls, environment) if calls else ""
@@ -185,7 +187,7 @@ def hub_of(request: Request, context: Context) -> Hub:
     """The one of this application."""
     state = request.app.state
     if not hasattr(state, "live"):
-        state.live = Hub(context, ended_of(request))
+        state.live = Hub(context)
     found: Hub = state.live
     return found
 

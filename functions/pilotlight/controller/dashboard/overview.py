@@ -15,13 +15,14 @@ from pilotlight.controller.dashboard import charts, machines, now, tally
 from pilotlight.controller.dashboard.budgets import amount
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.machines import Running
-from pilotlight.controller.dashboard.visit import HOME, PageRoute, Visit, Visitor
+from pilotlight.controller.dashboard.visit import PageRoute, Visit, Visitor
 from pilotlight.controller.figures import functions, hints, latency, newest, promises, usage
 from pilotlight.controller.figures.functions import FunctionFigures
 from pilotlight.controller.figures.hints import Hint, Observed
 from pilotlight.controller.figures.latency import Histogram, Part
 from pilotlight.controller.figures.sums import Sums
 from pilotlight.controller.figures.usage import Usage
+from pilotlight.dashboard_origin import HOME
 
 NEWEST = 8
 MOST_HINTS = 5

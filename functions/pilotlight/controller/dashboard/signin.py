@@ -13,8 +13,10 @@ from pilotlight.controller import access, sessions
 from pilotlight.controller.access import Principal
 from pilotlight.controller.context import Context, Ctx
 from pilotlight.controller.dashboard.html import render
-from pilotlight.controller.dashboard.visit import HOME, LOGIN, MAX_NAME, Cookies, PageRoute, ended_of
+from pilotlight.controller.dashboard.visit import LOGIN, MAX_NAME, Cookies, PageRoute, cookie_terms
 from pilotlight.controller.dashboard.visit import Form as FormCookie
+from pilotlight.controller.sessions import CookieTerms
+from pilotlight.dashboard_origin import HOME
 from pilotlight.errors import PilotlightError, Unauthenticated
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
@@ -26,17 +28,17 @@ async def login_form(context: Ctx, request: Request) -> Response:
     try:
         _demand_private(context, request)
     except PilotlightError as e:
-        return _login_page(request, status=e.status, error=str(e))
-    return _login_page(request)
+        return _login_page(context, request, status=e.status, error=str(e))
+    return _login_page(context, request)
 
 
 @router.post(LOGIN)
 async def login(
     context: Ctx,
     request: Request,
+    cookie: FormCookie,
     key: Annotated[str, Form(max_length=MAX_NAME)],
     form: Annotated[str, Form(max_length=MAX_NAME)] = "",
-    cookie: FormCookie = "",
 ) -> Response:
     """Exchange a key for a session."""
     try:
@@ -44,10 +46,11 @@ async def login(
         _demand_private(context, request)
         caller = await anyio.to_thread.run_sync(_admit, context, key)
     except PilotlightError as e:
-        return _login_page(request, status=e.status, error=str(e))
+        return _login_page(context, request, status=e.status, error=str(e))
     answer = RedirectResponse(HOME, status_code=303)
-    _set(answer, request, sessions.COOKIE, sessions.begin(context.key, caller, now=context.clock()), max_age=int(sessions.SESSION_S))
-    _set(answer, request, sessions.FORM_COOKIE, secrets.token_urlsafe(16), max_age=int(sessions.SESSION_S))
+    terms, lasts = cookie_terms(context, request), int(sessions.SESSION_S)
+    _set(answer, terms, sessions.COOKIE, sessions.begin(context.key, caller, now=context.clock()), max_age=lasts)
+    _set(answer, terms, sessions.FORM_COOKIE, secrets.token_urlsafe(16), max_age=lasts)
     return answer
 
 
@@ -55,19 +58,20 @@ async def login(
 async def logout(
     context: Ctx,
     request: Request,
+    cookie: FormCookie,
+    session: Cookies,
     form: Annotated[str, Form(max_length=MAX_NAME)] = "",
-    cookie: FormCookie = "",
-    session: Cookies = "",
 ) -> Response:
     """End the session, in every tab of it."""
     sessions.demand_same_site(request.headers, cookie=cookie, field=form)
     try:
-        found, _, until = sessions.read(context.key, session)
-        ended_of(request).add(found, until, context.clock())
+        found, key, until = sessions.read(context.key, session)
+        if until > context.clock():
+            await anyio.to_thread.run_sync(_end, context, found, key, until)
     except Unauthenticated:
         pass  # there is none to end
     answer = RedirectResponse(LOGIN, status_code=303)
-    answer.delete_cookie(sessions.COOKIE, path=HOME, httponly=True, samesite="strict")
+    _set(answer, cookie_terms(context, request), sessions.COOKIE, "", max_age=0)
     return answer
 
 
@@ -75,16 +79,20 @@ def _demand_private(context: Context, request: Request) -> None:
     sessions.demand_private(request.headers, request.url.scheme, allowed=context.config.settings.plain_http_sign_in)
 
 
-def _login_page(request: Request, *, status: int = 200, error: str = "") -> Response:
+def _login_page(context: Context, request: Request, *, status: int = 200, error: str = "") -> Response:
     token = secrets.token_urlsafe(16)
     answer = render("login.html", status=status, error=error, form=token)
-    _set(answer, request, sessions.FORM_COOKIE, token, max_age=None)
+    _set(answer, cookie_terms(context, request), sessions.FORM_COOKIE, token, max_age=None)
     return answer
 
 
-def _set(answer: Response, request: Request, name: str, value: str, *, max_age: int | None) -> None:
-    secure = sessions.is_encrypted(request.headers, request.url.scheme)
-    answer.set_cookie(name, value, max_age=max_age, path=HOME, httponly=True, samesite="strict", secure=secure)
+def _set(answer: Response, terms: CookieTerms, name: str, value: str, *, max_age: int | None) -> None:
+    answer.set_cookie(terms.name(name), value, max_age=max_age, path=terms.path, httponly=True, samesite="strict", secure=terms.is_secure)
+
+
+def _end(context: Context, session: str, key: str, until: float) -> None:
+    with context.store.write() as write:
+        sessions.end(write, session=session, key=key, until=until)
 
 
 def _admit(context: Context, key: str) -> Principal:

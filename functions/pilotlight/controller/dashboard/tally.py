@@ -10,7 +10,7 @@ from pilotlight.controller.dashboard import words
 from pilotlight.controller.figures.latency import Part, merged
 from pilotlight.controller.figures.sums import Cell, Sums
 from pilotlight.controller.figures.usage import START_KINDS, Usage
-from pilotlight.quotas import Plan, Quotas
+from pilotlight.quotas import STORAGE_KEYS, Plan, Quotas
 from snapshotter.types import InstanceInfo
 
 PERCENTILES = (50, 95, 99)
@@ -121,17 +121,23 @@ QUOTA_WORDS = {
     "gpus": "GPUs",
     "body_bytes": "Size of a request",
     "tokens_per_min": "Tokens per minute",
+    "stored_bytes": "Stored",
+    "builds_at_once": "Image builds at once",
+    "pinned_bytes": "Pinned weights",
+    "log_bytes": "Logs on a node",
+    "functions": "Functions",
+    "result_bytes": "Kept results",
 }
 
 
 def quotas(plan: Plan, used: Mapping[str, float]) -> list[QuotaRow]:
     """Every quota of a plan, bounded or not, with its use where it is known here."""
-    bounds = plan.quotas()
-    return [_quota(field.name, getattr(bounds, field.name), used.get(field.name)) for field in fields(Quotas)]
+    names = (*(field.name for field in fields(Quotas)), *STORAGE_KEYS)
+    return [_quota(name, getattr(plan, name), used.get(name)) for name in names]
 
 
 def _quota(name: str, bound: float | None, used: float | None) -> QuotaRow:
-    show = words.size if name == "body_bytes" else _plain
+    show = words.size if name.endswith("_bytes") else _plain
     share = used / bound if used is not None and bound else None
     return QuotaRow(
         name=QUOTA_WORDS[name], bound="no bound" if bound is None else show(bound), used=None if used is None else show(used), share=share

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 import anyio.to_thread
 import sqlalchemy as sa
-from fastapi import Cookie, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from fastapi.routing import APIRoute
 
@@ -20,20 +20,42 @@ from pilotlight.controller.context import Context, Ctx
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.figures import promises, spans
 from pilotlight.controller.figures.spans import Span
-from pilotlight.controller.sessions import Ended, Session
+from pilotlight.controller.sessions import CookieTerms, Session
 from pilotlight.errors import PilotlightError, Unauthenticated
 from pilotlight.quotas import Plan
 from pilotlight.types import Scope
 from snapshotter.errors import SnapshotterError
 from weight_cache.errors import WeightCacheError
 
-HOME = "/dashboard"
 LOGIN = "/dashboard/login"
 MAX_COOKIE = 4096
 MAX_NAME = 200
 _Read = TypeVar("_Read")
-Cookies = Annotated[str, Cookie(alias=sessions.COOKIE, max_length=MAX_COOKIE)]
-Form = Annotated[str, Cookie(alias=sessions.FORM_COOKIE, max_length=MAX_NAME)]
+
+
+def cookie_terms(context: Context, request: Request) -> CookieTerms:
+    """How cookies are called on this browser's connection."""
+    return CookieTerms.of(request.headers, request.url.scheme, context.config.settings.dashboard_origin)
+
+
+def cookie_of(context: Context, request: Request, name: str, *, limit: int) -> str:
+    """The browser's cookie of this name, as it is called on its connection; "" for none, and for one that is too long to be ours."""
+    found = request.cookies.get(cookie_terms(context, request).name(name), "")
+    return found if len(found) <= limit else ""
+
+
+async def session_cookie(context: Ctx, request: Request) -> str:
+    """The sealed session."""
+    return cookie_of(context, request, sessions.COOKIE, limit=MAX_COOKIE)
+
+
+async def form_cookie(context: Ctx, request: Request) -> str:
+    """What forms of this browser must carry."""
+    return cookie_of(context, request, sessions.FORM_COOKIE, limit=MAX_NAME)
+
+
+Cookies = Annotated[str, Depends(session_cookie)]
+Form = Annotated[str, Depends(form_cookie)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,30 +123,21 @@ class Visit:
         return await anyio.to_thread.run_sync(ask)
 
 
-def ended_of(request: Request) -> Ended:
-    """Sessions of this application that were signed out of."""
-    state = request.app.state
-    if not hasattr(state, "ended_sessions"):
-        state.ended_sessions = Ended()
-    found: Ended = state.ended_sessions
-    return found
-
-
 async def visit(
     *,
     request: Request,
     context: Ctx,
-    session: Cookies = "",
-    form: Form = "",
+    session: Cookies,
+    form: Form,
     environment: Annotated[str | None, Query(max_length=MAX_NAME)] = None,
     span: Annotated[str, Query(max_length=MAX_NAME)] = spans.DEFAULT,
 ) -> Visit:
     """The visit of a request. Raises Unauthenticated, Forbidden, NotFound."""
-    now, ended = context.clock(), ended_of(request)
+    now = context.clock()
 
     def look() -> Visit:
         with context.store.read() as sql:
-            found = sessions.resume(sql, context.key, session, environment=environment or None, now=now, ended=ended)
+            found = sessions.resume(sql, context.key, session, environment=environment or None, now=now)
             caller = found.caller
             known = [e["name"] for e in tenants.environments(sql, tenant=caller.tenant)]
             tenants.demand_environment(sql, tenant=caller.tenant, name=caller.environment)

@@ -112,7 +112,8 @@ def month(name: str) -> str:
 
 
 KIND_WORDS: Mapping[str, str] = {
-    "CALL": "Execution", "START": "Cold starts", "IDLE": "Idle", "RESERVED": "Reserved", "STORAGE": "Storage", "ADJUSTMENT": "Corrections",
+    "CALL": "Execution", "START": "Cold starts", "IDLE": "Idle", "RESERVED": "Reserved", "CPU": "CPU outside calls",
+    "BUILD": "Builds", "STORAGE": "Storage", "ADJUSTMENT": "Corrections",
 }  # fmt: skip
 
 

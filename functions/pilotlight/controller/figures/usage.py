@@ -14,7 +14,7 @@ from pilotlight.controller.figures.spans import Span
 from pilotlight.controller.figures.sums import Cell, Sums
 
 START_KINDS = ("WARM", "WAKE", "FORK", "RESTORE", "COLD")
-KINDS = ("CALL", "START", "IDLE", "RESERVED", "STORAGE", "ADJUSTMENT")
+KINDS = ("CALL", "START", "IDLE", "RESERVED", "CPU", "BUILD", "STORAGE", "ADJUSTMENT")
 """Kinds of records, in the order in which charts stack them."""
 _Key = TypeVar("_Key", bound=Hashable)
 

@@ -84,11 +84,12 @@ revisions = sa.Table(
     *(sa.Column(name, sa.Text, nullable=False, server_default="{}") for name in ("lineage", "evaluation")),
     sa.Column("created_by", sa.Text, nullable=False, server_default=""),
     time("served_at", null=True),
+    time("pruned_at", null=True),
     sa.UniqueConstraint("function", "digest"),
 )
 """`spec` is what the revision is; `lineage` and `evaluation` are what was told of it, which its digest does not cover.
 
-`served_at`: when it first took traffic; null = it never did."""
+`served_at`: when it first took traffic; null = it never did. `pruned_at`: since when its blobs need not be there; null = they are."""
 
 approvals = sa.Table(
     "approvals",
@@ -169,9 +170,20 @@ images = sa.Table(
     text("digest", key=True),
     text("spec"),
     time("created_at"),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("build_cpu_ns", sa.BigInteger, nullable=False, server_default="0"),
 )
 
-blobs = sa.Table("blobs", metadata, text("digest", key=True), whole("size_bytes"), time("created_at"))
+blobs = sa.Table(
+    "blobs",
+    metadata,
+    text("digest", key=True),
+    whole("size_bytes"),
+    time("created_at"),
+    time("deleting_at", null=True),
+    sa.Index("ix_blobs_deleting_at", "deleting_at"),
+)
+"""`deleting_at`: since when no tenant has it, so that its bytes are to be deleted; null = some tenant has it."""
 
 blob_owners = sa.Table(
     "blob_owners",
@@ -179,7 +191,10 @@ blob_owners = sa.Table(
     text("tenant", sa.ForeignKey("tenants.id"), key=True),
     text("digest", sa.ForeignKey("blobs.digest"), key=True),
     time("created_at"),
+    sa.Column("used_at", sa.Double, nullable=False, server_default="0"),
+    sa.Index("ix_blob_owners_digest", "digest"),
 )
+"""`used_at`: when the tenant last uploaded the blob or asked whether it is there."""
 
 weights = sa.Table(
     "weights",
@@ -232,10 +247,20 @@ calls = sa.Table(
     time("expires_at"),
     text("record"),
     text("payload", null=True),
+    sa.Column("kept_bytes", sa.BigInteger, nullable=False, server_default="0"),
     sa.Index("ix_calls_tenant_submitted_at", "tenant", "submitted_at"),
     sa.Index("ix_calls_expires_at", "expires_at"),
 )
-"""`payload`: of a dead letter what its function was given, as an activator's journal had it; null = the call is none."""
+"""`payload`: of a dead letter what its function was given, as an activator's journal had it; null = the call is none.
+`kept_bytes`: of both texts."""
+
+kept_calls = sa.Table(
+    "kept_calls",
+    metadata,
+    text("tenant", key=True),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+)
+"""The sum of `calls.kept_bytes` of each tenant."""
 
 audit = sa.Table(
     "audit",

@@ -168,10 +168,28 @@ due_calls = sa.Table(
     text("claimed_by", null=True),
     time("claimed_until", null=True),
     sa.Index("ix_due_calls_due_at", "due_at"),
-    _partial("ix_due_calls_waiting", "due_at", where="claimed_by IS NULL OR claimed_until IS NOT NULL"),
+    _partial(
+        "ix_due_calls_free",
+        "tenant",
+        "due_at",
+        "id",
+        "claimed_by",
+        "claimed_until",
+        where="claimed_by IS NULL OR claimed_until IS NOT NULL",
+    ),
 )
 """Submitted calls that the control plane began, until an activator has them in its journal."""
 
+ended_sessions = sa.Table(
+    "ended_sessions",
+    metadata,
+    text("id", key=True),
+    text("key"),
+    time("until"),
+    sa.Index("ix_ended_sessions_key_until", "key", "until"),
+    sa.Index("ix_ended_sessions_until", "until"),
+)
+"""Sessions of the dashboard that were signed out of, until their own end. `key`: id of the API key that they were begun with."""
 idempotency_keys = sa.Table(
     "idempotency_keys",
     metadata,

@@ -55,8 +55,11 @@ class Contents:
         self.directory(name)
         self.text(f"{name}/.wh..wh..opq", b"")
 
-    def tree(self, name: str, root: Path, *, leave: Leave = lambda _: False) -> None:
-        """Everything below `root`, links kept where they stay inside it, and followed where they do not. Raises OSError."""
+    def tree(self, name: str, root: Path, *, leave: Leave = lambda _: False, follow: bool = True) -> None:
+        """Everything below `root`, links kept where they stay inside it, and followed where they do not. Raises OSError.
+
+        Without `follow` no link is: for what a tenant made, whose links may name any file of this machine.
+        """
         bound = root.resolve()
 
         def walk(below: str, above: tuple[Path, ...]) -> None:
@@ -69,6 +72,8 @@ class Contents:
                     continue
                 if item.is_symlink() and (target := _inside(path, bound)) is not None:
                     self.link(posixpath.join(name, relative), target)
+                elif item.is_symlink() and not follow:
+                    self.link(posixpath.join(name, relative), os.readlink(path))
                 elif item.is_dir():
                     walk(relative, (*above, here))
                 elif item.is_file():

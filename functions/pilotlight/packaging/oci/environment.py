@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.packaging.oci.contents import Contents
+from weight_cache.beneath import check_directory
 
 ROOT = "opt/pilotlight"
 RUNTIME = ("pilotlight", "snapshotter", "weight_cache")
@@ -43,6 +44,7 @@ class Environment:
         site: directories of packages; empty: those that a worker needs, of the interpreter that runs this.
         files: what `Image.copy` put there; None for nothing.
         variables: of the image.
+        is_built: the platform built it for a tenant: its links may name any file of this machine.
     """
 
     version: str
@@ -51,6 +53,7 @@ class Environment:
     site: tuple[Path, ...] = ()
     files: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+    is_built: bool = False
 
     def library(self) -> Path:
         """The standard library's directory."""
@@ -66,8 +69,16 @@ def own_environment() -> Environment:
 
 def built_environment(home: Path, digest: str) -> Environment:
     """The image of that description that the platform at `home` has built. Raises NotFound, InvalidInput."""
-    folder = home / "node" / "images" / digest
-    if not _DIGEST.match(digest) or not (folder / "image.json").is_file():
+    images = home / "node" / "images"
+    found = [images / digest, *sorted(images.glob(f"{digest}-*"))] if _DIGEST.match(digest) else []
+    found = [folder for folder in found if (folder / "image.json").is_file()]
+    if len(found) > 1:
+        raise InvalidInput(
+            f"several tenants built the environment {digest[:12]}: {', '.join(folder.name[64:] or 'shared' for folder in found)}",
+            hint=f"Remove from {images} those that are not yours, or name a venv with --venv.",
+        )
+    folder = found[0] if found else images / digest
+    if not found:
         raise NotFound(
             f"the environment {digest[:12]} was not built here: there is no {folder}",
             hint="`pilotlight deploy` the app to a platform on this machine first (it builds it), or name a venv with --venv.",
@@ -76,13 +87,19 @@ def built_environment(home: Path, digest: str) -> Environment:
         body = json.loads((folder / "image.json").read_bytes())
         python, prefix = Path(body["python"]), Path(body["prefix"])
         version = python.name.removeprefix("python")
-        site = tuple(folder / place for place in body["site"] if place != "files")
+        site = tuple(check_directory(folder, str(place)) for place in body["site"] if place != "files")
         variables = {str(key): str(value) for key, value in body["env"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise InvalidInput(f"{folder}/image.json cannot be used: {e!r}. Deploy the app again to build it anew") from e
     files = folder / "files"
     return Environment(
-        version=version, prefix=prefix, python=python, site=site, files=files if files.is_dir() else None, variables=variables
+        version=version,
+        prefix=prefix,
+        python=python,
+        site=site,
+        files=files if files.is_dir() else None,
+        variables=variables,
+        is_built=True,
     )
 
 
@@ -127,12 +144,17 @@ def add_packages(contents: Contents, environment: Environment) -> None:
     for name in ("site", "files"):
         contents.opaque(f"{ROOT}/{name}")
     for folder in environment.site:
-        contents.tree(f"{ROOT}/site", folder, leave=lambda name: _is_waste(PurePosixPath(name).name) or _is_ours(name))
+        contents.tree(
+            f"{ROOT}/site",
+            folder,
+            leave=lambda name: _is_waste(PurePosixPath(name).name) or _is_ours(name),
+            follow=not environment.is_built,
+        )
     if not environment.site:
         for name, path in needed_files(WORKER_NEEDS):
             contents.file(f"{ROOT}/site/{name}", path)
     if environment.files is not None:
-        contents.tree(f"{ROOT}/files", environment.files)
+        contents.tree(f"{ROOT}/files", environment.files, follow=not environment.is_built)
 
 
 def add_runtime(contents: Contents) -> None:

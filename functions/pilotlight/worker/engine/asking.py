@@ -18,6 +18,8 @@ from pilotlight.worker.engine.failures import EngineHung, EngineRefused
 _LOOK_S = 0.05
 """Between two looks whether it listens: the kernel has no event for that."""
 _MAX_SHOWN = 500
+_CLOSE_S = 2.0
+"""Longest wait for the engine to close its end of an answered connection."""
 
 
 class _Connection(http.client.HTTPConnection):
@@ -54,8 +56,10 @@ class Asker:
         with contextlib.closing(_Connection(self._path, within_s)) as connection:
             try:
                 connection.request(method, path, data, {"Content-Type": "application/json", "Connection": "close"})
-                answer = connection.getresponse()
-                content = answer.read()
+                with connection.sock.dup() as ours:
+                    answer = connection.getresponse()
+                    content = answer.read()
+                    _wait_closed(ours)
             except TimeoutError as e:
                 raise EngineHung(f"the engine did not answer {method} {path} within {within_s:.3g} s") from e
             except http.client.HTTPException as e:
@@ -76,3 +80,11 @@ class Asker:
             except (OSError, EngineRefused):  # not there yet, or not yet healthy
                 time.sleep(_LOOK_S)
         raise EngineHung(f"the engine was not healthy within {within_s:.0f} s: raise startup_timeout=, or take a smaller model")
+
+
+def _wait_closed(ours: socket.socket) -> None:
+    """Wait until the engine closed its end: a busy engine does that some time after its answer, and until then a snapshot is refused."""
+    ours.settimeout(_CLOSE_S)
+    with contextlib.suppress(OSError):
+        while ours.recv(4096):
+            pass

@@ -17,6 +17,7 @@ import uvloop
 from pilotlight.worker.engine.failures import EngineDied
 from pilotlight.worker.engine.splice import Half, Pair
 from pilotlight.worker.engine.tree import Deaths
+from pilotlight.worker.listener import serve_listener
 from pilotlight.worker.server import BACKLOG, end_of
 from pilotlight.worker.standing import Standing
 
@@ -62,9 +63,7 @@ class SpliceServer:
 
     async def _wake(self, listener: socket.socket) -> None:
         self._loop.add_signal_handler(signal.SIGTERM, self._ending.set)
-        listener.setblocking(False)
-        make: Any = self._loop.create_unix_server if listener.family == socket.AF_UNIX else self._loop.create_server
-        self._accepting = await make(self._accept, sock=listener, backlog=BACKLOG)
+        self._accepting = await serve_listener(self._loop, self._accept, listener, backlog=BACKLOG)
 
     def _accept(self) -> Half:
         pair = Pair(self._path, self._loop, self._pairs.discard, self._status)

@@ -56,6 +56,26 @@ def test_what_the_platform_built_goes_in_with_its_files_and_variables(tmp_path: 
         built_environment(tmp_path, DIGEST)
 
 
+def test_links_of_a_built_image_bring_no_file_of_this_machine(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("the operator's")
+    folder = built(tmp_path)
+    site = folder / "env" / "lib" / f"python{VERSION}" / "site-packages"
+    (site / "numpy" / "key").symlink_to(secret / "key")
+    (folder / "files" / "all").symlink_to(secret)
+    contents = Contents()
+    add_packages(contents, built_environment(tmp_path, DIGEST))
+    assert contents.entries["opt/pilotlight/site/numpy/key"].link == str(secret / "key")
+    assert contents.entries["opt/pilotlight/files/all"].link == str(secret)
+    assert not [name for name, entry in contents.entries.items() if entry.source is not None and secret in entry.source.parents]
+
+    site.rename(tmp_path / "away")
+    site.symlink_to(secret)
+    with pytest.raises(InvalidInput, match="leads through a symbolic link"):
+        built_environment(tmp_path, DIGEST)
+
+
 @pytest.mark.parametrize("digest", [DIGEST, "../../etc"])
 def test_what_was_not_built_here_says_how_to_build_it(tmp_path: Path, digest: str) -> None:
     with pytest.raises(NotFound, match="was not built here") as refused:

@@ -147,7 +147,7 @@ def test_an_engine_that_is_not_healthy_in_time_is_told_so(tmp_path: Path) -> Non
 
 
 def test_the_death_of_any_process_of_the_tree_is_noticed(tmp_path: Path) -> None:
-    script = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', 'import sys; sys.stdin.read()'], stdin=subprocess.PIPE)"
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', 'import time; time.sleep(600)'])"
     tree = Tree([sys.executable, "-c", script], os.environ, directory=str(tmp_path))
     while len(tree.names()) < 2:
         assert not tree.wait_end(0.01)

@@ -1,0 +1,54 @@
+"""Under which user an activator goes on, once what only root may open is open: `platform.activator_uid`, where it was started by root."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from redis import connection
+
+from activator.assembly import Site
+from activator.settings import ActivatorSettings
+from snapshotter.process_user import ProcessUser, take_back
+from weight_cache.settings import PlatformSettings
+
+log = logging.getLogger(__name__)
+
+
+def leave_root(site: Site, platform: PlatformSettings, settings: ActivatorSettings) -> None:
+    """Go on as `platform.activator_uid`, where this process is root on a machine of its own; else, with a warning, as root.
+
+    To be called before there are threads. Raises OSError: this process must not go on then.
+    """
+    if os.geteuid() != 0 or platform.fleet != "local":
+        return
+    if site.paths.activator_uid is None:
+        take_back(site.home)
+        log.warning("activator runs as root reason=platform.activator_uid is null")
+        return
+    user = user_of(site, platform, settings)
+    if why := user.obstacle():
+        user.keep_root()
+        log.warning("activator runs as root reason=%s", why)
+        return
+    user.become()
+    os.environ["HOME"] = str(site.home)  # root's own is closed now: a library that looks for a file there would fail
+    log.info("activator runs without root uid=%d", user.uid)
+
+
+def user_of(site: Site, platform: PlatformSettings, settings: ActivatorSettings) -> ProcessUser:
+    """Who an activator is, and what it needs: its directory, the sockets in <run>, and what it opens again as it runs."""
+    assert site.paths.activator_uid is not None
+    again = [platform.tls_cert, platform.tls_key, platform.tls_ca, _socket_of(settings.redis_url)]
+    return ProcessUser(
+        uid=site.paths.activator_uid, owns=(site.home,), enters=(site.paths.run,), uses=tuple(Path(path) for path in again if path)
+    )
+
+
+def _socket_of(redis_url: str | None) -> str | None:
+    parts: Mapping[str, Any] = connection.parse_url(redis_url) if redis_url is not None else {}  # type: ignore[no-untyped-call]
+    path = parts.get("path")
+    return str(path) if path else None

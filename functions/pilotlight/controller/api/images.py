@@ -1,0 +1,155 @@
+"""Building images, listing them, and deleting them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import anyio.to_thread
+from fastapi import APIRouter, Response
+from pydantic import Field
+
+from pilotlight.controller import audit, blobs, images
+from pilotlight.controller.access import Principal
+from pilotlight.controller.api import models
+from pilotlight.controller.api.blobs import plan_of
+from pilotlight.controller.api.models import Body
+from pilotlight.controller.builds import BuildBill
+from pilotlight.controller.context import ROOM, Context, Ctx, Deployer, RequestId
+from pilotlight.controller.stored import accounting, deletion
+from pilotlight.controller.stored.gate import image_name
+from pilotlight.controller.streams import NdjsonResponse
+from pilotlight.errors import Conflict, InvalidInput, StorageQuotaExceeded
+from pilotlight.protocol import CONTENT_NDJSON
+from pilotlight.quotas import Plan
+from pilotlight.spec import ImageSpec, from_json, to_json
+from snapshotter.errors import SnapshotterError
+
+log = logging.getLogger(__name__)
+
+router = APIRouter(prefix="/v1/images", tags=["images"])
+
+
+class ImageInfo(Body):
+    """An image that this tenant has built. `size_bytes` counts towards `stored_bytes`."""
+
+    digest: str
+    size_bytes: int
+    build_cpu_s: float = Field(description="CPU time of its last build, which is on the bill as BUILD; 0 where nobody counted")
+    steps: int
+    created_at: float
+    functions: list[str] = Field(description="`environment/app/function` whose revisions need it")
+
+
+class ImageList(Body):
+    """Images of the tenant, newest first."""
+
+    images: list[ImageInfo]
+
+
+@router.get("")
+def list_images(context: Ctx, caller: Deployer) -> ImageList:
+    """Images that this tenant has built."""
+    with context.store.read() as sql:
+        return ImageList(images=[ImageInfo(**row) for row in images.listing(sql, tenant=caller.tenant)])
+
+
+@router.delete("/{digest}", status_code=204)
+async def delete_image(context: Ctx, caller: Deployer, request: RequestId, digest: str) -> Response:
+    """Delete an image that no revision needs, and the archives that only its steps copied. 409 while one is in use or being built."""
+    caller.demand_whole_environment()
+    blobs.check_digest(digest)
+
+    def forget() -> tuple[set[str], bool]:
+        with context.store.write() as write:
+            copied, is_last = images.delete(write, tenant=caller.tenant, digest=digest)
+            audit.record(write, tenant=caller.tenant, actor=caller.key, action="image.delete", subject=digest, request=request)
+            return copied, is_last
+
+    with context.files.gate.deleting(image_name(digest)) as is_free:
+        if not is_free:
+            raise Conflict(f"image {digest[:12]} is being built or deleted: try again when that has ended")
+        copied, is_last = await anyio.to_thread.run_sync(forget)
+        if is_last or caller.uid is not None:
+            await _discard(context, digest, uid=caller.uid)
+    await deletion.give_up(context, caller, copied, request)
+    return Response(status_code=204)
+
+
+@router.post("", dependencies=[ROOM], status_code=200, response_class=NdjsonResponse, responses={200: {"content": {CONTENT_NDJSON: {}}}})
+async def build_image(context: Ctx, caller: Deployer, request: RequestId, body: models.ImageSpecBody) -> NdjsonResponse:
+    """Build an environment: lines `{"step", "text"}`, then `{"image": digest, "size_bytes"}` or `{"error": problem}`. The CPU time of its
+    commands is charged as BUILD, also when it fails or its caller leaves.
+
+    429 while as many builds of the tenant run as `builds_at_once` of its plan allows; 507 when it stores as much as it may.
+    """
+    spec = from_json(ImageSpec, body)
+    images.check_packages(spec, context.config.apt_packages)
+    needed = {blobs.check_digest(digest, "a copy step's blob") for digest in images.blobs_of(spec)}
+    digest = spec.digest()
+
+    def look() -> tuple[Plan, set[str]]:
+        plan = plan_of(context, caller.tenant)
+        with context.store.read() as sql:
+            if images.recorded_bytes(sql, tenant=caller.tenant, digest=digest) is None:
+                accounting.require_room(
+                    sql, plan, tenant=caller.tenant, more_bytes=1, coming_bytes=context.files.gate.coming_bytes(caller.tenant)
+                )
+            return plan, needed - set(blobs.sizes(sql, tenant=caller.tenant, digests=needed))
+
+    plan, absent = await anyio.to_thread.run_sync(look)
+    if absent:
+        raise InvalidInput(f"the image copies blob {min(absent)}, which was not uploaded", missing={"blob": min(absent)})
+    await context.agent.capabilities()  # an agent that is away is a 503 here; later it could only be a line
+    context.files.gate.require_build(caller.tenant, limit=plan.builds_at_once)  # later it could only be a line, too
+    return NdjsonResponse(_build(context, caller, spec, plan, request), request=request)
+
+
+async def _build(context: Context, caller: Principal, spec: ImageSpec, plan: Plan, request: str) -> AsyncIterator[Mapping[str, Any]]:
+    gate = context.files.gate
+    with gate.building(caller.tenant, limit=plan.builds_at_once):
+        digest = spec.digest()
+        async with gate.using(image_name(digest)), BuildBill(context.builds, context.store, context.config, caller, digest) as bill:
+            async for part in context.agent.build_image(to_json(spec), uid=caller.uid):
+                if await bill.hear(part):
+                    continue
+                if "image" in part:
+                    await _finish(context, caller, spec, plan=plan, part={**part, "cpu_ns": bill.cpu_ns}, request=request)
+                yield part
+
+
+async def _finish(context: Context, caller: Principal, spec: ImageSpec, *, plan: Plan, part: Mapping[str, Any], request: str) -> None:
+    """Record the image; one that does not fit is deleted again. Raises StorageQuotaExceeded."""
+    digest, size_bytes = str(part["image"]), int(part.get("size_bytes", 0))
+
+    def register() -> None:
+        with context.store.write() as write:
+            known = images.recorded_bytes(write.sql, tenant=caller.tenant, digest=digest)
+            if known is None:
+                coming = context.files.gate.coming_bytes(caller.tenant)
+                accounting.require_room(write.sql, plan, tenant=caller.tenant, more_bytes=size_bytes, coming_bytes=coming)
+            images.register(write, tenant=caller.tenant, spec=spec, digest=digest, size_bytes=size_bytes, cpu_ns=int(part["cpu_ns"]))
+            audit.record(write, tenant=caller.tenant, actor=caller.key, action="image.build", subject=digest, request=request)
+
+    def is_left() -> bool:
+        with context.store.read() as sql:
+            return images.is_known(sql, digest=digest)
+
+    try:
+        await anyio.to_thread.run_sync(register)
+    except StorageQuotaExceeded:
+        if caller.uid is not None or not await anyio.to_thread.run_sync(is_left):
+            await _discard(context, digest, uid=caller.uid)
+        raise
+
+
+async def _discard(context: Context, digest: str, *, uid: int | None) -> None:
+    """Delete an image: the tenant's own where tenants have uids, else one that no tenant has.
+
+    Where the node does not answer it stays there, and the next build of it finds it.
+    """
+    try:
+        await context.agent.delete_image(digest, uid=uid)
+    except SnapshotterError as e:
+        log.warning("event=image_not_deleted image=%s error=%r", digest, e)

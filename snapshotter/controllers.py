@@ -1,0 +1,75 @@
+"""What a controller that is not root may ask the node agent for, and what of it is checked.
+
+The agent is root, and the controller answers what tenants send it. So it looks at what is on the node, stops it, deletes it, and has images
+built and commands run as tenants: what it names must be a name, and whom it names a tenant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from snapshotter.errors import OrderRefused
+from weight_cache.protocol import Guest, Operation, Part
+from weight_cache.settings import Paths
+
+PLAIN = ("instances", "templates", "drop_template", "snapshots", "capabilities")
+"""What they name is looked up among what there is."""
+_INSTANCE = re.compile(r"i-[0-9a-f]{16}\Z")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+
+Check = Callable[[Mapping[str, Any]], None]
+
+
+def guest(of_root: Mapping[str, Operation], paths: Paths, *, uid_base: int) -> Guest | None:
+    """The controller, where it has a uid of its own."""
+    if paths.controller_uid is None:
+        return None
+    return Guest(uid=paths.controller_uid, operations=operations(of_root, uid_base=uid_base))
+
+
+def operations(of_root: Mapping[str, Operation], *, uid_base: int) -> Mapping[str, Operation]:
+    """Those of `of_root` that a controller may use. `uid_base`: tenants' uids start there."""
+
+    def tenant(args: Mapping[str, Any]) -> None:
+        check_tenant(args.get("uid"), uid_base=uid_base)
+
+    def image(args: Mapping[str, Any]) -> None:
+        tenant(args)
+        _check_name(args, "digest", _DIGEST)
+
+    checks: Mapping[str, Check] = {
+        "stop": lambda args: _check_name(args, "instance_id", _INSTANCE),
+        "usage": lambda args: _check_name(args, "instance_id", _INSTANCE),
+        "exec": lambda args: _check_name(args, "instance_id", _INSTANCE),
+        "logs": lambda args: _check_name(args, "instance_id", _NAME, optional=True),
+        "prove_snapshot": lambda args: _check_name(args, "snapshot_id", _NAME),
+        "delete_snapshots": lambda args: _check_name(args, "snapshot_id", _NAME, optional=True),
+        "build_image": tenant,
+        "delete_image": image,
+    }
+    return {**{name: of_root[name] for name in PLAIN}, **{name: _checked(of_root[name], check) for name, check in checks.items()}}
+
+
+def check_tenant(uid: object, *, uid_base: int) -> None:
+    """Raises OrderRefused unless `uid` is one that a tenant may have: work as root, or as another user of this machine, is for none."""
+    if not isinstance(uid, int) or isinstance(uid, bool) or uid < uid_base:
+        raise OrderRefused(f"uid {str(uid)[:20]} is no tenant's: tenants' uids start at snapshotter.uid_base = {uid_base}")
+
+
+def _checked(operation: Operation, check: Check) -> Operation:
+    async def run(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        check(args)
+        return await operation(args, part)
+
+    return run
+
+
+def _check_name(args: Mapping[str, Any], key: str, pattern: re.Pattern[str], *, optional: bool = False) -> None:
+    value = args.get(key)
+    if value is None and optional:
+        return
+    if not (isinstance(value, str) and pattern.match(value)):
+        raise OrderRefused(f"{key} {str(value)[:80]!r} is not one: expected {pattern.pattern[:-2]}")

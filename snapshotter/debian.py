@@ -1,0 +1,52 @@
+"""Names of Debian packages that an image may install. One pattern for the SDK, the controller and the node agent.
+
+`apt-get install` takes more than names: `foo-` removes a package, `foo+` installs one, `foo/suite` and `foo=1.0` choose a version,
+`foo^` is a task, and what looks like a regular expression is one (apt-get(8)). None of these is accepted here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+SETTING = "snapshotter.apt_packages"
+"""Where an operator lists the packages that images may install into the machine."""
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9+.-]*(?:[a-z0-9]|\+\+))\Z")
+"""Debian Policy §5.6.1, without names that end in `-`, `.` or a single `+` (apt reads the first and the last as modifiers)."""
+_MAX_CHARS = 128
+
+
+def check_package_name(name: object) -> str:
+    """Return `name` if it is the plain name of a Debian package. Raises ValueError that says what is allowed."""
+    if isinstance(name, str) and len(name) <= _MAX_CHARS and _NAME.match(name):
+        return name
+    raise ValueError(
+        f"{name!r} is not the name of a Debian package: use lowercase letters, digits, '+', '.' and '-', at least two, ending with a "
+        "letter, a digit or '++'. Versions (=1.0), suites (/stable), architectures (:arm64) and modifiers (foo-, foo+) are not accepted"
+    )
+
+
+def packages_of(steps: Iterable[Mapping[str, Any]]) -> list[str]:
+    """All packages that the `apt` steps of an image name, each once. Raises ValueError for one that is not a plain name."""
+    found: dict[str, None] = {}
+    for step in steps:
+        if step.get("op") == "apt":
+            packages = step.get("packages", ())
+            if not isinstance(packages, list | tuple):
+                raise ValueError(f"packages = {packages!r}: expected a list of names")
+            found |= dict.fromkeys(check_package_name(name) for name in packages)
+    return list(found)
+
+
+def refusal(packages: Iterable[str], listed: Collection[str]) -> str | None:
+    """Why these packages may not be installed, and what to do about it; None where the operator lists all of them."""
+    missing = sorted(set(packages) - set(listed))
+    if not missing:
+        return None
+    names = ", ".join(missing)
+    return (
+        f"apt_install: {names} may not be installed: apt-get installs into the machine itself, for every tenant, so an image installs only "
+        f"what the operator lists. Add {'it' if len(missing) == 1 else 'them'} to {SETTING} in platform.yaml "
+        f"({SETTING}: [{names}]) and restart the platform, or use a Python package that brings the library (pip_install)"
+    )

@@ -1,0 +1,89 @@
+"""What translating the protocols of model servers and of OpenAI may take of the event loop: more is refused before it is read."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from activator import tensors
+from activator.json_size import expect_few
+from activator.model_servers import MAX_VALUES
+from activator.settings import ActivatorSettings
+from pilotlight import errors
+from tests.activator.conftest import KEY, Edge
+from tests.activator.test_model_servers import post, takes
+from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
+from tests.fakes.routes import route_of, spec_of
+
+
+async def _numbers(_request: WorkerRequest) -> WorkerAnswer:
+    return WorkerAnswer(body=b"[" + b"0," * MAX_VALUES + b"0]")
+
+
+@pytest.fixture(name="settings")
+def _settings() -> ActivatorSettings:
+    return ActivatorSettings()
+
+
+@pytest.fixture(name="models")
+def _models(edge: Edge) -> Edge:
+    for name in ("tensors", "numbers"):
+        edge.add(route_of(spec_of(name, methods=(takes(x={}),))))
+    edge.fleet.behaviours["numbers"] = _numbers
+    return edge
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        [{"name": "x", "shape": [10_000] + [1] * 31, "datatype": "INT8", "data": [0] * 10_000}],
+        [{"name": f"x{n}", "shape": [100] + [1] * 31, "datatype": "INT8", "data": [0] * 100} for n in range(100)],
+        [{"name": "x", "shape": [10**4000, 10**4000, 0], "datatype": "INT8", "data": []}],
+    ],
+    ids=["one", "many", "none"],
+)
+async def test_shapes_that_ask_for_many_lists_are_refused_before_any_is_made(models: Edge, inputs: list[Any]) -> None:
+    began_s = time.process_time()
+    answer = await post(models, "/v2/models/shop/tensors/infer", {"inputs": inputs})
+
+    assert answer.status_code == 400
+    assert f"at most {tensors.MAX_LISTS}" in answer.json()["error"]
+    assert time.process_time() - began_s < 1
+    assert models.fleet.started == []
+
+
+@pytest.mark.parametrize("path", ["/v1/models/shop/numbers:predict", "/v2/models/shop/numbers/infer"])
+@pytest.mark.parametrize("row", [b"[" + b",".join([b"[]"] * 2000) + b"]", b"{" + b",".join([b'"a":0'] * 2000) + b"}", b"0," * 2000 + b"0"])
+async def test_json_of_many_values_is_refused_before_it_is_read(models: Edge, path: str, row: bytes) -> None:
+    body = b'{"instances":[' + b",".join([row] * 400) + b'], "inputs":[]}'
+    answer = await models.client.post(models.url + path, content=body, headers={"authorization": f"Bearer {KEY}"})
+
+    assert answer.status_code == 413
+    assert f"more than {MAX_VALUES} values" in answer.json()["detail"]
+    assert answer.json()["limit_values"] == MAX_VALUES
+    assert models.fleet.started == []
+
+
+async def test_an_answer_of_many_values_is_not_translated(models: Edge) -> None:
+    answer = await post(models, "/v1/models/shop/numbers:predict", {"instances": [{"x": 1}]})
+
+    assert answer.status_code == 413
+    assert "by its own name" in answer.json()["detail"]
+
+
+async def test_an_image_is_within_the_bound(models: Edge) -> None:
+    image = [[[0.5] * 3] * 224] * 224
+    flat = {"name": "x", "shape": [1, 224, 224, 3], "datatype": "FP32", "data": [0.5] * (224 * 224 * 3)}
+
+    assert (await post(models, "/v1/models/shop/tensors:predict", {"instances": [{"x": image}]})).status_code == 200
+    assert (await post(models, "/v2/models/shop/tensors/infer", {"inputs": [flat]})).status_code == 200
+
+
+@pytest.mark.parametrize("text", [b"a,[{", b"\\\\", b'\\"[', b'\\\\\\",{'])
+def test_what_stands_in_strings_does_not_count(text: bytes) -> None:
+    expect_few(b'{"a":"' + text * 50_000 + b'"}', 10, "")
+
+    with pytest.raises(errors.TooLarge, match="more than 10 values"):
+        expect_few(b'{"a":"' + text * 50_000 + b'","b":[[],[]]}', 10, "")

@@ -1,0 +1,275 @@
+"""What tenants store: counting, releasing and deleting, on SQLite and on PostgreSQL, also when the sweep is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pilotlight.controller import blobs, references, registry, tables, tenants
+from pilotlight.controller.blobs import BlobFiles
+from pilotlight.controller.places import Place
+from pilotlight.controller.store import Store
+from pilotlight.controller.stored import accounting
+from pilotlight.controller.stored.collector import Collector, sweep
+from pilotlight.errors import InvalidInput, StorageQuotaExceeded
+from pilotlight.quotas import Plan
+from pilotlight.spec import FunctionSpec, from_json
+from tests.fakes.databases import empty_sqlite
+from tests.fakes.killed_sweep import AFTER, BEFORE, NEVER
+from tests.functions.controller.parts import ManualClock, spec
+from weight_cache.objects import DirectoryStore, blob_key
+
+ROOT = Path(__file__).parents[2]
+
+
+def data_of(number: int) -> bytes:
+    return b"blob %d " % number * (number + 1)
+
+
+def digest_of(number: int) -> str:
+    return hashlib.sha256(data_of(number)).hexdigest()
+
+
+class Platform:
+    """A store, a directory of blobs and two tenants."""
+
+    def __init__(self, store: Store, root: Path) -> None:
+        self.store = store
+        self.root = root
+        self.files = BlobFiles(objects=DirectoryStore(root), incoming=root / "incoming", limit_bytes=1 << 30)
+        self.collector = Collector(self.files, store)
+        with store.write() as write:
+            self.tenants = [tenants.create(write, name=name, uid_base=20_000, actor="k").id for name in ("one", "two")]
+
+    async def upload(self, whose: int, number: int, *, plan: Plan | None = None) -> None:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield data_of(number)
+
+        await blobs.store_blob(
+            self.files,
+            self.store,
+            tenant=self.tenants[whose],
+            digest=digest_of(number),
+            pieces=pieces(),
+            announced_bytes=len(data_of(number)),
+            actor="k",
+            plan=plan or Plan(),
+        )
+
+    def deploy(self, whose: int, *numbers: int, app: str = "app") -> None:
+        """One app with a function for each blob. Raises InvalidInput."""
+        specs = [from_json(FunctionSpec, spec(f"f{n}", bundle=digest_of(n))) for n in numbers]
+        place = Place(tenant=self.tenants[whose], uid=None, environment="main", app=app, actor="k")
+        with self.store.write() as write:
+            references.check(write.sql, tenant=place.tenant, environment="main", specs=specs, manifests={}, bundle_max_bytes=1 << 20)
+            registry.deploy(write, place, specs=specs)
+
+    def owned(self, whose: int) -> set[str]:
+        table = tables.blob_owners
+        with self.store.read() as sql:
+            return set(sql.execute(sa.select(table.c.digest).where(table.c.tenant == self.tenants[whose])).scalars())
+
+    def stored(self, whose: int) -> int:
+        with self.store.read() as sql:
+            return accounting.stored(sql, tenant=self.tenants[whose]).total_bytes
+
+    def rows(self) -> dict[str, float | None]:
+        """Digest → `deleting_at`."""
+        table = tables.blobs
+        with self.store.read() as sql:
+            return {row.digest: row.deleting_at for row in sql.execute(sa.select(table.c.digest, table.c.deleting_at))}
+
+    async def there(self) -> set[str]:
+        """Digests of the objects in the blob store."""
+        return {key.rpartition("/")[2] for key in await self.files.objects.keys("") if not key.startswith("incoming/")}
+
+
+@pytest.fixture
+def platform(store: Store, tmp_path: Path) -> Platform:
+    return Platform(store, tmp_path / "blobs")
+
+
+async def test_sweep_keeps_what_revisions_name_and_what_is_new(platform: Platform, clock: ManualClock) -> None:
+    for number in range(4):
+        await platform.upload(0, number)
+    platform.deploy(0, 0, 1)
+    clock.now += 1000
+    await platform.upload(0, 4)
+    collected, deleted = await sweep(platform.collector, platform.store, unused_since=clock.now - 500)
+    assert set(collected.digests) == {digest_of(2), digest_of(3)}
+    assert (deleted.blobs, deleted.size_bytes) == (2, len(data_of(2)) + len(data_of(3)))
+    assert platform.owned(0) == await platform.there() == platform.rows().keys() == {digest_of(n) for n in (0, 1, 4)}
+
+
+async def test_bound_is_exact_and_released_bytes_can_be_used_again(platform: Platform) -> None:
+    plan = Plan(stored_bytes=len(data_of(5)) + len(data_of(6)))
+    await platform.upload(0, 5, plan=plan)
+    await platform.upload(0, 6, plan=plan)
+    with pytest.raises(StorageQuotaExceeded, match=f"stores {plan.stored_bytes} bytes"):
+        await platform.upload(0, 0, plan=plan)
+    await platform.upload(1, 0, plan=plan)
+    tenant = platform.tenants[0]
+    await platform.collector.give_up(tenant=tenant, digests=[digest_of(5)], actor="k", request="")
+    await platform.upload(0, 0, plan=plan)
+    assert platform.stored(0) == len(data_of(6)) + len(data_of(0))
+
+
+@pytest.mark.parametrize("point, number", [(BEFORE, 1), (AFTER, 1), (BEFORE, 3), (AFTER, 3)])
+async def test_sweep_killed_in_the_middle_loses_nothing_that_is_needed(
+    platform: Platform, migrated_url: str, point: str, number: int
+) -> None:
+    for n in range(8):
+        await platform.upload(0, n)
+    platform.deploy(0, 0, 1)
+    needed = {digest_of(0), digest_of(1)}
+    killed = await asyncio.to_thread(_run, migrated_url, platform.root, point, number)
+    assert killed == -signal.SIGKILL
+    assert needed <= await platform.there(), "what a revision names is there after the kill"
+    assert platform.owned(0) == needed
+    left = {digest for digest, deleting_at in platform.rows().items() if deleting_at is not None}
+    assert await platform.there() <= needed | left, "every object that is left is known, and marked"
+
+    await platform.upload(0, 2)
+    platform.deploy(0, 2, app="later")
+    assert await asyncio.to_thread(_run, migrated_url, platform.root, NEVER, 0) == 0
+    assert platform.owned(0) == await platform.there() == platform.rows().keys() == {*needed, digest_of(2)}
+    assert await platform.files.objects.get(blob_key(digest_of(2)), max_bytes=1000) == data_of(2)
+
+
+def _run(database: str, blobs_at: Path, point: str, number: int) -> int:
+    command = [sys.executable, "-m", "tests.fakes.killed_sweep", database, str(blobs_at), point, str(number)]
+    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'functions'}", "PATH": "/usr/bin:/bin"}
+    return subprocess.run(command, env=environment, cwd=ROOT, timeout=50, check=False).returncode
+
+
+@pytest.mark.timeout(120)
+async def test_deploys_during_sweeps_have_their_blobs_or_fail(platform: Platform) -> None:
+    """Sweeps without any grace beside deploys: a deploy that succeeded has its bundle, at every moment and at the end."""
+    done = asyncio.Event()
+    outcomes = {"deployed": 0, "refused": 0}
+
+    async def deployer(first: int) -> None:
+        for number in range(first, first + 15):
+            while True:
+                await platform.upload(0, number)
+                try:
+                    await asyncio.to_thread(platform.deploy, 0, number, app=f"app-{number}")
+                except InvalidInput:
+                    outcomes["refused"] += 1
+                    continue
+                outcomes["deployed"] += 1
+                assert digest_of(number) in await platform.there()
+                break
+
+    async def sweeper() -> None:
+        while not done.is_set():
+            await sweep(platform.collector, platform.store, unused_since=float("inf"))
+            await asyncio.sleep(0.003)
+
+    sweeping = asyncio.create_task(sweeper())
+    await asyncio.gather(deployer(0), deployer(100))
+    done.set()
+    await sweeping
+    needed = {digest_of(n) for n in (*range(15), *range(100, 115))}
+    assert outcomes["deployed"] == 30
+    assert needed <= await platform.there()
+    assert platform.owned(0) == needed
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["upload", "deploy", "delete", "collect"]), st.integers(0, 1), st.integers(0, 4)), max_size=25)
+
+
+@settings(max_examples=25, deadline=None)
+@given(STEPS)
+def test_whatever_happens_the_count_is_what_is_owned_and_needed_blobs_are_there(steps: list[tuple[str, int, int]]) -> None:
+    asyncio.run(_play(steps))
+
+
+async def _play(steps: list[tuple[str, int, int]]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        store = Store(empty_sqlite(root / "controller.db"), clock=ManualClock())
+        platform = Platform(store, root / "blobs")
+        needed: list[dict[str, int]] = [{}, {}]  # app → blob
+        owned: list[set[int]] = [set(), set()]
+        try:
+            for verb, whose, number in steps:
+                app = f"app-{number}"
+                if verb == "upload":
+                    await platform.upload(whose, number)
+                    owned[whose].add(number)
+                elif verb == "deploy" and number in owned[whose]:
+                    platform.deploy(whose, number, app=app)
+                    needed[whose][app] = number
+                elif verb == "deploy":
+                    with pytest.raises(InvalidInput):
+                        platform.deploy(whose, number, app=app)
+                elif verb == "delete" and app in needed[whose]:
+                    place = Place(tenant=platform.tenants[whose], uid=None, environment="main", app=app, actor="k")
+                    with store.write() as write:
+                        registry.delete(write, place)
+                    del needed[whose][app]
+                elif verb == "collect":
+                    await sweep(platform.collector, store, unused_since=float("inf"))
+                    owned = [set(one.values()) for one in needed]
+                for one in (0, 1):
+                    assert platform.owned(one) == {digest_of(n) for n in owned[one]}
+                    assert platform.stored(one) == sum(len(data_of(n)) for n in owned[one])
+                assert {digest_of(n) for one in owned for n in one} == await platform.there()
+        finally:
+            store.close()
+
+
+def test_upgrade_keeps_blobs_for_a_grace_from_their_upload(url: str) -> None:
+    """What is in a database from before: each blob has its owner, nothing is being deleted, and no revision is pruned."""
+    store = Store(url, clock=ManualClock())
+    config = Config()
+    config.set_main_option("script_location", str(Path(blobs.__file__).parent / "migrations"))
+    with store.engine.connect().execution_options(pilotlight_writing=True) as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0007")
+        for statement in (
+            "INSERT INTO tenants (id, name, created_at) VALUES ('t-1', 'default', 5)",
+            "INSERT INTO blobs (digest, size_bytes, created_at) VALUES ('ab', 7, 5)",
+            "INSERT INTO blob_owners (tenant, digest, created_at) VALUES ('t-1', 'ab', 6)",
+            "INSERT INTO images (tenant, digest, spec, created_at) VALUES ('t-1', 'cd', '{\"python\": \"3.11\", \"steps\": []}', 6)",
+        ):
+            connection.execute(sa.text(statement.replace(":", "\\:")))
+        connection.commit()
+    store.migrate()
+    with store.read() as sql:
+        assert sql.execute(sa.select(tables.blob_owners.c.used_at)).scalars().all() == [6.0]
+        assert sql.execute(sa.select(tables.blobs.c.deleting_at)).scalars().all() == [None]
+        assert accounting.stored(sql, tenant="t-1") == accounting.Stored(blob_bytes=7, image_bytes=0)
+    store.close()
+
+
+async def test_sweep_reads_each_spec_once(platform: Platform, store: Store) -> None:
+    """Specs are long and sweeps are many: one that finds nothing new reads no spec and does not take the write lock."""
+    for number in range(3):
+        await platform.upload(0, number)
+    platform.deploy(0, 0, 1, 2)
+    await sweep(platform.collector, store, unused_since=float("inf"))
+    statements: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        statements.append(statement)
+
+    sa.event.listen(store.engine, "before_cursor_execute", note)
+    await sweep(platform.collector, store, unused_since=float("inf"))
+    assert [s for s in statements if "revisions.spec" in s or s.startswith(("UPDATE", "DELETE", "INSERT"))] == []
+    assert any("blob_owners" in s for s in statements)

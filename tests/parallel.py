@@ -1,0 +1,68 @@
+"""How pytest-xdist distributes the suite: `make test` runs it in several processes, a plain `pytest PATH` in one.
+
+A file is the unit of distribution, because its tests share fixtures of module scope, among them whole platforms. Tests
+marked `vllm` share one group: two real engines at once do not fit into a small machine's memory. Everything else may run
+beside anything: platforms, ports, databases and directories are each test's own.
+"""
+
+from __future__ import annotations
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadGroupScheduling
+
+LONGEST_FIRST = (
+    "tests/e2e/test_snapshots.py",
+    "tests/snapshotter/test_restore.py",
+    "tests/e2e/test_snapshots_faults.py",
+    "tests/e2e/test_cli.py",
+    "tests/examples/test_examples.py",
+    "tests/e2e/test_faults_processes.py",
+    "tests/snapshotter/test_parking.py",
+    "tests/snapshotter/test_images.py",
+    "tests/functions/controller/test_dashboard_browser.py",
+    "tests/cluster/test_fake_nodes.py",
+    "tests/snapshotter/test_engine.py",
+    "tests/snapshotter/test_node.py",
+    "tests/snapshotter/test_slot_weights.py",
+    "tests/weight_cache/test_faults.py",
+    "tests/e2e/",
+    "tests/cluster/",
+    "tests/snapshotter/",
+)
+"""Files and folders that take longest, in the order in which they start: a long one that starts last keeps one worker
+busy while the others have nothing to do. Everything else follows in the order of collection."""
+
+
+class FileScheduling(LoadGroupScheduling):  # type: ignore[misc]  # no type information
+    """A worker takes one file, or one xdist group, at a time, in the order of collection."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        scope: str = super()._split_scope(nodeid)
+        return nodeid.split("::", 1)[0] if scope == nodeid else scope
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileScheduling | None:
+    """Replace the scheduler of `--dist loadgroup`, which would distribute the tests of a file one by one."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    config.option.loadscopereorder = False  # by the number of tests: most tests are short, and the longest files have few
+    return FileScheduling(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a worker: assign groups, and put what takes longest first."""
+    if not hasattr(config, "workerinput"):
+        return
+    for item in items:
+        if item.get_closest_marker("vllm"):
+            item.add_marker(pytest.mark.xdist_group("vllm"))
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    last = len(LONGEST_FIRST)
+    if item.get_closest_marker("vllm"):
+        return last  # takes all processors for minutes: beside short tests, not beside snapshots that are made in the background
+    return next((rank for rank, prefix in enumerate(LONGEST_FIRST) if item.nodeid.startswith(prefix)), last + 1)

@@ -1,0 +1,107 @@
+"""What the node agent takes from an activator that is not root."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapshotter.activators import OPEN, SEALED, operations
+from snapshotter.errors import OrderRefused
+from snapshotter.grants import Grants
+from snapshotter.types import WeightsMount
+from tests.snapshotter.test_grants import LAUNCH
+from weight_cache.protocol import Operation, Part
+
+RAW = bytes(range(32))
+SEALED_LAUNCH = Grants.of_raw(RAW).sealed(LAUNCH)
+ORDER = {"instance_id": "i-0123456789abcdef", "lessee": "a-0", "secret_env": {"TOKEN": "t"}, "launch": SEALED_LAUNCH.to_json()}
+
+
+async def _no_part(_: Mapping[str, Any]) -> None:
+    return None
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> tuple[Mapping[str, Operation], list[str]]:
+    """Operations of an agent that notes what reaches it, as activators have them."""
+    (tmp_path / "platform.key").write_bytes(base64.urlsafe_b64encode(RAW))
+    reached: list[str] = []
+
+    def noting(name: str) -> Operation:
+        async def run(_args: Mapping[str, Any], _part: Part) -> Mapping[str, Any]:
+            reached.append(name)
+            return {}
+
+        return run
+
+    everything = (*OPEN, *SEALED, "exec", "logs", "build_image", "delete_image", "delete_snapshots", "prove_snapshot", "capabilities")
+    return operations({name: noting(name) for name in everything}, tmp_path / "platform.key", uid_base=20000), reached
+
+
+async def test_what_the_controller_sealed_is_started(asked: tuple[Mapping[str, Operation], list[str]]) -> None:
+    found, reached = asked
+    for name in SEALED:
+        await found[name](ORDER, _no_part)
+    assert reached == [*SEALED]
+    assert set(found) == {*OPEN, *SEALED}, "no commands beside instances, no logs, no images, no snapshots to delete"
+
+
+@pytest.mark.parametrize("operation", SEALED)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"uid": 0},
+        {"uid": 20001},
+        {"uid": None},
+        {"trust_domain": "t-2"},
+        {"bundle": "c" * 64},
+        {"image": "d" * 64},
+        {"engine": "../../root"},
+        {"weights": (WeightsMount(name="m", manifest="e" * 64),)},
+        {"entry": {"name": "other"}},
+        {"env": {"LD_PRELOAD": "/tmp/x"}},
+        {"memory_bytes": 1 << 40},
+        {"labels": {**SEALED_LAUNCH.labels, "tenant": "t-2"}},
+        {"labels": {"tenant": "t-1"}},
+        {"labels": {**SEALED_LAUNCH.labels, "grant": "0" * 64}},
+    ],
+)
+async def test_a_launch_document_of_its_own_making_is_refused(
+    asked: tuple[Mapping[str, Operation], list[str]], operation: str, change: dict[str, Any]
+) -> None:
+    found, reached = asked
+    with pytest.raises(OrderRefused, match="seal is missing or broken"):
+        await found[operation]({**ORDER, "launch": replace(SEALED_LAUNCH, **change).to_json()}, _no_part)
+    assert not reached
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"instance_id": "../../../etc/cron.d/x"}, "instance_id '../../../etc/cron.d/x' is not one"),
+        ({"instance_id": "i-0123456789abcdef\n"}, "instance_id"),
+        ({"instance_id": 7}, "instance_id '7' is not one"),
+        ({"lessee": "a-0\nforged line"}, "lessee"),
+        ({"lessee": None}, "lessee"),
+        ({"secret_env": ["A=B"]}, "secret_env must hold texts by name"),
+        ({"secret_env": {"A": 1}}, "secret_env must hold texts by name"),
+        ({"share": {"weight": "x"}}, "share: a share of weight x"),
+        ({"share": {"weight": 0}}, "share: a share of weight 0"),
+        ({"share": {"log_bytes": "x"}}, "share: a share of weight 1"),
+        ({"share": {"reserved": {"t": -1}}}, "share: a share of weight 1"),
+        ({"share": [1]}, "share: "),
+        ({"launch": {}}, "none of this version"),
+        ({"launch": None}, "none of this version"),
+        ({"launch": {**SEALED_LAUNCH.to_json(), "new": 1}}, "none of this version"),
+    ],
+)
+async def test_names_and_shapes_are_checked(asked: tuple[Mapping[str, Operation], list[str]], change: dict[str, Any], said: str) -> None:
+    found, reached = asked
+    with pytest.raises(OrderRefused, match=said):
+        await found["start"]({**ORDER, **change}, _no_part)
+    assert not reached
