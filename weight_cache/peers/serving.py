@@ -145,8 +145,9 @@ class PeerServer:
         await self._drain(writer)
 
     async def _give(self, writer: asyncio.StreamWriter, piece: _Piece, node: str) -> None:
+        is_coming = self._under_way.is_coming(piece.key)  # asked first: while a thread looks, it may land
         found = await self._find(piece)
-        if found is None and self._under_way.is_coming(piece.key):
+        if found is None and (is_coming or self._under_way.is_coming(piece.key)):
             if "wait" not in piece.query:
                 return await self._say(writer, 202, "on its way here")
             await self._under_way.wait(piece.key, timeout_s=_seconds(piece.query["wait"]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from tests.fakes.neighbour_nodes import KEY, Behaviour, NeighbourNode, Street, b
 from tests.fakes.origins import MemoryOrigin
 from tests.weight_cache.models import chunked, digest_of, put_model
 from weight_cache.manifest import CHUNK_BYTES, ManifestFile
+from weight_cache.neighbours import Wanted
 from weight_cache.peers import wire
 from weight_cache.peers.standing import Failure
 
@@ -62,13 +65,38 @@ async def test_a_node_that_joins_later_needs_no_origin_either(nodes: Street) -> 
 
 
 @pytest.mark.parametrize("count", [2, 3])
-async def test_cold_nodes_read_each_chunk_from_the_origin_once_together(nodes: Street, count: int) -> None:
-    fleet = [await nodes.node() for _ in range(count)]
+async def test_cold_nodes_read_each_chunk_from_the_origin_once_together(nodes: Street, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr("weight_cache.peers.exchange.WAIT_S", 60.0)  # a node that is slow or busy is not waited for: not the case here
+    fleet = [await nodes.node(uploads_at_once=64) for _ in range(count)]
     name = put_model(nodes.origin, {**SMALL, "large": chunked(b"x")})
     paths = await asyncio.gather(*(hold(node, name) for node in fleet))
     assert all(content(path) == {**SMALL, "large": chunked(b"x")} for path in paths)
     assert max(Counter(nodes.origin.ranges).values()) == 1
     assert sum(node.store.statistics().fetched_bytes for node in fleet) == sum(map(len, SMALL.values())) + len(chunked(b"x"))
+
+
+async def test_a_manifest_that_lands_while_it_is_looked_for_is_given(nodes: Street, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = await nodes.node()
+    name = put_model(nodes.origin, SMALL)
+    await hold(first, name)
+    loop, shelf, coming = asyncio.get_running_loop(), first.store.shelf, contextlib.ExitStack()
+    coming.enter_context(first.station._under_way.coming(name))
+    find = shelf.manifest
+
+    async def land() -> None:
+        coming.close()
+
+    def look(digest: str) -> bytes | None:
+        monkeypatch.setattr(shelf, "manifest", find)
+        asyncio.run_coroutine_threadsafe(land(), loop).result()
+        return None  # it was not there yet
+
+    monkeypatch.setattr(shelf, "manifest", look)
+    second = await nodes.node()
+    [peer] = second.station.neighbourhood.holders(name, name)
+    answer = await second.station.exchange._ask(peer, Wanted(digest=name, index=None, length_bytes=10**6, sha256=name))
+    assert answer is not None
+    assert hashlib.sha256(answer.body).hexdigest() == name
 
 
 async def test_each_node_begins_with_the_chunks_that_it_owns(nodes: Street) -> None:
