@@ -81,6 +81,18 @@ def test_exit_statuses(how: str, status: int) -> None:
     assert CliRunner().invoke(probe(), ["fail", how]).exit_code == status
 
 
+def test_every_command_is_registered_by_the_module_that_the_list_names() -> None:
+    root = typer.main.get_command(build())
+    listed = root.list_commands(None)
+    assert [name for name in listed if root.get_command(None, name) is None] == []
+    assert sorted(root.commands) == sorted(listed)  # no module registers more than the list says
+
+
+def test_a_mistyped_command_is_answered_with_the_closest_one() -> None:
+    out = CliRunner().invoke(build(), ["deplyo"], env={"NO_COLOR": "1"})
+    assert (out.exit_code, "Did you mean 'deploy'" in out.output) == (2, True)
+
+
 def test_wrong_usage_ends_with_2() -> None:
     assert CliRunner().invoke(build(), ["nope"]).exit_code == 2
     assert CliRunner().invoke(build(), ["call"]).exit_code == 2
@@ -149,7 +161,8 @@ def test_secret_values_are_never_taken_from_the_command_line(tmp_path: Path) -> 
 
 def test_help_loads_nothing_heavy() -> None:
     heavy = ("httpx", "fastapi", "sqlalchemy", "yaml", "rich.table", "cloudpickle")
-    script = f"import sys; from pilotlight.cli.main import build; build(); print([m for m in {heavy} if m in sys.modules])"
+    script = "import sys, typer; from pilotlight.cli.main import build; root = typer.main.get_command(build())\n"
+    script += f"[root.get_command(None, name) for name in root.list_commands(None)]; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
