@@ -106,15 +106,20 @@ class Remote:
     async def _send(self, snapshot: Snapshot) -> tuple[_Record, list[Chunk]]:
         wanted = [(name, offset) for name, mark in snapshot.manifest.files.items() for offset in offsets(mark.bytes, self._chunk_bytes)]
         limit = asyncio.Semaphore(self._at_once)
-        results = await _all(self._send_one(snapshot.directory / name, offset, limit) for name, offset in wanted)
+        seen: set[str] = set()
+        results = await _all(self._send_one(snapshot.directory / name, offset, limit, seen) for name, offset in wanted)
         chunks: dict[str, tuple[Chunk, ...]] = dict.fromkeys(snapshot.manifest.files, ())
         for (name, _), (chunk, _) in zip(wanted, results, strict=True):
             chunks[name] += (chunk,)
         return _Record(manifest=snapshot.manifest, chunks=chunks), [chunk for chunk, is_new in results if is_new]
 
-    async def _send_one(self, path: Path, offset: int, limit: asyncio.Semaphore) -> tuple[Chunk, bool]:
+    async def _send_one(self, path: Path, offset: int, limit: asyncio.Semaphore, seen: set[str]) -> tuple[Chunk, bool]:
+        """`seen`: keys of this push; equal chunks are sent once."""
         async with limit:
             chunk, packed = await asyncio.to_thread(pack, path, offset, self._chunk_bytes)
+            if chunk.key in seen:
+                return chunk, False
+            seen.add(chunk.key)
             if await self._store.size(chunk.key) == chunk.packed_bytes:
                 return chunk, False
             await self._store.put(chunk.key, packed)
