@@ -24,18 +24,21 @@ def run(directory: Path, body: str, *options: str) -> subprocess.CompletedProces
 
 
 @pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["one process", "xdist"])
+@pytest.mark.slow  # a pytest of its own
 def test_process_that_outlives_the_run_fails_it_and_is_named_with_its_test(tmp_path: Path, options: tuple[str, ...]) -> None:
     done = run(tmp_path, f"subprocess.Popen([sys.executable, '-c', {ORPHAN!r}]).wait()", *options)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
     assert "started by test_it.py::test_it:" in done.stdout
 
 
+@pytest.mark.slow  # a pytest of its own
 def test_orphan_with_an_empty_environment_is_found_by_the_process_that_adopted_it(tmp_path: Path) -> None:
     done = run(tmp_path, f"subprocess.Popen([sys.executable, '-c', {ORPHAN!r}], env={{}}).wait()", "-n", "1")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
     assert "started by test_it.py::test_it:" in done.stdout
 
 
+@pytest.mark.slow  # a pytest of its own
 def test_run_that_leaves_nothing_passes(tmp_path: Path) -> None:
     done = run(tmp_path, "subprocess.run([sys.executable, '-c', ''], check=True)", "-n", "1")
     assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr

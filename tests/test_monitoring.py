@@ -172,6 +172,7 @@ def test_promtool_accepts_the_rules_and_the_example_configuration(promtool: Call
     promtool("check", "config", tmp_path / "prometheus.yml")
 
 
+@pytest.mark.slow  # Prometheus's own test runner
 def test_every_alert_fires_when_it_should_and_not_before(promtool: Callable[..., str]) -> None:
     promtool("test", "rules", *(file.name for file in RULES_TESTS))
 

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PLATFORM = ("activator", "snapshotter", "weight_cache", "functions/pilotlight")
 TRUSTED = ("functions/pilotlight/worker/", "functions/pilotlight/sdk/")
@@ -22,6 +24,7 @@ def loads(source: str) -> Iterator[str]:
             yield f"{node.value.id}.{node.attr}"
 
 
+@pytest.mark.slow  # parses every file of the platform
 def test_no_process_that_others_depend_on_unpickles() -> None:
     files = [path for package in PLATFORM for path in (ROOT / package).rglob("*.py")]
     assert len(files) > 500

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 SLOW_S = 2.0
-SLOW_FOLDERS = ("tests/e2e/", "tests/examples/")
+SLOW_FOLDERS = ("tests/e2e/", "tests/examples/", "tests/fuzz/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

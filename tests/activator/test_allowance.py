@@ -392,6 +392,7 @@ async def test_a_real_redis_flushed_and_killed_in_the_middle_never_lets_two_over
         await store.aclose()
 
 
+@pytest.mark.slow  # waits for Redis's deadline
 async def test_a_redis_that_does_not_answer_holds_a_call_up_for_a_moment_and_the_next_not_at_all(
     tmp_path: Path, mortal_redis: tuple[str, Popen[bytes]]
 ) -> None:

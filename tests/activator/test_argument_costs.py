@@ -63,6 +63,7 @@ def _check(edge: Edge, name: str) -> ArgumentCheck:
         pytest.param(_nested_schema(24), json.dumps({f"p{n}": 1 for n in range(2000)}), id="small argument, nested schema"),
     ],
 )
+@pytest.mark.slow  # waits for the deadline of a check
 async def test_an_endless_check_is_refused_at_its_deadline_and_delays_nobody(edge: Edge, schema: Mapping[str, Any], body: str) -> None:
     _deploy(edge, "slow", schema)
     edge.add(route_of(spec_of()))
@@ -134,6 +135,7 @@ async def test_a_caller_that_leaves_does_not_end_the_process_of_its_check(edge: 
     assert edge.arguments.overruns == 0
 
 
+@pytest.mark.slow  # waits for the deadline of a check
 async def test_one_tenant_has_one_expensive_check_at_a_time(edge: Edge) -> None:
     """So the checks of another tenant find the second process free."""
     edge.add_key("pl_other", tenant="other")

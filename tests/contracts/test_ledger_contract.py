@@ -107,6 +107,7 @@ def first_of_each(batches: Sequence[Sequence[UsageRecord]]) -> list[UsageRecord]
 
 @EVERY
 @given(batches=st.lists(st.lists(record(), max_size=12), max_size=5), cut=st.tuples(st.integers(0, 999_999), st.integers(0, 999_999)))
+@pytest.mark.slow  # hundreds of transactions with PostgreSQL
 def test_a_bill_is_the_sum_of_its_records_to_the_last_digit(store: Store, batches: list[list[UsageRecord]], cut: tuple[int, int]) -> None:
     owner = f"t-{uuid.uuid4().hex}"  # a tenant of its own per example: the database stays
     batches = [[replace(one, tenant=owner, id=f"{owner}/{one.id}") for one in batch] for batch in batches]
@@ -294,6 +295,7 @@ def test_late_records_pass_over_every_month_that_is_issued(store: Store, tenant:
 
 @EVERY
 @given(steps=st.lists(st.one_of(record(), st.sampled_from(["2026-10", "2026-11", "2026-12"])), max_size=30))
+@pytest.mark.slow  # hundreds of transactions with PostgreSQL
 def test_all_invoices_together_are_all_records(store: Store, clock: ManualClock, steps: list[UsageRecord | str]) -> None:
     clock.now = DECEMBER_1 + 100 * DAY
     owner = make_tenant(store, f"t{uuid.uuid4().hex[:20]}")

@@ -129,6 +129,7 @@ async def test_bound_is_exact_and_released_bytes_can_be_used_again(platform: Pla
 
 
 @pytest.mark.parametrize("point, number", [(BEFORE, 1), (AFTER, 1), (BEFORE, 3), (AFTER, 3)])
+@pytest.mark.slow  # hundreds of uploads and sweeps, processes that are killed
 async def test_sweep_killed_in_the_middle_loses_nothing_that_is_needed(
     platform: Platform, migrated_url: str, point: str, number: int
 ) -> None:
@@ -157,6 +158,7 @@ def _run(database: str, blobs_at: Path, point: str, number: int) -> int:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow  # hundreds of uploads and sweeps, processes that are killed
 async def test_deploys_during_sweeps_have_their_blobs_or_fail(platform: Platform) -> None:
     """Sweeps without any grace beside deploys: a deploy that succeeded has its bundle, at every moment and at the end."""
     done = asyncio.Event()
@@ -195,6 +197,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["upload", "deploy", "delete", "colle
 
 @settings(max_examples=25, deadline=None)
 @given(STEPS)
+@pytest.mark.slow  # hundreds of uploads and sweeps, processes that are killed
 def test_whatever_happens_the_count_is_what_is_owned_and_needed_blobs_are_there(steps: list[tuple[str, int, int]]) -> None:
     asyncio.run(_play(steps))
 

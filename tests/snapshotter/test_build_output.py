@@ -31,6 +31,7 @@ os.write(1, b"the last words\\n")
 """
 
 
+@pytest.mark.slow  # watches a command for two seconds
 async def test_a_command_that_prints_empty_lines_without_end_holds_the_event_loop_for_milliseconds() -> None:
     lines: list[str] = []
 

@@ -145,6 +145,7 @@ asyncio.run(Bundles(Path(sys.argv[1])).ensure(sys.argv[2]))
 """
 
 
+@pytest.mark.slow  # unpacks 3,000 files, and is killed
 def test_killed_unpacking_leaves_no_half_bundle(tmp_path: Path) -> None:
     digest = put(tmp_path, *[entry(f"d{i % 50}/f{i}", b"x" * 200) for i in range(3000)])
     code = tmp_path / "node" / "code"

@@ -144,6 +144,7 @@ async def test_a_boot_that_fails_is_one_starts_and_not_that_of_each_that_waited(
 
 
 @needs_cgroups
+@pytest.mark.slow  # a start that ends by its clock
 async def test_a_start_that_takes_too_long_says_what_it_used(home: AgentHome, client: AgentClient) -> None:
     launch = home.launch(forkable=False, boot=["hang"], startup_timeout_s=2.0)
     with pytest.raises(StartTimeout) as failed:

@@ -102,6 +102,7 @@ def attempt(work: Callable[[], object], *, until: Callable[[], bool]) -> None:
             work()
 
 
+@pytest.mark.slow  # races with a process that makes links
 def test_removing_a_tree_follows_no_link_that_appears_meanwhile(tmp_path: Path) -> None:
     victim, tree = tmp_path / "victim", tmp_path / "tree"
     victim.mkdir(mode=0o711)
@@ -127,6 +128,7 @@ def test_removing_a_tree_follows_no_link_that_appears_meanwhile(tmp_path: Path) 
     assert not is_harmed()
 
 
+@pytest.mark.slow  # races with a process that makes links
 def test_freezing_a_tree_follows_no_link_that_appears_meanwhile(tmp_path: Path) -> None:
     victim, tree = tmp_path / "victim", tmp_path / "tree"
     victim.write_text("secret")
@@ -174,6 +176,7 @@ def test_tree_that_is_too_deep_to_be_walked_is_not_published(tmp_path: Path) -> 
         freeze(tmp_path / "d")
 
 
+@pytest.mark.slow  # makes many files
 def test_a_directory_with_many_entries_costs_no_memory(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     (tree / "many").mkdir(parents=True)

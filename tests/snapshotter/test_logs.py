@@ -84,6 +84,7 @@ async def test_logs_that_begin_at_different_times_are_read_as_one(tmp_path: Path
     assert [f"{name} {text.removeprefix('text ')}" for name, text in found] == order
 
 
+@pytest.mark.slow  # a log of many megabytes
 async def test_a_reader_that_does_not_go_on_costs_the_memory_of_a_batch(tmp_path: Path) -> None:
     logs = Logs(tmp_path / "logs")
     write(tmp_path / "logs", "i-mine", MINE)

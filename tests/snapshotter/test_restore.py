@@ -131,6 +131,7 @@ async def test_a_template_comes_back_behind_the_first_instance(home: AgentHome, 
     assert await ask(second, "/restored") is True
 
 
+@pytest.mark.slow  # real dumps and restores
 async def test_a_template_that_is_dropped_while_it_comes_back_does_not_come(home: AgentHome, client: AgentClient) -> None:
     gone, other = home.launch(), home.launch("f-2@v1-def")
     for launch in (gone, other):
@@ -355,6 +356,7 @@ async def test_a_file_that_the_process_holds_and_that_changed_is_noticed_before_
     assert f"field=file:{library}" in caplog.text
 
 
+@pytest.mark.slow  # real dumps and restores
 async def test_a_hook_that_hangs_after_a_restore_falls_to_cold_in_time(home: AgentHome, client: AgentClient) -> None:
     launch = home.launch(wake=["restored:hang"], startup_timeout_s=10.0)
     await client.checkpoint(launch)
@@ -366,6 +368,7 @@ async def test_a_hook_that_hangs_after_a_restore_falls_to_cold_in_time(home: Age
 
 
 @pytest.mark.parametrize("step", ["raise:stale", "hang"])
+@pytest.mark.slow  # real dumps and restores
 async def test_a_hook_that_fails_in_forks_of_a_restored_template_falls_to_cold_too(
     home: AgentHome, client: AgentClient, step: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -381,6 +384,7 @@ async def test_a_hook_that_fails_in_forks_of_a_restored_template_falls_to_cold_t
     assert [record.args[1] for record in caplog.records if record.msg.startswith("rung.failed")] == [StartKind.FORK]  # type: ignore[index]
 
 
+@pytest.mark.slow  # real dumps and restores
 async def test_a_template_that_comes_back_from_a_snapshot_that_is_no_good_takes_no_place_of_one_that_is_booted(
     home: AgentHome, client: AgentClient, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -515,6 +519,7 @@ MAKING: dict[str, Callable[[AgentHome], bool]] = {
 
 
 @pytest.mark.parametrize("step", MAKING)
+@pytest.mark.slow  # real dumps and restores
 async def test_an_agent_killed_while_it_makes_a_snapshot_leaves_nothing_and_the_next_one_makes_it(home: AgentHome, step: str) -> None:
     launch = home.launch(boot=[f"allocate:{32 * MIB}"])
     with home.agent_process(snapshots=True) as process:
@@ -536,6 +541,7 @@ async def test_an_agent_killed_while_it_makes_a_snapshot_leaves_nothing_and_the_
 
 
 @pytest.mark.parametrize("step", ["furnished", "restoring"])
+@pytest.mark.slow  # real dumps and restores
 async def test_an_agent_killed_while_it_restores_leaves_nothing(home: AgentHome, step: str) -> None:
     launch = home.launch(boot=[f"allocate:{32 * MIB}"])
     with home.agent_process(snapshots=True) as process:
@@ -558,6 +564,7 @@ async def test_an_agent_killed_while_it_restores_leaves_nothing(home: AgentHome,
 
 
 @pytest.mark.timeout(240)  # 51 starts, each of a second on a busy machine
+@pytest.mark.slow  # real dumps and restores
 async def test_fifty_restores_leave_no_process_mount_socket_group_or_descriptor(home: AgentHome) -> None:
     async with home.agent(snapshots=True), home.client() as client:
         launch = home.launch()

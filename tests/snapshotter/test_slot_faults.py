@@ -124,6 +124,7 @@ def shared_kib() -> int:
     return int(lines["Shmem"].split()[0])
 
 
+@pytest.mark.slow  # fifty restores
 async def test_after_fifty_restores_nothing_is_left(shop: Workshop) -> None:
     template = await shop.boot(boot=[f"grow:/tmp/ballast={BALLAST_MIB}", "unlinked:/dev/shm/gone"])
     image = await shop.dump(template)

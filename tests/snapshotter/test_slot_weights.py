@@ -79,6 +79,7 @@ async def test_start_waits_for_what_is_on_its_way(home: AgentHome, client: Agent
     assert info.phases_ms["slot"] < info.phases_ms["weights"] + other.phases_ms["slot"] + 1000
 
 
+@pytest.mark.slow  # a start that ends by its clock
 async def test_weights_that_do_not_come_in_time_are_named(home: AgentHome, client: AgentClient) -> None:
     home.weights.tier = Tier.ORIGIN
     with pytest.raises(StartTimeout) as e:

@@ -92,6 +92,7 @@ async def test_what_passes_is_borne(tmp_path: Path, server: FaultyObjects, fault
     ],
     ids=lambda value: f"{value.kind}-{value.status}" if isinstance(value, Fault) else "",
 )
+@pytest.mark.slow  # waits for a server that is silent
 async def test_what_does_not_pass_is_named_and_the_next_lease_starts_well(
     tmp_path: Path, server: FaultyObjects, fault: Fault, error: type[Exception], said: str
 ) -> None:

@@ -104,6 +104,7 @@ async def test_lines_are_not_held_back_either(proxied: httpx.AsyncClient, worker
 
 
 @pytest.mark.parametrize("more", [""])
+@pytest.mark.slow  # waits longer than the proxy does
 async def test_a_start_longer_than_the_proxys_patience_is_waited_for(edge: Edge, proxied: httpx.AsyncClient, worker: Released) -> None:
     edge.fleet.gate.clear()
     call = asyncio.create_task(proxied.post(URL, json={}, headers=EVENTS))

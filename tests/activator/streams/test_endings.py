@@ -105,6 +105,7 @@ async def test_a_stream_that_outlives_its_clock_is_cut_off_and_told_so(edge: Edg
     assert (record.status, record.outcome, record.finish, record.bytes_out) == (504, "error", "error", 9)
 
 
+@pytest.mark.slow  # waits for the clock of a call and of its connection
 async def test_a_caller_who_does_not_read_costs_a_function_no_instance(edge: Edge, worker: Released) -> None:
     """The clock ends its call, and soon its connection, so that it holds nothing; the instance has done its part, and is kept."""
     edge.add(route_of(spec_of(methods=GENERATOR, clocks=Clocks(execution_s=1.0))))

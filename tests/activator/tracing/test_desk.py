@@ -14,6 +14,7 @@ from tests.fakes.routes import spec_of, target_of
 from weight_cache.addresses import Address
 
 
+@pytest.mark.slow  # waits until traces are given up
 async def test_a_kept_trace_goes_both_ways_and_what_is_lost_on_either_is_counted(short_tmp: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         nobody = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -191,6 +191,7 @@ async def test_one_that_fails_holds_up_nobody_else(bench: Bench) -> None:
         assert bad not in bench.statuses.known() or bench.statuses.known()[bad].phase != "ready"
 
 
+@pytest.mark.slow  # an API server is away for 3 s
 async def test_an_api_server_that_was_away_finds_everything_as_it_should_be(bench: Bench) -> None:
     bench.platform.tenant()
     bench.platform.function(spec())

@@ -29,6 +29,7 @@ def _process(short_tmp: Path) -> Iterator[Process]:
 
 
 @pytest.mark.timeout(180)  # two starts of a process, on a machine that may be busy
+@pytest.mark.slow  # starts a controller twice
 async def test_an_alert_is_delivered_again_under_the_same_id(process: Process) -> None:
     async with Receiver(reply=lambda n: None if n == 1 else OK).serve() as receiver:
         await asyncio.to_thread(process.start)

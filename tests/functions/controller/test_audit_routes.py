@@ -150,6 +150,7 @@ async def since(controller: Controller, entry: int) -> list[dict[str, Any]]:
     return [one for one in listed if one["id"] > entry]
 
 
+@pytest.mark.slow  # walks all routes
 async def test_every_change_is_in_the_log_with_who_what_and_from_where(controller: Controller, tmp_path: Path) -> None:
     manifest = await prepare(controller, tmp_path)
     key = (await controller.http.get("/v1/whoami")).json()["key"]
@@ -187,6 +188,7 @@ def _id(answer: httpx.Response) -> str:
     return str(body.get("id", "")) if isinstance(body, dict) else ""
 
 
+@pytest.mark.slow  # walks all routes
 async def test_no_route_is_missing_here(controller: Controller) -> None:
     document = (await controller.http.get("/openapi.json")).json()
     public = {

@@ -73,6 +73,7 @@ async def test_a_report_by_whatever_is_asked(shell: Shell) -> None:
     assert (done.exit_code, "by" in done.output) == (1, True)
 
 
+@pytest.mark.slow  # runs fifteen commands
 async def test_from_the_draft_to_the_file_of_an_invoice(shell: Shell, tmp_path: Path) -> None:
     (draft,) = (await shell.json("invoice", "list"))["invoices"]
     assert (draft["month"], draft["status"], draft["total"]) == ("2026-10", "draft", "1.750000000000")

@@ -290,6 +290,7 @@ REACHES: list[dict[str, Any]] = [{}, {"environment": "main"}, {"app": "search"},
     amount=st.integers(1, 30 * UNIT),
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow  # forty ledgers
 def test_every_threshold_is_alerted_once_and_spent_is_the_sum_of_the_ledger(
     *,
     records: list[tuple[str, str, str, int, int]],

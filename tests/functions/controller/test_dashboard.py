@@ -426,6 +426,7 @@ async def test_a_key_of_one_environment_sees_that_one_and_nothing_of_the_whole_t
     assert (await client.get("/dashboard?environment=nowhere", headers=whole)).status_code == 404
 
 
+@pytest.mark.slow  # waits until a stream looks again
 async def test_a_ledger_that_fails_for_a_moment_does_not_end_the_streams(controller: Controller, caplog: pytest.LogCaptureFixture) -> None:
     hub, place = live.Hub(controller.context), (await controller.tenant(), "main", "USD")
     one = viewer(key=(await controller.http.get("/v1/whoami")).json()["key"])

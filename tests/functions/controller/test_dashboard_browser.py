@@ -41,7 +41,7 @@ PAGES = (
     "/dashboard/platform/storage",
 )
 PATIENCE_MS = 30_000
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180), pytest.mark.slow]  # drives a real browser
 
 
 @pytest.fixture(scope="module")

@@ -133,6 +133,7 @@ def test_probes_are_told_beside_the_metrics(site: Site) -> None:
     assert "pilotlight_controller_feed_followers" in site.probe("/metrics")[1]
 
 
+@pytest.mark.slow  # starts a second controller
 def test_a_second_controller_stands_by_until_it_is_told_to_stop(site: Site) -> None:
     second = Site(site.home, site.tls, more=", standby: true")
     second.start(waits=False)
@@ -179,6 +180,7 @@ def test_a_lock_whose_session_ended_is_not_held(postgres_url: str, tmp_path: Pat
     other.dispose()
 
 
+@pytest.mark.slow  # starts a second controller
 def test_the_first_key_is_made_where_the_operator_cannot_start_the_platform(tmp_path: Path) -> None:
     config, secret = tmp_path / "platform.yaml", tmp_path / "database-url"
     secret.write_text(f"sqlite:///{tmp_path / 'elsewhere.db'}\n")

@@ -152,6 +152,7 @@ def experiment(rng: random.Random, trait: Callable[[], float], outcome: Callable
 
 
 @pytest.mark.parametrize("kind", ["errors", "rare errors", "milliseconds"])
+@pytest.mark.slow  # simulates thousands of experiments
 def test_looking_after_every_fifty_calls_shows_a_difference_that_is_not_there_in_one_of_twenty_at_most(kind: str) -> None:
     rng = random.Random(kind)
     ratio = 0.002 if kind == "rare errors" else 0.05

@@ -98,6 +98,7 @@ def process(short_tmp: Path) -> Iterator[Process]:
     started.close()
 
 
+@pytest.mark.slow  # starts a controller
 def test_it_serves_stops_in_order_and_serves_again(process: Process) -> None:
     process.start()
     path = process.home / "run" / "controller.sock"
@@ -135,6 +136,7 @@ def test_a_plan_that_changed_in_the_file_reaches_activators_and_one_that_is_gone
     assert (without.returncode, b"plans: tenant 'default': plan 'gold': there is none" in said) == (1, True), said
 
 
+@pytest.mark.slow  # starts a controller
 def test_a_second_controller_is_refused_and_the_first_goes_on(process: Process) -> None:
     process.start()
     second = process.spawn()
@@ -214,6 +216,7 @@ def small_disk(short_tmp: Path) -> Iterator[Path]:
 
 
 @pytest.mark.root
+@pytest.mark.slow  # starts a controller
 def test_a_full_disk_refuses_the_upload_keeps_nothing_and_serves_on(small_disk: Path) -> None:
     process = Process(small_disk)
     try:
@@ -236,6 +239,7 @@ def _fill(file: Path) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.slow  # starts a controller
 def test_a_deploy_on_a_full_disk_is_refused_and_changes_nothing(small_disk: Path) -> None:
     process = Process(small_disk)
     try:

@@ -363,6 +363,7 @@ def test_what_is_no_key_is_refused_as_one(store: Store, header: str | None) -> N
         access.authenticate(sql, authorization=header, environment=None, now=0.0)
 
 
+@pytest.mark.slow  # ten thousand keys
 async def test_ten_thousand_keys_are_listed_bounded_fed_and_found(controller: Controller) -> None:
     first = await made(controller, app="search", quotas={"concurrent": 3})
     table, clock = tables.api_keys, controller.clock

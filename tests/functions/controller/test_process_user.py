@@ -73,6 +73,7 @@ def test_a_database_that_answers_root_alone_is_an_obstacle(short_tmp: Path, post
         directory.chmod(mode)
 
 
+@pytest.mark.slow  # starts a controller
 def test_with_postgresql_it_serves_without_root(short_tmp: Path, postgres_url: str) -> None:
     directory = Path(str(sa.make_url(postgres_url).query["host"]))
     mode = directory.stat().st_mode & 0o7777

@@ -189,6 +189,7 @@ def test_an_agent_that_comes_back_before_the_code_was_there_is_asked_again(plain
         assert line.hear()["op"] == "ready"
 
 
+@pytest.mark.slow  # starts a worker, and waits for its clock
 def test_without_an_agent_the_images_own_code_is_booted(plain: Pod) -> None:
     plain.code.rename(plain.baked / "code")
     (plain.baked / "bundle.sha256").write_text(f"{BUNDLE}  bundle.tar.gz\n")
@@ -200,6 +201,7 @@ def test_without_an_agent_the_images_own_code_is_booted(plain: Pod) -> None:
         assert client.post("/invoke/", json={"x": 1}).json() == 2
 
 
+@pytest.mark.slow  # starts a worker, and waits for its clock
 def test_code_of_another_bundle_is_not_taken_and_the_startup_clock_ends_the_wait(plain: Pod) -> None:
     with pod(CODE, function_spec(), startup_s=6.0) as made:
         made.code.rename(made.baked / "code")

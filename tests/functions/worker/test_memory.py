@@ -57,6 +57,7 @@ def file(tmp_path: Path) -> Path:
     return large(tmp_path)[0]
 
 
+@pytest.mark.slow  # a worker that imports torch
 def test_tensors_in_a_pool_are_named_as_what_stands_in_the_way(file: Path) -> None:
     code = service(f"self.tensors = pilotlight.weights.load({str(file)!r}, mode='pool')")
     with Shim(code, spec()) as shim:
@@ -68,6 +69,7 @@ def test_tensors_in_a_pool_are_named_as_what_stands_in_the_way(file: Path) -> No
 
 
 @pytest.mark.root  # /proc of a Template is closed to its own user
+@pytest.mark.slow  # a worker that imports torch
 def test_a_pool_that_nobody_uses_is_unmapped_in_what_is_dumped_and_only_there(file: Path) -> None:
     code = service(
         "self.pool = pilotlight.weights.pool(64 * 1024**2)",

@@ -67,6 +67,7 @@ def restored(criu: str, shim: FreezingShim, frozen: Frozen, images: Path) -> Ite
             box.kill()
 
 
+@pytest.mark.slow  # a real dump and two restores
 def test_restores_of_one_process_have_nothing_random_in_common(criu_binary: str, tmp_path: Path) -> None:
     with FreezingShim({"app.py": UNIQUE}, function_spec()) as shim:
         frozen = dump(criu_binary, shim, tmp_path)

@@ -200,6 +200,7 @@ async def test_an_unproven_copy_is_not_fetched(here: Remote, there: Remote) -> N
     assert await there.fetch(identity()) is None
 
 
+@pytest.mark.slow  # an S3 server that is slow
 async def test_a_copy_that_was_quarantined_here_is_not_fetched_again(here: Remote, there: Remote) -> None:
     await here.push(await ready(here._catalogue))
     found = await there.fetch(identity())
@@ -265,6 +266,7 @@ async def test_a_damaged_snapshot_is_not_pushed(here: Remote, store: ObjectStore
     assert here._catalogue.quarantined
 
 
+@pytest.mark.slow  # an S3 server that is slow
 async def test_a_fetch_that_is_cancelled_leaves_nothing(here: Remote, there: Remote) -> None:
     await here.push(await ready(here._catalogue))
     fetching = asyncio.create_task(there.fetch(identity()))

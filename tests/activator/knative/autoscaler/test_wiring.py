@@ -125,6 +125,7 @@ async def test_when_the_leader_ends_the_next_one_goes_on_and_adopts_what_there_i
     await activators.until(lambda: revision.replicas == 3)
 
 
+@pytest.mark.slow  # waits for a second attempt to connect
 async def test_an_activator_that_is_alone_needs_no_redis(connection: tuple[ApiServer, Connection]) -> None:
     server, reached = connection
     reached.failures = 1
@@ -151,6 +152,7 @@ async def test_from_a_poke_to_the_scale_there_is_one_request_and_no_tick(activat
     print(f"poke to PATCH: {(asked[0].at - began) * 1000:.0f} ms")
 
 
+@pytest.mark.slow  # waits for a second attempt to connect
 async def test_a_defect_of_the_autoscaler_does_not_end_its_activator(
     connection: tuple[ApiServer, Connection], caplog: pytest.LogCaptureFixture
 ) -> None:
