@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from activator.dispatch import Call

@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pilotlight.cluster import names
 from pilotlight.cluster.api import Cluster
 from pilotlight.cluster.kinds import NAMESPACE, REVISION, SERVICE

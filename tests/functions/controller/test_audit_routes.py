@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from pilotlight.controller.dataplane import TAG
 from snapshotter.types import RevisionKey, TemplateInfo
