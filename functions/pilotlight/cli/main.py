@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -41,7 +42,7 @@ class _Root(TyperGroup):
         return self.commands.get(cmd_name)
 
 
-def _load(part: str) -> dict[str, Any]:
+def _load(part: str) -> Mapping[str, Any]:
     made = typer.Typer()
     importlib.import_module(f"pilotlight.cli.{part}").register(made)
     return typer.main.get_group(made).commands

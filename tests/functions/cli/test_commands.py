@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -82,7 +83,7 @@ def test_exit_statuses(how: str, status: int) -> None:
 
 
 def test_every_command_is_registered_by_the_module_that_the_list_names() -> None:
-    root = typer.main.get_command(build())
+    root: Any = typer.main.get_command(build())
     listed = root.list_commands(None)
     assert [name for name in listed if root.get_command(None, name) is None] == []
     assert sorted(root.commands) == sorted(listed)  # no module registers more than the list says
