@@ -6,7 +6,6 @@ was held to is not proven.
 
 from __future__ import annotations
 
-import compileall
 import contextlib
 import functools
 import importlib.util
@@ -33,10 +32,9 @@ from tests.fakes import s3_server
 from tests.fakes.postgres_server import PostgresServer
 from tests.fakes.trees import remove_tree
 
-pytest_plugins = ("tests.leftovers", "tests.parallel", "tests.tiers")
+pytest_plugins = ("tests.bytecode", "tests.leftovers", "tests.parallel", "tests.tiers")
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("activator", "snapshotter", "weight_cache", "functions/pilotlight")
 SERVER_START_S = 30.0
 """Longest time that a server may take to accept connections on a busy machine."""
 
@@ -72,14 +70,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """A run in the background of a script inherits an ignored SIGINT, and so would every process that a test interrupts."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if not hasattr(config, "workerinput"):  # once, before pytest-xdist starts its workers
-        _compile()
-
-
-def _compile() -> None:
-    """Make bytecode, as an installation has it: workers write none (`-B`), and each start of one would compile all that it imports."""
-    for package in PACKAGES:
-        compileall.compile_dir(ROOT / package, quiet=2)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
