@@ -107,6 +107,7 @@ class Boots:
             self._ends.clear_if_empty(housing)
             return
         housing.take_part()
+        housing.settled_ns = housing.group.cpu_ns()
         point = housing.slot.point.result()
         template = Template(
             housing=housing,

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -113,6 +114,9 @@ class Brood:
             self._tell(failure_of(message))
         elif event == "forked" and process.state == "asked":
             self._on_forked(process, child.pid_of(fds[0]), os.dup(fds[0]), joined=self._joins(process))
+        elif event == "ready" and process.state == "forked" and self._strayed(process):
+            print(f"instance {process.id} did not enter its cgroups: it is ended", file=sys.stderr, flush=True)
+            _signal(process.pidfd)
         elif event == "ready" and process.state == "forked":
             process.state, process.phases_ms = "ready", message["phases_ms"]
             process.leave_desk()
@@ -144,6 +148,10 @@ class Brood:
     def _joins(self, process: Process) -> bool:
         """Whether the fork enters its groups by itself (the worker said that it can, the groups are of the kind)."""
         return self._resident.joins and bool(process.cgroup.tasks)
+
+    def _strayed(self, process: Process) -> bool:
+        """Whether a fork that had to enter its groups by itself is elsewhere: its limits and its bill would be another's."""
+        return process.pid != self._resident.pid and self._joins(process) and not child.is_in(process.cgroup, process.pid)
 
     # -- how one ends
 

@@ -163,6 +163,17 @@ def pid_of(pidfd: int) -> int:
     return max(0, pid)
 
 
+def is_in(cgroup: Cgroup, pid: int) -> bool:
+    """Whether the process is in the groups of `tasks`, by the kernel's word (cgroup v1, proc(5)). False when it is gone."""
+    try:
+        with open(f"/proc/{pid}/cgroup") as f:
+            places = [line.rstrip("\n") for line in f]
+    except OSError:
+        return False
+    ends = ["/" + "/".join(path.split("/")[-3:-1]) for path in cgroup.tasks]  # base and name: all hierarchies have the same
+    return sum(place.endswith(tuple(ends)) for place in places) >= len(ends)
+
+
 def enter_group(cgroup: Cgroup, pidfd: int) -> None:
     """Move the process behind `pidfd` into a group. Raises OSError, ProcessLookupError when it is gone."""
     pid = pid_of(pidfd)

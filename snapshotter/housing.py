@@ -37,6 +37,10 @@ _RECORD = "housing.json"
 _AT_ONCE_MS = 1.0
 
 
+_FORKING_NS = 50_000_000
+"""CPU time of a Template between two starts that is the platform's own: to fork, and to fork ahead, some ms each."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Spot:
     """Where a fork is parked: its name, and the group that will be its instance's."""
@@ -60,6 +64,7 @@ class Housing:
             has secrets. Of a housing that an earlier agent left it is not known.
         lease_ids: weights held for it.
         weights: what is held, by name, once it is here.
+        settled_ns: CPU time of its group that somebody was charged, or nobody is to be; None before it is a Template.
         gives_way, hurry: on the CPU, to calls; and when it gives way less.
         spots, parked_bytes, timer: forks that wait for an assignment, their PSS as last measured, and when they are next looked at;
             `parking.Parking` owns them.
@@ -77,6 +82,7 @@ class Housing:
     snapshot: str | None = None
     whole: bool = False
     is_pristine: bool = True
+    settled_ns: int | None = None
     gives_way: bool = False
     hurry: asyncio.TimerHandle | None = None
     spots: list[Spot] = field(default_factory=list)
@@ -99,6 +105,15 @@ class Housing:
         """CPU time used here: of everything that was in the group, or, where that does not count, of the worker."""
         used = self.group.cpu_ns()
         return processes.cpu_ns(self.slot.worker_pid) if used is None else used
+
+    def take_idle_ns(self) -> int:
+        """CPU time that a Template has used since it became one, or since this was asked last: the next start from it is charged. 0 where
+        no group counts, and for no more than forking takes."""
+        used_ns = self.group.cpu_ns()
+        if self.settled_ns is None or used_ns is None:
+            return 0
+        idle_ns, self.settled_ns = used_ns - self.settled_ns, used_ns
+        return idle_ns if idle_ns > _FORKING_NS else 0
 
     def take_part(self) -> None:
         """What gave way has its share from now on."""

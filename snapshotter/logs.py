@@ -136,20 +136,21 @@ class Logs:
             if not self._readers[key]:
                 del self._readers[key]
 
-    def prune(self, *, alive: Collection[str], keep_s: float, total_bytes: int, now: float, missing_bytes: int = 0) -> int:
+    def prune(self, *, alive: Collection[str], keep_s: float, total_bytes: int, now: float, missing: tuple[int, int] = (0, 0)) -> int:
         """Delete logs of the dead: too old ones, then the oldest until `total_bytes` hold the rest; then of each tenant what is beyond
-        its own bound. `missing_bytes`: so many must go, because the disk is below its floor. Returns how many.
+        its own bound. `missing`: bytes and files that must go, because the disk is below its floor. Returns how many.
         """
         dead = sorted((self._age(about), about.stem) for about in self._directory.glob("*.json") if about.stem not in alive)
         held = sum(self._size(name) for _, name in dead)
+        missing_bytes, missing_files = missing
         total_bytes = min(total_bytes, max(0, held - missing_bytes))
         deleted = 0
         for written_at, name in dead:
-            if now - written_at <= keep_s and held <= total_bytes:
+            if now - written_at <= keep_s and held <= total_bytes and missing_files <= 0:
                 break
             held -= self._size(name)
             deleted += 1
-            self._delete(name)
+            missing_files -= self._delete(name)
         return deleted + self._prune_tenants(alive)
 
     def _prune_tenants(self, alive: Collection[str]) -> int:
@@ -185,9 +186,12 @@ class Logs:
                 older.unlink(missing_ok=True)
         return deleted
 
-    def _delete(self, name: str) -> None:
-        for suffix in (".log.1", ".log", ".json"):
-            (self._directory / f"{name}{suffix}").unlink(missing_ok=True)
+    def _delete(self, name: str) -> int:
+        """How many files it had."""
+        files = [f for suffix in (".log.1", ".log", ".json") if (f := self._directory / f"{name}{suffix}").exists()]
+        for file in files:
+            file.unlink(missing_ok=True)
+        return len(files)
 
     def _age(self, about: Path) -> float:
         log = about.with_suffix(".log")

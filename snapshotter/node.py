@@ -130,7 +130,7 @@ async def _prune_for_ever(node: Node, settings: SnapshotterSettings, floor: Disk
             keep_s=settings.log_keep_s,
             total_bytes=settings.log_total_bytes,
             now=now,
-            missing_bytes=floor.missing_bytes(),
+            missing=floor.missing(),
         )
         await asyncio.sleep(_PRUNE_INTERVAL_S)
 

@@ -5,30 +5,49 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from snapshotter import wire
 
+PACED_SHARE = 0.02
+"""Of a processor, for ever: what user code can have the shim, whose CPU time nobody pays, do by one of its descriptors. 50,000 lines a
+second."""
+_PACED_BURST_S = 0.5
+"""CPU time at once: some GB of output that is read and dropped, or 0.5 million short lines."""
+_REST_S = 0.01
+"""The least: a shorter one would cost as much as it saves."""
+
 
 class Poller:
-    """Descriptors and what to do when they are readable. Owner: the loop that calls `turn`."""
+    """Descriptors and what to do when they are readable. Owner: the loop that calls `turn`.
+
+    What user code writes to is `paced`: a descriptor whose handler has used `PACED_SHARE` of a processor, and its burst, is not looked at
+    until it is below it again. Whoever writes to it waits meanwhile.
+    """
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
+        self._budgets: dict[int, tuple[float, float]] = {}  # CPU seconds left, and when that was
+        self._resting: dict[int, float] = {}  # until when
 
     def __repr__(self) -> str:
         return f"<Poller {len(self._handlers)} descriptors>"
 
-    def watch(self, fd: int, handler: Callable[[int], None]) -> None:
+    def watch(self, fd: int, handler: Callable[[int], None], *, paced: bool = False) -> None:
         """Call `handler(events)` when `fd` is readable, or at its end."""
         self._handlers[fd] = handler
         self._epoll.register(fd, select.EPOLLIN)
+        if paced:
+            self._budgets[fd] = _PACED_BURST_S, time.monotonic()
 
     def unwatch(self, fd: int) -> None:
         """Forget `fd`; to be called before it is closed. One that is not watched is no error."""
-        if self._handlers.pop(fd, None) is not None:
+        self._budgets.pop(fd, None)
+        is_resting = self._resting.pop(fd, None) is not None
+        if self._handlers.pop(fd, None) is not None and not is_resting:
             self._epoll.unregister(fd)
 
     def want_write(self, fd: int, wanted: bool) -> None:
@@ -37,10 +56,35 @@ class Poller:
 
     def turn(self, patience_s: float | None) -> None:
         """Wait for something to happen, at most `patience_s`, and handle it. A handler may unwatch what is still to be handled."""
-        for fd, events in self._epoll.poll(patience_s):
+        before = time.thread_time()
+        for fd, events in self._epoll.poll(self._patience_s(patience_s)):
             handler = self._handlers.get(fd)
-            if handler is not None:
-                handler(events)
+            if handler is None:
+                continue
+            handler(events)
+            now = time.thread_time()
+            if fd in self._budgets:
+                self._spend(fd, now - before)
+            before = now
+
+    def _spend(self, fd: int, cpu_s: float) -> None:
+        (left, since), now = self._budgets[fd], time.monotonic()
+        left = min(_PACED_BURST_S, left + (now - since) * PACED_SHARE) - cpu_s
+        self._budgets[fd] = left, now
+        if left < 0:
+            self._epoll.unregister(fd)
+            self._resting[fd] = now + max(_REST_S, -left / PACED_SHARE)
+
+    def _patience_s(self, patience_s: float | None) -> float | None:
+        """Look again at those that have rested; how long to wait at most."""
+        now = time.monotonic()
+        for fd in [fd for fd, until in self._resting.items() if until <= now]:
+            del self._resting[fd]
+            self._epoll.register(fd, select.EPOLLIN)
+        if self._resting:
+            rest_s = min(self._resting.values()) - now
+            return rest_s if patience_s is None else min(rest_s, patience_s)
+        return patience_s
 
 
 class Peer:

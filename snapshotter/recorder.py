@@ -37,7 +37,7 @@ class Recorder:
             readable, writable = os.pipe2(os.O_CLOEXEC)
             pipe = LogPipe(readable, stream, log)
             pipes.append(pipe)
-            self._poller.watch(readable, lambda _, pipe=pipe: self._on_output(pipe, log))  # type: ignore[misc]
+            self._poller.watch(readable, lambda _, pipe=pipe: self._on_output(pipe, log), paced=True)  # type: ignore[misc]
             ends.append(writable)
         return ends
 

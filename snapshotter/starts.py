@@ -97,7 +97,7 @@ class Starts:
         try:
             instance.group = housing.group if way.in_place else spot.group if spot else self._make_group(request, way)
             counted_ns = housing.cpu_ns() if way.in_place else instance.group.cpu_ns() or 0
-            instance.info = replace(instance.info, cpu_file=instance.group.cpu_file, cpu_from_ns=counted_ns)
+            instance.info = replace(instance.info, cpu_file=instance.group.cpu_file, cpu_from_ns=counted_ns - housing.take_idle_ns())
             log_bytes = request.share.log_bytes if request.share is not None else None
             self._logs.register(name, labels=launch.labels, revision=launch.revision, now=self._clock(), log_bytes=log_bytes)
             listener = slots.listen(Path(instance.info.socket)).detach()

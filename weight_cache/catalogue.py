@@ -44,8 +44,14 @@ class _Model:
 class Catalogue:
     """The store's memory. Owner: the store's event loop; every method is synchronous, so no lock is needed."""
 
-    def __init__(self, max_bytes: int, *, reload_s: ReloadSeconds = guess_reload_s, shortage: Callable[[int], int] = lambda _: 0) -> None:
-        """`shortage`: bytes that must leave the disk before so many more may come, whatever the budget says."""
+    def __init__(
+        self,
+        max_bytes: int,
+        *,
+        reload_s: ReloadSeconds = guess_reload_s,
+        shortage: Callable[[int, int], tuple[int, int]] = lambda *_: (0, 0),
+    ) -> None:
+        """`shortage`: bytes and files that must leave the disk before so many more may come, whatever the budget says."""
         self.max_bytes = max_bytes
         self._shortage = shortage
         self._reload_s = reload_s
@@ -163,14 +169,15 @@ class Catalogue:
                 f"weights of {size} bytes are larger than the store's budget of {self.max_bytes} bytes: raise weight_cache.max_bytes"
             )
         needed = self._needed(files)
-        coming = sum(size for digest, size in needed.items() if digest not in self._files)
-        short = self._shortage(coming) if coming else 0
+        coming = [size for digest, size in needed.items() if digest not in self._files]
+        short, short_files = self._shortage(sum(coming), len(coming)) if coming else (0, 0)
         excess = max(sum(needed.values()) - self.max_bytes, short)
-        removal, clock = self._choose(excess, files)
-        if removal.size_bytes < excess and excess == short:
+        removal, clock = self._choose(excess, short_files, files)
+        if not removal.is_enough(short, short_files):
             raise StoreFull(
-                f"weights of {size} bytes do not fit: {short} more bytes must be free on the disk, of which platform.disk_floor_bytes "
-                f"are kept for the journals, and only {removal.size_bytes} of the store may go: free some space"
+                f"weights of {size} bytes do not fit: {short} more bytes and {short_files} more inodes must be free on the disk, of which "
+                f"platform.disk_floor_bytes keeps some for the journals, and only {removal.size_bytes} bytes in "
+                f"{len(removal.files) + len(removal.partials)} files of the store may go: free some space"
             )
         if removal.size_bytes < excess:
             raise StoreFull(
@@ -288,13 +295,14 @@ class Catalogue:
     def _claimed(self) -> set[str]:
         return {digest for files in self._claims.values() for digest in files}
 
-    def _choose(self, excess: int, wanted: Files) -> tuple[Removal, float]:
-        if excess <= 0:
+    def _choose(self, excess: int, excess_files: int, wanted: Files) -> tuple[Removal, float]:
+        if excess <= 0 and excess_files <= 0:
             return Removal(), 0.0
         arriving = self._claimed() | wanted.keys()
         candidates = dict(self._candidates())
         return choose(
             excess,
+            excess_files,
             files=self._files,
             partials={d: s for d, s in self._partials.items() if d not in arriving},
             candidates=candidates,

@@ -83,27 +83,31 @@ class DiskFloor:
             return 0
         return max(0, self.floor_bytes + more_bytes - self._free(self._path))
 
-    def missing_inodes(self) -> int:
-        """How many inodes have to go before a file may be made. Blocking, some microseconds."""
+    def missing_inodes(self, more_files: int = 0) -> int:
+        """How many inodes have to go before `more_files` may be made. Blocking, some microseconds."""
         free, total = self._inodes(self._path) if self.floor_bytes else (0, 0)
-        return max(0, self._floor_inodes(total) - free) if total else 0
+        return max(0, self._floor_inodes(total) + more_files - free) if total else 0
+
+    def missing(self, more_bytes: int = 0, more_files: int = 0) -> tuple[int, int]:
+        """What has to go before so much more may come: bytes, inodes."""
+        return self.missing_bytes(more_bytes), self.missing_inodes(more_files)
 
     def require(self, more_bytes: int = 0) -> None:
         """Raise BelowFloor unless `more_bytes` may be written, and files may be made."""
-        if self.missing_bytes(more_bytes):
-            raise BelowFloor(self.describe())
-        if self.missing_inodes():
-            free, total = self._inodes(self._path)
-            raise BelowFloor(
-                f"the disk has no room for files: only {free} of {total} inodes are free in {self._path}, and "
-                f"{self._floor_inodes(total)} are kept for the journals: remove directories with many small files"
-            )
+        if any(self.missing(more_bytes)):
+            raise BelowFloor(self.describe(more_bytes))
 
     def _floor_inodes(self, total: int) -> int:
         return min(FLOOR_INODES, total // FLOOR_INODES_SHARE)
 
-    def describe(self) -> str:
-        """Why writing is refused, and what to do."""
+    def describe(self, more_bytes: int = 0) -> str:
+        """Why writing `more_bytes` is refused, and what to do."""
+        if not self.missing_bytes(more_bytes) and self.missing_inodes():
+            free, total = self._inodes(self._path)
+            return (
+                f"the disk has no room for files: only {free} of {total} inodes are free in {self._path}, and "
+                f"{self._floor_inodes(total)} are kept for the journals: remove directories with many small files"
+            )
         return (
             f"the disk has no room: only {self._free(self._path)} bytes are free in {self._path}, and platform.disk_floor_bytes keeps "
             f"{self.floor_bytes} for the journals: free some space"

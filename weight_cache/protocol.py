@@ -1,9 +1,10 @@
 """The wire of this platform's node-local sockets: newline-delimited JSON over a Unix stream.
 
-A connection carries many calls at once. A request is `{"id": 7, "op": "open", "args": {…}}`; the answer is
-either one frame `{"id": 7, "ok": {…}}` or `{"id": 7, "error": {"code", "message", "detail"}}`, or, for an operation
-that streams, any number of `{"id": 7, "part": {…}}` before that last frame. `{"id": 7, "op": "cancel"}` ends a
-call early. Frames are at most `MAX_FRAME_BYTES` long; payloads larger than that do not belong on this wire.
+A connection carries many calls at once, at most `MAX_CALLS`; one more is answered `too_many_calls`. A request is
+`{"id": 7, "op": "open", "args": {…}}`; the answer is either one frame `{"id": 7, "ok": {…}}` or `{"id": 7, "error":
+{"code", "message", "detail"}}`, or, for an operation that streams, any number of `{"id": 7, "part": {…}}` before that
+last frame. `{"id": 7, "op": "cancel"}` ends a call early. Frames are at most `MAX_FRAME_BYTES` long; payloads larger
+than that do not belong on this wire.
 
 The server reads the peer's credentials from the kernel (SO_PEERCRED, unix(7)). It serves its own uid and root, and a guest
 where it has one: another uid, with operations of its own. The socket's mode says the same thing twice.
@@ -29,6 +30,10 @@ from weight_cache.turns import Turns
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 """Longest frame: a launch spec with secrets and a schema is some 100 KiB; 8 MiB is generous and still bounds memory."""
 
+MAX_CALLS = 1024
+"""Calls of one connection at once: an activator has one for each start that waits; log readers have connections of their own."""
+MAX_CALLS_BYTES = 64 * 1024 * 1024
+"""Of their requests together: what waits for its answer is in memory. A start's launch document is some 100 KiB."""
 _MAX_MESSAGE = 64 * 1024
 """Characters of an error's message where its frame was too long."""
 _PEER_CREDENTIALS = struct.Struct("3i")
@@ -253,28 +258,46 @@ class _Connection:
         self._operations = operations
         self._describe = describe
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._held_bytes = 0
 
     async def run(self) -> None:
         turns = Turns()
         try:
             while line := await self._reader.readline():
-                self._take(json.loads(line))
+                await self._take(json.loads(line), len(line))
                 await turns.handled(line)
-        except (OSError, ValueError, KeyError, asyncio.CancelledError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, _PeerLeft, asyncio.CancelledError):
             pass  # the peer left, or does not speak our protocol: either way this connection ends
         finally:
             for task in list(self._running.values()):
                 task.cancel()
             self._writer.close()
 
-    def _take(self, frame: Mapping[str, Any]) -> None:
+    async def _take(self, frame: Mapping[str, Any], size_bytes: int) -> None:
+        """Begin a call, or end one: that is heard however many there are. Raises ValueError for an id that is in use."""
+        call_id = frame["id"]
         if frame["op"] == "cancel":
-            task = self._running.get(frame["id"])
+            task = self._running.get(call_id)
             if task is not None:
                 task.cancel()
             return
-        name = f"rpc {frame['op']} #{frame['id']}"
-        self._running[frame["id"]] = asyncio.create_task(self._answer(frame), name=name)
+        if call_id in self._running:
+            raise ValueError(f"call {call_id!r} is running already")
+        if self._running and (len(self._running) >= MAX_CALLS or self._held_bytes + size_bytes > MAX_CALLS_BYTES):
+            held = f"{len(self._running)} calls of {self._held_bytes} bytes run on this connection"
+            await self._fail(
+                call_id, "too_many_calls", f"{held}: at most {MAX_CALLS} of {MAX_CALLS_BYTES} bytes may; wait for the answer to one"
+            )
+            return
+        self._held_bytes += size_bytes
+        task = asyncio.create_task(self._answer(frame), name=f"rpc {frame['op']} #{call_id}")
+        self._running[call_id] = task
+        task.add_done_callback(lambda _: self._end(call_id, size_bytes))
+
+    def _end(self, call_id: int, size_bytes: int) -> None:
+        """Also of a call that was cancelled before it began."""
+        del self._running[call_id]
+        self._held_bytes -= size_bytes
 
     async def _answer(self, frame: Mapping[str, Any]) -> None:
         call_id = frame["id"]
@@ -297,8 +320,6 @@ class _Connection:
                 await self._fail(call_id, *(described or ("internal", f"{type(e).__name__}: {e}", {})))
             if described is None:
                 raise
-        finally:
-            self._running.pop(call_id, None)
 
     async def _fail(self, call_id: int, code: str, message: str, detail: Mapping[str, Any] | None = None) -> None:
         """Whoever asked gets an answer in any case: where the detail is too long for a frame, the error without it."""

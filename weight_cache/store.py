@@ -103,7 +103,7 @@ class Store:
         partials = directory.partials.stock(set(files))
         held = sum(files.values()) + sum(partials.values())
         budget = max_bytes if max_bytes is not None else (shutil.disk_usage(root).free + held) // 2
-        catalogue = Catalogue(budget, reload_s=reload_s, shortage=(floor or no_floor()).missing_bytes)
+        catalogue = Catalogue(budget, reload_s=reload_s, shortage=(floor or no_floor()).missing)
         for digest, size in files.items():
             catalogue.file_arrived(digest, size)
         for digest, size in partials.items():

@@ -26,6 +26,10 @@ class Removal:
     partials: tuple[str, ...] = ()
     size_bytes: int = 0
 
+    def is_enough(self, excess_bytes: int, excess_files: int) -> bool:
+        """Whether it frees so many bytes and inodes."""
+        return self.size_bytes >= excess_bytes and len(self.files) + len(self.partials) >= excess_files
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -42,22 +46,29 @@ class Candidate:
 
 
 def choose(
-    excess_bytes: int, *, files: Files, partials: Files, candidates: Mapping[str, Candidate], kept: Iterable[Files], reload_s: ReloadSeconds
+    excess_bytes: int,
+    excess_files: int = 0,
+    *,
+    files: Files,
+    partials: Files,
+    candidates: Mapping[str, Candidate],
+    kept: Iterable[Files],
+    reload_s: ReloadSeconds,
 ) -> tuple[Removal, float]:
-    """Victims of at least `excess_bytes`, or all that may go; and the clock afterwards (0 when no model went).
+    """Victims of at least `excess_bytes` and `excess_files`, or all that may go; and the clock afterwards (0 when no model went).
 
     `files` are on the disk; `kept` are the files of models that stay: held, pinned, arriving, wanted.
     """
     users = _Users(files, candidates, kept)
-    half = _until(excess_bytes, partials.items())
+    half = _until(excess_bytes, excess_files, partials.items())
     freed = sum(partials[digest] for digest in half)
-    loose = _until(excess_bytes - freed, ((digest, size) for digest, size in files.items() if not users.has(digest)))
+    loose = _until(excess_bytes - freed, excess_files - len(half), ((d, size) for d, size in files.items() if not users.has(d)))
     freed += sum(files[digest] for digest in loose)
     models: list[str] = []
     gone = [*loose]
     clock = 0.0
     left = dict(candidates)
-    while left and freed < excess_bytes:
+    while left and (freed < excess_bytes or len(half) + len(gone) < excess_files):
         name, worth = min(
             ((n, users.worth(n, c, reload_s)) for n, c in left.items()), key=lambda pair: (pair[1], left[pair[0]].last_used_at)
         )
@@ -69,10 +80,10 @@ def choose(
     return Removal(models=tuple(models), files=tuple(gone), partials=tuple(half), size_bytes=freed), clock
 
 
-def _until(excess_bytes: int, sized: Iterable[tuple[str, int]]) -> list[str]:
+def _until(excess_bytes: int, excess_files: int, sized: Iterable[tuple[str, int]]) -> list[str]:
     taken: list[str] = []
     for digest, size in sized:
-        if excess_bytes <= 0:
+        if excess_bytes <= 0 and len(taken) >= excess_files:
             break
         taken.append(digest)
         excess_bytes -= size

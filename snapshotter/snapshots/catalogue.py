@@ -307,7 +307,7 @@ class Catalogue:
         return sum([await self.delete(snapshot_id) for snapshot_id in sorted(wanted)])
 
     async def make_room(self, needed_bytes: int, *, coming_bytes: int = 0) -> None:
-        """Remove what is quarantined, then the least recently used, until `needed_bytes` fit, and the disk's floor is kept.
+        """Remove what is quarantined, then the least recently used, until `needed_bytes` fit, and the disk's floors are kept.
 
         `coming_bytes`: of them so many are not on the disk yet. Raises NoRoom; then nothing is removed for the budget's sake.
         """
@@ -316,9 +316,9 @@ class Catalogue:
         held = self.used_bytes - sum(s.manifest.image_bytes for s in unused) - sum(q.image_bytes for q in aside)
         if held + needed_bytes > self.max_bytes:
             raise NoRoom(f"a snapshot of {needed_bytes} bytes does not fit: snapshots may take {self.max_bytes} bytes, {held} are in use")
-        while self.used_bytes + needed_bytes > self.max_bytes or self._floor.missing_bytes(coming_bytes):
+        while self.used_bytes + needed_bytes > self.max_bytes or any(self._floor.missing(coming_bytes)):
             if not aside and not unused:
-                raise NoRoom(f"a snapshot of {needed_bytes} bytes is not kept: {self._floor.describe()}")
+                raise NoRoom(f"a snapshot of {needed_bytes} bytes is not kept: {self._floor.describe(coming_bytes)}")
             if aside:
                 await self._drop(aside.pop(0))
                 continue

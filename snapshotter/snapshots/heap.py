@@ -13,6 +13,7 @@ from snapshotter.snapshots.manifest import SnapshotManifest
 
 LARGE = "large regions"
 """Anonymous mappings of 1 MiB and more that allocators take for one thing each: tensors, arenas, buffers."""
+UNEXPLAINED = "processes with too many mappings to look at"
 ALLOCATOR, STACKS, LIBRARIES, SHARED = "malloc heap", "stacks and small regions", "changed pages of files", "shared memory"
 _LARGE_BYTES = 1024 * 1024
 _HEADER = re.compile(r"[0-9a-f]+-[0-9a-f]+ (?P<mode>[rwxsp-]{4}) [0-9a-f]+ \S+ \d+ *(?P<path>.*)")
@@ -20,7 +21,7 @@ _MB = 1_000_000
 
 
 def causes(smaps: str) -> dict[str, int]:
-    """Bytes by cause from the text of /proc/<pid>/smaps; causes without any are left out."""
+    """Bytes by cause from the text of /proc/<pid>/smaps, or of smaps_rollup; causes without any are left out."""
     found: dict[str, int] = {}
     for mode, path, kept in _regions(smaps):
         cause = _cause(mode, path, kept)
@@ -34,8 +35,7 @@ def _regions(smaps: str) -> Iterator[tuple[str, str, int]]:
     mode = path = ""
     anonymous = dirty = 0
     for line in smaps.splitlines():
-        header = _HEADER.fullmatch(line)
-        if header:
+        if header := _header(line):
             yield mode, path, dirty if _is_shared_memory(mode, path) else anonymous
             mode, path, anonymous, dirty = header["mode"], header["path"], 0, 0
             continue
@@ -47,6 +47,11 @@ def _regions(smaps: str) -> Iterator[tuple[str, str, int]]:
     yield mode, path, dirty if _is_shared_memory(mode, path) else anonymous
 
 
+def _header(line: str) -> re.Match[str] | None:
+    """The first line of a mapping; the 20 others begin with a name."""
+    return None if line[:1].isupper() else _HEADER.fullmatch(line)
+
+
 def _is_shared_memory(mode: str, path: str) -> bool:
     return mode.endswith("s") and path.startswith(("/dev/shm/", "/dev/zero", "/memfd:", "/SYSV"))
 
@@ -54,6 +59,8 @@ def _is_shared_memory(mode: str, path: str) -> bool:
 def _cause(mode: str, path: str, kept: int) -> str:
     if _is_shared_memory(mode, path):
         return SHARED
+    if path == "[rollup]":
+        return UNEXPLAINED
     if path == "[heap]":
         return ALLOCATOR
     if path.startswith("/"):
@@ -75,7 +82,7 @@ def mapped_bytes(smaps: str, prefix: str) -> int:
     regions: dict[str, dict[str, int]] = {}
     header = None
     for line in smaps.splitlines():
-        if match := _HEADER.fullmatch(line):
+        if match := _header(line):
             header = (match["path"], line.split()[2]) if match["path"].startswith(prefix) else None
         elif header is not None and line.startswith("Size:"):
             path, offset = header

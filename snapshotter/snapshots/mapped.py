@@ -7,6 +7,7 @@ found here before CRIU starts. Paths are those of the slot, the same on every no
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,10 +74,14 @@ async def record(paths: Iterable[str], binds: Binds, memory: HashMemory) -> dict
 
     Raises OSError when one is not there.
     """
-    hosts = {path: Path(host) for path in paths if binds.may_change(path) and (host := binds.host_path(path)) is not None}
-    files = {path: host for path, host in hosts.items() if host.is_file() or not host.exists()}
+    files = await asyncio.to_thread(_files_that_may_change, paths, binds)
     marks = await memory.marks(files.values(), follow=True)
     return {path: marks[host] for path, host in files.items()}
+
+
+def _files_that_may_change(paths: Iterable[str], binds: Binds) -> dict[str, Path]:
+    hosts = {path: Path(host) for path in paths if binds.may_change(path) and (host := binds.host_path(path)) is not None}
+    return {path: host for path, host in hosts.items() if host.is_file() or not host.exists()}
 
 
 def is_known(path: str, mark: FileMark, binds: Binds, memory: HashMemory) -> bool:

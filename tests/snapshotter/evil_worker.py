@@ -1,7 +1,8 @@
 """A worker that lies to its shim: executed in the worker's place, with the control channel as descriptor 3.
 
 `PILOTLIGHT_EVIL`: `pidfd`: says that the process which listens on the instance's socket, the node agent, is the fork; `flood`: starts
-an instance as it should, and tells of failures without end.
+an instance as it should, and tells of failures without end; `stay`: says that its forks enter their cgroups, and they do not;
+`burn`: computes for a while behind its snapshot point.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import json
 import os
 import signal
 import socket
+import time
 from typing import Any
 
 SO_PEERPIDFD = 77
+BURN_S = 0.5
 
 
 def send(message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
@@ -45,7 +48,9 @@ def fork() -> int:
 def main() -> None:
     """Obey, and lie."""
     evil = os.environ["PILOTLIGHT_EVIL"]
-    send({"event": "snapshot_point", "threads": [], "phases_ms": {}, "obstacles": []})
+    send({"event": "snapshot_point", "threads": [], "phases_ms": {}, "obstacles": [], "joins": evil == "stay"})
+    while evil == "burn" and time.process_time() < BURN_S:
+        pass
     while True:
         order, fds = receive()
         name = order.get("instance")
@@ -57,6 +62,8 @@ def main() -> None:
         elif order["op"] == "fork":
             send({"event": "forked", "instance": name}, (fork(),))
             send({"event": "ready", "instance": name, "phases_ms": {}})
+            if evil != "flood":
+                continue
             error = {"type": "T", "message": "x", "pad": [[]] * 30_000}  # takes longest to read
             raw = json.dumps({"event": "failed", "instance": name, "phase": "x", "error": error}).encode()
             with socket.socket(fileno=os.dup(3)) as control:

@@ -15,9 +15,10 @@ import pytest
 
 from snapshotter import processes, wire
 from snapshotter.brood import failure_of
-from snapshotter.errors import SnapshotterError
+from snapshotter.cgroups import Cgroups
+from snapshotter.errors import SnapshotterError, StartFailed
 from tests.fakes.agent_home import AgentHome, instance_id
-from tests.snapshotter.evil_worker import SO_PEERPIDFD
+from tests.snapshotter.evil_worker import BURN_S, SO_PEERPIDFD
 
 pytestmark = pytest.mark.root
 ROOT = Path(__file__).parents[2]
@@ -69,6 +70,35 @@ async def test_an_instance_that_tells_of_failures_without_end_costs_the_agent_no
             assert len(await client.instances()) == 1
             assert processes.cpu_ns(agent.pid) - before_ns < 500_000_000
             assert processes.rss_bytes(agent.pid) - memory < 32 * 1024**2
+
+
+@needs_root
+@pytest.mark.slow  # a slot, and what its Template computes
+async def test_what_a_template_computes_is_charged_to_the_next_start_once(home: AgentHome) -> None:
+    async with home.agent(namespaces=True), home.client() as client:
+        burning = launch(home, "burn")
+        await client.prepare(burning)
+        (template,) = await client.templates()
+        async with asyncio.timeout(30):
+            while processes.cpu_ns(template.pid) < BURN_S * 0.9e9:  # counted in ticks
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(0.1)  # the rest, and the kernel counts up to a tick late
+        infos = [await client.start(burning, instance_id=instance_id(), lessee="a-1", secret_env={}) for _ in range(2)]
+        if not infos[0].cpu_file:
+            pytest.skip("no controller counts CPU time here")
+        first, second = (-info.cpu_from_ns for info in infos)
+        assert first > BURN_S * 1e9 / 2
+        assert second <= 0
+
+
+@needs_root
+@pytest.mark.slow  # a slot
+async def test_a_fork_that_did_not_enter_its_cgroups_is_ended_whatever_its_worker_says(home: AgentHome) -> None:
+    async with home.agent(namespaces=True), home.client() as client:
+        if Cgroups.find(home.paths.run).version != 1:
+            pytest.skip("forks enter their cgroups by themselves under cgroup v1 only")
+        with pytest.raises(StartFailed):
+            await client.start(launch(home, "stay"), instance_id=instance_id(), lessee="a-1", secret_env={})
 
 
 @needs_root

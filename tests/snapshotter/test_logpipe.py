@@ -146,7 +146,15 @@ def test_logs_of_the_dead_go_when_the_disk_is_below_its_floor(tmp_path: Path) ->
     logs = Logs(tmp_path)
     for number in range(4):
         put_log(logs, f"a-{number}", "acme", 100, at=float(number), log_bytes=None)
-    assert logs.prune(alive={"a-0"}, keep_s=1e9, total_bytes=10**9, now=10.0, missing_bytes=150) == 2
+    assert logs.prune(alive={"a-0"}, keep_s=1e9, total_bytes=10**9, now=10.0, missing=(150, 0)) == 2
+    assert sizes_of(logs).keys() == {"a-0.log", "a-3.log"}
+
+
+def test_logs_of_the_dead_go_when_inodes_are_below_their_floor(tmp_path: Path) -> None:
+    logs = Logs(tmp_path)
+    for number in range(4):
+        put_log(logs, f"a-{number}", "acme", 100, at=float(number), log_bytes=None)
+    assert logs.prune(alive={"a-0"}, keep_s=1e9, total_bytes=10**9, now=10.0, missing=(0, 4)) == 2, "a log has three files"
     assert sizes_of(logs).keys() == {"a-0.log", "a-3.log"}
 
 

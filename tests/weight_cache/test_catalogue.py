@@ -61,6 +61,20 @@ def test_files_of_nobody_go_before_any_model() -> None:
     assert catalogue.claim("new", {"b": 10}) == Removal(files=("leftover",), size_bytes=10)
 
 
+def test_models_go_when_the_disk_is_short_of_inodes() -> None:
+    free = 0
+    catalogue = Catalogue(1000, shortage=lambda _, files: (0, max(0, files - free)))
+    free = 100
+    bring(catalogue, "old", {"a": 10, "b": 10}, now=1)
+    bring(catalogue, "young", {"c": 10}, now=2)
+    catalogue.partial_left("half", 5)
+    free = 0
+    assert catalogue.claim("new", {"d": 10, "e": 10}) == Removal(models=("old",), files=("a", "b"), partials=("half",), size_bytes=25)
+    with pytest.raises(StoreFull, match=r"0 more bytes and 6 more inodes must be free on the disk, .* only \d+ bytes in \d files"):
+        catalogue.claim("many", {f"m{n}": 1 for n in range(4)})
+    assert catalogue.is_here("young"), "nothing went"
+
+
 def test_lease_on_a_condemned_model_holds_again_when_it_is_back() -> None:
     catalogue = Catalogue(100)
     bring(catalogue, "m", {"a": 10, "b": 10}, now=1)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from weight_cache.errors import ProtocolError
-from weight_cache.protocol import Part, RemoteFailure, RpcClient, serve
+from weight_cache.protocol import MAX_CALLS, MAX_CALLS_BYTES, Part, RemoteFailure, RpcClient, serve
 
 FRAMES = 50_000
 
@@ -92,4 +92,84 @@ async def test_an_error_that_is_too_long_for_a_frame_arrives_without_its_detail(
             await client.call("fail", {})
     assert (failed.value.code, str(failed.value)[:6], failed.value.detail) == ("too_long", "failed", {})
     await client.aclose()
+    server.close()
+
+
+async def test_calls_of_a_connection_at_once_are_bounded_and_one_can_be_cancelled(short_tmp: Path) -> None:
+    running, most = 0, 0
+
+    async def wait(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            running -= 1
+        return {}
+
+    async def ping(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        return {}
+
+    server = await serve(short_tmp / "s", {"wait": wait, "ping": ping}, lambda _: None)
+    client = await RpcClient.open(short_tmp / "s")
+    calls = [asyncio.create_task(client.call("wait", {})) for _ in range(MAX_CALLS + 10)]
+    done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+    refused = done.pop().exception()
+    assert isinstance(refused, RemoteFailure)
+    assert refused.code == "too_many_calls"
+    assert f"at most {MAX_CALLS}" in str(refused)
+    assert most <= MAX_CALLS
+    calls[0].cancel()
+    async with asyncio.timeout(10):
+        while running >= MAX_CALLS:
+            await asyncio.sleep(0.01)
+        assert await client.call("ping", {}) == {}, "there is room again"
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    await client.aclose()
+    server.close()
+
+
+async def test_requests_of_a_connection_at_once_are_bounded_in_bytes(short_tmp: Path) -> None:
+    async def wait(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        await asyncio.sleep(60)
+        return {}
+
+    server = await serve(short_tmp / "s", {"wait": wait}, lambda _: None)
+    client = await RpcClient.open(short_tmp / "s")
+    piece = {"text": "x" * (MAX_CALLS_BYTES // 10)}
+    calls = [asyncio.create_task(client.call("wait", piece)) for _ in range(10)]
+    done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+    assert [getattr(call.exception(), "code", None) for call in done] == ["too_many_calls"]
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    await client.aclose()
+    server.close()
+
+
+async def test_an_id_that_is_in_use_ends_the_connection_and_all_its_calls(short_tmp: Path) -> None:
+    begun, ended = 0, 0
+
+    async def wait(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+        nonlocal begun, ended
+        begun += 1
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended += 1
+        return {}
+
+    server = await serve(short_tmp / "s", {"wait": wait}, lambda _: None)
+    reader, writer = await asyncio.open_unix_connection(short_tmp / "s")
+    writer.write(b'{"id":1,"op":"wait"}\n')
+    async with asyncio.timeout(10):
+        while not begun:
+            await asyncio.sleep(0)
+        writer.write(b'{"id":1,"op":"wait"}\n')
+        assert await reader.read() == b""
+    assert (begun, ended) == (1, 1)
+    writer.close()
     server.close()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import ipaddress
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -189,6 +190,24 @@ def test_nobody_reaches_the_clouds_metadata_or_other_pods() -> None:
     (four,) = (to["ipBlock"] for rule in out["spec"]["egress"] for to in rule["to"] if to.get("ipBlock", {}).get("cidr") == "0.0.0.0/0")
     for network in ("169.254.0.0/16", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "168.63.129.16/32", "192.0.0.0/24"):
         assert network in four["except"]
+
+
+@pytest.mark.parametrize(
+    "address, reached",
+    [
+        *((address, True) for address in ("1.1.1.1", "2606:4700::1111", "64:ff9b::101:101")),
+        *((address, False) for address in ("10.0.0.7", "fd00:ec2::254", "fe80::1", "::1", "ff02::1", "::ffff:10.0.0.7", "::a00:7")),
+        *((address, False) for address in ("64:ff9b::a9fe:a9fe", "64:ff9b::a00:7", "64:ff9b::7f00:1", "64:ff9b::a83f:8110")),
+        *((address, False) for address in ("64:ff9b:1::101:101", "::ffff:0:10.0.0.7", "2002:a9fe:a9fe::1", "2002:101:101::1")),
+        *((address, False) for address in ("2001:0:a00:7::1", "2001::1")),
+    ],
+)
+def test_no_address_that_holds_one_of_ipv4_leads_where_that_does_not(address: str, reached: bool) -> None:
+    (out,) = (one for one in hello() if one["metadata"]["name"] == "pilotlight-out")
+    blocks = [to["ipBlock"] for rule in out["spec"]["egress"] if "ports" not in rule for to in rule["to"]]
+    ip = ipaddress.ip_address(address)
+    found = [b for b in blocks if ip in ipaddress.ip_network(b["cidr"])]
+    assert any(all(ip not in ipaddress.ip_network(one) for one in b["except"]) for b in found) is reached
 
 
 def test_several_gpus_are_a_choice_and_the_order_is_a_preference() -> None:

@@ -278,11 +278,47 @@ async def test_image_that_is_being_built_is_not_deleted(controller: Controller, 
     await build(acme)
     controller.agent.building.clear()
     controller.agent.build_may_end = asyncio.Event()
-    again = asyncio.create_task(build(controller.http))
+    again = asyncio.create_task(build(acme))
     await controller.agent.building.wait()
     assert "being built" in refused(await acme.delete(f"/v1/images/{controller.agent.image}"), 409)
     controller.agent.build_may_end.set()
     await again
+
+
+async def test_a_build_of_another_tenant_does_not_keep_an_image_from_being_deleted(controller: Controller, acme: httpx.AsyncClient) -> None:
+    digest = controller.agent.image = from_json(ImageSpec, IMAGE).digest()
+    await build(acme)
+    acmes = uid_of_build(controller)
+    controller.agent.building.clear()
+    controller.agent.build_may_end = asyncio.Event()
+    other = asyncio.create_task(build(controller.http))
+    await controller.agent.building.wait()
+    answer = await acme.delete(f"/v1/images/{digest}")
+    controller.agent.build_may_end.set()
+    await other
+    assert answer.status_code == 204, answer.text
+    assert deleted_images(controller) == [{"digest": digest, "uid": acmes}]
+    assert [one["digest"] for one in (await controller.http.get("/v1/images")).json()["images"]] == [digest]
+
+
+async def test_without_uids_an_image_that_another_tenant_builds_is_forgotten_and_its_files_stay(
+    controller: Controller, acme: httpx.AsyncClient
+) -> None:
+    with controller.context.store.write() as write:
+        write.sql.execute(sa.update(tables.tenants).values(uid=None))
+    digest = controller.agent.image = from_json(ImageSpec, IMAGE).digest()
+    await build(acme)
+    controller.agent.building.clear()
+    controller.agent.build_may_end = asyncio.Event()
+    other = asyncio.create_task(build(controller.http))
+    await controller.agent.building.wait()
+    answer = await acme.delete(f"/v1/images/{digest}")
+    controller.agent.build_may_end.set()
+    await other
+    assert answer.status_code == 204, answer.text
+    assert deleted_images(controller) == []
+    assert (await controller.http.delete(f"/v1/images/{digest}")).status_code == 204
+    assert deleted_images(controller) == [{"digest": digest, "uid": None}]
 
 
 async def test_an_upload_under_an_images_digest_does_not_keep_the_image(controller: Controller, acme: httpx.AsyncClient) -> None:

@@ -236,6 +236,18 @@ async def test_what_never_fits_is_refused_and_evicts_nothing(tmp_path: Path) -> 
     await catalogue.aclose()
 
 
+async def test_below_the_floor_of_inodes_snapshots_go_too(tmp_path: Path) -> None:
+    inodes = 500_000
+    floor = DiskFloor(tmp_path, 1, inodes=lambda _: (inodes, 1_000_000))
+    catalogue = Catalogue(tmp_path / "s", key=KEY, max_bytes=10_000_000, floor=floor)
+    await ready(catalogue, identity=identity(revision="fn@old"), now=1.0)
+    inodes = 1000
+    with pytest.raises(NoRoom, match="only 1000 of 1000000 inodes are free"):
+        await publish(catalogue, identity=identity(revision="fn@new"))
+    assert not list(catalogue)
+    await catalogue.aclose()
+
+
 async def test_below_the_floor_the_least_recently_used_go_and_then_nothing_is_kept(tmp_path: Path) -> None:
     free = 1_000_000
     floor = DiskFloor(tmp_path, 500_000, free=lambda _: free)

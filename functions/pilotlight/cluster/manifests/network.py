@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -38,10 +39,16 @@ _NOT_PUBLIC_4 = (
     "198.18.0.0/15",
     "224.0.0.0/3",
 )
-_NOT_PUBLIC_6 = ("::1/128", "fc00::/7", "fe80::/10", "ff00::/8")
 """Special-purpose addresses (RFC 6890, RFC 4193, RFC 6598), metadata services (169.254.169.254, 192.0.0.192, fd00:ec2::254) among them, and
 240.0.0.0/4, of which some clusters give their pods addresses. 168.63.129.16 looks public: it is where Azure's machines get what they are
 started with (learn.microsoft.com/azure/virtual-network/what-is-ip-address-168-63-129-16)."""
+_PUBLIC_6 = "2000::/3"
+"""Global unicast (RFC 4291). Outside of it lie loopback, ULA (RFC 4193), link-local and multicast addresses, a metadata service
+(fd00:ec2::254), IPv4 as it is mapped, compatible or translated, and local translators (64:ff9b:1::/48, RFC 8215)."""
+_NOT_PUBLIC_6 = ("2001::/32", "2002::/16")
+"""Tunnels, whose addresses hold one of IPv4: Teredo (RFC 4380) and 6to4 (RFC 7526: not to be used)."""
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+"""By which clusters of IPv6 alone reach the internet of IPv4 (RFC 6052): the address is in the last 32 bits."""
 
 
 def policies(namespace: str, *, labels: Mapping[str, str], settings: ClusterSettings) -> list[Manifest]:
@@ -78,11 +85,19 @@ def _egress(settings: ClusterSettings) -> list[dict[str, Any]]:
     }
     outside = [
         {"ipBlock": {"cidr": "0.0.0.0/0", "except": list(_NOT_PUBLIC_4)}},
-        {"ipBlock": {"cidr": "::/0", "except": list(_NOT_PUBLIC_6)}},
+        {"ipBlock": {"cidr": _PUBLIC_6, "except": list(_NOT_PUBLIC_6)}},
+        {"ipBlock": {"cidr": str(_NAT64), "except": [_translated(cidr) for cidr in _NOT_PUBLIC_4]}},
         *({"ipBlock": {"cidr": cidr}} for cidr in settings.egress_cidrs),
     ]
     both = [{"port": _DNS_PORT, "protocol": "UDP"}, {"port": _DNS_PORT, "protocol": "TCP"}]
     return [{"to": [dns, {"ipBlock": {"cidr": _NODE_DNS}}], "ports": both}, {"to": outside}]
+
+
+def _translated(cidr: str) -> str:
+    """The same addresses of IPv4 behind a translator."""
+    four = ipaddress.IPv4Network(cidr)
+    address = ipaddress.IPv6Address(int(_NAT64.network_address) + int(four.network_address))
+    return f"{address}/{_NAT64.prefixlen + four.prefixlen}"
 
 
 def _tcp(*ports: int) -> list[dict[str, Any]]:

@@ -57,7 +57,7 @@ def list_images(context: Ctx, caller: Deployer) -> ImageList:
 
 @router.delete("/{digest}", status_code=204)
 async def delete_image(context: Ctx, caller: Deployer, request: RequestId, digest: str) -> Response:
-    """Delete an image that no revision needs, and the archives that only its steps copied. 409 while one is in use or being built."""
+    """Delete an image that no revision needs, and the archives that only its steps copied. 409 while the tenant builds or uses it."""
     caller.demand_whole_environment()
     blobs.check_digest(digest)
 
@@ -67,12 +67,17 @@ async def delete_image(context: Ctx, caller: Deployer, request: RequestId, diges
             audit.record(write, tenant=caller.tenant, actor=caller.key, action="image.delete", subject=digest, request=request)
             return copied, is_last
 
-    with context.files.gate.deleting(image_name(digest)) as is_free:
+    gate = context.files.gate
+    with gate.deleting(image_name(digest, caller.tenant)) as is_free:
         if not is_free:
             raise Conflict(f"image {digest[:12]} is being built or deleted: try again when that has ended")
         copied, is_last = await anyio.to_thread.run_sync(forget)
-        if is_last or caller.uid is not None:
+        if caller.uid is not None:
             await _discard(context, digest, uid=caller.uid)
+        elif is_last:
+            with gate.deleting(image_name(digest)) as is_nobodys:
+                if is_nobodys:  # else it stays with who builds it
+                    await _discard(context, digest, uid=None)
     await deletion.give_up(context, caller, copied, request)
     return Response(status_code=204)
 
@@ -110,7 +115,11 @@ async def _build(context: Context, caller: Principal, spec: ImageSpec, plan: Pla
     gate = context.files.gate
     with gate.building(caller.tenant, limit=plan.builds_at_once):
         digest = spec.digest()
-        async with gate.using(image_name(digest)), BuildBill(context.builds, context.store, context.config, caller, digest) as bill:
+        async with (
+            gate.using(image_name(digest, caller.tenant)),
+            gate.using(image_name(digest)),
+            BuildBill(context.builds, context.store, context.config, caller, digest) as bill,
+        ):
             async for part in context.agent.build_image(to_json(spec), uid=caller.uid):
                 if await bill.hear(part):
                     continue

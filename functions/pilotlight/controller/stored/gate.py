@@ -17,9 +17,9 @@ BUILD_RETRY_S = 30.0
 """When a refused build is worth asking for again: most builds take from seconds to some minutes."""
 
 
-def image_name(digest: str) -> str:
-    """An image in the gate: no blob, which anybody may say to upload under the same digest."""
-    return f"image/{digest}"
+def image_name(digest: str, tenant: str = "") -> str:
+    """An image in the gate: no blob, which anybody may say to upload under the same digest. A tenant's own, or that of all tenants."""
+    return f"image/{digest}/{tenant}"
 
 
 class StorageGate:
