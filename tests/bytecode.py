@@ -9,7 +9,6 @@ from __future__ import annotations
 import compileall
 import os
 import re
-import traceback
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ _REWRITTEN = re.compile(r"/(test_[^/]*|conftest)\.py$")
 """What pytest compiles in a way of its own."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before orphans are adopted, and children reaped
 def pytest_configure(config: pytest.Config) -> None:
     """In pytest's first process; a file whose bytecode is current is left alone."""
     if hasattr(config, "workerinput"):
@@ -42,10 +42,8 @@ def _rewrite(files: list[Path], config: pytest.Config) -> None:
             try:
                 for file in files[share::count]:
                     _rewrite_one(file, config)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
+            finally:
+                os._exit(0)  # whatever happened: it is no pytest of its own
         children.append(child)
     for child in children:
         os.waitpid(child, 0)
