@@ -288,7 +288,7 @@ class Assembly:
     def _make_calls(self) -> None:
         site = self.site
         self.control = ControlPlane(
-            site.controller, table=self.table, strangers=self.strangers, catch_up=self.feed.catch_up,
+            site.controller, table=self.table, visitors=site.key.visitors, strangers=self.strangers, catch_up=self.feed.catch_up,
             others_catch_up=self.siblings.catch_up if self.siblings is not None else None,
             body_pause_s=self.settings.body_timeout_s, stranger_connections=self.settings.stranger_connections,
         )  # fmt: skip
