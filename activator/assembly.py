@@ -365,8 +365,9 @@ def _idempotency_store(settings: ActivatorSettings, site: Site) -> IdempotencySt
     if not settings.counts_in_redis or settings.redis_url is None:
         return ProcessIdempotency(tenant_bytes=settings.idempotency_bytes)
     return RedisIdempotency(
-        settings.redis_url, platform=platform_id(site.key.token), sealer=site.key.replies, tenant_bytes=settings.idempotency_bytes
-    )
+        settings.redis_url, platform=platform_id(site.key.token), sealer=site.key.replies, tenant_bytes=settings.idempotency_bytes,
+        total_bytes=settings.idempotency_total_bytes,
+    )  # fmt: skip
 
 
 def _shared_money(settings: ActivatorSettings, site: Site) -> RedisMoney | None:

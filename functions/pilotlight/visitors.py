@@ -20,7 +20,7 @@ _NAMES = (COOKIE, f"__Secure-{COOKIE}", f"__Host-{COOKIE}")
 
 def joined(session: str, visitors: Sealer, *, key: str, until: float) -> str:
     """A cookie's value. `until`: wall clock, seconds since the epoch."""
-    return session + _SEPARATOR + visitors.seal(json.dumps({"key": key, "until": until}))
+    return session + _SEPARATOR + visitors.seal(json.dumps({"key": key, "until": until})).rstrip("=")
 
 
 def session_of(cookie: str) -> str:
@@ -34,7 +34,7 @@ def key_of(visitors: Sealer, cookies: str, *, now: float) -> str | None:
         name, _, value = pair.strip().partition("=")
         if name in _NAMES and len(value) <= MAX_COOKIE:
             try:
-                visitor = json.loads(visitors.open(value.strip('"').partition(_SEPARATOR)[2]))
+                visitor = json.loads(visitors.open(value.strip('"').partition(_SEPARATOR)[2] + "=="))
             except SealBroken:
                 continue
             return str(visitor["key"]) if now < visitor["until"] else None
