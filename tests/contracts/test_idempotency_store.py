@@ -164,3 +164,31 @@ async def test_what_ended_takes_no_room_of_others(desk: Desk) -> None:
         await desk.store.keep(claim_of(name), b"x" * 2000, ttl_s=60.0)
 
     assert await _kept(desk, *names) == names
+
+
+
+async def test_the_process_forgets_its_oldest_answers_beyond_its_bound() -> None:
+    store = ProcessIdempotency(max_bytes=3000, clock=ManualClock())
+    for number in range(4):
+        await store.claim(str(number), "print")
+        await store.keep(claim_of(str(number)), b"x" * 1000, ttl_s=60.0)
+    assert await store.claim("0", "print") is None
+    assert await store.claim("3", "print") == Known(fingerprint="print", answer=b"x" * 1000)
+
+
+async def test_answers_in_redis_are_sealed(redis_url: str) -> None:
+    import redis
+
+    store = RedisIdempotency(redis_url, platform="sealed", sealer=TEST_KEY.replies)
+    await store.keep(claim_of("n"), b"a secret that nobody may read", ttl_s=60.0)
+    await store.aclose()
+    with redis.Redis.from_url(redis_url) as client:
+        assert b"secret" not in (client.hget("pilotlight:{sealed}:once:n", "answer") or b"")
+
+
+async def test_a_redis_that_is_away_is_said_without_its_password() -> None:
+    store = RedisIdempotency("redis://user:secret@127.0.0.1:1/0", platform="d", sealer=TEST_KEY.replies)
+    with pytest.raises(errors.Unavailable, match="does not answer") as e:
+        await store.claim("n", "print")
+    await store.aclose()
+    assert "secret" not in str(e.value)
