@@ -58,7 +58,7 @@ class Agent(Protocol):
         """What an instance uses now: `{"memory_bytes": …}`, as far as it is known."""
         ...
 
-    def logs(
+    async def logs(
         self,
         *,
         labels: Mapping[str, str],
@@ -68,7 +68,7 @@ class Agent(Protocol):
         call_id: str | None = None,
         follow: bool = False,
     ) -> AsyncIterator[Mapping[str, Any]]:
-        """Lines `{"time", "instance", "stream", "call", "text"}`, oldest first."""
+        """Lines `{"time", "instance", "stream", "call", "text"}`, oldest first. What is refused is raised at once, LogsBusy among it."""
         ...
 
     def exec(self, instance_id: InstanceId, argv: list[str]) -> AsyncIterator[Mapping[str, Any]]:

@@ -77,6 +77,7 @@ class ClusterNode:
         try:
             cluster = await self._connected()
             found = [pod for pod in await self._pods(labels) if belongs(pod)]
+            yield {}  # the cluster answers
             seen: dict[str, float] = {}
             async with contextlib.aclosing(podlogs.history(cluster, found, query)) as past:
                 async for line in past:
@@ -90,7 +91,7 @@ class ClusterNode:
         except ClusterError as e:
             raise _translated(e) from e
 
-    def logs(
+    async def logs(
         self,
         *,
         labels: Mapping[str, str],
@@ -101,7 +102,9 @@ class ClusterNode:
         follow: bool = False,
     ) -> AsyncIterator[Mapping[str, Any]]:
         """Lines of pods that are there, oldest first."""
-        return self.logs_of(labels, instance_id, podlogs.Query(since=since, tail=tail, call_id=call_id), follow=follow)
+        lines = self.logs_of(labels, instance_id, podlogs.Query(since=since, tail=tail, call_id=call_id), follow=follow)
+        await anext(lines)
+        return lines
 
     async def exec(self, instance_id: InstanceId, argv: list[str]) -> AsyncGenerator[Mapping[str, Any], None]:
         """Run a command in the pod's container: `{"stream", "text"}` parts, then `{"exit_status"}`. Raises InstanceUnknown."""
