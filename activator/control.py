@@ -143,7 +143,7 @@ class ControlPlane:
                 del held[whose]
 
     def _caller(self, request: Request) -> Caller | None:
-        """Whose key it carries, or signed in. None for one that the data plane does not know: a stranger's, whatever the controller says."""
+        """Whose key it carries, or signed in. None for one that the data plane does not know: a stranger's."""
         if (visitor := self._visitor(request)) is not None:
             return visitor
         try:
@@ -156,7 +156,7 @@ class ControlPlane:
 
     def _visitor(self, request: Request) -> Caller | None:
         """Who is signed in to the dashboard, whose pages carry no key."""
-        if not request.path.startswith(HOME) and request.path != "/" or b"authorization" in request.headers:
+        if (not request.path.startswith(HOME) and request.path != "/") or b"authorization" in request.headers:
             return None
         now = time.time()
         key = visitors.key_of(self._visitors, request.headers.get(b"cookie", b"").decode("latin-1"), now=now)

@@ -63,8 +63,8 @@ class ActivatorSettings:
         retry_budget: retries that a caller may cause, as a share of its calls.
         idempotency_ttl_s: how long an answer is kept for a repeat with the same Idempotency-Key.
         idempotency_bytes: what these answers of one tenant may take as they are stored; beyond it its oldest go.
-        idempotency_total_bytes: what those of all tenants may take in Redis, as they are stored; beyond it the oldest of the tenant that has
-            most go.
+        idempotency_total_bytes: what those of all tenants may take in Redis, as they are stored; beyond it the oldest of the tenant
+            that has most go.
         traces_sampled: share of the calls whose trace is kept although they were neither slow, failed nor cold.
         heartbeat_s: silence on a stream of events after which a comment is sent, so that proxies keep the connection.
         engine_scrape_s: how often an inference engine with calls is asked for its metrics; idle ones each 15 s.

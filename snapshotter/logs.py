@@ -220,17 +220,7 @@ class Logs:
         if query.tail > _BATCH_LINES:  # counted, and read again: so many lines would not fit into memory
             for name in names:
                 self._remember(name, until)
-            spare = -query.tail
-            for number, line in enumerate(self._all(names, query, until)):
-                spare += line is not None
-                if line is None or number % _LINES_UNTIL_PAUSE == 0:
-                    yield None
-            for number, line in enumerate(self._all(names, query, until)):
-                if line is not None and spare <= 0:
-                    yield line
-                elif line is None or number % _LINES_UNTIL_PAUSE == 0:
-                    yield None
-                spare -= line is not None
+            yield from _last(query.tail, lambda: self._all(names, query, until))
             return
         last: collections.deque[_Line] = collections.deque(maxlen=max(0, query.tail))
         for number, line in enumerate(self._all(names, query, until)):
@@ -287,6 +277,21 @@ class Logs:
                         yield line
                     elif number % _LINES_UNTIL_PAUSE == 0:
                         yield None
+
+
+def _last(most: int, lines: Callable[[], Iterator[_Line | None]]) -> Iterator[_Line | None]:
+    """The last of `lines`, which are read twice."""
+    spare = -most
+    for number, line in enumerate(lines()):
+        spare += line is not None
+        if line is None or number % _LINES_UNTIL_PAUSE == 0:
+            yield None
+    for number, line in enumerate(lines()):
+        if line is not None and spare <= 0:
+            yield line
+        elif line is None or number % _LINES_UNTIL_PAUSE == 0:
+            yield None
+        spare -= line is not None
 
 
 async def _batched(lines: Iterator[_Line | None]) -> AsyncGenerator[_Line, None]:

@@ -3,8 +3,8 @@
 A claim ends with its answer (`keep`), by being given up (`forget`), or LEASE_S after its owner said last that it still runs (`hold`): a
 process that died does not close a key for good.
 
-Answers of one tenant have a bound in bytes: beyond it its own oldest go, and a repeat of theirs is a new request. All together have one, too:
-beyond it the oldest of the tenant that has most go.
+Answers of one tenant have a bound in bytes: beyond it its own oldest go, and a repeat of theirs is a new request. All together have one,
+too: beyond it the oldest of the tenant that has most go.
 """
 
 from __future__ import annotations

@@ -42,10 +42,16 @@ async def _desk(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
         async def advance(seconds: float) -> None:
             clock.advance(seconds)
 
-        yield Desk(ProcessIdempotency(clock=clock, tenant_bytes=TENANT_BYTES, max_bytes=TOTAL_BYTES), lambda: advance(LEASE_S + 1), lambda: advance(1.1))
+        yield Desk(
+            ProcessIdempotency(clock=clock, tenant_bytes=TENANT_BYTES, max_bytes=TOTAL_BYTES),
+            lambda: advance(LEASE_S + 1),
+            lambda: advance(1.1),
+        )
         return
     url = request.getfixturevalue("redis_url")
-    store = RedisIdempotency(url, platform=uuid.uuid4().hex[:8], sealer=TEST_KEY.replies, lease_s=SHORT_S, tenant_bytes=TENANT_BYTES, total_bytes=TOTAL_BYTES)
+    store = RedisIdempotency(
+        url, platform=uuid.uuid4().hex[:8], sealer=TEST_KEY.replies, lease_s=SHORT_S, tenant_bytes=TENANT_BYTES, total_bytes=TOTAL_BYTES
+    )
     yield Desk(store, lambda: asyncio.sleep(4 * SHORT_S), lambda: asyncio.sleep(1.2))
     await store.aclose()
 
@@ -164,7 +170,6 @@ async def test_what_ended_takes_no_room_of_others(desk: Desk) -> None:
         await desk.store.keep(claim_of(name), b"x" * 2000, ttl_s=60.0)
 
     assert await _kept(desk, *names) == names
-
 
 
 async def test_the_process_forgets_its_oldest_answers_beyond_its_bound() -> None:

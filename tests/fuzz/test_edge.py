@@ -113,7 +113,7 @@ def test_a_request_whose_end_or_host_can_be_read_in_two_ways_is_refused(exchange
 
 @pytest.mark.parametrize("head", [_CALL, _PAGE], ids=["call", "page"])
 @pytest.mark.parametrize(
-    ("version", "host", "status"),
+    "version, host, status",
     [(b"1.1", b"", 400), (b"1.1", b"host:\r\n", 200), (b"1.0", b"", 200)],
     ids=["1.1 without", "1.1 with an empty one", "1.0 without"],
 )

@@ -41,7 +41,9 @@ def test_other_text_is_left_alone() -> None:
 
 def test_every_process_logs_so() -> None:
     root = Path(__file__).parents[2]
-    sources = [file for place in ("activator", "functions/pilotlight", "snapshotter", "weight_cache") for file in (root / place).rglob("*.py")]
+    sources = [
+        file for place in ("activator", "functions/pilotlight", "snapshotter", "weight_cache") for file in (root / place).rglob("*.py")
+    ]
 
     assert [str(file.relative_to(root)) for file in sources if "basicConfig" in file.read_text()] == ["weight_cache/log_lines.py"]
     assert len([file for file in sources if "log_lines.set_up(" in file.read_text()]) == 4

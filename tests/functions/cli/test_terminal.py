@@ -9,7 +9,6 @@ import pytest
 from rich.live import Live
 
 from pilotlight.cli.commands import report
-
 from pilotlight.cli.logs import log_line
 from pilotlight.cli.output import table
 from pilotlight.cli.session import Options, Session

@@ -273,7 +273,7 @@ async def test_a_followed_log_has_later_lines_later_pods_and_no_line_twice(serve
         server.put(kubelet_node(kubelet.port))
         server.put(pod("a", on="n1"))
         kubelet.print("a", "2026-11-21T10:00:01Z one")
-        async with aclosing(node.logs_of({"tenant": "t-1"}, None, QUERY, follow=True)) as coming:
+        async with aclosing(await node.logs(labels={"tenant": "t-1"}, follow=True)) as coming:
             assert (await anext(coming))["text"] == "one"
             reading = asyncio.ensure_future(anext(coming))
             kubelet.print("a", "2026-11-21T10:00:02Z two")

@@ -66,10 +66,10 @@ class ClusterNode:
         except ClusterError as e:
             raise _translated(e) from e
 
-    async def logs_of(
+    async def _logs(
         self, labels: Mapping[str, str], instance_id: str | None, query: podlogs.Query, *, follow: bool
     ) -> AsyncGenerator[Any, None]:
-        """See `logs`."""
+        """An empty line once the cluster has answered, then lines."""
 
         def belongs(pod: Object) -> bool:
             return _has(pod, labels) and (instance_id is None or pod["metadata"]["name"] == instance_id)
@@ -102,7 +102,7 @@ class ClusterNode:
         follow: bool = False,
     ) -> AsyncIterator[Mapping[str, Any]]:
         """Lines of pods that are there, oldest first."""
-        lines = self.logs_of(labels, instance_id, podlogs.Query(since=since, tail=tail, call_id=call_id), follow=follow)
+        lines = self._logs(labels, instance_id, podlogs.Query(since=since, tail=tail, call_id=call_id), follow=follow)
         await anext(lines)
         return lines
 
