@@ -99,15 +99,15 @@ async def test_a_reader_that_does_not_go_on_costs_the_memory_of_a_batch(tmp_path
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("tail", [100, 201, 90_000])
+@pytest.mark.parametrize("tail", [100, 201, 18_000])
 async def test_a_long_tail_costs_the_memory_of_a_batch(tmp_path: Path, tail: int) -> None:
     logs = Logs(tmp_path / "logs")
     write(tmp_path / "logs", "i-mine", MINE)
-    (tmp_path / "logs/i-mine.log").write_text("".join(LINE.replace("text", str(number)) for number in range(100_000)))
+    (tmp_path / "logs/i-mine.log").write_text("".join(LINE.replace("text", str(number)) for number in range(20_000)))
     tracemalloc.start()
     try:
         found = logs.read(LogQuery(labels=MINE, tail=tail))
-        assert (await anext(found))["text"] == str(100_000 - tail)
+        assert (await anext(found))["text"] == str(20_000 - tail)
         assert sum([1 async for _ in found]) == tail - 1
         assert tracemalloc.get_traced_memory()[1] < 2_000_000
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, Protocol
 
 from pilotlight.controller.settings import ControllerConfig
@@ -67,7 +67,7 @@ class Agent(Protocol):
         tail: int | None = None,
         call_id: str | None = None,
         follow: bool = False,
-    ) -> AsyncIterator[Mapping[str, Any]]:
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
         """Lines `{"time", "instance", "stream", "call", "text"}`, oldest first. What is refused is raised at once, LogsBusy among it."""
         ...
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 from pilotlight.cluster import names
@@ -100,7 +100,7 @@ class ClusterNode:
         tail: int | None = None,
         call_id: str | None = None,
         follow: bool = False,
-    ) -> AsyncIterator[Mapping[str, Any]]:
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
         """Lines of pods that are there, oldest first."""
         lines = self._logs(labels, instance_id, podlogs.Query(since=since, tail=tail, call_id=call_id), follow=follow)
         await anext(lines)
