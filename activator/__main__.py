@@ -41,6 +41,7 @@ from pilotlight.dashboard_origin import read_dashboard_origin
 from pilotlight.pricing import PriceSettings
 from pilotlight.public_listener import open_listeners
 from snapshotter.settings import SnapshotterSettings
+from weight_cache import log_lines
 from weight_cache.addresses import Credentials
 from weight_cache.metrics_server import MetricsAddress, MetricsServer, metrics_socket, token_file_of
 from weight_cache.protocol import admit
@@ -298,7 +299,7 @@ def _settings(platform: PlatformSettings, config: Path | None) -> ActivatorSetti
 
 
 def _configure_logging() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    log_lines.set_up("%(asctime)s %(levelname)s %(name)s %(message)s")
     for name in ("httpx", "httpcore", "uvicorn.error", "websockets"):
         logging.getLogger(name).setLevel(logging.WARNING)
 

@@ -15,9 +15,10 @@ import resource
 import signal
 import sys
 from functools import lru_cache
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from activator.arguments import ArgumentCheck
+from activator.translations import TRANSLATION_S, translated
 from pilotlight import errors
 from pilotlight.spec import MethodSpec
 
@@ -26,6 +27,8 @@ MAX_MEMORY_BYTES = 2 * 1024**3
 NICENESS = 10
 """Calls that wait for their workers go first."""
 KNOWN_CHECKS = 128
+TRANSLATE = b'{"translate"'
+"""What the document of a translation begins with."""
 _PR_SET_DUMPABLE = 4
 
 
@@ -43,14 +46,16 @@ def main() -> None:
         body = read_frame(requests)
         if body is None:
             return
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_REAL, TRANSLATION_S if document.startswith(TRANSLATE) else seconds)
         answer = answer_of(document, body)
         signal.setitimer(signal.ITIMER_REAL, 0)
         write_frame(answers, answer)
 
 
 def answer_of(document: bytes, body: bytes) -> bytes:
-    """What is wrong with the arguments, as JSON; nothing where they fit."""
+    """What is wrong with the arguments, as JSON; nothing where they fit. Of a translation: a line of JSON, and what it made."""
+    if document.startswith(TRANSLATE):
+        return _translation(json.loads(document), body)
     try:
         _check_of(document).check_fully(body)
     except errors.InvalidInput as e:
@@ -58,6 +63,16 @@ def answer_of(document: bytes, body: bytes) -> bytes:
     except MemoryError:
         return json.dumps({"message": "checking the arguments takes too much memory: send fewer", "detail": {}}).encode()
     return b""
+
+
+def _translation(asked: dict[str, Any], body: bytes) -> bytes:
+    try:
+        memo, data = translated(asked["translate"], body, is_answer=asked["is_answer"])
+    except (errors.InvalidInput, errors.TooLarge) as e:
+        return json.dumps({"error": type(e).__name__, "message": str(e), "detail": e.detail}).encode()
+    except MemoryError:
+        return json.dumps({"error": "TooLarge", "message": "translating it takes too much memory: send less", "detail": {}}).encode()
+    return json.dumps({"error": None, "memo": memo}).encode() + b"\n" + data
 
 
 @lru_cache(maxsize=KNOWN_CHECKS)

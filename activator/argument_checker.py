@@ -1,8 +1,8 @@
-"""Argument checks within bounds: inexpensive ones at once, all others in processes of their own, which are killed at a deadline.
+"""Argument checks and translations within bounds: small ones at once, others in processes of their own, which are killed at a deadline.
 
-A validator lets no other thread run while it works and cannot be interrupted, so only another process keeps an expensive check from
-delaying every other call. Each tenant has one expensive check at a time, and tenants take turns, so that one whose checks take long
-does not keep the others from theirs.
+A validator, or a JSON parser, lets no other thread run while it works and cannot be interrupted, so only another process keeps an expensive
+check from delaying every other call. Each tenant has one expensive check or translation at a time, and tenants take turns, so that one
+whose checks take long does not keep the others from theirs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
+from typing import Any
 from weakref import WeakValueDictionary
 
 from activator.arguments import ArgumentCheck, CheckTooExpensive
+from activator.translations import SMALL_BYTES, TRANSLATION_S, Asked, translated
 from pilotlight import errors
 
 log = logging.getLogger(__name__)
@@ -52,20 +54,34 @@ class ArgumentChecker:
         try:
             check.check(body)
         except CheckTooExpensive:
-            await self._check_elsewhere(check, body, tenant)
+            if answer := await self._elsewhere(check.document, body, tenant, self._deadline_s):
+                problem = json.loads(answer)
+                raise errors.InvalidInput(problem["message"], **problem["detail"]) from None
 
-    async def _check_elsewhere(self, check: ArgumentCheck, body: bytes, tenant: str) -> None:
+    async def translate(self, asked: Asked, body: bytes, *, tenant: str, is_answer: bool) -> tuple[Any, bytes]:
+        """See `activator.translations.translated`. `tenant`: whose request it is. Raises TooManyRequests, Unavailable besides."""
+        if len(body) <= SMALL_BYTES:
+            return translated(asked, body, is_answer=is_answer)
+        document = json.dumps({"translate": asked, "is_answer": is_answer}).encode()
+        head, _, data = (await self._elsewhere(document, body, tenant, TRANSLATION_S)).partition(b"\n")
+        told = json.loads(head)
+        if told["error"] is not None:
+            kind = errors.TooLarge if told["error"] == errors.TooLarge.__name__ else errors.InvalidInput
+            raise kind(told["message"], **told["detail"])
+        return told["memo"], data
+
+    async def _elsewhere(self, document: bytes, body: bytes, tenant: str, deadline_s: float) -> bytes:
         if self._waiting[tenant] >= MAX_WAITING:
-            raise errors.TooManyRequests("too many calls wait for their arguments to be checked", retry_after_s=self._deadline_s)
+            raise errors.TooManyRequests("too many calls wait for checks of their arguments", retry_after_s=self._deadline_s)
         self._waiting[tenant] += 1
         try:
             async with self._turns.setdefault(tenant, asyncio.Lock()), self._free:
                 # A caller that leaves does not end the exchange: the process would have to be killed with it.
-                task = asyncio.create_task(self._ask(check, body), name="argument check")
+                task = asyncio.create_task(self._ask(document, body, deadline_s), name="argument check")
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 try:
-                    answer = await asyncio.shield(task)
+                    return await asyncio.shield(task)
                 except asyncio.CancelledError:
                     await asyncio.wait([task])
                     raise
@@ -73,19 +89,16 @@ class ArgumentChecker:
             self._waiting[tenant] -= 1
             if not self._waiting[tenant]:
                 del self._waiting[tenant]
-        if answer:
-            problem = json.loads(answer)
-            raise errors.InvalidInput(problem["message"], **problem["detail"])
 
-    async def _ask(self, check: ArgumentCheck, body: bytes) -> bytes:
+    async def _ask(self, document: bytes, body: bytes, deadline_s: float) -> bytes:
         process = await self._process()
         try:
-            async with asyncio.timeout(self._deadline_s):
-                answer = await _exchange(process, check.document, body)
+            async with asyncio.timeout(deadline_s):
+                answer = await _exchange(process, document, body)
         except (TimeoutError, _ProcessLost) as e:
             self.overruns += 1
-            log.warning("argument check ended check=%r body_bytes=%d reason=%s", check, len(body), type(e).__name__)
-            problem = f"checking the arguments took more than {self._deadline_s:g} s, or too much memory: send fewer, or a simpler schema"
+            log.warning("argument check ended document=%.200r body_bytes=%d reason=%s", document, len(body), type(e).__name__)
+            problem = f"checking the arguments took more than {deadline_s:g} s, or too much memory: send fewer, or a simpler schema"
             raise errors.InvalidInput(problem) from e
         else:
             self._idle.append(process)

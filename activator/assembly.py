@@ -288,7 +288,7 @@ class Assembly:
     def _make_calls(self) -> None:
         site = self.site
         self.control = ControlPlane(
-            site.controller, table=self.table, strangers=self.strangers, catch_up=self.feed.catch_up,
+            site.controller, table=self.table, visitors=site.key.visitors, strangers=self.strangers, catch_up=self.feed.catch_up,
             others_catch_up=self.siblings.catch_up if self.siblings is not None else None,
             body_pause_s=self.settings.body_timeout_s, stranger_connections=self.settings.stranger_connections,
         )  # fmt: skip
@@ -365,8 +365,9 @@ def _idempotency_store(settings: ActivatorSettings, site: Site) -> IdempotencySt
     if not settings.counts_in_redis or settings.redis_url is None:
         return ProcessIdempotency(tenant_bytes=settings.idempotency_bytes)
     return RedisIdempotency(
-        settings.redis_url, platform=platform_id(site.key.token), sealer=site.key.replies, tenant_bytes=settings.idempotency_bytes
-    )
+        settings.redis_url, platform=platform_id(site.key.token), sealer=site.key.replies, tenant_bytes=settings.idempotency_bytes,
+        total_bytes=settings.idempotency_total_bytes,
+    )  # fmt: skip
 
 
 def _shared_money(settings: ActivatorSettings, site: Site) -> RedisMoney | None:

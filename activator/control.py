@@ -2,7 +2,8 @@
 
 Connections to the controller are few, so who may hold them is bounded. A request without a key that the data plane knows has a small share
 of them, and gets one only once its body, which must be small, is here. Others stream their bodies, and must not pause; all of one tenant
-together hold no more than half of the connections, questions that are asked for them included. Nobody holds one by not reading an answer.
+together hold no more than half of the connections, questions that are asked for them included. A browser that signed in to the dashboard
+counts as the tenant of its key (`pilotlight.visitors`). Nobody holds a connection by not reading an answer.
 
 While the controller is down these paths answer 503 with `Retry-After`; calls go on. The answer to a change is sent once every activator
 knows of the change: who deploys and then calls, or makes a key and then uses it, is never told that it does not exist, and a key that was
@@ -23,7 +24,9 @@ from activator.admission import StrangerLimit, network_of
 from activator.callers import Caller
 from activator.request import HOP_BY_HOP, Headers, Request
 from activator.routes import RouteTable
-from pilotlight import errors
+from pilotlight import errors, visitors
+from pilotlight.dashboard_origin import HOME
+from pilotlight.seal import Sealer
 from weight_cache.addresses import Address
 from weight_cache.cookies import no_cookies
 
@@ -53,6 +56,7 @@ class ControlPlane:
         controller: Address,
         *,
         table: RouteTable,
+        visitors: Sealer,
         strangers: StrangerLimit,
         catch_up: Callable[[], Awaitable[None]],
         others_catch_up: Callable[[], Awaitable[None]] | None = None,
@@ -60,7 +64,9 @@ class ControlPlane:
         stranger_connections: int = 64,
         unread_s: float = UNREAD_S,
     ) -> None:
-        """`catch_up` returns once this process knows what the controller knows, `others_catch_up` once the other activators do.
+        """`visitors` opens what activators read of the dashboard's cookies.
+
+        `catch_up` returns once this process knows what the controller knows, `others_catch_up` once the other activators do.
 
         `body_pause_s`: longest pause in a body that is passed on. `stranger_connections`: those that requests without a known key may hold
         at once; half of them for one address. `unread_s`: how long a caller may leave an answer unread.
@@ -71,6 +77,7 @@ class ControlPlane:
         self._of_strangers: Counter[str] = Counter()
         self._of_tenants: Counter[str] = Counter()
         self._table = table
+        self._visitors = visitors
         self.catch_up = catch_up
         self._others_catch_up = others_catch_up
         self._strangers = strangers
@@ -136,7 +143,9 @@ class ControlPlane:
                 del held[whose]
 
     def _caller(self, request: Request) -> Caller | None:
-        """Whose key it carries. None for one that the data plane does not know: a stranger's, whatever the controller will say."""
+        """Whose key it carries, or signed in. None for one that the data plane does not know: a stranger's."""
+        if (visitor := self._visitor(request)) is not None:
+            return visitor
         try:
             return self._table.authenticate(request.headers.get(b"authorization", b""), time.time())
         except errors.Unauthenticated:
@@ -144,6 +153,15 @@ class ControlPlane:
             self._strangers.guard(request.address, now)
             self._strangers.check(request.address, now)
             return None
+
+    def _visitor(self, request: Request) -> Caller | None:
+        """Who is signed in to the dashboard, whose pages carry no key."""
+        if (not request.path.startswith(HOME) and request.path != "/") or b"authorization" in request.headers:
+            return None
+        now = time.time()
+        key = visitors.key_of(self._visitors, request.headers.get(b"cookie", b"").decode("latin-1"), now=now)
+        caller = self._table.caller_of(key) if key is not None else None
+        return caller if caller is not None and (caller.expires_at is None or now < caller.expires_at) else None
 
     async def _relay(self, request: Request, response: httpx.Response) -> None:
         try:

@@ -249,6 +249,8 @@ class EdgeProtocol(HttpToolsProtocol):
         if self._read_bytes > self.limits.max_head_bytes:  # it may hold a whole head that nobody has measured
             self._check_size()
         known = dict(self.headers)
+        if b"host" not in known and self.parser.get_http_version() == "1.1":
+            raise ValueError("HTTP/1.1 without a host")  # RFC 9112, section 3.2; it may be empty
         if _check_framing(self.headers, known):
             self._bare_bytes = 0
         if self._is_plain_post():

@@ -96,7 +96,7 @@ class Gateway:
             idempotency or ProcessIdempotency(), reception=self._reception, entry_of=self._entry_of, ttl_s=settings.idempotency_ttl_s,
             body_timeout_s=settings.body_timeout_s, bodies=self.bodies,
         )  # fmt: skip
-        self._models = ModelServers(settings=settings, reception=self._reception, invoke=self.invoke)
+        self._models = ModelServers(settings=settings, reception=self._reception, invoke=self.invoke, arguments=self._arguments)
         self._passthrough = passthrough
         self.openai = OpenAI(
             settings=settings, table=table, reception=self._reception, dispatcher=dispatcher, passthrough=passthrough,

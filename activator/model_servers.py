@@ -17,20 +17,18 @@ from importlib import metadata
 from typing import Any
 
 from activator import tensors
+from activator.argument_checker import ArgumentChecker
 from activator.entry import Entry
-from activator.json_size import expect_few
 from activator.reception import Reception
 from activator.request import Request
 from activator.settings import ActivatorSettings
+from activator.translations import asked_of, parsed, properties
 from pilotlight import errors
 from pilotlight.spec import MethodSpec
 
 V1, V2 = "/v1/models/", "/v2"
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """An answer is turned into tensors whole; a function that answers with more is called by its own name, where answers stream."""
-MAX_VALUES = 500_000
-"""Of a body or an answer (`json_size`), an image of 224 x 224 x 3 as nested lists with room: translating a number takes up to a
-microsecond of the event loop."""
 _FORBIDDEN_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"connection", b"date"})
 _JSON_HEADERS = {b"content-type": b"application/json", b"accept": b"application/json"}
 
@@ -72,8 +70,9 @@ def parse(path: str) -> Asked | None:
 class ModelServers:
     """Answers the protocols' requests. Owner: the event loop."""
 
-    def __init__(self, *, settings: ActivatorSettings, reception: Reception, invoke: Invoke) -> None:
+    def __init__(self, *, settings: ActivatorSettings, reception: Reception, invoke: Invoke, arguments: ArgumentChecker) -> None:
         self._settings = settings
+        self._arguments = arguments
         self._reception = reception
         self._invoke = invoke
 
@@ -119,20 +118,25 @@ class ModelServers:
         entry.target.check(method)  # names the methods that there are
         spec = entry.target.spec.method(method)
         assert spec is not None
-        conversation = _Infer(asked.model, spec) if asked.verb == "infer" else _Predict(spec)
+        told = asked_of(asked.verb, asked.model, spec, revision=entry.target.revision)
+        tenant = request.tenant
+        memo: Any = None
         answer = _Captured()
 
-        async def read() -> bytes:
-            return await request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
+        async def arguments() -> bytes:
+            nonlocal memo
+            body = await request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
+            memo, made = await self._arguments.translate(told, body, tenant=tenant, is_answer=False)
+            return made
 
-        inner = _translated(request, read, conversation.arguments, answer)
+        inner = _translated(request, arguments, answer)
         try:
             await self._invoke(inner, entry, method)
         finally:
             request.call, request.target = inner.call, inner.target  # what is observed, or told, of an error
         status, body = answer.status, bytes(answer.body)
         if status == 200:
-            body = json.dumps(conversation.answer(_json(body), revision=entry.target.revision)).encode()
+            _, body = await self._arguments.translate({**told, "memo": memo}, body, tenant=tenant, is_answer=True)
         elif asked.verb == "infer":
             body = _as_error(body)
         await request.respond(status, [*answer.headers, (b"content-length", b"%d" % len(body))], body)
@@ -151,90 +155,6 @@ class ModelServers:
             return
         names = sorted(routed.targets) if not caller.is_anonymous and caller.tenant == target.tenant else [target.revision]
         await request.respond_json(200, {"name": asked.model, "versions": names, "platform": "pilotlight", **_described(spec)})
-
-
-class _Predict:
-    """`{"instances": […]}` → `{"predictions": […]}`.
-
-    A function with a parameter `instances`, or with a single one that takes a list, gets all of them in one call; any other takes one
-    instance: an object of its arguments, or the value of its only one.
-    """
-
-    def __init__(self, spec: MethodSpec) -> None:
-        self._spec = spec
-        self._names = _names(spec)
-        self._batch = "instances" if "instances" in self._names else self._list_parameter()
-
-    def arguments(self, body: Any) -> Any:
-        """The call's arguments. Raises InvalidInput."""
-        if not isinstance(body, dict) or set(body) - {"instances"} or not isinstance(body.get("instances"), list) or not body["instances"]:
-            raise errors.InvalidInput('the body must be {"instances": […]} with at least one instance', parameter="instances")
-        instances = body["instances"]
-        if self._batch is not None:
-            return {self._batch: instances}
-        if len(instances) != 1:
-            how = "send one, or declare its parameter as instances: list[…]"
-            raise errors.InvalidInput(f"the function takes one instance at a time, not {len(instances)}: {how}", parameter="instances")
-        (only,) = instances
-        is_named = isinstance(only, dict) and (len(self._names) != 1 or set(only) <= set(self._names))
-        return only if is_named else {self._names[0]: only} if len(self._names) == 1 else [only]
-
-    def answer(self, value: Any, *, revision: str) -> dict[str, Any]:
-        """The answer's body."""
-        if isinstance(value, dict) and set(value) == {"predictions"} and isinstance(value["predictions"], list):
-            return value
-        return {"predictions": value if self._batch is not None and isinstance(value, list) else [value]}
-
-    def _list_parameter(self) -> str | None:
-        if len(self._names) != 1:
-            return None
-        schema = _properties(self._spec).get(self._names[0], {})
-        return self._names[0] if not schema or schema.get("type") == "array" else None
-
-
-class _Infer:
-    """Input tensors → arguments by their names; the answer → output tensors."""
-
-    def __init__(self, model: str, spec: MethodSpec) -> None:
-        self._model = model
-        self._spec = spec
-        self._id: str | None = None
-        self._wanted: list[str] | None = None
-
-    def arguments(self, body: Any) -> Any:
-        """The call's arguments. Raises InvalidInput."""
-        if not isinstance(body, dict) or not isinstance(body.get("inputs"), list) or not body["inputs"]:
-            raise errors.InvalidInput('the body must be an inference request: {"inputs": [{"name", "shape", "datatype", "data"}]}')
-        if body.get("id") is not None:
-            self._id = str(body["id"])
-        self._wanted = _wanted(body.get("outputs"))
-        given: dict[str, Any] = {}
-        tensors.expect_few(body["inputs"])
-        for name, value in map(tensors.value_of, body["inputs"]):
-            if name in given:
-                raise errors.InvalidInput(f"two inputs are named {name[:80]!r}", parameter="inputs")
-            given[name] = self._fitting(name, value)
-        if "parameters" in _names(self._spec) and isinstance(body.get("parameters"), dict):
-            given.setdefault("parameters", body["parameters"])
-        return given
-
-    def answer(self, value: Any, *, revision: str) -> dict[str, Any]:
-        """The answer's body. Raises InvalidInput for an output that there is not."""
-        outputs = {tensor["name"]: tensor for tensor in tensors.tensors_of(value)}
-        for name in self._wanted or ():
-            if name not in outputs:
-                raise errors.InvalidInput(f"there is no output {name[:80]!r}: there are {', '.join(outputs)}", parameter="outputs")
-        chosen = [outputs[name] for name in self._wanted] if self._wanted is not None else list(outputs.values())
-        named = {"model_name": self._model, "model_version": revision}
-        return {**named, **({"id": self._id} if self._id is not None else {}), "outputs": chosen}
-
-    def _fitting(self, name: str, value: Any) -> Any:
-        """A tensor of one element is that element, where the argument is a single value."""
-        if not tensors.is_scalar(_properties(self._spec).get(name)):
-            return value
-        while isinstance(value, list) and len(value) == 1:
-            value = value[0]
-        return value
 
 
 class _Captured:
@@ -257,11 +177,11 @@ class _Captured:
             raise errors.TooLarge(text, limit_bytes=MAX_ANSWER_BYTES)
 
 
-def _translated(request: Request, read: Callable[[], Awaitable[bytes]], arguments: Callable[[Any], Any], answer: _Captured) -> Request:
+def _translated(request: Request, arguments: Callable[[], Awaitable[bytes]], answer: _Captured) -> Request:
     """The same request as a call: its body is read, and turned into arguments, when it is asked for."""
 
     async def receive() -> MutableMapping[str, Any]:
-        return {"type": "http.request", "body": json.dumps(arguments(_json(await read()))).encode(), "more_body": False}
+        return {"type": "http.request", "body": await arguments(), "more_body": False}
 
     if b"inference-header-content-length" in request.headers:
         raise errors.InvalidInput("binary tensor data is not understood here: send the elements in JSON")
@@ -273,18 +193,10 @@ def _translated(request: Request, read: Callable[[], Awaitable[bytes]], argument
     return inner
 
 
-def _json(body: bytes) -> Any:
-    expect_few(body, MAX_VALUES, "call the function by its own name, whose arguments and answers are not translated")
-    try:
-        return json.loads(body.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as e:
-        raise errors.InvalidInput(f"the body is not valid JSON: {e}") from e
-
-
 def _as_error(body: bytes) -> bytes:
     """What a function raised, as the protocol says it: `{"error": text}`."""
     try:
-        document = _json(body)
+        document = parsed(body)
     except (errors.InvalidInput, errors.TooLarge):
         return body
     told = document.get("error") if isinstance(document, dict) else None
@@ -292,25 +204,8 @@ def _as_error(body: bytes) -> bytes:
     return json.dumps({**document, "error": text or document.get("detail", "")}).encode() if isinstance(document, dict) else body
 
 
-def _wanted(outputs: Any) -> list[str] | None:
-    if outputs is None:
-        return None
-    if not isinstance(outputs, list) or not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in outputs):
-        raise errors.InvalidInput('outputs: write [{"name": …}]', parameter="outputs")
-    return [one["name"] for one in outputs] or None
-
-
-def _properties(spec: MethodSpec) -> Mapping[str, Any]:
-    found = (spec.schema or {}).get("properties", {})
-    return found if isinstance(found, Mapping) else {}
-
-
-def _names(spec: MethodSpec) -> list[str]:
-    return list(dict.fromkeys((*spec.parameters, *_properties(spec))))
-
-
 def _described(spec: MethodSpec) -> dict[str, Any]:
-    inputs = [tensors.described(name, schema) for name, schema in _properties(spec).items()]
+    inputs = [tensors.described(name, schema) for name, schema in properties(spec).items()]
     answer: Mapping[str, Any] = spec.returns or {}
     members = answer.get("properties") if answer.get("type") == "object" else None
     outputs = [tensors.described(name, schema) for name, schema in (members or {"output": answer}).items()]

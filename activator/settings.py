@@ -15,7 +15,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "drain_s": (0, 3600), "shutdown_s": (1, 86_400), "argument_check_s": (0.1, 60), "stranger_connections": (2, 192),
     "submitted_bytes": (2**20, 2**40), "tenant_submitted_bytes": (2**20, 2**40),
     "waiting_bytes": (2**20, 2**40), "tenant_waiting_bytes": (2**20, 2**40),
-    "idempotency_bytes": (2**22, 2**40),
+    "idempotency_bytes": (2**22, 2**40), "idempotency_total_bytes": (2**22, 2**40),
 }  # fmt: skip
 
 
@@ -63,6 +63,8 @@ class ActivatorSettings:
         retry_budget: retries that a caller may cause, as a share of its calls.
         idempotency_ttl_s: how long an answer is kept for a repeat with the same Idempotency-Key.
         idempotency_bytes: what these answers of one tenant may take as they are stored; beyond it its oldest go.
+        idempotency_total_bytes: what those of all tenants may take in Redis, as they are stored; beyond it the oldest of the tenant
+            that has most go.
         traces_sampled: share of the calls whose trace is kept although they were neither slow, failed nor cold.
         heartbeat_s: silence on a stream of events after which a comment is sent, so that proxies keep the connection.
         engine_scrape_s: how often an inference engine with calls is asked for its metrics; idle ones each 15 s.
@@ -108,6 +110,7 @@ class ActivatorSettings:
     retry_budget: float = 0.2
     idempotency_ttl_s: float = 86_400.0
     idempotency_bytes: int = 64 * 1024**2
+    idempotency_total_bytes: int = 256 * 1024**2
     traces_sampled: float = 0.01
     heartbeat_s: float = 10.0
     engine_scrape_s: float = 2.0

@@ -30,6 +30,7 @@ from snapshotter.images import Images, runtime_requirements
 from snapshotter.node import is_root, opened, own_runtime
 from snapshotter.pods import serving
 from snapshotter.settings import SnapshotterSettings
+from weight_cache import log_lines
 from weight_cache.client import WeightCacheClient
 from weight_cache.disk import DiskFloor
 from weight_cache.metrics_server import token_file_of
@@ -41,7 +42,7 @@ def main() -> int:
     """Run until SIGTERM or SIGINT; 2 for settings that cannot be used."""
     os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
     arguments = _arguments()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s snapshotter %(levelname)s %(message)s")
+    log_lines.set_up("%(asctime)s snapshotter %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would tell of every report of this node
     try:
         platform = load(PlatformSettings, "platform", arguments.config)

@@ -165,7 +165,8 @@ class Agent:
         query = LogQuery(
             labels=args["labels"], instance_id=args["instance_id"], since=args["since"], tail=args["tail"], call_id=args["call_id"]
         )
-        lines = self._logs.follow(query) if args["follow"] else self._logs.read(query)
+        read = self._logs.follow if args["follow"] else self._logs.read
+        lines = read(query, on_begun=lambda: part({}))  # from here on nothing is refused
         async with contextlib.aclosing(lines):
             async for line in lines:
                 await part(line)

@@ -7,7 +7,7 @@ the next call connects again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ class AgentClient:
             if body:
                 yield AgentEvent.from_json(body)
 
-    def logs(
+    async def logs(
         self,
         *,
         labels: Mapping[str, str],
@@ -135,21 +135,28 @@ class AgentClient:
         tail: int | None = None,
         call_id: str | None = None,
         follow: bool = False,
-    ) -> AsyncIterator[Mapping[str, Any]]:
-        """Log lines as `{"time", "instance", "stream", "call", "text"}`, oldest first; dead instances included."""
-        args = {"labels": dict(labels), "instance_id": instance_id, "since": since, "tail": tail, "call_id": call_id, "follow": follow}
-        return self._lines(args)
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Log lines as `{"time", "instance", "stream", "call", "text"}`, oldest first; dead instances included.
 
-    async def _lines(self, args: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        Returns once the agent reads them: what it refuses is raised here, LogsBusy among it. The caller closes what is returned.
+        """
+        args = {"labels": dict(labels), "instance_id": instance_id, "since": since, "tail": tail, "call_id": call_id, "follow": follow}
+        lines = self._lines(args)
+        await anext(lines)  # the agent's word that it reads
+        return lines
+
+    async def _lines(self, args: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         """On a connection of its own: what is not read here is not sent there, and holds up no other call."""
         try:
             rpc = await RpcClient.open(self._path, most_waiting=_LINES_WAITING)
         except ProtocolError as e:
             raise errors.AgentUnavailable(f"node agent: {e}") from e
         try:
+            is_begun = False
             async for body in self._stream("logs", args, rpc):
-                if body:
+                if body or not is_begun:
                     yield body
+                is_begun = True
         finally:
             await rpc.aclose()
 

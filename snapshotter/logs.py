@@ -14,7 +14,7 @@ import json
 import operator
 import os
 import re
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,19 +98,20 @@ class Logs:
             return []
         return [line.split(" ", 3)[-1] for line in text.split("\n")[-TAIL_LINES:]] if text else []
 
-    async def read(self, query: LogQuery, *, until: Mapping[str, tuple[int, int]] | None = None) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Matching lines, oldest first; of a file named in `until` (inode, size) not beyond that size.
-
-        However much there is, a batch of it is in memory; with `tail` those lines. Raises LogsBusy.
-        """
+    async def read(self, query: LogQuery, *, on_begun: Callable[[], Awaitable[None]] | None = None) -> AsyncGenerator[_Line, None]:
+        """Matching lines, oldest first. However much there is, a batch of it is in memory. Raises LogsBusy, or awaits `on_begun`."""
         with self._reading(query, "read", MAX_READS):
-            async for line in _batched(self._found(query, until or {})):
+            if on_begun is not None:
+                await on_begun()
+            async for line in _batched(self._found(query, {})):
                 yield line
 
-    async def follow(self, query: LogQuery) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Matching lines, then those that are written from now on, until cancelled. Raises LogsBusy."""
+    async def follow(self, query: LogQuery, *, on_begun: Callable[[], Awaitable[None]] | None = None) -> AsyncGenerator[_Line, None]:
+        """Matching lines, then those that are written from now on, until cancelled. Raises LogsBusy, or awaits `on_begun`."""
         positions: dict[str, tuple[int, int]] = {}
         with self._reading(query, "follow", MAX_FOLLOWERS), watching(self._directory) as watch:
+            if on_begun is not None:
+                await on_begun()
             for name in self._names(query):
                 self._remember(name, positions)
             async for line in _batched(self._found(query, positions)):
@@ -214,20 +215,29 @@ class Logs:
         owned: Mapping[str, str] = about["labels"]
         return labels.items() <= owned.items()
 
-    def _found(self, query: LogQuery, until: Mapping[str, tuple[int, int]]) -> Iterator[_Line | None]:
-        begun = [(self._begun(name), self._lines(name, query, until.get(name))) for name in self._names(query)]
-        merged = _merged(sorted(begun, key=operator.itemgetter(0)))
+    def _found(self, query: LogQuery, until: dict[str, tuple[int, int]]) -> Iterator[_Line | None]:
+        """What is there. `until`: (inode, size) of a file that is read up to that size."""
+        names = self._names(query)
         if query.tail is None:
-            yield from merged
+            yield from self._all(names, query, until)
+            return
+        if query.tail > _BATCH_LINES:  # counted, and read again: so many lines would not fit into memory
+            for name in names:
+                self._remember(name, until)
+            yield from _last(query.tail, lambda: self._all(names, query, until))
             return
         last: collections.deque[_Line] = collections.deque(maxlen=max(0, query.tail))
-        for number, line in enumerate(merged):
+        for number, line in enumerate(self._all(names, query, until)):
             if line is not None:
                 last.append(line)
             if line is None or number % _LINES_UNTIL_PAUSE == 0:
                 yield None
         while last:
             yield last.popleft()
+
+    def _all(self, names: Sequence[str], query: LogQuery, until: Mapping[str, tuple[int, int]]) -> Iterator[_Line | None]:
+        begun = [(self._begun(name), self._lines(name, query, until.get(name))) for name in names]
+        return _merged(sorted(begun, key=operator.itemgetter(0)))
 
     def _begun(self, name: str) -> float:
         about = _about(self._directory / f"{name}.json")
@@ -271,6 +281,21 @@ class Logs:
                         yield line
                     elif number % _LINES_UNTIL_PAUSE == 0:
                         yield None
+
+
+def _last(most: int, lines: Callable[[], Iterator[_Line | None]]) -> Iterator[_Line | None]:
+    """The last of `lines`, which are read twice."""
+    spare = -most
+    for number, line in enumerate(lines()):
+        spare += line is not None
+        if line is None or number % _LINES_UNTIL_PAUSE == 0:
+            yield None
+    for number, line in enumerate(lines()):
+        if line is not None and spare <= 0:
+            yield line
+        elif line is None or number % _LINES_UNTIL_PAUSE == 0:
+            yield None
+        spare -= line is not None
 
 
 async def _batched(lines: Iterator[_Line | None]) -> AsyncGenerator[_Line, None]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from weight_cache import bandwidth, manners
+from weight_cache import bandwidth, log_lines, manners
 from weight_cache.addresses import CertificateInvalid, Credentials
 from weight_cache.bandwidth import Bandwidths
 from weight_cache.configuration import WeightCacheSettings
@@ -174,7 +174,7 @@ def main() -> int:
     parser.add_argument("--config", type=Path, help="platform.yaml; every key has a default")
     parser.add_argument("--ready-fd", type=int, help="descriptor that receives one newline once the socket serves")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_lines.set_up("%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         settings = load(WeightCacheSettings, "weight_cache", arguments.config)
         platform = load(PlatformSettings, "platform", arguments.config)

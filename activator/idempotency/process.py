@@ -77,8 +77,15 @@ class ProcessIdempotency:
             while self._bytes_of[entry.tenant] > self._tenant_bytes:
                 self._drop(next(iter(self._answers[entry.tenant])))
         while self._size_bytes > self._max_bytes and self._answers:
-            largest = max(self._bytes_of, key=self._bytes_of.__getitem__)
-            self._drop(next(iter(self._answers[largest])))
+            self._drop(max(map(self._oldest, self._answers), key=self._dispensable))
+
+    def _oldest(self, tenant: str) -> str:
+        return next(iter(self._answers[tenant]))
+
+    def _dispensable(self, name: str) -> tuple[bool, int]:
+        """What has ended goes first, then what is of the tenant that has most."""
+        entry = self._entries[name]
+        return entry.ends_at <= self._clock(), self._bytes_of[entry.tenant]
 
     def _drop(self, name: str) -> None:
         entry = self._entries.pop(name, None)

@@ -1,8 +1,9 @@
 """Idempotency keys in Redis, for several activators: one key each, a hash of the request's fingerprint and its answer, sealed.
 
-`pilotlight:{<platform>}:once:<name>` (the braces keep them on one slot of a Redis Cluster). What a tenant's answers take is counted beside
-them: `…:once-of:<tenant>` has their names and sizes by the time at which they end, `…:once-bytes:<tenant>` the sum. EVAL is atomic
-(https://redis.io/docs/latest/develop/programmability/). While Redis is away nobody knows whether a request ran: it is refused with 503.
+`pilotlight:{<platform>}:once:<name>` (the braces keep them on one slot of a Redis Cluster). What answers take is counted beside them:
+`…:once-of:<tenant>` has a tenant's names and sizes by the time at which they end, `…:once-bytes` each tenant's sum, `…:once-ends` when the
+first of each tenant's ends, `…:once-total` the sum of all. EVAL is atomic (https://redis.io/docs/latest/develop/programmability/). While
+Redis is away nobody knows whether a request ran: it is refused with 503.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from activator.idempotency.store import LEASE_S, OVERHEAD_BYTES, TENANT_BYTES, Claim, Known
+from activator.idempotency.store import LEASE_S, OVERHEAD_BYTES, TENANT_BYTES, TOTAL_BYTES, Claim, Known
 from activator.shared.redis_state import ANSWER_S, address_of
 from pilotlight import errors
 from pilotlight.seal import SealBroken, Sealer
@@ -30,31 +31,54 @@ return {}
 """
 HOLD = "if redis.call('HEXISTS', KEYS[1], 'answer') == 0 then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end return 1"
 KEEP = """
--- The tenant's oldest answers make room. KEYS: name, names of the tenant, its bytes.
--- ARGV: fingerprint, answer, ms, name, prefix, bound, overhead.
+-- The tenant's oldest answers make room, then those of the tenant that has most.
+-- KEYS: name, names of the tenant, bytes by tenant, earliest ends by tenant, bytes of all.
+-- ARGV: fingerprint, answer, ms, name, tenant, prefix of names, prefix of tenants' names, bound of a tenant, bound of all, overhead.
 local time = redis.call('TIME')
-local now, ttl = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[3])
-local bytes = tonumber(redis.call('GET', KEYS[3]) or 0)
-local function gone(member)
-  if redis.call('ZREM', KEYS[2], member) == 1 then bytes = bytes - tonumber(string.match(member, '^%d+')) end
+local now, ttl, own = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[3]), ARGV[5]
+local function bytes_of(tenant) return tonumber(redis.call('ZSCORE', KEYS[3], tenant) or 0) end
+local function count(tenant, change)
+  change = math.max(change, -bytes_of(tenant)) -- what an earlier release kept was not counted
+  if change == 0 then return end
+  redis.call('ZINCRBY', KEYS[3], change, tenant)
+  redis.call('INCRBY', KEYS[5], change)
+end
+local function gone(tenant, member)
+  if redis.call('ZREM', ARGV[7] .. tenant, member) == 1 then count(tenant, -tonumber(string.match(member, '^%d+'))) end
+end
+local function settle(tenant) -- what has ended takes no room
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', ARGV[7] .. tenant, '-inf', now, 'LIMIT', 0, 1000)) do gone(tenant, member) end
+  local first = redis.call('ZRANGE', ARGV[7] .. tenant, 0, 0, 'WITHSCORES')[2]
+  if first then redis.call('ZADD', KEYS[4], first, tenant) return end
+  count(tenant, -bytes_of(tenant))
+  redis.call('ZREM', KEYS[3], tenant)
+  redis.call('ZREM', KEYS[4], tenant)
+end
+local function make_room(tenant)
+  local oldest = redis.call('ZRANGE', ARGV[7] .. tenant, 0, 0)[1]
+  if not oldest then settle(tenant) return end
+  gone(tenant, oldest)
+  redis.call('DEL', ARGV[6] .. string.match(oldest, ':(.*)$'))
 end
 local before = redis.call('HGET', KEYS[1], 'answer')
-if before then gone(#before + ARGV[7] .. ':' .. ARGV[4]) end
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, 1000)) do gone(member) end
-local size = #ARGV[2] + ARGV[7]
-while bytes + size > tonumber(ARGV[6]) do
-  local oldest = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
-  if not oldest then bytes = 0 break end
-  gone(oldest)
-  redis.call('DEL', ARGV[5] .. string.match(oldest, ':(.*)$'))
+if before then gone(own, #before + ARGV[10] .. ':' .. ARGV[4]) end
+settle(own)
+for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', now, 'LIMIT', 0, 100)) do settle(tenant) end
+local size = #ARGV[2] + ARGV[10]
+while bytes_of(own) > 0 and bytes_of(own) + size > tonumber(ARGV[8]) do make_room(own) end
+while true do
+  local most = redis.call('ZREVRANGE', KEYS[3], 0, 0)[1]
+  if not most or tonumber(redis.call('GET', KEYS[5]) or 0) + size <= tonumber(ARGV[9]) then break end
+  make_room(most)
+  if bytes_of(most) == 0 then settle(most) end
 end
 redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1], 'answer', ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ttl)
 redis.call('ZADD', KEYS[2], now + ttl, size .. ':' .. ARGV[4])
-redis.call('SET', KEYS[3], bytes + size)
-local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
-redis.call('PEXPIREAT', KEYS[2], last)
-redis.call('PEXPIREAT', KEYS[3], last)
+redis.call('PEXPIREAT', KEYS[2], redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2])
+count(own, size)
+settle(own)
+for _, key in ipairs({KEYS[3], KEYS[4], KEYS[5]}) do redis.call('PEXPIRE', key, ttl) end
 return 1
 """
 FORGET = "if redis.call('HEXISTS', KEYS[1], 'answer') == 0 then redis.call('DEL', KEYS[1]) end return 1"
@@ -63,12 +87,16 @@ FORGET = "if redis.call('HEXISTS', KEYS[1], 'answer') == 0 then redis.call('DEL'
 class RedisIdempotency:
     """See `IdempotencyStore`. Owner: the event loop."""
 
-    def __init__(self, url: str, *, platform: str, sealer: Sealer, lease_s: float = LEASE_S, tenant_bytes: int = TENANT_BYTES) -> None:
+    def __init__(
+        self, url: str, *, platform: str, sealer: Sealer, lease_s: float = LEASE_S, tenant_bytes: int = TENANT_BYTES,
+        total_bytes: int = TOTAL_BYTES,
+    ) -> None:  # fmt: skip
         """Connects with the first claim. Raises ValueError when the URL is none."""
         self._where = address_of(url)
         self._platform = f"pilotlight:{{{platform}}}:"
         self._prefix = f"{self._platform}once:"
         self._tenant_bytes = tenant_bytes
+        self._total_bytes = total_bytes
         self._sealer = sealer
         self._lease_ms = int(lease_s * 1000)
         self._redis = Redis.from_url(
@@ -89,10 +117,10 @@ class RedisIdempotency:
 
     async def keep(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
         sealed = self._sealer.seal(base64.b64encode(answer).decode())
-        names, total = (f"{self._platform}{kind}:{claim.tenant}" for kind in ("once-of", "once-bytes"))
+        names, *counts = (f"{self._platform}once-{kind}" for kind in ("of:", "bytes", "ends", "total"))
         await self._eval(
-            KEEP, [claim.name, names, total], claim.fingerprint, sealed, int(ttl_s * 1000), claim.name, self._prefix, self._tenant_bytes,
-            OVERHEAD_BYTES,
+            KEEP, [claim.name, names + claim.tenant, *counts], claim.fingerprint, sealed, int(ttl_s * 1000), claim.name, claim.tenant,
+            self._prefix, names, self._tenant_bytes, self._total_bytes, OVERHEAD_BYTES,
         )  # fmt: skip
 
     async def forget(self, name: str) -> None:

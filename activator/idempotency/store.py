@@ -3,7 +3,8 @@
 A claim ends with its answer (`keep`), by being given up (`forget`), or LEASE_S after its owner said last that it still runs (`hold`): a
 process that died does not close a key for good.
 
-Answers of one tenant have a bound in bytes: beyond it its own oldest go, and a repeat of theirs is a new request.
+Answers of one tenant have a bound in bytes: beyond it its own oldest go, and a repeat of theirs is a new request. All together have one,
+too: beyond it the oldest of the tenant that has most go.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ LEASE_S = 30.0
 """Of a claim whose owner is silent; one that lives says so each third of it."""
 TENANT_BYTES = 64 * 1024 * 1024
 """Of one tenant's answers, as they are stored."""
-OVERHEAD_BYTES = 256
-"""Of an entry beside its answer: empty ones must not be free."""
+TOTAL_BYTES = 256 * 1024 * 1024
+"""Of all tenants' in Redis: half of what the chart gives it, which rewrites its log and holds quotas, too."""
+OVERHEAD_BYTES = 768
+"""Of an entry beside its answer, as measured in Redis 7: names, fingerprint, what counts them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,7 @@ class IdempotencyStore(Protocol):
         ...
 
     async def keep(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
-        """What a request that was claimed was answered, for so long; the tenant's oldest answers make room for it."""
+        """What a request that was claimed was answered, for so long; older answers make room for it."""
         ...
 
     async def forget(self, name: str) -> None:

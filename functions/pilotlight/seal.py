@@ -3,9 +3,10 @@
 | key | derived from | processes that have it | for |
 |---|---|---|---|
 | platform's key | made at the first start | controller, node agents of this machine | deriving the others |
-| activator's key | the platform's | controller, activators | deriving those in the next two rows, and the token |
+| activator's key | the platform's | controller, activators | deriving those in the next three rows, and the token |
 | `secrets` | the activator's | controller, activators | secrets of functions, opened at each start of an instance |
 | `replies` | the activator's | controller, activators | answers that activators keep in Redis under idempotency keys |
+| `visitors` | the activator's | controller, activators | whose share a dashboard's cookie counts in; it signs nobody in |
 | `sessions` | the platform's | controller | cookies of the dashboard |
 | `webhooks` | the platform's | controller | secrets that messages to webhooks are signed with |
 | `answers` | the platform's | controller | answers that the controller keeps under idempotency keys |
@@ -77,6 +78,7 @@ class ActivatorKey:
         token: what activators show the controller.
         secrets: seals secrets of functions.
         replies: seals answers that activators keep for each other.
+        visitors: seals the part of the dashboard's cookies that activators read (`pilotlight.visitors`).
     """
 
     def __init__(self, raw: bytes) -> None:
@@ -87,6 +89,7 @@ class ActivatorKey:
         self.token = derive(raw, "token").hex()
         self.secrets = Sealer(raw, "secrets")
         self.replies = Sealer(raw, "replies")
+        self.visitors = Sealer(raw, "visitors")
 
     def __repr__(self) -> str:
         return "<ActivatorKey>"

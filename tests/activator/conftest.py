@@ -46,7 +46,7 @@ from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_fleet import FakeFleet
 from tests.fakes.fake_worker import Behaviour, echo
 from tests.fakes.plain_http import NO_TLS
-from tests.fakes.routes import TENANT, change, empty_table
+from tests.fakes.routes import TENANT, TEST_KEY, change, empty_table
 from weight_cache.addresses import Address
 
 KEY = "pl_test"
@@ -108,8 +108,8 @@ class Edge:
         self.table.on_budget = self.books.budgets.apply
         nobody = Address.at(directory / "controller.sock")
         self.control = ControlPlane(
-            nobody, table=self.table, strangers=self.strangers, catch_up=_nothing_to_catch_up, body_pause_s=settings.body_timeout_s,
-            stranger_connections=settings.stranger_connections,
+            nobody, table=self.table, visitors=TEST_KEY.visitors, strangers=self.strangers, catch_up=_nothing_to_catch_up,
+            body_pause_s=settings.body_timeout_s, stranger_connections=settings.stranger_connections,
         )  # fmt: skip
         self.quotas = quotas or ProcessQuotas()
         self.entrance = Entrance(table=self.table, store=self.quotas, settings=settings)

@@ -12,13 +12,15 @@ import pytest
 
 from activator.control import MAX_CONNECTIONS, MAX_OF_TENANT, MAX_STRANGER_BODY_BYTES
 from activator.settings import ActivatorSettings
+from pilotlight import visitors
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import until
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
-from tests.fakes.routes import TENANT
+from tests.fakes.routes import TENANT, TEST_KEY
 
 PAUSE_S = 0.5
 SHARE = 8
+FOREVER = 1e12
 OWN = {"authorization": f"Bearer {KEY}"}
 
 
@@ -92,6 +94,38 @@ async def test_strangers_hold_no_more_than_their_share(edge: Edge, held: FakeWor
     assert await senders.first_line() == b"HTTP/1.1 429 Too Many Requests\r\n"
     assert (await edge.client.get(f"{edge.url}/v1/apps", headers=OWN)).status_code == 200
     assert len(held.requests) == SHARE // 2 + 1
+
+
+def signed_in(key: str = KEY, *, until: float = FOREVER) -> bytes:
+    """The head of a request for a page, from a browser that signed in with `key`."""
+    cookie = visitors.joined("k1.of-the-controller", TEST_KEY.visitors, key=f"k-{key}", until=until)
+    return b'GET /dashboard HTTP/1.1\r\nhost: x\r\ncookie: theme=dark; pilotlight_session="%b"\r\n\r\n' % cookie.encode()
+
+
+async def test_browsers_that_are_signed_in_count_as_their_tenant(edge: Edge, held: FakeWorker, senders: _Senders) -> None:
+    await senders.send(SHARE // 2, b"GET /dashboard HTTP/1.1\r\nhost: x\r\n\r\n")
+    await until(lambda: edge.control.held == SHARE // 2)
+
+    await senders.send(MAX_OF_TENANT, signed_in())
+    await until(lambda: edge.control.held == SHARE // 2 + MAX_OF_TENANT)
+    await senders.send(1, signed_in())
+
+    assert await senders.first_line() == b"HTTP/1.1 429 Too Many Requests\r\n"
+
+
+@pytest.mark.parametrize("cookie", ["of a session that is over", "of a key that was revoked", "of somebody else's making", "of no key"])
+async def test_a_cookie_that_says_nothing_valid_is_a_strangers(edge: Edge, held: FakeWorker, senders: _Senders, cookie: str) -> None:
+    head = {
+        "of a session that is over": signed_in(until=1.0),
+        "of a key that was revoked": signed_in("pl_revoked"),
+        "of somebody else's making": signed_in().replace(b"~k1.", b"~k1.x"),
+        "of no key": b"GET /dashboard HTTP/1.1\r\nhost: x\r\ncookie: pilotlight_session=k1.s\r\n\r\n",
+    }[cookie]
+    await senders.send(SHARE // 2, head)
+    await until(lambda: edge.control.held == SHARE // 2)
+    await senders.send(1, head)
+
+    assert await senders.first_line() == b"HTTP/1.1 429 Too Many Requests\r\n"
 
 
 async def test_one_tenant_holds_no_more_than_half_of_the_connections(edge: Edge, held: FakeWorker, senders: _Senders) -> None:

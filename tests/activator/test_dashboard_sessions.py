@@ -39,7 +39,7 @@ SESSION_IS_OVER = "event: over"
 
 @pytest.fixture(name="settings")
 def _settings() -> ActivatorSettings:
-    return ActivatorSettings(unauthenticated_per_s=1000.0)  # every request of a browser counts as one without a key
+    return ActivatorSettings(unauthenticated_per_s=1000.0)  # signing in counts as a request without a key
 
 
 @pytest.fixture(name="served_controller")

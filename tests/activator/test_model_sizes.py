@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
+from collections.abc import Coroutine
 from typing import Any
 
+import httpx
 import pytest
 
 from activator import tensors
 from activator.json_size import expect_few
-from activator.model_servers import MAX_VALUES
 from activator.settings import ActivatorSettings
+from activator.translations import MAX_VALUES
 from pilotlight import errors
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_model_servers import post, takes
@@ -24,7 +28,7 @@ async def _numbers(_request: WorkerRequest) -> WorkerAnswer:
 
 @pytest.fixture(name="settings")
 def _settings() -> ActivatorSettings:
-    return ActivatorSettings()
+    return ActivatorSettings(argument_check_s=30.0)  # a machine that runs tests may be slow
 
 
 @pytest.fixture(name="models")
@@ -71,6 +75,39 @@ async def test_an_answer_of_many_values_is_not_translated(models: Edge) -> None:
 
     assert answer.status_code == 413
     assert "by its own name" in answer.json()["detail"]
+
+
+async def longest_hold_s(work: Coroutine[Any, Any, httpx.Response]) -> float:
+    """The longest time that anything else had to wait meanwhile, as CPU time of the loop's thread: other processes do not count."""
+    task, longest_s, last_s = asyncio.ensure_future(work), 0.0, time.thread_time()
+    while not task.done():
+        await asyncio.sleep(0)
+        now_s = time.thread_time()
+        longest_s, last_s = max(longest_s, now_s - last_s), now_s
+    assert (await task).status_code == 200, task.result().text[:300]
+    return longest_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["arguments", "answer"])
+@pytest.mark.parametrize("path", ["/v1/models/shop/large:predict", "/v2/models/shop/large/infer"], ids=["predict", "infer"])
+async def test_translating_what_is_just_within_the_bounds_holds_nobody_up(models: Edge, path: str, what: str) -> None:
+    """Slow: megabytes of JSON are made, sent and read."""
+    floats = [0.1234567890123456 + n / 1e7 for n in range(tensors.MAX_ELEMENTS - 100)]
+    models.add(route_of(spec_of("large", methods=(takes(x={}, y={}),))))
+    answer = WorkerAnswer(body=json.dumps([floats, floats] if what == "answer" else 1).encode())
+
+    async def told(_request: WorkerRequest) -> WorkerAnswer:
+        return answer
+
+    models.fleet.behaviours["large"] = told
+    values = floats if what == "arguments" else [1.5]
+    given = [{"name": name, "shape": [len(values)], "datatype": "FP64", "data": values} for name in "xy"]
+    body = json.dumps({"inputs": given} if "infer" in path else {"instances": [{"x": values, "y": values}]}).encode()
+
+    longest_s = await longest_hold_s(models.client.post(models.url + path, content=body, headers={"authorization": f"Bearer {KEY}"}))
+
+    assert longest_s < 0.2, "translated in the loop: 0.4 s and more"
 
 
 async def test_an_image_is_within_the_bound(models: Edge) -> None:

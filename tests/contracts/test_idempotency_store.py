@@ -18,6 +18,7 @@ from tests.fakes.routes import TEST_KEY
 SHORT_S = 0.05
 """Of a real Redis' leases here."""
 TENANT_BYTES = 20_000
+TOTAL_BYTES = 60_000
 
 
 def claim_of(name: str, tenant: str = "t") -> Claim:
@@ -41,10 +42,16 @@ async def _desk(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
         async def advance(seconds: float) -> None:
             clock.advance(seconds)
 
-        yield Desk(ProcessIdempotency(clock=clock, tenant_bytes=TENANT_BYTES), lambda: advance(LEASE_S + 1), lambda: advance(1.1))
+        yield Desk(
+            ProcessIdempotency(clock=clock, tenant_bytes=TENANT_BYTES, max_bytes=TOTAL_BYTES),
+            lambda: advance(LEASE_S + 1),
+            lambda: advance(1.1),
+        )
         return
     url = request.getfixturevalue("redis_url")
-    store = RedisIdempotency(url, platform=uuid.uuid4().hex[:8], sealer=TEST_KEY.replies, lease_s=SHORT_S, tenant_bytes=TENANT_BYTES)
+    store = RedisIdempotency(
+        url, platform=uuid.uuid4().hex[:8], sealer=TEST_KEY.replies, lease_s=SHORT_S, tenant_bytes=TENANT_BYTES, total_bytes=TOTAL_BYTES
+    )
     yield Desk(store, lambda: asyncio.sleep(4 * SHORT_S), lambda: asyncio.sleep(1.2))
     await store.aclose()
 
@@ -140,15 +147,29 @@ async def test_an_answer_that_is_kept_again_and_one_that_ran_out_take_no_room(de
     assert await _kept(desk, "long0", "long1", "long2") == ["long0", "long1", "long2"]
 
 
-async def test_what_one_tenant_keeps_in_a_full_process_goes_before_what_another_keeps() -> None:
-    store = ProcessIdempotency(max_bytes=6000, clock=ManualClock())
-    await store.keep(claim_of("theirs", "other"), b"x" * 1000, ttl_s=60.0)
-    for number in range(10):
-        await store.keep(claim_of(str(number)), b"x" * 1000, ttl_s=60.0)
+async def test_answers_of_all_tenants_have_a_bound_and_the_oldest_of_the_tenant_that_has_most_go(desk: Desk) -> None:
+    await desk.store.keep(claim_of("theirs", "other"), b"x" * 1000, ttl_s=60.0)
+    names = [f"{number}-{tenant}" for number in range(4) for tenant in range(10)]
+    for name in names:
+        await desk.store.keep(claim_of(name, name.partition("-")[2]), b"x" * 2000, ttl_s=60.0)
 
-    assert await store.claim("theirs", "print") == Known(fingerprint="print", answer=b"x" * 1000)
-    assert await store.claim("9", "print") == Known(fingerprint="print", answer=b"x" * 1000)
-    assert await store.claim("0", "print") is None
+    kept = await _kept(desk, *names)
+    assert TOTAL_BYTES // 5000 <= len(kept) <= TOTAL_BYTES // 2000
+    assert {name.partition("-")[2] for name in kept} == {str(tenant) for tenant in range(10)}
+    assert set(names[-5:]) <= set(kept)
+    assert await _kept(desk, "theirs") == ["theirs"]
+
+
+async def test_what_ended_takes_no_room_of_others(desk: Desk) -> None:
+    for tenant in range(8):
+        for number in range(3):
+            await desk.store.keep(claim_of(f"{number}-{tenant}", str(tenant)), b"x" * 2000, ttl_s=1.0)
+    await desk.second()
+    names = [f"new{number}" for number in range(4)]
+    for name in names:
+        await desk.store.keep(claim_of(name), b"x" * 2000, ttl_s=60.0)
+
+    assert await _kept(desk, *names) == names
 
 
 async def test_the_process_forgets_its_oldest_answers_beyond_its_bound() -> None:

@@ -23,6 +23,7 @@ def sealers(key: PlatformKey) -> dict[str, Sealer]:
     return {
         "secrets": key.activator.secrets,
         "replies": key.activator.replies,
+        "visitors": key.activator.visitors,
         "sessions": key.sessions,
         "webhooks": key.webhooks,
         "answers": key.answers,

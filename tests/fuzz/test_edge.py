@@ -111,6 +111,19 @@ def test_a_request_whose_end_or_host_can_be_read_in_two_ways_is_refused(exchange
     assert exchange.listener.received == []
 
 
+@pytest.mark.parametrize("head", [_CALL, _PAGE], ids=["call", "page"])
+@pytest.mark.parametrize(
+    "version, host, status",
+    [(b"1.1", b"", 400), (b"1.1", b"host:\r\n", 200), (b"1.0", b"", 200)],
+    ids=["1.1 without", "1.1 with an empty one", "1.0 without"],
+)
+def test_http_1_1_needs_a_host(exchange: Exchange, head: bytes, version: bytes, host: bytes, status: int) -> None:
+    """RFC 9112, section 3.2."""
+    head = head.replace(b"HTTP/1.1", b"HTTP/" + version).replace(b"host: a\r\n", host)
+
+    assert exchange(head + b'content-length: 7\r\n\r\n{"x":1}', is_answered=True).statuses == [status]
+
+
 @pytest.mark.parametrize("second", [b"\0\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"y" * 9000 + b"\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"])
 @pytest.mark.parametrize("pause", [b"", PAUSE])
 @pytest.mark.parametrize("head", [_CALL, _PAGE], ids=["call", "page"])

@@ -58,7 +58,7 @@ async def test_a_restarted_agent_finds_everything_as_it_was(home: AgentHome, mod
             [again] = await client.templates()
             assert (again.pid, again.phases_ms) == (template.pid, template.phases_ms)
             assert (await begin(client, home.launch())).start_kind is StartKind.FORK
-            assert [line["text"] async for line in client.logs(labels={}, instance_id=infos[0].id)] == ["alone"]
+            assert [line["text"] async for line in await client.logs(labels={}, instance_id=infos[0].id)] == ["alone"]
             parts = [part async for part in client.exec(infos[1].id, ["/bin/sh", "-c", "echo $TOKEN"])]
             assert parts == [{"stream": "stdout", "text": "t\n"}, {"exit_status": 0}]
             await client.stop(infos[0].id, grace_s=5)

@@ -158,7 +158,7 @@ async def test_a_start_that_is_stopped_says_what_it_used(home: AgentHome, client
     name = instance_id()
     start = asyncio.create_task(client.start(launch, instance_id=name, lessee="a", secret_env={}))
     async with asyncio.timeout(15):
-        while not any("burnt" in line["text"] for line in [line async for line in client.logs(labels={"app": "a"})]):
+        while not any("burnt" in line["text"] for line in [line async for line in await client.logs(labels={"app": "a"})]):
             await asyncio.sleep(0.05)
     await client.stop(name, grace_s=0)
     with pytest.raises(StartStopped) as stopped:

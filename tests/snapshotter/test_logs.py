@@ -100,6 +100,33 @@ async def test_a_reader_that_does_not_go_on_costs_the_memory_of_a_batch(tmp_path
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("tail", [100, 201, 18_000])
+async def test_a_long_tail_costs_the_memory_of_a_batch(tmp_path: Path, tail: int) -> None:
+    logs = Logs(tmp_path / "logs")
+    write(tmp_path / "logs", "i-mine", MINE)
+    (tmp_path / "logs/i-mine.log").write_text("".join(LINE.replace("text", str(number)) for number in range(20_000)))
+    tracemalloc.start()
+    try:
+        found = logs.read(LogQuery(labels=MINE, tail=tail))
+        assert (await anext(found))["text"] == str(20_000 - tail)
+        assert sum([1 async for _ in found]) == tail - 1
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+async def test_lines_printed_while_a_long_tail_is_read_are_none_of_it(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "logs")
+    write(tmp_path / "logs", "i-mine", MINE)
+    (tmp_path / "logs/i-mine.log").write_text(LINE * 10_000)
+    found = logs.read(LogQuery(labels=MINE, tail=9_000))
+    await anext(found)
+    with (tmp_path / "logs/i-mine.log").open("a") as f:
+        f.write(LINE.replace("text", "newer") * 1_000)
+
+    assert [line["text"] async for line in found] == ["text"] * 8_999
+
+
 async def test_lines_that_are_not_wanted_are_passed_over_in_steps(tmp_path: Path) -> None:
     logs = Logs(tmp_path / "logs")
     write(tmp_path / "logs", "i-mine", MINE)

@@ -281,14 +281,14 @@ async def test_lines_are_found_by_labels_call_and_tail_and_followed(home: AgentH
     await ask(info, "/print/hello")
     await client.stop(info.id, grace_s=5)
 
-    lines = [line async for line in client.logs(labels={"app": "a"})]
+    lines = [line async for line in await client.logs(labels={"app": "a"})]
     assert [(line["text"], line["call"]) for line in lines] == [("booting", None), ("hello", "call-1")]
-    assert [line["text"] async for line in client.logs(labels={}, call_id="call-1")] == ["hello"]
-    assert [line["text"] async for line in client.logs(labels={}, tail=1)] == ["hello"]
-    assert [line async for line in client.logs(labels={"app": "other"})] == []
+    assert [line["text"] async for line in await client.logs(labels={}, call_id="call-1")] == ["hello"]
+    assert [line["text"] async for line in await client.logs(labels={}, tail=1)] == ["hello"]
+    assert [line async for line in await client.logs(labels={"app": "other"})] == []
 
     other = await begin(client, home.launch())
-    following = client.logs(labels={"app": "a"}, instance_id=other.id, follow=True)
+    following = await client.logs(labels={"app": "a"}, instance_id=other.id, follow=True)
     await ask(other, "/print/live")
     async for line in following:
         assert line["text"] == "live"
@@ -326,7 +326,7 @@ async def test_one_that_prints_100_mb_hurts_nobody(home: AgentHome, client: Agen
     await flood
     held = sum(f.stat().st_size for f in (home.paths.home / "node/logs").glob(f"{loud.id}.log*"))
     assert held < 2 * 10 * MIB + MIB
-    assert "calm" in [line["text"] async for line in client.logs(labels={}, instance_id=quiet.id)]
+    assert "calm" in [line["text"] async for line in await client.logs(labels={}, instance_id=quiet.id)]
 
 
 async def test_weights_are_leased_for_as_long_as_the_slot_lives(home: AgentHome, client: AgentClient) -> None:

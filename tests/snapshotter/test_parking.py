@@ -93,7 +93,7 @@ async def test_an_assigned_fork_is_logged_stopped_and_explained_like_any_instanc
 
     lines: list[str] = []
     while not lines:  # what it printed passes through its shim
-        lines = [line["text"] async for line in client.logs(labels={}, instance_id=info.id)]
+        lines = [line["text"] async for line in await client.logs(labels={}, instance_id=info.id)]
     assert lines == ["hello"]
     while info.id in {i.id for i in await client.instances()}:
         await asyncio.sleep(0.005)

@@ -68,5 +68,5 @@ def log_line(line: Mapping[str, Any]) -> Text:
     out = Text()
     out.append(f"{clock} ", style="dim")
     out.append(f"{_short(str(line.get('instance') or '')):<10} ", style="cyan")
-    out.append(str(line.get("text", "")), style="yellow" if line.get("stream") == "stderr" else "")
+    out.append_text(Text.from_ansi(str(line.get("text", "")), style="yellow" if line.get("stream") == "stderr" else ""))  # colours only
     return out

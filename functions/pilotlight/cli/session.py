@@ -64,15 +64,15 @@ class Session:
 
     def console(self) -> Console:
         """For results; honours NO_COLOR."""
-        from rich.console import Console
+        from pilotlight.cli.terminal import Terminal
 
-        return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+        return Terminal(sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
     def notes(self) -> Console:
         """For progress, questions and errors."""
-        from rich.console import Console
+        from pilotlight.cli.terminal import Terminal
 
-        return Console(file=sys.stderr, highlight=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
+        return Terminal(sys.stderr, width=None if sys.stderr.isatty() else PIPE_WIDTH)
 
     def say(self, text: str) -> None:
         """A line for people; silent with --json."""

@@ -26,6 +26,7 @@ from pilotlight.cli.processlog import ProcessLog
 from pilotlight.cli.supervisor import Announce, Notice, Supervisor, platform_processes, stop_on_signals
 from pilotlight.errors import Conflict, PilotlightError
 from pilotlight.public_listener import AddressTaken, hold
+from weight_cache.log_lines import escaped
 
 
 async def supervise(platform: LocalPlatform, *, announce: Announce, started: Callable[[], None]) -> None:
@@ -128,7 +129,7 @@ class _Reporter:
         self._descriptor = descriptor
 
     def notice(self, notice: Notice) -> None:
-        print(f"{notice.kind} process={notice.process} seconds={notice.seconds:.3f} {notice.text}", flush=True)
+        print(f"{notice.kind} process={notice.process} seconds={notice.seconds:.3f} {escaped(notice.text)}", flush=True)
         self._send(dataclasses.asdict(notice))
 
     def last(self, body: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from pilotlight.controller.process_user import leave_root, open_as_root
 from pilotlight.controller.server import serve
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.errors import Conflict
+from weight_cache import log_lines
 from weight_cache.settings import SettingsInvalid
 
 NICE = 5
@@ -31,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ready-fd", type=int, default=None, help="descriptor that gets one newline once this process serves")
     parser.add_argument("--first-key", action="store_true", help="print a first admin key, where there is no key at all, and end")
     args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_lines.set_up("%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
     os.nice(NICE)
     try:

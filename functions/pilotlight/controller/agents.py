@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, Protocol
 
 from pilotlight.controller.settings import ControllerConfig
@@ -58,7 +58,7 @@ class Agent(Protocol):
         """What an instance uses now: `{"memory_bytes": …}`, as far as it is known."""
         ...
 
-    def logs(
+    async def logs(
         self,
         *,
         labels: Mapping[str, str],
@@ -67,8 +67,8 @@ class Agent(Protocol):
         tail: int | None = None,
         call_id: str | None = None,
         follow: bool = False,
-    ) -> AsyncIterator[Mapping[str, Any]]:
-        """Lines `{"time", "instance", "stream", "call", "text"}`, oldest first."""
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Lines `{"time", "instance", "stream", "call", "text"}`, oldest first. What is refused is raised at once, LogsBusy among it."""
         ...
 
     def exec(self, instance_id: InstanceId, argv: list[str]) -> AsyncIterator[Mapping[str, Any]]:

@@ -105,7 +105,7 @@ async def _on_ours(request: Request, error: Exception) -> Response:
 
 async def _on_agent(request: Request, error: Exception) -> Response:
     body = document(error, request_id(request))
-    return answer(body, AGENT_RETRY_S if body["status"] == 503 else None)
+    return answer(body, body.get("retry_after_s", AGENT_RETRY_S if body["status"] == 503 else None))
 
 
 async def _on_validation(request: Request, error: Exception) -> Response:

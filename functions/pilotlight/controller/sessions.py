@@ -1,4 +1,5 @@
 """The dashboard's sessions: a cookie, sealed with a key that the controller alone has, that names an API key and an end.
+Activators read a second part of it (`pilotlight.visitors`), which signs nobody in.
 
 Nothing is kept on the server but the ids of sessions that were signed out of (table `ended_sessions`). Every view looks the key
 up again, so revoking it ends its sessions too. A session begins with a new cookie, whatever the browser sent: one that somebody
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from starlette.datastructures import Headers
 
+from pilotlight import visitors
 from pilotlight.controller import access, tables
 from pilotlight.controller.access import Principal
 from pilotlight.controller.store import Write
@@ -25,7 +27,7 @@ from pilotlight.errors import Forbidden, Unauthenticated
 from pilotlight.seal import PlatformKey, SealBroken
 from pilotlight.types import Scope
 
-COOKIE = "pilotlight_session"
+COOKIE = visitors.COOKIE
 FORM_COOKIE = "pilotlight_form"
 SESSION_S = 12 * 3600.0
 MAX_ENDED = 1000
@@ -92,7 +94,9 @@ def purge(write: Write, *, now: float) -> None:
 
 def begin(key: PlatformKey, caller: Principal, *, now: float) -> str:
     """The cookie's value for a caller who just proved to hold a key."""
-    return key.sessions.seal(json.dumps({"id": secrets.token_hex(12), "key": caller.key, "until": now + SESSION_S}))
+    until = now + SESSION_S
+    session = key.sessions.seal(json.dumps({"id": secrets.token_hex(12), "key": caller.key, "until": until}))
+    return visitors.joined(session, key.activator.visitors, key=caller.key, until=until)
 
 
 def resume(sql: sa.Connection, key: PlatformKey, cookie: str, *, environment: str | None, now: float) -> Session:
@@ -107,7 +111,7 @@ def resume(sql: sa.Connection, key: PlatformKey, cookie: str, *, environment: st
 def read(key: PlatformKey, cookie: str) -> tuple[str, str, float]:
     """(session's id, key's id, end) of a cookie that we sealed. Raises Unauthenticated."""
     try:
-        session = json.loads(key.sessions.open(cookie))
+        session = json.loads(key.sessions.open(visitors.session_of(cookie)))
         return str(session["id"]), str(session["key"]), float(session["until"])
     except (SealBroken, KeyError) as e:
         raise Unauthenticated("the session is not one of ours: sign in again") from e

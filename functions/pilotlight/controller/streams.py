@@ -26,6 +26,7 @@ class NdjsonResponse(StreamingResponse):
     media_type = CONTENT_NDJSON
 
     def __init__(self, records: AsyncIterator[Mapping[str, Any]], *, request: str) -> None:
+        self._records = records
         super().__init__(_lines(records, request), media_type=CONTENT_NDJSON, headers={"cache-control": "no-store"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,6 +40,7 @@ class NdjsonResponse(StreamingResponse):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+            await _close(self._records)  # of a caller who left before the first line, too
 
 
 async def _lines(records: AsyncIterator[Mapping[str, Any]], request: str) -> AsyncIterator[bytes]:
@@ -49,9 +51,13 @@ async def _lines(records: AsyncIterator[Mapping[str, Any]], request: str) -> Asy
     except (SnapshotterError, PilotlightError) as e:
         yield _line({"error": problems.document(e, request)})
     finally:
-        close = getattr(records, "aclose", None)
-        if close is not None:
-            await close()
+        await _close(records)
+
+
+async def _close(records: AsyncIterator[Mapping[str, Any]]) -> None:
+    close = getattr(records, "aclose", None)
+    if close is not None:
+        await close()
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

@@ -146,6 +146,7 @@ class SmallAgent:
         self.asked.append(("logs", args))
         if self.logs_failure is not None:
             raise self.logs_failure
+        await part({})
         for line in self.lines:
             await part(line)
         if args["follow"]:

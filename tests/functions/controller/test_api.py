@@ -342,9 +342,10 @@ async def test_logs_are_asked_for_with_the_callers_own_tenant(controller: Contro
 
 async def test_a_reader_of_logs_too_many_is_told_when_to_come_back(controller: Controller) -> None:
     controller.agent.logs_failure = LogsBusy("4 requests read logs of this tenant", {"limit": 4, "retry_after_s": 5})
-    (line,) = (await controller.http.get("/v1/logs")).text.splitlines()
-    told = json.loads(line)["error"]
-    assert (told["status"], told["type"].rpartition("/")[2], told["retry_after_s"]) == (429, "too-many-requests", 5)
+    for follow in ("false", "true"):
+        answer = await controller.http.get("/v1/logs", params={"follow": follow})
+        assert problem_of(answer, 429, "too-many-requests")["limit"] == 4
+        assert answer.headers["retry-after"] == "5"
 
 
 async def test_logs_of_a_name_that_never_was_are_a_404_and_those_of_a_deleted_app_are_there(controller: Controller) -> None:

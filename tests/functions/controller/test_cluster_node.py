@@ -199,13 +199,13 @@ async def test_logs_of_many_pods_are_one_story(server: ApiServer, node: ClusterN
     server.logs.texts["fn-t-1", "b", "user"] = "2026-11-21T10:00:02Z two\n2026-11-21T10:00:04Z four"
     server.logs.texts["fn-t-2", "c", "user"] = "2026-11-21T10:00:01Z secret\n"
     mine = {"tenant": "t-1", "environment": "main"}
-    assert await lines(node.logs(labels=mine)) == [("a", "one"), ("b", "two"), ("a", "three"), ("b", "four")]
-    assert await lines(node.logs(labels=mine, tail=2)) == [("a", "three"), ("b", "four")]
-    assert await lines(node.logs(labels=mine, instance_id="b")) == [("b", "two"), ("b", "four")]
-    assert await lines(node.logs(labels=mine, instance_id="c")) == []  # another tenant's does not exist
-    assert await lines(node.logs(labels=mine, call_id="call-1")) == [("a", "three")]
-    assert await lines(node.logs(labels=mine, since=1795255203.0)) == [("a", "three"), ("b", "four")]
-    assert await lines(node.logs(labels=mine, tail=0)) == []
+    assert await lines(await node.logs(labels=mine)) == [("a", "one"), ("b", "two"), ("a", "three"), ("b", "four")]
+    assert await lines(await node.logs(labels=mine, tail=2)) == [("a", "three"), ("b", "four")]
+    assert await lines(await node.logs(labels=mine, instance_id="b")) == [("b", "two"), ("b", "four")]
+    assert await lines(await node.logs(labels=mine, instance_id="c")) == []  # another tenant's does not exist
+    assert await lines(await node.logs(labels=mine, call_id="call-1")) == [("a", "three")]
+    assert await lines(await node.logs(labels=mine, since=1795255203.0)) == [("a", "three"), ("b", "four")]
+    assert await lines(await node.logs(labels=mine, tail=0)) == []
 
 
 class Kubelet:
@@ -273,7 +273,7 @@ async def test_a_followed_log_has_later_lines_later_pods_and_no_line_twice(serve
         server.put(kubelet_node(kubelet.port))
         server.put(pod("a", on="n1"))
         kubelet.print("a", "2026-11-21T10:00:01Z one")
-        async with aclosing(node.logs_of({"tenant": "t-1"}, None, QUERY, follow=True)) as coming:
+        async with aclosing(await node.logs(labels={"tenant": "t-1"}, follow=True)) as coming:
             assert (await anext(coming))["text"] == "one"
             reading = asyncio.ensure_future(anext(coming))
             kubelet.print("a", "2026-11-21T10:00:02Z two")
@@ -308,7 +308,7 @@ async def test_a_cluster_that_is_away_is_an_agent_that_is_away(
     assert "pods" not in str(caught.value)  # whoever asked is a tenant
     assert "Grant in all namespaces" in caplog.text
     with pytest.raises(AgentUnavailable):
-        await lines(node.logs(labels={"tenant": "t-1"}))
+        await lines(await node.logs(labels={"tenant": "t-1"}))
     absent = ClusterNode(ClusterSettings(kubeconfig="/nowhere"))
     with pytest.raises(AgentUnavailable):
         await absent.capabilities()

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+from pilotlight import visitors
 from pilotlight.controller import sessions
 from pilotlight.controller.dashboard import assets, drawing, live, words
 from pilotlight.errors import Forbidden, TooManyRequests
@@ -50,6 +51,19 @@ async def test_a_stranger_is_sent_to_sign_in(controller: Controller) -> None:
 async def test_an_invoke_key_does_not_reach_the_dashboard(controller: Controller) -> None:
     answer = await post_login(controller, await controller.new_key(scope="invoke"))
     assert answer.status_code == 403
+
+
+async def test_activators_read_of_a_cookie_whose_it_is_and_sign_nobody_in_with_that(controller: Controller) -> None:
+    made = (await controller.http.post("/v1/keys", json={"scope": "deploy"})).json()
+    session = (await sign_in(controller, made["secret"]))["cookie"]
+    sealer, now = controller.context.key.activator.visitors, controller.clock.now
+
+    assert visitors.key_of(sealer, session, now=now) == made["id"]
+    assert visitors.key_of(sealer, session, now=now + sessions.SESSION_S) is None
+    forged = visitors.joined("", sealer, key=made["id"], until=now + 60)
+    for value in (forged, forged.removeprefix("~")):
+        answer = await controller.client(None).get("/dashboard", headers={"cookie": f"{sessions.COOKIE}={value}"})
+        assert answer.status_code == 303
 
 
 async def test_a_session_ends_with_its_time_and_with_its_key(controller: Controller) -> None:

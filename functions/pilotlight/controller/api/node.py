@@ -112,8 +112,7 @@ async def logs(
     if app is not None:
         await anyio.to_thread.run_sync(partial(_demand_known, context, caller, request=request, app=app, function=function))
     labels = _labels(caller, app, function)
-    await context.agent.instances(labels)  # an agent that is away is a 503 here; later it could only be a line
-    lines = context.agent.logs(labels=labels, instance_id=instance, since=since, tail=tail, call_id=call, follow=follow)
+    lines = await context.agent.logs(labels=labels, instance_id=instance, since=since, tail=tail, call_id=call, follow=follow)
     return NdjsonResponse(lines, request=request)
 
 

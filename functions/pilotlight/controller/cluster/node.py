@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 from pilotlight.cluster import names
@@ -66,10 +66,10 @@ class ClusterNode:
         except ClusterError as e:
             raise _translated(e) from e
 
-    async def logs_of(
+    async def _logs(
         self, labels: Mapping[str, str], instance_id: str | None, query: podlogs.Query, *, follow: bool
     ) -> AsyncGenerator[Any, None]:
-        """See `logs`."""
+        """An empty line once the cluster has answered, then lines."""
 
         def belongs(pod: Object) -> bool:
             return _has(pod, labels) and (instance_id is None or pod["metadata"]["name"] == instance_id)
@@ -77,6 +77,7 @@ class ClusterNode:
         try:
             cluster = await self._connected()
             found = [pod for pod in await self._pods(labels) if belongs(pod)]
+            yield {}  # the cluster answers
             seen: dict[str, float] = {}
             async with contextlib.aclosing(podlogs.history(cluster, found, query)) as past:
                 async for line in past:
@@ -90,7 +91,7 @@ class ClusterNode:
         except ClusterError as e:
             raise _translated(e) from e
 
-    def logs(
+    async def logs(
         self,
         *,
         labels: Mapping[str, str],
@@ -99,9 +100,11 @@ class ClusterNode:
         tail: int | None = None,
         call_id: str | None = None,
         follow: bool = False,
-    ) -> AsyncIterator[Mapping[str, Any]]:
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
         """Lines of pods that are there, oldest first."""
-        return self.logs_of(labels, instance_id, podlogs.Query(since=since, tail=tail, call_id=call_id), follow=follow)
+        lines = self._logs(labels, instance_id, podlogs.Query(since=since, tail=tail, call_id=call_id), follow=follow)
+        await anext(lines)
+        return lines
 
     async def exec(self, instance_id: InstanceId, argv: list[str]) -> AsyncGenerator[Mapping[str, Any], None]:
         """Run a command in the pod's container: `{"stream", "text"}` parts, then `{"exit_status"}`. Raises InstanceUnknown."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,17 +67,24 @@ def parse(pod: str, raw: bytes) -> Line | None:
 async def history(cluster: Cluster, found: Sequence[Object], query: Query) -> AsyncGenerator[Line, None]:
     """What these pods printed until now."""
     newest = sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))[-_MOST_PODS:]
-    sources = [_past(cluster, pod, query) for pod in newest if pods.has_started(pod)]
-    try:
-        merged = _merged(sources)
-        if query.tail is None:
-            async for line in merged:
+    started = [pod for pod in newest if pods.has_started(pod)]
+    spare = 0
+    if query.tail is not None:  # counted, and read again: so many lines would not fit into memory
+        spare = -query.tail
+        async with contextlib.aclosing(_all(cluster, started, query)) as lines:
+            async for _ in lines:
+                spare += 1
+    async with contextlib.aclosing(_all(cluster, started, query)) as lines:
+        async for line in lines:
+            if spare <= 0:
                 yield line
-            return
-        last: deque[Line] = deque(maxlen=query.tail)
-        async for line in merged:
-            last.append(line)
-        for line in last:
+            spare -= 1
+
+
+async def _all(cluster: Cluster, found: Sequence[Object], query: Query) -> AsyncGenerator[Line, None]:
+    sources = [_past(cluster, pod, query) for pod in found]
+    try:
+        async for line in _merged(sources):
             yield line
     finally:
         for source in sources:

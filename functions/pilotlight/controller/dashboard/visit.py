@@ -24,11 +24,11 @@ from pilotlight.controller.sessions import CookieTerms, Session
 from pilotlight.errors import PilotlightError, Unauthenticated
 from pilotlight.quotas import Plan
 from pilotlight.types import Scope
+from pilotlight.visitors import MAX_COOKIE
 from snapshotter.errors import SnapshotterError
 from weight_cache.errors import WeightCacheError
 
 LOGIN = "/dashboard/login"
-MAX_COOKIE = 4096
 MAX_NAME = 200
 _Read = TypeVar("_Read")
 

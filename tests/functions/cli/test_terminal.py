@@ -1,0 +1,56 @@
+"""What others wrote, in the terminal of who reads it."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.live import Live
+
+from pilotlight.cli.commands import report
+from pilotlight.cli.logs import log_line
+from pilotlight.cli.output import table
+from pilotlight.cli.session import Options, Session
+from pilotlight.cli.terminal import Terminal
+from pilotlight.errors import NotFound
+
+HOSTILE = "x\x1b]0;owned\x07\x1b[2J\x9b2J\u202ey"
+
+
+@pytest.mark.parametrize("what", [HOSTILE, table([{"name": HOSTILE}], {"name": "NAME"}, empty="")], ids=["text", "table"])
+def test_control_characters_are_shown_and_not_obeyed(what: Any) -> None:
+    out = io.StringIO()
+    Terminal(out, width=120).print(what, markup=False)
+
+    assert r"x\x1b]0;owned" in out.getvalue()
+    assert r"\x1b[2J\x9b2J\u202ey" in out.getvalue()
+    assert all(line.isprintable() for line in out.getvalue().splitlines())
+
+
+def test_an_errors_text_does_not_speak_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    report(NotFound(f"no function\n{HOSTILE}", hint=HOSTILE), Session(options=Options()))
+
+    told = capsys.readouterr().err
+    assert all(line.isprintable() for line in told.splitlines())
+    assert told.startswith("error no function\n")
+
+
+def test_lines_of_logs_keep_colours_and_nothing_else() -> None:
+    out = io.StringIO()
+    terminal = Terminal(out, width=120)
+    terminal.print(log_line({"time": None, "instance": "i-1", "stream": "stdout", "text": f"\x1b[31mred\x1b[0m {HOSTILE}"}))
+
+    assert "red x" in out.getvalue()
+    assert all(line.isprintable() for line in out.getvalue().splitlines())
+
+
+def test_what_the_terminal_draws_itself_is_drawn() -> None:
+    out = io.StringIO()
+    terminal = Terminal(out, width=40)
+    terminal._force_terminal = True
+    with Live("[bold]here[/]", console=terminal):
+        pass
+
+    assert "here" in out.getvalue()
+    assert "\x1b[?25l" in out.getvalue()
