@@ -40,7 +40,8 @@ def rows() -> Iterator[tuple[str, dict[str, Any]]]:
     function = {"id": "f-1", "tenant": "t-1", "environment": "main", "app": "a", "name": "f", "revisions": 3, "created_at": AT}
     yield "functions", function
     misleading = '{"properties":{"a":{},"tags":{},"z":{}}}'
-    for number, changes in enumerate(({}, {"tags": {"team": "search"}}, {"tags": {"team": "x"}, "description": misleading})):
+    told: list[dict[str, Any]] = [{}, {"tags": {"team": "search"}}, {"tags": {"team": "x"}, "description": misleading}]
+    for number, changes in enumerate(told):
         revision = {"function": "f-1", "name": f"v{number}", "digest": str(number), "ordinal": number, "created_at": AT}
         yield "revisions", {**revision, "spec": spec_text(**changes)}
     for name, claimed_by, until in (("waits", None, None), ("claimed", "a-0", AT + 60), ("taken", "a-0", None)):
@@ -100,5 +101,6 @@ def test_tables_are_what_the_code_says(upgraded: Store) -> None:
     for name in ("due_calls", "calls", "kept_calls", "idempotency_keys", "revisions"):
         table = tables.metadata.tables[name]
         assert {column["name"] for column in inspector.get_columns(name)} == set(table.columns.keys())
-        there = {index["name"]: index["column_names"] for index in inspector.get_indexes(name) if index["name"].startswith("ix_")}
+        indexes = {str(index["name"]): index["column_names"] for index in inspector.get_indexes(name)}
+        there = {index: columns for index, columns in indexes.items() if index.startswith("ix_")}
         assert there == {str(index.name): [column.name for column in index.columns] for index in table.indexes}

@@ -257,6 +257,7 @@ def _extract(member: tarfile.TarInfo, content: Content, staging: Path, hashes: M
     path = staging / member.name
     path.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        shutil.copyfileobj(content, file)
+        while piece := content.read(_PIECE_BYTES):
+            file.write(piece)
     if file_sha256(path) != hashes[member.name]:
         raise InvalidInput(f"{source}: {member.name} was altered", hint="Use another copy.")
