@@ -89,7 +89,7 @@ class Plan(Quotas):
         builds_at_once: image builds that run at the same time.
         pinned_bytes: of weights that are pinned on a node.
         log_bytes: of logs on one node; the oldest go first.
-        functions: that are deployed, in all environments together.
+        functions: that are deployed, in all environments together; of revisions and entries of histories 100 times as many are kept.
         result_bytes: of kept submitted calls with their results and dead letters, as the database has them; the oldest go first.
     """
 

@@ -19,15 +19,16 @@ from alembic.config import Config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pilotlight.controller import blobs, references, registry, tables, tenants
+from pilotlight.controller import blobs, keys, references, registry, tables, tenants
 from pilotlight.controller.blobs import BlobFiles
 from pilotlight.controller.places import Place
 from pilotlight.controller.store import Store
-from pilotlight.controller.stored import accounting
+from pilotlight.controller.stored import accounting, forgetting
 from pilotlight.controller.stored.collector import Collector, sweep
 from pilotlight.errors import InvalidInput, StorageQuotaExceeded
 from pilotlight.quotas import Plan
 from pilotlight.spec import FunctionSpec, from_json
+from pilotlight.types import Scope
 from tests.fakes.databases import empty_sqlite
 from tests.fakes.killed_sweep import AFTER, BEFORE, NEVER
 from tests.functions.controller.parts import ManualClock, spec
@@ -276,3 +277,40 @@ async def test_sweep_reads_each_spec_once(platform: Platform, store: Store) -> N
     await sweep(platform.collector, store, unused_since=float("inf"))
     assert [s for s in statements if "revisions.spec" in s or s.startswith(("UPDATE", "DELETE", "INSERT"))] == []
     assert any("blob_owners" in s for s in statements)
+
+
+async def test_the_oldest_that_was_given_up_goes_with_what_belongs_to_it(
+    platform: Platform, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forgetting, "KEPT_PER_FUNCTION", 2)
+    tenant = platform.tenants[0]
+    for number in range(5):
+        await platform.upload(0, number)
+    place = Place(tenant=tenant, uid=None, environment="main", app="gone", actor="k")
+    for numbers in ((0, 1), (2,)):
+        clock.now += 1
+        platform.deploy(0, *numbers, app="gone")
+    with platform.store.write() as write:
+        registry.delete(write, place)
+    platform.deploy(0, 3, app="here")
+    with platform.store.write() as write:
+        forgetting.make_room(write, Plan(functions=1), tenant=tenant, before=0)
+        assert forgetting.revisions(write.sql, tenant=tenant) == 1
+        assert write.sql.execute(sa.select(tables.functions.c.app)).scalars().all() == ["here"]
+        assert write.sql.execute(sa.select(tables.apps.c.name)).scalars().all() == ["here"]
+        assert write.sql.execute(sa.select(tables.deployments.c.app)).scalars().all() == ["here"]
+    platform.deploy(0, 3, 4, app="here")
+    with pytest.raises(StorageQuotaExceeded, match="this tenant would have 2 revisions"), platform.store.write() as write:
+        forgetting.make_room(write, Plan(functions=0), tenant=tenant, before=1)
+
+
+def test_keys_that_ended_go_and_those_in_force_stay(platform: Platform, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "MAX_ENDED", 1)
+    for expires_in_s in (5, 6, None):
+        with platform.store.write() as write:
+            keys.create(write, tenant=platform.tenants[0], scope=Scope.INVOKE, actor="k", expires_in_s=expires_in_s)
+    clock.now += 10
+    with platform.store.write() as write:
+        keys.create(write, tenant=platform.tenants[0], scope=Scope.INVOKE, actor="k")
+        ends = [one["expires_at"] for one in keys.listing(write.sql, tenant=platform.tenants[0])]
+    assert ends == [None, None], "with the oldest go some more, for the next to have room"

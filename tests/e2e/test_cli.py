@@ -184,6 +184,11 @@ def test_top_doctor_and_status(hello: PlatformUnderTest) -> None:
     state = as_json(hello, "status", *config)
     assert state["running"]
     assert all(state["processes"].values())
+    own = {"activator": 19901, "controller": 19902} if os.geteuid() == 0 else {}
+    assert state["uids"] == {name: own.get(name, os.geteuid()) for name in state["processes"]}
+    told = hello.cli("status", *config).stdout
+    users = {name: "root" if uid == 0 else f"uid {uid}" for name, uid in state["uids"].items()}
+    assert all(f"process {pid}, {users[name]}" in told for name, pid in state["processes"].items())
 
 
 def test_state_is_saved_while_running_and_loaded_into_another_home(hello: PlatformUnderTest, short_tmp: Path) -> None:

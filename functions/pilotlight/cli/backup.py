@@ -28,6 +28,7 @@ from typing import Any, BinaryIO
 from pilotlight.controller import database_file
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from snapshotter.process_user import take_back
+from snapshotter.tarstream import Content, entries
 from weight_cache.beneath import open_file
 from weight_cache.settings import PlatformSettings
 
@@ -39,6 +40,8 @@ _INCOMPLETE = "blobs/incoming/"
 """Uploads under way: they grow while we read, and go when the platform starts."""
 _MANIFEST = "manifest.json"
 _PIECE_BYTES = 1 << 20
+MAX_MANIFEST_BYTES = 1 << 30
+"""Of a backup: names and hashes of some six million files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,12 +218,12 @@ def _private(info: tarfile.TarInfo) -> tarfile.TarInfo:
 def _unpack(source: Path, staging: Path) -> Summary:
     staging.mkdir(mode=0o700)
     try:
-        with tarfile.open(source, "r:") as tar:
-            manifest = _manifest(tar, source)
-            for member in tar:
-                if member.name != _MANIFEST:
-                    _extract(tar, member, staging, manifest["sha256"], source)
-    except (tarfile.TarError, OSError, EOFError) as e:
+        with source.open("rb") as file:
+            found = entries(file)
+            manifest = _manifest(next(found, None), source)
+            for member, content in found:
+                _extract(member, content, staging, manifest["sha256"], source)
+    except (tarfile.TarError, OSError) as e:
         raise InvalidInput(f"{source} is not a whole backup: {e}", hint="Use a file that `pilotlight state backup` wrote.") from e
     if missing := sorted(name for name in manifest["sha256"] if not (staging / name).exists()):
         raise InvalidInput(f"{source} lacks {missing[0]}", hint="The file was cut short: use another copy.")
@@ -233,29 +236,28 @@ def _unpack(source: Path, staging: Path) -> Summary:
     )
 
 
-def _manifest(tar: tarfile.TarFile, source: Path) -> Mapping[str, Any]:
-    first = tar.next()
-    file = tar.extractfile(first) if first is not None and first.name == _MANIFEST else None
-    try:
-        body = json.loads(file.read()) if file else {}
-    except ValueError:
-        body = {}
-    if not isinstance(body, dict) or body.get("format") != FORMAT or not isinstance(body.get("sha256"), dict):
+def _manifest(first: tuple[tarfile.TarInfo, Content] | None, source: Path) -> Mapping[str, Any]:
+    body: Any = None
+    if first is not None and first[0].name == _MANIFEST:
+        if first[0].size > MAX_MANIFEST_BYTES:
+            raise InvalidInput(f"{source} has a manifest of {first[0].size} bytes: at most {MAX_MANIFEST_BYTES}", hint="Do not load it.")
+        with contextlib.suppress(ValueError, RecursionError):
+            body = json.loads(b"".join(iter(lambda: first[1].read(_PIECE_BYTES), b"")))
+    kinds = {"sha256": dict, "created_at": int | float}
+    if not isinstance(body, dict) or body.get("format") != FORMAT or not all(isinstance(body.get(k), t) for k, t in kinds.items()):
         raise InvalidInput(f"{source} is not a backup of format {FORMAT}", hint="Use a file that `pilotlight state backup` wrote.")
     return body
 
 
-def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, staging: Path, hashes: Mapping[str, str], source: Path) -> None:
+def _extract(member: tarfile.TarInfo, content: Content, staging: Path, hashes: Mapping[str, str], source: Path) -> None:
     # Names come from the file: only those that the manifest lists, only plain files, only below the home.
     parts = member.name.split("/")
     if not member.isreg() or member.name not in hashes or parts[0] not in KEPT or ".." in parts:
         raise InvalidInput(f"{source} carries {member.name!r}, which no backup does", hint="Do not load it.")
     path = staging / member.name
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = tar.extractfile(member)  # not `extract`: before Python 3.11.4 it has no filter that takes owners and modes away
-    if content is None:
-        raise InvalidInput(f"{source}: {member.name} has no content", hint="Use another copy.")
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        shutil.copyfileobj(content, file)
+        while piece := content.read(_PIECE_BYTES):
+            file.write(piece)
     if file_sha256(path) != hashes[member.name]:
         raise InvalidInput(f"{source}: {member.name} was altered", hint="Use another copy.")

@@ -182,13 +182,13 @@ def _user(platform: LocalPlatform, process: str, uid: int | None, obstacle: Call
 def _uid_of(platform: LocalPlatform, process: str) -> int | None:
     """None while it is down."""
     from pilotlight.cli.local import running
+    from pilotlight.cli.orphans import uid_of
 
     if (found := running(platform)) is None:
         return None
     try:
-        status = Path(f"/proc/{int((Path(found.run) / f'{process}.pid').read_text())}/status").read_text()
-        return int(status.partition("\nUid:")[2].split()[1])
-    except (OSError, ValueError, IndexError):
+        return uid_of(int((Path(found.run) / f"{process}.pid").read_text()))
+    except (OSError, ValueError):
         return None
 
 

@@ -24,6 +24,14 @@ def orphan_pid(pid_file: Path, argv: Sequence[str]) -> int | None:
     return pid if words[1:3] == wanted else None
 
 
+def uid_of(pid: int | None) -> int | None:
+    """The effective uid of a process; None when there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/status").read_text().partition("\nUid:")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 async def stop_orphan(pid_file: Path, *, argv: Sequence[str], grace_s: float) -> int | None:
     """Stop the process that `pid_file` names, if it is ours; returns its pid. The pid file goes in any case."""
     pid = orphan_pid(pid_file, argv)

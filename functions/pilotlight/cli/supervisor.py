@@ -44,7 +44,10 @@ _INSTANCE_GRACE_S = 10.0
 
 
 class Stop(enum.Enum):
-    """How much a stop takes along: ALL instances too, or KEEP them for the next agent to adopt."""
+    """How much a stop takes along: ALL instances too, or KEEP them for the next agent to adopt.
+
+    A node agent that ends in order stops what it started; of one that is killed everything stays, so KEEP kills it.
+    """
 
     ALL = "all"
     KEEP = "keep"
@@ -113,7 +116,7 @@ class Supervisor:
             for child in self.children:
                 self._tell("ready", child, "ready", await child.start())
         except BaseException:
-            await asyncio.shield(self._stop_children(Stop.KEEP))
+            await asyncio.shield(self._stop_children(Stop.ALL))
             raise
 
     async def run_until_stopped(self) -> None:
@@ -161,6 +164,8 @@ class Supervisor:
                 continue
             if child.spec.name == "snapshotter" and how is Stop.ALL:
                 await self._clear_node()
+            elif child.spec.name == "snapshotter":
+                child.signal(signal.SIGKILL)
             began = time.monotonic()
             status = await child.stop()
             self._tell("stopped", child, describe_status(status), time.monotonic() - began)

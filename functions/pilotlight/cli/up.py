@@ -103,12 +103,14 @@ def down(
 
 
 def status(session: Session) -> None:
-    """Say whether the platform runs here, and which of its processes are up."""
+    """Say whether the platform runs here, which of its processes are up, and under which users."""
     from pilotlight.cli import local
+    from pilotlight.cli.orphans import uid_of
 
     platform = session.platform()
     found = local.running(platform)
     run = Path(found.run) if found else platform.paths.run
+    processes = process_states(run, Path(found.config) if found else platform.config)
     body = {
         "running": found is not None,
         "home": str(platform.paths.home),
@@ -117,7 +119,8 @@ def status(session: Session) -> None:
         "url": found.url if found else platform.url,
         "dashboard": local.in_force(platform).dashboard,
         "supervisor_pid": found.pid if found else None,
-        "processes": process_states(run, Path(found.config) if found else platform.config),
+        "processes": processes,
+        "uids": {name: uid_of(pid) for name, pid in processes.items()},
     }
     session.show(body, lambda: _status_table(body))
     if found is None:
@@ -142,8 +145,12 @@ def _status_table(body: dict[str, Any]) -> RenderableType:
     for name, value in {"platform": state, "url": body["url"], "home": body["home"], "configuration": body["config"]}.items():
         table.add_row(name, value)
     for name, pid in body["processes"].items():
-        table.add_row(name, f"process {pid}" if pid else "[red]down[/]")
+        table.add_row(name, f"process {pid}, {_user(body['uids'][name])}" if pid else "[red]down[/]")
     return table
+
+
+def _user(uid: int | None) -> str:
+    return "root" if uid == 0 else f"uid {uid}"
 
 
 def _tell(session: Session, notice: Notice) -> None:

@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
             return _first_key(args.config)
         config = ControllerConfig.read(args.config)
         opened = open_as_root(config)
-        leave_root(config, opened)
+        leave_root(config)
         uvloop.run(serve(config, opened, ready_fd=args.ready_fd))
     except (AlreadyRunning, Conflict, SettingsInvalid) as e:
         print(f"pilotlight controller: {e}", file=sys.stderr)

@@ -112,13 +112,17 @@ Deployer = Annotated[Principal, Depends(deployer)]
 Admin = Annotated[Principal, Depends(_at_least(Scope.ADMIN))]
 
 
-async def room(context: Ctx, _caller: Known) -> None:
+async def room(context: Ctx) -> None:
     """Refuse a change that makes the database larger while its disk is below the floor. Raises StorageFull."""
     if context.database_floor.missing_bytes():
         raise StorageFull(f"{context.database_floor.describe()}; nothing was changed")
 
 
-ROOM = Depends(room)
+async def _room_for(context: Ctx, _caller: Known) -> None:
+    await room(context)
+
+
+ROOM = Depends(_room_for)
 """Of routes whose changes grow the database. Others, deleting and going back above all, work on a full disk, too."""
 
 

@@ -25,7 +25,7 @@ from pilotlight.types import check_name
 KINDS = ("call", "rollout", "slo", "experiment")
 """First words of events."""
 MAX_WEBHOOKS = 100
-"""Of one environment: each event is a row for every webhook that wants it."""
+"""Of one environment, of which a tenant has at most `tenants.MAX_ENVIRONMENTS`: each event is a row for every webhook that wants it."""
 MAX_PATTERNS = 32
 _PATTERN = re.compile(rf"\*|(?:{'|'.join(KINDS)})\.(?:\*|[a-z_]+(?:\.[a-z_]+)*)")
 

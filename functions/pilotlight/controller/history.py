@@ -1,4 +1,7 @@
-"""The history of an app: one numbered entry for each change of what answers its callers. A rollback makes a new one, too."""
+"""The history of an app: one numbered entry for each change of what answers its callers. A rollback makes a new one, too.
+
+The newest MAX_LOOKED_AT of an app are kept; of all apps of a tenant fewer, where its plan says so (`stored/forgetting.py`).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from pilotlight.spec import canonical_json
 ROLLBACK = "rollback"
 """The action of going back; others that go back end in `.rollback`."""
 MAX_LOOKED_AT = 1000
-"""Entries that are read to find out what served before: a thousand changes ago nothing is remembered as good."""
+"""Entries of an app that are kept, and read to find out what served before: a thousand changes ago nothing is remembered as good."""
 
 
 def next_version(write: Write, place: Place, *, stopped: bool | None = None) -> int:
@@ -45,7 +48,10 @@ def note(
     """Write the entry `version`. `functions`: `{"function", "revision", "created", …}` of each that it concerned, as they are after it."""
     row = {"tenant": place.tenant, "environment": place.environment, "app": place.app, "version": version, "action": action}
     texts = {"labels": canonical_json(dict(labels or {})).decode(), "functions": canonical_json(list(functions)).decode()}
-    write.sql.execute(sa.insert(tables.deployments).values(**row, **texts, message=message, created_at=write.now, created_by=place.actor))
+    table = tables.deployments
+    write.sql.execute(sa.insert(table).values(**row, **texts, message=message, created_at=write.now, created_by=place.actor))
+    of_app = (table.c.tenant == place.tenant, table.c.environment == place.environment, table.c.app == place.app)
+    write.sql.execute(sa.delete(table).where(*of_app, table.c.version <= version - MAX_LOOKED_AT))
 
 
 def entries(sql: sa.Connection, *, tenant: str, environment: str, app: str, limit: int) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 A key is its API key's alone. It is claimed before the request runs, and each transaction that the request commits marks the claim in
 passing, so that after a crash there is no doubt whether anything was changed. Then it has the answer, sealed (a new API key is in it as
 text), which every repeat gets until TTL_S, marked by a header. What changed nothing and failed is forgotten: it can be asked for again.
+So is the oldest of a tenant whose answers take more than MAX_TENANT_BYTES: a repeat of it runs again.
 
 Bodies of blobs are named by what is in them, and pages of the dashboard have their own guard: neither looks at the header.
 """
@@ -36,6 +37,12 @@ TTL_S = 86_400.0
 MAX_KEY = 255
 MAX_ANSWER_BYTES = 1024 * 1024
 """A longer answer is not kept. Those are logs of builds and transfers, which find their work done when they are asked for again."""
+MAX_TENANT_BYTES = 64 * 1024 * 1024
+"""Of all answers that are kept for one tenant, sealed; as `activator.idempotency_bytes`."""
+ROW_BYTES = 1024
+"""What a row counts beyond its answer, which may be empty."""
+DROPPED_AT_ONCE = 500
+"""In one statement: databases bound the parameters of a statement."""
 RETRY_AFTER_S = 1.0
 _CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _KEPT_HEADERS = ("content-type", "location", "etag")
@@ -143,6 +150,7 @@ class Idempotency:
             write.sql.execute(sa.delete(table).where(*_is(claim)))
             write.sql.execute(sa.insert(table).values(**_row(claim), status=_CLAIMED, content_type="", answer="", **_span(write)))
             self._running.add((claim.tenant, claim.name))  # in the same breath: who finds the row must find this, too
+            self._make_room(write, claim.tenant)
             return None
 
     def _opened(self, row: sa.Row[Any]) -> Answer:
@@ -154,17 +162,39 @@ class Idempotency:
 
     async def _keep(self, claim: Claim, answer: Answer) -> None:
         text = json.dumps({"headers": answer.headers, "body": base64.b64encode(answer.body).decode()})
+        sealed = self._context.key.answers.seal(text)
         values = {
             "status": answer.status,
             "content_type": answer.headers.get("content-type", ""),
-            "answer": self._context.key.answers.seal(text),
+            "answer": sealed,
+            "kept_bytes": ROW_BYTES + len(sealed),
         }
 
         def keep() -> None:
             with self._context.store.write() as write:
                 write.sql.execute(sa.update(tables.idempotency_keys).where(*_is(claim)).values(**values))
+                self._make_room(write, claim.tenant)
 
         await anyio.to_thread.run_sync(keep)
+
+    def _make_room(self, write: Write, tenant: str) -> None:
+        """Forget the tenant's oldest until the rest has room; those that run stay."""
+        table = tables.idempotency_keys
+        kept = sa.select(sa.func.coalesce(sa.func.sum(table.c.kept_bytes), 0)).where(table.c.tenant == tenant)
+        excess = int(write.sql.execute(kept).scalar_one()) - MAX_TENANT_BYTES
+        if excess <= 0:
+            return
+        oldest = sa.select(table.c.key, table.c.kept_bytes).where(table.c.tenant == tenant).order_by(table.c.created_at)
+        gone: list[str] = []
+        for row in write.sql.execute(oldest):
+            if excess <= 0:
+                break
+            if (tenant, row.key) not in self._running:
+                gone.append(row.key)
+                excess -= row.kept_bytes
+        for begin in range(0, len(gone), DROPPED_AT_ONCE):
+            some = gone[begin : begin + DROPPED_AT_ONCE]
+            write.sql.execute(sa.delete(table).where(table.c.tenant == tenant, table.c.key.in_(some)))
 
     def _forget(self, claim: Claim) -> None:
         with self._context.store.write() as write:
@@ -214,8 +244,8 @@ def _is(claim: Claim) -> tuple[sa.ColumnElement[bool], ...]:
     return (table.c.tenant == claim.tenant, table.c.key == claim.name)
 
 
-def _row(claim: Claim) -> dict[str, str]:
-    return {"tenant": claim.tenant, "key": claim.name, "request_hash": claim.request_hash}
+def _row(claim: Claim) -> dict[str, Any]:
+    return {"tenant": claim.tenant, "key": claim.name, "request_hash": claim.request_hash, "kept_bytes": ROW_BYTES}
 
 
 def _span(write: Write) -> dict[str, float]:

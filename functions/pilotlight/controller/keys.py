@@ -22,6 +22,11 @@ from pilotlight.types import Scope, check_name
 MAX_LABEL = 200
 MAX_LIFE_S = 100 * 365 * 86_400.0
 """A longer life is none that ends; such a key is made without one."""
+MAX_KEYS = 20_000
+"""Of one tenant, in force: all of them are in the feed."""
+MAX_ENDED = 1000
+"""Keys of one tenant that are listed after their end; older ones are in the audit log alone."""
+_ENDED_AT_ONCE = 100
 _TABLE = tables.api_keys
 
 
@@ -66,7 +71,10 @@ def create(
     expires_in_s: float | None = None,
     request: str = "",
 ) -> NewKey:
-    """Make a key. Raises InvalidInput, or NotFound for an environment that does not exist. `environment` is short for a reach of one."""
+    """Make a key. Raises InvalidInput, NotFound for an environment that does not exist, Conflict where there are too many.
+
+    `environment` is short for a reach of one.
+    """
     _check(name, reach, expires_in_s)
     environment = environment or reach.environment
     if environment is not None:
@@ -85,6 +93,7 @@ def create(
     )
     made = NewKey(record=record, secret=text, name=name, created_at=write.now)
     _insert(write, made, actor=actor)
+    _require_room(write, tenant=tenant)
     audit.record(write, tenant=tenant, actor=actor, action="key.create", subject=record.id, after=_told(made), request=request)
     return made
 
@@ -128,7 +137,7 @@ def change(
 def rotate(write: Write, *, tenant: str, key_id: str, grace_s: float, actor: str, request: str = "") -> NewKey:
     """A new key of the same reach; the old one ends after `grace_s` seconds, 0 = now. One with an end gets the same time to live again.
 
-    Of two at once one rotates, the other is told. Raises NotFound, InvalidInput, or Conflict: revoked, expired, rotated before.
+    Of two at once one rotates, the other is told. Raises NotFound, InvalidInput, or Conflict: revoked, expired, rotated before, too many.
     """
     if not 0 <= grace_s <= MAX_LIFE_S:
         raise InvalidInput(f"grace_s = {grace_s:g}: must be between 0 and {MAX_LIFE_S:g}", parameter="grace_s")
@@ -145,6 +154,7 @@ def rotate(write: Write, *, tenant: str, key_id: str, grace_s: float, actor: str
     made = NewKey(record=KeyRecord(**values), secret=text, name=row.name, created_at=write.now, replaces=key_id)
     _insert(write, made, actor=actor)
     _end(write, row, grace_s=grace_s)
+    _require_room(write, tenant=tenant)
     after = {**_told(made), "grace_s": grace_s}
     audit.record(write, tenant=tenant, actor=actor, action="key.rotate", subject=key_id, after=after, request=request)
     return made
@@ -187,6 +197,20 @@ def _insert(write: Write, made: NewKey, *, actor: str) -> None:
     row = {**to_json(made.record), "quotas": canonical_json(made.record.quotas).decode(), "name": made.name, "created_by": actor}
     write.sql.execute(sa.insert(_TABLE).values(**row, created_at=write.now, replaces=made.replaces))
     feed.append(write, feed.KEY, made.record.id, to_json(made.record))
+
+
+def _require_room(write: Write, *, tenant: str) -> None:
+    """Raise Conflict where more keys are in force than may be; of those that ended drop the oldest beyond MAX_ENDED."""
+    of_tenant = _TABLE.c.tenant == tenant
+    has_ended = _TABLE.c.revoked_at.is_not(None) | sa.func.coalesce(_TABLE.c.expires_at <= write.now, sa.false())
+    count = sa.select(sa.func.count()).where(of_tenant)
+    ended = int(write.sql.execute(count.where(has_ended)).scalar_one())
+    if int(write.sql.execute(count).scalar_one()) - ended > MAX_KEYS:
+        raise Conflict(f"this tenant has {MAX_KEYS} API keys in force, which is the bound", hint="End some: `pilotlight token revoke ID`.")
+    if (excess := ended - MAX_ENDED) > 0:
+        end = sa.func.coalesce(_TABLE.c.revoked_at, _TABLE.c.expires_at)
+        oldest = sa.select(_TABLE.c.id).where(of_tenant, has_ended).order_by(end, _TABLE.c.id).limit(excess + _ENDED_AT_ONCE)
+        write.sql.execute(sa.delete(_TABLE).where(_TABLE.c.id.in_(oldest)))
 
 
 def _end(write: Write, row: sa.Row[Any], *, grace_s: float) -> None:

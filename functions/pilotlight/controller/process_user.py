@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import sqlalchemy as sa
+import uvloop
 
 from pilotlight.addresses import tcp_listener
-from pilotlight.controller import database_file
+from pilotlight.controller import database_file, standby
 from pilotlight.controller.lock import AlreadyRunning, lock_file
+from pilotlight.controller.metrics import Metrics
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.seal import ACTIVATOR_KEY, PlatformKey, key_in, key_of
 from snapshotter.process_user import ProcessUser, take_back
@@ -43,31 +45,29 @@ class Openings:
     Attributes:
         key: read, and made at the first start.
         node_key: that of a cluster's node agents (`controller.node_key_file`); None = they have the platform's.
-        lock: descriptor of `<home>/controller.lock`, locked; -1 = another controller of this home has it, and this one stands by.
+        lock: descriptor of `<home>/controller.lock`, locked.
         metrics: where metrics are served.
         listener: bound to `<run>/controller.sock`, does not listen yet.
-        elsewhere: bound to `controller.listen`; None = nothing is, or not yet: a controller that stands by has it when it is at work.
+        elsewhere: bound to `controller.listen`; None = nothing is, or not yet: one that may stand by has it when it is at work.
     """
 
     key: PlatformKey
     node_key: PlatformKey | None = None
     lock: int
     metrics: MetricsAddress
-    listener: socket.socket | None = None
+    listener: socket.socket
     elsewhere: socket.socket | None = None
 
     def completed(self, config: ControllerConfig) -> Openings:
-        """With those that a controller has only when it is at work. Raises SettingsInvalid, OSError."""
-        if self.listener is None:
-            database_file.settle(config.paths.home)
-            if config.paths.controller_uid is not None:
-                keep_root(config)
-            return replace(self, metrics=self.metrics.opened(), listener=_bound(config), elsewhere=_elsewhere(config))
+        """With what a controller has only when it is at work. Raises SettingsInvalid, OSError."""
         return self if self.elsewhere is not None else replace(self, elsewhere=_elsewhere(config))
 
 
 def open_as_root(config: ControllerConfig) -> Openings:
-    """Take the lock, read the keys, bind the sockets. Raises AlreadyRunning, Conflict, SettingsInvalid, OSError."""
+    """Take the lock, read the keys, bind the sockets; of a home that has a controller, once it is gone (`controller.standby`).
+
+    Raises AlreadyRunning, Conflict, SettingsInvalid, OSError; CancelledError when it is told to stop while it stands by.
+    """
     paths = config.paths.make()
     metrics = MetricsAddress(
         socket_path=metrics_socket(paths, "controller"),
@@ -75,33 +75,33 @@ def open_as_root(config: ControllerConfig) -> Openings:
         token_file=token_file_of(config.platform, paths),
         setting="controller.metrics_listen",
     )
+    file = paths.home / "controller.lock"
     try:
-        lock = lock_file(paths.home / "controller.lock")
+        lock = lock_file(file)
     except AlreadyRunning:
         if not config.settings.standby:
             raise
-        lock = -1
+        lock = uvloop.run(standby.of_home(file, metrics=Metrics(), address=metrics))
     key = key_of(config.platform, paths)
     if config.platform.activator_key_file is None:
         key.activator.write(paths.home / ACTIVATOR_KEY)
-    node_key = key_in("controller.node_key_file", config.settings.node_key_file) if config.settings.node_key_file else None
-    opened = Openings(key=key, node_key=node_key, lock=lock, metrics=metrics)
-    if lock < 0:
-        return opened
     database_file.settle(paths.home)
-    elsewhere = None if config.settings.standby else _elsewhere(config)
-    return replace(opened, metrics=metrics.opened(), listener=_bound(config), elsewhere=elsewhere)
+    return Openings(
+        key=key,
+        node_key=key_in("controller.node_key_file", config.settings.node_key_file) if config.settings.node_key_file else None,
+        lock=lock,
+        metrics=metrics.opened(),
+        listener=_bound(config),
+        elsewhere=None if config.settings.standby else _elsewhere(config),
+    )
 
 
-def leave_root(config: ControllerConfig, opened: Openings) -> None:
+def leave_root(config: ControllerConfig) -> None:
     """Go on as `platform.controller_uid`, where this process is root on a machine of its own; else, with a warning, as root.
 
     To be called before there are threads. Raises OSError: this process must not go on then.
     """
     if os.geteuid() != 0 or config.platform.fleet != "local":
-        return
-    if opened.lock < 0:
-        log.warning("controller runs as root reason=it stands by for another one of this home")
         return
     if config.paths.controller_uid is None:
         keep_root(config)

@@ -85,7 +85,7 @@ def stop(write: Write, place: Place) -> int:
 
 
 def delete(write: Write, place: Place) -> tuple[str, ...]:
-    """Remove the app's functions; their ids. Its history and its revisions stay: a bill must be explainable. Raises NotFound."""
+    """Remove the app's functions; their ids. Its history and its revisions stay, as far as there is room for them. Raises NotFound."""
     _demand(write.sql, place)
     names = _current(write.sql, place)
     version = history.next_version(write, place)

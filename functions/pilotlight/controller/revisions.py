@@ -1,7 +1,7 @@
 """Revisions: immutable, named by their place in the order and the hash of their spec, and kept, so that any can serve again.
 
-What a revision was stays for ever. Its blobs stay until its app is deleted or it is pruned (`app prune`); then it cannot serve unless
-it is deployed again.
+Its blobs stay until its app is deleted or it is pruned (`app prune`); then it cannot serve unless it is deployed again. What it was stays
+until its tenant has more revisions than its plan allows (`stored/forgetting.py`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def ensure(write: Write, function_id: str, spec: FunctionSpec, *, told: Told) ->
     name = f"v{ordinal}-{digest[:DIGEST_HEX]}"
     row = {"function": function_id, "name": name, "digest": digest, "ordinal": ordinal, "created_at": write.now}
     texts = {"spec": _text(to_json(spec)), "lineage": _text(told.lineage), "evaluation": _text(told.evaluation)}
-    write.sql.execute(sa.insert(table).values(**row, **texts, created_by=told.author))
+    write.sql.execute(sa.insert(table).values(**row, **texts, created_by=told.author, has_tags=bool(spec.tags)))
     return name, True
 
 

@@ -134,7 +134,6 @@ def _database_floor(store: Store, config: ControllerConfig) -> DiskFloor:
 
 
 async def _run(context: Context, opened: Openings, ready_fd: int | None) -> None:
-    assert opened.listener is not None
     settings = uvicorn.Config(
         application.build(context),
         http="httptools",

@@ -1,5 +1,7 @@
 """Two controllers, one at work (`controller.standby`): the other waits for its lock, and takes over when the first is gone.
 
+Two of one home wait for its file (`of_home`), before they give up root and have threads; two homes with one database for its session.
+
 PostgreSQL frees the lock with the session that holds it. A session may end while its process lives (the database fails over, the network is
 cut): from then on another may be at work, so who finds its own session gone ends at once, before it writes anything more.
 """
@@ -7,22 +9,25 @@ cut): from then on another may be at work, so who finds its own session gone end
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio.to_thread
 from sqlalchemy.exc import SQLAlchemyError
 
-from pilotlight.controller.lock import AlreadyRunning, ControllerLock
+from pilotlight.controller.lock import AlreadyRunning, ControllerLock, lock_file
 from pilotlight.controller.metrics import Metrics
 from weight_cache.metrics_server import MetricsAddress
 
 log = logging.getLogger(__name__)
 
+_SAID = "event=standing_by another controller is at work"
 ASK_S = 1.0
 """Between two tries, and between two looks at the lock that is held."""
 SILENT_S = 30.0
@@ -46,20 +51,37 @@ async def at_work(lock: ControllerLock, *, waits: bool, metrics: Metrics, addres
         lock.give_back()
 
 
+async def of_home(file: Path, *, metrics: Metrics, address: MetricsAddress) -> int:
+    """A descriptor of the lock `file` of a home, once no other controller has it. Makes no thread."""
+    async with _standing_by(metrics, address):
+        log.info(_SAID)
+        while True:
+            await asyncio.sleep(ASK_S)
+            with contextlib.suppress(AlreadyRunning):
+                return lock_file(file)
+
+
 async def _wait(lock: ControllerLock, metrics: Metrics, address: MetricsAddress) -> None:
+    was_said = False
+    async with _standing_by(metrics, address):
+        while not await anyio.to_thread.run_sync(_is_taken, lock):
+            if not was_said:
+                log.info(_SAID)
+            was_said = True
+            await asyncio.sleep(ASK_S)
+
+
+@asynccontextmanager
+async def _standing_by(metrics: Metrics, address: MetricsAddress) -> AsyncIterator[None]:
+    """Answer probes, and end when a signal asks for it."""
     loop, waiting = asyncio.get_running_loop(), asyncio.current_task()
     assert waiting is not None
     for number in (signal.SIGTERM, signal.SIGINT):  # the first process of a container ignores what it has no handler for
         loop.add_signal_handler(number, waiting.cancel)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # `--first-key` in this pod: nobody follows us yet
     servers = await metrics.expose(dataclasses.replace(address, socket_path=None))  # the socket is the other controller's
-    was_said = False
     try:
-        while not await anyio.to_thread.run_sync(_is_taken, lock):
-            if not was_said:
-                log.info("event=standing_by another controller is at work")
-            was_said = True
-            await asyncio.sleep(ASK_S)
+        yield
     finally:
         for server in servers:
             server.close()

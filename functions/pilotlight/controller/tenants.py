@@ -13,12 +13,16 @@ from pilotlight.controller import access, audit, feed, tables
 from pilotlight.controller.access import Principal
 from pilotlight.controller.plans import DEFAULT_TERMS, Terms, terms_of
 from pilotlight.controller.store import Write
+from pilotlight.controller.stored import forgetting
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import TenantRecord
 from pilotlight.quotas import BUILT_IN, Plan
 from pilotlight.spec import canonical_json, to_json
 from pilotlight.types import DEFAULT_ENVIRONMENT, check_name
 from weight_cache.settings import SettingsInvalid
+
+MAX_ENVIRONMENTS = 100
+"""Of one tenant; what has a bound in each environment (webhooks) has one for the tenant, too."""
 
 
 def create(
@@ -134,10 +138,14 @@ def count(sql: sa.Connection) -> int:
 
 
 def create_environment(write: Write, *, tenant: str, name: str, actor: str, request: str = "") -> dict[str, Any]:
-    """A new, empty environment. Raises InvalidInput, Conflict."""
+    """A new, empty environment. Raises InvalidInput; Conflict where it exists, or there are too many."""
     _named("environment", name)
     if has_environment(write.sql, tenant=tenant, name=name):
         raise Conflict(f"environment {name!r} exists")
+    if len(environments(write.sql, tenant=tenant)) >= MAX_ENVIRONMENTS:
+        raise Conflict(
+            f"this tenant has {MAX_ENVIRONMENTS} environments, which is the bound", hint="Delete one: `pilotlight environment delete NAME`."
+        )
     write.sql.execute(sa.insert(tables.environments).values(tenant=tenant, name=name, created_at=write.now))
     audit.record(write, tenant=tenant, actor=actor, action="environment.create", subject=name, request=request)
     return {"name": name, "created_at": write.now}
@@ -195,19 +203,8 @@ def _forget(write: Write, *, tenant: str, name: str) -> None:
         feed.append(write, feed.QUOTA, f"{tenant}/{name}/{row.app}/{row.function}", None)
     functions = tables.functions
     ids = sa.select(functions.c.id).where(functions.c.tenant == tenant, functions.c.environment == name)
-    for children, column, parents in (
-        (tables.rollout_decisions, tables.rollout_decisions.c.rollout, tables.rollouts),
-        (tables.exposures, tables.exposures.c.experiment, tables.experiments),
-        (tables.exposure_latency, tables.exposure_latency.c.experiment, tables.experiments),
-    ):
-        sql.execute(sa.delete(children).where(column.in_(sa.select(parents.c.id).where(parents.c.function.in_(ids)))))
-    for table in (
-        tables.rollouts, tables.experiments, tables.slo_alerts, tables.aliases, tables.approvals, tables.traffic, tables.schedules,
-        tables.revisions,
-    ):  # fmt: skip
-        sql.execute(sa.delete(table).where(table.c.function.in_(ids)))
-    sql.execute(sa.delete(tables.feedback).where(tables.feedback.c.function_id.in_(ids)))
-    for owned in (functions, tables.deployments, tables.apps, tables.weights, tables.webhooks, tables.traces):
+    forgetting.forget_functions(sql, sql.execute(ids).scalars().all())
+    for owned in (tables.deployments, tables.apps, tables.weights, tables.webhooks, tables.traces):
         sql.execute(sa.delete(owned).where(owned.c.tenant == tenant, owned.c.environment == name))
     sql.execute(sa.delete(tables.environments).where(tables.environments.c.tenant == tenant, tables.environments.c.name == name))
 

@@ -22,6 +22,8 @@ from pilotlight.types import MAX_NAME_LENGTH
 
 MAX_SECRET_BYTES = 65_536
 """Of one secret, all variables together: execve allows 128 KiB for one string (MAX_ARG_STRLEN), and secrets travel in the feed."""
+MAX_SECRETS = 1000
+"""Of one tenant, in all environments together: 64 MB, in the feed as in the database."""
 _NAME = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -37,10 +39,11 @@ def put(
     actor: str,
     request: str = "",
 ) -> dict[str, Any]:
-    """Create or replace a secret; returns its listing entry. Raises InvalidInput, NotFound."""
+    """Create or replace a secret; returns its listing entry. Raises InvalidInput, NotFound, Conflict where there are too many."""
     _check(name, variables)
     demand_environment(write.sql, tenant=tenant, name=environment)
     table, names = tables.secrets, sorted(variables)
+    _require_room(write.sql, tenant=tenant, environment=environment, name=name)
     sealed = key.activator.secrets.seal(canonical_json(dict(variables)).decode())
     row = {"sealed": sealed, "variables": json.dumps(names), "updated_at": write.now}
     insert = write.insert(table).values(tenant=tenant, environment=environment, name=name, created_at=write.now, **row)
@@ -74,6 +77,16 @@ def listing(sql: sa.Connection, *, tenant: str, environment: str) -> list[dict[s
     columns = (table.c.name, table.c.variables, table.c.created_at, table.c.updated_at)
     query = sa.select(*columns).where(table.c.tenant == tenant, table.c.environment == environment).order_by(table.c.name)
     return [{**row, "variables": json.loads(row["variables"])} for row in sql.execute(query).mappings()]
+
+
+def _require_room(sql: sa.Connection, *, tenant: str, environment: str, name: str) -> None:
+    table = tables.secrets
+    same = (table.c.environment == environment) & (table.c.name == name)
+    others = sa.select(sa.func.count()).where(table.c.tenant == tenant, ~same)
+    if sql.execute(others).scalar_one() >= MAX_SECRETS:
+        raise Conflict(
+            f"this tenant has {MAX_SECRETS} secrets, which is the bound", hint="Delete some, or put several variables into one secret."
+        )
 
 
 def _check(name: str, variables: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -113,6 +114,52 @@ def test_what_is_no_backup_or_cut_short_is_refused(home: Path, tmp_path: Path) -
         load(tmp_path / "none", tmp_path / "h", replace=False, now=9.0)
     with pytest.raises(NotFound, match="no platform's state"):
         save(tmp_path / "empty", tmp_path / "c.tar", now=5.0)
+
+
+def sparse(name: str, size: int) -> bytes:
+    """A header of GNU tar's that says that a file of `size` zeros follows, in no bytes (`tar.h`, oldgnu_header)."""
+    header = bytearray(tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT))
+    header[156:157] = tarfile.GNUTYPE_SPARSE
+    header[483:495] = b"%011o\0" % size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+def test_a_backup_becomes_no_more_than_it_has_bytes(tmp_path: Path) -> None:
+    size = 1 << 20
+    body = {"format": 1, "created_at": 0, "sha256": {"blobs/aa/aabb": hashlib.sha256(bytes(size)).hexdigest()}}
+    manifest = json.dumps(body).encode()
+    info = tarfile.TarInfo("manifest.json")
+    info.size = len(manifest)
+    padded = manifest + bytes(-len(manifest) % 512)
+    (tmp_path / "b.tar").write_bytes(info.tobuf() + padded + sparse("blobs/aa/aabb", size) + bytes(1024))
+    with pytest.raises(InvalidInput, match="sparse"):
+        load(tmp_path / "b.tar", tmp_path / "h", replace=False, now=9.0)
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_a_link_in_a_backup_is_refused(tmp_path: Path, kind: bytes) -> None:
+    with tarfile.open(tmp_path / "b.tar", "w") as tar:
+        manifest = json.dumps({"format": 1, "created_at": 0, "sha256": {"blobs/a": "0"}}).encode()
+        info = tarfile.TarInfo("manifest.json")
+        info.size = len(manifest)
+        tar.addfile(info, io.BytesIO(manifest))
+        link = tarfile.TarInfo("blobs/a")
+        link.type, link.linkname = kind, "/etc"
+        tar.addfile(link)
+    with pytest.raises(InvalidInput, match="no backup does"):
+        load(tmp_path / "b.tar", tmp_path / "h", replace=False, now=9.0)
+
+
+@pytest.mark.parametrize("manifest", [b"[" * 100_000, b'{"format": 1, "sha256": {}}', b'{"format": 1, "created_at": 0, "sha256": []}'])
+def test_a_manifest_that_no_backup_has_is_refused(tmp_path: Path, manifest: bytes) -> None:
+    with tarfile.open(tmp_path / "b.tar", "w") as tar:
+        info = tarfile.TarInfo("manifest.json")
+        info.size = len(manifest)
+        tar.addfile(info, io.BytesIO(manifest))
+    with pytest.raises(InvalidInput, match="not a backup of format 1"):
+        load(tmp_path / "b.tar", tmp_path / "h", replace=False, now=9.0)
 
 
 def test_blobs_that_lie_elsewhere_are_left_out_and_named(home: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pilotlight.controller.lock import AlreadyRunning, ControllerLock, lock_file
 from pilotlight.controller.process_user import keep_root, obstacle, user_of
 from pilotlight.controller.settings import ControllerConfig
 from tests.fakes.as_user import status_of
-from tests.functions.controller.test_faults import Process
+from tests.functions.controller.test_faults import START_S, Process
 from weight_cache.settings import SettingsInvalid
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("installed_modules_only")]
@@ -88,6 +88,30 @@ def test_with_postgresql_it_serves_without_root(short_tmp: Path, postgres_url: s
     finally:
         process.close()
         directory.chmod(mode)
+
+
+@pytest.mark.slow  # three starts of a controller, one of which waits for another
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGKILL])
+def test_one_that_stood_by_in_the_same_home_takes_over_without_root(short_tmp: Path, ends: signal.Signals) -> None:
+    process = Process(short_tmp, ", standby: true")
+    reading, writing = os.pipe()
+    process.start()
+    second = process.spawn("--ready-fd", str(writing), pass_fds=(writing,))
+    os.close(writing)
+    try:
+        assert second.stderr is not None
+        assert any(b"event=standing_by" in line for line in second.stderr)
+        assert status_of(process.pid)["Uid"].split() == [str(UID)] * 4
+        process.end(ends)
+        assert os.read(reading, 1) == b"\n"
+        assert process.http.get("/v1/whoami").status_code == 200
+        assert status_of(second.pid)["Uid"].split() == [str(UID)] * 4
+    finally:
+        second.terminate()
+        second.communicate(timeout=START_S)
+        os.close(reading)
+        process.close()
+    assert second.returncode == 0
 
 
 def test_a_uid_of_a_tenant_is_refused_before_anything_is_opened(short_tmp: Path) -> None:

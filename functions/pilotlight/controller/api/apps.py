@@ -84,10 +84,8 @@ def _deploy(
         where = place(caller, app, request)
         is_bound = caller.bound_app is not None
         unpinned = weights.note_deployed(write, where, specs=specs, manifests=manifests, is_bound=is_bound)
-        before = accounting.functions(write.sql, tenant=caller.tenant)
-        done = registry.deploy(write, where, specs=specs, message=body.message, labels=body.labels, terms=_terms(body))
-        plan_of_tenant = accounting.plan_of(write.sql, context.config.plans, tenant=caller.tenant)
-        accounting.require_functions(write.sql, plan_of_tenant, tenant=caller.tenant, before=before)
+        with accounting.deploying(write, context.config.plans, tenant=caller.tenant):
+            done = registry.deploy(write, where, specs=specs, message=body.message, labels=body.labels, terms=_terms(body))
         return done, unpinned
 
     return guards.change(context.store, make)

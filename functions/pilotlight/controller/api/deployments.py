@@ -104,7 +104,9 @@ def deploy_model(context: Ctx, caller: Deployer, request: RequestId, body: Model
     def make(write: Write) -> tuple[str, Released]:
         spec = models_served.version(write.sql, where, function=function, reference=body.version)
         references.check_rungs(caller, app=where.app, specs=[spec])
-        return models_served.deploy(write, where, function=function, reference=body.version, resources=resources, terms=Terms(plan=steps))
+        terms = Terms(plan=steps)
+        with accounting.deploying(write, context.config.plans, tenant=caller.tenant):
+            return models_served.deploy(write, where, function=function, reference=body.version, resources=resources, terms=terms)
 
     name, done = guards.change(context.store, make)
     return ModelDeployed(modelId=body.modelId, version=name, stage=done.stage.value, approvals=done.approvals, rollout=done.rollout)
@@ -121,15 +123,12 @@ def _promote(context: Context, caller: Principal, *, request: str, app: str, bod
     terms = Terms(plan=plan.parse(body.rollout) if body.rollout is not None else None, allow_breaking=body.allow_breaking)
 
     def make(write: Write) -> tuple[Any, list[str]]:
-        before = accounting.functions(write.sql, tenant=caller.tenant)
-        promoted = promotion.promote(
-            write, target, origin=origin, found=found, manifests=manifests, terms=terms, message=body.message,
-            bundle_max_bytes=context.config.settings.bundle_max_bytes, whole_app=body.function is None,
-            is_bound=caller.bound_app is not None,
-        )  # fmt: skip
-        plan_of_tenant = accounting.plan_of(write.sql, context.config.plans, tenant=caller.tenant)
-        accounting.require_functions(write.sql, plan_of_tenant, tenant=caller.tenant, before=before)
-        return promoted
+        with accounting.deploying(write, context.config.plans, tenant=caller.tenant):
+            return promotion.promote(
+                write, target, origin=origin, found=found, manifests=manifests, terms=terms, message=body.message,
+                bundle_max_bytes=context.config.settings.bundle_max_bytes, whole_app=body.function is None,
+                is_bound=caller.bound_app is not None,
+            )  # fmt: skip
 
     return guards.change(context.store, make)
 

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from pilotlight.controller import calls, feed, intake, tables
 from pilotlight.controller.api.models import Accepted, CallsRequest, FeedAnswer, UsageAccepted
-from pilotlight.controller.context import Context, Ctx, platform_token
+from pilotlight.controller.context import Context, Ctx, platform_token, room
 from pilotlight.controller.launch import sealed
 from pilotlight.controller.stored import accounting
 from pilotlight.errors import InvalidInput
@@ -88,9 +88,12 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number")
 
 
-@router.post(CALLS_PATH)
+@router.post(CALLS_PATH, dependencies=[Depends(room)])
 def put_calls(context: Ctx, body: CallsRequest) -> Accepted:
-    """Keep the newest state of each call; a dead letter comes with its `payload`, what the journal held of it."""
+    """Keep the newest state of each call; a dead letter comes with its `payload`, what the journal held of it.
+
+    Below the floor of the disk nothing is taken: activators keep results in their journals, which may use it, and send them again.
+    """
     payloads = [item.pop("payload", None) for item in body.calls]
     records = [_record(CallRecord, item, f"calls[{i}]") for i, item in enumerate(body.calls)]
     held = {record.id: payload for record, payload in zip(records, payloads, strict=True) if isinstance(payload, dict)}

@@ -8,13 +8,16 @@ first byte; an image counts once it is built.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from pilotlight.controller import tables
 from pilotlight.controller.plans import terms_of
+from pilotlight.controller.store import Write
+from pilotlight.controller.stored import forgetting
 from pilotlight.errors import StorageQuotaExceeded
 from pilotlight.quotas import Plan
 
@@ -79,13 +82,18 @@ def functions(sql: sa.Connection, *, tenant: str) -> int:
     return int(sql.execute(query).scalar_one())
 
 
-def require_functions(sql: sa.Connection, plan: Plan, *, tenant: str, before: int) -> None:
-    """Raise StorageQuotaExceeded when a deploy made the tenant's functions more than its plan allows; `before`: it had so many."""
-    if plan.functions is not None and (now := functions(sql, tenant=tenant)) > max(plan.functions, before):
+@contextlib.contextmanager
+def deploying(write: Write, plans: Mapping[str, Plan], *, tenant: str) -> Iterator[None]:
+    """A deploy; what it makes the oldest revisions and entries go for. Raises StorageQuotaExceeded when the plan allows less after it."""
+    before, revisions = functions(write.sql, tenant=tenant), forgetting.revisions(write.sql, tenant=tenant)
+    yield
+    plan = plan_of(write.sql, plans, tenant=tenant)
+    if plan.functions is not None and (now := functions(write.sql, tenant=tenant)) > max(plan.functions, before):
         raise StorageQuotaExceeded(
             f"this tenant would have {now} functions, and its plan allows functions = {plan.functions}; nothing was deployed",
             quota="functions", limit=plan.functions, used=before, hint="Remove some: `pilotlight app delete APP`.",
         )  # fmt: skip
+    forgetting.make_room(write, plan, tenant=tenant, before=revisions)
 
 
 def require_room_for_pin(sql: sa.Connection, plan: Plan, *, tenant: str, manifest: str, size_bytes: int) -> None:

@@ -85,11 +85,14 @@ revisions = sa.Table(
     sa.Column("created_by", sa.Text, nullable=False, server_default=""),
     time("served_at", null=True),
     time("pruned_at", null=True),
+    sa.Column("has_tags", sa.Boolean, nullable=False, server_default=sa.true()),
     sa.UniqueConstraint("function", "digest"),
+    sa.Index("ix_revisions_age", "function", "created_at", "pruned_at", "has_tags", "name"),
 )
 """`spec` is what the revision is; `lineage` and `evaluation` are what was told of it, which its digest does not cover.
 
-`served_at`: when it first took traffic; null = it never did. `pruned_at`: since when its blobs need not be there; null = they are."""
+`served_at`: when it first took traffic; null = it never did. `pruned_at`: since when its blobs need not be there; null = they are.
+`has_tags`: bills are grouped by its tags."""
 
 approvals = sa.Table(
     "approvals",

@@ -199,7 +199,9 @@ idempotency_keys = sa.Table(
     whole("status"),
     time("created_at"),
     time("expires_at"),
+    sa.Column("kept_bytes", sa.BigInteger, nullable=False, server_default="0"),
     sa.Index("ix_idempotency_keys_expires_at", "expires_at"),
+    sa.Index("ix_idempotency_keys_tenant", "tenant", "created_at", "kept_bytes"),
 )
 
 webhooks = sa.Table(

@@ -140,7 +140,7 @@ def _python_of(base: Base, version: str) -> str:
     for layer in reversed(base.layers):
         assert base.blobs is not None
         try:
-            names = unpack_names(base.blobs / layer.digest.removeprefix("sha256:"), layer.media_type)
+            names = unpack_names(base.blobs / layer.digest.removeprefix("sha256:"), layer.media_type, _PYTHON)
         except (OSError, ValueError) as e:
             raise InvalidInput(f"--base: layer {layer.digest[7:19]} cannot be read: {e}", parameter="base") from e
         found = {name: match[1] for name in sorted(names) if (match := _PYTHON.match(name))}

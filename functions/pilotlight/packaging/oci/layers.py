@@ -6,19 +6,28 @@ a name in its header. A layer has two digests: of the archive (`diff_id`, in the
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
 import os
+import re
 import shutil
 import tarfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from pilotlight.packaging.oci.contents import Contents, Entry
+from snapshotter.tarstream import Readable, entries
 
 GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
+MAX_ENTRIES = 1_000_000
+"""Of one layer of a base: twice the files that an image of ours may have."""
+MAX_UNPACKED_BYTES = 64 * 1024**3
+"""Of one layer of a base: several times the largest that frameworks for GPUs come with."""
+_GZIP_MAGIC = b"\x1f\x8b"
 _COMPRESSION = 6
 _BLOCK_BYTES = 1024 * 1024
 
@@ -101,15 +110,43 @@ def _add(tar: tarfile.TarFile, name: str, entry: Entry, epoch_s: int) -> None:
             tar.addfile(info, file)
 
 
-def unpack_names(blob: Path, media_type: str) -> set[str]:
-    """The names in a layer, without their first slash. Raises ValueError for a packing that this does not read, OSError."""
+def unpack_names(blob: Path, media_type: str, like: re.Pattern[str]) -> set[str]:
+    """The names in a layer that match `like`, without their first slash. Nothing is written, and no link is followed.
+
+    Raises ValueError for a packing that this does not read, and for a layer beyond MAX_ENTRIES or MAX_UNPACKED_BYTES; OSError.
+    """
     if media_type.endswith("+zstd"):
         raise ValueError(f"{media_type}: only tar and tar+gzip are read here; copy the base with gzip layers")
-    try:
-        with tarfile.open(blob, mode="r:*") as tar:
-            return {member.name.removeprefix("./").lstrip("/") for member in tar}
-    except tarfile.TarError as e:
-        raise ValueError(f"{blob.name[:12]} is no layer: {e}") from e
+    found: set[str] = set()
+    with blob.open("rb") as file:
+        is_packed = file.read(2) == _GZIP_MAGIC
+        file.seek(0)
+        with gzip.GzipFile(fileobj=file) if is_packed else contextlib.nullcontext(file) as plain:
+            try:
+                for number, (entry, _) in enumerate(entries(_Bounded(plain))):
+                    if number == MAX_ENTRIES:
+                        raise ValueError(f"it has more than {MAX_ENTRIES} entries: choose a smaller base")
+                    name = entry.name.removeprefix("./").lstrip("/")
+                    if like.match(name):
+                        found.add(name)
+            except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as e:
+                raise ValueError(f"{blob.name[:12]} is no layer: {e}") from e
+    return found
+
+
+class _Bounded:
+    """Reads from `source` up to MAX_UNPACKED_BYTES; raises ValueError beyond."""
+
+    def __init__(self, source: Readable) -> None:
+        self._source = source
+        self._left = MAX_UNPACKED_BYTES
+
+    def read(self, size: int, /) -> bytes:
+        data = self._source.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise ValueError(f"it has more than {MAX_UNPACKED_BYTES} bytes unpacked: choose a smaller base")
+        return data
 
 
 def copy_blob(digest: str, source: Path, target: Path) -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
 import os
+import re
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from pilotlight.errors import InvalidInput
+from pilotlight.packaging.oci import layers
 from pilotlight.packaging.oci.bytecode import compiled
 from pilotlight.packaging.oci.contents import Contents
-from pilotlight.packaging.oci.layers import Layer, write_layer
+from pilotlight.packaging.oci.layers import GZIP, Layer, unpack_names, write_layer
 from pilotlight.packaging.oci.layout import create, read_base, write_image
 
 CONFIG = {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": []}}
@@ -132,3 +136,43 @@ def test_a_broken_base_is_named(tree: Path, tmp_path: Path, broken: str) -> None
     {"index.json": folder / "index.json", "manifest": manifest, "config": config}[broken].write_text('{"a": 1}')
     with pytest.raises(InvalidInput, match=r"--base .* no OCI layout that can be built on"):
         read_base(folder, architecture="amd64")
+
+
+def packed(names: Sequence[str], file: Path, *, size: int = 0) -> Path:
+    """A layer of files of `size` zeros."""
+    with tarfile.open(file, "w:gz") as tar:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = size
+            tar.addfile(info, io.BytesIO(bytes(size)))
+    return file
+
+
+def test_names_of_a_layer_are_found_packed_and_plain(tree: Path, tmp_path: Path) -> None:
+    layer = layer_of(tree, tmp_path / "1")
+    blob = tmp_path / "1" / layer.digest.removeprefix("sha256:")
+    (tmp_path / "plain").write_bytes(gzip.decompress(blob.read_bytes()))
+    for file in (blob, tmp_path / "plain"):
+        assert unpack_names(file, GZIP, re.compile("opt/here/(a|b/)")) == {"opt/here/a.txt", "opt/here/around", "opt/here/b/x.py"}
+
+
+def test_a_layer_of_a_base_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(layers, "MAX_UNPACKED_BYTES", 100_000)
+    every = re.compile("")
+    assert unpack_names(packed(["a", "./b", "/c"], tmp_path / "1"), GZIP, every) == {"a", "b", "c"}
+    with pytest.raises(ValueError, match="more than 3 entries"):
+        unpack_names(packed("abcd", tmp_path / "2"), GZIP, every)
+    with pytest.raises(ValueError, match="more than 100000 bytes unpacked"):
+        unpack_names(packed("a", tmp_path / "3", size=200_000), GZIP, every)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"text", b"\x1f\x8btext", gzip.compress(b"text" * 1000), gzip.compress(tarfile.TarInfo("a").tobuf())],
+    ids=["text", "what gzip cannot read", "packed text", "cut off"],
+)
+def test_what_is_no_layer_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "blob").write_bytes(content)
+    with pytest.raises(ValueError, match="is no layer"):
+        unpack_names(tmp_path / "blob", GZIP, re.compile(""))
