@@ -81,6 +81,23 @@ async def spend_all(platform: PlatformUnderTest) -> Counter[int]:
     return seen
 
 
+async def wait_until_both_refuse(platform: PlatformUnderTest) -> None:
+    """Until six calls in turn are answered 402.
+
+    An activator answers 429 while money is claimed by the other one and not yet in the ledger: the other's records are still on their
+    way to a controller that has just been started again.
+    """
+    until = time.monotonic() + LONGEST_S
+    in_turn = 0
+    while in_turn < 6:
+        status = await call(platform)
+        assert status in {402, 429}, status
+        in_turn = in_turn + 1 if status == 402 else 0
+        assert time.monotonic() < until, f"still {status} after {LONGEST_S} s"
+        if status == 429:
+            await asyncio.sleep(0.1)
+
+
 def spent(platform: PlatformUnderTest) -> Decimal:
     """What the ledger has of it."""
     return sum((Decimal(r["cost"]) for r in platform.usage("app = 'purse'")), Decimal(0))
@@ -99,7 +116,7 @@ async def test_two_activators_never_spend_more_than_the_budget_though_one_is_kil
     assert seen[402] >= 2 * CALLERS, seen
     assert seen.keys() <= {0, 200, 402, 429, 502, 503}, seen
     assert seen[200] * CALL_S * 0.025 > float(AMOUNT) / 2, "most of it could be spent"
-    assert {await call(platform) for _ in range(6)} == {402}
+    await wait_until_both_refuse(platform)
     wait_for(lambda: spent(platform) > AMOUNT * 3 / 4, "the records to arrive")
     await asyncio.sleep(1.0)  # whatever else is on its way
     assert spent(platform) <= AMOUNT
