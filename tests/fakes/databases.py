@@ -1,4 +1,4 @@
-"""The controller's database, empty and up to date: migrated once per run and copied, because migrating takes longer than most tests."""
+"""The controller's database, up to date, empty or with its first tenant: made once per process and copied, which is faster."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psycopg
 
+from pilotlight.controller import bootstrap
 from pilotlight.controller.store import Store
 
 _TEMPLATE = "migrated"
@@ -29,11 +30,34 @@ def empty_bytes() -> bytes:
         path = Path(directory) / "controller.db"
         store = Store(f"sqlite:///{path}", clock=lambda: 0.0)
         store.migrate()
-        with store.engine.connect() as connection:
-            connection.exec_driver_sql("ROLLBACK")
-            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-        store.close()
+        _write_back(store)
         return path.read_bytes()
+
+
+def owned_sqlite(path: Path, *, now: float) -> tuple[str, str]:
+    """Make one with its first tenant and admin key, as `bootstrap.ensure_admin` made them at `now`; its URL and the key."""
+    content, key = owned_bytes(now)
+    path.write_bytes(content)
+    return f"sqlite:///{path}", key
+
+
+@functools.cache
+def owned_bytes(now: float) -> tuple[bytes, str]:
+    """What is in such a file, and the key."""
+    with tempfile.TemporaryDirectory(prefix="pldb") as directory:
+        path = Path(directory) / "controller.db"
+        store = Store(empty_sqlite(path), clock=lambda: now)
+        key = bootstrap.ensure_admin(store, uid_base=20_000)
+        assert key is not None
+        _write_back(store)
+        return path.read_bytes(), key
+
+
+def _write_back(store: Store) -> None:
+    with store.engine.connect() as connection:
+        connection.exec_driver_sql("ROLLBACK")
+        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.close()
 
 
 @contextlib.contextmanager

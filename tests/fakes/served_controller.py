@@ -12,7 +12,7 @@ from typing import Self
 import uvicorn
 
 from pilotlight.client import Client
-from pilotlight.controller import application, bootstrap
+from pilotlight.controller import application
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
 from pilotlight.controller.cluster.status import Statuses
@@ -23,7 +23,7 @@ from pilotlight.controller.store import Store
 from pilotlight.profile import Profile
 from pilotlight.seal import PlatformKey
 from snapshotter.client import AgentClient
-from tests.fakes.databases import empty_sqlite
+from tests.fakes.databases import owned_sqlite
 from weight_cache.client import WeightCacheClient
 from weight_cache.objects import DirectoryStore
 from weight_cache.settings import Paths
@@ -42,8 +42,8 @@ class ServedController:
         self._settings = settings or ControllerSettings()
         self.now = CLOCK_S
         self.statuses = Statuses()
-        self.store = Store(empty_sqlite(home / "controller.db"), clock=lambda: self.now)
-        self.key = str(bootstrap.ensure_admin(self.store, uid_base=20_000))
+        url, self.key = owned_sqlite(home / "controller.db", now=self.now)
+        self.store = Store(url, clock=lambda: self.now)
         self._paths = Paths(home=home, run=home)
         self._platform_key = PlatformKey.load_or_create(home / "platform.key")
         self.token = self._platform_key.token

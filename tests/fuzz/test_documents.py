@@ -15,11 +15,9 @@ import httpx
 import pytest
 from hypothesis import strategies as st
 
-from pilotlight.controller.store import Store
 from pilotlight.protocol import CONTENT_PROBLEM
 from snapshotter.errors import ImageBuildFailed, Unsupported
 from snapshotter.imagespec import image_digest, parse_image
-from tests.fakes.databases import empty_sqlite
 from tests.functions.controller.conftest import Controller, running_controller
 from tests.functions.controller.parts import ManualClock
 from tests.fuzz.fuzzing import Fuzzer, json_mutated, seeds
@@ -33,13 +31,11 @@ Send = Callable[[httpx.AsyncClient, bytes], Coroutine[Any, Any, list[httpx.Respo
 def _served(tmp_path: Path, short_tmp: Path) -> Iterator[Served]:
     """The controller of the other tests, on a loop of our own: Hypothesis calls a synchronous function."""
     clock = ManualClock()
-    store = Store(empty_sqlite(tmp_path / "controller.db"), clock=clock)
-    running = running_controller(store, clock=clock, blobs=DirectoryStore(tmp_path / "blobs"), home=tmp_path, run=short_tmp)
+    running = running_controller(clock=clock, blobs=DirectoryStore(tmp_path / "blobs"), home=tmp_path, run=short_tmp)
     with asyncio.Runner() as runner:
         controller = runner.run(running.__aenter__())
         yield Served(runner, controller)
         runner.run(running.__aexit__(None, None, None))
-    store.close()
 
 
 class Served:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pilotlight.controller import application, bootstrap
+from pilotlight.controller import application
 from pilotlight.controller.bell import Bell
 from pilotlight.controller.blobs import BlobFiles
 from pilotlight.controller.context import Context
@@ -21,7 +21,7 @@ from pilotlight.controller.store import Store
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN
 from pilotlight.seal import PlatformKey
 from snapshotter.client import AgentClient
-from tests.fakes.databases import empty_bytes, empty_sqlite
+from tests.fakes.databases import empty_bytes, empty_sqlite, owned_sqlite
 from tests.fakes.small_cache import SmallCache
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, ManualClock, SmallAgent
 from weight_cache.client import WeightCacheClient
@@ -106,24 +106,23 @@ def blobs(tmp_path: Path) -> ObjectStore:
 
 
 @pytest.fixture
-async def controller(store: Store, clock: ManualClock, blobs: ObjectStore, tmp_path: Path, short_tmp: Path) -> AsyncIterator[Controller]:
+async def controller(clock: ManualClock, blobs: ObjectStore, tmp_path: Path, short_tmp: Path) -> AsyncIterator[Controller]:
     """A controller with its first key and one uploaded bundle."""
-    async with running_controller(store, clock=clock, blobs=blobs, home=tmp_path, run=short_tmp) as found:
+    async with running_controller(clock=clock, blobs=blobs, home=tmp_path, run=short_tmp) as found:
         yield found
 
 
 @asynccontextmanager
-async def running_controller(store: Store, *, clock: ManualClock, blobs: ObjectStore, home: Path, run: Path) -> AsyncIterator[Controller]:
-    """The same, on whichever loop enters it."""
+async def running_controller(*, clock: ManualClock, blobs: ObjectStore, home: Path, run: Path) -> AsyncIterator[Controller]:
+    """The same, on whichever loop enters it; its database lies in `home`."""
     paths = Paths(home=home, run=run)
     agent = SmallAgent()
     server = await agent.serve(paths.socket("snapshotter"))
     cache = SmallCache()
     caching = await cache.serve(paths.socket("weight_cache"))
     bell = Bell()
-    watched = Store(str(store.engine.url), clock=clock, on_fed=bell.ring)
-    key = bootstrap.ensure_admin(watched, uid_base=20_000)
-    assert key is not None
+    url, key = owned_sqlite(home / "controller.db", now=clock())
+    watched = Store(url, clock=clock, on_fed=bell.ring)
     context = Context(
         config=ControllerConfig(settings=ControllerSettings(), paths=paths, trust="isolated", uid_base=20_000),
         store=watched,
