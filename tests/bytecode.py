@@ -7,6 +7,7 @@ process that a test starts compiles all that it imports (workers of functions wr
 from __future__ import annotations
 
 import compileall
+import importlib.util
 import os
 import re
 from pathlib import Path
@@ -17,6 +18,8 @@ from _pytest.assertion.rewrite import assertstate_key
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("activator", "snapshotter", "weight_cache", "functions/pilotlight", "benchmarks", "tests")
+LARGE_LIBRARIES = ("kubernetes",)
+"""What scripts/setup leaves to whoever imports it first: here all workers would, at the same time."""
 _REWRITTEN = re.compile(r"/(test_[^/]*|conftest)\.py$")
 """What pytest compiles in a way of its own."""
 
@@ -28,6 +31,10 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     for package in PACKAGES:
         compileall.compile_dir(ROOT / package, quiet=2, rx=_REWRITTEN, workers=0)
+    for library in LARGE_LIBRARIES:
+        if (found := importlib.util.find_spec(library)) is not None:
+            for place in found.submodule_search_locations or ():
+                compileall.compile_dir(place, quiet=2, workers=0)
     if assertstate_key in config.stash:
         files = sorted((ROOT / "tests").rglob("*.py"))
         _rewrite([file for file in files if _REWRITTEN.search(str(file))], config)

@@ -27,12 +27,13 @@ import redis
 from hypothesis import HealthCheck, given, is_hypothesis_test, settings
 from hypothesis import strategies as st
 
+from tests import hypothesis_profiles
 from tests.fakes import postgres_server as postgres_server_module
 from tests.fakes import s3_server
 from tests.fakes.postgres_server import PostgresServer
 from tests.fakes.trees import remove_tree
 
-pytest_plugins = ("tests.bytecode", "tests.leftovers", "tests.parallel", "tests.tiers")
+pytest_plugins = ("tests.bytecode", "tests.collecting", "tests.leftovers", "tests.parallel", "tests.tiers")
 
 ROOT = Path(__file__).parents[1]
 SERVER_START_S = 30.0
@@ -40,8 +41,7 @@ SERVER_START_S = 30.0
 
 RequireOrSkip = Callable[[str], NoReturn]
 
-settings.register_profile("tests", settings.default, deadline=None)  # how long one input takes says nothing on a busy machine
-settings.load_profile("tests")
+settings.load_profile(hypothesis_profiles.FAST)
 
 
 def _require_or_skip(reason: str) -> NoReturn:

@@ -22,6 +22,7 @@ from pilotlight.protocol import BudgetRecord, BudgetState
 from pilotlight.spec import canonical_json
 from tests.activator.billing_world import SECOND, Wall, account, budget, records_on_disk
 from tests.fakes.ledger import FakeLedger
+from tests.hypothesis_profiles import examples
 
 MIDNIGHT = 1_795_219_200 * SECOND
 NOON = MIDNIGHT + 12 * 3600 * SECOND
@@ -271,7 +272,7 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(diary=steps)
 def test_whatever_happens_in_between_everything_is_counted_once_when_all_has_arrived(
     tmp_path_factory: pytest.TempPathFactory, diary: list[tuple[str, int]]

@@ -19,6 +19,7 @@ from activator.billing.usage import PICO
 from pilotlight import errors
 from pilotlight.protocol import BudgetRecord
 from tests.activator.billing_world import SECOND, Wall, account, budget, records_on_disk
+from tests.hypothesis_profiles import examples
 
 MIDNIGHT = 1_795_219_200 * SECOND
 """2026-11-21T00:00:00Z."""
@@ -265,7 +266,7 @@ calls = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(diary=calls, amount=st.integers(0, 400))
 def test_whatever_the_interleaving_spent_is_the_sum_of_the_costs_and_calls_never_overshoot(
     tmp_path_factory: pytest.TempPathFactory, diary: list[tuple[str, str, int]], amount: int

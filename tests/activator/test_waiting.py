@@ -27,6 +27,7 @@ from tests.activator.conftest import MemoryLedger
 from tests.activator.test_gateway import until
 from tests.fakes.fake_fleet import FakeFleet, info_of
 from tests.fakes.routes import spec_of, target_of
+from tests.hypothesis_profiles import examples
 
 
 class BareFleet(FakeFleet):
@@ -245,7 +246,7 @@ class Story:
                     self.held.pop().release()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(_steps, max_size=60))
 def test_every_call_is_answered_exactly_once_and_nothing_is_left(steps: list[tuple[str, int, Rank]]) -> None:
     asyncio.run(_live_through(steps))

@@ -22,12 +22,16 @@ from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.pricing import PriceSettings
 from pilotlight.protocol import UsageRecord
 from tests.functions.controller.parts import ManualClock, usage
+from tests.hypothesis_profiles import examples
 from weight_cache.settings import SettingsInvalid
 
 DAY = 86_400.0
 NOVEMBER_1, DECEMBER_1 = 1_793_491_200.0, 1_796_083_200.0  # 2026, UTC
 EVERY = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], derandomize=True
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    derandomize=True,
 )
 
 

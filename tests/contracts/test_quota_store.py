@@ -25,6 +25,7 @@ from activator.quotas.store import Gate, QuotaStore, Refused
 from pilotlight import errors
 from pilotlight.quotas import Quotas
 from tests.fakes.clock import ManualClock
+from tests.hypothesis_profiles import examples
 
 
 def rule(of: Of = "tenant", subject: str = "t-1", **quotas: Any) -> Rule:
@@ -377,7 +378,7 @@ async def play(stores: Stores, steps: list[tuple[Any, ...]], *, members: int) ->
     return told
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(steps=[("enter", 1, 0), ("pass", 0.01), ("enter", 1, 0), ("pass", -2.0), ("enter", 1, 0)], members=1)
 @given(steps=st.lists(STEP, max_size=40), members=st.integers(1, 3))
 def test_both_stores_give_the_same_answers_however_many_activators_ask(redis_url: str, steps: list[tuple[Any, ...]], members: int) -> None:
@@ -388,7 +389,7 @@ def test_both_stores_give_the_same_answers_however_many_activators_ask(redis_url
     assert asyncio.run(told("process")) == asyncio.run(told("redis"))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kind=st.sampled_from(["process", "redis"]), waits=st.lists(st.sampled_from([0.0, 0.1, 0.5, 2.0, -1.0]), min_size=1, max_size=12),
     crowd=st.integers(1, 6),

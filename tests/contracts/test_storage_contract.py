@@ -32,6 +32,7 @@ from pilotlight.types import Scope
 from tests.fakes.databases import empty_sqlite
 from tests.fakes.killed_sweep import AFTER, BEFORE, NEVER
 from tests.functions.controller.parts import ManualClock, spec
+from tests.hypothesis_profiles import examples
 from weight_cache.objects import DirectoryStore, blob_key
 
 ROOT = Path(__file__).parents[2]
@@ -196,7 +197,7 @@ async def test_deploys_during_sweeps_have_their_blobs_or_fail(platform: Platform
 STEPS = st.lists(st.tuples(st.sampled_from(["upload", "deploy", "delete", "collect"]), st.integers(0, 1), st.integers(0, 4)), max_size=25)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(STEPS)
 @pytest.mark.slow  # hundreds of uploads and sweeps, processes that are killed
 def test_whatever_happens_the_count_is_what_is_owned_and_needed_blobs_are_there(steps: list[tuple[str, int, int]]) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from snapshotter import workfiles
 from snapshotter.workfiles import BadArchive, LeadsOut, TooMuch
+from tests.hypothesis_profiles import examples
 
 KIB = 1024
 
@@ -232,7 +233,7 @@ def test_devices_are_refused(here: dict[str, str], destination: int, kind: bytes
         workfiles.unpack(destination, here)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=st.integers(0, 4095), value=st.integers(0, 255), cut=st.none() | st.integers(1, 4095))
 def test_a_damaged_archive_is_refused_or_stays_inside(tmp_path: Path, where: int, value: int, cut: int | None) -> None:
     base = tmp_path / os.urandom(8).hex()

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from tests.hypothesis_profiles import examples
 from weight_cache.catalogue import Catalogue, Files, Removal
 from weight_cache.errors import StoreFull
 from weight_cache.types import Lease
@@ -260,7 +261,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.held <= set(self.models)
 
 
-AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 TestAnyOrder = AnyOrder.TestCase
 
 

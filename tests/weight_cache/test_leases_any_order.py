@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.holdings import FakeHoldings
 from tests.fakes.trees import remove_tree
+from tests.hypothesis_profiles import examples
 from weight_cache.bandwidth import Bandwidths
 from weight_cache.errors import OriginUnavailable
 from weight_cache.leases import Leases
@@ -26,7 +27,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(STEPS, max_size=25))
 def test_any_order(steps: list[tuple[str, str, str]]) -> None:
     root = Path(tempfile.mkdtemp(prefix="pl"))

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.fakes.origins import MemoryOrigin
 from tests.fakes.trees import remove_tree
+from tests.hypothesis_profiles import examples
 from tests.weight_cache.models import digest_of, put_model
 from weight_cache.errors import ChunkCorrupt, OriginUnavailable, StoreFull
 from weight_cache.store import Store
@@ -186,5 +187,5 @@ def read(directory: Path) -> dict[str, bytes]:
     return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
-AnyOrder.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=examples(25), stateful_step_count=25, deadline=None)
 TestAnyOrder = AnyOrder.TestCase

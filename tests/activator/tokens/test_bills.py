@@ -22,6 +22,7 @@ from pilotlight import errors
 from pilotlight.pricing import BUSY, Rates, cost_of
 from pilotlight.protocol import UsageRecord
 from tests.activator.billing_world import FOOTPRINT, RATES, SECOND, Wall, budget, records_on_disk, subject
+from tests.hypothesis_profiles import examples
 
 MS = 1_000_000
 BY_TOKEN = replace(RATES, token_in=Decimal("0.0000005"), token_out=Decimal("0.0000015"))
@@ -171,7 +172,7 @@ def test_the_reserve_of_tokens_is_their_price() -> None:
     assert token_picos(BY_TOKEN, 1000, 10) == 515_000_000
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.tuples(st.integers(1, 200), st.integers(1, 200), st.integers(1, 400), st.integers(0, 200)), max_size=12))
 def test_a_budget_is_exceeded_by_no_more_than_prompts_were_longer_than_estimated(calls: list[tuple[int, int, int, int]]) -> None:
     rates = replace(BY_TOKEN, cpu_core_s=Decimal(0), memory_gib_s=Decimal(0), request=Decimal(0))

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from activator.tracing.reported import MAX_CHARS, MAX_MS, parse
+from tests.hypothesis_profiles import examples
 
 ID, OTHER = "00f067aa0ba902b7", "00f067aa0ba902b8"
 ROW = [ID, "", "tokenise", 0.5, 2.0, "", {"tokens": 12}]
@@ -85,7 +86,7 @@ def test_what_would_move_a_cursor_is_no_text() -> None:
     assert (reported.spans[0].name, reported.spans[0].attributes) == ("a?[2Jb??", {"k?": "v?"})
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.text(), lambda part: st.lists(part) | st.dictionaries(st.text(), part), max_leaves=20

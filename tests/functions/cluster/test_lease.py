@@ -15,6 +15,7 @@ from pilotlight.cluster.kinds import LEASE, Kind
 from pilotlight.cluster.lease import Election, LeaseTerms
 from tests.fakes.clock import ManualClock
 from tests.fakes.kubernetes.server import ApiServer
+from tests.hypothesis_profiles import examples
 
 TERMS = LeaseTerms(lease_s=15, renew_s=10, retry_s=2)
 
@@ -216,7 +217,7 @@ async def test_a_lease_deleted_under_a_leader_does_not_make_two() -> None:
     assert (a.election.is_leader, b.election.is_leader) == (False, True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["step", "lossy", "away"]), st.floats(0.0, 6.0)), max_size=40))
 async def test_never_two_leaders(story: list[tuple[int, str, float]]) -> None:
     leases, clock = Leases(), ManualClock()

@@ -26,6 +26,7 @@ from pilotlight.errors import Conflict, NotFound
 from pilotlight.protocol import BudgetState, UsageRecord
 from pilotlight.seal import PlatformKey
 from tests.functions.controller.parts import ManualClock, usage
+from tests.hypothesis_profiles import examples
 
 NOON = dt.datetime(2026, 11, 15, 12, tzinfo=dt.UTC).timestamp()
 UNIT = 10**12
@@ -289,7 +290,7 @@ REACHES: list[dict[str, Any]] = [{}, {"environment": "main"}, {"app": "search"},
     sizes=st.lists(st.integers(1, 6), min_size=1),
     amount=st.integers(1, 30 * UNIT),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.slow  # forty ledgers
 def test_every_threshold_is_alerted_once_and_spent_is_the_sum_of_the_ledger(
     *,

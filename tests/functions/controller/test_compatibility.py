@@ -13,6 +13,7 @@ from pilotlight.controller.compatibility import MAX_TOLD, breaks
 from pilotlight.controller.schema_gaps import MAX_STEPS, Steps, TooMuch, gaps
 from pilotlight.spec import FunctionSpec, from_json
 from tests.functions.controller.parts import spec
+from tests.hypothesis_profiles import examples
 
 STRING, NUMBER, INTEGER = {"type": "string"}, {"type": "number"}, {"type": "integer"}
 
@@ -181,7 +182,7 @@ def rooted(schema: Any, named: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {"x": schema}, "$defs": {"A": named}}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(schemas, leaves, schemas, leaves, st.lists(values, min_size=1, max_size=30))
 def test_nothing_is_called_compatible_that_refuses_a_value_which_was_accepted(
     old: Any, old_named: Any, new: Any, new_named: Any, tried: list[Any]
@@ -194,7 +195,7 @@ def test_nothing_is_called_compatible_that_refuses_a_value_which_was_accepted(
         assert not accepts.is_valid(value) or accepts_now.is_valid(value), value
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(schemas, leaves)
 def test_a_schema_is_compatible_with_itself(schema: Any, named: Any) -> None:
     one = rooted(schema, named)

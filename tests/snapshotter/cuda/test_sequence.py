@@ -17,6 +17,7 @@ from snapshotter.cuda.remap import DeviceRecord, record_of
 from snapshotter.cuda.sequence import CudaDevices
 from snapshotter.cuda.states import CudaState
 from tests.fakes.fake_cuda import GPU_A, GPU_B, NODE, FakeCuda, FakeProcess, Fault
+from tests.hypothesis_profiles import examples
 from tests.snapshotter.cuda.virtual_time import run
 
 DEADLINES = Deadlines(ask_s=1, lock_s=2, checkpoint_s=10, restore_s=20, unlock_s=3)
@@ -266,7 +267,7 @@ def assert_settled(cuda: FakeCuda) -> None:
     assert all(not p.alive or p.state is CudaState.RUNNING for p in cuda.processes.values())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(faults=plan, latency=latencies, cancel=cancels, processes=st.integers(1, 3), dump_fails=st.booleans())
 def test_any_faults_on_the_way_out_end_running_or_killed_never_in_between(
     faults: dict[str, list[Fault | None]], latency: dict[str, float], cancel: tuple[float, float] | None, processes: int, dump_fails: bool
@@ -295,7 +296,7 @@ def test_any_faults_on_the_way_out_end_running_or_killed_never_in_between(
     assert all(p.history.count("unlock") <= 1 and p.history.count("restore") <= 1 for p in cuda.processes.values())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(faults=plan, latency=latencies, cancel=cancels, processes=st.integers(1, 3))
 def test_any_faults_on_the_way_back_end_running_or_killed_never_in_between(
     faults: dict[str, list[Fault | None]], latency: dict[str, float], cancel: tuple[float, float] | None, processes: int

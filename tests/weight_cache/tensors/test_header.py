@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.hypothesis_profiles import examples
 from weight_cache.errors import TensorsInvalid
 from weight_cache.tensors.header import BITS_OF, MAX_HEADER_BYTES, Header, header_bytes, parse_header, read_tensors
 from weight_cache.types import Tensor
@@ -235,7 +236,7 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(header=st.dictionaries(st.text(max_size=4), _JSON, max_size=3) | st.binary(max_size=64), data_bytes=st.integers(0, 64))
 def test_nothing_but_a_refusal_comes_out_of_nonsense(header: Any, data_bytes: int) -> None:
     try:
@@ -247,7 +248,7 @@ def test_nothing_but_a_refusal_comes_out_of_nonsense(header: Any, data_bytes: in
     assert all(8 + len(raw) <= t.offset_bytes <= t.offset_bytes + t.length_bytes <= 8 + len(raw) + data_bytes for t in tensors)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(position=st.integers(0, 200), value=st.integers(0, 255))
 def test_a_flipped_byte_never_lets_a_tensor_leave_its_file(position: int, value: int) -> None:
     file = bytearray(framed(json.dumps({"a": row(), "b": row("BF16", (3, 4), (8, 32))}).encode(), data_bytes=32))

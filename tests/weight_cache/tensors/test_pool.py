@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.hypothesis_profiles import examples
 from weight_cache.errors import PoolFull
 from weight_cache.tensors.pool import ALIGNMENT_BYTES, HUGE_BYTES, Pool, available_bytes, let_go_of_pools, pools_in_use
 
@@ -229,4 +230,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestPoolMachine.settings = settings(max_examples=examples(25), stateful_step_count=20, deadline=None)
