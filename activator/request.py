@@ -145,7 +145,7 @@ class Request:
     def _listen(self) -> None:
         """Read on, so that it is seen when the caller leaves: uvicorn stops within a large body, until more of it is asked for."""
         connection = self.scope.get("connection")
-        if connection is not None and not connection.pipeline:
+        if connection is not None:
             connection.flow.resume_reading()
 
     async def _rest(self, message: MutableMapping[str, Any] | None, limit_bytes: int, room: Room | None) -> bytes:
