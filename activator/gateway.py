@@ -133,7 +133,7 @@ class Gateway:
             is_once = KEY in request.headers and self.idempotency.concerns(request)
             await self._answer(request, self.idempotency.answer(request, self._plain) if is_once else self._route(request))
         elif scope["type"] == "websocket":
-            await self._passthrough.websocket(scope, receive, send, self._web_socket_entry)
+            await self._passthrough.websocket(scope, receive, send, self._web_socket_entry, self.bodies)
 
     def _web_socket_entry(self, request: Request) -> Entry:
         """The function at the other end of a WebSocket. Raises NotFound, and what `Reception.raw_entry` raises."""
