@@ -34,7 +34,7 @@ from activator.proxies import TrustedProxies
 from activator.quotas.admission import Admission
 from activator.reception import RAW, Reception
 from activator.relay import Relay
-from activator.request import Receive, Request, Scope, Send
+from activator.request import Receive, Request, Scope, Send, accept_of
 from activator.resolved import FUNCTIONS, Handler, Resolutions
 from activator.routes import RouteTable
 from activator.scaler import Scaler
@@ -254,6 +254,7 @@ class Gateway:
         check = entry.target.check(method)
         rank = entry.rank(request.headers)
         content_type = entry.content_type(request.headers)
+        accept = accept_of(request.headers)
         asked_ns = time.monotonic_ns()
         body = await request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
         upload_ns = time.monotonic_ns() - asked_ns  # the caller's own time
@@ -268,7 +269,7 @@ class Gateway:
             body=body,
             content_type=content_type,
             accepts_pickle=entry.accepts_pickle,
-            accept=request.headers.get(b"accept", b""),
+            accept=accept,
             deadline_s=request.deadline_s(),
             admission=admission,
             rank=rank,
