@@ -34,6 +34,7 @@ from activator.reservation import Reservation
 from activator.resilience.breaker import Ending
 from activator.throttler import Throttler
 from activator.tracing.tracer import Tracer
+from activator.web_socket_pieces import WorkerSocket
 from pilotlight import errors
 from pilotlight.protocol import HEADER_CALL, HEADER_ROOT_PATH
 
@@ -187,6 +188,7 @@ async def _connect(scope: Scope, reservation: Reservation, call: Call) -> Client
         "subprotocols": scope.get("subprotocols") or None,
         "max_size": MAX_MESSAGE_BYTES,
         "max_queue": _MAX_QUEUE,
+        "create_connection": WorkerSocket,
         "compression": None,
         "open_timeout": None,  # ours is the execution clock
         "close_timeout": _CLOSE_S,
