@@ -34,6 +34,8 @@ from activator.shared.keeper import Keeper
 from activator.shared.redis_access import require_protected
 from activator.shared.state import SharedStateUnreachable
 from activator.shared.strangers import SharedStrangerLimit
+from activator.web_socket_pieces import CallerSocket
+from activator.web_sockets import MAX_MESSAGE_BYTES
 from pilotlight import errors
 from pilotlight.addresses import serve_at
 from pilotlight.cluster.settings import ClusterSettings
@@ -182,7 +184,9 @@ class Activator:
             self._parts.gateway,
             loop="none",
             http=self._parts.limits.protocol(),
-            ws="websockets-sansio",
+            ws=CallerSocket,
+            ws_max_size=MAX_MESSAGE_BYTES,
+            ws_per_message_deflate=False,  # one read may hold a thousand times its size
             lifespan="off",
             access_log=False,
             log_config=None,

@@ -8,6 +8,8 @@ Callers without a key share the room of the function's tenant, or one of their o
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -46,6 +48,15 @@ class Bodies:
                 raise errors.TooManyRequests(problem, retry_after_s=RETRY_S)
         self.bytes_of[tenant] += size
         self._total += size
+
+    @contextmanager
+    def held(self, tenant: str, size: int) -> Iterator[None]:
+        """Count so many bytes while the context lasts. Raises TooManyRequests."""
+        self.take(tenant, size)
+        try:
+            yield
+        finally:
+            self.give_back(tenant, size)
 
     def give_back(self, tenant: str, size: int) -> None:
         """Count them no more."""

@@ -11,6 +11,7 @@ Owner: the event loop.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import re
@@ -30,9 +31,8 @@ FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 """States that a call does not leave, but for a dead letter that is sent again."""
 LAST_ID: Final = b"last-event-id"
 _ID: Final = re.compile(r"([0-9]{1,9})-([0-9]{1,12})")
-_AT_ONCE_BYTES: Final = 256 * 1024
-"""Of events that are made ready for a reader before it is waited for."""
-_PIECE_BYTES: Final = 64 * 1024
+PIECE_BYTES: Final = 16 * 1024
+"""Of a result are cut at once: up to 8,192 items, some 5 ms of the event loop, which others have next, whether items came of it or not."""
 Position = tuple[int, int]
 """Attempt and number of the last item that a reader has; (0, 0) = nothing yet."""
 
@@ -77,7 +77,7 @@ class CallReader:
             if held.log is not None and held.log is not log:
                 log = held.log
                 items = _Items(cutter_of(log.content_type), log.attempt, self._after)
-            if log is not None and items is not None and (out := items.of(log.data)):
+            if log is not None and items is not None and (out := items.next_events(log.data)) is not None:
                 await self._send_items(out, items)
                 continue  # sending may have taken long
             if record.state in FINAL:
@@ -91,7 +91,7 @@ class CallReader:
         cutter = cutter_of(record["content_type"])
         if cutter is not None:
             items = _Items(cutter, int(record["attempt"]), self._after)
-            while out := items.of(result):
+            while (out := items.next_events(result)) is not None:
                 await self._send_items(out, items)
         elif record["state"] == "SUCCEEDED":
             await self._stream.send(event("result", dict(record)))
@@ -106,7 +106,9 @@ class CallReader:
 
     async def _send_items(self, out: bytes, items: _Items) -> None:
         self._after = items.position
-        await self._stream.send(out)
+        if out:
+            await self._stream.send(out)
+        await asyncio.sleep(0)  # sending does not wait for a caller who reads fast
 
 
 class _Items:
@@ -124,16 +126,17 @@ class _Items:
         """Of the last item that was cut."""
         return self._attempt, max(self._number, self._skip)
 
-    def of(self, data: bytes | bytearray) -> bytes:
-        """Events in what was not read of it yet; b"" when there is none left."""
+    def next_events(self, data: bytes | bytearray) -> bytes | None:
+        """Events in the next piece of what was not read of it yet, maybe none; None when all of it was read."""
+        if self._cutter is None or self._read >= len(data):
+            return None
+        piece = bytes(data[self._read : self._read + PIECE_BYTES])
+        self._read += len(piece)
         out = bytearray()
-        while self._read < len(data) and self._cutter is not None and len(out) < _AT_ONCE_BYTES:
-            piece = bytes(data[self._read : self._read + _PIECE_BYTES])
-            for item in self._cutter.feed(piece):
-                self._number += 1
-                if self._number > self._skip:
-                    out += b"id: %d-%d\n%b\n\n" % (self._attempt, self._number, item)
-            self._read += len(piece)
+        for item in self._cutter.feed(piece):
+            self._number += 1
+            if self._number > self._skip:
+                out += b"id: %d-%d\n%b\n\n" % (self._attempt, self._number, item)
         return bytes(out)
 
 

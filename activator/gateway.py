@@ -34,7 +34,7 @@ from activator.proxies import TrustedProxies
 from activator.quotas.admission import Admission
 from activator.reception import RAW, Reception
 from activator.relay import Relay
-from activator.request import Receive, Request, Scope, Send
+from activator.request import Receive, Request, Scope, Send, accept_of
 from activator.resolved import FUNCTIONS, Handler, Resolutions
 from activator.routes import RouteTable
 from activator.scaler import Scaler
@@ -133,7 +133,7 @@ class Gateway:
             is_once = KEY in request.headers and self.idempotency.concerns(request)
             await self._answer(request, self.idempotency.answer(request, self._plain) if is_once else self._route(request))
         elif scope["type"] == "websocket":
-            await self._passthrough.websocket(scope, receive, send, self._web_socket_entry)
+            await self._passthrough.websocket(scope, receive, send, self._web_socket_entry, self.bodies)
 
     def _web_socket_entry(self, request: Request) -> Entry:
         """The function at the other end of a WebSocket. Raises NotFound, and what `Reception.raw_entry` raises."""
@@ -254,6 +254,7 @@ class Gateway:
         check = entry.target.check(method)
         rank = entry.rank(request.headers)
         content_type = entry.content_type(request.headers)
+        accept = accept_of(request.headers)
         asked_ns = time.monotonic_ns()
         body = await request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
         upload_ns = time.monotonic_ns() - asked_ns  # the caller's own time
@@ -268,7 +269,7 @@ class Gateway:
             body=body,
             content_type=content_type,
             accepts_pickle=entry.accepts_pickle,
-            accept=request.headers.get(b"accept", b""),
+            accept=accept,
             deadline_s=request.deadline_s(),
             admission=admission,
             rank=rank,

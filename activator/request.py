@@ -36,6 +36,8 @@ MAX_WAIT_S = 7 * 86_400
 """Of a caller: the longest execution clock that there may be (`spec.Clocks`)."""
 
 
+MAX_ACCEPT_BYTES = 1024
+"""Of a call's `Accept`, which is kept with the call for as long as that waits, in memory and in the journal: browsers send 150."""
 LEAST_READ_BYTES = 16 * 1024
 """What a caller has to read of an answer in each period of `Request.wait_read`: who reads a byte now and then holds it for ever."""
 UNREAD_S = 2.0
@@ -145,7 +147,7 @@ class Request:
     def _listen(self) -> None:
         """Read on, so that it is seen when the caller leaves: uvicorn stops within a large body, until more of it is asked for."""
         connection = self.scope.get("connection")
-        if connection is not None and not connection.pipeline:
+        if connection is not None:
             connection.flow.resume_reading()
 
     async def _rest(self, message: MutableMapping[str, Any] | None, limit_bytes: int, room: Room | None) -> bytes:
@@ -285,6 +287,14 @@ def problem_of(error: errors.PilotlightError, request_id: str) -> dict[str, Any]
 def header_list(head: bytes) -> Headers:
     """Header lines, each ending in CRLF, as ASGI's list of pairs."""
     return [(name, value) for name, _, value in (line.partition(b": ") for line in head.split(b"\r\n")[:-1])]
+
+
+def accept_of(headers: Mapping[bytes, bytes]) -> bytes:
+    """What a call's caller wants its answer to be; b"" where it does not say. Raises InvalidInput for one over its bound."""
+    given = headers.get(b"accept", b"")
+    if len(given) > MAX_ACCEPT_BYTES:
+        raise errors.InvalidInput(f"header accept: {len(given)} bytes, more than {MAX_ACCEPT_BYTES}: shorten it", parameter="accept")
+    return given
 
 
 def too_large(limit_bytes: int) -> errors.TooLarge:

@@ -20,6 +20,8 @@ from pilotlight import errors
 FUNCTIONS = "/v1/functions/"
 MAX_RESOLVED = 16_384
 """Answers of route and authenticate that are remembered; each is small, and a flood of paths must not fill the memory."""
+MAX_PATH_LENGTH = 512
+"""Of a path that is remembered, in characters: five names of the greatest length fit."""
 
 Handler = Callable[[Request, Entry, str], Awaitable[None]]
 
@@ -43,6 +45,11 @@ class Resolved:
     def is_lasting(self) -> bool:
         """Whether it holds for further requests: not for a key that expires, nor for a caller who is known by its address only."""
         return self.caller.expires_at is None and not self.caller.is_anonymous
+
+    @property
+    def is_real(self) -> bool:
+        """Whether some revision of the function has the method: there are no other paths, and a caller may make up any number of those."""
+        return any(target.spec.method(self.method) is not None for target in self.routed.targets.values())
 
     def let_warm(self, entrance: Entrance) -> None:
         """From now on its calls may go without a task, where that is possible: `way` is for all of them, else `ways` by their choice."""
@@ -129,6 +136,7 @@ class Resolutions:
                 resolved.unasked = routed.document.heaviest()  # not who answers until it is there
             if verb == "invoke" and resolved.is_lasting:
                 resolved.let_warm(self._entrance)
-            if resolved.is_lasting and self._table.is_known(asked[1]):
+            is_worth_it = resolved.is_lasting and resolved.is_real and len(request.path) <= MAX_PATH_LENGTH
+            if is_worth_it and self._table.is_known(asked[1]):
                 self._known[asked] = resolved
         return resolved if request.verb == "POST" else None

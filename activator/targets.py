@@ -11,6 +11,7 @@ from pilotlight.policies import Objectives
 from pilotlight.pricing import Footprint, Rates, rate_per_s
 from pilotlight.protocol import FunctionRoute
 from pilotlight.spec import FunctionSpec, from_json
+from pilotlight.types import MAX_NAME_LENGTH
 from snapshotter.types import LaunchSpec
 
 
@@ -83,7 +84,7 @@ class Target:
             if spec is None:
                 names = ", ".join(sorted(m.name for m in self.spec.methods if m.name))
                 hint = f"its methods are: {names}" if names else "it has no methods: call it by its own name"
-                raise errors.NotFound(f"{self.app}/{self.function} has no method {method!r}; {hint}")
+                raise errors.NotFound(f"{self.app}/{self.function} has no method {method[:MAX_NAME_LENGTH]!r}; {hint}")
             check = self._checks[method] = ArgumentCheck(spec, f"schema of {self.app}/{self.function} in revision {self.revision}")
         return check
 

@@ -25,7 +25,7 @@ from activator.metrics import Metrics
 from activator.payloads import CONTENT_TYPE, PICKLE, TRUSTED_LINE, payload_type
 from activator.quotas.admission import Admission
 from activator.quotas.decision import Refusal
-from activator.request import Receive, Request, Scope, Send, error_answer
+from activator.request import MAX_ACCEPT_BYTES, Receive, Request, Scope, Send, error_answer
 from activator.reservation import Reservation
 from activator.resilience.breaker import Ending
 from activator.resilience.budgets import CallerTally
@@ -362,12 +362,13 @@ async def _raise(error: BaseException) -> Exchange:
 def is_simple(headers: dict[bytes, bytes], *, max_body_bytes: int) -> bool:
     """Whether a request's head promises nothing that needs a task: a body of known, small length, no clock of the caller's, and no stream
     of events, which is kept alive while nothing comes."""
-    length = headers.get(b"content-length", b"0")
+    length, accept = headers.get(b"content-length", b"0"), headers.get(b"accept", b"")
     return (
         length.isdigit()
         and int(length) <= max_body_bytes
         and b"transfer-encoding" not in headers
         and b"pilotlight-timeout" not in headers
         and b"idempotency-key" not in headers
-        and b"text/event-stream" not in headers.get(b"accept", b"")
+        and b"text/event-stream" not in accept
+        and len(accept) <= MAX_ACCEPT_BYTES
     )

@@ -1,6 +1,10 @@
 """WebSockets to functions that are web applications: accepted once the worker accepted, then frames both ways until either side closes.
 
 A WebSocket counts as one call for as long as it lasts, so it holds a slot and is billed until it closes.
+
+A message has at most MAX_MESSAGE_BYTES either way, else the WebSocket is closed with 1009. Of a side whose other one does not
+read some five messages are held here. The one that waits to be sent counts among the bytes of its function's tenant (`bodies`); where there
+is no room for it the WebSocket is closed with 1013.
 """
 
 from __future__ import annotations
@@ -9,11 +13,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
-from websockets.frames import EXTERNAL_CLOSE_CODES
+from websockets.frames import EXTERNAL_CLOSE_CODES, CloseCode
 
 from activator.billing.account import Ticket
 from activator.dispatch import Call, Dispatcher
@@ -28,14 +34,26 @@ from activator.reservation import Reservation
 from activator.resilience.breaker import Ending
 from activator.throttler import Throttler
 from activator.tracing.tracer import Tracer
+from activator.web_socket_pieces import WorkerSocket
 from pilotlight import errors
 from pilotlight.protocol import HEADER_CALL, HEADER_ROOT_PATH
 
-_MAX_FRAME_BYTES = 16 * 1024 * 1024
+if TYPE_CHECKING:
+    from activator.bodies import Bodies
+
+MAX_MESSAGE_BYTES = 1024 * 1024
+"""Of one message, either way: an activator holds some five of a WebSocket whose other side does not read, and there are thousands."""
+_MAX_QUEUE = (1, 0)
+"""Messages of a worker that are read before reading pauses, and below which it goes on: more would be memory without use."""
 _CLOSE_S = 2.0
 """How long a worker may take to answer a WebSocket's close before its connection is cut."""
 
+_REASON_LENGTH = 120
+"""Of a close frame's reason, which has at most 123 bytes (RFC 6455 §5.5)."""
+
 RawEntry = Callable[[Request], Entry]
+Held = Callable[[int], AbstractContextManager[None]]
+"""Counts so many bytes while the context lasts. Raises TooManyRequests."""
 
 
 class WebSockets:
@@ -49,10 +67,11 @@ class WebSockets:
     def __repr__(self) -> str:
         return f"<WebSockets {self._dispatcher!r}>"
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send, raw_entry: RawEntry) -> None:
+    async def answer(self, scope: Scope, receive: Receive, send: Send, raw_entry: RawEntry, bodies: Bodies) -> None:
         """One WebSocket: accepted once the worker accepted it, then frames both ways until either side closes.
 
-        The execution clock bounds its whole life; then both sides are closed with 1011 (RFC 6455 §7.4.1).
+        The execution clock bounds its whole life; then both sides are closed with 1011 (RFC 6455 §7.4.1). `bodies`: where its messages
+        count while they wait to be sent.
         """
         message = await receive()
         assert message["type"] == "websocket.connect"
@@ -67,7 +86,7 @@ class WebSockets:
                 self._dispatcher.check(call)
                 throttler = self._dispatcher.throttler_of(entry.target)
                 reservation = await _reserve_unless_left(throttler, receive, entry.target.spec.clocks.queue_s, call.rank)
-                await self._hold(scope, receive, send, reservation, call)
+                await self._hold(scope, receive, send, reservation, call, bodies=bodies)
             finally:
                 if admission is not None:
                     admission.release()
@@ -77,7 +96,7 @@ class WebSockets:
             if request.call is not None:
                 self._tracer.failed(request.call, e.type, e.status, verb="GET", route=route_of(request.call.target))
 
-    async def _hold(self, scope: Scope, receive: Receive, send: Send, reservation: Reservation, call: Call) -> None:
+    async def _hold(self, scope: Scope, receive: Receive, send: Send, reservation: Reservation, call: Call, *, bodies: Bodies) -> None:
         """The life of one WebSocket on its slot, billed as one call. Raises JournalFull and what `_relay_frames` raises."""
         call.reserved_ns = time.monotonic_ns()
         call.start_kind, call.start_ms = reservation.start_kind, reservation.start_ms
@@ -85,7 +104,7 @@ class WebSockets:
         status, outcome = 500, "error"
         try:
             ticket = await reservation.open_paid(call)
-            await _relay_frames(scope, receive, send, reservation, call)
+            await _relay_frames(scope, receive, send, reservation, call, bodies=bodies)
             status, outcome = 101, "ok"
         except errors.PilotlightError as e:
             status = e.status
@@ -135,18 +154,19 @@ async def _received(receive: Receive) -> None:
     await receive()
 
 
-async def _relay_frames(scope: Scope, receive: Receive, send: Send, reservation: Reservation, call: Call) -> None:
+async def _relay_frames(scope: Scope, receive: Receive, send: Send, reservation: Reservation, call: Call, *, bodies: Bodies) -> None:
     """Frames both ways until either side closes. Raises DeadlineExceeded, Forbidden (the function refused), WorkerCrashed."""
     execution_s = call.target.spec.clocks.execution_s
     ends_at = asyncio.get_running_loop().time() + execution_s
+    held = partial(bodies.held, call.target.tenant)
     try:
         async with asyncio.timeout_at(ends_at):
             worker = await _connect(scope, reservation, call)
         async with worker:  # closed with 1011 when what follows fails
             await _accept(send, worker, call)
             async with asyncio.timeout_at(ends_at), asyncio.TaskGroup() as group:
-                down = group.create_task(_from_worker(worker, send), name="websocket to caller")
-                up = group.create_task(_from_caller(worker, receive), name="websocket to worker")
+                down = group.create_task(_from_worker(worker, send, held), name="websocket to caller")
+                up = group.create_task(_from_caller(worker, receive, send, held), name="websocket to worker")
                 up.add_done_callback(lambda _: down.cancel())
                 down.add_done_callback(lambda _: up.cancel())
     except TimeoutError as e:
@@ -166,7 +186,9 @@ async def _connect(scope: Scope, reservation: Reservation, call: Call) -> Client
     uri = f"ws://worker/asgi{rest(scope).decode('latin-1')}"
     options: dict[str, Any] = {
         "subprotocols": scope.get("subprotocols") or None,
-        "max_size": _MAX_FRAME_BYTES,
+        "max_size": MAX_MESSAGE_BYTES,
+        "max_queue": _MAX_QUEUE,
+        "create_connection": WorkerSocket,
         "compression": None,
         "open_timeout": None,  # ours is the execution clock
         "close_timeout": _CLOSE_S,
@@ -185,31 +207,48 @@ async def _connect(scope: Scope, reservation: Reservation, call: Call) -> Client
         raise errors.WorkerCrashed(f"the instance died under this request: {e}", reason="crashed") from e
 
 
-async def _from_worker(worker: ClientConnection, send: Send) -> None:
+async def _from_worker(worker: ClientConnection, send: Send, held: Held) -> None:
+    code, reason = None, None
     try:
         async for frame in worker:
             key = "text" if isinstance(frame, str) else "bytes"
-            await send({"type": "websocket.send", key: frame})
-    except ConnectionClosed:
-        pass  # the code below says how it closed
+            with held(len(frame)):
+                await send({"type": "websocket.send", key: frame})
+    except ConnectionClosed as e:
+        if e.sent is not None and e.sent.code == CloseCode.MESSAGE_TOO_BIG:  # whether or not the worker answered that
+            code, reason = e.sent.code, f"the function sent a message of more than {MAX_MESSAGE_BYTES} bytes"
+    except errors.TooManyRequests as e:
+        await _close(send, CloseCode.TRY_AGAIN_LATER, str(e))
+        return
     except OSError:
         return  # the caller left (ASGI 2.4)
-    code = worker.close_code if worker.close_code not in (None, 1005, 1006) else 1000
-    with contextlib.suppress(OSError, RuntimeError):  # the caller left, or closed in the same moment
-        await send({"type": "websocket.close", "code": code, "reason": worker.close_reason or ""})
+    if code is None:
+        code = worker.close_code if worker.close_code not in (None, 1005, 1006) else 1000
+    await _close(send, code, reason or worker.close_reason or "")
 
 
-async def _from_caller(worker: ClientConnection, receive: Receive) -> None:
+async def _from_caller(worker: ClientConnection, receive: Receive, send: Send, held: Held) -> None:
     while True:
         message = await receive()
         if message["type"] == "websocket.disconnect":
             await worker.close(_close_code(message.get("code")))
             return
         frame: Any = message.get("text")
+        if frame is None:
+            frame = message["bytes"]
         try:
-            await worker.send(message["bytes"] if frame is None else frame)
+            with held(len(frame)):
+                await worker.send(frame)
         except ConnectionClosed:
             return
+        except errors.TooManyRequests as e:
+            await _close(send, CloseCode.TRY_AGAIN_LATER, str(e))
+            return
+
+
+async def _close(send: Send, code: int, reason: str) -> None:
+    with contextlib.suppress(OSError, RuntimeError):  # the caller left, or closed in the same moment
+        await send({"type": "websocket.close", "code": code, "reason": reason[:_REASON_LENGTH]})
 
 
 async def _deny(request: Request, send: Send, error: errors.PilotlightError) -> None:
@@ -222,7 +261,7 @@ async def _deny(request: Request, send: Send, error: errors.PilotlightError) -> 
             await send({"type": "websocket.http.response.body", "body": body})
             return
     with contextlib.suppress(OSError, RuntimeError):
-        await send({"type": "websocket.close", "code": 1011, "reason": str(error)[:120]})
+        await send({"type": "websocket.close", "code": 1011, "reason": str(error)[:_REASON_LENGTH]})
 
 
 def _close_code(code: int | None) -> int:

@@ -26,7 +26,7 @@ from activator.passthrough import Passthrough
 from activator.quotas.admission import counted
 from activator.raw_heads import rest
 from activator.reception import Reception
-from activator.request import Request, too_large
+from activator.request import Request, accept_of, too_large
 from activator.routes import RouteTable
 from activator.settings import ActivatorSettings
 from activator.tokens.enter import TokenDesk
@@ -227,7 +227,7 @@ class OpenAI:
             target=entry.target,
             method="",
             key_id=entry.caller.key_id,
-            accept=request.headers.get(b"accept", b""),
+            accept=accept_of(request.headers),
             deadline_s=request.deadline_s(),
             admission=use.admission if use is not None else None,
             rank=rank if use is None else use.rank(rank),

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 MAX_BYTES = 64 * 1024 * 1024
 """Of all answers that an activator keeps."""
 OVERHEAD_BYTES = 512
-"""What an entry costs beside its body: its key, its headers and the table's own."""
+"""What an entry costs beside its body and its headers: its key and the table's own."""
+HEADER_OVERHEAD_BYTES = 160
+"""What a header costs beside its text: two byte strings and their pair."""
 
-Key = tuple[str, str, str, bytes, bytes, bytes]
+Key = tuple[str, str, str, bytes, bytes]
 
 
 class Kept(NamedTuple):
@@ -32,7 +34,8 @@ class Kept(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes that it takes."""
-        return len(self.answer.body or b"") + OVERHEAD_BYTES
+        headers = sum(len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in self.answer.headers)
+        return len(self.answer.body or b"") + headers + OVERHEAD_BYTES
 
 
 class Answers:
@@ -78,6 +81,7 @@ def _bare(answer: Answer) -> Answer:
 
 def _key(call: Call) -> Key:
     target = call.target
-    arguments = hashlib.blake2b(call.body, digest_size=16).digest()
+    asked = hashlib.blake2b(b"%d:%b" % (len(call.accept), call.accept), digest_size=16)
+    asked.update(call.body)
     caller = call.caller or (target.tenant if call.key_id else "")  # a caller without a key shares with its like alone
-    return (target.function_id, call.place, caller, call.content_type, call.accept, arguments)
+    return (target.function_id, call.place, caller, call.content_type, asked.digest())

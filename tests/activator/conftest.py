@@ -41,6 +41,8 @@ from activator.shared.state import Allowance
 from activator.throttler import Throttler
 from activator.tracing.document import Json
 from activator.tracing.tracer import Tracer
+from activator.web_socket_pieces import CallerSocket
+from activator.web_sockets import MAX_MESSAGE_BYTES
 from pilotlight.protocol import BudgetState, FeedChange, FunctionRoute, UsageRecord
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_fleet import FakeFleet
@@ -236,7 +238,9 @@ async def served(edge: Edge) -> AsyncIterator[Edge]:
         edge.gateway,
         loop="none",
         http=edge.limits.protocol(),
-        ws="websockets-sansio",
+        ws=CallerSocket,
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_per_message_deflate=False,
         lifespan="off",
         log_config=None,
         server_header=False,

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from activator.request import MAX_ACCEPT_BYTES
 from activator.settings import ActivatorSettings
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import KEY, Edge
@@ -58,6 +60,17 @@ async def test_bad_arguments_are_refused_before_a_202(edge: Edge) -> None:
 
     assert (await edge.call("shop/hello:submit", json={"x": "one"})).status_code == 400
     assert edge.books.journal.statistics().held_calls == 0
+
+
+@pytest.mark.parametrize("verb", ["invoke", "submit"])
+async def test_an_accept_header_over_its_bound_is_refused_and_nothing_of_it_is_kept(edge: Edge, verb: str) -> None:
+    edge.add(route_of(spec_of()))
+    assert (await edge.call(json={"x": 1})).status_code == 200
+    answer = await edge.call(f"shop/hello:{verb}", json={"x": 1}, headers={"accept": "x" * (MAX_ACCEPT_BYTES + 1)})
+
+    assert (answer.status_code, answer.json()["parameter"]) == (400, "accept")
+    assert not edge.calls._held.bytes_of
+    assert (await edge.call(json={"x": 1}, headers={"accept": "x" * MAX_ACCEPT_BYTES})).status_code == 200
 
 
 async def test_another_tenants_call_does_not_exist(edge: Edge, controller: FakeController) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from activator.edge import MAX_BARE_BYTES, MAX_UNREAD_BYTES
+from activator.edge import MAX_BARE_BYTES, MAX_UNREAD_BYTES, PIECE_BYTES
 from tests.activator.conftest import KEY, Edge
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.routes import route_of, spec_of
@@ -146,3 +146,69 @@ async def test_a_body_that_ends_after_its_answer_leaves_its_connection_in_use(cl
             client.writer.write(b"%x\r\n%b\r\n" % (250_000, b"x" * 250_000))
             await client.writer.drain()
         client.writer.write(b"0\r\nx: y\r\n\r\n")
+
+
+HEALTH = b"GET /healthz HTTP/1.1\r\nhost:\r\n\r\n"
+MOST_WAITING = PIECE_BYTES // len(HEALTH) + 2
+
+
+async def test_a_stranger_queues_few_requests_by_pipelining(edge: Edge, client: Client) -> None:
+    """A request that waits costs a hundred times its bytes: few of a read are parsed, and the rest when those are answered."""
+    client.writer.write(HEALTH * 1000)
+    waiting = []
+    for _ in range(1000):
+        assert await client.status() == 200
+        (connection,) = edge.limits.connections
+        waiting.append(len(connection.pipeline))
+
+    assert 1 < max(waiting) <= MOST_WAITING
+    assert not connection.flow.read_paused
+
+
+async def test_more_requests_than_may_wait_are_answered_in_order(edge: Edge, client: Client) -> None:
+    edge.add(route_of(spec_of()))
+    bodies = [b'{"x":%d}' % number + b" " * (97 * number % 900 if number % 5 == 0 else 0) for number in range(120)]
+    framings = [
+        lambda body: b"content-length: %d\r\n\r\n%b" % (len(body), body),
+        lambda body: b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body),
+    ]
+    head = CALLER.partition(b"transfer-encoding")[0]
+    client.writer.write(b"".join(head + framings[number % 7 == 0](body) for number, body in enumerate(bodies)))
+
+    for body in bodies:
+        answer = await client.reader.readuntil(b"\r\n\r\n")
+        length = int(answer.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        assert await client.reader.readexactly(length) == body
+
+
+async def test_nothing_is_read_while_requests_wait_whoever_asks_for_it(edge: Edge, client: Client) -> None:
+    """An application that waits for its caller to leave asks for more to be read."""
+    is_asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def waits(request: WorkerRequest) -> WorkerAnswer:
+        is_asked.set()
+        await may_answer.wait()
+        return WorkerAnswer(body=request.body)
+
+    edge.fleet.behaviour = waits
+    edge.add(route_of(spec_of()))
+    call = CALLER.partition(b"transfer-encoding")[0] + b'content-length: 7\r\n\r\n{"x":1}'
+    client.writer.write(call + HEALTH * 300)
+    await is_asked.wait()
+    (connection,) = edge.limits.connections
+    unparsed = len(connection.flow.unparsed)
+    connection.flow.resume_reading()
+
+    assert connection.flow.read_paused
+    assert unparsed > 200 * len(HEALTH)
+    may_answer.set()
+    assert [await client.status() for _ in range(301)] == [200] * 301
+    assert not connection.flow.read_paused
+
+
+async def test_the_rest_of_a_read_is_dropped_with_its_connection(edge: Edge, client: Client) -> None:
+    client.writer.write(HEALTH * 100 + b"bad\r\n\r\n" + HEALTH * 300)
+    statuses = [await client.status() for _ in range(100)]
+
+    assert statuses == [200] * 100
+    assert await client.rest() == b""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import websockets
@@ -13,6 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import ServerConnection, unix_serve
 
 from activator.settings import ActivatorSettings
+from activator.web_sockets import MAX_MESSAGE_BYTES
 from pilotlight.spec import Clocks, FunctionKind, MethodSpec, Scaling
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import until
@@ -72,15 +74,21 @@ class Chat:
 
 
 @contextlib.asynccontextmanager
-async def chatting(edge: Edge, *, execution_s: float = 60.0, access: tuple[str, ...] = ()) -> AsyncIterator[tuple[str, Chat]]:
-    """An instance of a web application that speaks WebSocket; its address."""
+async def chatting(
+    edge: Edge,
+    *,
+    execution_s: float = 60.0,
+    access: tuple[str, ...] = (),
+    side: Callable[[ServerConnection], Awaitable[None]] | None = None,
+) -> AsyncIterator[tuple[str, Chat]]:
+    """An instance of a web application that speaks WebSocket, as `side` or a Chat does; its address."""
     spec = spec_of("site", kind=FunctionKind.ASGI, methods=(MethodSpec(),), clocks=Clocks(execution_s=execution_s), access=access)
     edge.add(route_of(spec))
     await edge.client.get(f"{edge.url}/fn/shop/site/", headers=HEADERS)  # brings the instance up
     path = Path(edge.fleet.infos[edge.fleet.started[0]].socket)
     path.unlink()
     chat = Chat()
-    async with unix_serve(chat, str(path)):
+    async with unix_serve(side or chat, str(path), max_size=None, compression=None):
         yield f"{edge.url.replace('http', 'ws', 1)}/fn/shop/site/chat", chat
 
 
@@ -157,6 +165,108 @@ async def test_a_websocket_whose_caller_leaves_while_it_waits_for_a_start_leaves
     edge.fleet.gate.set()
     await until(lambda: edge.fleet.infos)
     assert (in_flight(edge), await edge.settle()) == (0, {})
+
+
+class Unread:
+    """A caller of the application, as a server would speak for it, that reads nothing once it is accepted."""
+
+    def __init__(self) -> None:
+        self.sent: list[MutableMapping[str, Any]] = []
+        self.gone = asyncio.Event()
+        self._is_connected = False
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        """What it says: that it connects, and at last that it left."""
+        if not self._is_connected:
+            self._is_connected = True
+            return {"type": "websocket.connect"}
+        await self.gone.wait()
+        return {"type": "websocket.disconnect", "code": 1001}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """What it is sent; messages of the function wait until it leaves."""
+        self.sent.append(message)
+        if message["type"] == "websocket.send":
+            await self.gone.wait()
+
+    async def connect(self, edge: Edge) -> None:
+        """Its whole life."""
+        scope = {
+            "type": "websocket", "path": "/fn/shop/site/chat", "raw_path": b"/fn/shop/site/chat", "query_string": b"", "root_path": "",
+            "headers": [(b"authorization", f"Bearer {KEY}".encode())], "client": ("127.0.0.1", 1), "subprotocols": [],
+        }  # fmt: skip
+        await edge.gateway(scope, self.receive, self.send)
+
+
+class Pouring:
+    """A worker's WebSocket side that sends messages without end. `count`: those that were taken from it."""
+
+    def __init__(self, size: int) -> None:
+        self.message = b"x" * size
+        self.count = 0
+
+    async def __call__(self, caller: ServerConnection) -> None:
+        with contextlib.suppress(websockets.ConnectionClosed):
+            while True:
+                await caller.send(self.message)
+                self.count += 1
+
+
+async def test_a_worker_whose_caller_does_not_read_is_read_a_few_messages_ahead(edge: Edge) -> None:
+    pouring, caller = Pouring(MAX_MESSAGE_BYTES), Unread()
+    async with chatting(edge, side=pouring):
+        life = asyncio.create_task(caller.connect(edge))
+        await until(lambda: len(caller.sent) == 2)
+        before = -1
+        while before != pouring.count:  # until it is stopped
+            before = pouring.count
+            for _ in range(50):
+                await asyncio.sleep(0)
+
+        assert pouring.count <= 6
+        assert edge.gateway.bodies.bytes_of[TENANT] == MAX_MESSAGE_BYTES
+        caller.gone.set()
+        await life
+        assert not edge.gateway.bodies.bytes_of
+
+
+async def test_a_websocket_whose_messages_have_no_room_is_closed_and_told_so(edge: Edge) -> None:
+    async with chatting(edge, side=lambda worker: worker.send(b"x" * 1000)):
+        edge.gateway.bodies.take(TENANT, ActivatorSettings().tenant_waiting_bytes)
+        caller = Unread()
+        await caller.connect(edge)
+
+    assert [message["type"] for message in caller.sent] == ["websocket.accept", "websocket.close"]
+    assert caller.sent[1]["code"] == 1013
+    assert "bodies of this tenant's calls" in caller.sent[1]["reason"]
+
+
+async def test_a_message_of_a_function_over_the_bound_closes_its_websocket_with_1009(edge: Edge) -> None:
+    async with (
+        chatting(edge, side=Pouring(MAX_MESSAGE_BYTES + 1)) as (url, _),
+        connect(url, additional_headers=HEADERS, proxy=None) as socket,
+    ):
+        with pytest.raises(websockets.ConnectionClosedError) as closed:
+            await socket.recv()
+
+    assert closed.value.rcvd is not None
+    assert (closed.value.rcvd.code, str(MAX_MESSAGE_BYTES) in closed.value.rcvd.reason) == (1009, True)
+
+
+async def test_a_message_of_a_caller_over_the_bound_closes_its_websocket_with_1009(edge: Edge) -> None:
+    async with chatting(edge) as (url, chat):
+        async with connect(url, additional_headers=HEADERS, proxy=None, max_size=None) as socket:
+            assert "sec-websocket-extensions" not in socket.response.headers  # type: ignore[union-attr]
+            await socket.send(b"x" * MAX_MESSAGE_BYTES)
+            assert await socket.recv() == b"x" * MAX_MESSAGE_BYTES
+            await socket.send(b"x" * (MAX_MESSAGE_BYTES + 1))
+            with pytest.raises(websockets.ConnectionClosedError) as closed:
+                await socket.recv()
+        await until(lambda: chat.closed != [])
+
+    assert closed.value.rcvd is not None
+    assert (closed.value.rcvd.code, str(MAX_MESSAGE_BYTES) in closed.value.rcvd.reason) == (1009, True)
+    assert chat.closed == [1009]
 
 
 async def test_a_function_that_refuses_a_websocket_is_a_403(edge: Edge, site: str) -> None:

@@ -203,6 +203,19 @@ async def test_paths_that_name_no_revision_are_not_remembered(edge: Edge, verb: 
     assert "at most 63 characters" in long.json()["detail"]
 
 
+@pytest.mark.parametrize("weights", [{V1: 100}, {V1: 50, V2: 50}], ids=["one revision", "two revisions"])
+@pytest.mark.parametrize("verb", ["invoke", "submit", "warmup"])
+async def test_paths_that_name_no_method_are_not_remembered(edge: Edge, verb: str, weights: dict[str, int]) -> None:
+    edge.add(split_route(spec_of(), weights))
+    known = edge.gateway._resolutions._known
+    answers = [await edge.call(f"shop/hello.{method}:{verb}", content=b"{") for method in ("nothing", "m" * 3000)]
+
+    assert known == {}
+    if verb != "warmup":  # which is the function's, and looks at no method
+        assert [answer.status_code for answer in answers] == [404, 404]
+        assert len(answers[1].content) < 1000
+
+
 @pytest.mark.parametrize("more", [{"headers": {"pilotlight-tag": "t" * 3000}}, {"params": {"tag": "t" * 3000}}])
 async def test_a_tag_longer_than_a_name_is_refused_wherever_it_stands(edge: Edge, more: dict[str, Any]) -> None:
     edge.add(hello())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -216,6 +217,33 @@ async def test_a_kept_answer_holds_no_more_than_it_is_counted_for() -> None:
     kept = answers.find(call, max_age_s=1.0, now=0.0)
     assert kept is not None
     assert kept.headers == [(b"content-type", b"application/json")], "what its worker said of itself is of that call"
+
+
+@pytest.mark.parametrize("values", [(), (5000,), (1,) * 40], ids=["no headers", "a long header", "many short headers"])
+async def test_kept_answers_take_no_more_memory_than_they_are_counted_for(values: tuple[int, ...]) -> None:
+    answers, target = Answers(), target_of(spec_of())
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for n in range(60):
+        headers = [(bytearray(b"cache-control"), bytearray(b"%04d" % n * (size // 4 + 1))) for size in values]
+        call = Call(id="req-1", target=target, method="", key_id="k", body=b"%d" % n, accept=b"%04d" % n * 250)
+        answers.keep(call, Answer(None, 200, [(bytes(name), bytes(value)) for name, value in headers], b"1"), 0.0)
+    del headers, call
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert after - before <= answers.bytes
+
+
+async def test_a_cached_answer_is_for_those_who_ask_in_the_same_way() -> None:
+    def called(accept: bytes, body: bytes = b"{}") -> Call:
+        return Call(id="req-1", target=target_of(spec_of()), method="", key_id="k", body=body, accept=accept)
+
+    answers = Answers()
+    answers.keep(called(b"text/plain"), Answer(None, 200, [], b"1"), 0.0)
+    assert answers.find(called(b"text/plain"), max_age_s=1.0, now=0.0) is not None
+    assert answers.find(called(b""), max_age_s=1.0, now=0.0) is None
+    assert answers.find(called(b"text/plai", b"n{}"), max_age_s=1.0, now=0.0) is None
 
 
 async def test_a_cached_answer_is_shared_within_one_tenant_and_among_callers_without_a_key_only() -> None:

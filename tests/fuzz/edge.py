@@ -156,7 +156,8 @@ def _is_empty(end: asyncio.StreamWriter | asyncio.Transport) -> bool:
 
 def _waits(connection: EdgeProtocol) -> bool:
     cycle: Any = connection.cycle
-    return connection._way is None and not connection.pipeline and (cycle is None or cycle.response_complete)
+    is_parsed = connection._way is None and not connection.pipeline and not connection.flow.unparsed
+    return is_parsed and (cycle is None or cycle.response_complete)
 
 
 async def _all(reader: asyncio.StreamReader) -> bytes:

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from activator.openai.front import MAX_VALUES
+from activator.request import MAX_ACCEPT_BYTES
 from activator.settings import ActivatorSettings
 from pilotlight.engines import Task, TokenLimits
 from pilotlight.spec import FunctionKind, MethodSpec
@@ -217,3 +218,10 @@ class TestManyValues:
 
         assert answer.status_code == 400
         assert "tokens" in error_in(answer)["message"]
+
+
+async def test_an_accept_header_over_its_bound_is_refused(shop: Shop) -> None:
+    answer = await shop.post(chat(), accept="x" * (MAX_ACCEPT_BYTES + 1))
+
+    assert (answer.status_code, error_in(answer)["param"]) == (400, "accept")
+    assert shop.edge.fleet.started == []
