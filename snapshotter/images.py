@@ -239,7 +239,9 @@ class Images:
             ):
                 box = BuildBox(interpreter=interpreter, image=temp, uid=uid, enclosure=enclosure, network=network)
                 log = self._root / f"{key}.log"
-                build = ImageBuild(plan, box, blobs=self._blobs, log=log, variables=build_variables(self._environ), report=report)
+                build = ImageBuild(
+                    plan, box, blobs=self._blobs, log=log, variables=build_variables(self._environ), report=report, floor=self._floor
+                )
                 steps = build.run(
                     self._requirements, pip_config=build_config(self._environ), has_credentials=has_credentials(self._environ)
                 )
