@@ -54,6 +54,8 @@ class ImageStore(Protocol):
 
     def delete(self, digest: str, *, uid: int | None = None) -> int: ...
 
+    def prune_logs(self, *, keep_s: float, now: float, missing: tuple[int, int] = (0, 0)) -> int: ...
+
 
 class BundleStore(Protocol):
     """What the agent needs of `snapshotter.bundles.Bundles`."""
