@@ -86,8 +86,9 @@ async def _serve(
 
     gpus = cuda_node()
     found = await find_driver(node=gpus, environ=os.environ)
+    floor = DiskFloor(paths.home, platform.disk_floor_bytes)
     parts = Parts(
-        bundles=Bundles(paths.home, blobs=blobs),
+        bundles=Bundles(paths.home, blobs=blobs, floor=floor),
         images=Images(
             paths.home,
             blobs=blobs,
@@ -95,7 +96,7 @@ async def _serve(
             requirements=runtime_requirements(),
             cgroups=Cgroups.find(paths.run, reader=paths.activator_uid),
             engines=engines,
-            floor=DiskFloor(paths.home, platform.disk_floor_bytes),
+            floor=floor,
             apt_packages=settings.apt_packages,
             network=BuildNetwork(settings.build_network),
         ),

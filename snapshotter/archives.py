@@ -16,6 +16,7 @@ from typing import IO
 from snapshotter.errors import BundleUnavailable
 from snapshotter.staging import workplace
 from weight_cache.beneath import open_file
+from weight_cache.disk import DiskFloor
 from weight_cache.errors import ObjectMissing, ObjectStoreError
 from weight_cache.objects import ObjectStore, blob_key
 
@@ -40,8 +41,8 @@ class Archive:
 
 
 @contextlib.asynccontextmanager
-async def local_archive(blobs: ObjectStore, digest: str, *, beside: Path) -> AsyncIterator[Archive]:
-    """The archive as a file, which a directory may lack; fetched below `beside`. Raises BundleUnavailable, OSError."""
+async def local_archive(blobs: ObjectStore, digest: str, *, beside: Path, floor: DiskFloor) -> AsyncIterator[Archive]:
+    """The archive as a file, which a directory may lack; fetched below `beside`. Raises BundleUnavailable, BelowFloor, OSError."""
     key = blob_key(digest)
     if (there := blobs.local_path(key)) is not None:
         yield Archive(path=there, origin=str(there), root=there.parents[key.count("/")])
@@ -49,7 +50,7 @@ async def local_archive(blobs: ObjectStore, digest: str, *, beside: Path) -> Asy
     with workplace(beside, label=f"packed-{digest[:12]}") as work:
         fetched = work.directory / "archive"
         try:
-            await blobs.fetch(key, fetched)
+            await floor.guard(blobs.fetch(key, fetched))
         except ObjectMissing as e:
             raise missing(digest, repr(blobs)) from e
         except ObjectStoreError as e:

@@ -19,10 +19,11 @@ from typing import Any
 from snapshotter.archives import is_there, local_archive
 from snapshotter.buildbox import BuildBox, run_on_machine
 from snapshotter.buildlog import BuildLog
-from snapshotter.bundles import unpack
+from snapshotter.bundles import UNPACKING, unpack
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
 from snapshotter.imagespec import ImagePlan, Step
 from snapshotter.staging import expose, remove_tree
+from weight_cache.disk import DiskFloor
 from weight_cache.objects import ObjectStore
 
 LOG_TAIL_LINES = 40
@@ -49,11 +50,20 @@ class ImageBuild:
     """One run of the steps. Owner: the task that calls `run`; nothing else touches it."""
 
     def __init__(
-        self, plan: ImagePlan, box: BuildBox, *, blobs: ObjectStore, log: Path, variables: Mapping[str, str], report: Report
+        self,
+        plan: ImagePlan,
+        box: BuildBox,
+        *,
+        blobs: ObjectStore,
+        log: Path,
+        variables: Mapping[str, str],
+        report: Report,
+        floor: DiskFloor,
     ) -> None:
         self._plan = plan
         self._box = box
         self._blobs = blobs
+        self._floor = floor
         self._log = BuildLog(log)
         self._variables = dict(variables)
         self._proxies = {k: v for k, v in variables.items() if k.lower().endswith("_proxy")}
@@ -122,8 +132,8 @@ class ImageBuild:
         parcel = self._box.image / "given" / name
         parcel.mkdir(mode=0o755)
         try:
-            async with local_archive(self._blobs, step.blob, beside=self._box.image) as archive:
-                await asyncio.to_thread(unpack, archive, step.blob, parcel)
+            async with local_archive(self._blobs, step.blob, beside=self._box.image, floor=self._floor) as archive:
+                await UNPACKING.run(unpack, archive, step.blob, parcel, floor=self._floor)
             await asyncio.to_thread(expose, parcel)
         except (BundleUnavailable, OSError) as e:
             raise self._failed(f"{step.title}: {e}") from e

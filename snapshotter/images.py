@@ -12,9 +12,11 @@ import asyncio
 import contextlib
 import importlib.metadata
 import json
+import math
 import os
 import re
 import sysconfig
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +44,8 @@ RUNTIME_PACKAGES = ("cloudpickle", "uvicorn", "httptools", "uvloop", "wsproto")
 BUILD_TIMEOUT_S = 3600.0
 """One build: compiling a large package on two cores takes half an hour."""
 _MAX_BACKLOG = 1000
+KEPT_LOGS = 16
+"""Of builds of one tenant that failed, the newest: each has a megabyte, and nothing else bounds how many there are."""
 USED_EVERY_S = 2.0
 """How often a build says what it has used: who leaves it owes that much less than it has used, at most."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
@@ -192,14 +196,49 @@ class Images:
         return disk_bytes(self._root / _key(digest, uid))
 
     def delete(self, digest: str, *, uid: int | None = None) -> int:
-        """Remove an image that `uid` built; its bytes, 0 where there is none. One that is being built stays. Blocking."""
+        """Remove an image that `uid` built, and its log; its bytes, 0 where there is none. One that is being built stays. Blocking."""
         size_bytes = self.size_bytes(digest, uid=uid)
         key = _key(digest, uid)
-        if not size_bytes or key in self._flights:
+        if key in self._flights or not _DIGEST.match(digest):
             return 0
-        discard(self._root / key)
+        if size_bytes:
+            discard(self._root / key)
         (self._root / f"{key}.log").unlink(missing_ok=True)
         return size_bytes
+
+    def prune_logs(self, *, keep_s: float, now: float, missing: tuple[int, int] = (0, 0)) -> int:
+        """Remove logs of builds that left no image: beyond the newest of each tenant, and old ones; how many went. Blocking.
+
+        `missing`: bytes and files that must go, because the disk is below its floor: then the oldest go, too.
+        """
+        kept: Counter[str] = Counter()
+        missing_bytes, missing_files = missing
+        removed, left = 0, list[tuple[Path, int]]()
+        for written_at, size_bytes, log in self._failed_logs():
+            tenant = log.stem.partition("-")[2]
+            kept[tenant] += 1
+            if kept[tenant] > KEPT_LOGS or now - written_at > keep_s:
+                log.unlink(missing_ok=True)
+                removed += 1
+                missing_bytes, missing_files = missing_bytes - size_bytes, missing_files - 1
+            else:
+                left.append((log, size_bytes))
+        while left and (missing_bytes > 0 or missing_files > 0):
+            log, size_bytes = left.pop()
+            log.unlink(missing_ok=True)
+            removed += 1
+            missing_bytes, missing_files = missing_bytes - size_bytes, missing_files - 1
+        return removed
+
+    def _failed_logs(self) -> list[tuple[float, int, Path]]:
+        """Time, size and path of logs that have no image and are not written, the newest first."""
+        found = []
+        for log in self._root.glob("*.log"):
+            if _KEY.match(log.stem) and log.stem not in self._flights and not log.with_suffix("").exists():
+                with contextlib.suppress(FileNotFoundError):
+                    status = log.lstat()
+                    found.append((status.st_mtime, status.st_size, log))
+        return sorted(found, reverse=True)
 
     def _find(self, digest: str, uid: int | None) -> tuple[Path, Mapping[str, Any]] | None:
         for key in dict.fromkeys((_key(digest, uid), digest)):
@@ -215,8 +254,8 @@ class Images:
             if self._flights.get(key) is flight:
                 del self._flights[key]
             flight.tell(None)
-            if not task.cancelled():
-                task.exception()  # every listener raises it; with none left there is nobody to tell
+            if task.cancelled() or task.exception() is not None:  # which every listener raises; with none left there is nobody to tell
+                self.prune_logs(keep_s=math.inf, now=0.0)
 
         flight.task.add_done_callback(land)
         return flight
@@ -239,7 +278,9 @@ class Images:
             ):
                 box = BuildBox(interpreter=interpreter, image=temp, uid=uid, enclosure=enclosure, network=network)
                 log = self._root / f"{key}.log"
-                build = ImageBuild(plan, box, blobs=self._blobs, log=log, variables=build_variables(self._environ), report=report)
+                build = ImageBuild(
+                    plan, box, blobs=self._blobs, log=log, variables=build_variables(self._environ), report=report, floor=self._floor
+                )
                 steps = build.run(
                     self._requirements, pip_config=build_config(self._environ), has_credentials=has_credentials(self._environ)
                 )

@@ -5,7 +5,7 @@ With namespaces every path is the same on every node (`tree.ROOT`); without them
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,11 +54,17 @@ class ImageStore(Protocol):
 
     def delete(self, digest: str, *, uid: int | None = None) -> int: ...
 
+    def prune_logs(self, *, keep_s: float, now: float, missing: tuple[int, int] = (0, 0)) -> int: ...
+
 
 class BundleStore(Protocol):
     """What the agent needs of `snapshotter.bundles.Bundles`."""
 
     async def ensure(self, digest: str) -> Path: ...
+
+    def needed_by(self, needed: Callable[[], Collection[str]]) -> None: ...
+
+    async def make_room(self) -> int: ...
 
 
 class WeightSource(Protocol):

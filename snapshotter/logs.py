@@ -11,16 +11,18 @@ import contextlib
 import datetime as dt
 import heapq
 import json
+import math
 import operator
 import os
-import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from snapshotter.errors import LogsBusy
 from snapshotter.inotify import watching
+from snapshotter.logowners import LogOwners
+from weight_cache.threads import BoundedThreads
 
 TAIL_LINES = 40
 """Last lines that an error carries: a Python traceback and what led to it."""
@@ -35,7 +37,12 @@ _BATCH_BYTES = 256 * 1024
 """Lines, and bytes of their text, that are held for one reader."""
 _LINES_UNTIL_PAUSE = 20
 """Of those that are not wanted: a batch ends after 4000 of them, some 20 ms, so that no reader keeps a thread."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
+_READING = BoundedThreads(4, "read logs")
+"""What blocks goes on here: readers of logs are many, and starts need the other threads."""
+_LOOK_EVERY_S = 0.25
+"""Of one who follows, while its logs are written; a first line after a pause is told at once."""
+_GATHER_S = 0.05
+"""Between two looks at which logs were written."""
 _Line = Mapping[str, Any]
 
 
@@ -69,7 +76,10 @@ class Logs:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._owners = LogOwners(directory)
         self._readers: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._followers: dict[str, set[_Follower]] = {}
+        self._watch = contextlib.ExitStack()
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def __repr__(self) -> str:
@@ -84,6 +94,7 @@ class Logs:
         """Say whose log `name` will be; `log_bytes`: what its tenant's logs may take together, None = no bound or not known."""
         about = {"labels": dict(labels), "revision": revision, "started_at": now, "log_bytes": log_bytes}
         (self._directory / f"{name}.json").write_text(json.dumps(about))
+        self._owners.forget(name)
 
     async def tail(self, name: str) -> list[str]:
         """The text of the last TAIL_LINES lines of one log."""
@@ -109,17 +120,45 @@ class Logs:
     async def follow(self, query: LogQuery, *, on_begun: Callable[[], Awaitable[None]] | None = None) -> AsyncGenerator[_Line, None]:
         """Matching lines, then those that are written from now on, until cancelled. Raises LogsBusy, or awaits `on_begun`."""
         positions: dict[str, tuple[int, int]] = {}
-        with self._reading(query, "follow", MAX_FOLLOWERS), watching(self._directory) as watch:
+        with self._reading(query, "follow", MAX_FOLLOWERS), self._following(query) as follower:
             if on_begun is not None:
                 await on_begun()
-            for name in self._names(query):
-                self._remember(name, positions)
+            await _READING.run(self._remember_all, query, positions)
             async for line in _batched(self._found(query, positions)):
                 yield line
+            names: set[str] | None = None
             while True:
-                async for line in _batched(self._news(query, positions)):
+                async for line in _batched(self._news(query, positions, names)):
                     yield line
-                await watch.wait_changed()
+                names = await follower.wait_changed()
+
+    @contextlib.contextmanager
+    def _following(self, query: LogQuery) -> Iterator[_Follower]:
+        """One who is told when logs of its tenant are written; all share one watch."""
+        tenant, follower = query.labels.get("tenant", ""), _Follower()
+        if not self._followers:
+            self._watch.enter_context(watching(self._directory, self._tell, pause_s=_GATHER_S))
+        self._followers.setdefault(tenant, set()).add(follower)
+        try:
+            yield follower
+        finally:
+            self._followers[tenant].discard(follower)
+            if not self._followers[tenant]:
+                del self._followers[tenant]
+            if not self._followers:
+                self._watch.close()
+
+    def _tell(self, files: set[str] | None) -> None:
+        """Files were written: wake whose they are, and those who ask for all; of one that is new, or where we do not know, everyone."""
+        by_tenant: dict[str | None, set[str]] = {}
+        for name in {file.partition(".")[0] for file in files or ()}:
+            owner = self._owners.known(name)
+            by_tenant.setdefault(None if owner is None else owner.labels.get("tenant", ""), set()).add(name)
+        unknown = by_tenant.pop(None, set())
+        for tenant, followers in self._followers.items():
+            names = unknown | (by_tenant.get(tenant, set()) if tenant else set[str]().union(*by_tenant.values()))
+            for follower in followers if files is None or names else ():
+                follower.tell(None if files is None else names)
 
     @contextlib.contextmanager
     def _reading(self, query: LogQuery, verb: str, most: int) -> Iterator[None]:
@@ -202,18 +241,12 @@ class Logs:
         return sum(f.stat().st_size for s in (".log", ".log.1") if (f := self._directory / f"{name}{s}").exists())
 
     def _names(self, query: LogQuery) -> list[str]:
-        names = [query.instance_id] if query.instance_id else [p.stem for p in self._directory.glob("*.json")]
-        return [name for name in names if self._belongs(name, query.labels)]
+        return self._belonging([query.instance_id], query) if query.instance_id else self._owners.names(query.labels)
 
-    def _belongs(self, name: str, labels: Mapping[str, str]) -> bool:
-        if not _NAME.match(name):
-            return False  # a stranger's question becomes part of a path here
-        try:
-            about = json.loads((self._directory / f"{name}.json").read_text())
-        except (OSError, ValueError):
-            return False
-        owned: Mapping[str, str] = about["labels"]
-        return labels.items() <= owned.items()
+    def _belonging(self, names: Iterable[str], query: LogQuery) -> list[str]:
+        asked = [name for name in names if query.instance_id in (None, "", name)]
+        owners = [(name, self._owners.owner(name)) for name in asked]
+        return [name for name, owner in owners if owner is not None and query.labels.items() <= owner.labels.items()]
 
     def _found(self, query: LogQuery, until: dict[str, tuple[int, int]]) -> Iterator[_Line | None]:
         """What is there. `until`: (inode, size) of a file that is read up to that size."""
@@ -240,8 +273,8 @@ class Logs:
         return _merged(sorted(begun, key=operator.itemgetter(0)))
 
     def _begun(self, name: str) -> float:
-        about = _about(self._directory / f"{name}.json")
-        return float(about.get("started_at", 0.0)) if about is not None else 0.0
+        owner = self._owners.known(name)
+        return owner.started_at if owner is not None else 0.0
 
     def _lines(self, name: str, query: LogQuery, until: tuple[int, int] | None) -> Iterator[_Line | None]:
         for suffix in (".log.1", ".log"):
@@ -262,8 +295,13 @@ class Logs:
             status = (self._directory / f"{name}.log").stat()
             positions[name] = (status.st_ino, status.st_size)
 
-    def _news(self, query: LogQuery, positions: dict[str, tuple[int, int]]) -> Iterator[_Line | None]:
+    def _remember_all(self, query: LogQuery, positions: dict[str, tuple[int, int]]) -> None:
         for name in self._names(query):
+            self._remember(name, positions)
+
+    def _news(self, query: LogQuery, positions: dict[str, tuple[int, int]], among: set[str] | None) -> Iterator[_Line | None]:
+        """What was written since; `among`: in logs of these names only."""
+        for name in self._names(query) if among is None else self._belonging(among, query):
             inode, position = positions.get(name, (0, 0))
             try:
                 f = (self._directory / f"{name}.log").open("rb")
@@ -281,6 +319,30 @@ class Logs:
                         yield line
                     elif number % _LINES_UNTIL_PAUSE == 0:
                         yield None
+
+
+class _Follower:
+    """One who follows. Owner: the event loop."""
+
+    def __init__(self) -> None:
+        self._names: set[str] | None = set()
+        self._changed = asyncio.Event()
+        self._looked_at = -math.inf
+
+    def tell(self, names: set[str] | None) -> None:
+        """Logs of these names were written; None: perhaps any."""
+        self._names = None if names is None or self._names is None else self._names | names
+        self._changed.set()
+
+    async def wait_changed(self) -> set[str] | None:
+        """What was written since the last return, once something was, and not too soon after it."""
+        await self._changed.wait()
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._looked_at + _LOOK_EVERY_S - loop.time())
+        self._looked_at = loop.time()
+        self._changed.clear()
+        names, self._names = self._names, set()
+        return names
 
 
 def _last(most: int, lines: Callable[[], Iterator[_Line | None]]) -> Iterator[_Line | None]:
@@ -302,7 +364,7 @@ async def _batched(lines: Iterator[_Line | None]) -> AsyncGenerator[_Line, None]
     """What blocks, finding and parsing, in a thread for some milliseconds at a time, and as far as the reader reads."""
     is_over = False
     while not is_over:
-        batch, is_over = await asyncio.to_thread(_batch, lines)
+        batch, is_over = await _READING.run(_batch, lines)
         for line in batch:
             yield line
 

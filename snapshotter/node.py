@@ -16,7 +16,7 @@ from snapshotter.adoption import adopt, sweep_groups
 from snapshotter.agent import Agent, describe
 from snapshotter.assembly import Node, Parts, assemble
 from snapshotter.cgroups import Cgroups
-from snapshotter.launch import RUNTIME_PACKAGES
+from snapshotter.launch import RUNTIME_PACKAGES, BundleStore, ImageStore
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.snapshots.opening import StockOff, open_stock
 from snapshotter.snapshots.stock import Stock
@@ -57,6 +57,7 @@ async def opened(paths: Paths, settings: SnapshotterSettings, parts: Parts) -> A
     async with _stock(paths, settings, parts) as (stock, why_not):
         node = assemble(paths, settings, parts, cgroups=cgroups, stock=stock, why_not=why_not)
         await adopt(nursery=node.nursery, housekeeper=node.housekeeper, boots=node.boots, ends=node.ends, instances=node.instances)
+        parts.bundles.needed_by(lambda: {housing.launch.bundle for housing in node.housekeeper.housings.values()})
         await sweep_groups(cgroups, paths.run, [h.slot for h in node.housekeeper.housings.values()], node.instances)
         await node.nursery.open()
         address = MetricsAddress(
@@ -67,7 +68,7 @@ async def opened(paths: Paths, settings: SnapshotterSettings, parts: Parts) -> A
         )
         exposed = await MetricsServer(registry=node.metrics.registry, refresh=node.refresh_metrics).serve(address)
         floor = DiskFloor(paths.home, parts.disk_floor_bytes)
-        pruning = asyncio.create_task(_prune_for_ever(node, settings, floor), name="prune logs")
+        pruning = asyncio.create_task(_prune_for_ever(node, settings, parts.bundles, parts.images, floor), name="prune bundles and logs")
         verifying = asyncio.create_task(node.snapshots.verify_all(), name="verify snapshots")
         servers = await _serve(node.agent, paths, settings, key_file=parts.key_file)
         try:
@@ -120,10 +121,13 @@ async def _stock(paths: Paths, settings: SnapshotterSettings, parts: Parts) -> A
         await stock.catalogue.aclose()
 
 
-async def _prune_for_ever(node: Node, settings: SnapshotterSettings, floor: DiskFloor) -> None:
+async def _prune_for_ever(node: Node, settings: SnapshotterSettings, bundles: BundleStore, images: ImageStore, floor: DiskFloor) -> None:
+    """What can be made again goes first."""
     while True:
+        await bundles.make_room()
         alive = {*node.housekeeper.housings, *(i.info.id for i in node.instances)}
         now = time.time()
+        await asyncio.to_thread(images.prune_logs, keep_s=settings.log_keep_s, now=now, missing=floor.missing())
         await asyncio.to_thread(
             node.logs.prune,
             alive=alive,

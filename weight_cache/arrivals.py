@@ -24,13 +24,16 @@ from weight_cache.objects import blob_key
 from weight_cache.partials import Partial
 from weight_cache.shelf import Shelf
 from weight_cache.tally import FetchMeter, Tally
-from weight_cache.threads import each, finish_in_thread
+from weight_cache.threads import BoundedThreads, each, finish_in_thread
 from weight_cache.types import LoadProgress
 
 _log = logging.getLogger(__name__)
 
 _FILES_AT_ONCE = 8
 """Of one model: small ones wait for a disk flush each, which the disk does for several at once."""
+_FEW_FOLDERS = 128
+_FEW_FILES = 2048
+"""A model with more of either is linked in threads of their own: flushing 10,000 directories can take minutes."""
 
 OnProgress = Callable[[LoadProgress], None]
 """Told while a model comes in; called on the store's event loop, must not block."""
@@ -65,6 +68,13 @@ class Arrivals:
         self._progress: dict[str, LoadProgress] = {}
         self._listeners: dict[str, list[OnProgress]] = {}
         self._file_listeners: dict[str, list[_OnFile]] = {}
+        self._links = BoundedThreads(4, "link")
+        self._long_links = BoundedThreads(2, "link large")
+
+    def close(self) -> None:
+        """End the threads; nothing may be under way any more."""
+        self._links.close()
+        self._long_links.close()
 
     async def bring(self, name: str, *, lane_of: LaneOf) -> None:
         """Return when the model is here. Raises ManifestInvalid, OriginUnavailable, ChunkCorrupt, StoreFull, StoreFailed."""
@@ -91,7 +101,8 @@ class Arrivals:
             self._progress.pop(name, None)
 
     async def _bring_files(self, name: str, manifest: Manifest, lane_of: LaneOf) -> None:
-        removal = self._catalogue.claim(name, manifest.blobs())
+        folders = manifest.folders()
+        removal = self._catalogue.claim(name, manifest.blobs(), folders=folders)
         graves = self._directory.bury(removal)  # before anything is awaited
         self._tally.evicted(removal)
         if removal.models:
@@ -99,7 +110,10 @@ class Arrivals:
         try:
             await finish_in_thread(self._directory.remove, *graves)  # in one go: a cancellation must leave none behind
             await self._fetch_files(name, manifest, lane_of)
-            await finish_in_thread(self._directory.publish_model, name, manifest)
+            is_large = folders > _FEW_FOLDERS or len(manifest.files) > _FEW_FILES
+            await (self._long_links if is_large else self._links).run_until_cancelled(
+                lambda stopped: self._directory.publish_model(name, manifest, stopped)
+            )
             self._check_none_condemned(name, manifest)
         except FileNotFoundError as e:
             self._catalogue.abandon(name)
@@ -107,7 +121,7 @@ class Arrivals:
         except BaseException:
             self._catalogue.abandon(name)
             if (grave := self._directory.bury_model(name)) is not None:  # a cancellation can come after the rename
-                self._directory.remove(grave)
+                await finish_in_thread(self._directory.remove, grave)
             raise
         now = self._clock()
         self._catalogue.model_arrived(name, now=now)

@@ -37,6 +37,7 @@ class _Model:
     files: Files
     last_used_at: float
     clock: float
+    folders: int = 0
     uses: int = 1
     leases: set[str] = field(default_factory=set)
 
@@ -62,6 +63,7 @@ class Catalogue:
         self._pins: set[str] = set()
         self._models: dict[str, _Model] = {}
         self._claims: dict[str, Files] = {}
+        self._claimed_folders: dict[str, int] = {}
         self._leases: dict[str, Lease] = {}
 
     def __repr__(self) -> str:
@@ -161,8 +163,11 @@ class Catalogue:
             return None
         return sum(size - self._partials.get(digest, 0) for digest, size in files.items() if digest not in self._files)
 
-    def claim(self, manifest: str, files: Files) -> Removal:
-        """Make room for a model; returns what must go first. Raises StoreFull, naming the figures, and changes nothing then."""
+    def claim(self, manifest: str, files: Files, *, folders: int = 0) -> Removal:
+        """Make room for a model; returns what must go first. Raises StoreFull, naming the figures, and changes nothing then.
+
+        `folders`: how many directories it is made of beside its own; each takes an inode.
+        """
         size = sum(files.values())
         if size > self.max_bytes:
             raise StoreFull(
@@ -170,14 +175,14 @@ class Catalogue:
             )
         needed = self._needed(files)
         coming = [size for digest, size in needed.items() if digest not in self._files]
-        short, short_files = self._shortage(sum(coming), len(coming)) if coming else (0, 0)
+        short, short_files = self._shortage(sum(coming), len(coming) + folders) if coming or folders else (0, 0)
         excess = max(sum(needed.values()) - self.max_bytes, short)
         removal, clock = self._choose(excess, short_files, files)
         if not removal.is_enough(short, short_files):
             raise StoreFull(
                 f"weights of {size} bytes do not fit: {short} more bytes and {short_files} more inodes must be free on the disk, of which "
                 f"platform.disk_floor_bytes keeps some for the journals, and only {removal.size_bytes} bytes in "
-                f"{len(removal.files) + len(removal.partials)} files of the store may go: free some space"
+                f"{removal.inodes} files and directories of the store may go: free some space"
             )
         if removal.size_bytes < excess:
             raise StoreFull(
@@ -187,6 +192,7 @@ class Catalogue:
         self._forget(removal)
         self._clock = max(self._clock, clock)
         self._claims[manifest] = dict(files)
+        self._claimed_folders[manifest] = folders
         self.know(manifest, self._claims[manifest])
         return removal
 
@@ -220,17 +226,19 @@ class Catalogue:
     def model_arrived(self, manifest: str, *, now: float) -> None:
         """A claimed model is on disk; leases from before it was condemned hold again."""
         held = {lease.id for lease in self._leases.values() if lease.manifest == manifest}
-        self._models[manifest] = _Model(files=self._claims.pop(manifest), last_used_at=now, clock=self._clock, leases=held)
+        folders = self._claimed_folders.pop(manifest, 0)
+        self._models[manifest] = _Model(files=self._claims.pop(manifest), last_used_at=now, clock=self._clock, folders=folders, leases=held)
 
     def abandon(self, manifest: str) -> None:
         """A claim came to nothing; files that did arrive stay for the next try, and go first when room is needed."""
         del self._claims[manifest]
+        self._claimed_folders.pop(manifest, None)
 
-    def adopt(self, manifest: str, files: Files, *, last_used_at: float) -> None:
+    def adopt(self, manifest: str, files: Files, *, last_used_at: float, folders: int = 0) -> None:
         """A model found on disk at start-up, its files too."""
         self._files.update(files)
         self.know(manifest, files)
-        self._models[manifest] = _Model(files=dict(files), last_used_at=last_used_at, clock=self._clock)
+        self._models[manifest] = _Model(files=dict(files), last_used_at=last_used_at, clock=self._clock, folders=folders)
 
     def rank_adopted(self) -> None:
         """Once, after start-up: the order of last uses is all that is known of what was adopted, so that is the order in which it goes."""
@@ -313,7 +321,7 @@ class Catalogue:
     def _candidates(self) -> Iterator[tuple[str, Candidate]]:
         for name, m in self._models.items():
             if not m.leases and name not in self._pins:
-                yield name, Candidate(files=m.files, uses=m.uses, clock=m.clock, last_used_at=m.last_used_at)
+                yield name, Candidate(files=m.files, folders=m.folders, uses=m.uses, clock=m.clock, last_used_at=m.last_used_at)
 
     def _forget(self, removal: Removal) -> None:
         for name in removal.models:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weight_cache.errors import ManifestInvalid, SourceInvalid, TensorsInvalid
-from weight_cache.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES, Manifest, ManifestFile, Progress, check_paths
+from weight_cache.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES, Manifest, ManifestFile, Progress, check_paths, check_tensors
 from weight_cache.sources import Source, SourceFile
 from weight_cache.sources.directory import DirectorySource
 from weight_cache.tensors.header import header_bytes, parse_header
@@ -64,6 +64,7 @@ def build_manifest(
             f"{source.name}: {total} bytes, more than a manifest can name ({_MAX_CHUNKS * CHUNK_BYTES}): deploy it in parts"
         )
     manifest = Manifest(files=tuple(_hash(source, files, workers or source.reads_at_once, progress)))
+    check_tensors(manifest.files)
     if (length := len(manifest.to_bytes())) > MAX_MANIFEST_BYTES:
         raise ManifestInvalid(f"{source.name}: its manifest has {length} bytes, at most {MAX_MANIFEST_BYTES}: deploy it in parts")
     return manifest

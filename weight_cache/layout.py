@@ -18,12 +18,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import secrets
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from weight_cache.disk import DiskFloor, no_floor
 from weight_cache.errors import StoreOwned
 from weight_cache.manifest import Manifest
 from weight_cache.notes import FOLDERS, Notes, sync_directory
@@ -32,15 +35,23 @@ from weight_cache.victims import Removal
 
 _QUARANTINE_KEPT = 2
 _QUARANTINE_BYTES = 2 * 1024**3
+_STEPS_BETWEEN_LOOKS = 64
+"""Links, each with up to 32 directories, or flushes, between two looks at the disk."""
 _SEALED_AT_S = 1_000_000_000
 """Modification time of every sealed file: whoever writes to one afterwards moves it, and is noticed without reading it again."""
+
+
+class LinkingStopped(Exception):
+    """Raised by the linking of a model that is not waited for."""
 
 
 class StoreDirectory:
     """The directory, locked for this process until `close`. Raises StoreOwned naming the owner when another one has it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, floor: DiskFloor | None = None) -> None:
+        """`floor`: free disk that making directories leaves to others; None: none."""
         self.root = root
+        self._floor = floor or no_floor()
         for name in ("", "files", "partial", "models", "quarantine", "tmp", *FOLDERS):
             (root / name).mkdir(parents=True, exist_ok=True)
         root.chmod(0o700)
@@ -85,14 +96,17 @@ class StoreDirectory:
         temp.rename(self.file(digest))
         self.partials.finish(digest)
 
-    def publish_model(self, name: str, manifest: Manifest) -> None:
-        """Build the model's directory from files that are here, and give it its name; the manifest was kept before."""
+    def publish_model(self, name: str, manifest: Manifest, stopped: threading.Event | None = None) -> None:
+        """Build the model's directory from files that are here, and give it its name; the manifest was kept before.
+
+        Raises LinkingStopped soon after `stopped` is set, BelowFloor where directories would take what is kept for journals.
+        """
         building = self.temp()
         try:
-            self._link(building, manifest)
+            self._link(building, manifest, stopped or threading.Event())
             sync_directory(self.root / "files")
             building.rename(self.model(name))
-        except OSError:
+        except (OSError, LinkingStopped):
             self.remove(building)
             raise
         self.settle(name)
@@ -102,13 +116,23 @@ class StoreDirectory:
         """Close a model's own directory for writing: only now, because without root a closed one could not be moved in."""
         self.model(name).chmod(0o555)
 
-    def _link(self, building: Path, manifest: Manifest) -> None:
+    def _link(self, building: Path, manifest: Manifest, stopped: threading.Event) -> None:
+        steps = itertools.count(1)
+
+        def step() -> None:
+            if stopped.is_set():
+                raise LinkingStopped
+            if next(steps) % _STEPS_BETWEEN_LOOKS == 0:
+                self._floor.require()
+
         building.mkdir()
         for file in manifest.files:
+            step()
             path = building / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
             os.link(self.file(file.digest), path)
         for folder, _, _ in os.walk(building, topdown=False):
+            step()
             sync_directory(Path(folder))
             os.chmod(folder, 0o755 if folder == str(building) else 0o555)
 

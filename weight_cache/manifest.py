@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,15 +26,29 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 16 * 1024 * 1024
 """Large enough that a request to an object store pays for itself, small enough to verify and resume in pieces."""
-MAX_MANIFEST_BYTES = 64 * 1024 * 1024
-"""A terabyte has 65,536 chunks, whose hashes take 4.4 MB; this leaves room for many small files beside them."""
+MAX_MANIFEST_BYTES = 32 * 1024 * 1024
+"""A terabyte has 65,536 chunks, whose hashes take 4.4 MB, and 250,000 tensors take some 25 MB."""
 MAX_FILES = 100_000
+MAX_FOLDERS = 10_000
+"""Each is made and flushed by itself, and takes an inode."""
+MAX_DEPTH = 32
+MAX_TENSORS = 250_000
+"""Of all files: a checkpoint of a trillion parameters with 384 experts in 61 layers has 210,000."""
+MAX_TENSORS_OF_FILE = 100_000
+"""A file is decoded in one go, in which no other thread runs: some 0.2 s for so many."""
+_VALUES_OF_TENSOR = 12
+"""Name, type, shape of up to eight dimensions, offset, length."""
 _MAX_PATH_BYTES = 1024
 _MAX_NAME_BYTES = 255  # NAME_MAX of every file system that matters
 _VERSION = 2
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 _NOT_PLAIN = re.compile(rb"(?:\A|/)\.{0,2}(?:/|\Z)|\0")  # a name that is empty, . or .., or ends early for the kernel
 _PERSON = b"plfile2"
+_HEAD = f'{{"chunk_bytes":{CHUNK_BYTES},"files":['.encode()
+_TAIL = f'],"version":{_VERSION}}}'.encode()
+_FILE_HEAD = b'{"chunks":'
+_BETWEEN = b"}," + _FILE_HEAD
+"""What stands between two files, and nowhere else: a quotation mark inside a string is escaped, and none ends before a name."""
 
 Progress = Callable[[int, int], None]
 """Told (bytes done, bytes in all)."""
@@ -86,8 +100,11 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The canonical JSON."""
-        body = {"version": _VERSION, "chunk_bytes": CHUNK_BYTES, "files": [_file_body(f) for f in self.files]}
-        return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        return _HEAD + b",".join(_file_bytes(f) for f in self.files) + _TAIL
+
+    def folders(self) -> int:
+        """How many directories the files lie in, without the model's own."""
+        return len(_folders(f.path for f in self.files))
 
 
 def file_digest(size_bytes: int, chunk_sha256s: Sequence[str]) -> str:
@@ -128,23 +145,48 @@ class FileHash:
 
 
 def parse(raw: bytes) -> Manifest:
-    """Read a manifest's canonical JSON. Raises ManifestInvalid naming what is wrong."""
+    """Read a manifest's canonical JSON. Raises ManifestInvalid naming what is wrong.
+
+    File by file, so that other threads run between two: decoding lets none of them.
+    """
+    manifest = Manifest(files=tuple(_file(i, text) for i, text in enumerate(_file_texts(raw))))
+    check_paths([f.path for f in manifest.files])
+    check_tensors(manifest.files)
+    return manifest
+
+
+def _file_texts(raw: bytes) -> list[bytes]:
+    """The JSON of each file. What there is too much of is refused before any of it is decoded."""
     if len(raw) > MAX_MANIFEST_BYTES:
         raise ManifestInvalid(f"a manifest of {len(raw)} bytes is longer than {MAX_MANIFEST_BYTES}")
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as e:
-        raise ManifestInvalid(f"not JSON: {e}") from e
-    known = isinstance(body, dict) and set(body) == {"version", "chunk_bytes", "files"}
-    if known and body["version"] == 1:
+    if raw.startswith(_HEAD) and raw.endswith(b'],"version":1}'):
         raise ManifestInvalid("this manifest was written by an earlier pilotlight: deploy again")
-    if not known or body["version"] != _VERSION or body["chunk_bytes"] != CHUNK_BYTES or not isinstance(body["files"], list):
-        raise ManifestInvalid(f"expected version {_VERSION}, chunk_bytes {CHUNK_BYTES} and a list of files")
-    manifest = Manifest(files=tuple(_file(i, f) for i, f in enumerate(body["files"])))
-    check_paths([f.path for f in manifest.files])
-    if manifest.to_bytes() != raw:
-        raise ManifestInvalid("not canonical: keys and files must be sorted, and nothing may stand between them")
-    return manifest
+    if not (raw.startswith(_HEAD) and raw.endswith(_TAIL)):
+        raise ManifestInvalid(
+            f"not a manifest in canonical JSON: expected chunk_bytes {CHUNK_BYTES}, a list of files and version {_VERSION}, "
+            "sorted, with nothing between them"
+        )
+    inner = raw[len(_HEAD) : len(raw) - len(_TAIL)]
+    if (count := inner.count(_BETWEEN) + 1) > MAX_FILES:
+        raise ManifestInvalid(f"{count} files: a model has 1 to {MAX_FILES}")
+    _check_few("the manifest", inner, files=count, most=MAX_TENSORS)
+    first, *others = inner.split(_BETWEEN) if inner else [b""]
+    texts = [first, *(_FILE_HEAD + other for other in others)] if inner else []
+    texts[:-1] = [text + b"}" for text in texts[:-1]]
+    for index, text in enumerate(texts):
+        _check_few(f"files[{index}]", text, files=1, most=MAX_TENSORS_OF_FILE)
+    return texts
+
+
+def _check_few(where: str, text: bytes, *, files: int, most: int) -> None:
+    """Refuse JSON with more values than `files` files with `most` tensors can have: decoding takes as long as there are values.
+
+    Brackets and commas in names count, too, as far as they are more than a tensor of eight dimensions leaves room for.
+    """
+    chunks = len(text) // 67  # a hash, its quotation marks, a comma
+    is_much = text.count(b"[") + text.count(b"{") > 2 * most + 3 * files or text.count(b",") > _VALUES_OF_TENSOR * most + 4 * files + chunks
+    if is_much:
+        raise ManifestInvalid(f"{where} has more values than {most} tensors, which is the most: deploy the model in parts")
 
 
 def build_manifest(
@@ -160,8 +202,12 @@ def build_manifest(
     return build(source, files=files, progress=progress, workers=workers)
 
 
-def _file(index: int, body: Any) -> ManifestFile:
+def _file(index: int, text: bytes) -> ManifestFile:
     where = f"files[{index}]"
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise ManifestInvalid(f"{where}: not JSON: {e}") from e
     if not isinstance(body, Mapping) or set(body) - {"tensors"} != {"path", "size_bytes", "chunks"}:
         raise ManifestInvalid(f"{where}: expected path, size_bytes, chunks, and for a safetensors file tensors")
     path, size, chunks = body["path"], body["size_bytes"], body["chunks"]
@@ -174,7 +220,10 @@ def _file(index: int, body: Any) -> ManifestFile:
     if len(chunks) != -(-size // CHUNK_BYTES):
         raise ManifestInvalid(f"{where}: {size} bytes have {-(-size // CHUNK_BYTES)} chunks, not {len(chunks)}")
     tensors = _tensors(f"{where}.tensors", body["tensors"], size) if "tensors" in body else ()
-    return ManifestFile(path=path, size_bytes=size, chunk_sha256s=tuple(chunks), tensors=tensors)
+    file = ManifestFile(path=path, size_bytes=size, chunk_sha256s=tuple(chunks), tensors=tensors)
+    if _file_bytes(file) != text:
+        raise ManifestInvalid(f"{where}: not canonical: keys must be sorted, and nothing may stand between them")
+    return file
 
 
 def _tensors(where: str, rows: Any, size_bytes: int) -> tuple[Tensor, ...]:
@@ -201,15 +250,41 @@ def _tensors(where: str, rows: Any, size_bytes: int) -> tuple[Tensor, ...]:
     return tuple(tensors)
 
 
-def _file_body(file: ManifestFile) -> dict[str, Any]:
+def _file_bytes(file: ManifestFile) -> bytes:
+    """The canonical JSON of one file. Raises ManifestInvalid for a path that is not UTF-8."""
     body: dict[str, Any] = {"path": file.path, "size_bytes": file.size_bytes, "chunks": list(file.chunk_sha256s)}
     if file.tensors:
         body["tensors"] = [[t.name, t.dtype, list(t.shape), t.offset_bytes, t.length_bytes] for t in file.tensors]
-    return body
+    try:
+        return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as e:
+        raise ManifestInvalid(f"path {file.path!r} is not UTF-8: rename the file") from e
+
+
+def check_tensors(files: Sequence[ManifestFile]) -> None:
+    """Refuse more tensors than a manifest may name. Raises ManifestInvalid."""
+    for file in files:
+        if len(file.tensors) > MAX_TENSORS_OF_FILE:
+            raise ManifestInvalid(f"{file.path!r} has {len(file.tensors)} tensors: a file has at most {MAX_TENSORS_OF_FILE}")
+    if (total := sum(len(file.tensors) for file in files)) > MAX_TENSORS:
+        raise ManifestInvalid(f"{total} tensors: a model has at most {MAX_TENSORS}; deploy it in parts")
+
+
+def _folders(paths: Iterable[str]) -> set[str]:
+    """The directories that these files lie in: all, or one more than a model may have."""
+    found: set[str] = set()
+    for path in paths:
+        folder = path.rpartition("/")[0]
+        while folder and folder not in found:
+            found.add(folder)
+            folder = folder.rpartition("/")[0]
+        if len(found) > MAX_FOLDERS:
+            break
+    return found
 
 
 def check_paths(paths: list[str]) -> None:
-    """Refuse what could leave the model's directory, exist twice, or be a file and a directory at once."""
+    """Refuse what could leave the model's directory, exist twice, or be a file and a directory at once, and too many directories."""
     if not 0 < len(paths) <= MAX_FILES:
         raise ManifestInvalid(f"{len(paths)} files: a model has 1 to {MAX_FILES}")
     for path in paths:
@@ -219,6 +294,10 @@ def check_paths(paths: list[str]) -> None:
             raise ManifestInvalid(f"path {path!r} is not UTF-8: rename the file") from e
         if len(raw) > _MAX_PATH_BYTES or _NOT_PLAIN.search(raw) or max(map(len, raw.split(b"/"))) > _MAX_NAME_BYTES:
             raise ManifestInvalid(f"path {path!r} is not a plain relative path of at most {_MAX_PATH_BYTES} bytes")
+        if (depth := path.count("/")) > MAX_DEPTH:
+            raise ManifestInvalid(f"path {path[:100]!r} lies {depth} directories deep: at most {MAX_DEPTH}")
+    if len(_folders(paths)) > MAX_FOLDERS:
+        raise ManifestInvalid(f"more than {MAX_FOLDERS} directories: pack what is in them, as .tar or .zip")
     if any(b.encode() <= a.encode() for a, b in itertools.pairwise(paths)):
         raise ManifestInvalid("files must be sorted by path, each once")
     by_folder = sorted(path.replace("/", "\0") for path in paths)  # so that nothing comes between a directory and what is in it

@@ -97,7 +97,7 @@ class Store:
             neighbours: other nodes, asked before the origin; None: there are none.
             floor: free disk that the store leaves to others; None: none.
         """
-        directory = StoreDirectory(root)
+        directory = StoreDirectory(root, floor=floor)
         directory.empty_tmp()
         files = dict(directory.files())
         partials = directory.partials.stock(set(files))
@@ -245,6 +245,7 @@ class Store:
 
     def close(self) -> None:
         """Let go of the directory; nothing may be under way any more."""
+        self._arrivals.close()
         self._threads.close()
         self._directory.close()
 
@@ -285,7 +286,7 @@ def _take_stock(directory: StoreDirectory, catalogue: Catalogue, files: dict[str
     for name, used_at in directory.models():
         manifest = directory.notes.manifest(name)
         if manifest is not None and manifest.blobs().items() <= files.items():
-            catalogue.adopt(name, manifest.blobs(), last_used_at=used_at)
+            catalogue.adopt(name, manifest.blobs(), folders=manifest.folders(), last_used_at=used_at)
             directory.settle(name)
         elif (grave := directory.bury_model(name)) is not None:
             directory.remove(grave)

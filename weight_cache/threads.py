@@ -20,20 +20,33 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class QuietThreads:
-    """A bounded pool of threads that run at nice 10: on Linux niceness belongs to the thread (setpriority(2), notes)."""
+class BoundedThreads:
+    """A pool of a few threads for one kind of work, so that much of it keeps nothing else waiting."""
 
-    def __init__(self, count: int | None = None) -> None:
-        self.count = count if count is not None else (os.cpu_count() or 1) + 2  # some of them wait for the disk
-        self._pool = ThreadPoolExecutor(self.count, "quiet", initializer=_step_back)
+    def __init__(self, count: int, name: str, *, initializer: Callable[[], None] | None = None) -> None:
+        self.count = count
+        self._pool = ThreadPoolExecutor(count, name, initializer=initializer)
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of `work`, which runs to its end even when the caller is cancelled meanwhile."""
         return await _finish(asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(*args, **kwargs)))
 
+    async def run_until_cancelled(self, work: Callable[[threading.Event], T]) -> T:
+        """As `run`, of work that ends early, with an error of its own, once the event that it is given is set: on cancellation."""
+        stopped = threading.Event()
+        return await _finish(asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(stopped)), on_cancel=stopped.set)
+
     def close(self) -> None:
         """End the threads; work that has begun is waited for."""
         self._pool.shutdown(cancel_futures=True)
+
+
+class QuietThreads(BoundedThreads):
+    """Threads that run at nice 10: on Linux niceness belongs to the thread (setpriority(2), notes)."""
+
+    def __init__(self, count: int | None = None) -> None:
+        count = count if count is not None else (os.cpu_count() or 1) + 2  # some of them wait for the disk
+        super().__init__(count, "quiet", initializer=_step_back)
 
 
 async def finish_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -80,10 +93,11 @@ async def _one_less(running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]
     return pending
 
 
-async def _finish(job: asyncio.Future[T]) -> T:
+async def _finish(job: asyncio.Future[T], *, on_cancel: Callable[[], None] = lambda: None) -> T:
     try:
         return await asyncio.shield(job)
     except asyncio.CancelledError:
+        on_cancel()
         await settle([job])
         if not job.cancelled():
             job.exception()  # who was cancelled does not hear of it

@@ -2,7 +2,8 @@
 
 A model is worth `clock + uses * seconds to fetch it again / bytes that its going frees`. The least worth goes first, and the clock
 moves on to its worth: what is used now starts from there, so that old fame fades. What serves nobody goes before any model: half
-files, then files of no model. A file that another model needs stays; whose going frees nothing goes last. Uses are counted since the
+files, then files of no model. A file that another model needs stays; whose going frees nothing goes last. A directory counts
+as one inode, and in a model's worth as a block of bytes. Uses are counted since the
 process started; what it found on the disk goes in the order of last use.
 """
 
@@ -16,6 +17,9 @@ Files = Mapping[str, int]
 ReloadSeconds = Callable[[int], float]
 """Bytes → how long it takes to fetch them again."""
 
+_FOLDER_BYTES = 4096
+"""Of the disk for a directory: a block of most file systems."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
@@ -25,17 +29,24 @@ class Removal:
     files: tuple[str, ...] = ()
     partials: tuple[str, ...] = ()
     size_bytes: int = 0
+    folders: int = 0
+
+    @property
+    def inodes(self) -> int:
+        """How many files and directories go."""
+        return len(self.files) + len(self.partials) + self.folders
 
     def is_enough(self, excess_bytes: int, excess_files: int) -> bool:
         """Whether it frees so many bytes and inodes."""
-        return self.size_bytes >= excess_bytes and len(self.files) + len(self.partials) >= excess_files
+        return self.size_bytes >= excess_bytes and self.inodes >= excess_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A model that may go: nobody holds it. `clock`: what the clock said at its last use."""
+    """A model that may go: nobody holds it. `clock`: what the clock said at its last use; `folders`: its directories beside its own."""
 
     files: Files
+    folders: int = 0
     uses: int
     clock: float
     last_used_at: float
@@ -66,18 +77,21 @@ def choose(
     freed += sum(files[digest] for digest in loose)
     models: list[str] = []
     gone = [*loose]
+    folders = 0
     clock = 0.0
     left = dict(candidates)
-    while left and (freed < excess_bytes or len(half) + len(gone) < excess_files):
+    while left and (freed < excess_bytes or len(half) + len(gone) + folders < excess_files):
         name, worth = min(
             ((n, users.worth(n, c, reload_s)) for n, c in left.items()), key=lambda pair: (pair[1], left[pair[0]].last_used_at)
         )
-        alone = users.leave(name, left.pop(name))
+        candidate = left.pop(name)
+        alone = users.leave(name, candidate)
         models.append(name)
+        folders += candidate.folders
         gone += alone
         freed += sum(files[digest] for digest in alone)
-        clock = max(clock, worth if alone else 0.0)
-    return Removal(models=tuple(models), files=tuple(gone), partials=tuple(half), size_bytes=freed), clock
+        clock = max(clock, worth if alone or candidate.folders else 0.0)
+    return Removal(models=tuple(models), files=tuple(gone), partials=tuple(half), size_bytes=freed, folders=folders), clock
 
 
 def _until(excess_bytes: int, excess_files: int, sized: Iterable[tuple[str, int]]) -> list[str]:
@@ -110,7 +124,7 @@ class _Users:
         return digest in self._users
 
     def worth(self, name: str, candidate: Candidate, reload_s: ReloadSeconds) -> float:
-        freed = self._alone[name]
+        freed = self._alone[name] + candidate.folders * _FOLDER_BYTES
         return candidate.worth(freed, reload_s) if freed else float("inf")
 
     def leave(self, name: str, candidate: Candidate) -> list[str]:

@@ -93,6 +93,7 @@ class AgentHome:
         self.weights = FakeWeights(root / "weights")
         (self.paths.home / "platform.key").write_bytes(base64.urlsafe_b64encode(bytes(32)))
         self.bundle = self._make_bundle()
+        self.bundles = Bundles(self.paths.home)
 
     def launch(self, revision: str = "f-1@v1-abc", **changes: Any) -> LaunchSpec:
         """A launch of the small worker; `boot` and `wake` are its steps."""
@@ -125,7 +126,7 @@ class AgentHome:
             return {"features": [], "node": {"cgroup": cgroups.version}}
 
         parts = Parts(
-            bundles=Bundles(self.paths.home),
+            bundles=self.bundles,
             images=images,
             weights=self.weights,
             runtime=self.runtime,

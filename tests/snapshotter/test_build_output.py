@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,8 @@ from snapshotter.buildoutput import BYTES_PER_S, LAST_LINES, LINES_PER_S, MAX_LI
 from snapshotter.client import AgentClient
 from snapshotter.errors import ImageBuildFailed
 from snapshotter.imagebuild import LOG_TAIL_BYTES, log_tail
+from snapshotter.images import KEPT_LOGS, Images
+from snapshotter.interpreters import own_interpreter
 from weight_cache.protocol import Part, serve
 
 FLOOD_S = 2.0
@@ -91,16 +94,59 @@ def test_a_line_comes_whole_whatever_blocks_it_is_read_in_and_an_overlong_one_in
     assert output.left_out == 0
 
 
-def test_a_log_of_a_build_is_bounded_and_says_where_it_ends(tmp_path: Path) -> None:
+def test_a_log_of_a_build_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
     (tmp_path / "b.log").write_text("of an earlier build")
-    with BuildLog(tmp_path / "b.log", max_bytes=20) as log:
+    with BuildLog(tmp_path / "b.log", max_bytes=24) as log:
         log.write(["12345", "half of a pair: \udc80"[:5]])
-        log.write(["67890", "12345"])
-        log.write(["no more"])
-    assert (tmp_path / "b.log").read_text() == "12345\nhalf \n67890\n[the log ends here: 20 bytes]\n"
+        assert (tmp_path / "b.log").read_text() == "12345\nhalf \n", "what is early can be read while it is built"
+        log.write(["x" * 100])
+        log.write(["left", "out", "second", "last"])
+    assert (tmp_path / "b.log").read_text() == "12345\nhalf \n[110 bytes are left out here]\nsecond\nlast\n"
     with BuildLog(tmp_path / "b.log") as log:
         log.write(["\udc80"])
     assert (tmp_path / "b.log").read_text() == "\\udc80\n"
+
+
+def write_log(images: Path, number: int, uid: str, *, written_at: float) -> Path:
+    images.mkdir(parents=True, exist_ok=True)
+    log = images / f"{number:064x}{uid}.log"
+    log.write_bytes(bytes(1000))
+    os.utime(log, (written_at, written_at))
+    return log
+
+
+def test_logs_of_failed_builds_are_bounded_per_tenant_in_number_and_age(tmp_path: Path) -> None:
+    images, root = Images(tmp_path, environ={}, requirements=()), tmp_path / "node" / "images"
+    mine = [write_log(root, n, "-20001", written_at=100.0 + n) for n in range(KEPT_LOGS + 2)]
+    theirs = [write_log(root, 500 + n, "-20002", written_at=float(n)) for n in range(3)]
+    built = write_log(root, 999, "-20001", written_at=1.0)
+    built.with_suffix("").mkdir()
+    assert images.prune_logs(keep_s=1000, now=1001.5) == 4
+    assert set(root.glob("*.log")) == {*mine[2:], theirs[2], built}
+    assert images.prune_logs(keep_s=1000, now=200.0, missing=(1500, 0)) == 2, "the oldest"
+    assert images.prune_logs(keep_s=1000, now=200.0, missing=(0, 1)) == 1
+    assert set(root.glob("*.log")) == {*mine[4:], built}
+
+
+async def test_a_build_that_fails_removes_the_oldest_logs_of_its_tenant(tmp_path: Path) -> None:
+    async def ignore(part: Mapping[str, Any]) -> None:
+        pass
+
+    images = Images(tmp_path, environ={}, requirements=())
+    logs = [write_log(tmp_path / "node" / "images", n, "", written_at=100.0 + n) for n in range(KEPT_LOGS)]
+    missing = {"python": own_interpreter().version, "steps": [{"op": "copy", "blob": "0" * 64, "target": "x"}]}
+    with pytest.raises(ImageBuildFailed, match="is not in the blob store"):
+        await images.build(missing, uid=None, part=ignore)
+    assert [log.exists() for log in logs] == [False] + [True] * (KEPT_LOGS - 1)
+
+
+def test_the_log_of_a_failed_build_is_deleted_like_an_image(tmp_path: Path) -> None:
+    images = Images(tmp_path, environ={}, requirements=())
+    log = write_log(tmp_path / "node" / "images", 1, "-20001", written_at=1.0)
+    assert images.delete("../" + log.stem, uid=20001) == 0
+    assert log.exists()
+    assert images.delete(f"{1:064x}", uid=20001) == 0
+    assert not log.exists()
 
 
 def test_the_tail_of_a_log_is_bounded_as_json_has_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import hashlib
 import io
 import signal
@@ -13,13 +14,16 @@ import tarfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshotter.bundles import Bundles
+from snapshotter.bundles import UNPACKED_FLOOR_BYTES, Bundles
 from snapshotter.errors import BundleUnavailable
+from snapshotter.staging import discard
+from weight_cache.disk import DiskFloor
 from weight_cache.objects import ObjectStore, blob_key, open_store
 
 REPOSITORY = Path(__file__).parents[2]
@@ -126,14 +130,85 @@ def test_any_bytes_are_unpacked_or_refused(tmp_path_factory: pytest.TempPathFact
         asyncio.run(Bundles(home).ensure(digest))
 
 
-async def test_prune_keeps_what_is_named(tmp_path: Path) -> None:
-    first, second = put(tmp_path, entry("a", b"1")), put(tmp_path, entry("a", b"2"))
-    bundles = Bundles(tmp_path)
-    await bundles.ensure(first)
-    await bundles.ensure(second)
-    assert bundles.prune({first}) == [second]
-    assert [d.name for d in (tmp_path / "node" / "code").iterdir()] == [first]
-    assert (await bundles.ensure(second)).exists()
+class Room:
+    """Bundles of one file each on a disk with so much free, one of them needed; each was asked for a second after the last."""
+
+    def __init__(self, home: Path, **options: Any) -> None:
+        self.home = home
+        self.free = 10_000
+        self.now = 0.0
+        floor = DiskFloor(home, 1000, free=lambda _: self.free, inodes=lambda _: (0, 0))
+        self.bundles = Bundles(home, floor=floor, clock=lambda: self.now, **options)
+        self.needed: set[str] = set()
+
+    async def unpack(self, *contents: bytes) -> list[str]:
+        digests = []
+        for content in contents:
+            self.now += 1
+            digests.append(put(self.home, entry("a", content)))
+            await self.bundles.ensure(digests[-1])
+        return digests
+
+    def here(self) -> set[str]:
+        return {d.name for d in (self.home / "node" / "code").iterdir()}
+
+
+async def test_below_the_floor_bundles_go_that_nothing_needs_and_nobody_asked_for_lately(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    needed, old, young = await room.unpack(b"1", b"2", b"3")
+    room.free, room.now = 0, 1000.0
+    assert await room.bundles.make_room() == 0, "before it is said what is needed"
+    room.bundles.needed_by(lambda: {needed})
+    await room.bundles.ensure(young)
+    assert await room.bundles.make_room() == 1
+    assert room.here() == {needed, young}
+    room.now += 61
+    assert await room.bundles.make_room() == 1
+    assert room.here() == {needed}
+    room.free = 10_000
+    await room.bundles.ensure(old)
+    assert room.here() == {needed, old}
+
+
+async def test_the_bundle_goes_first_that_was_asked_for_longest_ago(tmp_path: Path) -> None:
+    room = Room(tmp_path, kept_entries=2)
+    first, _, third = await room.unpack(b"1", b"2", b"3")
+    await room.bundles.ensure(first)
+    room.bundles.needed_by(set)
+    room.now += 100
+    assert await room.bundles.make_room() == 1
+    assert room.here() == {first, third}
+    again = Bundles(tmp_path, kept_bytes=5000)
+    again.needed_by(set)
+    assert await again.make_room() == 1, "sizes of what an earlier agent unpacked are measured"
+
+
+async def test_a_bundle_is_not_unpacked_into_the_floor(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    (idle,) = await room.unpack(b"1")
+    room.bundles.needed_by(set)
+    room.now += 100
+    room.free = 999
+    with pytest.raises(BundleUnavailable, match="disk_floor_bytes keeps 1000 for the journals"):
+        await room.unpack(b"2")
+    assert room.here() == set(), f"{idle} made room, and it was not enough"
+
+
+async def test_the_disk_is_looked_at_while_a_bundle_is_unpacked(tmp_path: Path) -> None:
+    looks = iter([10_000] * 3)
+    floor = DiskFloor(tmp_path, 1000, free=lambda _: next(looks, 0), inodes=lambda _: (0, 0))
+    digest = put(tmp_path, *[entry(f"f{n}") for n in range(300)])
+    with pytest.raises(BundleUnavailable, match="the disk has no room"):
+        await Bundles(tmp_path, floor=floor).ensure(digest)
+    assert list((tmp_path / "node" / "code").iterdir()) == []
+
+
+async def test_a_bundle_becomes_not_many_times_what_its_archive_has(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("zeros")
+    info.size = UNPACKED_FLOOR_BYTES + 1
+    digest = put_bytes(tmp_path, gzip.compress(info.tobuf()))
+    with pytest.raises(BundleUnavailable, match=f"unpacks to more than {UNPACKED_FLOOR_BYTES} bytes"):
+        await Bundles(tmp_path).ensure(digest)
 
 
 _CHILD = """
@@ -158,7 +233,7 @@ def test_killed_unpacking_leaves_no_half_bundle(tmp_path: Path) -> None:
         child.communicate()
         if (code / digest).exists():
             assert sum(1 for f in (code / digest).rglob("f*")) == 3000
-            Bundles(tmp_path).prune(set())
+            discard(code / digest)
     done = asyncio.run(Bundles(tmp_path).ensure(digest))
     assert [d.name for d in code.iterdir()] == [digest]
     assert sum(1 for f in done.rglob("f*")) == 3000
@@ -188,6 +263,15 @@ async def test_a_bundle_is_fetched_from_a_bucket_once(tmp_path: Path, bucket: Ob
     assert {(code / "app.py").read_bytes() for code in codes} == {b"x = 1"}
     assert [p.name for p in (tmp_path / "node" / "code").iterdir()] == [digest]
     assert not (tmp_path / "blobs").exists()
+
+
+async def test_a_bundle_is_not_fetched_into_the_floor(tmp_path: Path, bucket: ObjectStore) -> None:
+    digest, raw = packed(entry("app.py", b"x = 1"))
+    await bucket.put(blob_key(digest), raw)
+    floor = DiskFloor(tmp_path, 1000, free=lambda _: 999, inodes=lambda _: (0, 0))
+    with pytest.raises(BundleUnavailable, match="the disk has no room"):
+        await Bundles(tmp_path, blobs=bucket, floor=floor).ensure(digest)
+    assert list((tmp_path / "node" / "code").iterdir()) == []
 
 
 async def test_what_a_bucket_lacks_or_has_wrong_is_said_and_leaves_nothing(tmp_path: Path, bucket: ObjectStore) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import threading
 import tracemalloc
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from snapshotter.errors import LogsBusy
+from snapshotter.logowners import LogOwners
 from snapshotter.logs import MAX_READS, LogQuery, Logs
 
 LINE = "2026-11-01T00:00:00+00:00 stdout - text\n"
@@ -156,3 +163,92 @@ async def test_a_tenant_has_few_readers_of_logs_at_once(tmp_path: Path) -> None:
     assert len(await texts(logs, None)) == 1000
     for open_one in (*readers, following):
         await open_one.aclose()
+
+
+class CountedLogs(Logs):
+    """Counts how often somebody who follows looks at logs."""
+
+    looks = 0
+
+    def _news(self, *args: Any) -> Iterator[Any]:
+        self.looks += 1
+        return super()._news(*args)
+
+
+def append(directory: Path, name: str, text: str) -> None:
+    with (directory / f"{name}.log").open("a") as f:
+        f.write(LINE.replace("text", text))
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.to_thread(int)
+
+
+async def test_who_follows_looks_at_its_own_logs_and_not_at_each_line(tmp_path: Path) -> None:
+    logs = CountedLogs(tmp_path)
+    write(tmp_path, "i-mine", MINE)
+    write(tmp_path, "i-theirs", {"tenant": "t-2"})
+    loop = asyncio.get_running_loop()
+    lines = logs.follow(LogQuery(labels=MINE))
+    assert (await anext(lines))["text"] == "text"
+    following = asyncio.ensure_future(anext(lines))
+    for _ in range(20):
+        append(tmp_path, "i-theirs", "other")
+        await turns(5)
+    append(tmp_path, "i-mine", "0")
+    assert (await following)["text"] == "0"
+    assert logs.looks == 2, "at the beginning, and for the line"
+
+    began, before = loop.time(), logs.looks
+    following = asyncio.ensure_future(anext(lines))
+    for number in range(1, 21):
+        append(tmp_path, "i-mine", str(number))
+        await turns(5)
+    assert [(await following)["text"], *[(await anext(lines))["text"] for _ in range(19)]] == [str(number) for number in range(1, 21)]
+    assert logs.looks - before <= 2 + (loop.time() - began) * 4
+    await lines.aclose()
+
+
+async def test_who_follows_hears_of_a_log_that_is_new(tmp_path: Path) -> None:
+    logs = Logs(tmp_path)
+    lines = logs.follow(LogQuery(labels=MINE))
+    following = asyncio.ensure_future(anext(lines))
+    await turns(5)
+    logs.register("i-new", labels=MINE, revision="r", now=1.0)
+    append(tmp_path, "i-new", "hello")
+    assert (await following)["instance"] == "i-new"
+    await lines.aclose()
+
+
+async def test_readers_of_logs_leave_the_other_threads_alone(tmp_path: Path) -> None:
+    logs = Logs(tmp_path)
+    write(tmp_path, "i-mine", MINE)
+    go = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        asyncio.get_running_loop().set_default_executor(pool)
+        blocked = asyncio.ensure_future(asyncio.to_thread(go.wait, 5))
+        try:
+            async with asyncio.timeout(2):
+                assert await texts(logs, None) == ["text"]
+                assert (await anext(logs.follow(LogQuery(labels=MINE))))["text"] == "text"
+        finally:
+            go.set()
+            await blocked
+
+
+def test_whose_a_log_is_is_read_once(tmp_path: Path) -> None:
+    write(tmp_path, "i-mine", MINE)
+    write(tmp_path, "i-theirs", {"tenant": "t-2"})
+    os.utime(tmp_path, (1, 1))
+    owners = LogOwners(tmp_path)
+    assert owners.names(MINE) == ["i-mine"]
+    (tmp_path / "i-theirs.json").write_text("unread")
+    assert (owners.names(MINE), sorted(owners.names({}))) == (["i-mine"], ["i-mine", "i-theirs"])
+    (tmp_path / "i-mine.json").unlink()
+    write(tmp_path, "i-2", MINE)
+    assert owners.names(MINE) == ["i-2"]
+    assert repr(owners) == "<LogOwners 2 logs of 2 tenants>"
+    write(tmp_path, "i-2", {"tenant": "t-2"})
+    owners.forget("i-2")
+    assert owners.names(MINE) == []

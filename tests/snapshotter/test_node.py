@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from snapshotter.bundles import Bundles
 from snapshotter.cgroups import Cgroups
 from snapshotter.client import AgentClient
 from snapshotter.errors import InstanceUnknown, LeaseHeld, NoCapacity, StartFailed, StartStopped, StartTimeout, Unsupported
 from snapshotter.types import AgentEvent, InstanceInfo, InstanceState, LaunchSpec, RevisionKey, Share, StartKind, WeightsMount
 from tests.fakes.agent_home import MIB, AgentHome, get, instance_id
+from tests.fakes.bundle import pack
 
 
 @pytest.fixture
@@ -88,6 +90,18 @@ async def test_an_instance_gets_its_environment_and_only_a_clean_one(
     assert await ask(info, "/env/TOKEN") == "s3cret"
     assert await ask(info, "/env/AGENT_ONLY") is None
     assert await ask(info, "/env/OMP_NUM_THREADS") == "1"
+
+
+async def test_a_bundle_stays_while_a_slot_has_it(home: AgentHome) -> None:
+    now = 0.0
+    idle = pack(home.paths.home, {"app.py": b"x = 2"})
+    home.bundles = Bundles(home.paths.home, kept_bytes=0, clock=lambda: now)
+    async with home.agent(), home.client() as client:
+        await begin(client, home.launch())
+        await home.bundles.ensure(idle)
+        now = 100.0
+        assert await home.bundles.make_room() == 1
+        assert [code.name for code in (home.paths.home / "node" / "code").iterdir()] == [home.bundle]
 
 
 async def test_many_starts_at_once_share_one_boot(home: AgentHome, client: AgentClient) -> None:

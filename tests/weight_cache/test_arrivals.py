@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from tests.fakes.origins import MemoryOrigin
 from tests.weight_cache.models import chunked, digest_of, put_model
+from weight_cache.disk import DiskFloor
 from weight_cache.errors import ChunkCorrupt, OriginUnavailable, StoreFailed, StoreFull
 from weight_cache.lanes import Lanes
 from weight_cache.manifest import CHUNK_BYTES
@@ -279,3 +281,30 @@ async def test_a_file_condemned_after_another_model_linked_it_is_not_in_that_mod
             await arriving
         _, path = await home.store.lease(name, holder="s")
     assert {found.read_bytes() for found in path.iterdir()} == {b"shared", b"own"}
+
+
+async def test_models_of_many_directories_keep_no_other_model_waiting(tmp_path: Path, origin: MemoryOrigin) -> None:
+    go, looked = threading.Event(), threading.Event()
+
+    def inodes(path: Path) -> tuple[int, int]:
+        if threading.current_thread().name.startswith("link large"):
+            looked.set()
+            go.wait(5)
+        return 10**6, 10**7
+
+    floor = DiskFloor(tmp_path, 1, inodes=inodes)
+    store = Store.open(tmp_path / "w", origin=origin, max_bytes=BUDGET, clock=time.time, floor=floor)
+    try:
+        large = [put_model(origin, {f"{n:03d}/{name}": b"" for n in range(200)}) for name in "abcd"]
+        asking = [asyncio.create_task(store.prefetch(name)) for name in large]
+        await asyncio.to_thread(looked.wait, 5)
+        await store.prefetch(put_model(origin, {"w": b"small"}))
+        for task in asking:
+            task.cancel()
+        go.set()
+        results = await asyncio.gather(*asking, return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in results)
+        assert (len(store.models()), list((tmp_path / "w" / "tmp").iterdir())) == (1, [])
+    finally:
+        go.set()
+        store.close()

@@ -76,6 +76,22 @@ def test_models_go_when_the_disk_is_short_of_inodes() -> None:
     assert catalogue.is_here("young"), "nothing went"
 
 
+def test_directories_count_as_inodes_and_go_with_their_model() -> None:
+    free = 10_000
+    catalogue = Catalogue(1000, shortage=lambda _, files: (0, max(0, files - free)))
+    bring(catalogue, "plain", {"a": 10}, now=1)
+    catalogue.lease(hold("plain", at=1), now=1)
+    with pytest.raises(StoreFull, match="1 more inodes must be free on the disk"):
+        catalogue.claim("deep", {"empty": 0}, folders=10_000)
+    catalogue.claim("deep", {"empty": 0}, folders=9_999)
+    catalogue.file_arrived("empty", 0)
+    catalogue.model_arrived("deep", now=2)
+    free = 0
+    assert catalogue.claim("new", {"empty": 0, "b": 10}) == Removal(models=("deep",), folders=9_999), "though it frees no bytes"
+    with pytest.raises(StoreFull, match="51 more inodes"):
+        catalogue.claim("linked", {"a": 10}, folders=50)
+
+
 def test_lease_on_a_condemned_model_holds_again_when_it_is_back() -> None:
     catalogue = Catalogue(100)
     bring(catalogue, "m", {"a": 10, "b": 10}, now=1)

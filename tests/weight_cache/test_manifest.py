@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weight_cache.errors import ManifestInvalid, TensorsInvalid
-from weight_cache.manifest import CHUNK_BYTES, FileHash, build_manifest, check_paths, file_digest, parse
-from weight_cache.types import Chunk
+from weight_cache.manifest import (
+    CHUNK_BYTES,
+    MAX_DEPTH,
+    MAX_FILES,
+    MAX_FOLDERS,
+    MAX_MANIFEST_BYTES,
+    MAX_TENSORS_OF_FILE,
+    FileHash,
+    ManifestFile,
+    build_manifest,
+    check_paths,
+    check_tensors,
+    file_digest,
+    parse,
+)
+from weight_cache.types import Chunk, Tensor
 
 
 def test_same_directory_gives_the_same_manifest(tmp_path: Path) -> None:
@@ -99,10 +114,12 @@ def test_well_formed_manifest_is_read() -> None:
 @pytest.mark.parametrize(
     "raw, said",
     [
-        (b"{", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
-        (canonical({"version": 3, "chunk_bytes": CHUNK_BYTES, "files": []}), "expected version 2"),
-        (canonical({"version": 2, "chunk_bytes": 1, "files": []}), "expected version 2"),
+        (b"{", "not a manifest"),
+        (b"[" * 100_000, "not a manifest"),
+        (one_file().replace(b'"a"', b'"a'), "not JSON"),
+        (one_file().replace(b'"a"', b"[" * 100_000), "not JSON"),
+        (canonical({"version": 3, "chunk_bytes": CHUNK_BYTES, "files": []}), "files and version 2"),
+        (canonical({"version": 2, "chunk_bytes": 1, "files": []}), "files and version 2"),
         (canonical({"version": 1, "chunk_bytes": CHUNK_BYTES, "files": []}), "deploy again"),
         (canonical({"version": 2, "chunk_bytes": CHUNK_BYTES, "files": []}), "0 files"),
         (one_file(path="/etc/passwd"), "plain relative path"),
@@ -121,7 +138,8 @@ def test_well_formed_manifest_is_read() -> None:
         (one_file(size_bytes=CHUNK_BYTES + 1), "have 2 chunks, not 1"),
         (one_file(chunks=["../../x"]), "64 hex digits"),
         (one_file(chunks=["z" * 64]), "64 hex digits"),
-        (one_file() + b"\n", "not canonical"),
+        (one_file() + b"\n", "canonical JSON"),
+        (one_file().replace(b'"path"', b' "path"'), "not canonical"),
         (one_file(extra=1), "expected path"),
         (one_file(tensors=[]), "not empty"),
         (one_file(tensors=[["w", "F32", [1], 0]]), "a row is"),
@@ -146,8 +164,63 @@ def test_paths_that_collide_are_refused(paths: list[str], said: str) -> None:
         parse(canonical({"version": 2, "chunk_bytes": CHUNK_BYTES, "files": files}))
 
 
+def test_directories_of_a_model_have_bounds() -> None:
+    check_paths(["a/" * MAX_DEPTH + "f"])
+    with pytest.raises(ManifestInvalid, match=f"lies {MAX_DEPTH + 1} directories deep: at most {MAX_DEPTH}"):
+        check_paths(["a/" * (MAX_DEPTH + 1) + "f"])
+    check_paths([f"{i:05d}/f" for i in range(MAX_FOLDERS)])
+    with pytest.raises(ManifestInvalid, match=f"more than {MAX_FOLDERS} directories"):
+        check_paths([f"{i:05d}/f" for i in range(MAX_FOLDERS + 1)])
+
+
+def rows(count: int, *, name: str = "w") -> list[Any]:
+    return [[f"{name}{i}", "U8", [], 0, 0] for i in range(count)]
+
+
+def files_with(*tensors: list[Any]) -> bytes:
+    files = [{"path": f"{i:06d}", "size_bytes": 0, "chunks": [], **({"tensors": held} if held else {})} for i, held in enumerate(tensors)]
+    return canonical({"version": 2, "chunk_bytes": CHUNK_BYTES, "files": files})
+
+
+@pytest.mark.parametrize(
+    "raw, said",
+    [
+        (files_with(rows(MAX_TENSORS_OF_FILE * 3 // 2)), r"files\[0\] has more values than 100000 tensors"),
+        (files_with(rows(1)).replace(b"[]", b"[" + b"1," * 2_000_000 + b"1]", 1), r"files\[0\] has more values than"),
+        (files_with(*[[]] * (MAX_FILES + 1)), "100001 files: a model has 1 to 100000"),
+        (b"," * (MAX_MANIFEST_BYTES + 1), "is longer than"),
+    ],
+    ids=["tensors of a file", "numbers", "files", "bytes"],
+)
+def test_a_manifest_of_many_values_is_refused_before_any_is_decoded(raw: bytes, said: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ManifestInvalid, match=said):
+            parse(raw)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * len(raw), "copies of the text, no values"
+
+
+def test_tensors_of_a_model_have_a_bound() -> None:
+    tensor = Tensor(name="w", dtype="U8", shape=(), offset_bytes=0, length_bytes=0)
+    file = ManifestFile(path="a", size_bytes=0, chunk_sha256s=(), tensors=(tensor,) * MAX_TENSORS_OF_FILE)
+    check_tensors([file, file])
+    with pytest.raises(ManifestInvalid, match="300000 tensors: a model has at most 250000"):
+        check_tensors([file, file, file])
+    with pytest.raises(ManifestInvalid, match="has 100001 tensors: a file has at most 100000"):
+        check_tensors([replace(file, tensors=(*file.tensors, tensor))])
+
+
+def test_names_with_brackets_and_separators_are_read() -> None:
+    raw = files_with([['},{"chunks":[[[,,,', "U8", [], 0, 0]], [["\\", "U8", [], 0, 0]])
+    assert parse(raw).files[0].tensors[0].name == '},{"chunks":[[[,,,'
+    assert parse(raw).to_bytes() == raw
+
+
 def test_many_deep_paths_take_no_more_memory_than_they_are_long() -> None:
-    paths = [f"{i:04d}" + "/a" * 500 for i in range(1000)]
+    paths = [f"{i:04d}" + f"/{'a' * 100}" * 9 for i in range(1000)]
     tracemalloc.start()
     try:
         check_paths(paths)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from weight_cache.threads import NICENESS, QuietThreads, each, finish_in_thread, settle
+from weight_cache.threads import NICENESS, BoundedThreads, QuietThreads, each, finish_in_thread, settle
 
 
 @pytest.fixture
@@ -48,6 +48,26 @@ async def test_cancelled_caller_waits_for_the_work_however_often_it_is_cancelled
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert ended.is_set()
+
+
+async def test_work_that_can_end_early_is_told_of_the_cancellation_and_waited_for() -> None:
+    pool = BoundedThreads(1, "test")
+    begun, ended = threading.Event(), threading.Event()
+
+    def work(stopped: threading.Event) -> None:
+        begun.set()
+        assert stopped.wait(5)
+        ended.set()
+
+    try:
+        caller = asyncio.create_task(pool.run_until_cancelled(work))
+        await asyncio.to_thread(begun.wait, 5)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert ended.is_set()
+    finally:
+        pool.close()
 
 
 async def test_first_failure_ends_the_others_and_is_raised_when_they_have_ended() -> None:

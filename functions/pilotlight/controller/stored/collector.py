@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 PLATFORM = "platform"
 MAX_LISTED = 1000
 """Digests that an answer names."""
+_LONGEST_EVER_BYTES = 64 * 1024 * 1024
+"""Of a manifest: earlier releases accepted this much, and what is longer than today's names nothing."""
 _AT_ONCE = 500
 """Digests in one statement: databases bound the parameters of a statement."""
 
@@ -174,7 +176,7 @@ class Collector:
         for digest in digests:
             with store_errors():
                 try:
-                    raw = await self._files.objects.get(blob_key(digest), max_bytes=manifest.MAX_MANIFEST_BYTES)
+                    raw = await self._files.objects.get(blob_key(digest), max_bytes=_LONGEST_EVER_BYTES)
                     self._named[digest] = await anyio.to_thread.run_sync(_files_of, digest, raw)
                 except (ObjectMissing, _Damaged):
                     missing.add(digest)
