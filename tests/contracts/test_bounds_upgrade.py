@@ -82,6 +82,14 @@ def test_kept_calls_are_counted_by_tenant_and_go_with_their_count(upgraded: Stor
         assert [calls.kept_bytes(write.sql, tenant=tenant) for tenant in ("t-1", "t-2")] == [0, 0]
 
 
+def test_results_are_moved_out_of_the_records_that_lists_read(upgraded: Store) -> None:
+    with upgraded.read() as sql:
+        found = {(row.tenant, row.id): (row.record, row.result) for row in sql.execute(sa.select(tables.calls))}
+        assert found == dict.fromkeys((("t-1", "c-1"), ("t-1", "c-2"), ("t-2", "c-1")), ('{"result":""}', "ABC"))
+        assert calls.listing(sql, calls.Wanted(tenant="t-2"), limit=10) == [{"result": ""}]
+        assert calls.get(sql, tenant="t-2", call="c-1")["result"] == "ABC"
+
+
 def test_due_calls_that_wait_are_whole_and_those_that_were_taken_are_a_note(upgraded: Store) -> None:
     with upgraded.write() as write:
         found = {row.id: row.document for row in write.sql.execute(sa.select(tables.due_calls))}
