@@ -15,7 +15,6 @@ from activator.callers import Caller
 from activator.dispatch import Dispatcher
 from activator.engines.affinity import key_of
 from activator.entry import Entry
-from activator.json_size import expect_few
 from activator.metrics import Metrics
 from activator.openai import errors as shapes
 from activator.openai.answers import Answers
@@ -34,6 +33,7 @@ from activator.tokens.facts import CHAT, COMPLETIONS, EMBEDDINGS, write_cap
 from activator.tokens.use import TokenUse
 from activator.tracing.tracer import Tracer
 from pilotlight import errors
+from pilotlight.json_size import expect_few
 from pilotlight.protocol import CONTENT_JSON
 
 MODELS = "/v1/models"

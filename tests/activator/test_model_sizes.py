@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from activator import tensors
-from activator.json_size import expect_few
 from activator.settings import ActivatorSettings
 from activator.translations import MAX_VALUES
 from pilotlight import errors
+from pilotlight.json_size import expect_few
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_model_servers import post, takes
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
