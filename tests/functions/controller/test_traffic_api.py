@@ -56,8 +56,10 @@ async def test_what_activators_are_told_of_a_function_has_a_bound(controller: Co
     await change(controller, tags={"old": first})
     with controller.context.store.read() as sql:
         size = feed.size_bytes(sql, feed.FUNCTION, f"{await controller.tenant()}/main/search/hello")
-    monkeypatch.setattr(publishing, "MAX_ROUTE_BYTES", size + 20)
-    refusal = await controller.http.patch(PATH, json={"tags": {f"t{n}": first for n in range(10)}})
+    monkeypatch.setattr(publishing, "MAX_ROUTE_BYTES", size)
+    await change(controller, weights={first: 50, second: 50})  # a few bytes
+    await change(controller, weights={second: 100})
+    refusal = await controller.http.patch(PATH, json={"tags": {f"a-long-name-{n}": first for n in range(60)}})
     assert "Remove tags" in refused(refusal, 413)
     assert (await controller.http.get(PATH)).json()["tags"] == {"old": first}
     grown = spec(methods=[{"name": "", "parameters": ["x"], "schema": {"type": "object", "description": "x" * 5_000}}])
