@@ -2,7 +2,8 @@
 
 A call that waits for a slot has its body in memory until it is answered (a submitted one has it in the journal, and budgets of its own).
 The room for a body is taken before it is read where its length is known, else as it comes, and given back once the request was answered.
-Callers without a key share the room of the function's tenant, or one of their own where no function is known yet.
+An answer that is translated before it goes out takes of the same room. Callers without a key share the room of the function's tenant, or
+one of their own where no function is known yet.
 """
 
 from __future__ import annotations

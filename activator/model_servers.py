@@ -18,17 +18,19 @@ from typing import Any
 
 from activator import tensors
 from activator.argument_checker import ArgumentChecker
+from activator.bodies import Room
 from activator.entry import Entry
 from activator.reception import Reception
 from activator.request import Request
 from activator.settings import ActivatorSettings
-from activator.translations import asked_of, parsed, properties
+from activator.translations import SMALL_BYTES, asked_of, parsed, properties
 from pilotlight import errors
 from pilotlight.spec import MethodSpec
 
 V1, V2 = "/v1/models/", "/v2"
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""An answer is turned into tensors whole; a function that answers with more is called by its own name, where answers stream."""
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+"""An answer is turned into tensors whole, and counts until then as the bodies of calls do; a function that answers with more is called by
+its own name, where answers stream."""
 _FORBIDDEN_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"connection", b"date"})
 _JSON_HEADERS = {b"content-type": b"application/json", b"accept": b"application/json"}
 
@@ -121,7 +123,7 @@ class ModelServers:
         told = asked_of(asked.verb, asked.model, spec, revision=entry.target.revision)
         tenant = request.tenant
         memo: Any = None
-        answer = _Captured()
+        answer = _Captured(request.room)
 
         async def arguments() -> bytes:
             nonlocal memo
@@ -134,7 +136,7 @@ class ModelServers:
             await self._invoke(inner, entry, method)
         finally:
             request.call, request.target = inner.call, inner.target  # what is observed, or told, of an error
-        status, body = answer.status, bytes(answer.body)
+        status, body = answer.status, answer.taken()
         if status == 200:
             _, body = await self._arguments.translate({**told, "memo": memo}, body, tenant=tenant, is_answer=True)
         elif asked.verb == "infer":
@@ -160,21 +162,33 @@ class ModelServers:
 class _Captured:
     """The answer of an inner request. Owner: the request's task."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: Room | None) -> None:
+        """`room`: the request's, in which the answer counts beside the body, while it waits to be translated."""
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
-        self.body = bytearray()
+        self._room = room
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def taken(self) -> bytes:
+        """The body, once."""
+        pieces, self._pieces = self._pieces, []
+        return b"".join(pieces)
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """ASGI's send. Raises TooLarge."""
+        """ASGI's send. Raises TooLarge, TooManyRequests where the answer has no room."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = [(name, value) for name, value in message["headers"] if name not in _FORBIDDEN_HEADERS]
             return
-        self.body += message.get("body", b"")
-        if len(self.body) > MAX_ANSWER_BYTES:
+        piece = bytes(message.get("body", b""))
+        self._size += len(piece)
+        if self._size > MAX_ANSWER_BYTES:
             text = f"the answer has more than {MAX_ANSWER_BYTES} bytes: call the function by its own name, where answers stream"
             raise errors.TooLarge(text, limit_bytes=MAX_ANSWER_BYTES)
+        if self._room is not None and piece:
+            self._room.take(len(piece))
+        self._pieces.append(piece)
 
 
 def _translated(request: Request, arguments: Callable[[], Awaitable[bytes]], answer: _Captured) -> Request:
@@ -194,7 +208,9 @@ def _translated(request: Request, arguments: Callable[[], Awaitable[bytes]], ans
 
 
 def _as_error(body: bytes) -> bytes:
-    """What a function raised, as the protocol says it: `{"error": text}`."""
+    """What a function raised, as the protocol says it: `{"error": text}`; as it is where it is large."""
+    if len(body) > SMALL_BYTES:
+        return body
     try:
         document = parsed(body)
     except (errors.InvalidInput, errors.TooLarge):

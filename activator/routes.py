@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from activator.callers import ANONYMOUS, Caller, Keys
@@ -50,6 +50,8 @@ class RouteTable:
         self._functions: dict[str, bytes] = {}
         self._names: dict[str, str] = {}
         self._kept_warm: set[str] = set()
+        self._access: dict[str, frozenset[frozenset[str]]] = {}
+        """Of each function: with whom the revisions that answer are shared. Others are refused without a look at its document."""
         self._routed: dict[str, Routed] = {}
         self._keys = Keys()
         self.tenants = Tenants()
@@ -89,7 +91,7 @@ class RouteTable:
         for budget in self._budgets:
             self.on_budget(budget, None)
         for held in (
-            self._functions, self._names, self._kept_warm, self._routed, self._keys,
+            self._functions, self._names, self._kept_warm, self._access, self._routed, self._keys,
             self.tenants, self.engines, self._quotas, self._budgets, self._secrets,
         ):  # fmt: skip
             held.clear()
@@ -98,11 +100,13 @@ class RouteTable:
         before, route, routed = self._route(name), None, None
         if value is None:
             self._functions.pop(name, None)
+            self._access.pop(name, None)
             self._names.pop(before.id if before is not None else "", None)
             self._kept_warm.discard(name)
         else:
             route = FunctionRoute.from_json(value)
             routed = Routed(route, self.rates_of(route.tenant))  # refuses a broken one; made again when called
+            self._access[name] = frozenset(frozenset(target.spec.access) for target in routed.answering)
             self._functions[name] = zlib.compress(json.dumps(value).encode(), level=1)
             if before is not None and before.id != route.id:
                 del self._names[before.id]
@@ -231,9 +235,9 @@ class RouteTable:
         """Whether every revision that may answer it is public, or shared with the caller's tenant."""
         name = _name_of(address)
         if (known := self._routed.get(name)) is not None:
-            shared = [target.spec.access for target in known.answering]
-        elif (route := self._route(name)) is not None:
-            shared = [route.revisions[revision]["spec"].get("access", ()) for revision in document_of(route).answering()]
+            shared: Iterable[Iterable[str]] = [target.spec.access for target in known.answering]
+        elif name in self._access:
+            shared = self._access[name]
         else:
             return False
         names = {PUBLIC, caller.tenant_name} - {""}

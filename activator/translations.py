@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from activator import tensors
-from activator.json_size import expect_few
 from pilotlight import errors
+from pilotlight.json_size import expect_few
 from pilotlight.spec import MethodSpec
 
 MAX_VALUES = 500_000

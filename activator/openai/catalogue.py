@@ -40,11 +40,15 @@ class Engine:
         """Its name as a model: `app/function`."""
         return f"{self.app}/{self.function}"
 
-    def models(self) -> Iterator[str]:
-        """Every name under which it may be asked for: its own, its adapters', its revisions'."""
+    def unversioned(self) -> Iterator[str]:
+        """The same without its revisions'."""
         yield self.model
         for adapter in self.adapters:
             yield f"{self.model}:{adapter}"
+
+    def models(self) -> Iterator[str]:
+        """Every name under which it may be asked for: its own, its adapters', its revisions'."""
+        yield from self.unversioned()
         for name in self.names:
             yield f"{self.model}@{name}"
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from activator.callers import Caller
 from activator.dispatch import Dispatcher
 from activator.engines.affinity import key_of
 from activator.entry import Entry
-from activator.json_size import expect_few
 from activator.metrics import Metrics
 from activator.openai import errors as shapes
 from activator.openai.answers import Answers
@@ -23,7 +23,7 @@ from activator.openai.asked import PATHS, TASKS, Asked, parsed
 from activator.openai.call import EngineCall, adapter_of, wrapped
 from activator.openai.models import Models, listed, served_by
 from activator.passthrough import Passthrough
-from activator.quotas.admission import counted
+from activator.quotas.admission import admit, counted
 from activator.raw_heads import rest
 from activator.reception import Reception
 from activator.request import Request, accept_of, too_large
@@ -34,6 +34,7 @@ from activator.tokens.facts import CHAT, COMPLETIONS, EMBEDDINGS, write_cap
 from activator.tokens.use import TokenUse
 from activator.tracing.tracer import Tracer
 from pilotlight import errors
+from pilotlight.json_size import expect_few
 from pilotlight.protocol import CONTENT_JSON
 
 MODELS = "/v1/models"
@@ -41,8 +42,8 @@ OURS = frozenset({CHAT, COMPLETIONS, EMBEDDINGS, MODELS})
 """Paths of this API that name their model themselves."""
 TO_LOOK_AT = frozenset({"/health", "/version", "/metrics"})
 """What may be read of an engine itself, behind `/fn/`."""
-MAX_VALUES = 1_000_000
-"""Of a body (`json_size`): a million token ids, a hundred thousand messages, a tenth of a second or two of the event loop."""
+MAX_VALUES = 100_000
+"""Of a body (`json_size`): a hundred thousand token ids, ten thousand messages, 20 milliseconds of the event loop at most."""
 _JSON = CONTENT_JSON.encode()
 
 
@@ -99,15 +100,16 @@ class OpenAI:
         request.gate = gate
         async with counted(gate):
             data = await self._read(request, body_bytes)
-        asked = Asked(place, parsed(data))
-        found = self._models.find(request, caller, owner, asked.model)
-        try:
-            entry = self._reception.enter(request, caller, found.routed, found.asked)
-        except errors.NotFound as e:  # no such revision
-            raise shapes.ModelNotFound(str(e), parameter="model") from e
-        if len(data) > entry.body_bytes:
-            raise too_large(entry.body_bytes)
-        asked.adapter = found.adapter
+            asked = Asked(place, parsed(data))
+            found = self._models.find(request, caller, owner, asked.model)
+            try:
+                entry = self._reception.enter(request, caller, found.routed, found.asked)
+            except errors.NotFound as e:  # no such revision
+                raise shapes.ModelNotFound(str(e), parameter="model") from e
+            if len(data) > entry.body_bytes:
+                raise too_large(entry.body_bytes)
+            asked.adapter = found.adapter
+            asked.check(entry.target)
         await self._call(request, entry, asked)
 
     def _caller(self, request: Request, owner: str | None) -> Caller:
@@ -127,19 +129,25 @@ class OpenAI:
         expect_few(data, MAX_VALUES, "send less in one request, or text in place of token ids")
         return data
 
-    async def _read_admitted(self, request: Request, entry: Entry, *, holds: int = 1) -> bytes:
-        """The same, within the quotas of requests: tokens are counted once it is known how many they may be."""
+    async def _read_admitted(self, request: Request, entry: Entry, made: Callable[[bytes], Asked], *, holds: int = 1) -> Asked:
+        """What is `made` of the body, within the quotas of requests: tokens are counted once it is known how many they may be."""
         async with counted(entry.gate, holds=holds):
-            return await self._read(request, entry.body_bytes)
+            asked = made(await self._read(request, entry.body_bytes))
+            asked.check(entry.target)
+            return asked
 
     async def answer_raw(self, request: Request, entry: Entry) -> None:
         """`/fn/{app}/{function}/…` of an engine: of its own paths those that are listed here, the others do not exist."""
         request.shape = shapes.shape
         path = rest(request.scope).partition(b"?")[0].decode("latin-1")
         if request.verb == "POST" and path in PATHS:
-            asked = Asked(path, parsed(await self._read_admitted(request, entry)))
-            asked.adapter = adapter_of(asked.model, entry.target)
-            await self._call(request, entry, asked)
+
+            def made(data: bytes) -> Asked:
+                asked = Asked(path, parsed(data))
+                asked.adapter = adapter_of(asked.model, entry.target)
+                return asked
+
+            await self._call(request, entry, await self._read_admitted(request, entry, made))
         elif request.verb == "GET" and path == MODELS:
             request.target = None  # no call of it
             await _respond_list(request, served_by(entry.target))
@@ -169,17 +177,20 @@ class OpenAI:
     # -- by the names of functions ------------------------------------------------------------------------------------------
     async def invoke(self, request: Request, entry: Entry) -> None:
         """`POST …:invoke` of an engine with `{"path", "body"}`: the same call by the function's own name. Raises what calls raise."""
-        await self._call(request, entry, wrapped(await self._read_admitted(request, entry), entry.target))
+        await self._call(request, entry, await self._read_admitted(request, entry, lambda data: wrapped(data, entry.target)))
 
     async def admit_later(self, request: Request, entry: Entry) -> EngineCall:
         """The same to be run later: it counts as a request now, and among those that run at once when it runs."""
-        data = await self._read_admitted(request, entry, holds=0)
-        asked = wrapped(data, entry.target)
-        asked.said = data
-        asked.check(entry.target)
-        if not asked.counts:
-            raise errors.InvalidInput(f"path = {asked.path}: submitted can be {', '.join(TASKS)}", parameter="path")
-        use = await self._desk.enter(entry, asked.path, asked.body, began_ns=request.began_ns, holds=0)
+
+        def made(data: bytes) -> Asked:
+            asked = wrapped(data, entry.target)
+            asked.said = data
+            if not asked.counts:
+                raise errors.InvalidInput(f"path = {asked.path}: submitted can be {', '.join(TASKS)}", parameter="path")
+            return asked
+
+        asked = await self._read_admitted(request, entry, made, holds=0)
+        use = await self._enter(request, entry, asked, holds=0)
         try:
             return self.call_of(request, entry, asked, use)
         except BaseException:
@@ -188,16 +199,24 @@ class OpenAI:
 
     # -- the sentence -----------------------------------------------------------------------------------------------------
     async def _call(self, request: Request, entry: Entry, asked: Asked) -> None:
-        asked.check(entry.target)
+        """One that was checked."""
         if not asked.counts:
             await self._call_uncounted(request, entry, asked)
             return
-        use = await self._desk.enter(entry, asked.path, asked.body, began_ns=request.began_ns)
+        use = await self._enter(request, entry, asked)
         try:
             call = self.call_of(request, entry, asked, use)
             await self._answers.give(request, asked, use, self._dispatcher.begin(call))
         finally:
             use.leave()
+
+    async def _enter(self, request: Request, entry: Entry, asked: Asked, *, holds: int = 1) -> TokenUse:
+        """Let it in as what it is; one that asks for what there is not counts as a request all the same."""
+        try:
+            return await self._desk.enter(entry, asked.path, asked.body, began_ns=request.began_ns, holds=holds)
+        except errors.InvalidInput:
+            await admit(entry.gate, holds=0)
+            raise
 
     async def _call_uncounted(self, request: Request, entry: Entry, asked: Asked) -> None:
         """The model does not run for it: a tokenizer's word costs its time alone."""

@@ -7,7 +7,9 @@ adapter, where the key's environment has only one of that name. What a caller ma
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from activator.callers import Caller
@@ -24,6 +26,10 @@ MAX_KNOWN = 4096
 MAX_NAME = 512
 NEAR = 5
 """Models that an error names."""
+MAX_COMPARED = 100
+"""Names that a wrong one is compared with, at some 0.15 milliseconds of the event loop each."""
+MAX_LIKE = 200
+"""A longer name is like none: an app's, a function's and an adapter's are together shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,16 +140,16 @@ class Models:
         """The error for a name that means nothing to this caller: it lists those that it may have meant."""
         if caller.is_anonymous:
             return self._reception.stranger(request)
-        there = [model for engine in self.visible(request, caller, owner) for model in engine.models()]
-        near = near_names(text, there)
+        near = near_names(text, (model for engine in self.visible(request, caller, owner) for model in engine.unversioned()))
         hint = f"there are {', '.join(near)}" if near else "this key reaches none: `pilotlight app list` shows what is deployed"
         return ModelNotFound(f"no model {text[:80]!r}: {hint}", parameter="model", models=near)
 
 
-def near_names(text: str, there: list[str]) -> list[str]:
-    """Up to NEAR names that are like this one; where none is, the first ones."""
-    near = difflib.get_close_matches(text[:MAX_NAME], there, n=NEAR, cutoff=0.5)
-    return near or [name for name in there if "@" not in name][:NEAR]
+def near_names(text: str, there: Iterable[str]) -> list[str]:
+    """Of the first MAX_COMPARED names up to NEAR that are like this one; where none is, the first ones."""
+    some = list(islice(there, MAX_COMPARED))
+    near = difflib.get_close_matches(text, some, n=NEAR, cutoff=0.5) if len(text) <= MAX_LIKE else []
+    return near or some[:NEAR]
 
 
 def _reaches(caller: Caller, engine: Engine) -> bool:

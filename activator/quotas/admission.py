@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from activator.quotas.store import Gate
+from pilotlight import errors
 
 
 class Admission:
@@ -79,11 +80,26 @@ async def admit(gate: Gate | None, *, holds: int = 1, tokens: int = 0) -> Admiss
 async def counted(gate: Gate | None, *, holds: int = 1) -> AsyncIterator[None]:
     """Count a request while its body is read; afterwards everything goes back, and the request is admitted as what it turned out to be.
 
-    Raises OverQuota with the time to wait, Unavailable.
+    A request that is refused for what it is stays counted. Raises OverQuota with the time to wait, Unavailable.
     """
     admission = await admit(gate, holds=holds)
+    if admission is None:
+        yield
+        return
     try:
         yield
-    finally:
-        if admission is not None:
+    except errors.PilotlightError as e:
+        if is_callers_own(e):
+            admission.release()
+        else:
             admission.withdraw()
+        raise
+    except BaseException:
+        admission.withdraw()
+        raise
+    admission.withdraw()
+
+
+def is_callers_own(error: errors.PilotlightError) -> bool:
+    """Whether a request that ended so costs what a request costs: it was wrong, and reading it was work. 429 and 499 say otherwise."""
+    return 400 <= error.status < 500 and error.status not in (429, 499)

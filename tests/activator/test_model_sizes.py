@@ -12,10 +12,11 @@ import httpx
 import pytest
 
 from activator import tensors
-from activator.json_size import expect_few
+from activator.model_servers import MAX_ANSWER_BYTES
 from activator.settings import ActivatorSettings
 from activator.translations import MAX_VALUES
 from pilotlight import errors
+from pilotlight.json_size import expect_few
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_model_servers import post, takes
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
@@ -75,6 +76,42 @@ async def test_an_answer_of_many_values_is_not_translated(models: Edge) -> None:
 
     assert answer.status_code == 413
     assert "by its own name" in answer.json()["detail"]
+
+
+class TestAnswersThatWait:
+    """An answer is in memory until it is translated, and counts so long."""
+
+    @pytest.fixture(name="settings")
+    def _settings(self) -> ActivatorSettings:
+        return ActivatorSettings(argument_check_s=30.0, tenant_waiting_bytes=2**20)
+
+    @pytest.fixture(name="size")
+    def _size(self, models: Edge) -> list[int]:
+        size = [0]
+
+        async def answer(_request: WorkerRequest) -> WorkerAnswer:
+            return WorkerAnswer(body=b'"' + b"x" * size[0] + b'"')
+
+        models.fleet.behaviours["tensors"] = answer
+        return size
+
+    async def test_an_answer_takes_of_the_room_that_its_tenants_bodies_have(self, models: Edge, size: list[int]) -> None:
+        size[0] = 2**20
+        answer = await post(models, "/v1/models/shop/tensors:predict", {"instances": [{"x": 1}]})
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1"), answer.text
+        assert "tenant_waiting_bytes" in answer.json()["detail"]
+
+    async def test_its_room_is_given_back(self, models: Edge, size: list[int]) -> None:
+        size[0] = 10_000
+        answers = [await post(models, "/v1/models/shop/tensors:predict", {"instances": [{"x": 1}]}) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert models.gateway.bodies.bytes_of == {}
+
+    async def test_an_answer_above_the_bound_is_refused(self, models: Edge, size: list[int]) -> None:
+        size[0] = MAX_ANSWER_BYTES
+        answer = await post(models, "/v1/models/shop/tensors:predict", {"instances": [{"x": 1}]})
+        assert answer.status_code in (413, 429)
+        assert models.gateway.bodies.bytes_of == {}
 
 
 async def longest_hold_s(work: Coroutine[Any, Any, httpx.Response]) -> float:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 
 import pytest
 
+from activator.routes import ANONYMOUS, RouteTable
 from pilotlight import errors
 from pilotlight.protocol import FeedChange
 from pilotlight.spec import MethodSpec, Scaling
@@ -40,6 +42,43 @@ def test_a_removed_function_is_gone_at_once() -> None:
 
     with pytest.raises(errors.NotFound):
         table.target(address())
+
+
+def test_who_may_not_call_a_function_is_refused_without_a_look_at_its_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = empty_table()
+    table.apply(change(1, route_of(spec_of())))
+    table.apply(change(2, route_of(spec_of("open", access=("*",)))))
+    unpacked: list[int] = []
+    unpack = zlib.decompress
+
+    def counting(data: bytes) -> bytes:
+        unpacked.append(len(data))
+        return unpack(data)
+
+    monkeypatch.setattr(zlib, "decompress", counting)
+
+    with pytest.raises(errors.NotFound):
+        table.routed_for(ANONYMOUS, address())
+    assert unpacked == []
+    assert table.routed_for(ANONYMOUS, address(function="open")).targets
+    assert len(unpacked) == 1
+
+
+def test_whom_a_function_is_shared_with_follows_its_document() -> None:
+    table = empty_table()
+    for seq, access, is_open in ((1, ("*",), True), (2, (), False), (3, ("*",), True)):
+        table.apply(change(seq, route_of(spec_of(access=access))))
+        assert is_refused(table, address()) is not is_open
+    table.apply(FeedChange(seq=4, kind="function", key=f"{TENANT}/main/shop/hello", value=None))
+    assert is_refused(table, address())
+
+
+def is_refused(table: RouteTable, of: FunctionAddress) -> bool:
+    try:
+        table.routed_for(ANONYMOUS, of)
+    except errors.NotFound:
+        return True
+    return False
 
 
 def test_a_new_revision_replaces_the_old_one() -> None:

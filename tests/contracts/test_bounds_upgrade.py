@@ -17,6 +17,7 @@ from pilotlight.spec import FunctionSpec, canonical_json, from_json, to_json
 from tests.functions.controller.parts import ManualClock, spec
 
 AT = 1_799_000_000.0
+LARGE = "QUJD" * 25_000
 CALL = {"environment": "main", "app": "a", "function": "f", "state": "SUCCEEDED", "sequence": 1, "submitted_at": AT, "expires_at": AT + 10}
 
 
@@ -50,6 +51,7 @@ def rows() -> Iterator[tuple[str, dict[str, Any]]]:
         yield "due_calls", due_call
     for tenant, name, payload in (("t-1", "c-1", None), ("t-1", "c-2", '{"body":"é"}'), ("t-2", "c-1", None)):
         yield "calls", {**CALL, "tenant": tenant, "id": name, "record": '{"result":"ABC"}', "payload": payload}
+    yield "calls", {**CALL, "tenant": "t-4", "id": "c-1", "record": f'{{"result":"{LARGE}"}}'}
     answer = {"request_hash": "h", "content_type": "", "answer": "x" * 500, "status": 201, "created_at": AT, "expires_at": AT + 86_400}
     yield "idempotency_keys", {"tenant": "t-1", "key": "k-1/order", **answer}
 
@@ -73,13 +75,22 @@ def upgraded(url: str) -> Iterator[Store]:
 
 
 def test_kept_calls_are_counted_by_tenant_and_go_with_their_count(upgraded: Store) -> None:
-    sizes = {("t-1", "c-1"): 16, ("t-1", "c-2"): 28, ("t-2", "c-1"): 16}
+    sizes = {("t-1", "c-1"): 16, ("t-1", "c-2"): 28, ("t-2", "c-1"): 16, ("t-4", "c-1"): 13 + len(LARGE)}
     with upgraded.write() as write:
         found = {(row.tenant, row.id): row.kept_bytes for row in write.sql.execute(sa.select(tables.calls))}
         assert found == sizes
         assert [calls.kept_bytes(write.sql, tenant=tenant) for tenant in ("t-1", "t-2", "t-3")] == [44, 16, 0]
-        assert calls.expire(write, now=AT + 100, limit=10) == 3
+        assert calls.expire(write, now=AT + 100, limit=10) == 4
         assert [calls.kept_bytes(write.sql, tenant=tenant) for tenant in ("t-1", "t-2")] == [0, 0]
+
+
+def test_results_are_moved_out_of_the_records_that_lists_read(upgraded: Store) -> None:
+    with upgraded.read() as sql:
+        found = {(row.tenant, row.id): (row.record, row.result) for row in sql.execute(sa.select(tables.calls))}
+        small = dict.fromkeys((("t-1", "c-1"), ("t-1", "c-2"), ("t-2", "c-1")), ('{"result":""}', "ABC"))
+        assert found == {**small, ("t-4", "c-1"): ('{"result":""}', LARGE)}
+        assert calls.listing(sql, calls.Wanted(tenant="t-2"), limit=10) == [{"result": ""}]
+        assert calls.get(sql, tenant="t-2", call="c-1")["result"] == "ABC"
 
 
 def test_due_calls_that_wait_are_whole_and_those_that_were_taken_are_a_note(upgraded: Store) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-import anyio.to_thread
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.datastructures import MutableHeaders
@@ -55,13 +54,18 @@ from pilotlight.controller.audit import coming_from
 from pilotlight.controller.context import Context
 from pilotlight.controller.idempotency import Idempotency
 from pilotlight.errors import PilotlightError
+from pilotlight.json_size import ValueCounter
 from pilotlight.protocol import CALLS_PATH, CONTENT_PROBLEM, DUE_PATH, HEADER_PLATFORM_TOKEN, HEADER_REQUEST_ID, new_call_id
 from pilotlight.types import Scope as ApiScope
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-"""Of a request that is read whole, with a key that deploys: weights of ten thousand files are some MB."""
+"""Of a deploy, with a key that deploys: schemas of a thousand functions are some MB."""
 MAX_SMALL_BYTES = 1024 * 1024
-"""With another key of ours: bodies are parsed before a route looks at scopes, and such keys send feedback at most."""
+"""Of another request with a key of ours, and of a deploy with a key that may not: bodies are parsed before a route looks at scopes."""
+MAX_DEPLOY_VALUES = 300_000
+"""Of a deploy (`json_size`), which the event loop decodes in some 20 milliseconds: a thousand functions with schemas of 150 values."""
+MAX_VALUES = 10_000
+"""Of another request. What is wrong with each value is told, which takes ten times as long as decoding it."""
 MAX_UNKNOWN_BYTES = 64 * 1024
 """What is read before the key is looked at; small requests are authenticated once, by their route."""
 MAX_CALLS_BYTES = 512 * 1024 * 1024
@@ -71,6 +75,9 @@ _STREAMED = "/v1/blobs/"
 """Paths whose bodies are bounded elsewhere: streamed to disk."""
 _INTERNAL = "/internal/"
 """Paths of our own processes (the activator passes none of them on)."""
+_PAGES = "/dashboard"
+"""Forms, which are small, whoever sends them."""
+_DEPLOY = re.compile(r"/v1/apps/[^/]+/deploy\Z")
 _WITH_CALLS = (CALLS_PATH, DUE_PATH)
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}\Z")
 _PROBLEM_SCHEMA = {
@@ -205,6 +212,21 @@ def _bounded(receive: Receive, limit: int, more: Callable[[], Awaitable[int]] | 
     return counted
 
 
+def _few_values(receive: Receive, most: int) -> Receive:
+    """The same, with at most `most` values of JSON; then it raises what is answered as a 413."""
+    counter = ValueCounter(most, "send fewer, in several requests")
+
+    async def counted() -> Message:
+        message = await receive()
+        try:
+            counter.add(message.get("body", b""))
+        except PilotlightError as e:
+            raise HTTPException(e.status, str(e)) from e
+        return message
+
+    return counted
+
+
 class _Edge:
     """Gives every request an id (the caller's own, if it is a sane one), echoes it, and counts the answer by route.
 
@@ -220,25 +242,30 @@ class _Edge:
         """Bodies are read and parsed before a route's own checks: how much depends on who asks, which large ones say first."""
         if path.startswith(_STREAMED):
             return receive
+        if path.startswith(_PAGES):
+            return _bounded(receive, MAX_UNKNOWN_BYTES)
         if not path.startswith(_INTERNAL):
-            return _bounded(receive, MAX_UNKNOWN_BYTES, partial(self._limit_of_key, headers))
+            is_deploy = _DEPLOY.match(path) is not None
+            bounded = _bounded(receive, MAX_UNKNOWN_BYTES, partial(self._limit_of_key, headers, is_deploy))
+            return _few_values(bounded, MAX_DEPLOY_VALUES if is_deploy else MAX_VALUES)
         token = headers.get(HEADER_PLATFORM_TOKEN.encode(), b"")
         if hmac.compare_digest(token, self._context.key.token.encode()):
             return _bounded(receive, MAX_CALLS_BYTES if path in _WITH_CALLS else MAX_BODY_BYTES)
         of_nodes = (self._context.node_key or self._context.key).node_token.encode()
         return _bounded(receive, MAX_BODY_BYTES if hmac.compare_digest(token, of_nodes) else MAX_UNKNOWN_BYTES)
 
-    async def _limit_of_key(self, headers: Mapping[bytes, bytes]) -> int:
+    async def _limit_of_key(self, headers: Mapping[bytes, bytes], is_deploy: bool) -> int:
         """Raises HTTPException, which passes through the framework's reading of bodies."""
         authorization = headers.get(b"authorization", b"").decode("latin-1")
 
         def look() -> int:
             with self._context.store.read() as sql:
                 caller = access.authenticate(sql, authorization=authorization, environment=None, now=self._context.clock())
-            return MAX_BODY_BYTES if caller.scope.reaches(ApiScope.DEPLOY) and not caller.suspended else MAX_SMALL_BYTES
+            is_deployer = caller.scope.reaches(ApiScope.DEPLOY) and not caller.suspended
+            return MAX_BODY_BYTES if is_deploy and is_deployer else MAX_SMALL_BYTES
 
         try:
-            return await anyio.to_thread.run_sync(look)
+            return await self._context.threads.look_up(look)
         except PilotlightError as e:
             raise HTTPException(e.status, str(e)) from e
 

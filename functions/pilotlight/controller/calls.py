@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -64,10 +64,11 @@ def put(
         row = {
             name: getattr(record, name) for name in ("environment", "app", "function", "state", "sequence", "submitted_at", "expires_at")
         }
-        row["record"] = canonical_json(to_json(record)).decode()
+        row["record"] = canonical_json(to_json(replace(record, result=""))).decode()
+        row["result"] = record.result
         held = (payloads or {}).get(record.id) if record.is_dead else None
         row["payload"] = None if held is None else canonical_json(dict(held)).decode()
-        row["kept_bytes"] = len(row["record"]) + len(row["payload"] or "")
+        row["kept_bytes"] = len(row["record"]) + len(row["result"]) + len(row["payload"] or "")
         same = (table.c.tenant == record.tenant, table.c.id == record.id)
         before = write.sql.execute(sa.select(table.c.kept_bytes).where(*same)).scalar() or 0
         insert = write.insert(table).values(**keys, **row)
@@ -93,11 +94,14 @@ def listing(sql: sa.Connection, wanted: Wanted, *, limit: int) -> list[dict[str,
     """Submitted calls as CallRecord (JSON) without their results, newest first."""
     table = tables.calls
     query = sa.select(table.c.record).where(*_conditions(wanted)).order_by(table.c.submitted_at.desc(), table.c.id.desc()).limit(limit)
-    return [{**json.loads(text), "result": ""} for text in sql.execute(query).scalars()]
+    return [json.loads(text) for text in sql.execute(query).scalars()]
 
 
 def dead(sql: sa.Connection, wanted: Wanted, *, limit: int) -> Iterator[tuple[CallRecord, dict[str, Any]]]:
-    """Dead letters with what journals held of them, the oldest first, each read when it is asked for: they may be large."""
+    """Dead letters, without their results, with what journals held of them, the oldest first.
+
+    Each is read when it is asked for: they may be large.
+    """
     table = tables.calls
     query = sa.select(table.c.tenant, table.c.id).where(*_conditions(wanted), table.c.payload.is_not(None))
     for name in sql.execute(query.order_by(table.c.submitted_at, table.c.id).limit(limit)).all():
@@ -116,12 +120,12 @@ def known(sql: sa.Connection, *, tenant: str, call: str) -> tuple[str, int] | No
 def get(sql: sa.Connection, *, tenant: str, call: str) -> dict[str, Any]:
     """A call as CallRecord (JSON) with its `attempts` (usage records). Raises NotFound."""
     table = tables.calls
-    text = sql.execute(sa.select(table.c.record).where(table.c.tenant == tenant, table.c.id == call)).scalar()
+    row = sql.execute(sa.select(table.c.record, table.c.result).where(table.c.tenant == tenant, table.c.id == call)).first()
     attempts = ledger.attempts(sql, tenant=tenant, call=call)
-    if text is None and not attempts:
+    if row is None and not attempts:
         why = "or its record is older than its result's time to live, or went for newer ones (result_bytes of the plan)"
         raise NotFound(f"there is no call {call}, {why}")
-    record = json.loads(text) if text is not None else to_json(_synchronous(attempts))
+    record = {**json.loads(row.record), "result": row.result} if row is not None else to_json(_synchronous(attempts))
     return {**record, "attempts": to_json(attempts)}
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Annotated, cast
 
@@ -22,6 +23,7 @@ from pilotlight.controller.places import Place
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.store import Store
 from pilotlight.controller.stored.collector import Collector
+from pilotlight.controller.threads import TenantThreads
 from pilotlight.errors import Forbidden, StorageFull
 from pilotlight.protocol import HEADER_ENVIRONMENT, HEADER_PLATFORM_TOKEN
 from pilotlight.seal import PlatformKey
@@ -39,7 +41,8 @@ class Context:
 
     `statuses`: of functions in a cluster; `nodes`: of the cluster itself, as they report themselves; `node_key`: by which they are known.
     `grants`: seals launch documents for the node agent of this machine; None on a cluster, whose reconciler seals them.
-    `builds`: of images, what of them was charged. `database_floor`: free disk that tenants' changes leave to the ledger.
+    `builds`: of images, what of them was charged. `database_floor`: free disk that tenants' changes leave to the ledger. `threads`: who
+    holds how many.
     """
 
     config: ControllerConfig
@@ -56,6 +59,7 @@ class Context:
     node_key: PlatformKey | None = None
     builds: Builds = field(default_factory=Builds)
     database_floor: DiskFloor = field(default_factory=no_floor)
+    threads: TenantThreads = field(default_factory=TenantThreads)
     collector: Collector = field(init=False)
     grants: Grants | None = field(init=False)
 
@@ -79,29 +83,43 @@ Ctx = Annotated[Context, Depends(context_of)]
 RequestId = Annotated[str, Depends(request_id)]
 
 
-def principal(
+async def principal(
     request: Request,
     context: Ctx,
     authorization: Annotated[str | None, Header(description="`Bearer pl_…`")] = None,
     environment: Annotated[str | None, Header(alias=HEADER_ENVIRONMENT, description="default: the key's own, else `main`")] = None,
-) -> Principal:
-    """The authenticated caller. Raises Unauthenticated, or Forbidden: also for a suspended tenant that would change something."""
-    with context.store.read() as sql:
-        found = access.authenticate(sql, authorization=authorization, environment=environment, now=context.clock())
+) -> AsyncIterator[Principal]:
+    """The authenticated caller. Raises Unauthenticated, or Forbidden: also for a suspended tenant that would change something.
+
+    A route that runs in a thread has one of its tenant's until it returned; one on the loop takes one for each part that is not.
+    """
+
+    def look() -> Principal:
+        with context.store.read() as sql:
+            return access.authenticate(sql, authorization=authorization, environment=environment, now=context.clock())
+
+    found = await context.threads.look_up(look)
     if found.suspended and request.method not in _READING:
         raise Forbidden(f"tenant {found.tenant_name!r} is suspended: it can look, and change nothing; the platform's operator resumes it")
-    return found
+    if inspect.iscoroutinefunction(request.scope["endpoint"]):
+        yield found
+        return
+    async with context.threads.share(found.tenant):
+        yield found
+
+
+_PRINCIPAL = Depends(principal, scope="function")
 
 
 def _at_least(scope: Scope) -> Callable[[Principal], Awaitable[Principal]]:
-    async def demand(caller: Annotated[Principal, Depends(principal)]) -> Principal:
+    async def demand(caller: Annotated[Principal, _PRINCIPAL]) -> Principal:
         caller.demand(scope)
         return caller
 
     return demand
 
 
-Known = Annotated[Principal, Depends(principal)]
+Known = Annotated[Principal, _PRINCIPAL]
 """Whoever has a key of ours, of whatever scope."""
 biller = _at_least(Scope.READ_BILLING)
 Biller = Annotated[Principal, Depends(biller)]

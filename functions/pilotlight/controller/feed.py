@@ -65,6 +65,13 @@ def append(write: Write, kind: str, key: str, value: Any) -> None:
     write.fed = True
 
 
+def size_bytes(sql: sa.Connection, kind: str, key: str) -> int:
+    """Of what is published of (kind, key); 0 = nothing is."""
+    feed = tables.feed
+    known = sql.execute(sa.select(feed.c.value).where(feed.c.kind == kind, feed.c.key == key)).scalar()
+    return len(known.encode()) if known is not None else 0
+
+
 def read(sql: sa.Connection, *, after: int, limit: int) -> Page:
     """The page after position `after` (0: from the start), at most `limit` changes."""
     state = sql.execute(sa.select(tables.feed_state)).one()

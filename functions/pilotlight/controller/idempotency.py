@@ -16,6 +16,7 @@ import hmac
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import anyio.to_thread
@@ -85,7 +86,7 @@ class Idempotency:
         if given is None or scope["method"] not in _CHANGING or not _looks_here(scope["path"]):
             await self._app(scope, receive, send)
             return
-        caller = await anyio.to_thread.run_sync(self._caller, headers)
+        caller = await self._context.threads.look_up(partial(self._caller, headers))
         if caller is None or caller.suspended:
             await self._app(scope, receive, send)  # which says why not
             return
@@ -105,7 +106,7 @@ class Idempotency:
         claim = Claim(
             tenant=caller.tenant, name=f"{caller.key}/{given}", request_hash=_hash(self._context.key.node_token, scope, caller, body)
         )
-        known = await anyio.to_thread.run_sync(self._claim, claim)
+        known = await self._context.threads.run(claim.tenant, self._claim, claim)
         if known is not None:
             await _replay(known, send)
             return

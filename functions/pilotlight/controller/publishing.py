@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -12,16 +13,22 @@ from pilotlight import traffic
 from pilotlight.controller import feed, launch, revisions, schedules, tables
 from pilotlight.controller.rollouts import ledger
 from pilotlight.controller.store import Write
-from pilotlight.errors import NotFound
-from pilotlight.spec import FunctionSpec, from_json
+from pilotlight.errors import NotFound, TooLarge
+from pilotlight.spec import FunctionSpec, canonical_json, from_json
 from pilotlight.traffic import TrafficDocument
 
 STABLE, CANDIDATE = "stable", "candidate"
 """Aliases that the platform keeps: what serves, and what a rollout brings."""
 
+MAX_ROUTE_BYTES = 4 * 1024 * 1024
+"""Of what activators are told of one function: they take it in on their event loops, some 20 milliseconds for each MiB. 256 revisions that
+can be called have 16 KiB each, several times what a spec with schemas takes."""
+MOVED_BYTES, MOVED_TOTAL_BYTES = 1024, 65_536
+"""What a change may add beyond the bound, at once and in all: moving traffic, above all back, does not end at a few bytes of weights."""
+
 
 def publish(write: Write, function: str) -> None:
-    """Feed the route of a function that has traffic, as the tables say it now. `function` is its id."""
+    """Feed the route of a function that has traffic, as the tables say it now. `function` is its id. Raises TooLarge."""
     functions, apps, tenants = tables.functions, tables.apps, tables.tenants
     same_app = (apps.c.tenant == functions.c.tenant) & (apps.c.environment == functions.c.environment) & (apps.c.name == functions.c.app)
     query = sa.select(functions, apps.c.stopped, tenants.c.uid).join(apps, same_app).join(tenants, tenants.c.id == functions.c.tenant)
@@ -44,8 +51,24 @@ def publish(write: Write, function: str) -> None:
         snapshots=row.snapshots,
         variables=_variables(write.sql, tenant=row.tenant, environment=row.environment, names=named),
     )
+    _check_size(write.sql, row, route, revisions=len(specs))
     feed.append(write, feed.FUNCTION, _key(row), route)
     schedules.sync(write, function, None if row.stopped else specs[told.heaviest()])
+
+
+def _check_size(sql: sa.Connection, row: sa.Row[Any], route: Any, *, revisions: int) -> None:
+    """Raises TooLarge; a route from before there was a bound may still become smaller."""
+    size_bytes = len(canonical_json(route))
+    if size_bytes <= MAX_ROUTE_BYTES:
+        return
+    known_bytes = feed.size_bytes(sql, feed.FUNCTION, _key(row))
+    if size_bytes > max(known_bytes, min(known_bytes + MOVED_BYTES, MAX_ROUTE_BYTES + MOVED_TOTAL_BYTES)):
+        name = f"{row.app}/{row.name}"
+        raise TooLarge(
+            f"{name} would have {revisions} revisions that can be called, with {size_bytes} bytes of specs: at most {MAX_ROUTE_BYTES}. "
+            f"Remove tags and aliases (`pilotlight traffic show {name}` lists them), or make schemas smaller",
+            limit_bytes=MAX_ROUTE_BYTES,
+        )
 
 
 def document(sql: sa.Connection, function: str) -> TrafficDocument:

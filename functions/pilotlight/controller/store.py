@@ -33,6 +33,10 @@ MIGRATION_LOCK = 0x70696C6F
 """Key of PostgreSQL's advisory lock around migrations: "pilo"."""
 WRITE_LOCK = 0x70696C77
 """Key of PostgreSQL's advisory lock around every write: "pilw"."""
+MAX_CONNECTIONS = 48
+"""Of one process: one for each thread that may ask (`threads`), the framework's 40 and 8 that look up keys."""
+KEPT_CONNECTIONS = 8
+"""Of these, how many stay open."""
 _WRITING = {"pilotlight_writing": True}
 
 
@@ -114,9 +118,10 @@ class Store:
 
 
 def _engine(url: str) -> sa.Engine:
+    more = MAX_CONNECTIONS - KEPT_CONNECTIONS
     if not url.startswith("sqlite:"):
-        return sa.create_engine(url, pool_size=8, max_overflow=32, pool_pre_ping=True)
-    engine = sa.create_engine(url, pool_size=8, max_overflow=32, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
+        return sa.create_engine(url, pool_size=KEPT_CONNECTIONS, max_overflow=more, pool_pre_ping=True)
+    engine = sa.create_engine(url, pool_size=KEPT_CONNECTIONS, max_overflow=more, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine

@@ -194,6 +194,34 @@ async def test_an_ordinary_web_application_is_none_of_this(shop: Shop) -> None:
     assert answer.json() == {"x": 1}
 
 
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        pytest.param("/v1/chat/completions", chat(model="no/such"), id="no such model"),
+        pytest.param("/v1/chat/completions", b"{", id="no JSON"),
+        pytest.param("/v1/chat/completions", chat(messages=[]), id="no messages"),
+        pytest.param("/v1/chat/completions", chat(max_tokens=0), id="no tokens"),
+        pytest.param("/v1/chat/completions", chat("x" * 20_000), id="a long body"),
+        pytest.param("/v1/embeddings", {"model": "shop/assistant", "input": "x"}, id="another task"),
+        pytest.param("/fn/shop/assistant/v1/chat/completions", chat(model="none"), id="no such adapter"),
+        pytest.param("/v1/functions/shop/assistant:invoke", {"path": "/v1/none", "body": {}}, id="no such path"),
+    ],
+)
+async def test_a_request_that_is_wrong_counts_as_one(shop: Shop, path: str, body: Any) -> None:
+    shop.edge.add_key("tight", quotas={"requests_per_s": 0.001, "burst": 1})
+    first, second = await shop.post(body, path=path, key="tight"), await shop.post(body, path=path, key="tight")
+
+    assert first.status_code in (400, 404, 413), first.text
+    assert second.status_code == 429
+
+
+async def test_a_request_that_is_right_counts_once(shop: Shop) -> None:
+    shop.edge.add_key("tight", quotas={"requests_per_s": 0.001, "burst": 2})
+    answers = [await shop.post(chat(max_tokens=1), key="tight") for _ in range(3)]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+
+
 class TestManyValues:
     """Bodies as large as they may be by default."""
 
@@ -211,6 +239,10 @@ class TestManyValues:
         assert answer.status_code == 413
         assert f"more than {MAX_VALUES} values" in answer.text
         assert shop.edge.fleet.started == []
+
+    async def test_a_prompt_of_very_many_token_ids_is_refused(self, shop: Shop) -> None:
+        body = b'{"model":"no/such","prompt":[' + b"1," * 990_000 + b"1]}"
+        assert (await shop.post(body, path="/v1/completions")).status_code == 413
 
     async def test_a_long_text_is_one_value(self, shop: Shop) -> None:
         """Whatever it has in it: a model's length is its own bound."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from activator.openai.catalogue import Engines
-from activator.openai.models import ModelName, near_names, parse
+from activator.openai.models import MAX_COMPARED, ModelName, near_names, parse
 from activator.routes import Routed
 from pilotlight.pricing import Rates
 from tests.activator.openai.conftest import llm
@@ -29,11 +29,19 @@ def test_a_name_has_its_parts(text: str, name: ModelName) -> None:
 
 
 def test_names_that_are_alike_are_found_and_else_the_first_ones() -> None:
-    there = ["shop/assistant", "shop/assistant:pirate", "shop/small", "shop/small@beta"]
+    there = ["shop/assistant", "shop/assistant:pirate", "shop/small"]
 
     assert near_names("shop/asistant", there)[0] == "shop/assistant"
     assert near_names("gpt-4o", there) == ["shop/assistant", "shop/assistant:pirate", "shop/small"]
     assert near_names("x", []) == []
+
+
+def test_a_wrong_name_is_compared_with_few_however_many_there_are() -> None:
+    names = [f"app-{n:05d}/a-function-with-a-long-name" for n in range(10_000)]
+    left = iter(names)
+    assert near_names("app-00001/a-function-with-a-long-nam", left)[0] == names[1]
+    assert next(left) == names[MAX_COMPARED]
+    assert near_names(names[7] * 100, names) == names[:5]
 
 
 def test_engines_come_and_go_with_their_functions() -> None:

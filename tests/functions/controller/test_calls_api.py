@@ -7,7 +7,9 @@ import base64
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
+from pilotlight.controller import tables
 from pilotlight.protocol import CALLS_PATH, DUE_PATH, HEADER_PLATFORM_TOKEN, CallRecord
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec
@@ -70,6 +72,14 @@ async def test_calls_are_listed_newest_first_without_results_and_dead_ones_apart
     assert await calls(controller, schedule="f-1/0") == ["req-2"]
     assert await calls(controller, before=controller.clock.now) == ["req-2", "req-1"]
     assert "c2VjcmV0" not in (await controller.http.get("/v1/calls")).text
+
+
+async def test_a_list_of_calls_reads_no_results(controller: Controller) -> None:
+    await ship(controller, state="SUCCEEDED", result="QUJD" * 1000)
+    with controller.context.store.read() as sql:
+        assert "QUJD" not in sql.execute(sa.select(tables.calls.c.record)).scalar_one()
+    assert (await controller.http.get("/v1/calls")).json()["calls"][0]["result"] == ""
+    assert (await controller.http.get("/v1/calls/req-1")).json()["result"] == "QUJD" * 1000
 
 
 async def test_a_dead_letter_is_sent_again_under_its_id_with_its_attempts_counting_on(controller: Controller) -> None:

@@ -207,6 +207,7 @@ async def test_a_body_without_end_is_not_kept_in_memory(controller: Controller, 
         ("/v1/apps/a/deploy", "invoke", 413, application.MAX_SMALL_BYTES),
         ("/v1/apps/a/deploy", "read-billing", 413, application.MAX_SMALL_BYTES),
         ("/v1/apps/a/deploy", "deploy", 413, application.MAX_BODY_BYTES),
+        ("/v1/experiments", "deploy", 413, application.MAX_SMALL_BYTES),
         ("/internal/calls", None, 413, application.MAX_UNKNOWN_BYTES),
         ("/internal/usage", "platform", 413, application.MAX_BODY_BYTES),
     ],
@@ -223,6 +224,53 @@ async def test_who_asks_is_known_before_a_large_body_is_read(
         answer = await caller.post(path, content=_endless(seen), headers=headers)
     refused(answer, status)
     assert sum(seen) <= most + (2 << 20)
+
+
+@pytest.mark.parametrize(
+    "path, body, most",
+    [
+        pytest.param("/v1/apps/x/deploy", b'{"functions":[' + b"{}," * 60_000 + b"{}]}", application.MAX_DEPLOY_VALUES, id="deploy"),
+        pytest.param("/v1/experiments", b'{"x":[' + b"1," * 20_000 + b"1]}", application.MAX_VALUES, id="another route"),
+        pytest.param("/v1/experiments", b'{"x":[' + b"{}," * 2_000 + b"{}]}", application.MAX_VALUES, id="objects"),
+    ],
+)
+async def test_a_body_of_many_values_is_refused_before_it_is_decoded(controller: Controller, path: str, body: bytes, most: int) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for begin in range(0, len(body), 10_000):
+            yield body[begin : begin + 10_000]
+
+    async with controller.client(await controller.new_key(scope="deploy")) as caller:
+        answer = await caller.post(path, content=pieces(), headers={"content-type": "application/json"})
+    assert f"more than {most} values" in refused(answer, 413)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param({"functions": [1] * 2_000}, id="functions that are none"),
+        pytest.param({"functions": [], **{f"a{n}": 1 for n in range(2_000)}}, id="unknown members"),
+        pytest.param({"functions": [], "labels": {f"a{n}": 1 for n in range(2_000)}}, id="labels"),
+        pytest.param({"functions": [], "meta": {f"a{n}": 1 for n in range(2_000)}}, id="lineage"),
+        pytest.param({"functions": [], "evaluation": {f"a{n}": "x" for n in range(2_000)}}, id="numbers"),
+    ],
+)
+async def test_a_deploy_that_is_wrong_in_many_places_is_told_of_one(controller: Controller, body: dict[str, Any]) -> None:
+    answer = await controller.http.post("/v1/apps/x/deploy", json=body)
+    refused(answer, 400)
+    assert len(answer.json()["errors"]) == 1
+
+
+async def test_a_body_in_another_encoding_than_utf_8_is_refused(controller: Controller) -> None:
+    """In UTF-16 a letter can look like a quote, behind which nothing is counted."""
+    body = ('{"\u2200":[' + "{}," * 5_000 + "{}]}").encode("utf-16")
+    answer = await controller.http.post("/v1/experiments", content=body, headers={"content-type": "application/json"})
+    assert "UTF-8" in refused(answer, 400)
+
+
+async def test_a_form_is_small_whoever_sends_it(controller: Controller) -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    answer = await controller.http.post("/dashboard/login", content=b"a=1&" * 20_000, headers=form)
+    assert answer.status_code == 413
 
 
 async def test_a_hop_that_a_caller_makes_up_does_not_hide_the_one_that_the_activator_saw(controller: Controller) -> None:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller import observations, tables
+from pilotlight.controller import feed, observations, publishing, tables
 from pilotlight.observations import SHADOW_ARM, Observation, bucket_of
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec
@@ -49,6 +49,27 @@ async def test_a_put_says_all_of_it_and_a_patch_a_part(controller: Controller) -
     route = (await published(controller)).document
     assert (route["shadow"], route["pins"], route["max_candidate"]) == (None, {}, 20)
     assert (await controller.http.put(PATH, json={"weights": {second: 100}})).json()["tags"] == {}
+
+
+async def test_what_activators_are_told_of_a_function_has_a_bound(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = await deployed(controller)
+    await change(controller, tags={"old": first})
+    with controller.context.store.read() as sql:
+        size = feed.size_bytes(sql, feed.FUNCTION, f"{await controller.tenant()}/main/search/hello")
+    monkeypatch.setattr(publishing, "MAX_ROUTE_BYTES", size)
+    await change(controller, weights={first: 50, second: 50})  # a few bytes
+    await change(controller, weights={second: 100})
+    refusal = await controller.http.patch(PATH, json={"tags": {f"a-long-name-{n}": first for n in range(60)}})
+    assert "Remove tags" in refused(refusal, 413)
+    assert (await controller.http.get(PATH)).json()["tags"] == {"old": first}
+    grown = spec(methods=[{"name": "", "parameters": ["x"], "schema": {"type": "object", "description": "x" * 5_000}}])
+    assert "Remove tags" in refused(
+        await controller.http.post("/v1/apps/search/deploy", json={"functions": [grown], "allow_breaking": True}), 413
+    )
+    monkeypatch.setattr(publishing, "MAX_ROUTE_BYTES", 100)
+    await change(controller, tags={"old": None})  # what is smaller than before is taken
+    assert (await controller.http.post("/v1/apps/search:stop")).status_code < 300
+    assert dict((await published(controller)).traffic) == {second: 100}
 
 
 async def test_two_names_of_one_revision_add_up(controller: Controller) -> None:

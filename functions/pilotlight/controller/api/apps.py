@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from functools import partial
 from typing import Annotated, Any
 
-import anyio.to_thread
 import sqlalchemy as sa
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field
@@ -53,7 +51,7 @@ async def deploy(context: Ctx, caller: Deployer, request: RequestId, app: AppNam
     caller.demand_app(app)
     if body.override_freeze:
         caller.demand(Scope.ADMIN)
-    done, unpinned = await anyio.to_thread.run_sync(partial(_deploy, context, caller, request=request, app=app, body=body))
+    done, unpinned = await context.threads.run(caller.tenant, _deploy, context, caller, request=request, app=app, body=body)
     await garbage.forget(context.agent, done.removed)
     await holdings.settle(context.cache, context.store, unpinned)
     context.metrics.deploys.inc()
@@ -161,7 +159,7 @@ async def delete(context: Ctx, caller: Deployer, request: RequestId, app: AppNam
             removed = registry.delete(write, place(caller, app, request))
             return removed, pruning.blobs_of_functions(write.sql, removed)
 
-    removed, digests = await anyio.to_thread.run_sync(remove)
+    removed, digests = await context.threads.run(caller.tenant, remove)
     await garbage.forget(context.agent, removed)
     await deletion.give_up(context, caller, digests, request)
     return Response(status_code=204)
@@ -179,7 +177,7 @@ async def prune(context: Ctx, caller: Deployer, request: RequestId, app: AppName
         with context.store.write() as write:
             return pruning.prune(write, place(caller, app, request), keep=body.keep, dry_run=body.dry_run)
 
-    done = await anyio.to_thread.run_sync(give_up)
+    done = await context.threads.run(caller.tenant, give_up)
     if body.dry_run:
         return PruneResponse(revisions=len(done.revisions), freed_bytes=0, dry_run=True)
     await _forget_snapshots(context, done)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import anyio.to_thread
 from fastapi import APIRouter, Header, Request, Response
 
 from pilotlight.controller import blobs, downloads
@@ -72,7 +71,7 @@ async def put_blob(
     Sending it again is cheap.
     """
     blobs.check_digest(digest)
-    plan = await anyio.to_thread.run_sync(plan_of, context, caller.tenant)
+    plan = await context.threads.run(caller.tenant, plan_of, context, caller.tenant)
     size, created = await blobs.store_blob(
         context.files,
         context.store,

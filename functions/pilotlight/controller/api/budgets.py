@@ -6,7 +6,6 @@ import time
 from dataclasses import asdict
 from typing import Any, Literal
 
-import anyio.to_thread
 from fastapi import APIRouter, Depends, Response
 from pydantic import Field
 
@@ -187,7 +186,7 @@ def delete_budget(context: Ctx, caller: Admin, request: RequestId, budget: str) 
 @router.post("/{budget}:test")
 async def test_budget(context: Ctx, caller: Admin, request: RequestId, budget: str) -> Tested:
     """Post a signed example (`type`: `budget.test`) to the budget's webhook, once, and say what became of it."""
-    message, url, secret = await anyio.to_thread.run_sync(_example, context, caller, budget, request)
+    message, url, secret = await context.threads.run(caller.tenant, _example, context, caller, budget, request)
     began, now = time.perf_counter(), context.clock()
     async with Sender(policy=context.config.settings.webhooks) as sender:
         outcome = await sender.post(message, url=url, secret=secret, now=now)

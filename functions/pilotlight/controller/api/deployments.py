@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any, Literal
 
-import anyio.to_thread
 from fastapi import APIRouter, Path
 from pydantic import Field
 
@@ -87,7 +85,7 @@ async def promote_app(
     for environment in (body.from_environment, body.to_environment):
         if caller.bound_environment not in (None, environment):
             raise Forbidden(f"key {caller.key} is bound to environment {caller.bound_environment!r}, not {environment!r}")
-    done, unpinned = await anyio.to_thread.run_sync(partial(_promote, context, caller, request=request, app=app, body=body))
+    done, unpinned = await context.threads.run(caller.tenant, _promote, context, caller, request=request, app=app, body=body)
     await holdings.settle(context.cache, context.store, unpinned)
     context.metrics.deploys.inc()
     return models.DeployResponse(**promotion.shown(done))

@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-import anyio.to_thread
 from fastapi import APIRouter, Response
 from pydantic import Field
 
@@ -71,7 +70,7 @@ async def delete_image(context: Ctx, caller: Deployer, request: RequestId, diges
     with gate.deleting(image_name(digest, caller.tenant)) as is_free:
         if not is_free:
             raise Conflict(f"image {digest[:12]} is being built or deleted: try again when that has ended")
-        copied, is_last = await anyio.to_thread.run_sync(forget)
+        copied, is_last = await context.threads.run(caller.tenant, forget)
         if caller.uid is not None:
             await _discard(context, digest, uid=caller.uid)
         elif is_last:
@@ -103,7 +102,7 @@ async def build_image(context: Ctx, caller: Deployer, request: RequestId, body: 
                 )
             return plan, needed - set(blobs.sizes(sql, tenant=caller.tenant, digests=needed))
 
-    plan, absent = await anyio.to_thread.run_sync(look)
+    plan, absent = await context.threads.run(caller.tenant, look)
     if absent:
         raise InvalidInput(f"the image copies blob {min(absent)}, which was not uploaded", missing={"blob": min(absent)})
     await context.agent.capabilities()  # an agent that is away is a 503 here; later it could only be a line
@@ -146,9 +145,9 @@ async def _finish(context: Context, caller: Principal, spec: ImageSpec, *, plan:
             return images.is_known(sql, digest=digest)
 
     try:
-        await anyio.to_thread.run_sync(register)
+        await context.threads.run(caller.tenant, register)
     except StorageQuotaExceeded:
-        if caller.uid is not None or not await anyio.to_thread.run_sync(is_left):
+        if caller.uid is not None or not await context.threads.run(caller.tenant, is_left):
             await _discard(context, digest, uid=caller.uid)
         raise
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    TypeAdapter,
+    WithJsonSchema,
+    model_validator,
+)
 
 from pilotlight.spec import FunctionSpec, ImageSpec
 
@@ -33,9 +43,21 @@ FunctionSpecBody = Annotated[dict[str, Any], WithJsonSchema(_schema_of(FunctionS
 ImageSpecBody = Annotated[dict[str, Any], WithJsonSchema(_schema_of(ImageSpec))]
 
 
+MAX_MEMBERS = 256
+"""Of an object: one of many thousand is refused at once, since each member that is wrong costs tens of microseconds to tell."""
+
+
+def _few_members(given: Any) -> Any:
+    if isinstance(given, dict) and len(given) > MAX_MEMBERS:
+        raise ValueError(f"it has {len(given)} members: at most {MAX_MEMBERS}")
+    return given
+
+
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Numbers = dict[Annotated[str, Field(min_length=1, max_length=128)], Number]
-Meta = dict[Annotated[str, Field(min_length=1, max_length=128)], Annotated[str, Field(max_length=1024)]]
+Numbers = Annotated[dict[Annotated[str, Field(min_length=1, max_length=128)], Number], BeforeValidator(_few_members)]
+Meta = Annotated[
+    dict[Annotated[str, Field(min_length=1, max_length=128)], Annotated[str, Field(max_length=1024)]], BeforeValidator(_few_members)
+]
 
 
 MAX_LABELS_CHARS = 16_384
@@ -64,7 +86,7 @@ Labels = Annotated[Meta, AfterValidator(_fit)]
 class DeployRequest(Body):
     """A deploy: the whole app, as it shall be, and how what is new takes over."""
 
-    functions: list[FunctionSpecBody]
+    functions: Annotated[list[FunctionSpecBody], FailFast()]
     message: str = Field(default="", max_length=2000)
     labels: Labels = Field(default_factory=dict, max_length=64, description=f"at most {MAX_LABELS_CHARS} characters together")
     meta: Meta = Field(default_factory=dict, max_length=64, description="lineage of the new revisions, such as {'git.commit': '…'}")
@@ -74,6 +96,8 @@ class DeployRequest(Body):
     tag: str | None = Field(default=None, max_length=63, description="by which the new revisions can be called, whatever their traffic")
     allow_breaking: bool = Field(default=False, description="no caller depends on what a new schema breaks")
     override_freeze: bool = Field(default=False, description="release although an error budget is spent; needs a key of scope admin")
+
+    _has_few_members = model_validator(mode="before")(_few_members)
 
 
 class DeployedFunction(Body):

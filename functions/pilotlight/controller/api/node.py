@@ -6,7 +6,6 @@ import hashlib
 from functools import partial
 from typing import Annotated, Any
 
-import anyio.to_thread
 from fastapi import APIRouter, Depends, Query, Response
 
 from pilotlight.controller import audit, registry
@@ -80,7 +79,7 @@ async def stop_instance(
 ) -> Response:
     """Stop an instance: it gets SIGTERM and `grace_s` to finish what it is doing; answers when it is gone."""
     await _owned(context, caller, instance)
-    await anyio.to_thread.run_sync(partial(_note, context, caller, request=request, action="instance.stop", subject=instance))
+    await context.threads.run(caller.tenant, _note, context, caller, request=request, action="instance.stop", subject=instance)
     await context.agent.stop(InstanceId(instance), grace_s=grace_s)
     return Response(status_code=204)
 
@@ -90,7 +89,7 @@ async def exec_beside(context: Ctx, caller: Deployer, request: RequestId, instan
     """Run a command beside an instance: lines `{"stream", "text"}`, then `{"exit_status"}`."""
     found = await _owned(context, caller, instance)
     note = partial(_note, context, caller, request=request, action="instance.exec", subject=instance, argv=body.argv)
-    await anyio.to_thread.run_sync(note)
+    await context.threads.run(caller.tenant, note)
     return NdjsonResponse(context.agent.exec(found.id, body.argv), request=request)
 
 
@@ -110,7 +109,7 @@ async def logs(
 ) -> NdjsonResponse:
     """Log lines `{"time", "instance", "stream", "call", "text"}`, oldest first, those of dead instances too."""
     if app is not None:
-        await anyio.to_thread.run_sync(partial(_demand_known, context, caller, request=request, app=app, function=function))
+        await context.threads.run(caller.tenant, _demand_known, context, caller, request=request, app=app, function=function)
     labels = _labels(caller, app, function)
     lines = await context.agent.logs(labels=labels, instance_id=instance, since=since, tail=tail, call_id=call, follow=follow)
     return NdjsonResponse(lines, request=request)
@@ -129,7 +128,7 @@ async def drop_template(context: Ctx, caller: Deployer, request: RequestId, revi
     wanted = _labels(caller, None, None).items()
     if not any(t.revision == revision and wanted <= dict(t.labels).items() for t in await context.agent.templates()):
         raise NotFound(f"there is no Template of {revision} in environment {caller.environment!r}", revision=revision)
-    await anyio.to_thread.run_sync(partial(_note, context, caller, request=request, action="template.drop", subject=revision))
+    await context.threads.run(caller.tenant, _note, context, caller, request=request, action="template.drop", subject=revision)
     await context.agent.drop_template(RevisionKey(revision))
     return Response(status_code=204)
 

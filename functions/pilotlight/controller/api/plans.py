@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import anyio.to_thread
 import sqlalchemy as sa
 from fastapi import APIRouter, Depends
 from pydantic import Field
@@ -170,7 +169,7 @@ def create_tenants_key(context: Ctx, caller: Admin, request: RequestId, name: st
 @router.get("/tenant")
 async def own_tenant(context: Ctx, caller: Biller) -> OwnTenant:
     """The caller's own tenant: its plan, what that means for it, and what it uses."""
-    detail, rates = await anyio.to_thread.run_sync(_own, context, caller)
+    detail, rates = await context.threads.run(caller.tenant, _own, context, caller)
     return OwnTenant(**detail, use=Use(**rates, **await _instances(context, caller)))
 
 
@@ -200,7 +199,7 @@ async def _instances(context: Context, caller: Principal) -> dict[str, Any]:
     except SnapshotterError:
         return {"instances": None, "gpus": None}
     live = Counter(str(one.revision) for one in found if one.state is not InstanceState.STOPPED)
-    return {"instances": live.total(), "gpus": await anyio.to_thread.run_sync(_gpus, context, live)}
+    return {"instances": live.total(), "gpus": await context.threads.run(caller.tenant, _gpus, context, live)}
 
 
 def _gpus(context: Context, instances: Mapping[str, int]) -> int:

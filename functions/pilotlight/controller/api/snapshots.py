@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import anyio.to_thread
 from fastapi import APIRouter
 
 from pilotlight.controller import audit, garbage, registry
@@ -34,12 +33,12 @@ async def _owned(context: Context, caller: Principal, snapshot: str) -> Snapshot
     raise NotFound(f"there is no snapshot {snapshot} in environment {caller.environment!r}", snapshot=snapshot)
 
 
-async def _write(context: Context, change: Callable[[Write], T]) -> T:
+async def _write(context: Context, tenant: str, change: Callable[[Write], T]) -> T:
     def run() -> T:
         with context.store.write() as write:
             return change(write)
 
-    return await anyio.to_thread.run_sync(run)
+    return await context.threads.run(tenant, run)
 
 
 @router.get("/snapshots", response_model=models.Snapshots)
@@ -83,7 +82,7 @@ async def delete_snapshots(context: Ctx, caller: Deployer, request: RequestId, a
         audit.record(write, tenant=caller.tenant, actor=caller.key, action="snapshots.delete", subject=subject, request=request)
         return str(found.id)
 
-    return models.SnapshotsDeleted(deleted=await context.agent.delete_snapshots(function=await _write(context, note)))
+    return models.SnapshotsDeleted(deleted=await context.agent.delete_snapshots(function=await _write(context, caller.tenant, note)))
 
 
 @router.put("/functions/{app}/{function}/snapshots")
@@ -93,7 +92,9 @@ async def switch_snapshots(
     """Allow or forbid snapshots of a function; it outlives deploys. Forbidding deletes what is on the node (`deleted`; null = later)."""
     caller.demand_function(app, function)
     where = place(caller, app, request)
-    switched = await _write(context, lambda write: registry.switch_snapshots(write, where, function=function, enabled=body.enabled))
+    switched = await _write(
+        context, caller.tenant, lambda write: registry.switch_snapshots(write, where, function=function, enabled=body.enabled)
+    )
     deleted = 0 if body.enabled else await garbage.forget(context.agent, [switched])
     return models.SnapshotsSwitched(app=app, function=function, enabled=body.enabled, deleted=deleted)
 
@@ -102,4 +103,4 @@ async def _note(context: Context, caller: Principal, *, request: str, action: st
     def note(write: Write) -> None:
         audit.record(write, tenant=caller.tenant, actor=caller.key, action=action, subject=snapshot, request=request)
 
-    await _write(context, note)
+    await _write(context, caller.tenant, note)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-import anyio.to_thread
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field
 
@@ -112,7 +111,7 @@ def delete_webhook(context: Ctx, caller: Admin, request: RequestId, name: Name) 
 async def test_webhook(context: Ctx, caller: Admin, request: RequestId, name: Name) -> Tested:
     """Post a signed example (`type`: `webhook.test`) to a webhook, once, and say what became of it."""
     caller.demand_whole_environment()
-    message, found = await anyio.to_thread.run_sync(_example, context, caller, name, request)
+    message, found = await context.threads.run(caller.tenant, _example, context, caller, name, request)
     secret = context.key.webhooks.open(found.sealed_secret)
     began, now = time.perf_counter(), context.clock()
     async with Sender(policy=context.config.settings.webhooks) as sender:

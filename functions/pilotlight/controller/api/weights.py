@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, TypeVar
 
-import anyio.to_thread
 import sqlalchemy as sa
 from fastapi import APIRouter, Path, Response
 from pydantic import Field
@@ -64,7 +63,7 @@ class WeightsList(Body):
 @router.get("")
 async def list_weights(context: Ctx, caller: Deployer) -> WeightsList:
     """Weights of the environment, and where they are."""
-    rows = await _read(context, lambda sql: weights.listing(sql, _holder(caller)))
+    rows = await _read(context, caller.tenant, lambda sql: weights.listing(sql, _holder(caller)))
     return WeightsList(weights=await _shown(context, caller, rows))
 
 
@@ -79,14 +78,14 @@ async def put_weights(*, context: Ctx, caller: Deployer, request: RequestId, nam
     """Let a name mean a manifest, which with all its files was uploaded before. A name that meant another is not pinned any more."""
     caller.demand_whole_environment()
     digest = blobs.check_digest(body.manifest, "manifest")
-    manifest = await anyio.to_thread.run_sync(_manifest_of, context, caller, digest)
+    manifest = await context.threads.run(caller.tenant, _manifest_of, context, caller, digest)
     holder = _holder(caller, request)
 
     def put(write: Write) -> str | None:
         references.check_files(write.sql, tenant=caller.tenant, digest=digest, named=manifest)
         return weights.put(write, holder, name=name, model=weights.Model.of(digest, manifest), source=body.source)
 
-    released = await _write(context, put)
+    released = await _write(context, caller.tenant, put)
     await holdings.settle(context.cache, context.store, [released] if released else [])
     return await _info(context, caller, name)
 
@@ -95,7 +94,7 @@ async def put_weights(*, context: Ctx, caller: Deployer, request: RequestId, nam
 async def delete_weights(context: Ctx, caller: Deployer, request: RequestId, name: Name) -> Response:
     """Forget a name that no function uses, and delete the files of its manifest that no revision or other name refers to."""
     caller.demand_whole_environment()
-    manifest = await _write(context, lambda write: weights.delete(write, _holder(caller, request), name=name))
+    manifest = await _write(context, caller.tenant, lambda write: weights.delete(write, _holder(caller, request), name=name))
     await holdings.forget(context.cache, context.store, manifest)
     await deletion.give_up(context, caller, [], request, manifests=[manifest])
     return Response(status_code=204)
@@ -106,11 +105,11 @@ async def verify_weights(context: Ctx, caller: Deployer, request: RequestId, nam
     """Read the node's copy again: lines `{"elapsed_s"}`, then `{"is_here", "corrupt": [paths]}`; they are fetched anew when needed."""
     manifest = await _manifest(context, caller, name)
     await holdings.demand(context.cache)
-    await _write(context, lambda write: weights.note(write, _holder(caller, request), "verify", name))
+    await _write(context, caller.tenant, lambda write: weights.note(write, _holder(caller, request), "verify", name))
 
     async def work(_: Tell) -> Mapping[str, Any]:
         found = await holdings.verify(context.cache, manifest)
-        paths = await anyio.to_thread.run_sync(_paths, context, caller, manifest, found["corrupt"])
+        paths = await context.threads.run(caller.tenant, _paths, context, caller, manifest, found["corrupt"])
         return {**found, "corrupt": paths}
 
     return NdjsonResponse(holdings.following(work), request=request)
@@ -121,7 +120,7 @@ async def prefetch_weights(context: Ctx, caller: Deployer, request: RequestId, n
     """Bring it to the node's disk: lines `{"done_bytes", "total_bytes", "elapsed_s"}`, then `{"weights": {…}}`."""
     manifest = await _manifest(context, caller, name)
     await holdings.demand(context.cache)
-    await _write(context, lambda write: weights.note(write, _holder(caller, request), "prefetch", name))
+    await _write(context, caller.tenant, lambda write: weights.note(write, _holder(caller, request), "prefetch", name))
 
     async def work(tell: Tell) -> Mapping[str, Any]:
         await holdings.prefetch(context.cache, manifest, tell)
@@ -134,7 +133,8 @@ async def prefetch_weights(context: Ctx, caller: Deployer, request: RequestId, n
 async def pin_weights(context: Ctx, caller: Admin, request: RequestId, name: Name) -> NdjsonResponse:
     """Bring it to the node's disk and keep it there whoever needs room; lines as of prefetch."""
     caller.demand_whole_environment()
-    await _read(context, lambda sql: _check_pin(context, sql, _holder(caller), name))  # once the answer has begun it is a line only
+    # Now, because once the answer has begun it is a line only.
+    await _read(context, caller.tenant, lambda sql: _check_pin(context, sql, _holder(caller), name))
     await holdings.demand(context.cache)
 
     async def work(tell: Tell) -> Mapping[str, Any]:
@@ -148,22 +148,22 @@ async def pin_weights(context: Ctx, caller: Admin, request: RequestId, name: Nam
 async def unpin_weights(context: Ctx, caller: Admin, request: RequestId, name: Name) -> WeightsInfo:
     """Let the node evict it again when it needs room."""
     caller.demand_whole_environment()
-    manifest = await _write(context, lambda write: weights.pin(write, _holder(caller, request), name=name, pinned=False))
+    manifest = await _write(context, caller.tenant, lambda write: weights.pin(write, _holder(caller, request), name=name, pinned=False))
     await holdings.settle(context.cache, context.store, [manifest])
     return await _info(context, caller, name)
 
 
 async def _pin(context: Context, holder: Holder, name: str, tell: Tell) -> None:
     # The row first: a sweep in between must not undo what the cache does next. A pin that fails is none.
-    was_pinned = (await _read(context, lambda sql: weights.find(sql, holder, name=name)))["is_pinned"]
-    manifest = await _write(context, lambda write: _note_pin(context, write, holder, name))
+    was_pinned = (await _read(context, holder.tenant, lambda sql: weights.find(sql, holder, name=name)))["is_pinned"]
+    manifest = await _write(context, holder.tenant, lambda write: _note_pin(context, write, holder, name))
     pinned = False
     try:
         await holdings.pin(context.cache, manifest, tell)
         pinned = True
     finally:
         if not pinned and not was_pinned:
-            await _write(context, lambda write: weights.pin(write, holder, name=name, pinned=False))
+            await _write(context, holder.tenant, lambda write: weights.pin(write, holder, name=name, pinned=False))
         await holdings.settle(context.cache, context.store, [manifest])
 
 
@@ -184,11 +184,11 @@ def _holder(caller: Principal, request: str = "") -> Holder:
 
 
 async def _manifest(context: Context, caller: Principal, name: str) -> str:
-    return str((await _read(context, lambda sql: weights.find(sql, _holder(caller), name=name)))["manifest"])
+    return str((await _read(context, caller.tenant, lambda sql: weights.find(sql, _holder(caller), name=name)))["manifest"])
 
 
 async def _info(context: Context, caller: Principal, name: str) -> WeightsInfo:
-    row = await _read(context, lambda sql: weights.find(sql, _holder(caller), name=name))
+    row = await _read(context, caller.tenant, lambda sql: weights.find(sql, _holder(caller), name=name))
     return (await _shown(context, caller, [row]))[0]
 
 
@@ -211,7 +211,7 @@ async def _instances(context: Context, caller: Principal) -> dict[str, int] | No
     except SnapshotterError:
         return None
     counted = Counter(str(instance.revision) for instance in found)
-    return await _read(context, lambda sql: weights.instances_of(sql, counted))
+    return await _read(context, caller.tenant, lambda sql: weights.instances_of(sql, counted))
 
 
 def _manifest_of(context: Context, caller: Principal, digest: str) -> Manifest:
@@ -228,17 +228,17 @@ def _paths(context: Context, caller: Principal, manifest: str, digests: Collecti
     return [file.path for file in found.files if file.digest in set(digests)]
 
 
-async def _read(context: Context, question: Callable[[sa.Connection], T]) -> T:
+async def _read(context: Context, tenant: str, question: Callable[[sa.Connection], T]) -> T:
     def run() -> T:
         with context.store.read() as sql:
             return question(sql)
 
-    return await anyio.to_thread.run_sync(run)
+    return await context.threads.run(tenant, run)
 
 
-async def _write(context: Context, change: Callable[[Write], T]) -> T:
+async def _write(context: Context, tenant: str, change: Callable[[Write], T]) -> T:
     def run() -> T:
         with context.store.write() as write:
             return change(write)
 
-    return await anyio.to_thread.run_sync(run)
+    return await context.threads.run(tenant, run)

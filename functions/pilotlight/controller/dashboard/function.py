@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-import anyio.to_thread
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi.responses import Response
@@ -42,7 +41,7 @@ async def page(visit: Visitor, app: _Name, name: _Name) -> Response:
     found = await visit.read(lambda sql: _look(sql, visit, app, name))
     running = await machines.running(visit, function=(app, name))
     measured = await machines.measured(visit, running.instances)
-    return await anyio.to_thread.run_sync(_page, visit, found, running, measured)
+    return await visit.context.threads.run(visit.caller.tenant, _page, visit, found, running, measured)
 
 
 def _page(visit: Visit, found: _Found, running: Running, measured: Mapping[str, int]) -> Response:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import anyio.to_thread
 import sqlalchemy as sa
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -50,7 +49,7 @@ async def page(visit: Visitor) -> Response:
     found = await visit.read(lambda sql: look(sql, visit))
     running = await machines.running(visit)
     measured = await machines.measured(visit, running.instances)
-    return await anyio.to_thread.run_sync(_page, visit, found, running, measured)
+    return await visit.context.threads.run(visit.caller.tenant, _page, visit, found, running, measured)
 
 
 def _page(visit: Visit, found: Overview, running: Running, measured: Mapping[str, int]) -> Response:

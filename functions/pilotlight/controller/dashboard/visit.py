@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlencode
 
-import anyio.to_thread
 import sqlalchemy as sa
 from fastapi import Depends, Query, Request
 from fastapi.responses import RedirectResponse, Response
@@ -120,7 +119,7 @@ class Visit:
             with self.context.store.read() as sql:
                 return question(sql)
 
-        return await anyio.to_thread.run_sync(ask)
+        return await self.context.threads.run(self.caller.tenant, ask)
 
 
 async def visit(
@@ -148,7 +147,7 @@ async def visit(
             path=request.url.path, now=now,
         )  # fmt: skip
 
-    return await anyio.to_thread.run_sync(look)
+    return await context.threads.look_up(look)
 
 
 Visitor = Annotated[Visit, Depends(visit)]

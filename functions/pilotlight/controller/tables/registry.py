@@ -251,11 +251,13 @@ calls = sa.Table(
     text("record"),
     text("payload", null=True),
     sa.Column("kept_bytes", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("result", sa.Text, nullable=False, server_default=""),
     sa.Index("ix_calls_tenant_submitted_at", "tenant", "submitted_at"),
     sa.Index("ix_calls_expires_at", "expires_at"),
 )
-"""`payload`: of a dead letter what its function was given, as an activator's journal had it; null = the call is none.
-`kept_bytes`: of both texts."""
+"""`record`: a CallRecord without its result; `result`: that, in base64, apart so that lists read none.
+`payload`: of a dead letter what its function was given, as an activator's journal had it; null = the call is none.
+`kept_bytes`: of the three texts."""
 
 kept_calls = sa.Table(
     "kept_calls",
