@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from snapshotter import child, wire
+from snapshotter import child, reports, wire
 from snapshotter.lot import Lot, Parked
 from snapshotter.poller import Poller
 from snapshotter.process import Process
@@ -118,13 +118,13 @@ class Brood:
             print(f"instance {process.id} did not enter its cgroups: it is ended", file=sys.stderr, flush=True)
             _signal(process.pidfd)
         elif event == "ready" and process.state == "forked":
-            process.state, process.phases_ms = "ready", message["phases_ms"]
+            process.state, process.phases_ms = "ready", reports.phases_of(message["phases_ms"])
             process.leave_desk()
             self._tell({"event": "ready", "instance": process.id, "phases_ms": process.phases_ms})
         elif event == "exited" and process.dead_at is not None:
-            self._finish(process, int(message["status"]))
+            self._finish(process, reports.status_of(message["status"]))
         elif event == "exited":
-            process.status = int(message["status"])  # it came before the pidfd's own news
+            process.status = reports.status_of(message["status"])  # it came before the pidfd's own news
         return True
 
     def _once_parked(self, name: str) -> Process | None:

@@ -14,11 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from snapshotter import child, tree, wire, workfiles
+from snapshotter import child, reports, tree, wire, workfiles
 from snapshotter.poller import Peer, Poller
 from snapshotter.resident import Resident
 
 _SILENT = "the process ended, or let go of its channel, before it stood still"
+_MOST_TEXT = 4096
+"""Of a failure, in characters."""
 
 
 @dataclass(kw_only=True)
@@ -96,7 +98,7 @@ class Freezer:
             self._watch(frozen, os.dup(fds[0]))
             self._admit(frozen)
         elif message["event"] == "failed":
-            self._drop(frozen, str(message["error"]["message"]))
+            self._drop(frozen, str(message["error"]["message"])[:_MOST_TEXT])
         return True
 
     def _admit(self, frozen: _Frozen) -> None:
@@ -119,16 +121,18 @@ class Freezer:
         wire.close_all(fds)
         if message.get("event") != "quiesced" or frozen.pidfd < 0 or frozen.still:
             return
-        obstacles = message.get("obstacles", [])
-        if not isinstance(obstacles, list):
+        try:
+            found = reports.quiesced_of(message)
+        except ValueError:
             return
+        obstacles = found["obstacles"]
         frozen.still = not obstacles
         try:
             pid = child.pid_of(frozen.pidfd)
         except OSError as e:
             self._drop(frozen, str(e))
             return
-        body = {**message, "checkpoint": frozen.name, "pid": pid, "obstacles": obstacles, "stdio": None}
+        body = {"event": "quiesced", "checkpoint": frozen.name, "pid": pid, "stdio": None, **found}
         if frozen.still and frozen.in_place:
             self._resident.freeze()
             body["stdio"] = _pipes_of(body["pid"])

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from snapshotter import child, wire
+from snapshotter import child, reports, wire
 from snapshotter.brood import Brood, failure_of
 from snapshotter.crius import Crius
 from snapshotter.execs import Execs
@@ -191,8 +191,9 @@ class Shim:
             worker.failure = failure_of(message)
             self._tell(worker.failure)
         elif event == "proved" and worker.state == "proving":
+            proved = reports.proved_of(message)
             worker.state = "proven"
-            self._tell(message)
+            self._tell({"event": "proved", **proved})
 
     def _on_pages_lost(self) -> None:
         """A restored process whose page daemon died reads zeros where memory was: it must not go on, nor what it forked, agent or not."""
