@@ -84,6 +84,7 @@ async def test_a_snapshot_point_that_makes_no_sense_keeps_no_agent_from_starting
         async with home.client() as client:
             assert await client.templates() == []
             assert agent.poll() is None
+    assert list((home.paths.run / "slots").iterdir()) == []  # a boot that went on ends with the agent
 
 
 @needs_root
