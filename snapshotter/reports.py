@@ -30,14 +30,14 @@ _ERROR_TEXT = 8 * 1024
 _ERROR_KEYS = 8
 
 
-def phases_of(said: object) -> dict[str, float]:
-    """The phases that a worker may report, in ms: they name metrics, are added up, and are what is expected of the next start.
+def phases_of(said: object, *, also: frozenset[str] = frozenset()) -> dict[str, float]:
+    """The phases that a worker may report, in ms, and those in `also`: they name metrics, are added up, and are expected of the next start.
 
     Other names are left out, and so is what is no duration: negative, not finite, longer than a start may take.
     """
     if not isinstance(said, Mapping):
         return {}
-    return {name: float(ms) for name, ms in said.items() if name in PHASES and _is_duration(ms)}
+    return {name: float(ms) for name, ms in said.items() if (name in PHASES or name in also) and _is_duration(ms)}
 
 
 def point_of(said: Mapping[str, Any]) -> dict[str, Any]:
