@@ -72,7 +72,7 @@ class Freezer:
         worker = self._resident.ready_peer()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         frozen.channel = Peer(
-            ours, self._poller, lambda message, fds: self._on_word(frozen, message, fds), lambda: self._on_silence(frozen)
+            ours, self._poller, lambda message, fds: self._on_word(frozen, message, fds), lambda: self._on_silence(frozen), paced=True
         )
         with theirs, _listener() as listener:
             fds = [listener.detach(), theirs.detach()]
@@ -117,14 +117,11 @@ class Freezer:
         self._poller.watch(pidfd, lambda _: self._on_gone(frozen))
 
     def _on_word(self, frozen: _Frozen, message: Mapping[str, Any], fds: list[int]) -> None:
-        """On the channel. User code may share it: what is not our protocol is dropped."""
+        """On the channel. User code may share it. Raises ValueError for what is not our protocol."""
         wire.close_all(fds)
         if message.get("event") != "quiesced" or frozen.pidfd < 0 or frozen.still:
             return
-        try:
-            found = reports.quiesced_of(message)
-        except ValueError:
-            return
+        found = reports.quiesced_of(message)
         obstacles = found["obstacles"]
         frozen.still = not obstacles
         try:

@@ -79,7 +79,7 @@ class Resident:
             theirs.close()
         self.pidfd = os.pidfd_open(self.pid)
         self.state = "booting"
-        self.peer = Peer(ours, self._poller, hear, lambda: None)
+        self.peer = Peer(ours, self._poller, hear, lambda: None, paced=True)
         self._tell({"event": "booted", "pid": self.pid}, self.pidfd)
 
     def furnish(self, message: Mapping[str, Any], kdat: int, files: int) -> None:
@@ -120,7 +120,7 @@ class Resident:
             self._tell({"event": "revive_failed", "message": str(e)})
             return
         self.pid, self.state, self.point = pid, "resident", message["point"]
-        self.peer = Peer(connection, self._poller, hear, lambda: None)
+        self.peer = Peer(connection, self._poller, hear, lambda: None, paced=True)
         self._tell({"event": "revived", "pid": pid}, self.pidfd)
 
     def clear_away(self) -> None:
@@ -152,9 +152,10 @@ class Resident:
     def reach_point(self, message: Mapping[str, Any]) -> None:
         """It waits for orders. What it wrote so far is kept for its snapshots: its forks will write, too. Raises ValueError."""
         point = reports.point_of(message)
-        strays = tree.others({os.getpid(), self.pid}) if self._namespaced else []
-        point["threads"] += [f"process {name}" for name in strays[:_STRAYS_NAMED]]
-        point["obstacles"] += self._keep(point["threads"]) if self._kept else []
+        with self._poller.free_of_charge():
+            strays = tree.others({os.getpid(), self.pid}) if self._namespaced else []
+            point["threads"] += [f"process {name}" for name in strays[:_STRAYS_NAMED]]
+            point["obstacles"] += self._keep(point["threads"]) if self._kept else []
         self.state, self.point = "resident", point
         self._tell({"event": "snapshot_point", **point})
 

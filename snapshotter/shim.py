@@ -35,6 +35,8 @@ from snapshotter.recorder import Recorder
 from snapshotter.resident import Resident
 
 _Message = Mapping[str, Any]
+_WORKER_EVENTS = ("snapshot_point", "forked", "parked", "ready", "failed", "exited", "proved")
+"""What a worker says on its control channel."""
 
 
 class Shim:
@@ -173,11 +175,15 @@ class Shim:
     # -- the worker
 
     def _hear(self, message: _Message, fds: list[int]) -> None:
-        """From the worker. User code shares the descriptor: what is not our protocol is dropped, and must not end the slot's PID 1."""
+        """From the worker. User code shares the descriptor: what is not our protocol must not end the slot's PID 1. Raises ValueError."""
         try:
+            if message.get("event") not in _WORKER_EVENTS:
+                raise ValueError("a worker says no such thing")
             self._believe(message, fds)
-        except (LookupError, TypeError, ValueError, AttributeError, OSError, RecursionError):
-            return
+        except OSError:
+            return  # a process that is gone by now
+        except (LookupError, TypeError, AttributeError, RecursionError, ArithmeticError) as e:
+            raise ValueError(f"not our protocol: {type(e).__name__}") from e
         finally:
             wire.close_all(fds)
 
