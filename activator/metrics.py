@@ -191,7 +191,8 @@ class Metrics:
         self.observer.started(target, ok=True)
         self._start.labels(*self._labels(target), info.start_kind.value).observe(seconds)
         for phase, ms in info.phases_ms.items():
-            self._start_phase.labels(info.start_kind.value, phase).inc(ms / 1000)
+            if ms >= 0:  # NaN is not: what is added once stays in the sum
+                self._start_phase.labels(info.start_kind.value, phase).inc(min(ms / 1000, seconds))
 
     def instance_lost(self, target: Target, reason: str) -> None:
         """An instance ended unasked."""

@@ -171,13 +171,16 @@ class Roster(ABC):
             self._account(self.target, instance_id).start_failed(cpu_ns=cpu_ns, at_ns=time.time_ns())
 
     def _started(self, instance: Instance, start_s: float) -> None:
-        """Remember what the start took: bytes come to a node once, whatever rung waits for them; a place is waited for by who is late."""
+        """Charge the start, then remember what it took, which may fail nobody's start: bytes come to a node once, whatever rung waits for
+        them; a place is waited for by who is late."""
         info = instance.info
-        own_s = max(0.0, start_s - info.phases_ms.get("weights", 0.0) / 1000)
-        self.start_times.took(info.start_kind, own_s, info.phases_ms.keys())
-        self._observer.instance_ready(self.target, info, start_s)
-        billed_s = max(0.0, start_s - info.phases_ms.get("queue", 0.0) / 1000)
+        billed_s = max(0.0, start_s - _phase_s(info, "queue"))
         instance.account.started(start_kind=info.start_kind.value, billed_ns=int(billed_s * 1e9), at_ns=time.time_ns())
+        try:
+            self.start_times.took(info.start_kind, max(0.0, start_s - _phase_s(info, "weights")), info.phases_ms.keys())
+            self._observer.instance_ready(self.target, info, start_s)
+        except ValueError:
+            log.warning("start is not counted in metrics instance=%s target=%r", info.id, self.target, exc_info=True)
 
     # -- out ----------------------------------------------------------------------------------------------------------
     def gone(self, instance_id: str, reason: str, cpu_ns: int | None = None) -> None:
@@ -343,3 +346,9 @@ class Roster(ABC):
     def live(self) -> Iterator[Instance]:
         """Instances that take calls."""
         return (i for i in self.instances.values() if not i.is_gone and not i.is_draining)
+
+
+def _phase_s(info: InstanceInfo, phase: str) -> float:
+    """Seconds of one phase; 0 for none, and for what is no duration."""
+    ms = info.phases_ms.get(phase, 0.0)
+    return ms / 1000 if 0 <= ms < math.inf else 0.0

@@ -18,36 +18,60 @@ from snapshotter.housing import Housekeeper, Housing
 from snapshotter.instances import Instance, Instances
 from snapshotter.nursery import Nursery
 from snapshotter.running import Running
-from snapshotter.slots import Slot
+from snapshotter.slots import BootFailed, Slot, SlotLost
 from snapshotter.types import InstanceInfo
 
 _log = logging.getLogger(__name__)
+_CANNOT_BE_TAKEN_OVER = (SlotLost, BootFailed, OSError, ValueError, LookupError, TypeError, AttributeError, asyncio.InvalidStateError)
+"""What one slot may raise whose shim or files are not as this agent's would be: another version's, or broken."""
 
 
 async def adopt(*, nursery: Nursery, housekeeper: Housekeeper, boots: Boots, ends: Ends, instances: Instances) -> None:
-    """Take over every slot that lives. Instances keep their InstanceInfo; those that never were handed out are ended."""
+    """Take over every slot that lives. Instances keep their InstanceInfo; those that never were handed out are ended.
+
+    A slot that cannot be taken over is ended with all that is in it: the others, and the agent, go on without it.
+    """
     for slot in await nursery.adopt():
-        housing = Housing.of(slot)
-        if housing is None:
-            await slot.end()
-            continue
-        if housing.transient:
-            await housekeeper.clear(housing)
-            continue
-        slot.owner = ends
-        slot.unpark()
-        housekeeper.housings[slot.id] = housing
-        for running in list(slot.running.values()):
-            _take_over(housing, running, instances, ends)
-        if slot.worker == "booting":
-            housing.is_booting = True
-            boots.resume(housing)
-        elif slot.worker == "resident":
-            boots.enlist(housing)
-        else:
-            housing.take_part()
-            ends.clear_if_empty(housing)
-        _log.info("slot.adopted slot=%s worker=%s instances=%d", slot.id, slot.worker, len(slot.running))
+        try:
+            await _adopt(slot, housekeeper=housekeeper, boots=boots, ends=ends, instances=instances)
+        except _CANNOT_BE_TAKEN_OVER as e:
+            _log.warning("slot.not_adopted slot=%s error=%s: %s", slot.id, type(e).__name__, e)
+            await _give_up(slot, housekeeper)
+
+
+async def _adopt(slot: Slot, *, housekeeper: Housekeeper, boots: Boots, ends: Ends, instances: Instances) -> None:
+    if slot.is_lost:
+        raise SlotLost(f"slot {slot.id} went away meanwhile")
+    housing = Housing.of(slot)
+    if housing is None:
+        await slot.end()
+        return
+    if housing.transient:
+        await housekeeper.clear(housing)
+        return
+    slot.owner = ends
+    slot.unpark()
+    housekeeper.housings[slot.id] = housing
+    for running in list(slot.running.values()):
+        _take_over(housing, running, instances, ends)
+    if slot.worker == "booting":
+        housing.is_booting = True
+        boots.resume(housing)
+    elif slot.worker == "resident":
+        boots.enlist(housing)
+    else:
+        housing.take_part()
+        ends.clear_if_empty(housing)
+    _log.info("slot.adopted slot=%s worker=%s instances=%d", slot.id, slot.worker, len(slot.running))
+
+
+async def _give_up(slot: Slot, housekeeper: Housekeeper) -> None:
+    """Its owner, if it has one by now, settles the instances that were taken over already."""
+    housing = housekeeper.housings.get(slot.id)
+    if housing is not None:
+        await housekeeper.clear(housing)
+    else:
+        await slot.end()
 
 
 def _take_over(housing: Housing, running: Running, instances: Instances, ends: Ends) -> None:

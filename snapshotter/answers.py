@@ -9,14 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-_PHASES = frozenset({"boot", "import", "enter", "warmup", "fork", "assign", "serve", "wake", "prove", "quiesce", "first_answer"})
-
-
-def phases_of(said: object) -> dict[str, float]:
-    """The phases that a worker may report, in ms: they name metrics, and user code shares the channel on which they come."""
-    if not isinstance(said, Mapping):
-        return {}
-    return {name: float(ms) for name, ms in said.items() if name in _PHASES and isinstance(ms, int | float)}
+from snapshotter import reports
 
 
 class SlotLost(Exception):
@@ -73,15 +66,9 @@ class SnapshotPoint:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`; what an older shim does not say is empty."""
-        return cls(
-            threads=tuple(body["threads"]),
-            phases_ms=phases_of(body["phases_ms"]),
-            joins=bool(body.get("joins")),
-            obstacles=tuple(body.get("obstacles", ())),
-            listens=tuple(body.get("listens", ())),
-            connections_inside=int(body.get("connections_inside", 0)),
-        )
+        """The reverse of `to_json`; what an older shim does not say is empty. Raises ValueError: an older one did not look at it either."""
+        point = reports.point_of(body)
+        return cls(**{**point, **{name: tuple(point[name]) for name in ("threads", "obstacles", "listens")}})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ import socket as sockets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from snapshotter import processes, wire
-from snapshotter.answers import BootFailed, CheckpointFailed, CriuRun, Proved, Quiesced, SlotLost, phases_of
+from snapshotter import processes, reports, wire
+from snapshotter.answers import BootFailed, CheckpointFailed, CriuRun, Proved, Quiesced, SlotLost
 
 T = TypeVar("T")
 Send = Callable[[Mapping[str, Any], list[int]], None]
@@ -162,14 +162,15 @@ class Asks:
                 exited.set_result(None)
 
     def _on_quiesced(self, m: Mapping[str, Any], fds: list[int]) -> None:
+        found = reports.quiesced_of(m)
         quiesced = Quiesced(
             pid=m["pid"],
             host_pid=processes.host_pid(fds[0]),
-            obstacles=tuple(m["obstacles"]),
-            phases_ms=phases_of(m["phases_ms"]),
+            obstacles=tuple(found["obstacles"]),
+            phases_ms=found["phases_ms"],
             stdio=m["stdio"],
-            listens=tuple(m.get("listens", ())),
-            connections_inside=int(m.get("connections_inside", 0)),
+            listens=tuple(found["listens"]),
+            connections_inside=found["connections_inside"],
         )
         self._checkpoints.answer(m["checkpoint"], quiesced)
 
@@ -192,5 +193,5 @@ class Asks:
             exited.set_result(m["status"])
 
     def _on_proved(self, m: Mapping[str, Any], _: Sequence[int]) -> None:
-        notes = tuple(m.get("notes", ()))
-        self._proofs.answer("prove", Proved(ok=m["ok"], error=m.get("error"), phases_ms=phases_of(m["phases_ms"]), notes=notes))
+        said = reports.proved_of(m)
+        self._proofs.answer("prove", Proved(**{**said, "notes": tuple(said["notes"])}))

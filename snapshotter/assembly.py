@@ -25,6 +25,7 @@ from snapshotter.parking import Parking
 from snapshotter.room import Room
 from snapshotter.rungs import Rungs
 from snapshotter.settings import SnapshotterSettings
+from snapshotter.snapshots.asked import AskedProofs
 from snapshotter.snapshots.builder import DELAY_S, Builder
 from snapshotter.snapshots.checkpoints import Checkpoints
 from snapshotter.snapshots.desk import Snapshots
@@ -139,13 +140,21 @@ def assemble(paths: Paths, settings: SnapshotterSettings, parts: Parts, *, cgrou
         shelf=shelf,
         budget_bytes=settings.template_memory_bytes,
     )
-    checkpoints = None
+    room = Room(
+        memory_bytes=settings.node_memory_bytes(),
+        dedicated_to=settings.dedicated_to,
+        gpus=tuple(str(row["name"]) for row in parts.gpus),
+    )
+    checkpoints = asked = None
     if stock is not None and restores is not None:
         dumps = _dumps(base, parts, stock, boots)
         proofs = _proofs(base, settings, restores)
         checkpoints = Checkpoints(stock=stock, shelf=shelf, dumps=dumps, proofs=proofs, metrics=base.metrics)
+        asked = AskedProofs(checkpoints, instances=base.instances, room=room)
     builder = Builder(checkpoints, errands=base.errands, per_hour=settings.snapshot_builds_per_hour, delay_s=parts.build_delay_s)
-    snapshots = Snapshots(stock=stock, checkpoints=checkpoints, shelf=shelf, errands=base.errands, metrics=base.metrics, want=builder.want)
+    snapshots = Snapshots(
+        stock=stock, checkpoints=checkpoints, asked=asked, shelf=shelf, errands=base.errands, metrics=base.metrics, want=builder.want
+    )
     ladder = Ladder(
         housekeeper=base.housekeeper,
         boots=boots,
@@ -156,11 +165,7 @@ def assemble(paths: Paths, settings: SnapshotterSettings, parts: Parts, *, cgrou
         starts=Starts(ends=base.ends, parking=base.parking, cgroups=cgroups, logs=base.logs),
         logs=base.logs,
         metrics=base.metrics,
-        room=Room(
-            memory_bytes=settings.node_memory_bytes(),
-            dedicated_to=settings.dedicated_to,
-            gpus=tuple(str(row["name"]) for row in parts.gpus),
-        ),
+        room=room,
     )
     agent = Agent(
         ladder=ladder,

@@ -221,6 +221,9 @@ class Boots:
         except TimeoutError:
             await self._housekeeper.clear(housing)
             return
+        except asyncio.CancelledError:
+            await asyncio.shield(asyncio.create_task(self._housekeeper.clear(housing), name=f"clear {housing.slot.id}"))
+            raise
         self.enlist(housing)
 
     async def _measure(self, template: Template) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from snapshotter import child, wire
+from snapshotter import child, reports, wire
 from snapshotter.lot import Lot, Parked
 from snapshotter.poller import Poller
 from snapshotter.process import Process
@@ -104,7 +104,10 @@ class Brood:
         self._on_forked(process, parked.pid, process.pidfd, joined=True)
 
     def hear(self, message: Mapping[str, Any], fds: list[int]) -> bool:
-        """What the worker says; False when it is about none of these. Raises KeyError, TypeError, ValueError, OSError."""
+        """What the worker says; False when it is about none of these. Raises KeyError, TypeError, ValueError, OSError.
+
+        What follows once for each instance that was ordered is our own work, and not counted as the worker's.
+        """
         event, name = message["event"], str(message.get("instance"))
         process = self._processes.get(name) or self._once_parked(name)
         if process is None:
@@ -113,18 +116,23 @@ class Brood:
             process.has_failed = True
             self._tell(failure_of(message))
         elif event == "forked" and process.state == "asked":
-            self._on_forked(process, child.pid_of(fds[0]), os.dup(fds[0]), joined=self._joins(process))
+            with self._poller.free_of_charge():
+                self._on_forked(process, child.pid_of(fds[0]), os.dup(fds[0]), joined=self._joins(process))
         elif event == "ready" and process.state == "forked" and self._strayed(process):
             print(f"instance {process.id} did not enter its cgroups: it is ended", file=sys.stderr, flush=True)
             _signal(process.pidfd)
         elif event == "ready" and process.state == "forked":
-            process.state, process.phases_ms = "ready", message["phases_ms"]
-            process.leave_desk()
-            self._tell({"event": "ready", "instance": process.id, "phases_ms": process.phases_ms})
+            phases_ms = reports.phases_of(message["phases_ms"])
+            with self._poller.free_of_charge():
+                process.state, process.phases_ms = "ready", phases_ms
+                process.leave_desk()
+                self._tell({"event": "ready", "instance": process.id, "phases_ms": phases_ms})
         elif event == "exited" and process.dead_at is not None:
-            self._finish(process, int(message["status"]))
+            status = reports.status_of(message["status"])
+            with self._poller.free_of_charge():
+                self._finish(process, status)
         elif event == "exited":
-            process.status = int(message["status"])  # it came before the pidfd's own news
+            process.status = reports.status_of(message["status"])  # it came before the pidfd's own news
         return True
 
     def _once_parked(self, name: str) -> Process | None:

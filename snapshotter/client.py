@@ -101,7 +101,10 @@ class AgentClient:
         return [SnapshotInfo.from_json(s) for s in (await self._call("snapshots", {"labels": dict(labels or {})}))["snapshots"]]
 
     async def prove_snapshot(self, snapshot_id: str) -> SnapshotInfo:
-        """Restore it once and have it answer its example: READY again, or QUARANTINED with the reason. Raises SnapshotUnknown."""
+        """Restore it once and have it answer its example: READY again, or QUARANTINED with the reason.
+
+        Raises SnapshotUnknown, ProofsBusy (one of a tenant at a time), NoCapacity, SnapshotRefused when it took too long to tell.
+        """
         return SnapshotInfo.from_json(await self._call("prove_snapshot", {"snapshot_id": snapshot_id}))
 
     async def delete_snapshots(self, *, snapshot_id: str | None = None, revision: str | None = None, function: str | None = None) -> int:

@@ -95,6 +95,12 @@ class SnapshotRefused(SnapshotterError):
     code = "snapshot_refused"
 
 
+class ProofsBusy(SnapshotterError):
+    """Raised when a tenant asks for more proofs of snapshots than it may have; `detail` carries `retry_after_s`."""
+
+    code = "proofs_busy"
+
+
 class SnapshotUnknown(SnapshotterError):
     """Raised when no snapshot of that id is on this node."""
 

@@ -14,11 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from snapshotter import child, tree, wire, workfiles
+from snapshotter import child, reports, tree, wire, workfiles
 from snapshotter.poller import Peer, Poller
 from snapshotter.resident import Resident
 
 _SILENT = "the process ended, or let go of its channel, before it stood still"
+_MOST_TEXT = 4096
+"""Of a failure, in characters."""
 
 
 @dataclass(kw_only=True)
@@ -70,7 +72,7 @@ class Freezer:
         worker = self._resident.ready_peer()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         frozen.channel = Peer(
-            ours, self._poller, lambda message, fds: self._on_word(frozen, message, fds), lambda: self._on_silence(frozen)
+            ours, self._poller, lambda message, fds: self._on_word(frozen, message, fds), lambda: self._on_silence(frozen), paced=True
         )
         with theirs, _listener() as listener:
             fds = [listener.detach(), theirs.detach()]
@@ -96,7 +98,7 @@ class Freezer:
             self._watch(frozen, os.dup(fds[0]))
             self._admit(frozen)
         elif message["event"] == "failed":
-            self._drop(frozen, str(message["error"]["message"]))
+            self._drop(frozen, str(message["error"]["message"])[:_MOST_TEXT])
         return True
 
     def _admit(self, frozen: _Frozen) -> None:
@@ -115,20 +117,19 @@ class Freezer:
         self._poller.watch(pidfd, lambda _: self._on_gone(frozen))
 
     def _on_word(self, frozen: _Frozen, message: Mapping[str, Any], fds: list[int]) -> None:
-        """On the channel. User code may share it: what is not our protocol is dropped."""
+        """On the channel. User code may share it. Raises ValueError for what is not our protocol."""
         wire.close_all(fds)
         if message.get("event") != "quiesced" or frozen.pidfd < 0 or frozen.still:
             return
-        obstacles = message.get("obstacles", [])
-        if not isinstance(obstacles, list):
-            return
+        found = reports.quiesced_of(message)
+        obstacles = found["obstacles"]
         frozen.still = not obstacles
         try:
             pid = child.pid_of(frozen.pidfd)
         except OSError as e:
             self._drop(frozen, str(e))
             return
-        body = {**message, "checkpoint": frozen.name, "pid": pid, "obstacles": obstacles, "stdio": None}
+        body = {"event": "quiesced", "checkpoint": frozen.name, "pid": pid, "stdio": None, **found}
         if frozen.still and frozen.in_place:
             self._resident.freeze()
             body["stdio"] = _pipes_of(body["pid"])

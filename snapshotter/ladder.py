@@ -188,10 +188,16 @@ class Ladder:
         finally:
             self._abandon_unless_ready(request.instance_id)
         self._count_boots(instance, phase)
-        took_s = time.perf_counter() - began
-        self._metrics.started(instance.info.start_kind, took_s, instance.info.phases_ms)
-        self._rungs.took(request.launch, instance.info, took_s)
+        self._remember(request.launch, instance.info, time.perf_counter() - began)
         return instance.info
+
+    def _remember(self, launch: LaunchSpec, info: InstanceInfo, took_s: float) -> None:
+        """For metrics and the next start. The instance is there: a number that makes no sense must not have its caller think otherwise."""
+        try:
+            self._metrics.started(info.start_kind, took_s, info.phases_ms)
+            self._rungs.took(launch, info, took_s)
+        except ValueError:
+            _log.warning("start.not_counted id=%s phases_ms=%s", info.id, info.phases_ms, exc_info=True)
 
     def _count_boots(self, instance: Instance, phase: Phase) -> None:
         """What its start used outside of its own group is its own; a restarted agent finds it so."""

@@ -83,7 +83,8 @@ class Lot:
             return False
         event = message["event"]
         if event == "forked" and parked.pidfd < 0:
-            self._on_forked(parked, child.pid_of(fds[0]), os.dup(fds[0]))
+            with self._poller.free_of_charge():  # once for each that was ordered, as in `brood`
+                self._on_forked(parked, child.pid_of(fds[0]), os.dup(fds[0]))
         elif event == "parked" and parked.pidfd >= 0 and not parked.ready:
             parked.ready = True
             self._tell({"event": "parked", "parked": parked.name}, parked.pidfd)

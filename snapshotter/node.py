@@ -98,6 +98,7 @@ async def _serve(agent: Agent, paths: Paths, settings: SnapshotterSettings, *, k
 
 async def _close(node: Node) -> None:
     """Snapshots in the making first: they use Templates and slots; then whatever runs; then what was left to be cleaned up."""
+    await node.snapshots.aclose()
     await node.builder.aclose()
     await node.ladder.aclose(STOP_GRACE_S)
     await node.errands.aclose()

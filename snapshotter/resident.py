@@ -9,14 +9,15 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from snapshotter import child, tree, wire, workfiles
+from snapshotter import child, reports, tree, wire, workfiles
 from snapshotter.logpipe import LogFile, LogPipe
 from snapshotter.poller import Peer, Poller
 from snapshotter.recorder import Recorder
 from snapshotter.workfiles import Archive
 
-POINT_KEYS = ("phases_ms", "joins", "obstacles", "listens", "connections_inside")
-"""What a snapshot point says of itself, beside the threads."""
+_STRAYS_NAMED = 100
+"""Processes that are named at a snapshot point; one is enough to keep it from being forked."""
+_MESSAGE_TEXT = 1024
 Hear = Callable[[Mapping[str, Any], list[int]], None]
 
 
@@ -78,7 +79,7 @@ class Resident:
             theirs.close()
         self.pidfd = os.pidfd_open(self.pid)
         self.state = "booting"
-        self.peer = Peer(ours, self._poller, hear, lambda: None)
+        self.peer = Peer(ours, self._poller, hear, lambda: None, paced=True)
         self._tell({"event": "booted", "pid": self.pid}, self.pidfd)
 
     def furnish(self, message: Mapping[str, Any], kdat: int, files: int) -> None:
@@ -119,7 +120,7 @@ class Resident:
             self._tell({"event": "revive_failed", "message": str(e)})
             return
         self.pid, self.state, self.point = pid, "resident", message["point"]
-        self.peer = Peer(connection, self._poller, hear, lambda: None)
+        self.peer = Peer(connection, self._poller, hear, lambda: None, paced=True)
         self._tell({"event": "revived", "pid": pid}, self.pidfd)
 
     def clear_away(self) -> None:
@@ -149,12 +150,12 @@ class Resident:
     # -- what it says and is told
 
     def reach_point(self, message: Mapping[str, Any]) -> None:
-        """It waits for orders. What it wrote so far is kept for its snapshots: its forks will write, too."""
-        strays = tree.others({os.getpid(), self.pid}) if self._namespaced else []
-        point: dict[str, Any] = {key: message[key] for key in POINT_KEYS if key in message}
-        point["threads"] = [*message["threads"], *(f"process {name}" for name in strays)]
-        point["joins"] = message.get("joins", False)
-        point["obstacles"] = [*message.get("obstacles", ()), *(self._keep(point["threads"]) if self._kept else ())]
+        """It waits for orders. What it wrote so far is kept for its snapshots: its forks will write, too. Raises ValueError."""
+        point = reports.point_of(message)
+        with self._poller.free_of_charge():
+            strays = tree.others({os.getpid(), self.pid}) if self._namespaced else []
+            point["threads"] += [f"process {name}" for name in strays[:_STRAYS_NAMED]]
+            point["obstacles"] += self._keep(point["threads"]) if self._kept else []
         self.state, self.point = "resident", point
         self._tell({"event": "snapshot_point", **point})
 
@@ -166,7 +167,8 @@ class Resident:
             else:
                 self.archive = workfiles.pack()
         except (workfiles.TooMuch, OSError) as e:
-            return [{"kind": "file", "fd": None, "what": "files in the work directory, /tmp or /dev/shm", "where": None, "message": str(e)}]
+            what = "files in the work directory, /tmp or /dev/shm"
+            return [{"kind": "file", "fd": None, "what": what, "where": None, "message": str(e)[:_MESSAGE_TEXT]}]
         return []
 
     @property

@@ -48,6 +48,10 @@ class Room:
     def check(self, launch: LaunchSpec, instances: Collection[InstanceInfo], share: Share | None) -> None:
         """Raises NoCapacity when the launch does not fit, Unsupported when it never could for want of GPUs."""
         self.welcome(share)
+        self.check_claim(launch, instances, share)
+
+    def check_claim(self, launch: LaunchSpec, instances: Collection[InstanceInfo], share: Share | None) -> None:
+        """As `check`, for what is here already: it was made on this node. Raises NoCapacity, Unsupported."""
         self._check_gpus(launch, instances)
         free = self.free_bytes(instances, share)
         if launch.memory_bytes > free:

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from snapshotter import child, wire
+from snapshotter import child, reports, wire
 from snapshotter.brood import Brood, failure_of
 from snapshotter.crius import Crius
 from snapshotter.execs import Execs
@@ -35,6 +35,8 @@ from snapshotter.recorder import Recorder
 from snapshotter.resident import Resident
 
 _Message = Mapping[str, Any]
+_WORKER_EVENTS = ("snapshot_point", "forked", "parked", "ready", "failed", "exited", "proved")
+"""What a worker says on its control channel."""
 
 
 class Shim:
@@ -173,11 +175,15 @@ class Shim:
     # -- the worker
 
     def _hear(self, message: _Message, fds: list[int]) -> None:
-        """From the worker. User code shares the descriptor: what is not our protocol is dropped, and must not end the slot's PID 1."""
+        """From the worker. User code shares the descriptor: what is not our protocol must not end the slot's PID 1. Raises ValueError."""
         try:
+            if message.get("event") not in _WORKER_EVENTS:
+                raise ValueError("a worker says no such thing")
             self._believe(message, fds)
-        except (LookupError, TypeError, ValueError, AttributeError, OSError, RecursionError):
-            return
+        except OSError:
+            return  # a process that is gone by now
+        except (LookupError, TypeError, AttributeError, RecursionError, ArithmeticError) as e:
+            raise ValueError(f"not our protocol: {type(e).__name__}") from e
         finally:
             wire.close_all(fds)
 
@@ -191,8 +197,9 @@ class Shim:
             worker.failure = failure_of(message)
             self._tell(worker.failure)
         elif event == "proved" and worker.state == "proving":
+            proved = reports.proved_of(message)
             worker.state = "proven"
-            self._tell(message)
+            self._tell({"event": "proved", **proved})
 
     def _on_pages_lost(self) -> None:
         """A restored process whose page daemon died reads zeros where memory was: it must not go on, nor what it forked, agent or not."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snapshotter import processes, wire
-from snapshotter.answers import BootFailed, CheckpointFailed, CriuRun, Proved, Quiesced, SlotLost, SnapshotPoint, phases_of
+from snapshotter import processes, reports, wire
+from snapshotter.answers import BootFailed, CheckpointFailed, CriuRun, Proved, Quiesced, SlotLost, SnapshotPoint
 from snapshotter.asks import Asks
 from snapshotter.doorways import connect, listen, seen, write_json
 from snapshotter.running import Exit, Owner, Running
@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 _STATE_PATIENCE_S = 5.0
 _MESSAGES_AT_ONCE = 16
 """Of one shim in one turn of the loop: others have theirs in between."""
+_NOT_OUR_PROTOCOL = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, asyncio.InvalidStateError)
+"""What reading a message raises that is not as we send them: keys that are missing, values of other types, an answer to nothing."""
 
 
 @dataclass(eq=False)
@@ -194,8 +196,12 @@ class Slot:
 
     async def revive(self, pid: int, point: Mapping[str, Any], deadline_s: float) -> None:
         """Take a restored process as the worker, at its snapshot point. Raises BootFailed, SlotLost, TimeoutError."""
+        try:
+            reached = SnapshotPoint.from_json(point)
+        except ValueError as e:
+            raise BootFailed(f"the snapshot's point cannot be read: {e}") from e
         self.worker_pid = await self._asks.revive(pid, point, deadline_s)
-        self._reach_point(point)
+        self._reach_point(reached)
 
     async def prove(self, deadline_s: float) -> Proved:
         """Have the worker answer its examples once more; it leaves after that. Raises BootFailed, SlotLost, TimeoutError."""
@@ -203,8 +209,10 @@ class Slot:
         return await self._asks.prove(deadline_s)
 
     async def end(self) -> None:
-        """Kill everything in the slot, wait until it is gone, remove its directory."""
+        """Kill everything in the slot, wait until it is gone, remove its directory. A shim that we lost may live: it is killed."""
         self.is_ending = True
+        if self.is_lost:
+            self._shut_down_lost()
         self._send_quietly({"op": "shutdown"})
         if self._shim_pidfd >= 0:
             await processes.wait_gone(self._shim_pidfd)
@@ -213,6 +221,14 @@ class Slot:
             os.close(self._shim_pidfd)
             self._shim_pidfd = -1
         await asyncio.to_thread(shutil.rmtree, self.directory, ignore_errors=True)
+
+    def _shut_down_lost(self) -> None:
+        if self._shim_pidfd >= 0:
+            processes.send_signal(self._shim_pidfd, signal.SIGKILL)
+            return
+        with contextlib.suppress(OSError), connect(self.directory / "shim.sock") as connection:
+            connection.setblocking(False)
+            wire.send(connection, wire.encode({"op": "shutdown"}))
 
     def close(self) -> None:
         """Let go of the slot without ending it: the next agent finds it as it is."""
@@ -276,8 +292,9 @@ class Slot:
                     wire.close_all(fds)
         except BlockingIOError:
             return
-        except (OSError, ValueError) as e:
-            _log.warning("shim.broken slot=%s error=%s", self.id, e)
+        except (OSError, *_NOT_OUR_PROTOCOL) as e:
+            _log.warning("shim.broken slot=%s error=%s: %s", self.id, type(e).__name__, e)
+            self._send_quietly({"op": "shutdown"})  # it may live, and nobody will ask it for anything again
             self._lose()
 
     def _on_message(self, message: Mapping[str, Any], fds: list[int]) -> None:
@@ -290,7 +307,7 @@ class Slot:
             self._asks.boot_failed(message["message"])
             self._fail_boot(BootFailed(message["message"]))
         elif event == "snapshot_point":
-            self._reach_point(message)
+            self._reach_point(SnapshotPoint.from_json(message))
         elif event == "failed":
             error = {**message["error"], "phase": message.get("phase")}
             if running is not None:
@@ -301,9 +318,9 @@ class Slot:
             running.pid = self._pid_of(fds[0])
             running.pidfd = os.dup(fds[0])
         elif event == "ready" and running is not None and not running.ready.done():
-            running.ready.set_result(phases_of(message["phases_ms"]))
+            running.ready.set_result(reports.phases_of(message["phases_ms"]))
         elif event == "exited" and running is not None:
-            self._finish(running, Exit(status=message["status"], lost=message["lost"] or running.pidfd < 0))
+            self._finish(running, Exit(status=_status(message), lost=message["lost"] or running.pidfd < 0))
             self._send_quietly({"op": "forget", "instance": running.id})
         else:
             self._on_slot_message(message, fds)
@@ -334,7 +351,7 @@ class Slot:
             self._shim_pidfd = os.dup(fds[0])
             self.worker_pid = self._pid_of(fds[1]) if len(fds) > 1 and self.worker != "dead" else 0
             if message["point"]:
-                self._reach_point(message["point"], resident=self.worker == "resident")
+                self._reach_point(SnapshotPoint.from_json(message["point"]), resident=self.worker == "resident")
             elif self.worker == "dead":
                 self._fail_boot(BootFailed("the worker ended while it started", status=message["status"]))
         elif message["event"] == "state_end":
@@ -352,20 +369,20 @@ class Slot:
             running.pid = self._pid_of(fds[0])
             running.pidfd = os.dup(fds[0])
         if message["state"] == "ready":
-            running.ready.set_result(phases_of(message["phases_ms"]))
+            running.ready.set_result(reports.phases_of(message["phases_ms"]))
         if message["state"] == "gone":
-            running.gone.set_result(Exit(status=message["status"]))
+            running.gone.set_result(Exit(status=_status(message)))
 
     def forget(self, running: Running) -> None:
         """Drop an instance that was found dead when this slot was adopted."""
         self.running.pop(running.id, None)
         self._send_quietly({"op": "forget", "instance": running.id})
 
-    def _reach_point(self, message: Mapping[str, Any], *, resident: bool = True) -> None:
+    def _reach_point(self, point: SnapshotPoint, *, resident: bool = True) -> None:
         if resident:
             self.worker = "resident"
         if not self.point.done():
-            self.point.set_result(SnapshotPoint.from_json(message))
+            self.point.set_result(point)
 
     def _fail_boot(self, failure: BootFailed) -> None:
         if not self.point.done():
@@ -408,3 +425,8 @@ class Slot:
         self._fail_boot(BootFailed("the slot's shim is gone"))
         if self.owner is not None:
             self.owner.slot_gone(self)
+
+
+def _status(message: Mapping[str, Any]) -> int | None:
+    """How a process ended; None when nobody could tell. Raises ValueError, KeyError."""
+    return None if message["status"] is None else reports.status_of(message["status"])

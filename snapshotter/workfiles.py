@@ -2,13 +2,15 @@
 
 Plain PAX tar, holes as GNU tar 1.x writes them (`GNU.sparse.map`), so that any tar reads it. Kept: owner, mode, times to the nanosecond,
 symbolic and hard links, holes. Left out: sockets, pipes, devices. Both ways run as root over names that a tenant chose: every step is one
-openat(2) that follows no link. CRIU follows links, with root's rights, when it opens by name what a process held open: so no archive
-has one that leads out of these directories. Runs in the shim; standard library only. Sources: pax (POSIX.1-2001), lseek(2), openat(2).
+openat(2) that follows no link, and counted is what is written: a name may be another file's by the time that it is opened. CRIU follows
+links, with root's rights, when it opens by name what a process held open: so no archive has one that leads out of these directories. Runs
+in the shim; standard library only. Sources: pax (POSIX.1-2001), lseek(2), openat(2).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import stat
 import tarfile
@@ -21,7 +23,13 @@ from snapshotter.links import leads_out
 
 MAX_BYTES = 64 * 1024**2
 """Data in one archive: it is written at the snapshot point and read in the hot path of every restore."""
+_MAX_HEADER_BYTES = 40 * 1024**2
+"""Names, targets of links and maps of holes in one archive: 2 KiB for each of as many entries as there may be."""
 _MAX_ENTRIES = 20_000
+_MAX_WALKED = 2 * _MAX_ENTRIES
+"""Names looked at, where not all are wanted: what an archive holds, and as many that were written since."""
+_MAX_PIECES = MAX_BYTES // 4096
+"""Of data, between the holes of one file."""
 _MAX_DEPTH = 64
 _BLOCK = 512
 _COPY_BYTES = 1024**2
@@ -62,26 +70,43 @@ class Archive:
 
 @dataclass(kw_only=True)
 class _Tally:
-    """What a walk has met so far."""
+    """What a walk has met so far, and how much may be written."""
 
+    max_bytes: int = MAX_BYTES
+    max_header_bytes: int = _MAX_HEADER_BYTES
     bytes: int = 0
+    header_bytes: int = 0
     entries: int = 0
     biggest: tuple[int, str] = (0, "")
     links: dict[tuple[int, int], str] = field(default_factory=dict)
 
-    def add(self, name: str, size: int, max_bytes: int) -> None:
+    @property
+    def left_bytes(self) -> int:
+        """Data that there may still be."""
+        return self.max_bytes - self.bytes
+
+    def add(self, name: str, size: int) -> None:
+        """Data of one entry. Raises TooMuch."""
         self.entries += 1
         self.bytes += size
         self.biggest = max(self.biggest, (size, name))
-        if self.bytes > max_bytes:
+        if self.bytes > self.max_bytes:
             size, name = self.biggest
             raise TooMuch(
-                f"files written before the snapshot point take more than {max_bytes // 1024**2} MiB, the biggest is "
+                f"files written before the snapshot point take more than {self.max_bytes // 1024**2} MiB, the biggest is "
                 f"{place(name)} ({size // 1024} KiB): write it in enter(snap=False), or put it into the image"
             )
         if self.entries > _MAX_ENTRIES or name.count("/") > _MAX_DEPTH:
             raise TooMuch(
                 f"more than {_MAX_ENTRIES} files, or deeper than {_MAX_DEPTH}, were written before the snapshot point: {place(name)}"
+            )
+
+    def add_header(self, name: str, size: int) -> None:
+        """What describes one entry. Raises TooMuch."""
+        self.header_bytes += size
+        if self.header_bytes > self.max_header_bytes:
+            raise TooMuch(
+                f"names of files written before the snapshot point take more than {self.max_header_bytes // 1024**2} MiB: {place(name)}"
             )
 
 
@@ -93,9 +118,9 @@ def place(name: str) -> str:
 
 def measure(roots: dict[str, str] = ROOTS, *, max_bytes: int = MAX_BYTES) -> None:
     """Look whether it would fit. Raises TooMuch, LeadsOut, OSError."""
-    tally = _Tally()
+    tally = _Tally(max_bytes=max_bytes)
     for name, _, status in _walk(roots):
-        tally.add(name, _data_bytes(status), max_bytes)
+        tally.add(name, _data_bytes(status))
         if stat.S_ISLNK(status.st_mode):
             _demand_inside(name, roots)
 
@@ -112,15 +137,19 @@ def pack(roots: dict[str, str] = ROOTS, *, max_bytes: int = MAX_BYTES) -> Archiv
 
 
 def write(
-    fd: int, roots: dict[str, str] = ROOTS, *, max_bytes: int = MAX_BYTES, wanted: Callable[[str], bool] = lambda _: True
+    fd: int,
+    roots: dict[str, str] = ROOTS,
+    *,
+    max_bytes: int = MAX_BYTES,
+    max_header_bytes: int = _MAX_HEADER_BYTES,
+    wanted: Callable[[str], bool] = lambda _: True,
 ) -> tuple[int, frozenset[str]]:
-    """Append entries to `fd`; its size then, and their names. Raises TooMuch, LeadsOut, OSError."""
-    tally, names = _Tally(), set()
+    """Append entries to `fd`; its size then, and their names. Raises TooMuch, LeadsOut, OSError; no more than both bounds is written."""
+    tally, names = _Tally(max_bytes=max_bytes, max_header_bytes=max_header_bytes), set()
     with os.fdopen(os.dup(fd), "wb") as out:
         out.seek(0, os.SEEK_END)
         for name, directory, status in _walk(roots):
             if wanted(name):
-                tally.add(name, _data_bytes(status), max_bytes)
                 if stat.S_ISLNK(status.st_mode):
                     _demand_inside(name, roots)
                 if _write_entry(out, name, directory, status, tally):
@@ -191,17 +220,27 @@ def unpack(fd: int, roots: dict[str, str] = ROOTS) -> int:
 
 
 def _walk(roots: dict[str, str]) -> Iterator[tuple[str, int, os.stat_result]]:
-    """(name, its directory, its status) of everything, parents first. The directory's descriptor is valid until the next step."""
+    """(name, its directory, its status) of everything, parents first. The directory's descriptor is valid until the next step.
+
+    Raises TooMuch, OSError.
+    """
+    walked = 0
     for root, path in roots.items():
         directory = os.open(path, _DIRECTORY)
         yield root, directory, os.fstat(directory)
-        yield from _below(root, directory)
+        for entry in _below(root, directory):
+            walked += 1
+            if walked > _MAX_WALKED:
+                raise TooMuch(f"there are more than {_MAX_WALKED} files in the work directory, /tmp and /dev/shm: {place(entry[0])}")
+            yield entry
 
 
 def _below(prefix: str, directory: int) -> Iterator[tuple[str, int, os.stat_result]]:
     """Takes ownership of `directory`. What vanishes meanwhile is passed over."""
     try:
-        for entry in sorted(os.listdir(directory)):
+        with os.scandir(directory) as entries:
+            names = [entry.name for entry in itertools.islice(entries, _MAX_WALKED + 1)]
+        for entry in sorted(names):
             name = f"{prefix}/{entry}"
             try:
                 status = os.stat(entry, dir_fd=directory, follow_symlinks=False)
@@ -235,20 +274,19 @@ def _data_bytes(status: os.stat_result) -> int:
 
 def _write_entry(out: IO[bytes], name: str, directory: int, status: os.stat_result, tally: _Tally) -> bool:
     """Header and data of one entry; False for what is left out, or gone."""
+    last = name.rpartition("/")[2]
+    if stat.S_ISREG(status.st_mode):
+        return _write_file(out, name, last, directory, tally)
     info = _header(name, status)
-    last, inode = name.rpartition("/")[2], (status.st_dev, status.st_ino)
     if stat.S_ISDIR(status.st_mode):
         info.type = tarfile.DIRTYPE
     elif stat.S_ISLNK(status.st_mode):
         info.type, info.linkname = tarfile.SYMTYPE, os.readlink(last, dir_fd=directory)
-    elif not stat.S_ISREG(status.st_mode):
-        return False
-    elif inode in tally.links:
-        info.type, info.linkname = tarfile.LNKTYPE, tally.links[inode]
     else:
-        tally.links[inode] = name
-        return _write_file(out, info, last, directory)
-    out.write(_encoded(info))
+        tally.add(name, 0)
+        return False
+    tally.add(name, 0)
+    _write_header(out, info, tally)
     return True
 
 
@@ -260,22 +298,37 @@ def _header(name: str, status: os.stat_result) -> tarfile.TarInfo:
     return info
 
 
-def _write_file(out: IO[bytes], info: tarfile.TarInfo, last: str, directory: int) -> bool:
+def _write_header(out: IO[bytes], info: tarfile.TarInfo, tally: _Tally) -> None:
+    encoded = _encoded(info)
+    tally.add_header(info.name, len(encoded))
+    out.write(encoded)
+
+
+def _write_file(out: IO[bytes], name: str, last: str, directory: int, tally: _Tally) -> bool:
+    """Of the file that is opened, whatever it was that the walk saw under its name."""
     try:
         fd = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except FileNotFoundError:
         return False
     try:
-        size = os.fstat(fd).st_size
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             return False
-        pieces = _pieces(fd, size)
+        info, size, inode = _header(name, status), status.st_size, (status.st_dev, status.st_ino)
+        if inode in tally.links:
+            info.type, info.linkname = tarfile.LNKTYPE, tally.links[inode]
+            tally.add(name, 0)
+            _write_header(out, info, tally)
+            return True
+        pieces = _pieces(fd, size, most_bytes=tally.left_bytes)
         info.size = sum(length for _, length in pieces)
+        tally.add(name, info.size)
+        tally.links[inode] = name
         if info.size < size:
             flat = ",".join(f"{start},{length}" for start, length in pieces)
             more = {"GNU.sparse.size": str(size), "GNU.sparse.numblocks": str(len(pieces)), "GNU.sparse.map": flat}
             info.pax_headers = {**info.pax_headers, **more}
-        out.write(_encoded(info))
+        _write_header(out, info, tally)
         for start, length in pieces:
             _copy_piece(fd, start, length, out)
         out.write(bytes(-info.size % _BLOCK))
@@ -284,16 +337,22 @@ def _write_file(out: IO[bytes], info: tarfile.TarInfo, last: str, directory: int
     return True
 
 
-def _pieces(fd: int, size: int) -> list[tuple[int, int]]:
-    """(start, length) of what is data; a hole at the end is told by an empty last piece, as GNU tar does."""
-    found, at = [], 0
-    while at < size:
+def _pieces(fd: int, size: int, *, most_bytes: int) -> list[tuple[int, int]]:
+    """(start, length) of what is data; a hole at the end is told by an empty last piece, as GNU tar does.
+
+    No further than `most_bytes` of data, which is then told by more: somebody may write and punch holes while this looks. Raises TooMuch.
+    """
+    found, at, data = list[tuple[int, int]](), 0, 0
+    while at < size and data <= most_bytes:
+        if len(found) > _MAX_PIECES:
+            raise TooMuch(f"a file written before the snapshot point has more than {_MAX_PIECES} holes")
         try:
             start = min(size, os.lseek(fd, at, os.SEEK_DATA))  # it may have grown meanwhile
         except OSError:  # ENXIO: nothing but a hole is left
             break
         at = min(size, os.lseek(fd, start, os.SEEK_HOLE))
         found.append((start, at - start))
+        data += at - start
     if not found or sum(found[-1]) < size:
         found.append((size, 0))
     return found

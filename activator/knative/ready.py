@@ -18,6 +18,7 @@ from activator.doorstep import connect, tcp_address
 from activator.knative.pods import Pod
 from activator.upstream import Answer, UpstreamGone, WorkerConnection
 from pilotlight.protocol import WORKER_STATUS
+from snapshotter.reports import phases_of
 from snapshotter.types import StartKind
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ DEADLINE_S = 2.0
 """Of one ask: well above a slow network's round trip (70 ms were seen to starve a probe of 300 ms)."""
 AT_ONCE = 64
 """Asks under way: a burst of a hundred pods is no storm."""
+_LAUNCHER_PHASES = frozenset({"agent", "code", "weights", "gpu", "pod", "restore"})
+"""What the launcher of a pod adds to its worker's phases (`pilotlight.launcher`). A pod's word: no other name becomes a metric's label."""
 _STATUS = f"GET {WORKER_STATUS} HTTP/1.1\r\nhost: worker\r\nconnection: close\r\n\r\n".encode()
 _PROXY = f"GET {WORKER_STATUS} HTTP/1.1\r\nhost: worker\r\nk-network-probe: queue\r\nconnection: close\r\n\r\n".encode()
 """queue-proxy answers this itself, and counts it as no request (knative.dev/networking/pkg/http/header, `K-Network-Probe`)."""
@@ -165,8 +168,8 @@ def _parsed(answer: Answer, now: float, asks: int) -> Ready:
     try:
         body: Any = json.loads(answer.body or b"{}")
         kind = StartKind(body.get("start_kind", StartKind.COLD))
-        phases = {str(name): float(ms) for name, ms in (body.get("phases_ms") or {}).items()}
+        phases = phases_of(body.get("phases_ms"), also=_LAUNCHER_PHASES)
         return Ready(start_kind=kind, phases_ms=phases, running=int(body.get("running") or 0), at=now, asks=asks)
-    except (ValueError, AttributeError, TypeError) as e:
+    except (ValueError, AttributeError, TypeError, OverflowError, RecursionError) as e:
         log.warning("a worker says of itself what nobody understands: %s", e)
         return Ready(start_kind=StartKind.COLD, at=now, asks=asks)

@@ -83,6 +83,10 @@ class Checkpoints:
             flight.add_done_callback(lambda task: self._landed(launch.revision, task))
         return await asyncio.shield(flight)
 
+    def launch_of(self, snapshot_id: str) -> LaunchSpec:
+        """What it is a snapshot of. Raises SnapshotUnknown."""
+        return launch_of(self._stock.catalogue.get(snapshot_id))
+
     async def prove(self, snapshot_id: str) -> Snapshot | None:
         """Restore it once more and have it answer; None when it did not and is quarantined now. Raises SnapshotUnknown."""
         snapshot = self._stock.catalogue.get(snapshot_id)
@@ -161,7 +165,8 @@ class Checkpoints:
             await self._shelf.quarantine(snapshot.id, str(e))
             raise _refusal(launch, "proof", f"the snapshot was made, but does not stand the proof: {e}") from e
         except BaseException:
-            await asyncio.shield(self._stock.catalogue.delete(snapshot.id))
+            if snapshot.manifest.proof is None:  # one that was proven before is as good as it was
+                await asyncio.shield(self._stock.catalogue.delete(snapshot.id))
             raise
         phases = {"publish": self._publish_ms.pop(snapshot.id, 0.0), "prove": (time.perf_counter() - began) * 1000}
         _log.info(

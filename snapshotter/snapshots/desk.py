@@ -11,6 +11,7 @@ from typing import Any
 from snapshotter.errands import Errands
 from snapshotter.errors import SnapshotUnknown, Unsupported
 from snapshotter.metrics import Metrics
+from snapshotter.snapshots.asked import AskedProofs
 from snapshotter.snapshots.checkpoints import Checkpoints
 from snapshotter.snapshots.manifest import SnapshotManifest
 from snapshotter.snapshots.remote import Remote, RemoteError
@@ -32,6 +33,7 @@ class Snapshots:
         *,
         stock: Stock | None,
         checkpoints: Checkpoints | None,
+        asked: AskedProofs | None = None,
         shelf: Shelf,
         errands: Errands,
         metrics: Metrics,
@@ -41,6 +43,7 @@ class Snapshots:
         self.want = want
         self._stock = stock
         self._checkpoints = checkpoints
+        self._asked = asked
         self._shelf = shelf
         self._errands = errands
         self._metrics = metrics
@@ -70,13 +73,18 @@ class Snapshots:
 
     async def prove(self, snapshot_id: str) -> SnapshotInfo:
         """See `AgentClient.prove_snapshot`."""
-        if self._checkpoints is None:
+        if self._asked is None:
             raise Unsupported(f"snapshot {snapshot_id} cannot be proven: {self._shelf.why_not}")
-        await self._checkpoints.prove(snapshot_id)
+        await self._asked.prove(snapshot_id)
         found = [info for info in self.infos({}) if info.id == snapshot_id]
         if not found:
             raise SnapshotUnknown(f"snapshot {snapshot_id} went away while it was proven")
         return found[-1]
+
+    async def aclose(self) -> None:
+        """End the proofs that were asked for."""
+        if self._asked is not None:
+            await self._asked.aclose()
 
     async def delete(self, *, snapshot_id: str | None, revision: str | None, function: str | None) -> int:
         """See `AgentClient.delete_snapshots`. Copies go, too, but nobody waits for the object store."""

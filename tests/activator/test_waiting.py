@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,13 +33,16 @@ from tests.hypothesis_profiles import examples
 
 
 class BareFleet(FakeFleet):
-    """Instances without a process: nobody calls them here."""
+    """Instances without a process: nobody calls them here. `phases_ms`: of those that start from now on."""
+
+    phases_ms: Mapping[str, float] | None = None
 
     async def start(self, target: Target, instance_id: InstanceId, secret_env: Mapping[str, str]) -> InstanceInfo:
         """See Fleet."""
         self.started.append(instance_id)
         await self.gate.wait()
-        self.infos[instance_id] = info_of(target, instance_id, "/nowhere", StartKind.FORK)
+        info = info_of(target, instance_id, "/nowhere", StartKind.FORK)
+        self.infos[instance_id] = replace(info, phases_ms=info.phases_ms if self.phases_ms is None else self.phases_ms)
         return self.infos[instance_id]
 
 
@@ -83,6 +88,25 @@ async def served(calls: Mapping[asyncio.Task[Reservation], str]) -> list[str]:
                 call.result().release()
                 break
     return names
+
+
+@pytest.mark.parametrize("ms", [-5000.0, math.nan, math.inf, -math.inf])
+async def test_phases_that_are_no_durations_neither_fail_a_start_nor_make_it_free(tmp_path: Path, ms: float) -> None:
+    world = World(tmp_path, limit=100, scaling=Scaling(max_instances=1))
+    world.fleet.phases_ms = {"fork": ms, "queue": ms, "weights": ms}
+    (await world.throttler.reserve(5)).release()
+    await world.throttler.aclose()
+    await world.books.aclose()
+    assert sum(path.read_text().count("/START/") for path in tmp_path.rglob("journal-*")) == 1
+
+
+def test_phases_that_are_no_durations_stay_out_of_the_platforms_sums(tmp_path: Path) -> None:
+    metrics, target = Metrics(), target_of(spec_of())
+    for ms in (-5000.0, math.nan, math.inf, 3000.0):
+        info = info_of(target, "i-1", "/nowhere", StartKind.FORK)
+        metrics.instance_ready(target, replace(info, phases_ms={"wake": ms}), 2.0)
+    labels = {"start_kind": "FORK", "phase": "wake"}
+    assert metrics.registry.get_sample_value("pilotlight_start_phase_seconds_total", labels) == 4.0  # no more than the start took
 
 
 async def test_slots_go_by_priority_then_in_turns_between_tenants() -> None:

@@ -2,7 +2,7 @@
 
 `PILOTLIGHT_EVIL`: `pidfd`: says that the process which listens on the instance's socket, the node agent, is the fork; `flood`: starts
 an instance as it should, and tells of failures without end; `stay`: says that its forks enter their cgroups, and they do not;
-`burn`: computes for a while behind its snapshot point.
+`burn`: computes for a while behind its snapshot point; `point`: reaches one whose listeners are a number, and waits.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def fork() -> int:
 def main() -> None:
     """Obey, and lie."""
     evil = os.environ["PILOTLIGHT_EVIL"]
-    send({"event": "snapshot_point", "threads": [], "phases_ms": {}, "obstacles": [], "joins": evil == "stay"})
+    point = {"threads": [], "phases_ms": {}, "obstacles": [], "joins": evil == "stay"}
+    send({"event": "snapshot_point", **point, **({"listens": 5} if evil == "point" else {})})
     while evil == "burn" and time.process_time() < BURN_S:
         pass
     while True:

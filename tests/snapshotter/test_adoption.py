@@ -69,6 +69,22 @@ async def test_a_restarted_agent_finds_everything_as_it_was(home: AgentHome, mod
 
 
 @pytest.mark.e2e
+async def test_a_slot_that_cannot_be_read_is_ended_and_the_others_go_on(home: AgentHome) -> None:
+    with home.agent_process() as agent:
+        async with home.client() as client:
+            broken, sound = await begin(client, home.launch()), await begin(client, home.launch("f-2@v1"))
+            agent.kill()
+            agent.wait()
+    record = Path(broken.socket).with_name("housing.json")
+    record.write_text("{}")
+
+    with home.agent_process():
+        async with home.client() as client:
+            assert [i.id for i in await client.instances()] == [sound.id]
+            assert not record.parent.exists()
+
+
+@pytest.mark.e2e
 async def test_a_boot_that_was_under_way_becomes_a_template_of_the_next_agent(home: AgentHome) -> None:
     gate = home.paths.home.parent / "gate"
     os.mkfifo(gate, 0o666)

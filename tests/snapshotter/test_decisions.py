@@ -14,7 +14,6 @@ from typing import cast
 import pytest
 
 from snapshotter import exits, isolation, launch
-from snapshotter.answers import phases_of
 from snapshotter.cgroups import Group
 from snapshotter.housing import Housing
 from snapshotter.launch import Sources
@@ -236,12 +235,3 @@ def test_settings_out_of_bounds_are_refused_by_name(wrong: dict[str, object]) ->
     [name] = wrong
     with pytest.raises(ValueError, match=name):
         SnapshotterSettings(**wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("said", [None, [], {"made up": 1.0}, {"wake": "soon"}])
-def test_phases_that_no_worker_has_name_no_metric(said: object) -> None:
-    assert phases_of(said) == {}
-
-
-def test_phases_of_a_worker_are_milliseconds() -> None:
-    assert phases_of({"fork": 3, "wake": 0.5, "x" * 1000: 1}) == {"fork": 3.0, "wake": 0.5}

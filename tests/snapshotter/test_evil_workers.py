@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from snapshotter import processes, wire
 from snapshotter.brood import failure_of
 from snapshotter.cgroups import Cgroups
-from snapshotter.errors import SnapshotterError, StartFailed
+from snapshotter.errors import AgentUnavailable, SnapshotterError, StartFailed
 from tests.fakes.agent_home import AgentHome, instance_id
 from tests.snapshotter.evil_worker import BURN_S, SO_PEERPIDFD
 
@@ -42,6 +43,12 @@ def home(short_tmp: Path) -> AgentHome:
     return home
 
 
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not is_so():
+            await asyncio.sleep(0.02)
+
+
 def launch(home: AgentHome, evil: str, **changes: Any) -> Any:
     return home.launch(env={"PILOTLIGHT_EVIL": evil}, **changes)
 
@@ -57,6 +64,27 @@ async def test_the_agent_is_not_taken_for_an_instance(home: AgentHome) -> None:
             assert all(info.pid != agent.pid for info in await client.instances())
         assert agent.poll() is None
         assert Path(f"/proc/{agent.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
+
+
+@needs_root
+@pytest.mark.slow  # two agents
+async def test_a_snapshot_point_that_makes_no_sense_keeps_no_agent_from_starting(home: AgentHome) -> None:
+    with home.agent_process() as agent:
+        async with home.client() as client:
+            start = asyncio.create_task(
+                client.start(launch(home, "point", startup_timeout_s=600.0), instance_id=instance_id(), lessee="a-1", secret_env={})
+            )
+            await until(lambda: any((home.paths.run / "slots").glob("*/launch.json")))
+            await asyncio.sleep(0.3)  # it has said so by then
+            agent.kill()
+            agent.wait()
+            with pytest.raises(AgentUnavailable):
+                await start
+    with home.agent_process() as agent:
+        async with home.client() as client:
+            assert await client.templates() == []
+            assert agent.poll() is None
+    assert list((home.paths.run / "slots").iterdir()) == []  # a boot that went on ends with the agent
 
 
 @needs_root

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -11,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from snapshotter import wire
 from snapshotter.logpipe import LogFile, LogPipe
-from snapshotter.poller import PACED_SHARE, Poller
+from snapshotter.poller import PACED_SHARE, Peer, Poller
 from snapshotter.recorder import Recorder
 
+MESSAGES = "import socket\nworker = socket.socket(fileno=0)\nwhile True: worker.send({data!r})"
 FLOOD = "import os\nwhile True: os.write(1, {data!r})"
 
 
@@ -67,13 +71,11 @@ def test_a_descriptor_that_rests_can_be_forgotten_and_holds_up_no_other() -> Non
     busy, busy_end = os.pipe()
     other, other_end = os.pipe()
 
-    def work(_: int) -> None:
+    def handle(_: int) -> None:
         heard.append("busy")
-        until = time.thread_time() + 0.6
-        while time.thread_time() < until:
-            pass
+        work(0.6)
 
-    poller.watch(busy, work, paced=True)
+    poller.watch(busy, handle, paced=True)
     poller.watch(other, lambda _: heard.append(os.read(other, 1).decode()))
     os.write(busy_end, b"x")  # it is never read: ready for ever
     poller.turn(1.0)
@@ -86,3 +88,106 @@ def test_a_descriptor_that_rests_can_be_forgotten_and_holds_up_no_other() -> Non
     poller.turn(0.0)
     for fd in (busy, busy_end, other, other_end):
         os.close(fd)
+
+
+def work(cpu_s: float) -> None:
+    """Use a processor."""
+    until = time.thread_time() + cpu_s
+    while time.thread_time() < until:
+        pass
+
+
+@pytest.fixture
+def channel() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The shim's and the worker's end of a control channel."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        yield ours, theirs
+
+
+@pytest.mark.slow  # as above
+@pytest.mark.parametrize("data", [b'{"event":[' + b"0," * 40_000 + b"0]}", b"{}"], ids=["long", "short"])
+def test_a_flood_of_messages_of_a_worker_costs_the_shim_little_cpu(channel: tuple[socket.socket, socket.socket], data: bytes) -> None:
+    (shim, worker), poller = channel, Poller()
+    peer = Peer(shim, poller, lambda *_: None, lambda: None, paced=True)
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", MESSAGES.format(data=data)], stdin=worker.fileno()) as process:
+        try:
+            _turn_for(poller, cpu_s=0.6, real_s=10.0)
+            used_s, took_s = _turn_for(poller, real_s=4.0)
+        finally:
+            process.kill()
+    peer.close()
+    assert used_s < took_s * PACED_SHARE * 2 + 0.05
+
+
+def test_a_peer_that_sends_what_is_not_our_protocol_again_and_again_is_cut_off(channel: tuple[socket.socket, socket.socket]) -> None:
+    (shim, worker), poller, lost = channel, Poller(), list[str]()
+
+    def hear(message: object, fds: list[int]) -> None:
+        raise ValueError("not ours")
+
+    peer = Peer(shim, poller, hear, lambda: lost.append("lost"), paced=True)
+    for n in range(100):
+        worker.send(b"[" if n % 2 else b"{}")
+        poller.turn(0.0)
+    assert peer.is_open
+    worker.send(b"{}")
+    poller.turn(0.0)
+    assert (peer.is_open, lost) == (False, ["lost"])
+
+
+def test_what_a_worker_said_before_it_died_is_read_and_not_without_end(channel: tuple[socket.socket, socket.socket]) -> None:
+    """Its children have the descriptor, too, and may write on."""
+    (shim, worker), poller, heard = channel, Poller(), list[object]()
+
+    def hear(message: object, fds: list[int]) -> None:
+        heard.append(message)
+        worker.send(b"{}")
+
+    peer = Peer(shim, poller, hear, lambda: None, paced=True)
+    worker.send(b'{"event":"failed"}')
+    peer.read_all()
+    peer.close()
+    assert heard[0] == {"event": "failed"}
+    assert len(heard) < 5000
+
+
+def test_an_order_for_a_worker_whose_channel_rests_arrives(channel: tuple[socket.socket, socket.socket]) -> None:
+    (shim, worker), poller = channel, Poller()
+    peer = Peer(shim, poller, lambda *_: work(0.51), lambda: None, paced=True)
+    worker.send(b"{}")
+    poller.turn(1.0)  # it rests from now on
+    for n in range(20):
+        peer.push({"op": "fork", "n": n, "pad": "x" * 50_000}, [])
+    worker.setblocking(False)
+    got = list[int]()
+    until = time.monotonic() + 10
+    while len(got) < 20 and time.monotonic() < until:
+        poller.turn(0.05)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                message, _ = wire.receive(worker)
+                assert message is not None
+                got.append(message["n"])
+    peer.close()
+    assert got == list(range(20))
+
+
+def test_the_shims_own_work_is_not_charged_to_who_caused_it() -> None:
+    poller, heard = Poller(), list[str]()
+    readable, writable = os.pipe()
+
+    def handle(_: int) -> None:
+        heard.append(os.read(readable, 1).decode())
+        if heard == ["a"]:
+            with poller.free_of_charge():
+                work(0.51)
+
+    poller.watch(readable, handle, paced=True)
+    os.write(writable, b"ab")
+    poller.turn(0.1)
+    poller.turn(0.1)
+    poller.unwatch(readable)
+    os.close(readable)
+    os.close(writable)
+    assert heard == ["a", "b"]

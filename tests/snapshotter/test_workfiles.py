@@ -152,6 +152,60 @@ def test_a_tree_deeper_than_any_is_no_endless_work(there: dict[str, str]) -> Non
         workfiles.pack(there)
 
 
+@pytest.mark.parametrize("hold_back", [0, 1])
+def test_a_name_that_is_another_files_when_it_is_opened_takes_no_more_than_the_bound(
+    there: dict[str, str], tmp_path: Path, destination: int, hold_back: int
+) -> None:
+    for n in range(8):
+        Path(there["work"], f"f{n}").write_bytes(b"")
+        (tmp_path / f"large{n}").write_bytes(b"x" * 64 * KIB)
+
+    def exchange(name: str) -> bool:
+        last = name.rpartition("/")[2]
+        if last.startswith("f"):
+            os.rename(tmp_path / f"large{last[1:]}", f"{there['work']}/{last}")
+        return True
+
+    with pytest.raises(TooMuch, match="biggest"):
+        workfiles.write(destination, there, max_bytes=(128 + 64 * hold_back) * KIB, wanted=exchange)
+    assert os.fstat(destination).st_size < (160 + 64 * hold_back) * KIB
+
+
+def test_a_file_that_took_anothers_name_is_packed_as_it_is(
+    there: dict[str, str], here: dict[str, str], tmp_path: Path, destination: int
+) -> None:
+    path = Path(there["work"], "f")
+    path.write_bytes(b"earlier")
+    (tmp_path / "later").write_bytes(b"later")
+    (tmp_path / "later").chmod(0o640)
+
+    def exchange(name: str) -> bool:
+        if name == "work/f":
+            (tmp_path / "later").rename(path)
+        return True
+
+    workfiles.write(destination, there, wanted=exchange)
+    workfiles.finish(destination)
+    workfiles.unpack(destination, here)
+    assert looks(here)["work/f"] == looks(there)["work/f"]
+
+
+def test_long_names_have_a_bound_of_their_own(there: dict[str, str], destination: int) -> None:
+    for n in range(100):
+        Path(there["work"], f"{n:0200}").write_bytes(b"")
+    with pytest.raises(TooMuch, match="names"):
+        workfiles.write(destination, there, max_header_bytes=64 * KIB)
+    assert os.fstat(destination).st_size <= 64 * KIB
+
+
+def test_a_directory_of_very_many_names_is_not_listed_whole(there: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workfiles, "_MAX_WALKED", 50)
+    for n in range(60):
+        Path(there["shm"], f"f{n}").write_bytes(b"")
+    with pytest.raises(TooMuch, match="more than 50 files"):
+        workfiles.measure(there)
+
+
 def test_an_empty_archive_is_nothing(here: dict[str, str]) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     assert workfiles.unpack(null, here) == 0

@@ -43,7 +43,7 @@ class Agent(Protocol):
         ...
 
     async def prove_snapshot(self, snapshot_id: str) -> SnapshotInfo:
-        """Restore it once. Raises SnapshotUnknown, SnapshotRefused."""
+        """Restore it once. Raises SnapshotUnknown, SnapshotRefused, ProofsBusy, NoCapacity."""
         ...
 
     async def delete_snapshots(self, *, snapshot_id: str | None = None, revision: str | None = None, function: str | None = None) -> int:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
-from activator.knative.ready import Readiness
+import pytest
+
+from activator.knative.ready import Readiness, _parsed
+from activator.upstream import Answer
 from tests.fakes.small_cluster import World
 
 
@@ -26,3 +30,18 @@ async def test_who_is_left_and_asked_again_at_once_is_asked_by_one_task_that_can
     assert len(asyncio.all_tasks() - before) == 1
     await readiness.aclose()
     assert asyncio.all_tasks() - before == set()
+
+
+def said(text: str) -> Answer:
+    return Answer(None, 200, [], text.encode())
+
+
+def test_a_pod_chooses_no_labels_of_metrics() -> None:
+    phases = {"boot": 5.0, "code": 2.0, "queue": 9.0, "enter": -1.0, **{f"made-up-{n}": 1.0 for n in range(1000)}}
+    assert _parsed(said(json.dumps({"phases_ms": phases})), 0.0, 1).phases_ms == {"boot": 5.0, "code": 2.0}
+
+
+@pytest.mark.parametrize("text", ['{"running": 1e999}', '{"phases_ms": 5}', "[" * 100_000, "5"])
+def test_a_worker_that_answers_nonsense_has_answered(text: str) -> None:
+    ready = _parsed(said(text), 1.0, 2)
+    assert (ready.phases_ms, ready.running, ready.asks) == ({}, 0, 2)

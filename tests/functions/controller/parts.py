@@ -82,6 +82,7 @@ class SmallAgent:
     building: asyncio.Event = field(default_factory=asyncio.Event)
     build_may_end: asyncio.Event | None = None
     image: str = "ab" * 32
+    prove_failure: SnapshotterError | None = None
     image_bytes: int = 0
     build_id: str = "b-1"
     build_cpu_ns: tuple[int, ...] = ()
@@ -119,6 +120,8 @@ class SmallAgent:
         return {"snapshots": [s.to_json() for s in self.snapshots if wanted <= dict(s.labels).items()]}
 
     async def _prove(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+        if self.prove_failure is not None:
+            raise self.prove_failure
         for n, found in enumerate(self.snapshots):
             if found.id == args["snapshot_id"]:
                 self.snapshots[n] = replace(found, state=SnapshotState.READY, reason="")

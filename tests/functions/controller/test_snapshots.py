@@ -9,6 +9,7 @@ from typing import Any
 from pilotlight.controller import garbage
 from pilotlight.controller.launch import function_id
 from pilotlight.types import FunctionId
+from snapshotter.errors import ProofsBusy
 from snapshotter.types import RevisionKey, SnapshotState, TemplateInfo
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import snapshot, spec
@@ -52,6 +53,15 @@ async def test_snapshots_are_listed_shown_proven_and_deleted(controller: Control
     assert (await controller.http.delete("/v1/snapshots/sn-1")).json() == {"deleted": 1}
     assert [s.id for s in controller.agent.snapshots] == ["sn-2"]
     assert (await audited(controller))[:2] == ["snapshot.delete", "snapshot.prove"]
+
+
+async def test_a_tenant_that_asks_for_too_many_proofs_is_told_when_to_ask_again(controller: Controller) -> None:
+    controller.agent.snapshots = [snapshot(await controller.tenant())]
+    controller.agent.prove_failure = ProofsBusy("a proof of this tenant is under way", {"retry_after_s": 17.6})
+
+    answer = await controller.http.post("/v1/snapshots/sn-1:prove")
+
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "18")
 
 
 async def test_a_tenant_sees_and_touches_its_own_snapshots_only(controller: Controller) -> None:

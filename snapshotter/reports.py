@@ -1,0 +1,135 @@
+"""What a worker reports to its shim, checked: user code shares the channel, so types and sizes are looked at before anything goes on.
+
+Runs in the shim, which checks what it hears, and in the agent, which checks what a shim says. Standard library only. All functions raise
+ValueError, and nothing else, for what is no such report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+PHASES = frozenset({"boot", "import", "enter", "warmup", "fork", "assign", "serve", "wake", "prove", "quiesce", "first_answer"})
+_LONGEST_MS = 7 * 86_400_000.0
+"""The longest startup clock that a function may declare: no part of a start takes longer."""
+_MOST_BYTES = 96 * 1024
+"""Of one report as JSON: with what the shim adds it fits into a datagram."""
+_MOST_NAMES = 200
+_MOST_OBSTACLES = 24
+"""More than workers name (`pilotlight.worker.obstacles.MAX_NAMED`), with the shim's own."""
+_MOST_NOTES = 50
+_MOST_CONNECTIONS = 10_000_000
+_NAME_TEXT = 64
+_NOTE_TEXT = 1024
+_OBSTACLE_TEXTS = {"kind": 32, "what": 256, "where": 256, "message": 1024}
+_ERROR_TEXT = 8 * 1024
+_ERROR_KEYS = 8
+
+
+def phases_of(said: object, *, also: frozenset[str] = frozenset()) -> dict[str, float]:
+    """The phases that a worker may report, in ms, and those in `also`: they name metrics, are added up, and are expected of the next start.
+
+    Other names are left out, and so is what is no duration: negative, not finite, longer than a start may take.
+    """
+    if not isinstance(said, Mapping):
+        return {}
+    return {name: float(ms) for name, ms in said.items() if (name in PHASES or name in also) and _is_duration(ms)}
+
+
+def point_of(said: Mapping[str, Any]) -> dict[str, Any]:
+    """A snapshot point: threads, phases_ms, joins, and what `findings_of` has. Texts and lists that are too long are cut."""
+    return _sized(
+        {
+            "threads": _names(_list(said, "threads")),
+            "phases_ms": phases_of(said.get("phases_ms")),
+            "joins": bool(said.get("joins", False)),
+            **findings_of(said),
+        }
+    )
+
+
+def quiesced_of(said: Mapping[str, Any]) -> dict[str, Any]:
+    """A process that stands still: phases_ms, and what `findings_of` has."""
+    return _sized({"phases_ms": phases_of(said.get("phases_ms")), **findings_of(said)})
+
+
+def findings_of(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Obstacles, listens, connections_inside; what is missing is empty."""
+    connections = said.get("connections_inside", 0)
+    if type(connections) is not int or not 0 <= connections <= _MOST_CONNECTIONS:
+        raise ValueError("connections_inside is a small number")
+    return {
+        "obstacles": [_obstacle(one) for one in _list(said, "obstacles", default=())[:_MOST_OBSTACLES]],
+        "listens": _names(_list(said, "listens", default=())),
+        "connections_inside": connections,
+    }
+
+
+def proved_of(said: Mapping[str, Any]) -> dict[str, Any]:
+    """The outcome of a proof: ok, error, notes, phases_ms."""
+    error, ok = said.get("error"), said.get("ok")
+    if not isinstance(ok, bool) or not (error is None or isinstance(error, Mapping)):
+        raise ValueError("a proof is ok or not, and its error is an object or null")
+    notes = [_text(note, _NOTE_TEXT) for note in _list(said, "notes", default=())[:_MOST_NOTES]]
+    texts = None if error is None else error_of(error, most=_ERROR_TEXT)
+    return _sized({"ok": ok, "error": texts, "notes": notes, "phases_ms": phases_of(said.get("phases_ms"))})
+
+
+def error_of(said: object, *, most: int) -> dict[str, str]:
+    """The texts of a failure, cut to `most` characters each, their ends kept."""
+    if not isinstance(said, Mapping):
+        raise ValueError("an error is an object")
+    texts = [(name, text) for name, text in said.items() if isinstance(name, str) and isinstance(text, str)]
+    return {name[:_NAME_TEXT]: text[-most:] for name, text in texts[:_ERROR_KEYS]}
+
+
+def status_of(said: object) -> int:
+    """The wait status of a process that has ended (wait(2))."""
+    if type(said) is not int or not 0 <= said <= 0xFFFF or not (os.WIFEXITED(said) or os.WIFSIGNALED(said)):
+        raise ValueError("this is no wait status of a process that has ended")
+    return said
+
+
+def _is_duration(ms: object) -> bool:
+    return isinstance(ms, int | float) and not isinstance(ms, bool) and 0 <= ms <= _LONGEST_MS
+
+
+def _obstacle(said: object) -> dict[str, Any]:
+    if not isinstance(said, Mapping):
+        raise ValueError("an obstacle is an object")
+    fd = said.get("fd")
+    if fd is not None and (type(fd) is not int or not 0 <= fd < 2**31):
+        raise ValueError("an obstacle's fd is a descriptor or null")
+    texts = {name: _or_none(said.get(name), lambda text, most=most: _text(text, most)) for name, most in _OBSTACLE_TEXTS.items()}  # type: ignore[misc]
+    return {**texts, "fd": fd}
+
+
+def _or_none(said: object, check: Callable[[object], T]) -> T | None:
+    return None if said is None else check(said)
+
+
+def _text(said: object, most: int) -> str:
+    if not isinstance(said, str):
+        raise ValueError("a name or a message is a text")
+    return said[:most]
+
+
+def _names(said: list[object]) -> list[str]:
+    return [_text(name, _NAME_TEXT) for name in said[:_MOST_NAMES]]
+
+
+def _list(said: Mapping[str, Any], name: str, default: object = None) -> list[object]:
+    value = said.get(name, default)
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{name} is a list")
+    return list(value)
+
+
+def _sized(report: dict[str, Any]) -> dict[str, Any]:
+    if len(json.dumps(report)) > _MOST_BYTES:
+        raise ValueError(f"a report has more than {_MOST_BYTES} bytes")
+    return report

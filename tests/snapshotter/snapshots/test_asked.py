@@ -1,0 +1,162 @@
+"""Proofs that somebody asks for: few at once, within the node's memory, bounded in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from snapshotter.errors import NoCapacity, ProofsBusy, SnapshotRefused, SnapshotUnknown
+from snapshotter.instances import Instances
+from snapshotter.room import Room
+from snapshotter.snapshots import asked
+from snapshotter.snapshots.asked import REST, AskedProofs
+from snapshotter.types import InstanceState, LaunchSpec, RevisionKey
+
+MIB = 1024**2
+LAUNCH = LaunchSpec(
+    revision=RevisionKey("fn-1@r1"), trust_domain="t", uid=None, bundle="b", image=None, entry={}, memory_bytes=100 * MIB, cpu=1.0,
+    startup_timeout_s=604800.0, labels={"tenant": "a"},
+)  # fmt: skip
+
+
+class World:
+    """A prover that proves when it is let (`asked.Prover`), on a node of 250 MiB.
+
+    Attributes:
+        running, most: proofs under way, and the most of them at once.
+        let: set: proofs end.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.launches = {"sn-1": LAUNCH}
+        self.asked: Counter[str] = Counter()
+        self.running = self.most = 0
+        self.let = asyncio.Event()
+        self.instances = Instances()
+        self.proofs = AskedProofs(self, instances=self.instances, room=Room(memory_bytes=250 * MIB), clock=lambda: self.now)
+
+    def launch_of(self, snapshot_id: str) -> LaunchSpec:
+        if snapshot_id not in self.launches:
+            raise SnapshotUnknown(snapshot_id)
+        return self.launches[snapshot_id]
+
+    async def prove(self, snapshot_id: str) -> None:
+        self.asked[snapshot_id] += 1
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await self.let.wait()
+        finally:
+            self.running -= 1
+
+    def add(self, snapshot_id: str, tenant: str, mib: int = 100) -> None:
+        self.launches[snapshot_id] = replace(LAUNCH, labels={"tenant": tenant}, memory_bytes=mib * MIB)
+
+    def begin(self, snapshot_id: str) -> asyncio.Task[None]:
+        return asyncio.create_task(self.proofs.prove(snapshot_id))
+
+
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_askers_of_one_snapshot_share_one_proof(world: World) -> None:
+    askers = [world.begin("sn-1") for _ in range(50)]
+    await settle()
+    world.let.set()
+    await asyncio.gather(*askers)
+    assert world.asked == {"sn-1": 1}
+
+
+async def test_a_tenant_has_one_proof_at_a_time_and_is_told_when_to_ask_again(world: World) -> None:
+    world.add("sn-2", "a")
+    first = world.begin("sn-1")
+    await settle()
+    with pytest.raises(ProofsBusy) as busy:
+        await world.proofs.prove("sn-2")
+    assert busy.value.detail["retry_after_s"] > 0
+    world.let.set()
+    await first
+
+
+async def test_the_next_proof_of_a_tenant_begins_after_a_rest_and_another_tenants_at_once(world: World) -> None:
+    world.add("sn-2", "b")
+    first = world.begin("sn-1")
+    await settle()
+    world.now = 2.0
+    world.let.set()
+    await first
+    with pytest.raises(ProofsBusy) as busy:
+        await world.proofs.prove("sn-1")
+    assert busy.value.detail == {"retry_after_s": 2.0 * REST}
+    await world.proofs.prove("sn-2")
+    world.now += 2.0 * REST
+    await world.proofs.prove("sn-1")
+    assert world.asked == {"sn-1": 2, "sn-2": 1}
+
+
+async def test_few_proofs_run_at_once_however_many_tenants_ask(world: World) -> None:
+    for n in range(8):
+        world.add(f"sn-{n}", f"tenant-{n}", mib=1)
+    askers = [world.begin(f"sn-{n}") for n in range(8)]
+    await settle()
+    assert world.running == 2
+    world.let.set()
+    await asyncio.gather(*askers)
+    assert (world.most, world.asked.total()) == (2, 8)
+
+
+async def test_a_proof_claims_the_memory_of_an_instance_while_it_runs(world: World) -> None:
+    first = world.begin("sn-1")
+    await settle()
+    assert [(i.info.memory_bytes, i.info.state) for i in world.instances] == [(100 * MIB, InstanceState.STARTING)]
+    world.let.set()
+    await first
+    assert world.instances.claimed_bytes() == 0
+
+
+async def test_a_proof_for_which_there_is_no_memory_is_refused(world: World) -> None:
+    world.add("sn-2", "b", mib=200)
+    first = world.begin("sn-1")
+    await settle()
+    with pytest.raises(NoCapacity):
+        await world.proofs.prove("sn-2")
+    world.let.set()
+    await first
+    assert world.asked == {"sn-1": 1}
+
+
+async def test_a_proof_has_a_deadline_of_its_own_whatever_the_startup_timeout(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asked, "MOST_S", 0.01)
+    with pytest.raises(SnapshotRefused, match="did not end"):
+        await world.proofs.prove("sn-1")
+    assert (world.running, world.instances.claimed_bytes()) == (0, 0)
+
+
+async def test_an_asker_that_leaves_does_not_end_the_proof(world: World) -> None:
+    first, second = world.begin("sn-1"), world.begin("sn-1")
+    await settle()
+    first.cancel()
+    await settle()
+    assert world.running == 1
+    world.let.set()
+    await second
+
+
+async def test_closing_ends_what_is_under_way(world: World) -> None:
+    first = world.begin("sn-1")
+    await settle()
+    await world.proofs.aclose()
+    assert (world.running, world.instances.claimed_bytes()) == (0, 0)
+    with pytest.raises(asyncio.CancelledError):
+        await first
