@@ -16,8 +16,8 @@ PACED_SHARE = 0.02
 second."""
 _PACED_BURST_S = 0.5
 """CPU time at once: some GB of output that is read and dropped, or 0.5 million short lines."""
-_REST_S = 0.01
-"""The least: a shorter one would cost as much as it saves."""
+_TURN_S = 0.002
+"""CPU time that is there again after a rest, which lasts a tenth of a second therefore: shorter ones would cost as much as they save."""
 _MOST_INVALID = 100
 """Messages of one peer that are not our protocol: then it is cut off. Ours sends none."""
 _MOST_AT_END = 1024
@@ -98,7 +98,7 @@ class Poller:
         self._budgets[fd] = left, now
         if left < 0:
             self._epoll.unregister(fd)
-            self._resting[fd] = now + max(_REST_S, -left / PACED_SHARE)
+            self._resting[fd] = now + (_TURN_S - left) / PACED_SHARE
 
     def _patience_s(self, patience_s: float | None) -> float | None:
         """Look again at those that have rested; how long to wait at most."""

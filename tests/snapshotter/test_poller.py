@@ -47,7 +47,7 @@ def test_a_flood_of_output_costs_the_shim_little_cpu(recorder: tuple[Poller, Log
             used_s, took_s = _turn_for(poller, real_s=6.0)
         finally:
             process.kill()
-    assert used_s < took_s * PACED_SHARE * 2 + 0.05
+    assert used_s < took_s * PACED_SHARE * 2 + 0.05, (used_s, took_s)
 
 
 def test_output_of_a_working_day_is_read_at_once(recorder: tuple[Poller, LogFile, int], tmp_path: Path) -> None:
@@ -112,12 +112,12 @@ def test_a_flood_of_messages_of_a_worker_costs_the_shim_little_cpu(channel: tupl
     peer = Peer(shim, poller, lambda *_: None, lambda: None, paced=True)
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", MESSAGES.format(data=data)], stdin=worker.fileno()) as process:
         try:
-            _turn_for(poller, cpu_s=0.6, real_s=10.0)
+            _turn_for(poller, cpu_s=0.6)
             used_s, took_s = _turn_for(poller, real_s=4.0)
         finally:
             process.kill()
     peer.close()
-    assert used_s < took_s * PACED_SHARE * 2 + 0.05
+    assert used_s < took_s * PACED_SHARE * 2 + 0.05, (used_s, took_s)
 
 
 def test_a_peer_that_sends_what_is_not_our_protocol_again_and_again_is_cut_off(channel: tuple[socket.socket, socket.socket]) -> None:
