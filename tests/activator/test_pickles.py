@@ -259,6 +259,7 @@ NO_ENTRANCES = {
     "self._proxies.note_caller": "reads the address that a trusted proxy says",
     **dict.fromkeys(("self._reception.enter", "self._reception.raw_entry", "self._reception.reader"), "finds the caller"),
     "self._web_socket_entry": "finds the caller of a WebSocket",
+    "self.bodies": "counts bytes",
     **dict.fromkeys(("self._dashboard.misplaced", "self._dashboard.answer"), "refuses or redirects, and reads no body"),
 }
 MAKERS = {
