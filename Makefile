@@ -35,13 +35,13 @@ check: $(DEV) ## format, lint, types, import contracts
 fix: $(DEV) ## repair what the formatter and the linter can repair, then check
 	@scripts/check --fix
 
-test: $(DEV) ## the tests, in WORKERS processes; PYTEST_ARGS="-k name"
+test: $(DEV) ## the tests but soak and the real vLLM, in WORKERS processes; PYTEST_ARGS="-k name"
 	@scripts/install-system-packages test $(BROWSER)
 	@scripts/install-criu
-	@$(PYTEST) -m "not vllm" $(PYTEST_ARGS)
+	@$(PYTEST) -m "not vllm and not soak" $(PYTEST_ARGS)
 
-test-fast: $(DEV) ## those that are not marked slow, e2e, vllm or root
-	@$(PYTEST) -m "not slow and not e2e and not vllm and not root" $(PYTEST_ARGS)
+test-fast: $(DEV) ## those that are not marked slow, e2e, soak, vllm or root
+	@$(PYTEST) -m "not slow and not e2e and not vllm and not soak and not root" $(PYTEST_ARGS)
 
 test-all: $(DEV) ## all of them: the real vLLM too, and the README's demo on a bare Debian; needs root
 	@scripts/install-system-packages test $(BROWSER)

@@ -1,4 +1,4 @@
-"""Which tests `make test-fast` runs: those that take no seconds. What drives a whole platform is `slow` because of that.
+"""Which tests `make test-fast` runs: those that take no seconds. What drives a whole platform is `slow` because of that, and so is `soak`.
 
 A test that takes longer than `SLOW_S`, its fixtures not counted, and is not marked `slow` is named at the end of a run: as a reminder
 only, since a busy machine makes every test slow.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import pytest
 
 SLOW_S = 2.0
+SLOW_MARKS = ("e2e", "vllm", "soak")
 SLOW_FOLDERS = ("tests/e2e/", "tests/examples/", "tests/fuzz/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `slow` what is marked `e2e` or `vllm`, and whole folders."""
+    """Mark as `slow` what is marked `e2e`, `vllm` or `soak`, and whole folders."""
     for item in items:
-        if item.get_closest_marker("e2e") or item.get_closest_marker("vllm") or item.nodeid.startswith(SLOW_FOLDERS):
+        if any(item.get_closest_marker(name) for name in SLOW_MARKS) or item.nodeid.startswith(SLOW_FOLDERS):
             item.add_marker("slow")
 
 

@@ -82,7 +82,15 @@ def remove(file: Path) -> None:
     file.unlink()
 
 
-@pytest.mark.parametrize("name, damage", [("pages-*.img", flip), ("core-*.img", truncate), ("pagemap-*.img", remove), ("files.tar", flip)])
+@pytest.mark.parametrize(
+    "name, damage",
+    [
+        ("pages-*.img", flip),
+        pytest.param("core-*.img", truncate, marks=pytest.mark.soak),
+        pytest.param("pagemap-*.img", remove, marks=pytest.mark.soak),
+        pytest.param("files.tar", flip, marks=pytest.mark.soak),
+    ],
+)
 def test_a_damaged_snapshot_is_never_used_the_call_is_cold_and_another_one_is_made(
     frail: Frozen, name: str, damage: Callable[[Path], None]
 ) -> None:
@@ -115,7 +123,11 @@ def test_a_snapshot_whose_library_changed_is_not_used_and_a_metric_says_so(frail
 
 
 # -- kill -9 -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("begun", [".tmp-snapshot-*/images/pages-*.img", "sn-*"], ids=["dumping", "proving"])
+@pytest.mark.parametrize(
+    "begun",
+    [pytest.param(".tmp-snapshot-*/images/pages-*.img", marks=pytest.mark.soak), "sn-*"],
+    ids=["dumping", "proving"],
+)
 def test_the_agent_killed_while_a_snapshot_is_made_leaves_nothing_and_the_next_one_is_made(frail: Frozen, begun: str) -> None:
     platform, directory = frail.platform, catalogue(frail.platform)
     platform.cli("snapshot", "delete", "frail/Large", "--yes")
@@ -133,7 +145,7 @@ def test_the_agent_killed_while_a_snapshot_is_made_leaves_nothing_and_the_next_o
     check_nothing_is_left(frail)
 
 
-@pytest.mark.parametrize("after_s", [0.03, 0.08])
+@pytest.mark.parametrize("after_s", [0.03, pytest.param(0.08, marks=pytest.mark.soak)])
 def test_the_agent_killed_while_a_call_is_restored_leaves_nothing_and_the_next_call_works(frail: Frozen, after_s: float) -> None:
     platform = frail.platform
     frail.wait_ready("Large")
@@ -169,6 +181,7 @@ def succeeded(platform: PlatformUnderTest, function: str) -> httpx.Response | No
     return answer if answer.status_code == 200 else None
 
 
+@pytest.mark.soak
 def test_restores_and_stops_over_and_over_leave_nothing(frail: Frozen) -> None:
     for _ in range(5):
         frail.restored("Small.number", {"word": "two"})

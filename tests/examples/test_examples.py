@@ -133,6 +133,7 @@ def test_tabular_ranks_the_better_candidate_first(platform: PlatformUnderTest) -
     assert ranked[1]["score"] < 0.2
 
 
+@pytest.mark.soak
 def test_canary_plays_a_good_release_and_a_bad_one(tmp_path: Path) -> None:
     picture = tmp_path / "canary.svg"
 

@@ -352,6 +352,7 @@ async def test_weights_are_leased_for_as_long_as_the_slot_lives(home: AgentHome,
     await until(lambda: home.weights.held == {})
 
 
+@pytest.mark.soak
 async def test_fifty_lives_leave_no_descriptor_no_zombie_no_directory(home: AgentHome, client: AgentClient) -> None:
     await client.stop((await begin(client, home.launch())).id, grace_s=5)
     before = len(os.listdir("/proc/self/fd"))

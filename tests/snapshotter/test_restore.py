@@ -479,7 +479,7 @@ async def killing_criu(home: AgentHome, nth: int) -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("nth", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)])
 async def test_a_criu_that_is_killed_while_a_snapshot_is_made_leaves_none_that_is_served(
     home: AgentHome, client: AgentClient, nth: int
 ) -> None:
@@ -518,7 +518,7 @@ MAKING: dict[str, Callable[[AgentHome], bool]] = {
 }
 
 
-@pytest.mark.parametrize("step", MAKING)
+@pytest.mark.parametrize("step", ["dumping", *(pytest.param(step, marks=pytest.mark.soak) for step in MAKING if step != "dumping")])
 @pytest.mark.slow  # real dumps and restores
 async def test_an_agent_killed_while_it_makes_a_snapshot_leaves_nothing_and_the_next_one_makes_it(home: AgentHome, step: str) -> None:
     launch = home.launch(boot=[f"allocate:{32 * MIB}"])
@@ -540,7 +540,7 @@ async def test_an_agent_killed_while_it_makes_a_snapshot_leaves_nothing_and_the_
     assert leftovers(home) == []
 
 
-@pytest.mark.parametrize("step", ["furnished", "restoring"])
+@pytest.mark.parametrize("step", [pytest.param("furnished", marks=pytest.mark.soak), "restoring"])
 @pytest.mark.slow  # real dumps and restores
 async def test_an_agent_killed_while_it_restores_leaves_nothing(home: AgentHome, step: str) -> None:
     launch = home.launch(boot=[f"allocate:{32 * MIB}"])
@@ -565,6 +565,7 @@ async def test_an_agent_killed_while_it_restores_leaves_nothing(home: AgentHome,
 
 @pytest.mark.timeout(240)  # 51 starts, each of a second on a busy machine
 @pytest.mark.slow  # real dumps and restores
+@pytest.mark.soak
 async def test_fifty_restores_leave_no_process_mount_socket_group_or_descriptor(home: AgentHome) -> None:
     async with home.agent(snapshots=True), home.client() as client:
         launch = home.launch()
