@@ -12,9 +12,9 @@ import httpx
 
 from tests.e2e.harness import PATIENCE_S, PlatformUnderTest
 
-REFUSED_PAUSE_S = 0.05
+REFUSED_PAUSE_S = 0.1
 """Between attempts to reach an activator that is not there."""
-PAUSE_S = 0.05
+PAUSE_S = 0.15
 """Between an answer and the caller's next call: the tests want many calls in flight, not a machine that does nothing else."""
 
 
