@@ -109,7 +109,7 @@ async def test_a_restored_call_says_so_to_its_caller_on_its_bill_and_in_the_metr
     assert (record.start_kind, record.kind) == ("RESTORE", "CALL")
     labels = {"tenant": TENANT, "app": "shop", "function": "hello", "start_kind": "RESTORE"}
     assert edge.metrics.registry.get_sample_value("pilotlight_cold_calls_total", labels) == 1
-    assert (
-        edge.metrics.registry.get_sample_value("pilotlight_start_phase_seconds_total", {"start_kind": "RESTORE", "phase": "restore"})
-        == 0.001
-    )
+    phase = {"start_kind": "RESTORE", "phase": "restore"}
+    counted = edge.metrics.registry.get_sample_value("pilotlight_start_phase_seconds_total", phase)
+    assert counted is not None
+    assert 0 < counted <= 0.001, "what the fleet says, and no more than the whole start took"
