@@ -40,8 +40,8 @@ test: $(DEV) ## the tests but soak and the real vLLM, in WORKERS processes; PYTE
 	@scripts/install-criu
 	@$(PYTEST) -m "not vllm and not soak" $(PYTEST_ARGS)
 
-test-fast: $(DEV) ## those that are not marked slow, e2e, soak, vllm or root
-	@$(PYTEST) -m "not slow and not e2e and not vllm and not soak and not root" $(PYTEST_ARGS)
+test-fast: $(DEV) ## those that stay in their process, in a minute and a half
+	@$(PYTEST) -m "not slow and not integration and not root" $(PYTEST_ARGS)
 
 test-all: $(DEV) ## all of them: the real vLLM too, and the README's demo on a bare Debian; needs root
 	@scripts/install-system-packages test $(BROWSER)

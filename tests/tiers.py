@@ -1,4 +1,7 @@
-"""Which tests `make test-fast` runs: those that take no seconds. What drives a whole platform is `slow` because of that, and so is `soak`.
+"""Which tests `make test-fast` runs: those that take no seconds and stay in their process.
+
+What drives a whole platform is `slow`, and so is `soak`. A test that has a directory, a server or a process of its own is `integration`:
+most are quick, together they take minutes. Which those are is read from their fixtures; FILES names those that do without a fixture.
 
 A test that takes longer than `SLOW_S`, its fixtures not counted, and is not marked `slow` is named at the end of a run: as a reminder
 only, since a busy machine makes every test slow.
@@ -11,13 +14,31 @@ import pytest
 SLOW_S = 2.0
 SLOW_MARKS = ("e2e", "vllm", "soak")
 SLOW_FOLDERS = ("tests/e2e/", "tests/examples/", "tests/fuzz/")
+FIXTURES = {"tmp_path", "tmp_path_factory", "short_tmp", "redis_server", "postgres_server", "s3_address", "controller", "api_server"}
+"""Directories, servers, and the applications of the controller and of an API server."""
+FILES = (
+    "tests/cluster/test_chart",
+    "tests/functions/cli/test_supervisor.py",
+    "tests/functions/controller/test_elsewhere.py",
+    "tests/functions/launcher/",
+    "tests/functions/worker/test_",
+    "tests/snapshotter/test_debian.py",
+    "tests/test_benchmark_programs.py",
+    "tests/test_http_clients.py",
+    "tests/test_security_table.py",
+    "tests/test_setup.py",
+    "tests/weight_cache/sources/test_s3.py",
+)
+"""What starts processes, or reads the whole tree."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `slow` what is marked `e2e`, `vllm` or `soak`, and whole folders."""
+    """Mark what is `slow` because of another mark or its folder, and what is `integration`."""
     for item in items:
         if any(item.get_closest_marker(name) for name in SLOW_MARKS) or item.nodeid.startswith(SLOW_FOLDERS):
             item.add_marker("slow")
+        if not FIXTURES.isdisjoint(getattr(item, "fixturenames", ())) or item.nodeid.startswith(FILES):
+            item.add_marker("integration")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
