@@ -13,7 +13,17 @@ import pytest
 
 SLOW_S = 2.0
 SLOW_MARKS = ("e2e", "vllm", "soak")
-SLOW_FOLDERS = ("tests/e2e/", "tests/examples/", "tests/fuzz/")
+SLOW_FILES = (
+    "tests/e2e/",
+    "tests/examples/",
+    "tests/fuzz/",
+    "tests/activator/knative/test_process.py",  # a whole activator process over a cluster
+    "tests/activator/test_departure.py",  # processes that are killed
+    "tests/functions/controller/test_database_bounds.py",  # thousands of rows
+    "tests/functions/controller/test_faults.py",  # starts controllers
+    "tests/functions/worker/test_memory.py",  # workers with torch
+    "tests/snapshotter/test_restore.py",  # real dumps and restores
+)
 FIXTURES = {"tmp_path", "tmp_path_factory", "short_tmp", "redis_server", "postgres_server", "s3_address", "controller", "api_server"}
 """Directories, servers, and the applications of the controller and of an API server."""
 FILES = (
@@ -33,9 +43,9 @@ FILES = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is `slow` because of another mark or its folder, and what is `integration`."""
+    """Mark what is `slow` because of another mark or its file, and what is `integration`."""
     for item in items:
-        if any(item.get_closest_marker(name) for name in SLOW_MARKS) or item.nodeid.startswith(SLOW_FOLDERS):
+        if any(item.get_closest_marker(name) for name in SLOW_MARKS) or item.nodeid.startswith(SLOW_FILES):
             item.add_marker("slow")
         if not FIXTURES.isdisjoint(getattr(item, "fixturenames", ())) or item.nodeid.startswith(FILES):
             item.add_marker("integration")
