@@ -45,7 +45,8 @@ def test_lines_of_logs_keep_colours_and_nothing_else() -> None:
     assert all(line.isprintable() for line in out.getvalue().splitlines())
 
 
-def test_what_the_terminal_draws_itself_is_drawn() -> None:
+def test_what_the_terminal_draws_itself_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # a bare machine has none
     out = io.StringIO()
     terminal = Terminal(out, width=40)
     terminal._force_terminal = True

@@ -121,6 +121,18 @@ async def test_a_cancelled_publish_leaves_nothing_or_a_whole_one(tmp_path: Path)
         await catalogue.aclose()
 
 
+async def test_a_publish_that_is_cancelled_while_its_directory_is_made_leaves_none(tmp_path: Path) -> None:
+    catalogue = Catalogue(tmp_path, key=KEY, max_bytes=None)
+    for _ in range(20):
+        publishing = asyncio.create_task(publish(catalogue))
+        while not any(tmp_path.glob(".tmp-*")):  # without a pause: the thread has not told us yet
+            await asyncio.sleep(0)
+        publishing.cancel()
+        await asyncio.wait([publishing])
+    assert {path.name for path in tmp_path.iterdir()} == {".lock"}
+    await catalogue.aclose()
+
+
 @pytest.fixture
 def tiny_disk(short_tmp: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
