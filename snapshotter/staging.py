@@ -18,8 +18,9 @@ import stat
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+_T = TypeVar("_T")
 _PREFIX = ".tmp-"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _AT_EMPTY_PATH = 0x1000
@@ -95,13 +96,25 @@ def workplace(parent: Path, *, label: str) -> Iterator[Workplace]:
 async def staged_in_thread(final: Path) -> AsyncIterator[Path]:
     """`staged` for work that awaits: flushing and removing, which block, happen in a thread."""
     stage = staged(final)
-    temp = await asyncio.to_thread(stage.__enter__)
+    temp = await enter_in_thread(stage)
     try:
         yield temp
     except BaseException as e:
         await asyncio.to_thread(stage.__exit__, type(e), e, e.__traceback__)
         raise
     await asyncio.to_thread(stage.__exit__, None, None, None)
+
+
+async def enter_in_thread(stage: contextlib.AbstractContextManager[_T]) -> _T:
+    """`stage.__enter__()`, which blocks, in a thread; if the caller is cancelled meanwhile, the stage is left again."""
+    entering = asyncio.create_task(asyncio.to_thread(stage.__enter__))
+    try:
+        return await asyncio.shield(entering)
+    except asyncio.CancelledError as e:
+        await asyncio.wait([entering])  # the thread goes on
+        if not entering.cancelled() and entering.exception() is None:
+            await asyncio.to_thread(stage.__exit__, type(e), e, e.__traceback__)
+        raise
 
 
 def _publish(temp: Path, final: Path) -> None:

@@ -174,15 +174,12 @@ class Catalogue:
     async def stage(self) -> AsyncIterator[Stage]:
         """A directory to make a snapshot in; whatever is not published from it is removed."""
         place = staging.workplace(self._directory, label="snapshot")
-        entering = asyncio.create_task(asyncio.to_thread(place.__enter__))
+        work = await staging.enter_in_thread(place)
         try:
-            work = await asyncio.shield(entering)
             (work.directory / IMAGES).mkdir(mode=0o700)
             yield Stage(work=work)
         finally:
-            await asyncio.wait([entering])  # the thread makes the directory although its caller was cancelled
-            if not entering.cancelled() and entering.exception() is None:
-                await asyncio.shield(asyncio.to_thread(place.__exit__, None, None, None))
+            await asyncio.shield(asyncio.to_thread(place.__exit__, None, None, None))
 
     async def publish(self, stage: Stage, draft: SnapshotManifest, *, now: float) -> Snapshot:
         """Hash the files, write the manifest, give it its name: PROVING unless `draft` has a proof.
