@@ -28,6 +28,7 @@ FIXTURES = {"tmp_path", "tmp_path_factory", "short_tmp", "redis_server", "postgr
 """Directories, servers, and the applications of the controller and of an API server."""
 FILES = (
     "tests/cluster/test_chart",
+    "tests/contracts/",
     "tests/functions/cli/test_supervisor.py",
     "tests/functions/controller/test_elsewhere.py",
     "tests/functions/launcher/",
@@ -39,7 +40,7 @@ FILES = (
     "tests/test_setup.py",
     "tests/weight_cache/sources/test_s3.py",
 )
-"""What starts processes, or reads the whole tree."""
+"""What starts processes or servers, or reads the whole tree."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
