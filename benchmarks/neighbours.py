@@ -30,6 +30,9 @@ STREAMS = 32
 STREAM_ITEMS, STREAM_PAUSE_MS = 200, 10.0
 """Two seconds, a hundred words a second: a language model's pace."""
 SMALL_PER_S = 100.0
+COSTLY_ROWS = 250_000
+"""A check of some seconds, in a body of 1.5 MB."""
+COSTLY_CONNECTIONS = 8
 SETTLE_S = 1.0
 
 
@@ -62,6 +65,34 @@ def flooded(report: Report, platform: stack.Stack, *, seconds: float, rounds: in
         f"{total:,} requests: {answered[200]:,} let in, {answered[429]:,} refused with 429, {total - answered[200] - answered[429]:,} else"
     )
     write(report, "10 ms of work", *runs.values(), beside="a flood", key="victim_p99_flooded_over_alone", note=note)
+
+
+def checked(report: Report, platform: stack.Stack, *, seconds: float, rounds: int) -> None:
+    """A tenant sends arguments whose check takes seconds, over and over; another one's ten milliseconds of work are timed."""
+    quiet = platform.tenant("unhurried")
+    quiet.deploy(FUNCTIONS / "worker.py", app="bench-beside-checks")
+    loud = platform.tenant("costly")
+    loud.deploy(FUNCTIONS / "rows.py")
+    body = json.dumps({"milliseconds": WORK_MS})
+    costly = json.dumps({"rows": [[1]] * COSTLY_ROWS})
+    quiet.invoke("bench-beside-checks", "work", {"milliseconds": WORK_MS})
+    loud.invoke("bench-rows", "count", {"rows": [[1]]})
+    answered: Counter[int] = Counter()
+
+    def alone() -> list[Request]:
+        return _driven(quiet.invoke_url("bench-beside-checks", "work"), quiet, body=body, per_s=VICTIM_PER_S, seconds=seconds)
+
+    def beside() -> list[Request]:
+        url = loud.invoke_url("bench-rows", "count")
+        with flood(url, body=costly, headers=loud.headers, per_s=None, connections=COSTLY_CONNECTIONS) as statuses:
+            time.sleep(SETTLE_S)
+            requests = alone()
+            answered.update(statuses())
+        return requests
+
+    runs = interleave({"alone": alone, "beside": beside}, rounds=rounds)
+    note = f"{answered.total()} costly calls were answered: {', '.join(f'{n} with {status}' for status, n in sorted(answered.items()))}"
+    write(report, "10 ms of work (checks)", *runs.values(), beside="costly checks", key="victim_p99_beside_checks_over_alone", note=note)
 
 
 def streaming(report: Report, platform: stack.Stack, *, small: int, seconds: float, rounds: int) -> None:

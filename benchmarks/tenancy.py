@@ -3,7 +3,7 @@
 - one admission: in the process, and in Redis (`admission`);
 - the gateway's throughput: without quotas, with them, and with everything on (quotas, hard budgets, a stepped price list, priority), beside
   nginx `proxy_pass` to the same worker; all of it in one run, taking turns;
-- a tenant that floods, and one that streams, beside others (`neighbours`);
+- a tenant that floods, one whose arguments are costly to check, and one that streams, beside others (`neighbours`);
 - a ledger of a million records: a month's report and the dashboard's pages (`ledger`);
 - a hard budget under load: what was spent beyond it (`overshoot`).
 """
@@ -90,6 +90,7 @@ def measure(report: Report, sizes: Sizes) -> None:
         parts: Mapping[str, Callable[[], None]] = {
             "gateway": lambda: gateway(report, platform, seconds=sizes.seconds, rounds=sizes.rounds),
             "flood": lambda: neighbours.flooded(report, platform, seconds=sizes.neighbour_s, rounds=sizes.neighbour_rounds),
+            "checks": lambda: neighbours.checked(report, platform, seconds=sizes.neighbour_s, rounds=sizes.neighbour_rounds),
             "streams": lambda: neighbours.streaming(
                 report, platform, small=sizes.small, seconds=sizes.neighbour_s, rounds=sizes.neighbour_rounds
             ),
