@@ -65,6 +65,7 @@ async def shown(directory: Path) -> AsyncIterator[Demo]:
 async def browser(require_or_skip: RequireOrSkip) -> AsyncIterator[Browser]:
     if not CHROMIUM.exists():
         require_or_skip("Chromium is not installed (scripts/install-system-packages test)")
+    expect.set_options(timeout=PATIENCE_MS)
     async with async_playwright() as playwright:
         launched = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield launched
