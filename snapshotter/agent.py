@@ -132,7 +132,10 @@ class Agent:
         return {"snapshots": [info.to_json() for info in self._snapshots.infos(args["labels"])]}
 
     async def _prove_snapshot(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
-        return (await self._snapshots.prove(args["snapshot_id"])).to_json()
+        async def report(proof: str, cpu_ns: int) -> None:
+            await part({"build": proof, "cpu_ns": cpu_ns})
+
+        return (await self._snapshots.prove(args["snapshot_id"], report)).to_json()
 
     async def _delete_snapshots(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
         wanted = {key: args[key] for key in ("snapshot_id", "revision", "function")}

@@ -7,7 +7,7 @@ the next call connects again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ _BY_CODE: dict[str, type[errors.SnapshotterError]] = {
     kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.SnapshotterError)
 }
 
+Hear = Callable[[Mapping[str, Any]], Awaitable[object]]
 _LINES_WAITING = 100
 """Lines of a log that are here and not read yet."""
 
@@ -100,12 +101,21 @@ class AgentClient:
         """Snapshots on this node whose labels include `labels`."""
         return [SnapshotInfo.from_json(s) for s in (await self._call("snapshots", {"labels": dict(labels or {})}))["snapshots"]]
 
-    async def prove_snapshot(self, snapshot_id: str) -> SnapshotInfo:
+    async def prove_snapshot(self, snapshot_id: str, hear: Hear | None = None) -> SnapshotInfo:
         """Restore it once and have it answer its example: READY again, or QUARANTINED with the reason.
+
+        hear: is told `{"build": id of the proof, "cpu_ns": n}` when it has ended, well or not.
 
         Raises SnapshotUnknown, ProofsBusy (one of a tenant at a time), NoCapacity, SnapshotRefused when it took too long to tell.
         """
-        return SnapshotInfo.from_json(await self._call("prove_snapshot", {"snapshot_id": snapshot_id}))
+        answer: Mapping[str, Any] = {}
+        async for body in self._stream("prove_snapshot", {"snapshot_id": snapshot_id}):
+            if "cpu_ns" in body:
+                if hear is not None:
+                    await hear(body)
+            else:
+                answer = body
+        return SnapshotInfo.from_json(answer)
 
     async def delete_snapshots(self, *, snapshot_id: str | None = None, revision: str | None = None, function: str | None = None) -> int:
         """Remove one snapshot, those of a revision, or those of all revisions of a function id; how many went. Idempotent."""

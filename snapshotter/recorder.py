@@ -1,7 +1,9 @@
-"""What the processes of a slot print: pipes that the shim reads into log files. Standard library only."""
+"""What a slot leaves on the disk of the logs: what its processes print, through pipes that the shim reads. Standard library only."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +31,18 @@ class Recorder:
     def open(self, name: str) -> LogFile:
         """The log file of that name. Raises OSError."""
         return LogFile(self._directory, name, max_bytes=self._max_bytes, now=time.time(), floor_bytes=self._floor_bytes)
+
+    def unnamed_file(self) -> int:
+        """A file without a name, on the disk of the logs; it is the caller's. Raises OSError, ENOSPC below the disk's floor."""
+        found = os.fstatvfs(self._directory)
+        if found.f_bavail * found.f_frsize < self._floor_bytes:
+            raise OSError(errno.ENOSPC, "the disk is nearly full")
+        with contextlib.suppress(OSError):  # not every file system has such files
+            return os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=self._directory)
+        name = f".{os.urandom(8).hex()}"
+        fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=self._directory)
+        os.unlink(name, dir_fd=self._directory)
+        return fd
 
     def pipes_into(self, log: LogFile, pipes: list[LogPipe]) -> list[int]:
         """Pipes for stdout and stderr, appended to `pipes`; returns the ends to write to, which are the caller's. Raises OSError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -165,10 +166,11 @@ class Resident:
             if threads:
                 workfiles.measure()  # it is dumped whole, and its files are packed once it is
             else:
-                self.archive = workfiles.pack()
+                self.archive = workfiles.pack(self._recorder.unnamed_file())
         except (workfiles.TooMuch, OSError) as e:
             what = "files in the work directory, /tmp or /dev/shm"
-            return [{"kind": "file", "fd": None, "what": what, "where": None, "message": str(e)[:_MESSAGE_TEXT]}]
+            kind = "disk" if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT) else "file"
+            return [{"kind": kind, "fd": None, "what": what, "where": None, "message": str(e)[:_MESSAGE_TEXT]}]
         return []
 
     @property

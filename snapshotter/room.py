@@ -1,4 +1,4 @@
-"""Whether one more instance may claim memory and GPUs of this node. Pure: of what is claimed now, by whom, and what is kept free for whom.
+"""Whether one more instance may claim memory and GPUs of this node: by what is claimed now, by whom, and what is kept free for whom.
 
 What a tenant has reserved and does not use is nobody else's. The activators send the reservations with every start, so the agent, which
 alone knows all claims, decides by the newest that it was told.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from snapshotter.errors import NoCapacity, Unsupported
 from snapshotter.types import InstanceInfo, LaunchSpec, Share
@@ -16,19 +16,21 @@ from snapshotter.types import InstanceInfo, LaunchSpec, Share
 _MIB = 1024**2
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Room:
-    """The node's own terms.
+    """The node's own terms. Owner: the event loop.
 
     Attributes:
         memory_bytes: what instances may claim together.
         dedicated_to: the one tenant, by name, that runs here; None = all that have no nodes of their own.
         gpus: names of the node's GPUs, as its driver says them; None = nobody counts them.
+        reserved: memory (bytes) that is kept free for tenants, by id, as the last start said it.
     """
 
     memory_bytes: int
     dedicated_to: str | None = None
     gpus: tuple[str, ...] | None = None
+    reserved: Mapping[str, int] = field(default_factory=dict)
 
     def welcome(self, share: Share | None) -> None:
         """Raises NoCapacity where this node is not for this tenant."""
@@ -48,10 +50,17 @@ class Room:
     def check(self, launch: LaunchSpec, instances: Collection[InstanceInfo], share: Share | None) -> None:
         """Raises NoCapacity when the launch does not fit, Unsupported when it never could for want of GPUs."""
         self.welcome(share)
-        self.check_claim(launch, instances, share)
+        if share is not None:
+            self.reserved = share.reserved
+        self._check(launch, instances, share)
 
-    def check_claim(self, launch: LaunchSpec, instances: Collection[InstanceInfo], share: Share | None) -> None:
-        """As `check`, for what is here already: it was made on this node. Raises NoCapacity, Unsupported."""
+    def check_claim(self, launch: LaunchSpec, instances: Collection[InstanceInfo], *, tenant: str) -> None:
+        """As `check`, for what is here already and was made on this node: the last start's reservations count. Raises NoCapacity,
+        Unsupported.
+        """
+        self._check(launch, instances, Share(tenant=tenant, reserved=self.reserved))
+
+    def _check(self, launch: LaunchSpec, instances: Collection[InstanceInfo], share: Share | None) -> None:
         self._check_gpus(launch, instances)
         free = self.free_bytes(instances, share)
         if launch.memory_bytes > free:

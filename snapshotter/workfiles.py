@@ -125,9 +125,8 @@ def measure(roots: dict[str, str] = ROOTS, *, max_bytes: int = MAX_BYTES) -> Non
             _demand_inside(name, roots)
 
 
-def pack(roots: dict[str, str] = ROOTS, *, max_bytes: int = MAX_BYTES) -> Archive:
-    """Everything below `roots`, in memory (memfd_create(2)). Raises TooMuch, LeadsOut, OSError."""
-    fd = os.memfd_create("files", os.MFD_CLOEXEC)
+def pack(fd: int, roots: dict[str, str] = ROOTS, *, max_bytes: int = MAX_BYTES) -> Archive:
+    """Everything below `roots` into the empty file `fd`, which is the archive's from then on. Raises TooMuch, LeadsOut, OSError."""
     try:
         end, names = write(fd, roots, max_bytes=max_bytes)
         return Archive(fd=fd, end=end, names=names)

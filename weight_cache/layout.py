@@ -17,13 +17,14 @@ Blocking; called in threads, except for the renames.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
 import secrets
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from weight_cache.disk import DiskFloor, no_floor
@@ -37,6 +38,7 @@ _QUARANTINE_KEPT = 2
 _QUARANTINE_BYTES = 2 * 1024**3
 _STEPS_BETWEEN_LOOKS = 64
 """Links, each with up to 32 directories, or flushes, between two looks at the disk."""
+_COPY_BYTES = 4 * 1024**2
 _SEALED_AT_S = 1_000_000_000
 """Modification time of every sealed file: whoever writes to one afterwards moves it, and is noticed without reading it again."""
 
@@ -62,6 +64,7 @@ class StoreDirectory:
             owner = os.pread(self._lock, 200, 0).decode(errors="replace").strip() or "a process that has not said its name yet"
             os.close(self._lock)
             raise StoreOwned(f"{root} belongs to {owner}: one weight cache per directory. Stop that one, or set another home") from e
+        self._renewing = threading.Lock()
         self.partials = Partials(root / "partial")
         self.notes = Notes(root, self.temp)
         os.ftruncate(self._lock, 0)
@@ -130,11 +133,38 @@ class StoreDirectory:
             step()
             path = building / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
-            os.link(self.file(file.digest), path)
+            self._link_file(file.digest, path, step)
         for folder, _, _ in os.walk(building, topdown=False):
             step()
             sync_directory(Path(folder))
             os.chmod(folder, 0o755 if folder == str(building) else 0o555)
+
+    def _link_file(self, digest: str, path: Path, step: Callable[[], None]) -> None:
+        """One more name for a file. A file has as many as its file system allows (65,000 on ext4): then a copy of it takes its place here,
+        and those that have the old one keep it.
+        """
+        source = self.file(digest)
+        if _has_linked(source, path):
+            return
+        with self._renewing:
+            while not _has_linked(source, path):  # somebody else may have renewed it, and used that up, too
+                self._floor.require(source.stat().st_size)
+                self._renew(source, step)
+
+    def _renew(self, source: Path, step: Callable[[], None]) -> None:
+        """Put a copy in a file's place, under its name without a gap."""
+        fresh = self.temp()
+        try:
+            with source.open("rb") as old, fresh.open("xb") as new:
+                while chunk := old.read(_COPY_BYTES):
+                    step()
+                    new.write(chunk)
+                new.flush()
+                os.fsync(new.fileno())
+            self.reseal(fresh)
+            fresh.replace(source)
+        finally:
+            fresh.unlink(missing_ok=True)
 
     def bury_model(self, name: str) -> Path | None:
         """Take a model's name away (one rename); the returned remains are `remove`d later. None when it was not here."""
@@ -222,3 +252,14 @@ class StoreDirectory:
         """Write down a model's last use, for the eviction order after a restart."""
         with contextlib.suppress(FileNotFoundError):
             os.utime(self.model(name), (now, now))
+
+
+def _has_linked(source: Path, path: Path) -> bool:
+    """Link it; False when it has as many names as it may have."""
+    try:
+        os.link(source, path)
+    except OSError as e:
+        if e.errno != errno.EMLINK:
+            raise
+        return False
+    return True

@@ -1,16 +1,18 @@
 """Proofs that somebody asks for: whoever may deploy may ask as often as they like, and a proof is a process with the memory of an instance.
 
 One proof of a snapshot at a time, whose askers share it, and one of a tenant; a few on the node, at which tenants take turns. A proof
-claims memory and GPUs as an instance does, and is given up after MOST_S. It is not charged: so the next one of its tenant begins after REST
-times as long as it took.
+claims memory and GPUs as an instance does, and is given up after MOST_S. Its CPU time is said to whoever asked, for the bill; the next one
+of its tenant begins after REST times as long as it took.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from snapshotter import slots
@@ -35,7 +37,29 @@ class Prover(Protocol):
 
     def launch_of(self, snapshot_id: str) -> LaunchSpec: ...
 
-    async def prove(self, snapshot_id: str) -> object: ...
+    async def prove(self, snapshot_id: str, charge: Callable[[int], None]) -> object: ...
+
+
+Report = Callable[[str, int], Awaitable[None]]
+"""Is told a proof's id and the CPU time (ns) of its processes, once it has ended, well or not."""
+
+
+async def _nobody(proof: str, cpu_ns: int) -> None:
+    """Nobody is told."""
+
+
+@dataclass(eq=False)
+class _Flight:
+    """One proof under way."""
+
+    id: str
+    tenant: str
+    task: asyncio.Task[None] | None = None
+    cpu_ns: int = 0
+
+    def charge(self, cpu_ns: int) -> None:
+        """So much more was used."""
+        self.cpu_ns += cpu_ns
 
 
 class AskedProofs:
@@ -47,15 +71,17 @@ class AskedProofs:
         self._room = room
         self._clock = clock
         self._turns = Turns(_AT_ONCE)
-        self._flights: dict[str, asyncio.Task[None]] = {}
+        self._flights: dict[str, _Flight] = {}
         self._tenants: set[str] = set()
         self._not_before: dict[str, float] = {}
 
     def __repr__(self) -> str:
         return f"<AskedProofs {len(self._flights)} under way>"
 
-    async def prove(self, snapshot_id: str) -> None:
+    async def prove(self, snapshot_id: str, report: Report = _nobody) -> None:
         """Have it proven, or wait for the proof that is under way; a caller that leaves does not end it.
+
+        report: tells what it cost, to each caller that waited; by the same id, so that it is charged once.
 
         Raises SnapshotUnknown, ProofsBusy, NoCapacity, Unsupported, SnapshotRefused when it took too long to tell.
         """
@@ -64,14 +90,20 @@ class AskedProofs:
             tenant = launch.labels.get("tenant", "")
             self._demand_turn(tenant)
             self._tenants.add(tenant)
-            flight = asyncio.create_task(self._prove(snapshot_id, launch, tenant), name=f"prove {snapshot_id}")
-            self._flights[snapshot_id] = flight
-            flight.add_done_callback(lambda task: self._landed(snapshot_id, tenant, task))
-        await asyncio.shield(self._flights[snapshot_id])
+            self._flights[snapshot_id] = new = _Flight(f"proof-{snapshot_id}-{secrets.token_hex(4)}", tenant)
+            new.task = asyncio.create_task(self._prove(snapshot_id, launch, new), name=f"prove {snapshot_id}")
+            new.task.add_done_callback(lambda task: self._landed(snapshot_id, tenant, task))
+        flight = self._flights[snapshot_id]
+        assert flight.task is not None
+        try:
+            await asyncio.shield(flight.task)
+        finally:
+            if flight.task.done() and flight.cpu_ns:
+                await report(flight.id, flight.cpu_ns)
 
     async def aclose(self) -> None:
         """End those under way."""
-        flights = list(self._flights.values())
+        flights = [flight.task for flight in self._flights.values() if flight.task is not None]
         for flight in flights:
             flight.cancel()
         if flights:
@@ -84,17 +116,17 @@ class AskedProofs:
         message = "a proof of this tenant is under way, or was a moment ago: ask again later"
         raise ProofsBusy(message, {"retry_after_s": _RETRY_S if tenant in self._tenants else wait_s})
 
-    async def _prove(self, snapshot_id: str, launch: LaunchSpec, tenant: str) -> None:
+    async def _prove(self, snapshot_id: str, launch: LaunchSpec, flight: _Flight) -> None:
         try:
             async with asyncio.timeout(MOST_S):
-                await self._turns.acquire(Share(tenant=tenant))
+                await self._turns.acquire(Share(tenant=flight.tenant))
                 began = self._clock()
                 try:
                     with self._claimed(snapshot_id, launch):
-                        await self._prover.prove(snapshot_id)
+                        await self._prover.prove(snapshot_id, flight.charge)
                 finally:
                     self._turns.release()
-                    self._rest(tenant, self._clock() - began)
+                    self._rest(flight.tenant, self._clock() - began)
         except TimeoutError as e:
             message = f"the proof of snapshot {snapshot_id} did not end within {MOST_S:g} s: the snapshot stays as it was"
             raise SnapshotRefused(message, {"reasons": [], "passing": True}) from e
@@ -102,7 +134,8 @@ class AskedProofs:
     @contextlib.contextmanager
     def _claimed(self, snapshot_id: str, launch: LaunchSpec) -> Iterator[None]:
         """Memory and GPUs, which no start may claim meanwhile. Raises NoCapacity, Unsupported."""
-        self._room.check_claim(launch, [instance.info for instance in self._instances], None)
+        tenant = launch.labels.get("tenant", "")
+        self._room.check_claim(launch, [instance.info for instance in self._instances], tenant=tenant)
         info = InstanceInfo(
             id=InstanceId(f"proof-{snapshot_id}"),
             revision=launch.revision,

@@ -20,7 +20,7 @@ from snapshotter.metrics import Metrics
 from snapshotter.slots import SlotLost
 from snapshotter.snapshots.dumps import Dumps, NotAlone, Obstructed, TemplateGone, launch_of
 from snapshotter.snapshots.manifest import Proof, SnapshotManifest
-from snapshotter.snapshots.proofs import ProofFailed, Proofs
+from snapshotter.snapshots.proofs import ProofFailed, Proofs, nobody_pays
 from snapshotter.snapshots.shelf import Shelf
 from snapshotter.snapshots.stock import Stock
 from snapshotter.snapshots.stored import NoRoom, Snapshot, Stage
@@ -87,11 +87,14 @@ class Checkpoints:
         """What it is a snapshot of. Raises SnapshotUnknown."""
         return launch_of(self._stock.catalogue.get(snapshot_id))
 
-    async def prove(self, snapshot_id: str) -> Snapshot | None:
-        """Restore it once more and have it answer; None when it did not and is quarantined now. Raises SnapshotUnknown."""
+    async def prove(self, snapshot_id: str, charge: Callable[[int], None]) -> Snapshot | None:
+        """Restore it once more and have it answer; None when it did not and is quarantined now. Raises SnapshotUnknown.
+
+        charge: is told the CPU time of each restored copy (`Proofs.prove`).
+        """
         snapshot = self._stock.catalogue.get(snapshot_id)
         try:
-            return await self._prove(launch_of(snapshot), snapshot)
+            return await self._prove(launch_of(snapshot), snapshot, charge=charge)
         except SnapshotRefused:
             return None
 
@@ -156,11 +159,13 @@ class Checkpoints:
         self._publish_ms[snapshot.id] = (time.perf_counter() - began) * 1000
         return snapshot
 
-    async def _prove(self, launch: LaunchSpec, snapshot: Snapshot, *, unasked: bool = False) -> Snapshot:
+    async def _prove(
+        self, launch: LaunchSpec, snapshot: Snapshot, *, unasked: bool = False, charge: Callable[[int], None] = nobody_pays
+    ) -> Snapshot:
         """READY afterwards, or quarantined and refused."""
         began = time.perf_counter()
         try:
-            verdict = await self._proofs.prove(launch, snapshot, unasked=unasked)
+            verdict = await self._proofs.prove(launch, snapshot, unasked=unasked, charge=charge)
         except ProofFailed as e:
             await self._shelf.quarantine(snapshot.id, str(e))
             raise _refusal(launch, "proof", f"the snapshot was made, but does not stand the proof: {e}") from e

@@ -11,7 +11,7 @@ from typing import Any
 from snapshotter.errands import Errands
 from snapshotter.errors import SnapshotUnknown, Unsupported
 from snapshotter.metrics import Metrics
-from snapshotter.snapshots.asked import AskedProofs
+from snapshotter.snapshots.asked import AskedProofs, Report
 from snapshotter.snapshots.checkpoints import Checkpoints
 from snapshotter.snapshots.manifest import SnapshotManifest
 from snapshotter.snapshots.remote import Remote, RemoteError
@@ -71,11 +71,11 @@ class Snapshots:
         """See `AgentClient.snapshots`."""
         return self._stock.catalogue.infos(labels) if self._stock is not None else []
 
-    async def prove(self, snapshot_id: str) -> SnapshotInfo:
+    async def prove(self, snapshot_id: str, report: Report) -> SnapshotInfo:
         """See `AgentClient.prove_snapshot`."""
         if self._asked is None:
             raise Unsupported(f"snapshot {snapshot_id} cannot be proven: {self._shelf.why_not}")
-        await self._asked.prove(snapshot_id)
+        await self._asked.prove(snapshot_id, report)
         found = [info for info in self.infos({}) if info.id == snapshot_id]
         if not found:
             raise SnapshotUnknown(f"snapshot {snapshot_id} went away while it was proven")

@@ -99,7 +99,8 @@ class Dumps:
         async with self._subject(launch, unasked=unasked) as subject:
             point = subject.housing.slot.point.result()
             if point.obstacles:
-                raise _obstructed(point.obstacles)
+                is_full = all(obstacle["kind"] == "disk" for obstacle in point.obstacles)
+                raise _obstructed(point.obstacles, passing=is_full)
             try:
                 manifest = await self._dump(subject, stage)
             except slots.CheckpointFailed as e:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from snapshotter import processes
@@ -25,6 +25,10 @@ _log = logging.getLogger(__name__)
 _STARVED_PART = 0.25
 _ATTEMPTS = 3
 """Of one way, while it is starved."""
+
+
+def nobody_pays(cpu_ns: int) -> None:
+    """Of a proof that the platform wants."""
 
 
 class ProofFailed(Exception):
@@ -76,15 +80,18 @@ class Proofs:
         self._ways = ways
         self._deadline_s = deadline_s
 
-    async def prove(self, spec: LaunchSpec, snapshot: Snapshot, *, unasked: bool = False) -> Verdict:
+    async def prove(
+        self, spec: LaunchSpec, snapshot: Snapshot, *, unasked: bool = False, charge: Callable[[int], None] = nobody_pays
+    ) -> Verdict:
         """Restore it and have it answer. Raises ProofFailed when the first way does not work; one that fails later is only not chosen.
 
         unasked: nobody waits for it, and it gives way to everything else.
+        charge: is told the CPU time (ns) that each restored copy has used, whether it answered well or not.
         """
         measured: dict[str, Measured] = {}
         for way in self._ways:
             try:
-                measured[way] = await self._measure(spec, snapshot, lazy=way == "lazy", unasked=unasked)
+                measured[way] = await self._measure(spec, snapshot, lazy=way == "lazy", unasked=unasked, charge=charge)
             except ProofFailed as e:
                 if not measured:
                     raise
@@ -92,17 +99,17 @@ class Proofs:
         pages = min(measured, key=lambda way: measured[way].answer_ms)
         return Verdict(pages=pages, measured=measured)
 
-    async def _measure(self, spec: LaunchSpec, snapshot: Snapshot, *, lazy: bool, unasked: bool) -> Measured:
+    async def _measure(self, spec: LaunchSpec, snapshot: Snapshot, *, lazy: bool, unasked: bool, charge: Callable[[int], None]) -> Measured:
         """The fastest of some attempts, of one only where that had a processor."""
-        best = await self._try(spec, snapshot, lazy=lazy, unasked=unasked)
+        best = await self._try(spec, snapshot, lazy=lazy, unasked=unasked, charge=charge)
         for _ in range(_ATTEMPTS - 1):
             if not best.is_starved:
                 break
-            again = await self._try(spec, snapshot, lazy=lazy, unasked=unasked)
+            again = await self._try(spec, snapshot, lazy=lazy, unasked=unasked, charge=charge)
             best = min(best, again, key=lambda measured: measured.answer_ms)
         return best
 
-    async def _try(self, spec: LaunchSpec, snapshot: Snapshot, *, lazy: bool, unasked: bool) -> Measured:
+    async def _try(self, spec: LaunchSpec, snapshot: Snapshot, *, lazy: bool, unasked: bool, charge: Callable[[int], None]) -> Measured:
         deadline_s = max(self._deadline_s, spec.startup_timeout_s)
         try:
             async with asyncio.timeout(deadline_s):
@@ -115,6 +122,7 @@ class Proofs:
                     first_ms = proved.phases_ms.get("first_answer", (time.perf_counter() - began) * 1000)
                     waited_ms = processes.waited_ns(housing.slot.worker_pid) / 1e6
                 finally:
+                    charge(housing.cpu_ns())
                     await asyncio.shield(asyncio.create_task(self._housekeeper.clear(housing), name=f"clear {housing.slot.id}"))
         except TimeoutError as e:
             raise ProofFailed(f"it did not answer within {deadline_s:g} s") from e

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +226,15 @@ async def test_deleted_snapshots_are_gone_and_the_next_start_is_cold(home: Agent
     launch = home.launch("f-7@v1", snapshot=True)
     made = await client.checkpoint(launch)
 
-    assert (await client.prove_snapshot(made.id)).state is SnapshotState.READY
+    heard: list[Mapping[str, Any]] = []
+
+    async def hear(cost: Mapping[str, Any]) -> None:
+        heard.append(cost)
+
+    assert (await client.prove_snapshot(made.id, hear)).state is SnapshotState.READY
+    [cost] = heard
+    assert cost["build"].startswith(f"proof-{made.id}-")
+    assert 0 < cost["cpu_ns"] < 60 * 10**9
     assert await client.delete_snapshots(function="f-8") == 0
     assert await client.delete_snapshots(function="f-7") == 1
     assert await client.delete_snapshots(snapshot_id=made.id) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import socket
@@ -44,8 +45,13 @@ def destination(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
+def empty_file() -> int:
+    """For an archive, which closes it."""
+    return os.memfd_create("files", os.MFD_CLOEXEC)
+
+
 def travel(source: dict[str, str], target: dict[str, str], fd: int) -> None:
-    archive = workfiles.pack(source)
+    archive = workfiles.pack(empty_file(), source)
     workfiles.copy(archive, fd)
     assert workfiles.finish(fd) == os.fstat(fd).st_size
     assert workfiles.unpack(fd, target) == archive.end
@@ -126,7 +132,7 @@ def test_sockets_and_pipes_are_left_out(there: dict[str, str], here: dict[str, s
 
 def test_any_tar_reads_it(there: dict[str, str], destination: int) -> None:
     (Path(there["work"]) / "file").write_text("x")
-    archive = workfiles.pack(there)
+    archive = workfiles.pack(empty_file(), there)
     workfiles.copy(archive, destination)
     workfiles.finish(destination)
     archive.close()
@@ -138,7 +144,7 @@ def test_any_tar_reads_it(there: dict[str, str], destination: int) -> None:
 def test_too_much_names_the_biggest_file(there: dict[str, str]) -> None:
     (Path(there["work"]) / "small").write_bytes(b"x" * 40 * KIB)
     (Path(there["tmp"]) / "big").write_bytes(b"x" * 80 * KIB)
-    for attempt in (workfiles.measure, workfiles.pack):
+    for attempt in (workfiles.measure, functools.partial(workfiles.pack, empty_file())):
         with pytest.raises(TooMuch, match=r"slot/tmp/big \(80 KiB\)"):
             attempt(there, max_bytes=100 * KIB)
 
@@ -149,7 +155,7 @@ def test_a_tree_deeper_than_any_is_no_endless_work(there: dict[str, str]) -> Non
         path += "/d"
         os.mkdir(path)
     with pytest.raises(TooMuch, match="deeper than 64"):
-        workfiles.pack(there)
+        workfiles.pack(empty_file(), there)
 
 
 @pytest.mark.parametrize("hold_back", [0, 1])
@@ -258,7 +264,7 @@ def test_a_link_that_leads_out_never_reaches_criu(there: dict[str, str], here: d
     """It opens by name as root, and follows links."""
     (Path(there["work"]) / "loop").symlink_to(target)
     with pytest.raises(LeadsOut, match=r"work/loop is a symbolic link .* enter\(snap=False\)"):
-        workfiles.pack(there)
+        workfiles.pack(empty_file(), there)
     with pytest.raises(LeadsOut):
         workfiles.measure(there)
     forged(destination, entry("work/loop", tarfile.SYMTYPE, link=target))
@@ -293,7 +299,7 @@ def test_a_damaged_archive_is_refused_or_stays_inside(tmp_path: Path, where: int
     base = tmp_path / os.urandom(8).hex()
     source, target = roots(base / "a"), roots(base / "b")
     (Path(source["work"]) / "x").write_bytes(b"data" * 10)
-    archive = workfiles.pack(source)
+    archive = workfiles.pack(empty_file(), source)
     raw = bytearray(os.pread(archive.fd, archive.end, 0) + bytes(1024))
     archive.close()
     raw[where % len(raw)] = value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -77,6 +78,60 @@ def test_linking_ends_when_it_is_not_waited_for(directory: StoreDirectory) -> No
     assert [list((directory.root / folder).iterdir()) for folder in ("tmp", "models")] == [[], []]
     directory.publish_model("m", manifest)
     assert len(list(directory.model("m").iterdir())) == 3
+
+
+class FewNames:
+    """os.link(2) of a file system on which a file has `most` names, as ext4 has 65,000."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.link = os.link
+
+    def __call__(self, source: Path, path: Path) -> None:
+        if source.stat().st_nlink >= self.most:
+            raise OSError(errno.EMLINK, "Too many links", str(source))
+        self.link(source, path)
+
+
+def test_a_model_whose_file_has_all_the_names_that_it_may_have_gets_a_copy_of_it(
+    directory: StoreDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "link", FewNames(4))
+    manifest = many_folders(directory, 7)
+    shared = directory.file(manifest.files[0].digest)
+    shared.write_bytes(b"weights")
+    directory.reseal(shared)
+    directory.publish_model("m", manifest)
+    directory.publish_model("another tenant's", manifest)
+    linked = sorted((directory.root / "models").glob("*/*/f"))
+    assert [path.read_bytes() for path in linked] == [b"weights"] * 14
+    assert all(directory.is_sealed(path, 7) for path in (*linked, shared))
+    assert len({path.stat().st_ino for path in linked}) == 5, "each file has three names beside its own"
+    assert list((directory.root / "tmp").iterdir()) == []
+
+
+def test_no_copy_is_made_below_the_floor_of_the_disk_or_when_it_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "link", FewNames(1))
+    stopped = threading.Event()
+
+    disk = [100, 1000]
+
+    def free(_: Path) -> int:
+        stopped.set()
+        return disk[0]
+
+    directory = StoreDirectory(tmp_path, floor=DiskFloor(tmp_path, 100, free=free))
+    try:
+        manifest = many_folders(directory, 1)
+        directory.file(manifest.files[0].digest).write_bytes(b"weights")
+        for error in (BelowFloor, LinkingStopped):
+            with pytest.raises(error):
+                directory.publish_model("m", manifest, stopped)
+            stopped.clear()
+            disk.pop(0)
+            assert [list((directory.root / folder).iterdir()) for folder in ("tmp", "models")] == [[], []]
+    finally:
+        directory.close()
 
 
 def test_linking_ends_when_the_disk_falls_below_its_floor(tmp_path: Path) -> None:

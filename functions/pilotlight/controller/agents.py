@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, Protocol
 
 from pilotlight.controller.settings import ControllerConfig
-from snapshotter.client import AgentClient
+from snapshotter.client import AgentClient, Hear
 from snapshotter.types import InstanceId, InstanceInfo, RevisionKey, SnapshotInfo, TemplateInfo
 
 
@@ -42,8 +42,8 @@ class Agent(Protocol):
         """Snapshots on disk that have all these labels."""
         ...
 
-    async def prove_snapshot(self, snapshot_id: str) -> SnapshotInfo:
-        """Restore it once. Raises SnapshotUnknown, SnapshotRefused, ProofsBusy, NoCapacity."""
+    async def prove_snapshot(self, snapshot_id: str, hear: Hear | None = None) -> SnapshotInfo:
+        """Restore it once; `hear` is told what it cost. Raises SnapshotUnknown, SnapshotRefused, ProofsBusy, NoCapacity."""
         ...
 
     async def delete_snapshots(self, *, snapshot_id: str | None = None, revision: str | None = None, function: str | None = None) -> int:

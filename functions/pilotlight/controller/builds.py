@@ -1,4 +1,4 @@
-"""What builds of images cost: BUILD records, for the CPU time that their commands used, however they ended.
+"""What builds of images cost: BUILD records, for the CPU time that their commands used, however they ended; and proofs that a key asks for.
 
 The node agent says now and then what a build has used so far (`snapshotter.images`). What is new since the last record becomes one when the
 build, or its caller, is gone, and after each CHARGE_NS of a long one: that much of each build under way is lost when the controller is
@@ -71,12 +71,13 @@ class BuildBill:
         cpu_ns: what the build had used when it was last heard of.
     """
 
-    def __init__(self, builds: Builds, store: Store, config: ControllerConfig, caller: Principal, digest: str) -> None:
+    def __init__(self, builds: Builds, store: Store, config: ControllerConfig, caller: Principal, what: str) -> None:
+        """`what`: is built or proven, for the record's `method`."""
         self._builds = builds
         self._store = store
         self._config = config
         self._caller = caller
-        self._digest = digest
+        self._what = what
         self._build = ""
         self.cpu_ns = 0
 
@@ -112,7 +113,7 @@ class BuildBill:
         per_s = rate_per_s(ONE_CORE, rates) * kind_factor(BUILD, rates)
         return UsageRecord(
             id=f"{self._build}/{BUILD}/{charged_ns}", kind=BUILD, call="", attempt=0, tenant=self._caller.tenant, environment="", app="",
-            function="", function_id="", method=self._digest[:12], revision="", instance=self._build, key=self._caller.key, start_kind="",
+            function="", function_id="", method=self._what, revision="", instance=self._build, key=self._caller.key, start_kind="",
             started_at=now, queued_ms=0, start_ms=0, exec_ms=owed_ns // 10**6, billed_ns=owed_ns, cpu=ONE_CORE.cpu,
             memory_bytes=0, gpu=None, gpu_count=0, outcome="span", price_version=rates.version, currency=rates.currency,
             rate_per_s=str(per_s), cost=format(price(owed_ns, per_s), "f"),

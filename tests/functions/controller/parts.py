@@ -83,6 +83,7 @@ class SmallAgent:
     build_may_end: asyncio.Event | None = None
     image: str = "ab" * 32
     prove_failure: SnapshotterError | None = None
+    prove_ns: int = 0
     image_bytes: int = 0
     build_id: str = "b-1"
     build_cpu_ns: tuple[int, ...] = ()
@@ -120,6 +121,8 @@ class SmallAgent:
         return {"snapshots": [s.to_json() for s in self.snapshots if wanted <= dict(s.labels).items()]}
 
     async def _prove(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+        if self.prove_ns:
+            await part({"build": f"proof-{args['snapshot_id']}-0", "cpu_ns": self.prove_ns})
         if self.prove_failure is not None:
             raise self.prove_failure
         for n, found in enumerate(self.snapshots):

@@ -8,13 +8,15 @@ from decimal import Decimal
 
 import anyio.to_thread
 import httpx
+import pytest
 
 from pilotlight.controller import ledger, prices, tables
 from pilotlight.controller.builds import CHARGE_NS, REMEMBERED, Builds
 from pilotlight.pricing import cost_of
 from pilotlight.protocol import UsageRecord
-from snapshotter.errors import ImageBuildFailed
+from snapshotter.errors import ImageBuildFailed, SnapshotRefused
 from tests.functions.controller.conftest import Controller
+from tests.functions.controller.parts import snapshot
 
 IMAGE = {"python": "3.11", "steps": [{"op": "pip", "packages": ["six"], "options": []}]}
 SECOND = 10**9
@@ -47,6 +49,17 @@ async def test_a_build_costs_the_cpu_time_that_it_used(controller: Controller) -
     assert Decimal(record.cost) == cost_of(record, rates) == 7 * rates.cpu_core_s
     [image] = (await controller.http.get("/v1/images")).json()["images"]
     assert image["build_cpu_s"] == 7.0
+
+
+@pytest.mark.parametrize("failure", [None, SnapshotRefused("it took too long", {"reasons": []})])
+async def test_a_proof_that_a_key_asks_for_costs_its_cpu_time_once(controller: Controller, failure: SnapshotRefused | None) -> None:
+    controller.agent.snapshots = [snapshot(await controller.tenant())]
+    controller.agent.prove_ns, controller.agent.prove_failure = 3 * SECOND, failure
+    for _ in range(2):  # the second one hears of the same proof
+        answer = await controller.http.post("/v1/snapshots/sn-1:prove")
+        assert answer.status_code == (200 if failure is None else 409), answer.text
+    [record] = await charged(controller)
+    assert (record.method, record.billed_ns, record.instance) == ("sn-1", 3 * SECOND, "proof-sn-1-0")
 
 
 async def test_an_image_that_is_there_already_costs_nothing(controller: Controller) -> None:

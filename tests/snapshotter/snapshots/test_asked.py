@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from snapshotter.instances import Instances
 from snapshotter.room import Room
 from snapshotter.snapshots import asked
 from snapshotter.snapshots.asked import REST, AskedProofs
-from snapshotter.types import InstanceState, LaunchSpec, RevisionKey
+from snapshotter.types import InstanceState, LaunchSpec, RevisionKey, Share
 
 MIB = 1024**2
 LAUNCH = LaunchSpec(
@@ -36,20 +37,27 @@ class World:
         self.asked: Counter[str] = Counter()
         self.running = self.most = 0
         self.let = asyncio.Event()
+        self.heard: list[tuple[str, int]] = []
+        self.failure: Exception | None = None
         self.instances = Instances()
-        self.proofs = AskedProofs(self, instances=self.instances, room=Room(memory_bytes=250 * MIB), clock=lambda: self.now)
+        self.room = Room(memory_bytes=250 * MIB)
+        self.proofs = AskedProofs(self, instances=self.instances, room=self.room, clock=lambda: self.now)
 
     def launch_of(self, snapshot_id: str) -> LaunchSpec:
         if snapshot_id not in self.launches:
             raise SnapshotUnknown(snapshot_id)
         return self.launches[snapshot_id]
 
-    async def prove(self, snapshot_id: str) -> None:
+    async def prove(self, snapshot_id: str, charge: Callable[[int], None]) -> None:
         self.asked[snapshot_id] += 1
         self.running += 1
         self.most = max(self.most, self.running)
         try:
             await self.let.wait()
+            charge(3_000)
+            if self.failure is not None:
+                raise self.failure
+            charge(4_000)
         finally:
             self.running -= 1
 
@@ -57,7 +65,10 @@ class World:
         self.launches[snapshot_id] = replace(LAUNCH, labels={"tenant": tenant}, memory_bytes=mib * MIB)
 
     def begin(self, snapshot_id: str) -> asyncio.Task[None]:
-        return asyncio.create_task(self.proofs.prove(snapshot_id))
+        return asyncio.create_task(self.proofs.prove(snapshot_id, self.hear))
+
+    async def hear(self, proof: str, cpu_ns: int) -> None:
+        self.heard.append((proof, cpu_ns))
 
 
 @pytest.fixture
@@ -76,6 +87,36 @@ async def test_askers_of_one_snapshot_share_one_proof(world: World) -> None:
     world.let.set()
     await asyncio.gather(*askers)
     assert world.asked == {"sn-1": 1}
+
+
+async def test_everybody_who_waited_hears_what_the_proof_cost_by_one_id(world: World) -> None:
+    askers = [world.begin("sn-1") for _ in range(3)]
+    await settle()
+    askers[0].cancel()
+    world.let.set()
+    await asyncio.wait(askers)
+    assert [cpu_ns for _, cpu_ns in world.heard] == [7_000, 7_000], "who left hears nothing"
+    assert len({proof for proof, _ in world.heard}) == 1
+    world.now += 1e6
+    await world.begin("sn-1")
+    assert len({proof for proof, _ in world.heard}) == 2, "another proof is charged anew"
+
+
+async def test_a_proof_that_fails_says_what_it_cost(world: World) -> None:
+    world.failure = SnapshotRefused("it does not answer")
+    world.let.set()
+    with pytest.raises(SnapshotRefused):
+        await world.begin("sn-1")
+    assert [cpu_ns for _, cpu_ns in world.heard] == [3_000]
+
+
+async def test_what_other_tenants_have_reserved_is_not_for_proofs(world: World) -> None:
+    world.room.check(replace(LAUNCH, memory_bytes=0), [], Share(tenant="b", reserved={"b": 200 * MIB}))
+    with pytest.raises(NoCapacity):
+        await world.proofs.prove("sn-1")
+    world.add("sn-2", "b")
+    world.let.set()
+    await world.proofs.prove("sn-2")
 
 
 async def test_a_tenant_has_one_proof_at_a_time_and_is_told_when_to_ask_again(world: World) -> None:

@@ -13,7 +13,7 @@ from snapshotter.metrics import Metrics
 from snapshotter.snapshots.catalogue import Catalogue
 from snapshotter.snapshots.checkpoints import Checkpoints
 from snapshotter.snapshots.predictions import Predictions
-from snapshotter.snapshots.proofs import Proofs
+from snapshotter.snapshots.proofs import Proofs, nobody_pays
 from snapshotter.snapshots.restores import LAUNCH
 from snapshotter.snapshots.shelf import Shelf
 from snapshotter.snapshots.stock import Stock
@@ -43,7 +43,7 @@ async def test_a_proof_that_is_given_up_costs_only_what_was_never_proven(catalog
     shelf = Shelf(stock, None, events=Events(), metrics=metrics, predictions=Predictions())
     checkpoints = Checkpoints(stock=stock, shelf=shelf, dumps=nothing, proofs=cast(Proofs, Endless()), metrics=metrics)
 
-    proof = asyncio.create_task(checkpoints.prove(snapshot.id))
+    proof = asyncio.create_task(checkpoints.prove(snapshot.id, nobody_pays))
     await asyncio.sleep(0)
     proof.cancel()
     await asyncio.wait([proof])

@@ -117,7 +117,7 @@ async def _build(context: Context, caller: Principal, spec: ImageSpec, plan: Pla
         async with (
             gate.using(image_name(digest, caller.tenant)),
             gate.using(image_name(digest)),
-            BuildBill(context.builds, context.store, context.config, caller, digest) as bill,
+            BuildBill(context.builds, context.store, context.config, caller, digest[:12]) as bill,
         ):
             async for part in context.agent.build_image(to_json(spec), uid=caller.uid):
                 if await bill.hear(part):

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from pilotlight.controller import audit, garbage, registry
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api import models
+from pilotlight.controller.builds import BuildBill
 from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, place
 from pilotlight.controller.store import Write
 from pilotlight.errors import NotFound
@@ -56,10 +57,11 @@ async def snapshot(context: Ctx, caller: Deployer, snapshot: str) -> dict[str, A
 
 @router.post("/snapshots/{snapshot}:prove", response_model=models.Snapshot)
 async def prove_snapshot(context: Ctx, caller: Deployer, request: RequestId, snapshot: str) -> dict[str, Any]:
-    """Restore it once and have it answer its example; READY again, or QUARANTINED with the reason."""
+    """Restore it once and have it answer its example; READY again, or QUARANTINED with the reason. Its CPU time is a BUILD record."""
     await _owned(context, caller, snapshot)
     await _note(context, caller, request=request, action="snapshot.prove", snapshot=snapshot)
-    return (await context.agent.prove_snapshot(snapshot)).to_json()
+    async with BuildBill(context.builds, context.store, context.config, caller, snapshot) as bill:
+        return (await context.agent.prove_snapshot(snapshot, bill.hear)).to_json()
 
 
 @router.delete("/snapshots/{snapshot}")

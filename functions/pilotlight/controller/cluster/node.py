@@ -19,6 +19,7 @@ from pilotlight.cluster.errors import ClusterError, NotFound
 from pilotlight.cluster.kinds import POD
 from pilotlight.cluster.settings import ClusterSettings
 from pilotlight.controller.cluster import podlogs, pods
+from snapshotter.client import Hear
 from snapshotter.errors import AgentUnavailable, InstanceUnknown, SnapshotterError, SnapshotUnknown, Unsupported
 from snapshotter.types import InstanceId, InstanceInfo, RevisionKey, SnapshotInfo, TemplateInfo
 
@@ -129,7 +130,7 @@ class ClusterNode:
         """None: each node has its own, and says by its labels which are hot."""
         return []
 
-    async def prove_snapshot(self, snapshot_id: str) -> SnapshotInfo:
+    async def prove_snapshot(self, snapshot_id: str, hear: Hear | None = None) -> SnapshotInfo:
         """Raises SnapshotUnknown."""
         raise SnapshotUnknown(f"there is no snapshot {snapshot_id} that the controller of a cluster knows: each node has its own")
 
