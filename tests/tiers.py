@@ -1,7 +1,8 @@
 """Which tests `make test-fast` runs: those that take no seconds and stay in their process.
 
-What drives a whole platform is `slow`, and so is `soak`. A test that has a directory, a server or a process of its own is `integration`:
-most are quick, together they take minutes. Which those are is read from their fixtures; FILES names those that do without a fixture.
+`make test` runs all but `soak`, which are marked, or listed in `tests/soak.py`. They are `slow`, and so is what drives a whole platform. A
+test that has a directory, a server or a process of its own is `integration`: most are quick, together they take minutes. Which those are
+is read from their fixtures; FILES names those that do without a fixture.
 
 A test that takes longer than `SLOW_S`, its fixtures not counted, and is not marked `slow` is named at the end of a run: as a reminder
 only, since a busy machine makes every test slow.
@@ -10,6 +11,8 @@ only, since a busy machine makes every test slow.
 from __future__ import annotations
 
 import pytest
+
+from tests.soak import is_soak
 
 SLOW_S = 2.0
 SLOW_MARKS = ("e2e", "vllm", "soak")
@@ -44,8 +47,10 @@ FILES = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is `slow` because of another mark or its file, and what is `integration`."""
+    """Mark what is `soak`, what is `slow` because of another mark or its file, and what is `integration`."""
     for item in items:
+        if is_soak(item.nodeid):
+            item.add_marker("soak")
         if any(item.get_closest_marker(name) for name in SLOW_MARKS) or item.nodeid.startswith(SLOW_FILES):
             item.add_marker("slow")
         if not FIXTURES.isdisjoint(getattr(item, "fixturenames", ())) or item.nodeid.startswith(FILES):
