@@ -10,12 +10,15 @@ import torch
 
 from pilotlight import weights
 
-transformers = pytest.importorskip("transformers")
+transformers: Any = None
+"""Imported by the first test that runs: it takes seconds, which a run that has none of them does without."""
 
 
 @pytest.fixture(autouse=True)
 def quiet() -> None:
     """No bars, no reports of what a head lacks."""
+    global transformers
+    transformers = pytest.importorskip("transformers")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
 
