@@ -204,6 +204,7 @@ def _base(paths: Paths, settings: SnapshotterSettings, parts: Parts, cgroups: Cg
         paths.run / "slots",
         logs.directory,
         log_max_bytes=settings.log_max_bytes,
+        groups=set(cgroups.bases.values()),
         namespaced=parts.namespaces,
         disk_floor_bytes=DiskFloor(logs.directory, parts.disk_floor_bytes).floor_bytes,
     )

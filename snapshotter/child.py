@@ -15,6 +15,8 @@ CONTROL_FD = 3
 """Where a worker finds its end of the control pair."""
 FIRST_CRIU_FD = 20
 """Number of the first descriptor that is handed to CRIU; its socket is one below."""
+_GROUPS: dict[str, int] = {}
+"""Directory of control groups → a descriptor of it."""
 _RESTORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
 
 
@@ -49,7 +51,7 @@ class Cgroup:
 
     def open_tasks(self) -> list[int]:
         """Descriptors for a fork that enters by itself. Raises OSError."""
-        return [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in self.tasks]
+        return [_open_group(path) for path in self.tasks]
 
 
 def execute(
@@ -142,11 +144,25 @@ def _restore_signals() -> None:
 def enter(files: Sequence[str], pid: int) -> None:
     """Move `pid` (0: the caller) into the groups whose `cgroup.procs` or `tasks` files are given. Raises OSError."""
     for path in files:
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        fd = _open_group(path)
         try:
             os.write(fd, str(pid).encode())
         finally:
             os.close(fd)
+
+
+def hold_groups(directories: Sequence[str]) -> None:
+    """Keep these directories open: their groups can be entered from any root. Raises OSError."""
+    for directory in directories:
+        _GROUPS[f"{directory}/"] = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _open_group(path: str) -> int:
+    """A file of a group, to be written. Raises OSError."""
+    for directory, fd in _GROUPS.items():
+        if path.startswith(directory):
+            return os.open(path.removeprefix(directory), os.O_WRONLY | os.O_CLOEXEC, dir_fd=fd)
+    return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
 
 
 def pid_of(pidfd: int) -> int:

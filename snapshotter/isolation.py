@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import resource
 import struct
@@ -89,13 +90,18 @@ def refuse_huge_pages() -> None:
 
     With them a restore takes 117 - 754 ms, erratically (a page that CRIU writes becomes 512). Raises OSError.
     """
+    if makes_huge_pages():
+        _prctl(_PR_SET_THP_DISABLE, 1)
+
+
+@functools.cache
+def makes_huge_pages() -> bool:
+    """Whether this kernel makes huge pages unasked. Looked up once: a slot's root does not have the file."""
     try:
         with open(_HUGE_PAGES) as f:
-            always = "[always]" in f.read()
+            return "[always]" in f.read()
     except FileNotFoundError:
-        return
-    if always:
-        _prctl(_PR_SET_THP_DISABLE, 1)
+        return False
 
 
 def lower_limits(limits: Mapping[str, int]) -> None:

@@ -132,6 +132,7 @@ def plan(launch: LaunchSpec, sources: Sources, *, directory: Path, uid: int | No
         "uid": uid,
         "limits": dict(limits),
         "snapshot": launch.snapshot,
+        "gpu": launch.gpu is not None,
         "writable_bytes": max(_WRITABLE_FLOOR_BYTES, launch.memory_bytes),
         "binds": _binds(sources, directory) if namespaced else [],
     }

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from snapshotter.tree import mount
+from snapshotter.mount import mount
 
 _NEWNS = 0x00020000
 _NOSUID, _NODEV, _BIND, _REC, _SLAVE = 2, 4, 4096, 16384, 1 << 19

@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 
-from snapshotter import tree
+from snapshotter.mount import mount
 
 _NEWNET = 0x40000000
 _MS_BIND = 4096
@@ -40,4 +40,4 @@ def use_name_servers(text: str, file: str) -> None:
     with open(file, "w") as f:
         f.write(text)
     os.chmod(file, 0o644)
-    tree.mount(file, target, None, _MS_BIND)
+    mount(file, target, None, _MS_BIND)

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from snapshotter import network, processes, slots, uplink, wire
@@ -34,11 +35,15 @@ class Nursery:
         why_not: why not, None when they do.
     """
 
-    def __init__(self, directory: Path, logs: Path, *, log_max_bytes: int, namespaced: bool, disk_floor_bytes: int = 0) -> None:
+    def __init__(
+        self, directory: Path, logs: Path, *, log_max_bytes: int, namespaced: bool, groups: Collection[Path] = (), disk_floor_bytes: int = 0
+    ) -> None:
+        """`groups`: directories of control groups (`Cgroups.bases`), which slots hold open: out of their own root they cannot be named."""
         self._directory = directory
         self._logs = logs
         self._log_max_bytes = log_max_bytes
         self._disk_floor_bytes = disk_floor_bytes
+        self._groups = sorted(map(str, groups))
         self.namespaced = namespaced
         self.why_not: str | None = None if namespaced else "the agent is not root"
         self._spawner: subprocess.Popen[bytes] | None = None
@@ -162,6 +167,7 @@ class Nursery:
             "logs": str(self._logs),
             "log_max_bytes": self._log_max_bytes,
             "disk_floor_bytes": self._disk_floor_bytes,
+            "groups": self._groups,
             "namespaces": self.namespaced,
             "network": kind is not Network.HOST,
             "name_servers": network.name_servers() if kind is Network.OWN else None,

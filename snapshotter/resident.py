@@ -65,7 +65,7 @@ class Resident:
         try:
             if self._namespaced:
                 tree.leave_low_pids()
-                tree.build(message["binds"], uid=message["uid"] or 0, writable_bytes=message["writable_bytes"])
+                _build(message)
             self._confine(message)
             ends = self.pipes()
             streams = {"stdout": ends[0], "stderr": ends[1], "control": theirs.fileno()}
@@ -88,7 +88,7 @@ class Resident:
         try:
             if not self._namespaced or self.state != "empty":
                 raise OSError(f"this slot cannot be restored into: it is {self.state if self._namespaced else 'without namespaces'}")
-            tree.build(message["binds"], uid=message["uid"] or 0, writable_bytes=message["writable_bytes"])
+            _build(message)
             tree.put_kdat(kdat)
             end = workfiles.unpack(files)
             self.archive = Archive(fd=os.dup(files), end=end)
@@ -228,3 +228,7 @@ class Resident:
         if self.archive is not None:
             self.archive.close()
             self.archive = None
+
+
+def _build(message: Mapping[str, Any]) -> None:
+    tree.build(message["binds"], uid=message["uid"] or 0, writable_bytes=message["writable_bytes"], gpu=message["gpu"])

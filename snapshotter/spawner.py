@@ -1,7 +1,7 @@
 """Makes slots: a small single-threaded process, executed before the agent has threads, that forks shims into new namespaces.
 
-The agent sends `{"slot", "directory", "logs", "log_max_bytes", "disk_floor_bytes", "namespaces", "network", "name_servers"}` with the
-slot's listening socket and is answered `{"slot", "pid"}` with a pidfd, or `{"slot", "error"}`. A shim is forked, not executed: the
+The agent sends `{"slot", "directory", "logs", "log_max_bytes", "disk_floor_bytes", "groups", "namespaces", "network", "name_servers"}` with
+the slot's listening socket and is answered `{"slot", "pid"}` with a pidfd, or `{"slot", "error"}`. A shim is forked, not executed: the
 interpreter is there already, so a slot costs some milliseconds. The spawner ends when the agent does; shims stay.
 """
 
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from snapshotter import isolation, netns, tree, wire
+from snapshotter import child, isolation, netns, tree, wire
 from snapshotter.shim import Shim
 
 
@@ -85,6 +85,8 @@ def _become_shim(message: Mapping[str, Any], listener: int, report: int) -> None
         os.close(report)
         os.setsid()
         _redirect(f"{message['directory']}/shim.err")
+        child.hold_groups(message["groups"])
+        isolation.makes_huge_pages()
         if message["namespaces"]:
             tree.enter_as_init()
             if message["name_servers"] is not None:

@@ -1,7 +1,7 @@
 """Namespaces of a slot, and the tree at `/run/pilotlight/slot` that every worker finds at the same paths on every node.
 
-Read-only binds (interpreter, packages, code, weights), one writable tmpfs as `/run` (work directory, /tmp and the like are in it), a
-`/proc` and a `/dev/shm` of its own. Runs in the shim, as root. Sources: mount(2), unshare(2), mount_namespaces(7).
+Read-only binds (interpreter, packages, code, weights), and one writable tmpfs as `/run` (work directory, /tmp and the like are in it), in
+a root directory of its own (`root`). Runs in the shim, as root. Sources: mount(2), unshare(2), mount_namespaces(7).
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import os
 import stat
 from collections.abc import Container, Sequence
 
+from snapshotter import root
+from snapshotter.mount import BIND, NODEV, NOEXEC, NOSUID, PRIVATE, RDONLY, REC, REMOUNT, mount
+
 ROOT = "/run/pilotlight/slot"
 FIRST_PID = 1000
 """Pids of workers start above it, so that those of an image never collide with the shim or with CRIU beside it."""
@@ -20,12 +23,11 @@ CONTROL = f"{ROOT}/control.sock"
 """Where a process that stands still for a snapshot listens for its next shim."""
 
 _RUN, _SHARED = "/run", ("/tmp", "/var/tmp")
-"""Directories of the host that others write: a slot has its own, or tenants would meet there and fill the host's disk."""
+"""What a slot may write, beside /dev/shm."""
 _KDAT = "/run/criu.kdat"
 """Where CRIU looks for what it found out about the kernel; it believes only a file on a tmpfs."""
 
 _NEWNS, _NEWUTS, _NEWIPC, _NEWPID = 0x00020000, 0x04000000, 0x08000000, 0x20000000
-_RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -34,12 +36,12 @@ def unshare() -> None:
     if _libc.unshare(_NEWNS | _NEWUTS | _NEWIPC | _NEWPID) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"unshare: {os.strerror(code)}")
-    mount(None, "/", None, _REC | _PRIVATE)
+    mount(None, "/", None, REC | PRIVATE)
 
 
 def enter_as_init() -> None:
     """First step of PID 1: its own /proc. Raises OSError."""
-    mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
+    mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC)
 
 
 def leave_low_pids() -> None:
@@ -66,29 +68,31 @@ def children() -> list[int]:
         return [int(pid) for pid in f.read().split()]
 
 
-def build(binds: Sequence[tuple[str, str]], *, uid: int, writable_bytes: int) -> None:
-    """Mount the tree. `binds`: (host path, path below ROOT).
+def build(binds: Sequence[tuple[str, str]], *, uid: int, writable_bytes: int, gpu: bool = False) -> None:
+    """Mount the tree, in a root of its own, and enter that. `binds`: (host path, path below ROOT).
 
-    Everything on the host's /run and /tmp is out of sight afterwards, but for the binds and the resolver's file. Raises OSError.
+    Of the host only the binds and what `root` says can be seen afterwards; descriptors stay good. Raises OSError.
     """
     with contextlib.ExitStack() as stack:
         held = [(_hold(source, stack, follow=not _is_tenants(name)), f"{ROOT}/{_below_root(name)}") for source, name in binds]
-        resolver = os.path.realpath("/etc/resolv.conf")
-        if resolver.startswith(f"{_RUN}/") and os.path.exists(resolver):
-            held.append((_hold(resolver, stack), resolver))
-        mount("tmpfs", _RUN, "tmpfs", _NOSUID | _NODEV, f"size={writable_bytes},mode=755")
+        resolver = root.resolver()
+        resolver = resolver and _hold(resolver, stack)
+        mount("tmpfs", _RUN, "tmpfs", NOSUID | NODEV, "size=1m,mode=755")  # becomes the root
+        root.furnish(_RUN, uid=uid, home=f"{ROOT}/work", resolver=resolver, gpu=gpu, shared_bytes=writable_bytes)
+        os.mkdir(f"{_RUN}{_RUN}")
+        mount("tmpfs", f"{_RUN}{_RUN}", "tmpfs", NOSUID | NODEV, f"size={writable_bytes},mode=755")
+        os.makedirs(f"{_RUN}{ROOT}")
         for source, target in held:
-            _bind(source, target)
-    os.makedirs(ROOT, exist_ok=True)
+            _bind(source, f"{_RUN}{target}")
     for name, mode in (("work", 0o700), ("tmp", 0o1777)):
-        os.mkdir(f"{ROOT}/{name}")
-        os.chmod(f"{ROOT}/{name}", mode)
-    os.chown(f"{ROOT}/work", uid, uid)
-    os.symlink(f"{ROOT}/tmp", f"{_RUN}/lock")
-    mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV, f"size={writable_bytes},mode=1777")
+        os.mkdir(f"{_RUN}{ROOT}/{name}")
+        os.chmod(f"{_RUN}{ROOT}/{name}", mode)
+    os.chown(f"{_RUN}{ROOT}/work", uid, uid)
+    os.symlink(f"{ROOT}/tmp", f"{_RUN}{_RUN}/lock")
     for shared in _SHARED:
-        if os.path.isdir(shared):
-            mount(f"{ROOT}/tmp", shared, None, _BIND)
+        os.makedirs(f"{_RUN}{shared}")
+        mount(f"{_RUN}{ROOT}/tmp", f"{_RUN}{shared}", None, BIND)
+    root.enter(_RUN)
 
 
 def put_kdat(fd: int) -> None:
@@ -126,13 +130,5 @@ def _bind(source: str, target: str) -> None:
     else:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o444))
-    mount(source, target, None, _BIND)
-    mount(None, target, None, _BIND | _REMOUNT | _RDONLY | _NOSUID | _NODEV)
-
-
-def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """mount(2). Raises OSError that names source and target."""
-    words = [None if word is None else word.encode() for word in (source, target, kind, data)]
-    if _libc.mount(*words[:3], ctypes.c_ulong(flags), words[3]) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"mount {source} on {target}: {os.strerror(code)}")
+    mount(source, target, None, BIND)
+    mount(None, target, None, BIND | REMOUNT | RDONLY | NOSUID | NODEV)

@@ -21,6 +21,7 @@ from typing import Any
 
 from snapshotter import tree, wire
 from snapshotter.criu.descriptors import FIRST_FD, SOCKET_FD
+from snapshotter.mount import mount
 
 KDAT = "/run/criu.kdat"
 """Where CRIU keeps what it found out about the kernel, if that is a tmpfs (criu/kerndat.c)."""
@@ -62,7 +63,7 @@ def _become_init() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.setsid()
     tree.enter_as_init()
-    tree.mount("tmpfs", "/run", "tmpfs", 0, "size=1m,mode=755")
+    mount("tmpfs", "/run", "tmpfs", 0, "size=1m,mode=755")
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
 

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Sequence
 
 from snapshotter import tree
+from snapshotter.mount import mount
 
 _OPEN_TREE, _MOVE_MOUNT = 428, 429  # the same on every architecture (asm-generic/unistd.h)
 _AT_FDCWD = -100
@@ -42,7 +43,7 @@ def put(fd: int, target: str) -> None:
         _checked(_libc.syscall(_MOVE_MOUNT, fd, b"", _AT_FDCWD, target.encode(), _EMPTY_PATH), f"move_mount to {target}")
     finally:
         os.close(fd)
-    tree.mount(None, target, None, _BIND | _REMOUNT | _RDONLY | _NOSUID | _NODEV)
+    mount(None, target, None, _BIND | _REMOUNT | _RDONLY | _NOSUID | _NODEV)
 
 
 def enter(pidfd: int) -> None:
@@ -59,7 +60,7 @@ def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int) -> 
     """
     demand_places()
     options = f"size={writable_bytes}"
-    tree.mount("tmpfs", "/run", "tmpfs", _NOSUID | _NODEV, f"{options},mode=755")
+    mount("tmpfs", "/run", "tmpfs", _NOSUID | _NODEV, f"{options},mode=755")
     for fd, name in held:
         put(fd, f"{tree.ROOT}/{name}")
     os.makedirs(tree.ROOT, exist_ok=True)
@@ -68,10 +69,10 @@ def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int) -> 
         os.chmod(f"{tree.ROOT}/{name}", mode)
     os.chown(f"{tree.ROOT}/work", uid, uid)
     os.symlink(f"{tree.ROOT}/tmp", "/run/lock")
-    tree.mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV, f"{options},mode=1777")
+    mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV, f"{options},mode=1777")
     for shared in ("/tmp", "/var/tmp"):
         if os.path.isdir(shared):
-            tree.mount(f"{tree.ROOT}/tmp", shared, None, _BIND)
+            mount(f"{tree.ROOT}/tmp", shared, None, _BIND)
 
 
 def demand_places(root: str = "/") -> None:

@@ -18,7 +18,7 @@ from typing import Any, Self
 from snapshotter.launch import Layout
 from snapshotter.types import LaunchSpec
 
-SCHEMA = "1"
+SCHEMA = "2"
 """Goes up when the layout of a slot or of a snapshot changes, so that no older one is restored into it."""
 _SHORT = 16
 

@@ -110,8 +110,9 @@ def services() -> Iterator[dict[str, tuple[str, int]]]:
 @contextlib.contextmanager
 def platform_outside_of_tmp(redis_url: str) -> Iterator[PlatformUnderTest]:
     """A platform with the ports and metrics of platform.yaml, below a directory that each user of the machine may enter."""
-    root = Path(tempfile.mkdtemp(prefix="pl", dir="/var/lib"))
-    root.chmod(0o755)
+    root, programs = (Path(tempfile.mkdtemp(prefix="pl", dir=directory)) for directory in ("/var/lib", "/usr/local"))
+    for directory in (root, programs):
+        directory.chmod(0o755)
     listed = yaml.safe_load((ROOT / "platform.yaml").read_text())
     metrics: dict[str, dict[str, object]] = {
         name: {"metrics_listen": listed[name]["metrics_listen"]} for name in ("controller", "snapshotter", "weight_cache")
@@ -123,11 +124,13 @@ def platform_outside_of_tmp(redis_url: str) -> Iterator[PlatformUnderTest]:
             (root / "readable").write_text("a file that anybody may read")
             (root / "writable").mkdir()
             (root / "writable").chmod(0o1777)
-            shutil.copy(shutil.which("id") or "/usr/bin/id", root / "id")
-            (root / "id").chmod(0o4755)
+            shutil.copy(shutil.which("id") or "/usr/bin/id", programs / "id")
+            (programs / "id").chmod(0o4755)
+            (root / "programs").symlink_to(programs)
             yield platform
     finally:
         shutil.rmtree(root, ignore_errors=True)
+        shutil.rmtree(programs, ignore_errors=True)
 
 
 class Tenant:
@@ -226,7 +229,7 @@ def gather(
         "program": Path("/usr/bin/env"),
         "readable": root / "readable",
         "writable": root / "writable",
-        "set_user_id": root / "id",
+        "set_user_id": (root / "programs").resolve() / "id",
         "worker_socket": Path(instance["socket"]),
         "shim_socket": slot / "shim.sock",
         "redis": Path(redis.removeprefix("unix://").partition("?")[0]),

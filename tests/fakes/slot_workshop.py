@@ -241,7 +241,7 @@ async def workshop(home: AgentHome, criu: Criu, kdat: Path | None) -> AsyncItera
     logs = home.paths.home / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     cgroups = Cgroups.find(home.paths.run)
-    nursery = Nursery(home.paths.run / "s", logs, log_max_bytes=1024**2, namespaced=True)
+    nursery = Nursery(home.paths.run / "s", logs, log_max_bytes=1024**2, namespaced=True, groups=set(cgroups.bases.values()))
     shop = Workshop(home, nursery, cgroups, criu, kdat)
     try:
         yield shop

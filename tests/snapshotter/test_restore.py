@@ -348,7 +348,7 @@ async def test_other_sources_of_ours_miss_by_name(home: AgentHome, caplog: pytes
 async def test_a_file_that_the_process_holds_and_that_changed_is_noticed_before_criu_starts(
     home: AgentHome, client: AgentClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with tempfile.TemporaryDirectory(prefix="pl", dir="/srv") as name:
+    with tempfile.TemporaryDirectory(prefix="pl", dir="/usr/local") as name:
         Path(name).chmod(0o755)
         library = Path(name) / "library.so"
         library.write_text("one")
@@ -396,7 +396,7 @@ async def test_a_hook_that_fails_in_forks_of_a_restored_template_falls_to_cold_t
 async def test_a_template_that_comes_back_from_a_snapshot_that_is_no_good_takes_no_place_of_one_that_is_booted(
     home: AgentHome, client: AgentClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with tempfile.TemporaryDirectory(prefix="pl", dir="/srv") as name:
+    with tempfile.TemporaryDirectory(prefix="pl", dir="/usr/local") as name:
         Path(name).chmod(0o755)
         flag = Path(name) / "flag"
         flag.touch(mode=0o644)

@@ -34,7 +34,6 @@ import pilotlight
 
 app = pilotlight.App("attacker")
 
-ISOLATION_ROOT = "the isolation issue: a root of its own for each function"
 ISOLATION_NETWORK = "the isolation issue: a network of its own for each function"
 
 REFUSALS = frozenset({"EPERM", "EACCES", "ENOENT", "ESRCH", "ENOSYS", "EROFS", "ECONNREFUSED", "EAFNOSUPPORT"})
@@ -228,11 +227,34 @@ for _key, _what in {
     attempt("files", f"write {_what}")(lambda facts, key=_key: open_to_write(facts["paths"][key]))  # type: ignore[misc]
 
 attempt("files", "read a snapshot", needs="snapshot")(lambda facts: read(facts["snapshot"]))
-attempt("files", "read a file of the host that anybody may read", open_until=ISOLATION_ROOT)(lambda facts: read(facts["paths"]["readable"]))
-attempt("files", "read the host's list of users", open_until=ISOLATION_ROOT)(lambda facts: read(facts["paths"]["passwd"]))
+attempt("files", "read a file of the host that anybody may read")(lambda facts: read(facts["paths"]["readable"]))
 
 
-@attempt("files", "write into a directory of the host that anybody may write", open_until=ISOLATION_ROOT)
+@attempt("files", "read the host's list of users")
+def _users_of_the_host(facts: Facts) -> str:
+    with open(facts["paths"]["passwd"]) as file:
+        others = [line for line in file if int(line.split(":")[2]) not in (0, os.getuid(), 65534)]
+    if not others:
+        raise Denied("it lists nobody but root, nobody and the function")
+    return f"read {others[0]!r}"
+
+
+@attempt("files", "find anything of the host outside of its programs and libraries")
+def _beside_the_programs(facts: Facts) -> str:
+    known = {"bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "tmp", "usr", "var"}
+    found = [*sorted(set(os.listdir("/")) - known), *sorted(set(os.listdir("/var")) - {"run", "tmp"})]
+    if not found:
+        raise Denied("there is nothing else")
+    return f"found {found}"
+
+
+@attempt("files", "make a directory in the root of its slot")
+def _in_the_root(_: Facts) -> str:
+    os.mkdir("/made")
+    return "made /made"
+
+
+@attempt("files", "write into a directory of the host that anybody may write")
 def _write_for_others(facts: Facts) -> str:
     path = os.path.join(facts["paths"]["writable"], "left-here")
     with open(path, "w") as file:
@@ -271,7 +293,7 @@ def _hard_link(facts: Facts) -> str:
 
 @attempt("files", "make a hard link to a file of the host beside it", also="EXDEV")
 def _hard_link_beside(facts: Facts) -> str:
-    path = os.path.join(facts["paths"]["writable"], "linked")
+    path = "linked-beside"
     os.link(facts["paths"]["set_user_id"], path)
     os.unlink(path)
     return "linked"
@@ -748,6 +770,20 @@ def _handle(facts: Facts) -> str:
 for _path in ("mem", "kmsg", "port", "loop-control", "vhost-net", "mapper/control", "cpu/0/msr"):
     attempt("devices", f"open /dev/{_path}", also="ENXIO ENODEV")(lambda _, path=_path: open_to_write(f"/dev/{path}"))  # type: ignore[misc]
 attempt("devices", "read the kernel's log from /dev/kmsg", needs="kernel_log_restricted")(lambda _: read("/dev/kmsg"))
+
+
+@attempt("devices", "list the host's devices")
+def _devices(facts: Facts) -> str:
+    known = {"fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero"}
+    found = sorted(set(os.listdir("/dev")) - known)
+    if not found:
+        raise Denied("there are none but those of every slot")
+    return f"found {found}"
+
+
+attempt("devices", "list the host's network interfaces and control groups")(
+    lambda _: ", ".join(read(path) for path in ("/sys/class/net", "/sys/fs/cgroup"))
+)
 
 
 @attempt("devices", "open a disk of the host")
