@@ -20,28 +20,40 @@ import stat
 from snapshotter import isolation
 from snapshotter.mount import BIND, NODEV, NOEXEC, NOSUID, RDONLY, REMOUNT, mount
 
-_PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 _ETC = (
     "/etc/alternatives",
     "/etc/ca-certificates",
+    "/etc/crypto-policies",
     "/etc/fonts",
+    "/etc/ghostscript",
+    "/etc/glvnd",
+    "/etc/ImageMagick-*",
+    "/etc/java-*",
     "/etc/ld.so.cache",
     "/etc/ld.so.conf",
     "/etc/ld.so.conf.d",
+    "/etc/libreoffice",
     "/etc/localtime",
+    "/etc/magic",
     "/etc/mime.types",
     "/etc/OpenCL",
-    "/etc/pki",
+    "/etc/perl",
+    "/etc/pki/ca-trust",
+    "/etc/pki/tls",
     "/etc/protocols",
+    "/etc/python3*",
+    "/etc/R",
     "/etc/services",
     "/etc/ssl/certs",
     "/etc/ssl/openssl.cnf",
+    "/etc/texmf",
     "/etc/timezone",
     "/etc/vulkan",
 )
-"""Of the host, where they are there: public files that say nothing of who uses it."""
+"""Of the host, where they are there: settings that its programs and libraries are installed with, and cannot do without."""
 _NODES = ("null", "zero", "full", "random", "urandom", "tty")
-_GPU_NODES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")
+_GPU_NODES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/dxg")
 _LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx"}
 _MACHINE = "/sys/devices/system"
 """Processors and memory nodes: what numeric libraries count before they make threads."""
@@ -99,8 +111,9 @@ def _make_etc(at: str, *, uid: int, home: str, resolver: str) -> None:
         with open(f"{at}/etc/{name}", "w") as f:
             f.write("\n".join(lines) + "\n")
         os.chmod(f"{at}/etc/{name}", 0o644)
-    for path in _ETC:
-        _show(path, at)
+    for pattern in _ETC:
+        for path in sorted(glob.glob(pattern)):
+            _show(path, at)
     if resolver:
         _bind(resolver, f"{at}{_RESOLVER}", is_directory=False)
 
