@@ -34,12 +34,14 @@ class Resident:
         archive: the files of the slot as they were at the snapshot point; None when it is not to be forked for a snapshot.
     """
 
-    def __init__(self, slot: str, *, poller: Poller, recorder: Recorder, tell: Callable[..., None], namespaced: bool) -> None:
+    def __init__(self, slot: str, *, poller: Poller, recorder: Recorder, tell: Callable[..., None], root: str) -> None:
+        """`root`: where the slot's root directory begins (`tree.prepare`); "": it has no namespaces."""
         self._slot = slot
         self._poller = poller
         self._recorder = recorder
         self._tell = tell
-        self._namespaced = namespaced
+        self._root = root
+        self._namespaced = bool(root)
         self._log: LogFile | None = None
         self._pipes: list[LogPipe] = []
         self._kept = True
@@ -65,7 +67,7 @@ class Resident:
         try:
             if self._namespaced:
                 tree.leave_low_pids()
-                _build(message)
+                self._build(message)
             self._confine(message)
             ends = self.pipes()
             streams = {"stdout": ends[0], "stderr": ends[1], "control": theirs.fileno()}
@@ -88,7 +90,7 @@ class Resident:
         try:
             if not self._namespaced or self.state != "empty":
                 raise OSError(f"this slot cannot be restored into: it is {self.state if self._namespaced else 'without namespaces'}")
-            _build(message)
+            self._build(message)
             tree.put_kdat(kdat)
             end = workfiles.unpack(files)
             self.archive = Archive(fd=os.dup(files), end=end)
@@ -136,6 +138,10 @@ class Resident:
         if self._log is None:
             self._log = self._recorder.open(self._slot)
         return self._recorder.pipes_into(self._log, self._pipes)
+
+    def _build(self, message: Mapping[str, Any]) -> None:
+        more = {name: message[name] for name in ("writable_bytes", "gpu")}
+        tree.build(self._root, message["binds"], uid=message["uid"] or 0, **more)
 
     def _confine(self, message: Mapping[str, Any]) -> None:
         names = ("uid", "limits", "env", "work")
@@ -228,7 +234,3 @@ class Resident:
         if self.archive is not None:
             self.archive.close()
             self.archive = None
-
-
-def _build(message: Mapping[str, Any]) -> None:
-    tree.build(message["binds"], uid=message["uid"] or 0, writable_bytes=message["writable_bytes"], gpu=message["gpu"])

@@ -6,8 +6,9 @@
     /sys                       the machine's processors and memory, read-only; all of it for who asked for a GPU
     /proc, /run, /tmp          its own
 
-It is put together below a tmpfs while the host's files can still be named, and entered last (`enter`). Runs in the shim, as root; standard
-library only. Sources: pivot_root(2), mount(2), hier(7), devpts (kernel documentation, filesystems/devpts).
+It is put together below a directory of the slot's, while the host's files can still be named: most of it when the slot is made (`prepare`),
+what a launch says when it comes (`finish`), and entered last (`enter`). Runs in the shim, as root; standard library only. Sources:
+pivot_root(2), mount(2), hier(7), devpts (kernel documentation, filesystems/devpts).
 """
 
 from __future__ import annotations
@@ -21,36 +22,12 @@ from snapshotter import isolation
 from snapshotter.mount import BIND, NODEV, NOEXEC, NOSUID, RDONLY, REMOUNT, mount
 
 _PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
-_ETC = (
-    "/etc/alternatives",
-    "/etc/ca-certificates",
-    "/etc/crypto-policies",
-    "/etc/fonts",
-    "/etc/ghostscript",
-    "/etc/glvnd",
-    "/etc/ImageMagick-*",
-    "/etc/java-*",
-    "/etc/ld.so.cache",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d",
-    "/etc/libreoffice",
-    "/etc/localtime",
-    "/etc/magic",
-    "/etc/mime.types",
-    "/etc/OpenCL",
-    "/etc/perl",
-    "/etc/pki/ca-trust",
-    "/etc/pki/tls",
-    "/etc/protocols",
-    "/etc/python3*",
-    "/etc/R",
-    "/etc/services",
-    "/etc/ssl/certs",
-    "/etc/ssl/openssl.cnf",
-    "/etc/texmf",
-    "/etc/timezone",
-    "/etc/vulkan",
-)
+_ETC = frozenset(
+    {"alternatives", "ca-certificates", "crypto-policies", "fonts", "ghostscript", "glvnd", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
+     "libreoffice", "localtime", "magic", "mime.types", "OpenCL", "perl", "protocols", "R", "services", "texmf", "timezone", "vulkan"}
+)  # fmt: skip
+_ETC_BEGINS = ("ImageMagick-", "java-", "python3")
+_ETC_PARTS = ("/etc/pki/ca-trust", "/etc/pki/tls", "/etc/ssl/certs", "/etc/ssl/openssl.cnf")
 """Of the host, where they are there: settings that its programs and libraries are installed with, and cannot do without."""
 _NODES = ("null", "zero", "full", "random", "urandom", "tty")
 _GPU_NODES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/dxg")
@@ -62,26 +39,37 @@ _DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def resolver() -> str:
-    """The file that names the host's name servers, links followed; "" where there is none."""
-    path = os.path.realpath(_RESOLVER)
-    return path if os.path.isfile(path) else ""
-
-
-def furnish(at: str, *, uid: int, home: str, resolver: str, gpu: bool, shared_bytes: int) -> None:
-    """Put everything but /run and /tmp into the empty tmpfs `at`.
-
-    resolver: a name for the file of name servers that is good now, "": none. shared_bytes: bound of /dev/shm. Raises OSError.
-    """
+def prepare(at: str) -> None:
+    """Mount a root on the directory `at`, with everything that is the same for each launch. Raises OSError."""
+    mount("tmpfs", at, "tmpfs", NOSUID | NODEV, "size=1m,mode=755")
     for path in _PROGRAMS:
         _show(path, at)
-    _make_etc(at, uid=uid, home=home, resolver=resolver)
-    _make_dev(at, gpu=gpu, shared_bytes=shared_bytes)
+    _make_etc(at)
+    _make_dev(at)
     _make_directory(f"{at}/proc")
     mount("proc", f"{at}/proc", "proc", NOSUID | NODEV | NOEXEC)
-    _show("/sys" if gpu else _MACHINE, at)
+    _show(_MACHINE, at)
+    _make_directory(f"{at}/run")
     _make_directory(f"{at}/var")
     os.symlink("/run", f"{at}/var/run")
+
+
+def finish(at: str, *, uid: int, home: str, gpu: bool, shared_bytes: int) -> None:
+    """What differs: who the function is, GPUs, and the bound of /dev/shm. Raises OSError."""
+    names = ["root:x:0:0:root:/:/bin/sh", "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin"]
+    groups = ["root:x:0:", "tty:x:5:", "nogroup:x:65534:"]
+    if uid:
+        names.append(f"function:x:{uid}:{uid}:function:{home}:/bin/sh")
+        groups.append(f"function:x:{uid}:")
+    _write(f"{at}/etc/passwd", names)
+    _write(f"{at}/etc/group", groups)
+    if gpu:
+        for path in (path for pattern in _GPU_NODES for path in sorted(glob.glob(pattern))):
+            _show(path, at, read_only=False)
+        mount("/sys", f"{at}/sys", None, BIND)
+        mount(None, f"{at}/sys", None, BIND | REMOUNT | RDONLY | NOSUID | NODEV)
+    mount("tmpfs", f"{at}/dev/shm", "tmpfs", NOSUID | NODEV, f"size={shared_bytes},mode=1777")
+    mount(None, f"{at}/dev", None, REMOUNT | BIND | RDONLY | NOSUID | NOEXEC)
 
 
 def enter(at: str) -> None:
@@ -94,46 +82,37 @@ def enter(at: str) -> None:
     os.chdir("/")
 
 
-def _make_etc(at: str, *, uid: int, home: str, resolver: str) -> None:
+def _make_etc(at: str) -> None:
     _make_directory(f"{at}/etc")
-    names = ["root:x:0:0:root:/:/bin/sh", "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin"]
-    groups = ["root:x:0:", "tty:x:5:", "nogroup:x:65534:"]
-    if uid:
-        names.append(f"function:x:{uid}:{uid}:function:{home}:/bin/sh")
-        groups.append(f"function:x:{uid}:")
-    files = {
-        "passwd": names,
-        "group": groups,
-        "hosts": ["127.0.0.1 localhost", "::1 localhost ip6-localhost"],
-        "nsswitch.conf": ["passwd: files", "group: files", "hosts: files dns"],
-    }
-    for name, lines in files.items():
-        with open(f"{at}/etc/{name}", "w") as f:
-            f.write("\n".join(lines) + "\n")
-        os.chmod(f"{at}/etc/{name}", 0o644)
-    for pattern in _ETC:
-        for path in sorted(glob.glob(pattern)):
-            _show(path, at)
-    if resolver:
+    _write(f"{at}/etc/hosts", ["127.0.0.1 localhost", "::1 localhost ip6-localhost"])
+    _write(f"{at}/etc/nsswitch.conf", ["passwd: files", "group: files", "hosts: files dns"])
+    for name in os.listdir("/etc"):
+        if name in _ETC or name.startswith(_ETC_BEGINS):
+            _show(f"/etc/{name}", at)
+    for path in _ETC_PARTS:
+        _show(path, at)
+    resolver = os.path.realpath(_RESOLVER)
+    if os.path.isfile(resolver):
         _bind(resolver, f"{at}{_RESOLVER}", is_directory=False)
 
 
-def _make_dev(at: str, *, gpu: bool, shared_bytes: int) -> None:
+def _write(path: str, lines: list[str]) -> None:
+    with open(path, "w") as f:
+        f.write("\n".join(lines) + "\n")
+    os.chmod(path, 0o644)
+
+
+def _make_dev(at: str) -> None:
     dev = f"{at}/dev"
     _make_directory(dev)
     mount("tmpfs", dev, "tmpfs", NOSUID | NOEXEC, "size=64k,mode=755")
-    nodes = [f"/dev/{name}" for name in _NODES]
-    if gpu:
-        nodes += [path for pattern in _GPU_NODES for path in sorted(glob.glob(pattern))]
-    for path in nodes:
-        _show(path, at, read_only=False)
+    for name in _NODES:
+        _show(f"/dev/{name}", at, read_only=False)
     for name, target in _LINKS.items():
         os.symlink(target, f"{dev}/{name}")
     _make_directory(f"{dev}/pts")
     mount("devpts", f"{dev}/pts", "devpts", NOSUID | NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5")
     _make_directory(f"{dev}/shm")
-    mount("tmpfs", f"{dev}/shm", "tmpfs", NOSUID | NODEV, f"size={shared_bytes},mode=1777")
-    mount(None, dev, None, REMOUNT | BIND | RDONLY | NOSUID | NOEXEC)
 
 
 def _show(path: str, at: str, *, read_only: bool = True) -> None:

@@ -43,15 +43,16 @@ class Shim:
     """One slot's parts, and who is told what. Owner: the loop in `run`."""
 
     def __init__(
-        self, *, slot: str, listener: socket.socket, log_directory: int, log_max_bytes: int, namespaced: bool, disk_floor_bytes: int = 0
+        self, *, slot: str, listener: socket.socket, log_directory: int, log_max_bytes: int, root: str, disk_floor_bytes: int = 0
     ) -> None:
+        """`root`: where the slot's root directory begins (`tree.prepare`); "": it has no namespaces."""
         self._slot = slot
         self._listener = listener
-        self._namespaced = namespaced
+        self._namespaced = bool(root)
         self._agent: Peer | None = None
         self._poller = Poller()
         recorder = Recorder(self._poller, self._tell, directory=log_directory, max_bytes=log_max_bytes, floor_bytes=disk_floor_bytes)
-        self._worker = Resident(slot, poller=self._poller, recorder=recorder, tell=self._tell, namespaced=namespaced)
+        self._worker = Resident(slot, poller=self._poller, recorder=recorder, tell=self._tell, root=root)
         self._lot = Lot(self._poller, self._tell)
         self._brood = Brood(self._worker, self._lot, poller=self._poller, recorder=recorder, tell=self._tell)
         self._freezer = Freezer(self._worker, self._poller, self._tell)

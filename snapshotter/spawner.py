@@ -87,10 +87,12 @@ def _become_shim(message: Mapping[str, Any], listener: int, report: int) -> None
         _redirect(f"{message['directory']}/shim.err")
         child.hold_groups(message["groups"])
         isolation.makes_huge_pages()
+        root = ""
         if message["namespaces"]:
             tree.enter_as_init()
             if message["name_servers"] is not None:
                 netns.use_name_servers(message["name_servers"], f"{message['directory']}/resolv.conf")
+            root = tree.prepare(message["directory"])
         else:
             isolation.become_subreaper()
         shim = Shim(
@@ -99,7 +101,7 @@ def _become_shim(message: Mapping[str, Any], listener: int, report: int) -> None
             log_directory=os.open(message["logs"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC),
             log_max_bytes=message["log_max_bytes"],
             disk_floor_bytes=message["disk_floor_bytes"],
-            namespaced=message["namespaces"],
+            root=root,
         )
         shim.run()
     except Exception:

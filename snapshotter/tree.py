@@ -68,31 +68,36 @@ def children() -> list[int]:
         return [int(pid) for pid in f.read().split()]
 
 
-def build(binds: Sequence[tuple[str, str]], *, uid: int, writable_bytes: int, gpu: bool = False) -> None:
-    """Mount the tree, in a root of its own, and enter that. `binds`: (host path, path below ROOT).
+def prepare(directory: str) -> str:
+    """Begin a root of its own below the slot's directory, and say where; `build` ends it. Raises OSError."""
+    at = f"{directory}/root"
+    os.mkdir(at, 0o700)
+    root.prepare(at)
+    for shared in (_RUN, *_SHARED):
+        os.makedirs(f"{at}{shared}", exist_ok=True)
+    return at
+
+
+def build(at: str, binds: Sequence[tuple[str, str]], *, uid: int, writable_bytes: int, gpu: bool = False) -> None:
+    """Mount the tree in the root `at`, and enter that. `binds`: (host path, path below ROOT).
 
     Of the host only the binds and what `root` says can be seen afterwards; descriptors stay good. Raises OSError.
     """
-    with contextlib.ExitStack() as stack:
-        held = [(_hold(source, stack, follow=not _is_tenants(name)), f"{ROOT}/{_below_root(name)}") for source, name in binds]
-        resolver = root.resolver()
-        resolver = resolver and _hold(resolver, stack)
-        mount("tmpfs", _RUN, "tmpfs", NOSUID | NODEV, "size=1m,mode=755")  # becomes the root
-        root.furnish(_RUN, uid=uid, home=f"{ROOT}/work", resolver=resolver, gpu=gpu, shared_bytes=writable_bytes)
-        os.mkdir(f"{_RUN}{_RUN}")
-        mount("tmpfs", f"{_RUN}{_RUN}", "tmpfs", NOSUID | NODEV, f"size={writable_bytes},mode=755")
-        os.makedirs(f"{_RUN}{ROOT}")
-        for source, target in held:
-            _bind(source, f"{_RUN}{target}")
+    own = f"{at}{ROOT}"
+    root.finish(at, uid=uid, home=f"{ROOT}/work", gpu=gpu, shared_bytes=writable_bytes)
+    mount("tmpfs", f"{at}{_RUN}", "tmpfs", NOSUID | NODEV, f"size={writable_bytes},mode=755")
+    os.makedirs(own)
+    for source, name in binds:
+        with contextlib.ExitStack() as stack:
+            _bind(_hold(source, stack, follow=not _is_tenants(name)), f"{own}/{_below_root(name)}")
     for name, mode in (("work", 0o700), ("tmp", 0o1777)):
-        os.mkdir(f"{_RUN}{ROOT}/{name}")
-        os.chmod(f"{_RUN}{ROOT}/{name}", mode)
-    os.chown(f"{_RUN}{ROOT}/work", uid, uid)
-    os.symlink(f"{ROOT}/tmp", f"{_RUN}{_RUN}/lock")
+        os.mkdir(f"{own}/{name}")
+        os.chmod(f"{own}/{name}", mode)
+    os.chown(f"{own}/work", uid, uid)
+    os.symlink(f"{ROOT}/tmp", f"{at}{_RUN}/lock")
     for shared in _SHARED:
-        os.makedirs(f"{_RUN}{shared}")
-        mount(f"{_RUN}{ROOT}/tmp", f"{_RUN}{shared}", None, BIND)
-    root.enter(_RUN)
+        mount(f"{own}/tmp", f"{at}{shared}", None, BIND)
+    root.enter(at)
 
 
 def put_kdat(fd: int) -> None:

@@ -23,7 +23,7 @@ def refused(path):
     except OSError as e:
         return os.strerror(e.errno)
 
-uid, gpu, code = json.loads(sys.argv[1])
+uid, gpu, code, directory = json.loads(sys.argv[1])
 tree.unshare()
 child = os.fork()
 if child:
@@ -34,7 +34,8 @@ mount.mount("tmpfs", "/dev", "tmpfs", 0, "size=64k")
 for name, number in {**nodes, "nvidia0": nodes["null"], "nvidiactl": nodes["null"], "sda": nodes["null"]}.items():
     os.mknod(f"/dev/{name}", 0o20666, number)
 held = os.open("/etc/debian_version" if os.path.exists("/etc/debian_version") else "/etc/passwd", os.O_RDONLY)
-tree.build([(code, "code")], uid=uid, writable_bytes=1024**2, gpu=gpu)
+at = tree.prepare(directory)
+tree.build(at, [(code, "code")], uid=uid, writable_bytes=1024**2, gpu=gpu)
 work = os.stat(f"{tree.ROOT}/work")
 print(json.dumps({
     **{name: sorted(os.listdir(path)) for name, path in (("root", "/"), ("dev", "/dev"), ("sys", "/sys"), ("etc", "/etc"))},
@@ -52,8 +53,10 @@ pytestmark = pytest.mark.root
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
-    (tmp_path / "app.py").write_text("x = 1")
-    return tmp_path
+    made = tmp_path / "code"
+    made.mkdir()
+    (made / "app.py").write_text("x = 1")
+    return made
 
 
 def look(code: Path, *, gpu: bool = False) -> dict[str, Any]:
@@ -61,7 +64,12 @@ def look(code: Path, *, gpu: bool = False) -> dict[str, Any]:
     if os.geteuid() != 0:
         pytest.skip("needs root")
     done = subprocess.run(
-        [sys.executable, "-c", LOOK, json.dumps([UID, gpu, str(code)])], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", LOOK, json.dumps([UID, gpu, str(code), str(code.parent)])],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
