@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from activator import tensors
-from activator.model_servers import MAX_ANSWER_BYTES
 from activator.settings import ActivatorSettings
 from activator.translations import MAX_VALUES
 from pilotlight import errors
@@ -107,10 +106,21 @@ class TestAnswersThatWait:
         assert [answer.status_code for answer in answers] == [200, 200]
         assert models.gateway.bodies.bytes_of == {}
 
-    async def test_an_answer_above_the_bound_is_refused(self, models: Edge, size: list[int]) -> None:
-        size[0] = MAX_ANSWER_BYTES
-        answer = await post(models, "/v1/models/shop/tensors:predict", {"instances": [{"x": 1}]})
-        assert answer.status_code in (413, 429)
+
+class TestAnswersAboveTheBound:
+    @pytest.fixture(name="settings")
+    def _settings(self) -> ActivatorSettings:
+        return ActivatorSettings(argument_check_s=30.0, tenant_waiting_bytes=2**26)
+
+    @pytest.mark.parametrize("path", ["/v1/models/shop/tensors:predict", "/v2/models/shop/tensors/infer"])
+    async def test_an_answer_above_the_bound_is_refused(self, models: Edge, path: str) -> None:
+        async def answer(_request: WorkerRequest) -> WorkerAnswer:
+            return WorkerAnswer(body=b'"' + b"x" * 16 * 1024**2 + b'"')
+
+        models.fleet.behaviours["tensors"] = answer
+        given = {"name": "x", "shape": [1], "datatype": "INT8", "data": [1]}
+        answered = await post(models, path, {"inputs": [given]} if "infer" in path else {"instances": [{"x": 1}]})
+        assert (answered.status_code, answered.json()["limit_bytes"]) == (413, 16 * 1024**2)
         assert models.gateway.bodies.bytes_of == {}
 
 

@@ -14,7 +14,6 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import ServerConnection, unix_serve
 
 from activator.settings import ActivatorSettings
-from activator.web_sockets import MAX_MESSAGE_BYTES
 from pilotlight.spec import Clocks, FunctionKind, MethodSpec, Scaling
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import until
@@ -23,6 +22,7 @@ from tests.fakes.routes import TENANT, route_of, spec_of
 
 Opened = Callable[..., Awaitable[asyncio.StreamReader]]
 HEADERS = {"authorization": f"Bearer {KEY}"}
+MIB = 1024 * 1024
 
 
 async def tell(request: WorkerRequest) -> WorkerAnswer:
@@ -61,12 +61,18 @@ async def test_a_path_that_would_be_another_one_behind_the_edge_is_not_passed_on
 
 
 class Chat:
-    """A worker's WebSocket side: echoes frames until either side closes. `closed` holds the codes that its callers closed with."""
+    """A worker's WebSocket side: echoes frames until either side closes.
+
+    `closed` holds the codes that its callers closed with, `extensions` what they offered.
+    """
 
     def __init__(self) -> None:
         self.closed: list[int | None] = []
+        self.extensions: list[str | None] = []
 
     async def __call__(self, caller: ServerConnection) -> None:
+        assert caller.request is not None
+        self.extensions.append(caller.request.headers.get("sec-websocket-extensions"))
         with contextlib.suppress(websockets.ConnectionClosedError):
             async for frame in caller:
                 await caller.send(frame)
@@ -213,7 +219,7 @@ class Pouring:
 
 
 async def test_a_worker_whose_caller_does_not_read_is_read_a_few_messages_ahead(edge: Edge) -> None:
-    pouring, caller = Pouring(MAX_MESSAGE_BYTES), Unread()
+    pouring, caller = Pouring(MIB), Unread()
     async with chatting(edge, side=pouring):
         life = asyncio.create_task(caller.connect(edge))
         await until(lambda: len(caller.sent) == 2)
@@ -224,7 +230,7 @@ async def test_a_worker_whose_caller_does_not_read_is_read_a_few_messages_ahead(
                 await asyncio.sleep(0)
 
         assert pouring.count <= 6
-        assert edge.gateway.bodies.bytes_of[TENANT] == MAX_MESSAGE_BYTES
+        assert edge.gateway.bodies.bytes_of[TENANT] == MIB
         caller.gone.set()
         await life
         assert not edge.gateway.bodies.bytes_of
@@ -241,32 +247,48 @@ async def test_a_websocket_whose_messages_have_no_room_is_closed_and_told_so(edg
     assert "bodies of this tenant's calls" in caller.sent[1]["reason"]
 
 
+async def test_a_websocket_is_closed_when_a_message_of_its_caller_has_no_room(edge: Edge) -> None:
+    async with (
+        chatting(edge, side=lambda worker: worker.wait_closed()) as (url, _),
+        connect(url, additional_headers=HEADERS, proxy=None) as socket,
+    ):
+        edge.gateway.bodies.take(TENANT, ActivatorSettings().tenant_waiting_bytes)
+        await socket.send("more")
+        with pytest.raises(websockets.ConnectionClosedError) as closed:
+            async with asyncio.timeout(5):
+                await socket.recv()
+
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1013
+    assert "bodies of this tenant's calls" in closed.value.rcvd.reason
+
+
 async def test_a_message_of_a_function_over_the_bound_closes_its_websocket_with_1009(edge: Edge) -> None:
     async with (
-        chatting(edge, side=Pouring(MAX_MESSAGE_BYTES + 1)) as (url, _),
-        connect(url, additional_headers=HEADERS, proxy=None) as socket,
+        chatting(edge, side=Pouring(MIB + 1)) as (url, _),
+        connect(url, additional_headers=HEADERS, proxy=None, max_size=None) as socket,
     ):
         with pytest.raises(websockets.ConnectionClosedError) as closed:
             await socket.recv()
 
     assert closed.value.rcvd is not None
-    assert (closed.value.rcvd.code, str(MAX_MESSAGE_BYTES) in closed.value.rcvd.reason) == (1009, True)
+    assert (closed.value.rcvd.code, str(MIB) in closed.value.rcvd.reason) == (1009, True)
 
 
 async def test_a_message_of_a_caller_over_the_bound_closes_its_websocket_with_1009(edge: Edge) -> None:
     async with chatting(edge) as (url, chat):
         async with connect(url, additional_headers=HEADERS, proxy=None, max_size=None) as socket:
             assert "sec-websocket-extensions" not in socket.response.headers  # type: ignore[union-attr]
-            await socket.send(b"x" * MAX_MESSAGE_BYTES)
-            assert await socket.recv() == b"x" * MAX_MESSAGE_BYTES
-            await socket.send(b"x" * (MAX_MESSAGE_BYTES + 1))
+            await socket.send(b"x" * MIB)
+            assert await socket.recv() == b"x" * MIB
+            await socket.send(b"x" * (MIB + 1))
             with pytest.raises(websockets.ConnectionClosedError) as closed:
                 await socket.recv()
         await until(lambda: chat.closed != [])
 
     assert closed.value.rcvd is not None
-    assert (closed.value.rcvd.code, str(MAX_MESSAGE_BYTES) in closed.value.rcvd.reason) == (1009, True)
-    assert chat.closed == [1009]
+    assert (closed.value.rcvd.code, str(MIB) in closed.value.rcvd.reason) == (1009, True)
+    assert (chat.closed, chat.extensions) == ([1009], [None])
 
 
 async def test_a_function_that_refuses_a_websocket_is_a_403(edge: Edge, site: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import websockets
@@ -11,7 +13,10 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection
 from websockets.frames import Frame, Opcode
 
-from activator.web_socket_pieces import MAX_FRAGMENTS, PIECE_BYTES, TURN_S, Pieces
+from activator import web_socket_pieces
+from activator.__main__ import Activator
+from activator.settings import ActivatorSettings
+from activator.web_socket_pieces import PIECE_BYTES, CallerSocket, Pieces, WorkerSocket
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import until
 from tests.activator.test_passthrough import HEADERS, chatting, in_flight
@@ -38,7 +43,7 @@ class Reading(asyncio.Transport):
 
 
 class World:
-    """Pieces whose parser takes half a turn for each. `due` is what the event loop would call."""
+    """Pieces whose parser takes 1.2 ms for each: a turn has two. `due` is what the event loop would call."""
 
     def __init__(self) -> None:
         self.transport = Reading()
@@ -51,7 +56,7 @@ class World:
         )
 
     def _parse(self, data: bytes) -> None:
-        self._now += 0.6 * TURN_S
+        self._now += 0.0012
         self.parsed.append(data)
 
     def turn(self) -> None:
@@ -71,7 +76,7 @@ def test_a_large_read_is_parsed_over_several_turns_and_nothing_is_read_meanwhile
     world.turn()
 
     assert (b"".join(world.parsed), world.transport.is_paused, world.due) == (data, False, [])
-    assert max(map(len, world.parsed)) == PIECE_BYTES
+    assert max(map(len, world.parsed)) == 1024
 
 
 def test_what_comes_though_reading_is_paused_is_parsed_in_its_turn() -> None:
@@ -109,7 +114,19 @@ def test_what_is_left_of_a_closed_connection_is_dropped() -> None:
     assert (len(world.parsed), world.due, repr(world.pieces)) == (2, [], "<Pieces 0 bytes not parsed>")
 
 
-async def test_messages_that_come_in_one_read_are_passed_on_in_order_both_ways(edge: Edge) -> None:
+async def test_messages_that_come_in_one_read_are_passed_on_in_order_both_ways(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: dict[type, list[int]] = {CallerSocket: [], WorkerSocket: []}
+
+    class Watched(Pieces):
+        def __init__(self, transport: asyncio.Transport, *, parse: Any, **others: Any) -> None:
+            def watched(data: bytes) -> None:
+                parsed[type(parse.__self__)].append(len(data))
+                parse(data)
+
+            super().__init__(transport, parse=watched, **others)
+
+    monkeypatch.setattr(web_socket_pieces, "Pieces", Watched)
+
     async def answers(caller: ServerConnection) -> None:
         got = [await caller.recv() for _ in range(COUNT)]
         caller.transport.write(b"".join(Frame(Opcode.TEXT, str(text).encode()).serialize(mask=False) for text in got))
@@ -120,15 +137,26 @@ async def test_messages_that_come_in_one_read_are_passed_on_in_order_both_ways(e
 
         assert [await socket.recv() for _ in range(COUNT)] == [str(n) for n in range(COUNT)]
 
+    assert all(sum(sizes) > 5 * COUNT and max(sizes) <= PIECE_BYTES for sizes in parsed.values()), "either side is parsed in pieces"
+
+
+async def test_an_activator_serves_websockets_that_are_parsed_in_pieces_bounded_and_not_compressed(edge: Edge) -> None:
+    parts: Any = SimpleNamespace(gateway=edge.gateway, limits=edge.limits, settings=ActivatorSettings())
+    config = Activator(parts)._uvicorn_config()
+    config.load()
+
+    assert (config.ws_protocol_class, config.ws_max_size, config.ws_per_message_deflate) == (CallerSocket, 1024**2, False)
+
 
 async def test_a_message_of_very_many_fragments_closes_its_websocket_with_1009(edge: Edge) -> None:
     """Empty fragments are no bytes of their message, and are kept until it ends."""
     async with chatting(edge) as (url, chat):
         async with connect(url, additional_headers=HEADERS, proxy=None) as socket:
             first = Frame(Opcode.BINARY, b"", fin=False).serialize(mask=True)
-            socket.transport.write(first + Frame(Opcode.CONT, b"", fin=False).serialize(mask=True) * (MAX_FRAGMENTS + 200))
+            socket.transport.write(first + Frame(Opcode.CONT, b"", fin=False).serialize(mask=True) * (16_384 + 200))
             with pytest.raises(websockets.ConnectionClosedError) as closed:
-                await socket.recv()
+                async with asyncio.timeout(5):
+                    await socket.recv()
         await until(lambda: in_flight(edge) == 0)
 
     assert closed.value.rcvd is not None

@@ -16,7 +16,7 @@ FEW: list[Any] = [
     ["\\" * 101, '"' * 101, '\\"' * 101],
     {"numbers": [1, 2.5, None, True], "letters": "äöü, ∀" * 10},
 ]
-MANY: list[Any] = [[0] * 200, [[]] * 40, ["", ""] * 60, {str(n): {} for n in range(30)}]
+MANY: list[Any] = [[0] * 200, [[]] * 9, ["", ""] * 60, {str(n): {} for n in range(30)}]
 
 
 def count(data: bytes, size: int) -> None:

@@ -104,7 +104,10 @@ def test_a_log_of_a_build_keeps_its_beginning_and_its_end(tmp_path: Path) -> Non
     assert (tmp_path / "b.log").read_text() == "12345\nhalf \n[110 bytes are left out here]\nsecond\nlast\n"
     with BuildLog(tmp_path / "b.log") as log:
         log.write(["\udc80"])
-    assert (tmp_path / "b.log").read_text() == "\\udc80\n"
+        log.write(["x" * 1023] * 2048)
+    text = (tmp_path / "b.log").read_text()
+    assert text.startswith("\\udc80\nxxx")
+    assert len(text) < 1024 * 1024 + 100
 
 
 def write_log(images: Path, number: int, uid: str, *, written_at: float) -> Path:
@@ -117,7 +120,7 @@ def write_log(images: Path, number: int, uid: str, *, written_at: float) -> Path
 
 def test_logs_of_failed_builds_are_bounded_per_tenant_in_number_and_age(tmp_path: Path) -> None:
     images, root = Images(tmp_path, environ={}, requirements=()), tmp_path / "node" / "images"
-    mine = [write_log(root, n, "-20001", written_at=100.0 + n) for n in range(KEPT_LOGS + 2)]
+    mine = [write_log(root, n, "-20001", written_at=100.0 + n) for n in range(18)]
     theirs = [write_log(root, 500 + n, "-20002", written_at=float(n)) for n in range(3)]
     built = write_log(root, 999, "-20001", written_at=1.0)
     built.with_suffix("").mkdir()

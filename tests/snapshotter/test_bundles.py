@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshotter.bundles import UNPACKED_FLOOR_BYTES, Bundles
+from snapshotter.bundles import KEPT_BYTES, KEPT_ENTRIES, Bundles
 from snapshotter.errors import BundleUnavailable
 from snapshotter.staging import discard
 from weight_cache.disk import DiskFloor
@@ -181,6 +181,7 @@ async def test_the_bundle_goes_first_that_was_asked_for_longest_ago(tmp_path: Pa
     again = Bundles(tmp_path, kept_bytes=5000)
     again.needed_by(set)
     assert await again.make_room() == 1, "sizes of what an earlier agent unpacked are measured"
+    assert (KEPT_BYTES, KEPT_ENTRIES) == (8 * 1024**3, 500_000), "where nothing else is said"
 
 
 async def test_a_bundle_is_not_unpacked_into_the_floor(tmp_path: Path) -> None:
@@ -194,6 +195,26 @@ async def test_a_bundle_is_not_unpacked_into_the_floor(tmp_path: Path) -> None:
     assert room.here() == set(), f"{idle} made room, and it was not enough"
 
 
+async def test_a_bundle_that_nothing_needs_makes_room_for_one_that_is_half_unpacked(tmp_path: Path) -> None:
+    idle = await Bundles(tmp_path).ensure(put(tmp_path, entry("a", b"1")))
+    looks = iter([10_000])
+    floor = DiskFloor(tmp_path, 1000, free=lambda _: next(looks, 999) if idle.exists() else 10_000, inodes=lambda _: (0, 0))
+    bundles = Bundles(tmp_path, floor=floor)
+    bundles.needed_by(set)
+    assert (await bundles.ensure(put(tmp_path, entry("a", b"2")))).exists()
+    assert not idle.exists()
+
+
+async def test_bundles_beyond_the_bound_go_before_another_one_is_unpacked(tmp_path: Path) -> None:
+    room = Room(tmp_path, kept_entries=1)
+    room.bundles.needed_by(set)
+    digests: list[str] = []
+    for content in (b"1", b"2", b"3"):
+        room.now += 100
+        digests += await room.unpack(content)
+    assert room.here() == set(digests[1:])
+
+
 async def test_the_disk_is_looked_at_while_a_bundle_is_unpacked(tmp_path: Path) -> None:
     looks = iter([10_000] * 3)
     floor = DiskFloor(tmp_path, 1000, free=lambda _: next(looks, 0), inodes=lambda _: (0, 0))
@@ -205,9 +226,9 @@ async def test_the_disk_is_looked_at_while_a_bundle_is_unpacked(tmp_path: Path) 
 
 async def test_a_bundle_becomes_not_many_times_what_its_archive_has(tmp_path: Path) -> None:
     info = tarfile.TarInfo("zeros")
-    info.size = UNPACKED_FLOOR_BYTES + 1
+    info.size = 64 * 1024**2 + 1
     digest = put_bytes(tmp_path, gzip.compress(info.tobuf()))
-    with pytest.raises(BundleUnavailable, match=f"unpacks to more than {UNPACKED_FLOOR_BYTES} bytes"):
+    with pytest.raises(BundleUnavailable, match="unpacks to more than 67108864 bytes"):
         await Bundles(tmp_path).ensure(digest)
 
 
@@ -266,11 +287,9 @@ async def test_a_bundle_is_fetched_from_a_bucket_once(tmp_path: Path, bucket: Ob
 
 
 async def test_a_bundle_is_not_fetched_into_the_floor(tmp_path: Path, bucket: ObjectStore) -> None:
-    digest, raw = packed(entry("app.py", b"x = 1"))
-    await bucket.put(blob_key(digest), raw)
     floor = DiskFloor(tmp_path, 1000, free=lambda _: 999, inodes=lambda _: (0, 0))
     with pytest.raises(BundleUnavailable, match="the disk has no room"):
-        await Bundles(tmp_path, blobs=bucket, floor=floor).ensure(digest)
+        await Bundles(tmp_path, blobs=bucket, floor=floor).ensure("0" * 64)  # which the bucket lacks: it is not asked
     assert list((tmp_path / "node" / "code").iterdir()) == []
 
 

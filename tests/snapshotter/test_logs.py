@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -166,9 +166,13 @@ async def test_a_tenant_has_few_readers_of_logs_at_once(tmp_path: Path) -> None:
 
 
 class CountedLogs(Logs):
-    """Counts how often somebody who follows looks at logs."""
+    """Counts how often somebody who follows looks at logs, and how often all of them are asked for."""
 
-    looks = 0
+    looks = listings = 0
+
+    def _names(self, query: LogQuery) -> list[str]:
+        self.listings += 1
+        return super()._names(query)
 
     def _news(self, *args: Any) -> Iterator[Any]:
         self.looks += 1
@@ -178,6 +182,15 @@ class CountedLogs(Logs):
 def append(directory: Path, name: str, text: str) -> None:
     with (directory / f"{name}.log").open("a") as f:
         f.write(LINE.replace("text", text))
+
+
+async def texts_until(lines: AsyncIterator[Any], last: str) -> list[str]:
+    found: list[str] = []
+    async for line in lines:
+        found.append(line["text"])
+        if found[-1] == last:
+            break
+    return found
 
 
 async def turns(count: int) -> None:
@@ -193,20 +206,24 @@ async def test_who_follows_looks_at_its_own_logs_and_not_at_each_line(tmp_path: 
     lines = logs.follow(LogQuery(labels=MINE))
     assert (await anext(lines))["text"] == "text"
     following = asyncio.ensure_future(anext(lines))
+    await turns(5)
+    listings = logs.listings
     for _ in range(20):
         append(tmp_path, "i-theirs", "other")
         await turns(5)
     append(tmp_path, "i-mine", "0")
     assert (await following)["text"] == "0"
     assert logs.looks == 2, "at the beginning, and for the line"
+    assert logs.listings == listings, "only the log that was written is looked at"
 
-    began, before = loop.time(), logs.looks
-    following = asyncio.ensure_future(anext(lines))
-    for number in range(1, 21):
-        append(tmp_path, "i-mine", str(number))
+    began, before, number = loop.time(), logs.looks, 0
+    reading = asyncio.ensure_future(texts_until(lines, "last"))
+    while loop.time() < began + 0.4:
+        append(tmp_path, "i-mine", str(number := number + 1))
         await turns(5)
-    assert [(await following)["text"], *[(await anext(lines))["text"] for _ in range(19)]] == [str(number) for number in range(1, 21)]
-    assert logs.looks - before <= 2 + (loop.time() - began) * 4
+    append(tmp_path, "i-mine", "last")
+    assert await reading == [*map(str, range(1, number + 1)), "last"]
+    assert logs.looks - before <= 2 + (loop.time() - began) * 4, "a quarter of a second lies between two looks"
     await lines.aclose()
 
 
@@ -243,8 +260,11 @@ def test_whose_a_log_is_is_read_once(tmp_path: Path) -> None:
     os.utime(tmp_path, (1, 1))
     owners = LogOwners(tmp_path)
     assert owners.names(MINE) == ["i-mine"]
-    (tmp_path / "i-theirs.json").write_text("unread")
+    (tmp_path / "i-theirs.json").write_text(json.dumps({"labels": MINE}))  # which nobody reads any more
+    write(tmp_path, "i-3", MINE)
+    os.utime(tmp_path, (1, 1))
     assert (owners.names(MINE), sorted(owners.names({}))) == (["i-mine"], ["i-mine", "i-theirs"])
+    (tmp_path / "i-3.json").unlink()
     (tmp_path / "i-mine.json").unlink()
     write(tmp_path, "i-2", MINE)
     assert owners.names(MINE) == ["i-2"]

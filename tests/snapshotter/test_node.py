@@ -104,6 +104,18 @@ async def test_a_bundle_stays_while_a_slot_has_it(home: AgentHome) -> None:
         assert [code.name for code in (home.paths.home / "node" / "code").iterdir()] == [home.bundle]
 
 
+async def test_bundles_and_logs_of_builds_that_nothing_needs_go_while_the_agent_runs(home: AgentHome) -> None:
+    idle = await Bundles(home.paths.home).ensure(pack(home.paths.home, {"app.py": b"x = 2"}))
+    home.bundles = Bundles(home.paths.home, kept_bytes=0)
+    log = home.paths.home / "node" / "images" / f"{1:064x}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.touch()
+    os.utime(log, (1, 1))
+    async with home.agent(), asyncio.timeout(10):
+        while idle.exists() or log.exists():
+            await asyncio.sleep(0.01)
+
+
 async def test_many_starts_at_once_share_one_boot(home: AgentHome, client: AgentClient) -> None:
     infos = await asyncio.gather(*(begin(client, home.launch()) for _ in range(12)))
 

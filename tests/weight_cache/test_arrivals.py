@@ -7,13 +7,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.origins import MemoryOrigin
 from tests.weight_cache.models import chunked, digest_of, put_model
-from weight_cache.disk import DiskFloor
+from weight_cache.disk import FLOOR_INODES, DiskFloor
 from weight_cache.errors import ChunkCorrupt, OriginUnavailable, StoreFailed, StoreFull
 from weight_cache.lanes import Lanes
 from weight_cache.manifest import CHUNK_BYTES
@@ -283,28 +284,49 @@ async def test_a_file_condemned_after_another_model_linked_it_is_not_in_that_mod
     assert {found.read_bytes() for found in path.iterdir()} == {b"shared", b"own"}
 
 
+async def test_directories_of_a_model_count_as_inodes_before_it_comes_and_after_a_restart(tmp_path: Path, origin: MemoryOrigin) -> None:
+    def opened(free: int) -> Store:
+        floor = DiskFloor(tmp_path, 1, inodes=lambda _: (FLOOR_INODES + free, 10**7))
+        return Store.open(tmp_path / "w", origin=origin, max_bytes=BUDGET, clock=time.time, floor=floor)
+
+    deep = put_model(origin, {f"{n:03d}/f": b"" for n in range(200)})
+    with contextlib.closing(opened(100)) as store, pytest.raises(StoreFull, match="101 more inodes"):
+        await store.prefetch(deep)
+    with contextlib.closing(opened(201)) as store:
+        await store.prefetch(deep)
+    with contextlib.closing(opened(0)) as store:
+        await store.prefetch(put_model(origin, {"v": b"1", "w": b"2"}))
+        assert [model.files for model in store.models()] == [2]
+
+
 async def test_models_of_many_directories_keep_no_other_model_waiting(tmp_path: Path, origin: MemoryOrigin) -> None:
-    go, looked = threading.Event(), threading.Event()
+    go = threading.Event()
+    looks: list[str] = []
 
     def inodes(path: Path) -> tuple[int, int]:
-        if threading.current_thread().name.startswith("link large"):
-            looked.set()
+        if threading.current_thread() is not threading.main_thread():
+            looks.append(threading.current_thread().name)
             go.wait(5)
         return 10**6, 10**7
 
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))
     floor = DiskFloor(tmp_path, 1, inodes=inodes)
     store = Store.open(tmp_path / "w", origin=origin, max_bytes=BUDGET, clock=time.time, floor=floor)
     try:
         large = [put_model(origin, {f"{n:03d}/{name}": b"" for n in range(200)}) for name in "abcd"]
         asking = [asyncio.create_task(store.prefetch(name)) for name in large]
-        await asyncio.to_thread(looked.wait, 5)
-        await store.prefetch(put_model(origin, {"w": b"small"}))
+        await until(lambda: bool(looks))
+        small = asyncio.create_task(store.prefetch(put_model(origin, {"w": b"small"})))
+        here, _ = await asyncio.wait([small], timeout=3)
         for task in asking:
             task.cancel()
         go.set()
+        await small
+        assert here, "it came while the others were being linked"
         results = await asyncio.gather(*asking, return_exceptions=True)
         assert all(isinstance(result, asyncio.CancelledError) for result in results)
         assert (len(store.models()), list((tmp_path / "w" / "tmp").iterdir())) == (1, [])
+        assert len(looks) <= 2, "none goes on that nobody waits for"
     finally:
         go.set()
         store.close()

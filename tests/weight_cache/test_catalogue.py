@@ -92,6 +92,17 @@ def test_directories_count_as_inodes_and_go_with_their_model() -> None:
         catalogue.claim("linked", {"a": 10}, folders=50)
 
 
+def test_a_model_of_many_directories_and_few_bytes_goes_first_where_inodes_are_short() -> None:
+    free = 1000
+    catalogue = Catalogue(1000, shortage=lambda _, files: (0, max(0, files - free)))
+    bring(catalogue, "plain", {"a": 10}, now=1)
+    catalogue.claim("deep", {"empty": 0}, folders=900)
+    catalogue.file_arrived("empty", 0)
+    catalogue.model_arrived("deep", now=2)
+    free = 0
+    assert catalogue.claim("new", {"b": 10}).models == ("deep",)
+
+
 def test_lease_on_a_condemned_model_holds_again_when_it_is_back() -> None:
     catalogue = Catalogue(100)
     bring(catalogue, "m", {"a": 10, "b": 10}, now=1)

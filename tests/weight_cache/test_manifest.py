@@ -14,13 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weight_cache import manifest as manifests
 from weight_cache.errors import ManifestInvalid, TensorsInvalid
 from weight_cache.manifest import (
     CHUNK_BYTES,
-    MAX_DEPTH,
-    MAX_FILES,
-    MAX_FOLDERS,
-    MAX_MANIFEST_BYTES,
     MAX_TENSORS_OF_FILE,
     FileHash,
     ManifestFile,
@@ -165,12 +162,12 @@ def test_paths_that_collide_are_refused(paths: list[str], said: str) -> None:
 
 
 def test_directories_of_a_model_have_bounds() -> None:
-    check_paths(["a/" * MAX_DEPTH + "f"])
-    with pytest.raises(ManifestInvalid, match=f"lies {MAX_DEPTH + 1} directories deep: at most {MAX_DEPTH}"):
-        check_paths(["a/" * (MAX_DEPTH + 1) + "f"])
-    check_paths([f"{i:05d}/f" for i in range(MAX_FOLDERS)])
-    with pytest.raises(ManifestInvalid, match=f"more than {MAX_FOLDERS} directories"):
-        check_paths([f"{i:05d}/f" for i in range(MAX_FOLDERS + 1)])
+    check_paths(["a/" * 32 + "f"])
+    with pytest.raises(ManifestInvalid, match="lies 33 directories deep: at most 32"):
+        check_paths(["a/" * 33 + "f"])
+    check_paths([f"{i:05d}/f" for i in range(10_000)])
+    with pytest.raises(ManifestInvalid, match="more than 10000 directories"):
+        check_paths([f"{i:05d}/f" for i in range(10_001)])
 
 
 def rows(count: int, *, name: str = "w") -> list[Any]:
@@ -187,10 +184,11 @@ def files_with(*tensors: list[Any]) -> bytes:
     [
         (files_with(rows(MAX_TENSORS_OF_FILE * 3 // 2)), r"files\[0\] has more values than 100000 tensors"),
         (files_with(rows(1)).replace(b"[]", b"[" + b"1," * 2_000_000 + b"1]", 1), r"files\[0\] has more values than"),
-        (files_with(*[[]] * (MAX_FILES + 1)), "100001 files: a model has 1 to 100000"),
-        (b"," * (MAX_MANIFEST_BYTES + 1), "is longer than"),
+        (files_with(*[rows(MAX_TENSORS_OF_FILE)] * 3), "the manifest has more values than 250000 tensors"),
+        (files_with(*[[]] * 100_001), "100001 files: a model has 1 to 100000"),
+        (b"," * (32 * 1024**2 + 1), "is longer than 33554432"),
     ],
-    ids=["tensors of a file", "numbers", "files", "bytes"],
+    ids=["tensors of a file", "numbers", "tensors of all files", "files", "bytes"],
 )
 def test_a_manifest_of_many_values_is_refused_before_any_is_decoded(raw: bytes, said: str) -> None:
     tracemalloc.start()
@@ -203,7 +201,7 @@ def test_a_manifest_of_many_values_is_refused_before_any_is_decoded(raw: bytes, 
     assert peak < 4 * len(raw), "copies of the text, no values"
 
 
-def test_tensors_of_a_model_have_a_bound() -> None:
+def test_tensors_of_a_model_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = Tensor(name="w", dtype="U8", shape=(), offset_bytes=0, length_bytes=0)
     file = ManifestFile(path="a", size_bytes=0, chunk_sha256s=(), tensors=(tensor,) * MAX_TENSORS_OF_FILE)
     check_tensors([file, file])
@@ -211,6 +209,11 @@ def test_tensors_of_a_model_have_a_bound() -> None:
         check_tensors([file, file, file])
     with pytest.raises(ManifestInvalid, match="has 100001 tensors: a file has at most 100000"):
         check_tensors([replace(file, tensors=(*file.tensors, tensor))])
+
+    raw = files_with(rows(11), *[[]] * 10)
+    monkeypatch.setattr(manifests, "MAX_TENSORS", 10)
+    with pytest.raises(ManifestInvalid, match="11 tensors: a model has at most 10"):
+        parse(raw)  # files without tensors leave room for them in what is counted before
 
 
 def test_names_with_brackets_and_separators_are_read() -> None:
