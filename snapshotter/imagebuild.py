@@ -22,9 +22,11 @@ from snapshotter.buildlog import BuildLog
 from snapshotter.bundles import UNPACKING, unpack
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
 from snapshotter.imagespec import ImagePlan, Step
+from snapshotter.pipseed import lend
 from snapshotter.staging import expose, remove_tree
 from weight_cache.disk import DiskFloor
 from weight_cache.objects import ObjectStore
+from weight_cache.threads import finish_in_thread
 
 LOG_TAIL_LINES = 40
 """Lines of the log that an error carries: pip's last words fit, a whole compiler's output does not."""
@@ -42,6 +44,14 @@ _APT_OPTIONS = (
     *("-o", "DPkg::Lock::Timeout=300"),
 )
 
+_PUT_PIP = """
+cp -Rp -- "$1/pip/." "$2/lib/python$3/site-packages"
+for name in pip pip3 "pip$3"; do
+  printf '#!/bin/sh\\nexec "%s/bin/python" -m pip "$@"\\n' "$2" > "$2/bin/$name"
+  chmod 755 "$2/bin/$name"
+done
+"""
+"""For sh(1): $1 is what is given, $2 the environment, $3 the version of its interpreter."""
 Report = Callable[[Mapping[str, Any]], Awaitable[None]]
 """Receives progress: `{"step", "index", "of", "text"}`."""
 
@@ -59,11 +69,14 @@ class ImageBuild:
         variables: Mapping[str, str],
         report: Report,
         floor: DiskFloor,
+        pip: Path | None = None,
     ) -> None:
+        """`pip`: what `pip_of` the box's interpreter gave; None: the build installs it anew."""
         self._plan = plan
         self._box = box
         self._blobs = blobs
         self._floor = floor
+        self._pip_of = pip
         self._log = BuildLog(log)
         self._variables = dict(variables)
         self._proxies = {k: v for k, v in variables.items() if k.lower().endswith("_proxy")}
@@ -92,7 +105,7 @@ class ImageBuild:
             await self._say(f"the build shares the host's network: {self._box.network.remark}")
         if has_credentials:
             await self._say("pip's configuration on this machine holds credentials: the build does not get them")
-        await self._must(str(self._box.python), "-I", "-m", "venv", str(self._box.env))
+        await self._environment()
         for step in self._plan.steps:
             await self._begin(step.title)
             await self._do(step)
@@ -101,6 +114,16 @@ class ImageBuild:
         for name in ("tmp", "given"):
             await asyncio.to_thread(remove_tree, self._box.image / name)
         return self._image_env
+
+    async def _environment(self) -> None:
+        make = [str(self._box.python), "-I", "-m", "venv"]
+        if self._pip_of is None:
+            await self._must(*make, str(self._box.env))
+            return
+        await finish_in_thread(lend, self._pip_of, self._box.image / "given" / "pip")
+        await self._must(*make, "--without-pip", str(self._box.env))
+        places = (str(self._box.given), str(self._box.env), self._box.interpreter.version)
+        await self._must("/bin/sh", "-ec", _PUT_PIP, "sh", *places)
 
     async def _do(self, step: Step) -> None:
         match step.op:

@@ -34,6 +34,7 @@ from snapshotter.imagespec import ImagePlan, image_digest, parse_image
 from snapshotter.interpreters import Interpreter, find_interpreter, own_interpreter
 from snapshotter.launch import Layout
 from snapshotter.pipconfig import build_config, build_variables, has_credentials, index_settings
+from snapshotter.pipseed import pip_of
 from snapshotter.staging import TooManyEntries, discard, freeze, staged_in_thread, sweep
 from weight_cache.beneath import check_directory
 from weight_cache.disk import DiskFloor, no_floor
@@ -269,6 +270,7 @@ class Images:
             self._swept = True
             await asyncio.to_thread(sweep, self._root)
         interpreter = await find_interpreter(plan.python, self._environ)
+        pip = await pip_of(interpreter, self._environ)
         try:
             async with (
                 asyncio.timeout(self._build_timeout_s),
@@ -278,9 +280,8 @@ class Images:
             ):
                 box = BuildBox(interpreter=interpreter, image=temp, uid=uid, enclosure=enclosure, network=network)
                 log = self._root / f"{key}.log"
-                build = ImageBuild(
-                    plan, box, blobs=self._blobs, log=log, variables=build_variables(self._environ), report=report, floor=self._floor
-                )
+                variables = build_variables(self._environ)
+                build = ImageBuild(plan, box, blobs=self._blobs, log=log, variables=variables, report=report, floor=self._floor, pip=pip)
                 steps = build.run(
                     self._requirements, pip_config=build_config(self._environ), has_credentials=has_credentials(self._environ)
                 )

@@ -419,8 +419,9 @@ def test_a_slot_binds_nothing_through_a_link_and_to_no_place_outside_its_tree(tm
     if said == "is a symbolic link":
         source = tmp_path / "link"
         source.symlink_to("/etc")
-    program = "import sys; from snapshotter import tree; tree.build([(sys.argv[1], sys.argv[2])], uid=0, writable_bytes=1 << 20)"
-    command = ["unshare", "--mount", sys.executable, "-c", program, str(source), name]
+    program = "import sys; from snapshotter import tree; at = tree.prepare(sys.argv[3])\n"
+    program += "tree.build(at, [(sys.argv[1], sys.argv[2])], uid=0, writable_bytes=1 << 20)"
+    command = ["unshare", "--mount", sys.executable, "-c", program, str(source), name, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     assert done.returncode == 1
     assert said in done.stderr

@@ -215,7 +215,14 @@ async def test_steps_run_in_order_and_the_image_serves(tmp_path: Path, images: I
         {"op": "copy", "blob": blob, "target": "."},
         {"op": "env", "values": {"GREETING": "hello"}},
         {"op": "apt", "packages": ["coreutils"]},
-        {"op": "run", "commands": ["echo $GREETING $(id -u) $(ls mine) > made.txt", f"cat {tmp_path}/blobs/{blob[:2]}/{blob} || true"]},
+        {
+            "op": "run",
+            "commands": [
+                "echo $GREETING $(id -u) $(ls mine) > made.txt",
+                "pip --version && pip3 check",
+                f"cat {tmp_path}/blobs/{blob[:2]}/{blob} || true",
+            ],
+        },
     ]
     parts = Parts()
     digest = await images.build(spec(*steps), uid=uid, part=parts)
@@ -239,6 +246,7 @@ async def test_steps_run_in_order_and_the_image_serves(tmp_path: Path, images: I
     assert order[:2] == ["virtual environment", "pip install plmodel"]
     assert order[-1] == "runtime"
     assert {part["of"] for part in parts.seen} == {9}
+    assert any(part.get("text", "").startswith("pip ") for part in parts.seen), "pip is a command of the environment"
     if uid is not None:
         assert any(part.get("text", "").startswith("cat: ") for part in parts.seen), "the tenant's build must not see the blob store"
     again = Parts()
