@@ -62,7 +62,7 @@ class Nursery:
         if self.namespaced:
             await network.sweep()
         try:
-            spare = await self._make(Network.HOST)
+            spare = await self._make_first()
         except Unsupported as e:
             if not self.namespaced:
                 raise
@@ -70,6 +70,17 @@ class Nursery:
             self.namespaced, self.why_not = False, str(e)
             spare = await self._make(Network.HOST)
         self._spares[Network.HOST].append(asyncio.create_task(_just(spare), name="spare slot"))
+
+    async def _make_first(self) -> Slot:
+        """One whose process is known to have come up: it mounts things, which not every container lets it. Raises Unsupported."""
+        slot = await self._make(Network.HOST)
+        try:
+            await slot.adopt()
+        except SlotLost as e:
+            said = _last_line(slot.directory / "shim.err")
+            await slot.end()
+            raise Unsupported(f"a slot's process does not come up: {said or e}") from e
+        return slot
 
     async def take(self, network: Network | bool = Network.HOST) -> Slot:
         """A slot nobody uses, in that network (True: one of its own); the next of its kind is made behind the caller's back.
@@ -222,6 +233,12 @@ class Nursery:
             self._spawner.kill()
             self._spawner.wait()
             self._spawner = None
+
+
+def _last_line(file: Path) -> str:
+    with contextlib.suppress(OSError, IndexError):
+        return file.read_text(errors="replace").strip().splitlines()[-1]
+    return ""
 
 
 async def _just(slot: Slot) -> Slot:

@@ -238,7 +238,7 @@ class Slot:
         self.is_lost = True
 
     async def adopt(self) -> None:
-        """Ask the shim for its state and mirror it. Raises SlotLost."""
+        """Ask the shim for its state and mirror it; of one that was just made: whether it came up. Raises SlotLost."""
         self._send({"op": "state"})
         try:
             async with asyncio.timeout(_STATE_PATIENCE_S):
@@ -348,7 +348,8 @@ class Slot:
     def _on_state(self, message: Mapping[str, Any], fds: list[int]) -> None:
         if message["event"] == "state":
             self.worker = message["worker"]
-            self._shim_pidfd = os.dup(fds[0])
+            if self._shim_pidfd < 0:
+                self._shim_pidfd = os.dup(fds[0])
             self.worker_pid = self._pid_of(fds[1]) if len(fds) > 1 and self.worker != "dead" else 0
             if message["point"]:
                 self._reach_point(SnapshotPoint.from_json(message["point"]), resident=self.worker == "resident")

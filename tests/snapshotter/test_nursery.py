@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from snapshotter import processes
+from snapshotter.network import Network
 from snapshotter.nursery import Nursery
+from snapshotter.slots import Slot
 
 
 @pytest.fixture
@@ -48,3 +53,32 @@ async def test_a_slot_that_is_being_made_for_a_caller_who_leaves_is_kept(nursery
     assert second.id == made
     for slot in (first, second):
         await slot.end()
+
+
+class Refused(Nursery):
+    """On a machine that lets nobody mount: a slot with namespaces ends before it answers, and says why."""
+
+    async def _make(self, kind: Network) -> Slot:
+        slot = await super()._make(kind)
+        if self.namespaced:
+            with open(os.pidfd_open(slot.shim_pid)) as shim:
+                signal.pidfd_send_signal(shim.fileno(), signal.SIGKILL)
+                await processes.wait_gone(shim.fileno())
+            (slot.directory / "shim.err").write_text("Traceback\nOSError: [Errno 1] mount tmpfs on /x: Operation not permitted\n")
+        return slot
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
+async def test_where_slots_with_namespaces_do_not_come_up_there_are_plain_ones_and_it_is_said_why(short_tmp: Path) -> None:
+    (short_tmp / "logs").mkdir()
+    nursery = Refused(short_tmp / "slots", short_tmp / "logs", log_max_bytes=1024, namespaced=True)
+    await nursery.open()
+    try:
+        assert not nursery.namespaced
+        assert "mount tmpfs on /x: Operation not permitted" in str(nursery.why_not)
+        slot = await nursery.take()
+        await slot.adopt()
+        await slot.end()
+    finally:
+        await nursery.aclose()
