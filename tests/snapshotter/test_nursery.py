@@ -61,9 +61,10 @@ class Refused(Nursery):
     async def _make(self, kind: Network) -> Slot:
         slot = await super()._make(kind)
         if self.namespaced:
-            with open(os.pidfd_open(slot.shim_pid)) as shim:
-                signal.pidfd_send_signal(shim.fileno(), signal.SIGKILL)
-                await processes.wait_gone(shim.fileno())
+            shim = os.pidfd_open(slot.shim_pid)
+            processes.send_signal(shim, signal.SIGKILL)
+            await processes.wait_gone(shim)
+            os.close(shim)
             (slot.directory / "shim.err").write_text("Traceback\nOSError: [Errno 1] mount tmpfs on /x: Operation not permitted\n")
         return slot
 
