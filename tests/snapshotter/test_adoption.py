@@ -165,10 +165,20 @@ async def next_event(client: AgentClient, kind: str) -> AgentEvent:
 
 
 def shims(home: AgentHome) -> list[int]:
-    """Pids of the processes that hold this home's shim sockets: found by the log directory that each has open."""
-    logs, found = str(home.paths.home / "node/logs"), []
+    """Pids of the processes that hold this home's shim sockets: found by the log directory that each has open.
+
+    By what it is, not by its name: in a root of their own they have it from a mount that is none of this namespace's.
+    """
+    logs, found = (home.paths.home / "node/logs").stat(), []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if entry.name.isdigit() and any(os.readlink(fd) == logs for fd in (entry / "fd").iterdir()):
+            if entry.name.isdigit() and any(_is_same(fd, logs) for fd in (entry / "fd").iterdir()):
                 found.append(int(entry.name))
     return found
+
+
+def _is_same(descriptor: Path, status: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(descriptor.stat(), status)
+    except OSError:  # closed meanwhile, or nothing that can be asked
+        return False

@@ -320,6 +320,7 @@ async def test_models_of_many_directories_keep_no_other_model_waiting(tmp_path: 
         here, _ = await asyncio.wait([small], timeout=3)
         for task in asking:
             task.cancel()
+        await asyncio.sleep(0.05)  # those that wait for a thread are told before there is one
         go.set()
         await small
         assert here, "it came while the others were being linked"
