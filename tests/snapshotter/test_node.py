@@ -71,7 +71,7 @@ async def test_the_first_start_is_cold_and_the_next_one_forks(home: AgentHome, c
     fork = await begin(client, home.launch())
 
     assert (cold.start_kind, fork.start_kind) == (StartKind.COLD, StartKind.FORK)
-    assert list(cold.phases_ms) == ["slot", "boot", "enter", "fork", "wake"]
+    assert [p for p in cold.phases_ms if p != "queue"] == ["slot", "boot", "enter", "fork", "wake"]  # a busy machine's boots wait
     assert list(fork.phases_ms) == ["fork", "wake"]
     assert cold.state is InstanceState.READY
     assert cold.pid != fork.pid
