@@ -29,7 +29,7 @@ SMALL_DISK_BYTES = 64 * 1024 * 1024
 @pytest.fixture(scope="module")
 def library() -> Iterator[Path]:
     """A file of the host that the app's functions map, as they map their libraries."""
-    directory = Path(tempfile.mkdtemp(prefix="pl", dir="/opt"))
+    directory = Path(tempfile.mkdtemp(prefix="pl", dir="/usr/local"))
     directory.chmod(0o755)
     file = directory / "library.so"
     file.write_bytes(b"one" * 4096)
