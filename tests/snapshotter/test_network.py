@@ -334,13 +334,14 @@ async def test_the_next_agent_keeps_living_networks_and_leaves_the_host_as_it_wa
     await left.aclose()
     assert name not in uplink.interfaces()
     if not uplink.interfaces():  # another agent on this machine may have some
-        assert forwarding() == before
+        assert forwarding() <= before, "it was on before where it is on: an agent of another test may have switched it off meanwhile"
         assert "pilotlight" not in await answer("nft", "list", "tables")
 
 
-def forwarding() -> dict[str, str]:
+def forwarding() -> set[str]:
+    """Interfaces of the host that forward."""
     devices = Path("/proc/sys/net/ipv4/conf").iterdir()
-    return {d.name: (d / "forwarding").read_text() for d in devices if not d.name.startswith("pl")}
+    return {d.name for d in devices if not d.name.startswith("pl") and (d / "forwarding").read_text() == "1\n"}
 
 
 def kill_spawner(nursery: Nursery) -> None:
