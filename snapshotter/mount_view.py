@@ -13,10 +13,9 @@ import stat
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from snapshotter.mount import mount
+from snapshotter.mount import BIND, NODEV, NOSUID, REC, SLAVE, mount
 
 _NEWNS = 0x00020000
-_NOSUID, _NODEV, _BIND, _REC, _SLAVE = 2, 4, 4096, 16384, 1 << 19
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -28,7 +27,7 @@ def enter(needed: Collection[Path], *, uid: int) -> None:
     if _libc.unshare(_NEWNS) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"unshare(CLONE_NEWNS): {os.strerror(code)}")
-    mount(None, "/", None, _REC | _SLAVE)
+    mount(None, "/", None, REC | SLAVE)
     every = sorted({*needed, *(path.resolve() for path in needed)}, key=lambda path: len(path.parts))
     with contextlib.ExitStack() as stack:
         held = [(path, _hold(path, stack)) for path in every]
@@ -54,13 +53,13 @@ def may_enter(status: os.stat_result, uid: int) -> bool:
 def _cover(closed: Path, held: Sequence[tuple[Path, int]]) -> None:
     if closed == Path("/"):
         raise OSError("/ is closed to other users")
-    mount("tmpfs", str(closed), "tmpfs", _NOSUID | _NODEV, "size=1m,mode=711")
+    mount("tmpfs", str(closed), "tmpfs", NOSUID | NODEV, "size=1m,mode=711")
     umask = os.umask(0o066)
     try:
         for path, descriptor in held:  # those with fewer parts first: what lies in one of them comes with it
             if closed in path.parents and not _is_there(path, descriptor):
                 path.mkdir(parents=True, exist_ok=True)
-                mount(f"/proc/self/fd/{descriptor}", str(path), None, _BIND | _REC)
+                mount(f"/proc/self/fd/{descriptor}", str(path), None, BIND | REC)
     finally:
         os.umask(umask)
 

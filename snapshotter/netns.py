@@ -11,10 +11,9 @@ import os
 import socket
 import struct
 
-from snapshotter.mount import mount
+from snapshotter.mount import BIND, mount
 
 _NEWNET = 0x40000000
-_MS_BIND = 4096
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 _IFREQ = struct.Struct("16sh22x")
 RESOLVER = "/etc/resolv.conf"
@@ -40,4 +39,4 @@ def use_name_servers(text: str, file: str) -> None:
     with open(file, "w") as f:
         f.write(text)
     os.chmod(file, 0o644)
-    mount(file, target, None, _MS_BIND)
+    mount(file, target, None, BIND)

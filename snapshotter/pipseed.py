@@ -12,12 +12,11 @@ import logging
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from snapshotter.interpreters import Interpreter
-from snapshotter.staging import expose, staged_in_thread
+from snapshotter.staging import expose, remove_tree, staged_in_thread, sweep
 from weight_cache.threads import finish_in_thread
 
 _log = logging.getLogger(__name__)
@@ -29,10 +28,11 @@ async def pip_of(interpreter: Interpreter, environ: Mapping[str, str]) -> Path |
     try:
         kept = _cache(environ) / f"pip-{_key(interpreter)}"
         if not kept.exists():
+            await asyncio.to_thread(sweep, kept.parent)
             async with staged_in_thread(kept) as temp:
                 await _make(interpreter, temp)
         return kept if _is_ours(kept) else None
-    except (OSError, TimeoutError, StopIteration) as e:
+    except (OSError, TimeoutError) as e:
         _log.info("pip.not_kept python=%s error=%s", interpreter.version, e)
         return None
 
@@ -43,33 +43,24 @@ def lend(pip: Path, to: Path) -> None:
 
 
 async def _make(interpreter: Interpreter, into: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=into.parent, prefix=".venv-") as scratch:
-        environ = {"PATH": os.defpath, "HOME": scratch, "LANG": "C.UTF-8"}
-        nothing = asyncio.subprocess.DEVNULL
-        child = await asyncio.create_subprocess_exec(
-            str(interpreter.executable),
-            "-I",
-            "-m",
-            "venv",
-            f"{scratch}/env",
-            cwd="/",
-            env=environ,
-            stdin=nothing,
-            stdout=nothing,
-            stderr=nothing,
-        )
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                status = await child.wait()
-        finally:
-            if child.returncode is None:
-                child.kill()
-                await child.wait()
-        if status != 0:
-            raise OSError(f"python -m venv exited with status {status}")
-        site = next(Path(scratch, "env").glob("lib/python*/site-packages"))
-        for found in (site / "pip", next(site.glob("pip-*.dist-info"))):
-            found.rename(into / found.name)
+    scratch = into / "venv"
+    command = (str(interpreter.executable), "-I", "-m", "venv", str(scratch))
+    environ = {"PATH": os.defpath, "HOME": str(into), "LANG": "C.UTF-8"}
+    nothing = asyncio.subprocess.DEVNULL
+    child = await asyncio.create_subprocess_exec(*command, cwd="/", env=environ, stdin=nothing, stdout=nothing, stderr=nothing)
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            status = await child.wait()
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    found = [*scratch.glob("lib/python*/site-packages/pip"), *scratch.glob("lib/python*/site-packages/pip-*.dist-info")]
+    if status != 0 or len(found) != 2:
+        raise OSError(f"python -m venv exited with status {status}, and made {len(found)} of pip's two directories")
+    for directory in found:
+        directory.rename(into / directory.name)
+    await finish_in_thread(remove_tree, scratch)
     await finish_in_thread(expose, into)
 
 

@@ -49,7 +49,6 @@ def prepare(at: str) -> None:
     _make_directory(f"{at}/proc")
     mount("proc", f"{at}/proc", "proc", NOSUID | NODEV | NOEXEC)
     _show(_MACHINE, at)
-    _make_directory(f"{at}/run")
     _make_directory(f"{at}/var")
     os.symlink("/run", f"{at}/var/run")
 

@@ -161,6 +161,8 @@ class StoreDirectory:
                     new.write(chunk)
                 new.flush()
                 os.fsync(new.fileno())
+                if not os.path.samestat(os.fstat(old.fileno()), source.stat()):
+                    raise FileNotFoundError(f"{source} was set aside while it was copied")
             self.reseal(fresh)
             fresh.replace(source)
         finally:

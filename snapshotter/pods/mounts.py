@@ -13,14 +13,13 @@ import stat
 from collections.abc import Sequence
 
 from snapshotter import tree
-from snapshotter.mount import mount
+from snapshotter.mount import BIND, NODEV, NOSUID, RDONLY, REMOUNT, mount
 
 _OPEN_TREE, _MOVE_MOUNT = 428, 429  # the same on every architecture (asm-generic/unistd.h)
 _AT_FDCWD = -100
 _CLONE, _CLOEXEC, _RECURSIVE = 1, os.O_CLOEXEC, 0x8000
 _EMPTY_PATH = 0x4
 """MOVE_MOUNT_F_EMPTY_PATH: what the descriptor itself is."""
-_BIND, _REMOUNT, _RDONLY, _NOSUID, _NODEV = 4096, 32, 1, 2, 4
 NAMESPACES = 0x00020000 | 0x08000000 | 0x04000000 | 0x40000000 | 0x20000000
 """Mount, IPC, UTS, network, and for the next child PID."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -43,7 +42,7 @@ def put(fd: int, target: str) -> None:
         _checked(_libc.syscall(_MOVE_MOUNT, fd, b"", _AT_FDCWD, target.encode(), _EMPTY_PATH), f"move_mount to {target}")
     finally:
         os.close(fd)
-    mount(None, target, None, _BIND | _REMOUNT | _RDONLY | _NOSUID | _NODEV)
+    mount(None, target, None, BIND | REMOUNT | RDONLY | NOSUID | NODEV)
 
 
 def enter(pidfd: int) -> None:
@@ -60,7 +59,7 @@ def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int) -> 
     """
     demand_places()
     options = f"size={writable_bytes}"
-    mount("tmpfs", "/run", "tmpfs", _NOSUID | _NODEV, f"{options},mode=755")
+    mount("tmpfs", "/run", "tmpfs", NOSUID | NODEV, f"{options},mode=755")
     for fd, name in held:
         put(fd, f"{tree.ROOT}/{name}")
     os.makedirs(tree.ROOT, exist_ok=True)
@@ -69,10 +68,10 @@ def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int) -> 
         os.chmod(f"{tree.ROOT}/{name}", mode)
     os.chown(f"{tree.ROOT}/work", uid, uid)
     os.symlink(f"{tree.ROOT}/tmp", "/run/lock")
-    mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV, f"{options},mode=1777")
+    mount("tmpfs", "/dev/shm", "tmpfs", NOSUID | NODEV, f"{options},mode=1777")
     for shared in ("/tmp", "/var/tmp"):
         if os.path.isdir(shared):
-            mount(f"{tree.ROOT}/tmp", shared, None, _BIND)
+            mount(f"{tree.ROOT}/tmp", shared, None, BIND)
 
 
 def demand_places(root: str = "/") -> None:

@@ -51,9 +51,10 @@ async def test_it_is_made_once_and_works_in_an_environment_that_it_is_copied_int
 
 async def test_where_it_cannot_be_made_or_kept_there_is_none(tmp_path: Path, environ: dict[str, str]) -> None:
     false = tmp_path / "python3"
-    false.write_text("#!/bin/sh\nexit 3\n")
-    false.chmod(0o755)
-    assert await pip_of(replace(own_interpreter(), executable=false), environ) is None
+    for script in ("exit 3", 'mkdir -p "$4/lib/python3.11/site-packages"'):  # none is made; one without pip is
+        false.write_text(f"#!/bin/sh\n{script}\n")
+        false.chmod(0o755)
+        assert await pip_of(replace(own_interpreter(), executable=false), environ) is None
     (tmp_path / "file").write_text("")
     assert await pip_of(own_interpreter(), {"XDG_CACHE_HOME": str(tmp_path / "file")}) is None
 
