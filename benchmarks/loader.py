@@ -107,7 +107,7 @@ def cuda_ours(order: Order) -> Times:
         tensors = weights.load(Path(order["file"]), device=GPU, pool=pool)
         torch.cuda.synchronize()
         elapsed = time.perf_counter() - began
-    return {"loaded_s": elapsed, "tensors": float(len(tensors)), "pinned": float(pool.is_pinned)}
+        return {"loaded_s": elapsed, "tensors": float(len(tensors)), "pinned": float(pool.is_pinned)}
 
 
 def cuda_load_file(order: Order) -> Times:

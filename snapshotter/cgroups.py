@@ -22,6 +22,8 @@ from typing import Any, Self
 from snapshotter import priority
 
 _CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
+_UNIFIED = ("memory", "pids", "cpu")
+"""The same in v2, where `cpu` counts as well."""
 MAX_PIDS = 4096
 """Processes and threads of one instance: some hundred are normal for numeric libraries, a fork bomb is not."""
 _REMOVE_ATTEMPTS = 50
@@ -160,25 +162,16 @@ class Cgroups:
         if not places:
             return cls(bases={}, version=0, why_not="no cgroup hierarchy is mounted")
         version = 2 if "unified" in places and "memory" not in places else 1
-        wanted = {c: p for c, p in places.items() if c in _CONTROLLERS}
+        wanted = {c: own for c, (own, _) in places.items() if c in _CONTROLLERS}
         if version == 2:
-            wanted = dict.fromkeys(("memory", "pids", "cpu"), places["unified"])
-        bases: dict[str, Path] = {}
-        problems = []
-        for controller, parent in wanted.items():
-            try:
-                if version == 2:
-                    _delegate(parent, controller)
-                base = parent / name
-                base.mkdir(exist_ok=True)
-                base.chmod(0o711)  # names of instances are not for everybody
-                if version == 2:
-                    _delegate(base, controller)
-                if controller == "cpu":
-                    (base / priority.FILE[version]).write_text(priority.weight(version, len(os.sched_getaffinity(0))))
-                bases[controller] = base
-            except OSError as e:
-                problems.append(f"{controller}: {e.strerror} ({parent})")
+            own, top = places["unified"]
+            bases, problems = _bases(dict.fromkeys(_UNIFIED, own), name, version)
+            if "memory" not in bases and top != own:
+                # A group with processes in it, as a session's or a service's is, hands no controllers on; the hierarchy's root does.
+                bases, at_top = _bases(dict.fromkeys(_UNIFIED, top), name, version)
+                problems += at_top
+        else:
+            bases, problems = _bases(wanted, name, version)
         return cls(
             bases=bases,
             version=version,
@@ -228,8 +221,28 @@ class Cgroups:
             _remove(base)
 
 
-def _places(proc: Path) -> dict[str, Path]:
-    """Controller (`unified` for v2) → our own group's directory, from mountinfo and cgroup (proc(5))."""
+def _bases(parents: Mapping[str, Path], name: str, version: int) -> tuple[dict[str, Path], list[str]]:
+    """Controller → the base of that name below the parent; and why there is none for some."""
+    bases, problems = {}, []
+    for controller, parent in parents.items():
+        try:
+            if version == 2:
+                _delegate(parent, controller)
+            base = parent / name
+            base.mkdir(exist_ok=True)
+            base.chmod(0o711)  # names of instances are not for everybody
+            if version == 2:
+                _delegate(base, controller)
+            if controller == "cpu":
+                (base / priority.FILE[version]).write_text(priority.weight(version, len(os.sched_getaffinity(0))))
+            bases[controller] = base
+        except OSError as e:
+            problems.append(f"{controller}: {e.strerror} ({parent})")
+    return bases, problems
+
+
+def _places(proc: Path) -> dict[str, tuple[Path, Path]]:
+    """Controller (`unified` for v2) → our own group's directory and the hierarchy's root, from mountinfo and cgroup (proc(5))."""
     own = {}
     try:
         for line in (proc / "cgroup").read_text().splitlines():
@@ -245,7 +258,8 @@ def _places(proc: Path) -> dict[str, Path]:
         kind, _, options = right.split(" ", 2)
         for name in ["unified"] if kind == "cgroup2" else options.split(",") if kind == "cgroup" else []:
             if name in own:
-                places[name] = Path(point) / os.path.relpath(own[name], root) if own[name].startswith(root) else Path(point)
+                top = Path(point)
+                places[name] = (top / os.path.relpath(own[name], root) if own[name].startswith(root) else top, top)
     return places
 
 

@@ -19,7 +19,7 @@ import os
 import stat
 
 from snapshotter import isolation
-from snapshotter.mount import BIND, NODEV, NOEXEC, NOSUID, RDONLY, REMOUNT, mount
+from snapshotter.mount import BIND, NODEV, NOEXEC, NOSUID, RDONLY, REMOUNT, bind_tree, mount
 
 _PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 _ETC = frozenset(
@@ -133,6 +133,9 @@ def _bind(source: str, target: str, *, is_directory: bool, read_only: bool = Tru
         _make_directory(target)
     else:
         os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444))
+    if is_directory and read_only:  # with what is mounted below it: containers get their GPU's libraries as mounts in /usr/lib
+        bind_tree(source, target, RDONLY | NOSUID | NODEV)
+        return
     mount(source, target, None, BIND)
     if read_only:
         mount(None, target, None, BIND | REMOUNT | RDONLY | NOSUID | NODEV)

@@ -4,7 +4,8 @@ The node agent decides what fits, because it alone knows all claims. Until it re
 FairQueue, whose costs are bytes, and go on as room becomes free: what the agent said is unclaimed, less what was let through since, plus
 what has left. `reclaim` says which instances make room. As what others on the node do is not seen here, the first in line asks the agent
 again every RETRY_S. A refusal of what waiting cannot change (a node for other tenants, more than the node has) is no matter of waiting.
-Where GPUs are lacking, idle instances that hold some are given up; where there are none, the refusal stands.
+Where GPUs are lacking, idle instances that hold some are given up. A start waits while GPUs are on their way: of instances that end, or
+claimed by what does not take calls (a start, a proof); where instances that work have them all, the refusal stands.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Capacity:
         detail = refusal.detail
         if detail.get("resource") == "gpu" and not ask.is_needed():
             raise NotNeeded  # nobody's instance is given up for it
-        if detail.get("resource") == "gpu" and self._give_up_gpus(ask, detail):
+        if detail.get("resource") == "gpu" and (self._give_up_gpus(ask, detail) or self._has_others(detail)):
             ask.obstacle = answer
             await asyncio.sleep(self.gpu_pause_s)  # nothing tells when a GPU's memory is free: the node is asked again
             ask.obstacle = None
@@ -210,6 +211,10 @@ class Capacity:
             log.info("instance given up for its GPU instance=%s of=%s for=%s", victim.id, victim.tenant, ask.tenant)
             self.estate.give_up(victim.id)
         return bool(chosen)
+
+    def _has_others(self, detail: Mapping[str, Any]) -> bool:
+        """Whether the node counts more GPUs as claimed than the instances here that take calls have."""
+        return int(detail.get("claimed", 0)) > sum(tenure.gpus for tenure in self.estate.tenures())
 
     def _need(self, ask: Ask, promised: Counter[str]) -> Need:
         leaving_soon = sum(self._held.get(name, ("", 0))[1] for name, is_idle in self._leaving.items() if is_idle)

@@ -81,6 +81,10 @@ class Footprint:
     gpu_count: int = 0
 
 
+GPU_S = {
+    "H200": "0.001261", "H100": "0.001097", "A100": "0.000583", "L40S": "0.000542", "A10": "0.000306", "L4": "0.000222", "T4": "0.000164",
+}  # fmt: skip
+"""Of a second of one GPU, unless platform.yaml says otherwise. A type without a price cannot be asked for."""
 ONE_CORE = Footprint(cpu=1.0, memory_bytes=0)
 """Of CPU and BUILD records, whose time is CPU time: one second of it is one core's."""
 
@@ -155,11 +159,11 @@ class PriceSettings:
             `others`, and what it does not say is as here.
     """
 
-    version: str = "2026-11"
+    version: str = "2026-11-26"
     currency: str = "USD"
     cpu_core_s: str = "0.0000131"
     memory_gib_s: str = "0.00000222"
-    gpu_s: Mapping[str, str] = field(default_factory=dict)
+    gpu_s: Mapping[str, str] = field(default_factory=lambda: dict(GPU_S))
     request: str = "0"
     token_in: str = "0"
     token_out: str = "0"

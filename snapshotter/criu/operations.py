@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -151,7 +152,7 @@ async def _criu(
     stdio: bool = False,
 ) -> AsyncIterator[tuple[CriuRun, Swrk]]:
     """A CRIU that waits for one request; gone, with everything of it closed, at the end."""
-    runs.forget(work, log, f"stats-{operation}")
+    runs.forget(work, log, f"stats-{operation}", runs.PRINTED)
     # Options before the command set the work directory; a file in /etc/criu must not change what we do.
     argv = [str(criu.binary), "--no-default-config", "--work-dir", runs.WORK, "swrk", str(SOCKET_FD)]
     fds = runs.duplicates(images, work)
@@ -159,6 +160,7 @@ async def _criu(
     try:
         if run.socket is None:
             raise CriuGone(operation, "it was started without a socket")
-        yield run, Swrk(run.socket, messages=criu.messages, exited=run.exited, log=lambda: runs.read_log(work, log))
+        said = functools.partial(runs.said, work, log)
+        yield run, Swrk(run.socket, messages=criu.messages, exited=run.exited, log=said)
     finally:
         await runs.end(run)

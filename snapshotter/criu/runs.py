@@ -20,6 +20,8 @@ from snapshotter.criu.descriptors import FIRST_FD
 from snapshotter.criu.messages import Messages
 
 IMAGES, WORK = f"/proc/self/fd/{FIRST_FD}", f"/proc/self/fd/{FIRST_FD + 1}"
+PRINTED = "criu.err"
+"""In the work directory, what CRIU prints: before it has read the request it has no log yet."""
 _LOG_BYTES = 256 * 1024
 """How much of a log is looked at, from its end."""
 _DEATH_S = 5.0
@@ -125,6 +127,11 @@ def read_log(work: int, name: str) -> bytes:
         size = f.seek(0, os.SEEK_END)
         f.seek(max(0, size - _LOG_BYTES))
         return f.read()
+
+
+def said(work: int, name: str) -> bytes:
+    """The end of a log; where there is none, of what was printed: a request that cannot be read comes before the log."""
+    return read_log(work, name) or read_log(work, PRINTED)
 
 
 async def wait_readable(fd: int) -> None:

@@ -1,6 +1,7 @@
 """What a process holds of NVIDIA's devices, and what the node has of them: proc(5) and the driver's own files below /proc/driver/nvidia.
 
-An ordinary CUDA context keeps `/dev/nvidia-uvm` open without mapping it; a *mapping* of it is managed memory (cudaMallocManaged).
+An ordinary CUDA context maps 2 MiB of `/dev/nvidia-uvm` and opens `/dev/nvidia-caps/nvidia-cap1` and `…2`, which configure and watch MIG
+(seen with driver 580 on an H200); managed memory (cudaMallocManaged) is what is mapped beyond, a MIG instance a capability of its own.
 CUDA IPC shows as a mapping of `/dev/shm/cuda.shm.*`. Once a process is checkpointed, nothing of all that is left.
 """
 
@@ -15,7 +16,9 @@ from pathlib import Path
 _PROC = Path("/proc")
 _DEVICE = "/dev/nvidia"
 _UVM = "/dev/nvidia-uvm"
-_MIG_CAPABILITIES = "/dev/nvidia-caps/"
+_CONTEXT_UVM_BYTES = 2 * 2**20
+_CAPABILITY = "/dev/nvidia-caps/nvidia-cap"
+_CAPABILITY_MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)", re.MULTILINE)
 _IPC = "/dev/shm/cuda.shm."
 _GONE = " (deleted)"
 _RELEASE = re.compile(r"\b(\d{3,})\.\d+(?:\.\d+)?\b")
@@ -35,12 +38,18 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaNode:
-    """What this machine has; `release` is the first number of the display driver's version, None without a driver."""
+    """What this machine has.
+
+    Attributes:
+        release: the first number of the display driver's `version`; None without a driver.
+        mig_instances: numbers of the device files (`/dev/nvidia-caps/nvidia-cap…`) that open MIG instances.
+    """
 
     release: int | None
     version: str
     gpus: tuple[Gpu, ...]
     mps: bool
+    mig_instances: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +79,14 @@ class Holdings:
 
     @property
     def managed_bytes(self) -> int:
-        """Bytes of managed memory."""
-        return sum(size for path, size in self.mapped if path == _UVM)
+        """Bytes of managed memory, by all that can be seen: what is mapped beyond a context's own."""
+        return max(0, sum(size for path, size in self.mapped if path == _UVM) - _CONTEXT_UVM_BYTES)
 
     @property
-    def has_mig(self) -> bool:
-        """Whether it opened a MIG instance."""
-        return any(p.startswith(_MIG_CAPABILITIES) for p in self.devices)
+    def capabilities(self) -> frozenset[int]:
+        """Numbers of the capability devices that it opened."""
+        numbers = (p.removeprefix(_CAPABILITY) for p in self.devices)
+        return frozenset(int(number) for number in numbers if number.isdigit())
 
     @property
     def has_ipc(self) -> bool:
@@ -100,7 +110,7 @@ def cuda_node(*, proc: Path = _PROC) -> CudaNode:
     driver = proc / "driver" / "nvidia"
     version = _version(driver)
     release = int(version.split(".")[0]) if version else None
-    return CudaNode(release=release, version=version, gpus=tuple(_gpus(driver)), mps=_mps(proc))
+    return CudaNode(release=release, version=version, gpus=tuple(_gpus(driver)), mps=_mps(proc), mig_instances=_mig_instances(driver))
 
 
 def _is_device(path: str) -> bool:
@@ -145,6 +155,12 @@ def _gpus(driver: Path) -> Iterator[Gpu]:
         if minor.isdigit() and uuid:
             cut_up = any((driver / "capabilities" / f"gpu{minor}" / "mig").glob("gi*"))
             yield Gpu(uuid=uuid, name=said.get("Model", ""), minor=int(minor), mig=cut_up)
+
+
+def _mig_instances(driver: Path) -> frozenset[int]:
+    """Of `capabilities/gpu0/mig/gi1/access` and the compute instances below it."""
+    texts = (access.read_text() for access in (driver / "capabilities").glob("gpu*/mig/gi*/**/access"))
+    return frozenset(int(found.group(1)) for text in texts if (found := _CAPABILITY_MINOR.search(text)))
 
 
 def _mps(proc: Path) -> bool:

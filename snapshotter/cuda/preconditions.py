@@ -1,8 +1,9 @@
 """What the driver cannot checkpoint, found before the process is touched: pure decisions over what `holdings` read.
 
 Sources: README of cuda-checkpoint (no managed memory; CUDA IPC from 610 on; a failure inside the driver may leave the process broken,
-so asking first is the only safe way), README of CRIU's CUDA plugin (no MIG, no MPS). One GPU only is our own limit: across several,
-a restore can hang in NCCL.
+so asking first is the safe way), README of CRIU's CUDA plugin (no MIG, no MPS). One GPU only is our own limit: across several,
+a restore can hang in NCCL. Managed memory alone is found afterwards: every context maps some, how much is the driver's affair, and
+the driver refuses it cleanly (580: the process stays locked, and unlocks).
 """
 
 from __future__ import annotations
@@ -50,12 +51,8 @@ def _of_tree(held: Sequence[Holdings]) -> Iterator[Refusal]:
 
 def _of_process(held: Holdings, node: CudaNode) -> Iterator[Refusal]:
     who = f"process {held.pid}"
-    if held.managed_bytes:
-        size = f"{held.managed_bytes / 2**20:.0f} MiB"
-        message = f"{who} uses {size} of managed memory (UVM), which the driver cannot checkpoint: allocate with cudaMalloc{_OR_NOT}"
-        yield _refusal("uvm", size, message)
     cut_up = [g for g in node.gpus if g.mig and g.minor in held.minors]
-    if held.has_mig or cut_up:
+    if cut_up or held.capabilities & node.mig_instances:
         gpu = cut_up[0].uuid if cut_up else "a MIG instance"
         message = (
             f"{who} runs on {gpu}, which is partitioned (MIG) and cannot be checkpointed: use a whole GPU (nvidia-smi -mig 0){_OR_NOT}"
@@ -72,6 +69,13 @@ def without_context(pid: int, devices: Sequence[str]) -> Refusal:
     names = ", ".join(devices)
     way_out = "close it before the snapshot (nvmlShutdown), or open it with snap=False"
     return _refusal("device", names, f"process {pid} holds {names} without a CUDA context (NVML, a graphics library): {way_out}")
+
+
+def managed_memory(held: Holdings) -> Refusal:
+    """A process that the driver refused, and that maps more of `/dev/nvidia-uvm` than a context does."""
+    size = f"{held.managed_bytes / 2**20:.0f} MiB"
+    why = f"process {held.pid} uses {size} of managed memory (UVM), which the driver cannot checkpoint"
+    return _refusal("uvm", size, f"{why}: allocate with cudaMalloc{_OR_NOT}")
 
 
 def left_over(pid: int, what: Sequence[str]) -> Refusal:

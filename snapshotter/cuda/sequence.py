@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from snapshotter.cuda.devices import Suspension
 from snapshotter.cuda.driver import CudaDriver, Deadlines
-from snapshotter.cuda.errors import CudaFailed, CudaLost, CudaRefused, DriverFailed
+from snapshotter.cuda.errors import CudaFailed, CudaLost, CudaRefused, DriverFailed, Refusal
 from snapshotter.cuda.machine import Machine, Victim
-from snapshotter.cuda.preconditions import gpu_in_use, left_over, refusals, unlisted, without_context
+from snapshotter.cuda.preconditions import gpu_in_use, left_over, managed_memory, refusals, unlisted, without_context
 from snapshotter.cuda.remap import DeviceRecord, gpu_mapping, record_of
 from snapshotter.cuda.states import CudaState, Step, way_back
 
@@ -62,6 +62,8 @@ class CudaDevices:
             suspension.phases_ms["cuda_checkpoint"] = watch.lap_ms()
         except _Stumble as e:
             edges = await self._lead_back(suspension, e)
+            if managed := self._managed(suspension, e):
+                raise CudaRefused(managed) from e
             raise _failed(e, edges) from e
         except CudaRefused:
             await self._lead_back(suspension, _Stumble(Step.RELEASE, suspension.first_pid, "a device is still held"))
@@ -126,6 +128,16 @@ class CudaDevices:
             raise CudaRefused([unlisted(held)])
         record = record_of(node, gpu, len(contexts))
         return Suspension(victims=victims, cuda_pids=[h.pid for h in contexts], record=record)
+
+    def _managed(self, suspension: Suspension, stumble: _Stumble) -> list[Refusal]:
+        """Why the driver said no to a checkpoint, where managed memory can be seen: it says no more than that it cannot."""
+        if stumble.step is not Step.CHECKPOINT or not isinstance(stumble.__cause__, DriverFailed):
+            return []
+        try:
+            held = [self._machine.holdings(pid) for pid in suspension.cuda_pids]
+        except OSError:
+            return []
+        return [managed_memory(h) for h in held if h.managed_bytes]
 
     async def _lock(self, pid: int) -> None:
         limit = self._deadlines.lock_s

@@ -17,7 +17,7 @@ from snapshotter import processes
 from snapshotter.ends import Ends
 from snapshotter.housing import Housekeeper, Phase
 from snapshotter.slots import BootFailed, SlotLost
-from snapshotter.snapshots.restores import RestoreFailed, Restores
+from snapshotter.snapshots.restores import RESTORE_PHASES, RestoreFailed, Restores
 from snapshotter.snapshots.stored import Snapshot
 from snapshotter.types import LaunchSpec
 
@@ -131,5 +131,5 @@ class Proofs:
         if not proved.ok:
             error = proved.error or {}
             raise ProofFailed(f"its example was answered differently: {error.get('type')}: {error.get('message')}")
-        restore_ms = housing.boot_ms["restore"] + housing.boot_ms["revive"]
+        restore_ms = sum(ms for phase, ms in housing.boot_ms.items() if phase in RESTORE_PHASES)
         return Measured(restore_ms=restore_ms, answer_ms=restore_ms + first_ms, waited_ms=waited_ms)

@@ -37,6 +37,8 @@ from snapshotter.types import LaunchSpec
 _log = logging.getLogger(__name__)
 LAUNCH, DEVICES = "launch", "devices"
 """Keys of a manifest's `point` that are the agent's own: what was launched, and what its processes held on a GPU."""
+RESTORE_PHASES = frozenset({"restore", "cuda_restore", "cuda_unlock", "revive"})
+"""What a restore itself takes, one after the other; reading ahead goes on beside it."""
 
 
 class RestoreFailed(Exception):
@@ -111,14 +113,17 @@ class Restores:
                     self._errands.run(self._watch(restored.lazy, housing, snapshot), f"pages of {slot.id}")
             if tiles.has_tiles():
                 await asyncio.to_thread(_grant_tiles, slot.shim_pid, restored.pid)
+            gpu: Mapping[str, float] = {}
             if record.processes:
                 pids = processes.tree(processes.inside(slot.shim_pid, restored.pid))
-                housing.boot_ms = {**housing.boot_ms, **await devices.after_restore(pids, record)}
+                gpu = await devices.after_restore(pids, record)
+            whole_at = time.perf_counter()
             await slot.revive(restored.pid, _point(manifest.point), deadline_s)
         except BaseException:
             ahead.stop()
             raise
-        phases = {"prefetch": ahead.ms(), "restore": _ms(began, restored_at), "revive": _ms(restored_at, time.perf_counter())}
+        revive_ms = _ms(whole_at, time.perf_counter())
+        phases = {"prefetch": ahead.ms(), "restore": _ms(began, restored_at), **gpu, "revive": revive_ms}
         housing.boot_ms = {**housing.boot_ms, **phases}
         housing.snapshot, housing.whole = snapshot.id, manifest.in_place
 

@@ -6,6 +6,7 @@ executable that can be run as `criu`; its behaviour is one of `SCRIPTS`, chosen 
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -101,6 +102,13 @@ def _refuse(talk: Talk) -> None:
     talk.answer(success=False, errno=3, error="rlimit: Can't setup RLIMIT_NOFILE for self")
 
 
+def _refuse_the_request(talk: Talk) -> None:
+    fd = os.open("criu.err", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600, dir_fd=WORK_FD)  # as the shim gives it as standard error
+    os.write(fd, b"Error (criu/cr-service.c:414): Can't open images directory: Permission denied\n")
+    os.close(fd)
+    talk.answer(success=False, errno=errno.EBADRQC)
+
+
 def _hang(_: Talk) -> None:
     signal.pause()
 
@@ -140,6 +148,7 @@ def _wrong_kind(talk: Talk) -> None:
 SCRIPTS: dict[str, Callable[[Talk], None]] = {
     "good": _good,
     "refuse": _refuse,
+    "refuse_the_request": _refuse_the_request,
     "hang": _hang,
     "hang_at_notify": _hang_at_notify,
     "die": _die,

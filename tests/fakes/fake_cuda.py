@@ -20,6 +20,11 @@ GPU_B = Gpu(uuid="GPU-bbbbbbbb-0000-0000-0000-000000000000", name="Fake 80GB", m
 NODE = CudaNode(release=580, version="580.65.06", gpus=(GPU_A,), mps=False)
 
 
+CONTEXT_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2")
+CONTEXT_MAPPINGS = (("/dev/nvidia0", 2**21), ("/dev/nvidiactl", 2**21), ("/dev/nvidia-uvm", 2**21))
+"""What every process with CUDA holds, as driver 580 was seen to make it on an H200."""
+
+
 class Fault(enum.Enum):
     """What goes wrong with one call."""
 
@@ -38,9 +43,9 @@ class FakeProcess:
     pid: int
     cuda: bool = True
     state: CudaState = CudaState.RUNNING
-    devices: tuple[str, ...] = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0")
+    devices: tuple[str, ...] = CONTEXT_DEVICES
     clings_to: tuple[str, ...] = ()
-    mapped: tuple[tuple[str, int], ...] = (("/dev/nvidia0", 2**21),)
+    mapped: tuple[tuple[str, int], ...] = CONTEXT_MAPPINGS
     alive: bool = True
     killed: bool = False
     history: list[str] = field(default_factory=list)
@@ -144,6 +149,8 @@ class FakeCuda:
         wanted = TRANSITIONS.get((process.state, action)) if process.cuda else None
         if wanted is None:
             raise DriverFailed(action, pid, f"not in state {process.state}")
+        if action is Action.CHECKPOINT and self.holdings(pid).managed_bytes:
+            raise DriverFailed(action, pid, "CUDA checkpointing is not supported by the installed NVIDIA driver")
         process.state = wanted
         process.history.append(action.value)
 

@@ -68,6 +68,18 @@ def test_v2_delegates_controllers_and_has_one_directory(tmp_path: Path) -> None:
     assert (group.oom_kills(), group.cpu_ns(), group.memory_bytes()) == (1, 5000, 77)
 
 
+def test_v2_goes_to_the_root_where_its_own_group_has_processes_and_hands_nothing_on(tmp_path: Path) -> None:
+    (tmp_path / "unified/session/cgroup.subtree_control").mkdir(parents=True)  # cannot be written: the kernel says EBUSY
+    proc = make_proc(tmp_path, V2, "0::/session\n")
+    cgroups = Cgroups.find(Path("/run/x"), proc=proc)
+    assert cgroups.limits_memory
+    assert cgroups.why_not is None
+    assert {base.parent for base in cgroups.bases.values()} == {tmp_path / "unified"}
+    (tmp_path / "unified/cgroup.subtree_control").unlink()
+    (tmp_path / "unified/cgroup.subtree_control").mkdir()
+    assert str(Cgroups.find(Path("/run/x"), proc=proc).why_not).count("memory: ") == 2
+
+
 def test_a_v1_group_counts_its_kills(tmp_path: Path) -> None:
     (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
     assert Group(directories={"memory": tmp_path}, version=1).oom_kills() == 3

@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,10 @@ async def client(home: AgentHome) -> AsyncIterator[AgentClient]:
         yield client
 
 
+GPU_MS = 400.0
+"""How long `Diary` takes to put a tree back onto its GPU."""
+
+
 class Diary:
     """Devices that write down when they are asked, and have a tree with one process on a GPU."""
 
@@ -73,7 +78,8 @@ class Diary:
     async def after_restore(self, pids: Sequence[int], record: DeviceRecord, *, target: str | None = None) -> Mapping[str, float]:
         """See Devices."""
         self.lines.append("after restore")
-        return {"cuda_restore": 1.0}
+        await asyncio.sleep(GPU_MS / 1000)
+        return {"cuda_restore": GPU_MS}
 
 
 def function(home: AgentHome, *, memory_bytes: int = 512 * MIB, engine: str = "vllm", gpu: str | None = None, **env: str) -> LaunchSpec:
@@ -300,10 +306,14 @@ async def test_on_a_gpu_an_engine_sleeps_before_the_checkpoint_and_wakes_after_i
     diary = Diary()
     async with home.agent(snapshots=True, devices=diary, gpus=("NVIDIA H100 80GB HBM3",)), home.client() as client:
         launch = function(home, gpu="H100")
-        await client.checkpoint(launch)
+        made = await client.checkpoint(launch)
         proofs = diary.lines.count("after restore")
+        began = time.monotonic()
         restored = await start(client, launch)
+        took_ms = 1000 * (time.monotonic() - began)
 
+        assert made.restore_ms >= GPU_MS  # what a later start is expected to take
+        assert GPU_MS <= sum(ms for phase, ms in restored.phases_ms.items() if phase != "prefetch") <= took_ms
         assert diary.lines == ["before dump"] + ["after restore"] * (proofs + 1)
         assert restored.start_kind is StartKind.RESTORE
         assert await asyncio.to_thread(read, restored.socket, "/sleeps") == ["sleep 2", "wake weights", "reload_weights", "wake kv_cache"]

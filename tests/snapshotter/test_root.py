@@ -33,6 +33,8 @@ nodes = {name: os.stat(f"/dev/{name}").st_rdev for name in ("null", "zero", "ful
 mount.mount("tmpfs", "/dev", "tmpfs", 0, "size=64k")
 for name, number in {**nodes, "nvidia0": nodes["null"], "nvidiactl": nodes["null"], "sda": nodes["null"]}.items():
     os.mknod(f"/dev/{name}", 0o20666, number)
+mount.mount("tmpfs", "/usr/local/share", "tmpfs", 0, "size=64k")
+open("/usr/local/share/libcuda.so.1", "w").close()
 held = os.open("/etc/debian_version" if os.path.exists("/etc/debian_version") else "/etc/passwd", os.O_RDONLY)
 at = tree.prepare(directory)
 tree.build(at, [(code, "code")], uid=uid, writable_bytes=1024**2, gpu=gpu)
@@ -40,11 +42,13 @@ work = os.stat(f"{tree.ROOT}/work")
 print(json.dumps({
     **{name: sorted(os.listdir(path)) for name, path in (("root", "/"), ("dev", "/dev"), ("sys", "/sys"), ("etc", "/etc"))},
     "machine": sorted(os.listdir("/sys/devices/system")), "users": open("/etc/passwd").read(), "code": os.listdir(f"{tree.ROOT}/code"),
-    "refused": {path: refused(path) for path in ("/x", "/etc/x", "/usr/x", "/dev/x", f"{tree.ROOT}/code/x", "/sys/x")},
+    "refused": {
+        path: refused(path) for path in ("/x", "/etc/x", "/usr/x", "/usr/local/share/x", "/dev/x", f"{tree.ROOT}/code/x", "/sys/x")
+    },
     "made": {path: refused(path) for path in ("/tmp/x", "/var/tmp/y", "/run/x", "/dev/shm/x", f"{tree.ROOT}/work/x")},
     "shared": sorted(os.listdir("/tmp")), "work": [work.st_uid, work.st_mode & 0o777], "held": bool(os.read(held, 1)),
     "zero": list(open("/dev/zero", "rb").read(2)), "mounts": [line.split()[4] for line in open("/proc/self/mountinfo")],
-    "shell": os.system("/bin/sh -c true"), "terminals": os.ttyname(os.openpty()[1]),
+    "below": os.listdir("/usr/local/share"), "shell": os.system("/bin/sh -c true"), "terminals": os.ttyname(os.openpty()[1]),
 }))
 """
 
@@ -81,6 +85,7 @@ def test_of_the_host_there_are_programs_libraries_and_public_settings(code: Path
     assert seen["dev"] == [
         "fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero",
     ]  # fmt: skip
+    assert seen["below"] == ["libcuda.so.1"]
     assert seen["sys"] == ["devices"]
     assert "cpu" in seen["machine"]
     assert {"group", "hosts", "nsswitch.conf", "passwd", "ssl"} <= set(seen["etc"])

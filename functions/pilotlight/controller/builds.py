@@ -106,7 +106,7 @@ class BuildBill:
 
     def _write(self, owed_ns: int, charged_ns: int) -> None:
         with self._store.write() as write:
-            rates = prices.of_tenants(write.sql, self._config).get(self._caller.tenant, self._config.prices.rates())
+            rates = prices.of_tenant(write.sql, self._config, self._caller.tenant)
             intake.take(write, [self._record(rates, owed_ns, charged_ns, now=write.now).to_json()])
 
     def _record(self, rates: Rates, owed_ns: int, charged_ns: int, *, now: float) -> UsageRecord:

@@ -50,6 +50,11 @@ def of_tenants(sql: sa.Connection, config: ControllerConfig) -> Mapping[str, Rat
     return {tenant: own if version is None else lists.get(version, own) for tenant, version in versions.items()}
 
 
+def of_tenant(sql: sa.Connection, config: ControllerConfig, tenant: str) -> Rates:
+    """The list in force for one tenant, by its id."""
+    return of_tenants(sql, config).get(tenant, config.prices.rates())
+
+
 def used(sql: sa.Connection, *, tenant: str) -> set[str]:
     """Versions that priced a record of this tenant."""
     table = tables.usage_days

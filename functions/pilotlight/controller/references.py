@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from pilotlight.controller import blobs, images, schedules, schemas, tables, tenants
 from pilotlight.controller.access import Principal
 from pilotlight.errors import InvalidInput, TooLarge
+from pilotlight.pricing import Rates
 from pilotlight.spec import PUBLIC, FunctionSpec, canonical_json, from_json, to_json
 from pilotlight.types import check_name
 from snapshotter.engines import check_environment_name
@@ -86,6 +87,20 @@ def check_rungs(caller: Principal, *, app: str, specs: Sequence[FunctionSpec]) -
             if name:
                 place, _, function = name.rpartition("/")
                 caller.demand_function(place or app, function)
+
+
+def check_prices(specs: Sequence[FunctionSpec], rates: Rates) -> None:
+    """Raise InvalidInput for the first GPU type without a price: no call of such a function could be billed, so none is let through."""
+    for spec in specs:
+        for gpu in spec.resources.gpu:
+            if gpu not in rates.gpu_s:
+                there = ", ".join(sorted(rates.gpu_s)) or "none"
+                raise InvalidInput(
+                    f"function {spec.name!r}: gpu = {gpu!r} has no price in list {rates.version!r}, which has {there}: "
+                    f"ask for one of these, or let the operator add prices.gpu_s.{gpu} to platform.yaml",
+                    function=spec.name,
+                    parameter="gpu",
+                )
 
 
 def check_access(sql: sa.Connection, specs: Sequence[FunctionSpec]) -> None:

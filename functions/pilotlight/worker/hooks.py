@@ -94,6 +94,9 @@ def drop_caches() -> None:
     stop_helpers()
     linecache.clearcache()
     gc.collect()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # a checkpoint copies all that the process has of the GPU, what torch keeps for later included
     _trim()
     gc.freeze()
 

@@ -28,6 +28,8 @@ MAX_NAMED = 20
 _ANONYMOUS = frozenset({"eventfd", "eventpoll", "inotify", "signalfd", "timerfd", "pidfd", "fanotify"})
 """Anonymous inodes that CRIU takes; it says of all others that they are unsupported."""
 _HARMLESS = frozenset({"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"})
+_GPU = "/dev/nvidia"
+"""The agent takes a process off these itself before the dump, and says what it cannot (`snapshotter/cuda`)."""
 _SHARED_MEMORY = ("/dev/shm/", "/dev/zero (deleted)", "/memfd:", "/SYSV", "/dev/hugepages/")
 _WAY_OUT = "or open it in @enter(snap=False)"
 
@@ -131,8 +133,8 @@ class Scene:
     def _of_link(self, pid: int, fd: int, link: str, owner: str) -> Iterator[Obstacle]:
         if link.startswith("anon_inode:"):
             yield from _of_anonymous(link.removeprefix("anon_inode:").strip("[]"), fd, owner)
-        elif link.startswith("/dev/") and link not in _HARMLESS and not link.startswith(_SHARED_MEMORY):
-            yield _device(link, fd, owner)
+        elif link.startswith("/dev/") and not link.startswith(_SHARED_MEMORY):
+            yield from _of_device(link, fd, owner)
         elif link.startswith("/") and not link.startswith(_SHARED_MEMORY):
             yield from self._of_file(pid, fd, link, owner)
 
@@ -215,8 +217,8 @@ def _of_maps(pid: int, owner: str) -> Iterator[Obstacle]:
                 f"enter() left an io_uring{owner} behind, which no snapshot can hold. Turn it off in the library that uses it, {_WAY_OUT}"
             )
             yield Obstacle(kind="io_uring", fd=None, what="io_uring, mapped", where=None, message=message)
-        elif path.startswith("/dev/") and path not in _HARMLESS and not path.startswith(_SHARED_MEMORY):
-            yield _device(path, None, owner)
+        elif path.startswith("/dev/") and not path.startswith(_SHARED_MEMORY):
+            yield from _of_device(path, None, owner)
 
 
 def _of_pools() -> Iterator[Obstacle]:
@@ -239,10 +241,12 @@ def _of_orphans(me: int, tree: Collection[int]) -> Iterator[Obstacle]:
             yield Obstacle(kind="process", fd=None, what=name, where=None, message=message)
 
 
-def _device(path: str, fd: int | None, owner: str) -> Obstacle:
+def _of_device(path: str, fd: int | None, owner: str) -> Iterator[Obstacle]:
+    if path in _HARMLESS or path.startswith(_GPU):
+        return
     held = "mapped" if fd is None else f"descriptor {fd}"
     message = f"enter() left a device open: {held}{owner}, {path}. Close it, {_WAY_OUT}"
-    return Obstacle(kind="device", fd=fd, what=path, where=None, message=message)
+    yield Obstacle(kind="device", fd=fd, what=path, where=None, message=message)
 
 
 def _file(what: str, fd: int, owner: str, advice: str) -> Obstacle:

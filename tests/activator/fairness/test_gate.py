@@ -633,6 +633,16 @@ async def test_an_idle_instance_gives_its_gpu_to_a_start_that_lacks_one(world: W
     second.release()
 
 
+async def test_a_start_waits_for_a_gpu_of_an_instance_that_ends(world: World) -> None:
+    world.gate.capacity.gpu_pause_s = 0.0
+    taken = {"resource": "gpu", "asked": 1, "free": 0, "claimed": 1, "total": 1}
+    world.node.failures = [NoCapacity("0 of 1 free", taken), NoCapacity("0 of 1 free", taken)]
+    gpu = Resources(memory_bytes=SIZE, gpu=("H100",), gpu_count=1)
+    (reservation,) = await held(world.throttler("a", resources=gpu), 1)
+    reservation.release()
+    assert world.node.failures == []
+
+
 async def test_a_start_that_nobody_waits_for_takes_nobodys_gpu(world: World) -> None:
     world.node.room = Room(memory_bytes=10 * SIZE, gpus=("NVIDIA H100 80GB HBM3",))
     world.gate.capacity.gpu_pause_s = 0.0

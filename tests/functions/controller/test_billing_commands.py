@@ -102,7 +102,7 @@ async def test_records_are_exported_and_one_is_corrected(shell: Shell, tmp_path:
 
 async def test_rates_are_those_that_apply(shell: Shell) -> None:
     assert (await shell.json("rates"))["current"]["cpu_core_s"] == "0.0000131"
-    assert "version 2026-11, USD" in await shell.ok("rates")
+    assert "version 2026-11-26, USD" in await shell.ok("rates")
 
 
 async def test_sums_that_are_off_fail_the_verification_until_they_are_rebuilt(shell: Shell, controller: Controller) -> None:

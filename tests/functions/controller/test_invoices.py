@@ -180,6 +180,9 @@ def test_a_cell_is_never_a_formula(name: str) -> None:
     assert row == {"name": name if name.startswith('"') else "'" + name, "cost": "-0.5"}
 
 
+RATES = PriceSettings().version
+
+
 # -- rates -------------------------------------------------------------------------------------------------------------
 async def test_a_tenant_sees_its_own_prices_and_those_that_priced_its_records(controller: Controller) -> None:
     partner = PriceSettings(others={"partner": {"request": "0.1"}, "secret": {"request": "0.2"}})
@@ -190,9 +193,9 @@ async def test_a_tenant_sees_its_own_prices_and_those_that_priced_its_records(co
         tenant = (await other.get("/v1/whoami")).json()["tenant"]["id"]
         await use(controller, usage("req-1/1", tenant=tenant, price_version="partner"))
         body = (await other.get("/v1/billing/rates")).json()
-    assert (body["current"]["version"], sorted(one["version"] for one in body["lists"])) == ("2026-11", ["2026-11", "partner"])
+    assert (body["current"]["version"], sorted(one["version"] for one in body["lists"])) == (RATES, [RATES, "partner"])
     everything = (await controller.http.get("/v1/billing/rates")).json()["lists"]
-    assert sorted(one["version"] for one in everything) == ["2026-11", "partner", "secret"]
+    assert sorted(one["version"] for one in everything) == [RATES, "partner", "secret"]
 
 
 def test_changed_prices_without_a_new_version_stop_the_start(store: Store, tmp_path: Path, short_tmp: Path) -> None:

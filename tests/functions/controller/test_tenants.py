@@ -162,6 +162,17 @@ async def test_an_operators_key_that_is_bound_does_not_reach_tenants(controller:
         refused(await client.patch("/v1/tenants/default", json={"plan": "free"}), 403)
 
 
+async def test_a_gpu_without_a_price_is_refused_where_it_is_asked_for(controller: Controller) -> None:
+    """No call of such a function could be billed: the activators let none through."""
+    for resources, name in (({"gpu": ["K80"], "gpu_count": 1}, "K80"), ({"gpu": ["H100", "any"], "gpu_count": 1}, "any")):
+        answer = await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec(resources=resources)]})
+        detail = refused(answer, 400)
+        assert f"gpu = '{name}' has no price" in detail
+        assert f"add prices.gpu_s.{name} to platform.yaml" in detail
+        assert "H100" in detail
+    assert (await controller.http.get("/v1/apps/search")).status_code == 404
+
+
 async def test_a_tenant_sees_what_it_uses(controller: Controller) -> None:
     tenant = await controller.tenant()
     resources = {"gpu": ["H100"], "gpu_count": 2}

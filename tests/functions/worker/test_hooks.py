@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import signal
+import sys
 import time
+import types
 
 import pytest
 
@@ -110,6 +113,21 @@ def test_an_exit_hook_that_hangs_does_not_keep_the_instance() -> None:
         os.kill(shim.wait_event("forked")["pid"], signal.SIGTERM)
         assert shim.wait_event("exited")["status"] == 0
         assert b"marked @exit(), did not return within 0.2 s" in os.read(instance.stderr, 65536)
+
+
+def test_memory_of_a_gpu_that_torch_keeps_for_later_is_given_back_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back: list[str] = []
+    used = False
+    cuda = types.SimpleNamespace(is_initialized=lambda: used, empty_cache=lambda: given_back.append("cache"))
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    try:
+        hooks.drop_caches()
+        assert given_back == []
+        used = True
+        hooks.drop_caches()
+        assert given_back == ["cache"]
+    finally:
+        gc.unfreeze()
 
 
 def test_hooks_in_time_leave_no_alarm_behind() -> None:

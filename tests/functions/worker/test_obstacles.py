@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from pilotlight.worker import obstacles
 from pilotlight.worker.obstacles import GHOST_BYTES, Findings, Scene
 from pilotlight.worker.places import SocketPlaces, UserCode
 from pilotlight.worker.processes import descendants, name_of
@@ -220,6 +221,12 @@ def test_a_device(look: Look) -> None:
         assert one.message.startswith(f"enter() left a device open: descriptor {terminal}, /dev/")
     finally:
         os.close(terminal)
+
+
+@pytest.mark.parametrize("path, is_one", [("/dev/nvidia0", False), ("/dev/nvidia-uvm", False), ("/dev/fuse", True), ("/dev/null", False)])
+def test_devices_of_a_gpu_are_left_to_the_agent(look: Look, monkeypatch: pytest.MonkeyPatch, path: str, is_one: bool) -> None:
+    monkeypatch.setattr(obstacles, "open_links", lambda _pid, _leave: [(77, path)])
+    assert [(one.kind, one.fd) for one in look().obstacles] == ([("device", 77)] if is_one else [])
 
 
 def test_an_io_uring_by_descriptor_and_by_mapping(look: Look) -> None:

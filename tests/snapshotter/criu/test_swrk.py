@@ -91,6 +91,11 @@ async def test_refusal_carries_the_cause_and_not_the_noise(tmp_path: Path, folde
     assert any("Dumping FAILED" in line for line in caught.value.log_tail)
 
 
+async def test_a_refusal_before_there_is_a_log_carries_what_was_printed(tmp_path: Path, folder: int, description: Path) -> None:
+    with pytest.raises(CriuFailed, match="Can't open images directory: Permission denied"):
+        await dump(LocalSlot(), tmp_path, folder, description, "refuse_the_request")
+
+
 @pytest.mark.parametrize("script", ["hang", "hang_at_notify"])
 async def test_overrun_is_cut_short_and_criu_is_dead_then(tmp_path: Path, folder: int, description: Path, script: str) -> None:
     slot, before, started = LocalSlot(), open_descriptors(), time.monotonic()

@@ -76,7 +76,10 @@ def core(folder: Path) -> CoreDriver:
 async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Subject]:
     if request.param == "gpu":
         async with gpu_process() as (driver, child):
-            yield Subject(driver=driver, pid=child.pid, plain_pid=os.getpid(), hang=None)
+            plain = await asyncio.create_subprocess_exec("sleep", "300")
+            yield Subject(driver=driver, pid=child.pid, plain_pid=plain.pid, hang=None)
+            plain.kill()
+            await plain.wait()
         return
     if request.param == "fake":
         made = fake()

@@ -49,6 +49,7 @@ async def test_the_helper_is_preferred(tmp_path: Path) -> None:
 )
 async def test_the_program_is_next_and_says_why_it_is_not_the_helper(tmp_path: Path, release: int, reason: str) -> None:
     write_program(tmp_path)
+    (tmp_path / "cuda.py").write_text("raise ModuleNotFoundError(\"No module named 'cuda'\")")  # in front of one that is installed
     it = await found(tmp_path, release, path=f"{tmp_path}:{SH}")
     assert isinstance(it.driver, BinaryDriver)
     assert it.driver.name == "cuda-checkpoint 570.86.10"

@@ -19,7 +19,8 @@ MAPS = """\
 200400000-200600000 rw-s 00000000 00:14 20                               /dev/nvidia0
 200600000-203e00000 rw-s 00000000 00:14 18                               /dev/nvidiactl
 203e00000-205c00000 ---p 00000000 00:00 0
-7ea03a000000-7ea03a200000 rw-s 7ea03a000000 00:05 478                    /dev/nvidia-uvm
+204a00000-204c00000 rw-s 204a00000 00:05 478                             /dev/nvidia-uvm
+7ea03a000000-7ea03a400000 rw-s 7ea03a000000 00:05 478                    /dev/nvidia-uvm
 7f0000000000-7f0000001000 rw-s 00000000 00:19 9                          /dev/shm/cuda.shm.0.1f4.1 (deleted)
 7f1000000000-7f1000021000 rw-p 00000000 00:00 0                          [heap]
 7f2000000000-7f2000021000 r-xp 00000000 fe:01 77                         /usr/lib/libnvidia-ml.so.1
@@ -40,17 +41,22 @@ def test_devices_mappings_and_descriptors_are_told_from_the_rest(tmp_path: Path)
     assert held.devices == ("/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl")
     assert held.descriptors == ((3, "/dev/nvidia1"), (12, "/dev/nvidiactl"))
     assert held.minors == {0}  # mapped; the driver opens every GPU that it can see
-    assert held.managed_bytes == 2 * 2**20
+    assert held.managed_bytes == 4 * 2**20
     assert held.has_ipc
-    assert not held.has_mig
+    assert held.capabilities == frozenset()
 
 
 def test_without_a_mapping_open_devices_count(tmp_path: Path) -> None:
     process(tmp_path, 9, fds={3: "/dev/nvidia1", 4: "/dev/nvidia-caps/nvidia-cap30", 5: "/dev/nvidia-uvm"})
     held = holdings_of(9, proc=tmp_path)
     assert held.minors == {1}
-    assert held.has_mig
-    assert held.managed_bytes == 0  # open, not mapped: every CUDA context has that
+    assert held.capabilities == {30}
+    assert held.managed_bytes == 0
+
+
+def test_what_every_context_maps_is_not_managed_memory(tmp_path: Path) -> None:
+    process(tmp_path, 9, maps="204a00000-204c00000 rw-s 204a00000 00:05 478   /dev/nvidia-uvm\n", fds={3: "/dev/nvidia0"})
+    assert holdings_of(9, proc=tmp_path).managed_bytes == 0
 
 
 def test_leftovers_name_descriptor_and_mapping(tmp_path: Path) -> None:
@@ -79,7 +85,10 @@ def test_the_driver_and_its_gpus(tmp_path: Path, line: str) -> None:
             f"Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 202\nGPU UUID: \t {uuid}\nBus Location: \t {slot}\nDevice Minor: \t {minor}\n"
         )
         (driver / "gpus" / slot / "information").write_text(text)
-    (driver / "capabilities" / "gpu1" / "mig" / "gi7").mkdir(parents=True)
+    for place, minor in (("mig/config", 1), ("mig/monitor", 2), ("gpu1/mig/gi7/access", 66), ("gpu1/mig/gi7/ci0/access", 67)):
+        file = driver / "capabilities" / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
     (driver / "version").write_text(line)
     process(tmp_path, 50)
     (tmp_path / "50" / "comm").write_text("nvidia-cuda-mps\n")
@@ -91,6 +100,7 @@ def test_the_driver_and_its_gpus(tmp_path: Path, line: str) -> None:
             Gpu(uuid="GPU-b", name="NVIDIA H100 80GB HBM3", minor=1, mig=True),
         ),
         mps=True,
+        mig_instances=frozenset({66, 67}),
     )
 
 

@@ -12,7 +12,7 @@ from snapshotter.cuda.errors import CudaRefused
 from snapshotter.cuda.holdings import CudaNode, Gpu, Holdings
 from snapshotter.cuda.preconditions import refusals
 from snapshotter.cuda.remap import DeviceRecord, gpu_mapping, record_of
-from tests.fakes.fake_cuda import GPU_A, GPU_B, NODE
+from tests.fakes.fake_cuda import CONTEXT_DEVICES, CONTEXT_MAPPINGS, GPU_A, GPU_B, NODE
 
 GPU_C = Gpu(uuid="GPU-cccccccc-0000-0000-0000-000000000000", name="Other 24GB", minor=2)
 
@@ -33,12 +33,13 @@ def node(*gpus: Gpu, release: int | None = 580, mps: bool = False) -> CudaNode:
 
 def test_an_ordinary_process_passes() -> None:
     assert kinds(NODE, held(("/dev/nvidia0", 4096)), held()) == []
+    assert kinds(replace(NODE, mig_instances=frozenset({30})), held(*CONTEXT_MAPPINGS, devices=CONTEXT_DEVICES)) == []
 
 
 def test_each_precondition_by_name() -> None:
-    assert kinds(NODE, held(("/dev/nvidia-uvm", 2**21))) == ["uvm"]
     assert kinds(node(replace(GPU_A, mig=True)), held()) == ["mig"]
-    assert kinds(NODE, held(devices=("/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap30"))) == ["mig"]
+    cut_up = replace(NODE, mig_instances=frozenset({30}))
+    assert kinds(cut_up, held(devices=("/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap30"))) == ["mig"]
     assert kinds(node(GPU_A, mps=True), held()) == ["mps"]
     assert kinds(node(GPU_A, GPU_B), held(("/dev/nvidia0", 1), ("/dev/nvidia1", 1))) == ["multi_gpu"]
     assert kinds(node(GPU_A, GPU_B), held(), held(devices=("/dev/nvidia1",))) == ["multi_gpu"]
@@ -60,8 +61,8 @@ def test_cuda_ipc_needs_a_driver_that_knows_it(release: int, refused: bool) -> N
 
 
 def test_all_reasons_are_said_at_once() -> None:
-    bad = held(("/dev/nvidia-uvm", 2**21), ("/dev/shm/cuda.shm.0.1.1", 1))
-    assert kinds(node(GPU_A, release=560, mps=True), bad) == ["cuda_driver", "mps", "uvm", "cuda_ipc"]
+    bad = held(("/dev/shm/cuda.shm.0.1.1", 1))
+    assert kinds(node(replace(GPU_A, mig=True), release=560, mps=True), bad) == ["cuda_driver", "mps", "mig", "cuda_ipc"]
 
 
 # -- which GPU at restore ----------------------------------------------------------------------------------------------

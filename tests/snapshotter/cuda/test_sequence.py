@@ -16,7 +16,7 @@ from snapshotter.cuda.errors import CudaFailed, CudaLost, CudaRefused
 from snapshotter.cuda.remap import DeviceRecord, record_of
 from snapshotter.cuda.sequence import CudaDevices
 from snapshotter.cuda.states import CudaState
-from tests.fakes.fake_cuda import GPU_A, GPU_B, NODE, FakeCuda, FakeProcess, Fault
+from tests.fakes.fake_cuda import CONTEXT_MAPPINGS, GPU_A, GPU_B, NODE, FakeCuda, FakeProcess, Fault
 from tests.hypothesis_profiles import examples
 from tests.snapshotter.cuda.virtual_time import run
 
@@ -120,11 +120,26 @@ def test_a_process_with_a_device_and_no_context_is_refused_untouched() -> None:
 
 
 def test_preconditions_are_asked_before_anything_is_touched() -> None:
-    cuda = FakeCuda(FakeProcess(pid=1, mapped=(("/dev/nvidia-uvm", 2**21), ("/dev/nvidia0", 4096))))
-    with pytest.raises(CudaRefused, match="managed memory") as caught:
+    cuda = FakeCuda(FakeProcess(pid=1, mapped=(*CONTEXT_MAPPINGS, ("/dev/nvidia1", 4096))))
+    with pytest.raises(CudaRefused, match="uses 2 GPUs") as caught:
+        run(devices(cuda).before_dump([1]))
+    assert caught.value.detail["reasons"][0]["kind"] == "multi_gpu"
+    assert cuda.calls("restore_thread") == 0
+
+
+def test_managed_memory_that_the_driver_refuses_is_named_and_the_process_runs_on() -> None:
+    cuda = FakeCuda(FakeProcess(pid=1, mapped=(*CONTEXT_MAPPINGS, ("/dev/nvidia-uvm", 64 * 2**20))))
+    with pytest.raises(CudaRefused, match="process 1 uses 64 MiB of managed memory") as caught:
         run(devices(cuda).before_dump([1]))
     assert caught.value.detail["reasons"][0]["kind"] == "uvm"
-    assert cuda.calls("restore_thread") == 0
+    assert cuda.processes[1].history == ["lock", "unlock"]
+
+
+def test_a_checkpoint_that_fails_for_another_reason_is_not_blamed_on_managed_memory() -> None:
+    cuda = FakeCuda(FakeProcess(pid=1, mapped=(*CONTEXT_MAPPINGS, ("/dev/nvidia-uvm", 64 * 2**20))))
+    cuda.faults = {"checkpoint": [Fault.HANG]}
+    with pytest.raises(CudaFailed, match="CUDA checkpoint of process 1 did not end within"):
+        run(devices(cuda).before_dump([1]))
 
 
 def test_a_process_that_is_gone_before_the_checkpoint_is_said() -> None:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field
 
-from pilotlight.controller import garbage, guards, holdings, publishing, references, registry, tenants, weights
+from pilotlight.controller import garbage, guards, holdings, prices, publishing, references, registry, tenants, weights
 from pilotlight.controller import history as histories
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api import models
@@ -71,6 +71,8 @@ def _deploy(
     def make(write: Write) -> tuple[registry.Deployment, list[str]]:
         tenants.demand_environment(write.sql, tenant=caller.tenant, name=caller.environment)
         references.check_access(write.sql, specs)
+        if any(spec.resources.gpu for spec in specs):
+            references.check_prices(specs, prices.of_tenant(write.sql, context.config, caller.tenant))
         references.check(
             write.sql,
             tenant=caller.tenant,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path
 from pydantic import Field
 
-from pilotlight.controller import guards, holdings, models_served, promotion, references
+from pilotlight.controller import guards, holdings, models_served, prices, promotion, references
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api import models
 from pilotlight.controller.api.models import Body
@@ -102,6 +103,9 @@ def deploy_model(context: Ctx, caller: Deployer, request: RequestId, body: Model
     def make(write: Write) -> tuple[str, Released]:
         spec = models_served.version(write.sql, where, function=function, reference=body.version)
         references.check_rungs(caller, app=where.app, specs=[spec])
+        if "gpu" in resources:
+            wanted = replace(spec, resources=replace(spec.resources, gpu=tuple(resources["gpu"])))
+            references.check_prices([wanted], prices.of_tenant(write.sql, context.config, caller.tenant))
         terms = Terms(plan=steps)
         with accounting.deploying(write, context.config.plans, tenant=caller.tenant):
             return models_served.deploy(write, where, function=function, reference=body.version, resources=resources, terms=terms)
