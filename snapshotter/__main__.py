@@ -99,6 +99,7 @@ async def _serve(
             floor=floor,
             apt_packages=settings.apt_packages,
             network=BuildNetwork(settings.build_network),
+            egress=settings.egress(),
         ),
         weights=weights,
         runtime={**own_runtime(), **({"pilotlight": arguments.pilotlight} if arguments.pilotlight else {})},

@@ -1,9 +1,9 @@
 """The network of one image build: a namespace of its own with a way out, or the host's.
 
-In a namespace of its own (`snapshotter.network`) a build reaches the internet and servers on the host by the host's address, and
-nothing reaches it; the host's 127.0.0.1 and abstract Unix sockets are those of another namespace. A package index or a proxy that
-listens on the host's loopback is out of reach there, so a build whose pip is configured for one keeps the host's network. Wherever it
-is, a build makes no Unix sockets (`snapshotter.boxed`).
+In a namespace of its own (`snapshotter.network`) a build reaches the internet and what `egress` allows, and nothing reaches it; the
+host's 127.0.0.1 and abstract Unix sockets are those of another namespace. A package index or a proxy that listens on the host's loopback
+is out of reach there, so a build whose pip is configured for one keeps the host's network. Wherever it is, a build makes no Unix sockets
+(`snapshotter.boxed`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
 from snapshotter import nettools, network
+from snapshotter.egress import PUBLIC, Egress
 from snapshotter.errors import Unsupported
 
 _ON_LOOPBACK = re.compile(r"(?:://|@|^|[\s=,])(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?=[:/\s,]|$)", re.IGNORECASE | re.MULTILINE)
@@ -50,7 +51,7 @@ def is_on_loopback(texts: Iterable[str]) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def joined(wanted: BuildNetwork, texts: Iterable[str]) -> AsyncIterator[Joined]:
+async def joined(wanted: BuildNetwork, texts: Iterable[str], egress: Egress = PUBLIC) -> AsyncIterator[Joined]:
     """The network of a build whose pip is configured by `texts`. Raises Unsupported where OWN is wanted and cannot be had."""
     if wanted is BuildNetwork.HOST:
         yield Joined(remark="snapshotter.build_network is host")
@@ -62,7 +63,7 @@ async def joined(wanted: BuildNetwork, texts: Iterable[str]) -> AsyncIterator[Jo
         try:
             namespace = await stack.enter_async_context(nettools.fresh_namespace())
             await nettools.run("nsenter", f"--net=/proc/self/fd/{namespace}", "ip", "link", "set", "lo", "up", fds=(namespace,))
-            name = await network.connect(namespace)
+            name = await network.connect(namespace, egress)
         except (Unsupported, OSError) as e:
             await stack.aclose()
             if wanted is BuildNetwork.OWN:

@@ -103,6 +103,8 @@ class ImageBuild:
         await self._begin("virtual environment")
         if self._box.uid is not None and self._box.network.remark:
             await self._say(f"the build shares the host's network: {self._box.network.remark}")
+        if self._box.network.namespace is not None:
+            await self._say("the build reaches the internet; of private networks what this machine's snapshotter.egress_allowed names")
         if has_credentials:
             await self._say("pip's configuration on this machine holds credentials: the build does not get them")
         await self._environment()

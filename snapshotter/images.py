@@ -27,6 +27,7 @@ from snapshotter.buildbox import BuildBox
 from snapshotter.buildnet import BuildNetwork, Joined, joined
 from snapshotter.cgroups import Cgroups, Group
 from snapshotter.debian import SETTING, packages_of, refusal
+from snapshotter.egress import PUBLIC, Egress
 from snapshotter.engines import Engines
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
 from snapshotter.imagebuild import ImageBuild
@@ -106,11 +107,12 @@ class Images:
         floor: DiskFloor | None = None,
         apt_packages: Collection[str] = (),
         network: BuildNetwork = BuildNetwork.AUTO,
+        egress: Egress = PUBLIC,
     ) -> None:
         """`blobs`: where copy steps find their archives; None: the directory `<home>/blobs`. `engines`: None: those of the home alone.
 
         `floor`: free disk that builds leave; None: none. `apt_packages`: the Debian packages that images may install into this machine
-        (`snapshotter.apt_packages`). `network`: where builds as another uid are.
+        (`snapshotter.apt_packages`). `network`: where builds as another uid are; `egress`: what they reach there.
         """
         self._floor = floor or no_floor()
         self._engines = Engines(home) if engines is None else engines
@@ -122,7 +124,7 @@ class Images:
         self._bounds = bounds or BuildBounds()
         self._cgroups = cgroups
         self._apt_packages = frozenset(apt_packages)
-        self._network = network
+        self._network, self._egress = network, egress
         self._flights: dict[str, _Flight] = {}
         self._swept = False
 
@@ -296,7 +298,7 @@ class Images:
     def _joined(self, uid: int | None) -> contextlib.AbstractAsyncContextManager[Joined]:
         if uid is None:
             return contextlib.nullcontext(Joined())
-        return joined(self._network, index_settings(self._environ))
+        return joined(self._network, index_settings(self._environ), self._egress)
 
 
 @contextlib.asynccontextmanager

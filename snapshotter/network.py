@@ -4,14 +4,14 @@ HOST: the namespace that the agent is in. NONE: a namespace of its own with noth
 virtual interfaces (veth(4)) to the host, which forwards and translates addresses (nftables). So several clones of one server listen on
 the same ports and never meet.
 
-What a worker in OWN reaches: itself on 127.0.0.1, the internet, and servers on the host by the host's address (those that listen on
-the host's 127.0.0.1 are out of its reach). What reaches it: answers only. Nothing on the host, in another slot or outside opens a
-connection into it; its Unix socket is the way in. IPv4 only.
+What a worker in OWN reaches: itself on 127.0.0.1, and what `egress` says of the internet, of private networks and of servers on the host
+by the host's address (those that listen on the host's 127.0.0.1 are out of its reach). What reaches it: answers only. Nothing on the
+host, in another slot or outside opens a connection into it; its Unix socket is the way in. IPv4 only.
 
 Every OWN slot sees the same addresses (`INSIDE`, `GATEWAY`) on every node: an image of a server that bound its own address, or told
 it to its parts, restores in any slot. Its own rule translates them to the one address that the host knows it by.
 
-The kernel keeps the books. An interface `pln<n>` on the host stands for the address n of the block; making it is atomic, so no two
+The kernel keeps the books. An interface `pls<n>` on the host stands for the address n of the block; making it is atomic, so no two
 living slots have one address, whichever agent made them. It is made straight into the slot's namespace, and ends with it, when the
 last process in it does: no agent, spawner or shim has to live for that. One table holds the rules of all slots. Forwarding is switched
 on for the interfaces that need it, never for the host as a whole; where it was off, a rule keeps the host from passing on what it did
@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshotter import nettools, uplink
+from snapshotter.egress import EVERYWHERE, Egress, resolvers
 from snapshotter.errors import Unsupported
 from snapshotter.uplink import PREFIX, TABLE, interfaces
 
@@ -44,6 +45,7 @@ _SLOT_MAC, _HOST_MAC = "02:00:00:00:4d:02", "02:00:00:00:4d:01"
 """Locally administered, and known beforehand: no neighbour has to be asked for."""
 _RESOLVED = Path("/run/systemd/resolve/resolv.conf")
 """The real servers behind a local stub, as systemd-resolved writes them."""
+_HOSTS = Path("/etc/resolv.conf")
 _ATTEMPTS = 64
 
 
@@ -62,15 +64,16 @@ class Network(enum.StrEnum):
         return cls.OWN if value else cls.HOST
 
 
-async def connect(namespace: int) -> str:
+async def connect(namespace: int, egress: Egress = EVERYWHERE) -> str:
     """Give the network namespace behind this descriptor its way out; the name of its interface on the host. Raises Unsupported."""
     nettools.check()
     async with uplink.turn():
-        routes = await uplink.open_host()
+        rules = egress.rules(resolvers(_resolver_lines()))
+        routes = await uplink.open_host(rules)
         number, name = await _make_pair(namespace, uplink.mtu(routes))
         address = str(uplink.block(routes)[number])
     async with _together() as also:
-        also(_join_host(name, address))
+        also(_join_host(name, address, rules.group))
         also(_furnish(namespace))
         also(_translate(namespace, address))
     return name
@@ -84,6 +87,15 @@ async def _together() -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], obj
             yield group.create_task
     except ExceptionGroup as e:
         raise e.exceptions[0] from e
+
+
+async def keep(names: Iterable[str], egress: Egress) -> None:
+    """Living networks, of an agent that was: what they reach is what this one's settings say. Raises Unsupported."""
+    async with uplink.turn():
+        if there := set(uplink.interfaces()).intersection(names):
+            rules = egress.rules(resolvers(_resolver_lines()))
+            await uplink.open_host(rules)
+            await nettools.run("ip", "-batch", "-", stdin="".join(f"link set {name} group {rules.group}\n" for name in sorted(there)))
 
 
 async def sweep() -> None:
@@ -118,7 +130,13 @@ async def remove(names: Iterable[str]) -> None:
             await nettools.run("ip", "link", "delete", name)
 
 
-def name_servers(host_file: Path = Path("/etc/resolv.conf"), behind: Path = _RESOLVED) -> str | None:
+def _resolver_lines() -> list[str]:
+    """Of the file that a slot sees."""
+    replaced = name_servers()
+    return _lines(_HOSTS) if replaced is None else replaced.splitlines()
+
+
+def name_servers(host_file: Path = _HOSTS, behind: Path = _RESOLVED) -> str | None:
     """What /etc/resolv.conf must say in a namespace of its own; None when the host's own file will do.
 
     A server on 127.0.0.1, or with an IPv6 address, is out of reach there: those behind it are taken, where systemd-resolved tells them.
@@ -162,11 +180,12 @@ async def _make_pair(namespace: int, mtu: int) -> tuple[int, str]:
     raise Unsupported(refusal or f"all {_LAST} addresses for networks of workers are in use")
 
 
-async def _join_host(name: str, address: str) -> None:
+async def _join_host(name: str, address: str, group: int) -> None:
     uplink.write(name, "forwarding", "1")
     uplink.write(name, "rp_filter", "1")  # a worker sends under its own address only
     orders = f"""
         {_without_ipv6(name)}
+        link set {name} group {group}
         link set {name} up
         neigh replace {address} lladdr {_SLOT_MAC} dev {name} nud permanent
         route add {address}/32 dev {name}

@@ -16,6 +16,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from snapshotter import network, processes, slots, uplink, wire
+from snapshotter.egress import EVERYWHERE, Egress
 from snapshotter.errors import Unsupported
 from snapshotter.network import Network
 from snapshotter.slots import Slot, SlotLost
@@ -36,9 +37,18 @@ class Nursery:
     """
 
     def __init__(
-        self, directory: Path, logs: Path, *, log_max_bytes: int, namespaced: bool, groups: Collection[Path] = (), disk_floor_bytes: int = 0
+        self,
+        directory: Path,
+        logs: Path,
+        *,
+        log_max_bytes: int,
+        namespaced: bool,
+        groups: Collection[Path] = (),
+        disk_floor_bytes: int = 0,
+        egress: Egress = EVERYWHERE,
     ) -> None:
         """`groups`: directories of control groups (`Cgroups.bases`), which slots hold open: out of their own root they cannot be named."""
+        self._egress = egress
         self._directory = directory
         self._logs = logs
         self._log_max_bytes = log_max_bytes
@@ -61,6 +71,10 @@ class Nursery:
         """Start the spawner and make the first slot; falls back to plain slots where namespaces are refused."""
         if self.namespaced:
             await network.sweep()
+            try:
+                await network.keep(self._networks, self._egress)
+            except Unsupported as e:  # they go on under the rules that they had
+                _log.warning("networks.not_kept reason=%s", e)
         try:
             spare = await self._make_first()
         except Unsupported as e:
@@ -163,7 +177,7 @@ class Nursery:
         try:
             namespace = os.open(f"/proc/{processes.host_pid(shim)}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                name = await network.connect(namespace)
+                name = await network.connect(namespace, self._egress)
             finally:
                 os.close(namespace)
             (directory / _NETWORK).write_text(name)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from snapshotter.debian import check_package_name
+from snapshotter.egress import DENIED, Egress
 from snapshotter.engines import check_environment_name
 from weight_cache.settings import PlatformSettings, SettingsInvalid
 
@@ -37,6 +38,8 @@ class SnapshotterSettings:
         apt_packages: Debian packages that images may install into this machine (`Image.apt_install`), by name; empty = none.
         build_network: where images are built (root only): in a network `own`, on the `host`'s, or `auto`: own, where this machine can make
             one and pip's index is not on its loopback.
+        egress_denied: networks (IPv4) that builds in a network of their own do not reach, the host's own addresses beside.
+        egress_allowed: networks or addresses that they reach all the same, the host's included.
         dedicated_to: the one tenant, by name, whose instances run here; None = those of all but dedicated tenants.
         restore_into_pods: a waiting pod may receive a restored worker (experimental; as `cluster.restore_into_pods`).
         pods: directory in which function pods of a cluster are shown what is theirs (`cluster.node_path`, on this node); None = no pods.
@@ -59,6 +62,8 @@ class SnapshotterSettings:
     engines: Mapping[str, str] = field(default_factory=dict)
     apt_packages: list[str] = field(default_factory=list)
     build_network: str = "auto"
+    egress_denied: list[str] = field(default_factory=lambda: list(DENIED))
+    egress_allowed: list[str] = field(default_factory=list)
     dedicated_to: str | None = None
     pods: str | None = None
     restore_into_pods: bool = False
@@ -72,6 +77,7 @@ class SnapshotterSettings:
             raise ValueError(f"memory_bytes = {self.memory_bytes}: must be at least 1, or null for 80 % of the machine")
         if self.build_network not in ("auto", "own", "host"):
             raise ValueError(f"build_network = {self.build_network!r}: must be auto, own or host")
+        self.egress()
         if self.snapshot_pages not in ("auto", "eager", "lazy"):
             raise ValueError(f"snapshot_pages = {self.snapshot_pages!r}: must be auto, eager or lazy")
         if self.snapshot_max_bytes is not None and self.snapshot_max_bytes < 0:
@@ -91,6 +97,10 @@ class SnapshotterSettings:
                     f"platform.{name} = {uid}: tenants' uids start at snapshotter.uid_base = {self.uid_base}; "
                     "choose one below it that no other user of this machine has"
                 )
+
+    def egress(self) -> Egress:
+        """Where builds in a network of their own may connect to. Raises ValueError."""
+        return Egress.of(self.egress_denied, self.egress_allowed)
 
     def node_memory_bytes(self) -> int:
         """What instances may claim together on this machine."""

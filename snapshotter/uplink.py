@@ -16,26 +16,34 @@ from pathlib import Path
 from typing import Any
 
 from snapshotter import nettools
+from snapshotter.egress import Rules
 from snapshotter.errors import Unsupported
 
-PREFIX = "pln"
-TABLE = "pilotlight"
+PREFIX = "pls"
+TABLE = "pilotlight_slots"
 _BLOCKS = [ipaddress.IPv4Network(f"100.{second}.0.0/16") for second in range(127, 63, -1)]
 """Shared address space (RFC 6598), the far end first; a block in which the host has a route is passed over."""
 _CONF = Path("/proc/sys/net/ipv4/conf")
 _LOCK = "/run/pilotlight-network.lock"
 
-METADATA = "169.254.169.254"
-"""Where clouds hand out the machine's own credentials, which open the store of snapshots among other things: no tenant's business."""
 _RULES = f"""
 table ip {TABLE} {{
   set opened {{ type ifname; }}
+  map to_host {{ type devgroup : verdict; }}
+  map beyond {{ type devgroup : verdict; }}
+  chain input {{
+    type filter hook input priority filter - 10; policy accept;
+    iifname != "{PREFIX}*" accept
+    iifgroup vmap @to_host
+    reject
+  }}
   chain forward {{
     type filter hook forward priority filter - 10; policy accept;
     iifname "{PREFIX}*" oifname "{PREFIX}*" reject
     oifname "{PREFIX}*" ct state established,related accept
     oifname "{PREFIX}*" reject
-    iifname "{PREFIX}*" ip daddr {METADATA} reject
+    iifname "{PREFIX}*" iifgroup vmap @beyond
+    iifname "{PREFIX}*" reject
     iifname @opened oifname != "{PREFIX}*" ct state new,invalid,untracked ct status & dnat != dnat drop
   }}
   chain output {{ type filter hook output priority filter; policy accept; oifname "{PREFIX}*" ct state new reject; }}
@@ -75,12 +83,17 @@ def mtu(routes: Sequence[dict[str, Any]]) -> int:
     return min([1500, *(int(Path(f"/sys/class/net/{device}/mtu").read_text()) for device in devices)])
 
 
-async def open_host() -> list[dict[str, Any]]:
-    """The table, and forwarding on every interface on which answers may come. Returns the host's routes. Raises Unsupported."""
+async def open_host(rules: Rules) -> list[dict[str, Any]]:
+    """The table with these rules, and forwarding on every interface on which answers may come. Returns the host's routes.
+
+    Raises Unsupported.
+    """
     known: list[dict[str, Any]]
-    has_table, known = await asyncio.gather(_has_table(), _routes())
-    if not has_table:
-        await nettools.run("nft", "-f", "-", stdin=_RULES)
+    chains, known = await asyncio.gather(nettools.run("nft", "list", "chains", "ip"), _routes())
+    if f"table ip {TABLE} {{" not in chains:
+        await nettools.run("nft", "-f", "-", stdin=_RULES + rules.orders(TABLE))
+    elif f"chain {rules.chain} {{" not in chains:  # another agent may have made the table
+        await nettools.run("nft", "-f", "-", stdin=rules.orders(TABLE))
     devices = {str(r["dev"]) for r in known if "dev" in r and r.get("type") not in ("local", "broadcast")}
     closed = [d for d in sorted(devices) if d != "lo" and not d.startswith(PREFIX) and _read(d, "forwarding") == "0"]
     if closed:

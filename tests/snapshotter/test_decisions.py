@@ -229,6 +229,8 @@ def test_the_filter_of_a_build_refuses_unix_sockets_that_could_reach_a_process_o
         {"metrics_listen": "nowhere"},
         {"apt_packages": ["criu-"]},
         {"build_network": "none"},
+        {"egress_denied": ["10.0.0.1/8"]},
+        {"egress_allowed": ["mirror.example"]},
     ],
 )
 def test_settings_out_of_bounds_are_refused_by_name(wrong: dict[str, object]) -> None:

@@ -26,6 +26,7 @@ from snapshotter.buildnet import BuildNetwork, is_on_loopback, joined
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
 from snapshotter.images import Images, disk_bytes
 from snapshotter.staging import TooManyEntries, freeze, remove_tree
+from tests.fakes.host_address import host_address
 from tests.fakes.wheels import make_wheel
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -266,6 +267,7 @@ attempt("datagram pair", lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_D
 attempt("raw pair", lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_RAW)[0].sendmsg([b"x"], fds, 0, target))
 attempt("listener", lambda: socket.socket(socket.AF_UNIX).bind("\\0" + sys.argv[1] + "inside"))
 attempt("loopback", lambda: socket.create_connection(("127.0.0.1", int(sys.argv[3])), timeout=3))
+attempt("host", lambda: socket.create_connection((sys.argv[4], int(sys.argv[3])), timeout=3))
 pair = socket.socketpair()
 pair[0].send(b"x")
 print("pairs", pair[1].recv(1), "namespace", os.stat("/proc/self/ns/net").st_ino)
@@ -275,7 +277,7 @@ print("pairs", pair[1].recv(1), "namespace", os.stat("/proc/self/ns/net").st_ino
 @needs_root
 @pytest.mark.root
 @pytest.mark.slow
-async def test_a_build_hands_no_descriptor_to_a_process_outside_and_reaches_no_server_on_loopback(images: Images, index: Path) -> None:
+async def test_a_build_hands_no_descriptor_to_a_process_outside_and_reaches_no_server_of_the_host(images: Images, index: Path) -> None:
     name, output = f"pl-{os.getpid()}-", Output()
     (index / "reach.py").write_text(_REACH)
     with contextlib.ExitStack() as stack:
@@ -286,11 +288,11 @@ async def test_a_build_hands_no_descriptor_to_a_process_outside_and_reaches_no_s
                 if kind == socket.SOCK_STREAM:
                     server.listen()
             (index / word).chmod(0o777)
-        port = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-        command = f"python {index}/reach.py {name} {index} {port}"
+        port = stack.enter_context(socket.create_server(("0.0.0.0", 0))).getsockname()[1]
+        command = f"python {index}/reach.py {name} {index} {port} {host_address()}"
         await images.build(run_step(command), uid=TENANT_UID, part=output)
     assert not [line for line in output.lines if line.startswith("reached")]
-    assert len([line for line in output.lines if line.startswith("refused")]) == 8
+    assert len([line for line in output.lines if line.startswith("refused")]) == 9
     [said] = [line for line in output.lines if line.startswith("pairs")]
     assert said.startswith("pairs b'x' namespace ")
     assert int(said.split()[-1]) != os.stat("/proc/self/ns/net").st_ino

@@ -15,14 +15,18 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from snapshotter import netns, network, uplink
+from snapshotter.egress import DENIED, EVERYWHERE, METADATA, PUBLIC, Egress, resolvers
 from snapshotter.errors import Unsupported
 from snapshotter.network import Network
 from snapshotter.nursery import Nursery
+from snapshotter.settings import SnapshotterSettings
 from snapshotter.slots import Slot
+from tests.fakes.host_address import host_address
 
 TOOLS = ("ip", "nft", "nsenter", "unshare")
 CONNECT = """
@@ -93,6 +97,30 @@ def test_without_a_resolv_conf_there_is_nothing_to_replace(tmp_path: Path) -> No
     assert network.name_servers(tmp_path / "none", tmp_path / "none") is None
 
 
+def test_rules_name_what_is_open_and_closed_and_have_a_number_of_their_own() -> None:
+    rules = Egress.of(["10.0.0.0/8"], ["10.0.0.7", "192.168.0.0/24"]).rules(["10.0.0.1", "10.0.0.1"])
+    assert rules.to_host == (
+        "ct state established,related accept",
+        "meta l4proto { tcp, udp } th dport 53 ip daddr { 10.0.0.1 } accept",
+        "ip daddr 169.254.169.254 reject",
+        "ip daddr { 10.0.0.7/32, 192.168.0.0/24 } accept",
+        "reject",
+    )
+    assert rules.beyond == (*rules.to_host[:-1], "ip daddr { 10.0.0.0/8 } reject", "accept")
+    assert rules.group == Egress.of(["10.0.0.0/8"], ["192.168.0.0/24", "10.0.0.7"]).rules(["10.0.0.1"]).group != Egress().rules([]).group
+    assert Egress.of([], []).rules([]).beyond == ("ct state established,related accept", "ip daddr 169.254.169.254 reject", "accept")
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1/8", "::1/128", "example.test", "10.0.0.0/33", 7, None, ""])
+def test_what_is_no_network_is_named_with_its_key(text: Any) -> None:
+    with pytest.raises(ValueError, match=r"egress_allowed: .*write IPv4 networks or addresses"):
+        SnapshotterSettings(egress_allowed=[text])
+
+
+def test_name_servers_of_a_file_are_its_ipv4_ones() -> None:
+    assert resolvers(["nameserver 10.0.0.1", "nameserver ::1", "search a", "nameserver", "options x"]) == ["10.0.0.1"]
+
+
 # -- real
 
 
@@ -105,9 +133,9 @@ def tools(require_or_skip: object) -> None:
 
 
 @contextlib.asynccontextmanager
-async def opened(directory: Path) -> AsyncIterator[Nursery]:
+async def opened(directory: Path, egress: Egress = EVERYWHERE) -> AsyncIterator[Nursery]:
     (directory / "logs").mkdir(exist_ok=True)
-    nursery = Nursery(directory / "slots", directory / "logs", log_max_bytes=4096, namespaced=True)
+    nursery = Nursery(directory / "slots", directory / "logs", log_max_bytes=4096, namespaced=True, egress=egress)
     try:
         yield nursery
     finally:
@@ -149,13 +177,6 @@ def greeting(host: str) -> Iterator[int]:
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
         server.close()
-
-
-def host_address() -> str:
-    """An address of this machine that is not the loopback's."""
-    links = json.loads(subprocess.run(["ip", "-4", "-j", "addr"], check=True, capture_output=True).stdout)
-    addresses = [a["local"] for link in links for a in link["addr_info"] if link["ifname"] != "lo"]
-    return str(addresses[0])
 
 
 def beside(slot: Slot, *argv: str) -> list[str]:
@@ -202,13 +223,46 @@ async def vanished(name: str) -> bool:
 
 
 @pytest.mark.root
-async def test_a_worker_reaches_the_host_by_its_address_and_not_its_loopback(nursery: Nursery) -> None:
-    async with taken(nursery, Network.OWN) as slot:
-        with greeting("0.0.0.0") as port:
-            assert await reach(slot, host_address(), port) == f"reached {known_as(slot)}"
-        with greeting("127.0.0.1") as port:
-            assert (await reach(slot, "127.0.0.1", port)).startswith("refused")
-            assert (await reach(slot, network.GATEWAY, port)).startswith("refused")
+async def test_a_worker_reaches_the_host_only_where_it_is_allowed_and_never_its_loopback(short_tmp: Path, tools: None) -> None:
+    for egress, answers in ((PUBLIC, "refused"), (Egress.of([], [host_address()]), "reached 100."), (EVERYWHERE, "reached 100.")):
+        async with opened(short_tmp, egress) as nursery, taken(nursery, Network.OWN) as slot:
+            with greeting("0.0.0.0") as port:
+                assert (await reach(slot, host_address(), port)).startswith(answers)
+                assert (await reach(slot, network.GATEWAY, port)).startswith("refused")
+            with greeting("127.0.0.1") as port:
+                assert (await reach(slot, "127.0.0.1", port)).startswith("refused")
+                assert (await reach(slot, network.GATEWAY, port)).startswith("refused")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("address", ["10.99.0.2", "172.31.0.2", "192.168.99.2", "100.64.0.2", "169.254.5.2"])
+async def test_private_networks_are_closed_unless_they_are_allowed(short_tmp: Path, tools: None, address: str) -> None:
+    with machine_behind_the_host() as there:
+        await answer(*there, "ip", "addr", "add", f"{address}/32", "dev", "eth0")
+        await answer("ip", "route", "add", address, "via", "198.51.100.2")  # goes with the link
+        async with opened(short_tmp, PUBLIC) as nursery, taken(nursery, Network.OWN) as slot:
+            with telling_peers(there, 7):
+                assert (await answer(sys.executable, "-c", CONNECT, address, "7")).startswith("reached")
+            with telling_peers(there, 7):
+                assert (await reach(slot, address, 7)).startswith("refused")
+        async with opened(short_tmp, Egress.of(DENIED, [address])) as nursery, taken(nursery, Network.OWN) as slot:
+            with telling_peers(there, 7):
+                assert (await reach(slot, address, 7)).startswith("reached")
+
+
+@pytest.mark.root
+async def test_name_servers_in_private_networks_are_open_at_their_port_alone(
+    short_tmp: Path, tools: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "_resolver_lines", lambda: ["nameserver 10.99.0.2", "search x.test"])
+    with machine_behind_the_host() as there:
+        await answer(*there, "ip", "addr", "add", "10.99.0.2/32", "dev", "eth0")
+        await answer("ip", "route", "add", "10.99.0.2", "via", "198.51.100.2")
+        async with opened(short_tmp, PUBLIC) as nursery, taken(nursery, Network.OWN) as slot:
+            with telling_peers(there, 53):
+                assert (await reach(slot, "10.99.0.2", 53)).startswith("reached")
+            with telling_peers(there, 7):
+                assert (await reach(slot, "10.99.0.2", 7)).startswith("refused")
 
 
 @contextlib.contextmanager
@@ -259,13 +313,13 @@ async def test_a_worker_reaches_what_lies_behind_the_host_and_nobody_there_reach
 @pytest.mark.root
 async def test_the_machines_own_credentials_are_out_of_reach(nursery: Nursery) -> None:
     with machine_behind_the_host() as there:
-        await answer(*there, "ip", "addr", "add", f"{uplink.METADATA}/32", "dev", "eth0")
-        await answer("ip", "route", "add", uplink.METADATA, "via", "198.51.100.2")  # goes with the link
+        await answer(*there, "ip", "addr", "add", f"{METADATA}/32", "dev", "eth0")
+        await answer("ip", "route", "add", METADATA, "via", "198.51.100.2")  # goes with the link
         async with taken(nursery, Network.OWN) as slot:
             with telling_peers(there, 7):
-                assert (await answer(sys.executable, "-c", CONNECT, uplink.METADATA, "7")).startswith("reached")
+                assert (await answer(sys.executable, "-c", CONNECT, METADATA, "7")).startswith("reached")
             with telling_peers(there, 7):
-                assert (await reach(slot, uplink.METADATA, 7)).startswith("refused")
+                assert (await reach(slot, METADATA, 7)).startswith("refused")
 
 
 @pytest.mark.root
@@ -319,12 +373,14 @@ async def test_the_network_goes_with_a_shim_that_is_killed(nursery: Nursery) -> 
 @pytest.mark.root
 async def test_the_next_agent_keeps_living_networks_and_leaves_the_host_as_it_was(short_tmp: Path, tools: None) -> None:
     before = forwarding()
-    left = Nursery(short_tmp / "slots", short_tmp, log_max_bytes=4096, namespaced=True)
+    left = Nursery(short_tmp / "slots", short_tmp, log_max_bytes=4096, namespaced=True, egress=PUBLIC)
     slot = await left.take(Network.OWN)
     name = interface(slot)
     slot.close()
     kill_spawner(left)
-    async with opened(short_tmp) as nursery:
+    async with opened(short_tmp, Egress.of([], [host_address()])) as nursery:
+        with greeting("0.0.0.0") as port:
+            assert (await reach(slot, host_address(), port)).startswith("refused")
         adopted = {s.id: s for s in await nursery.adopt()}
         await nursery.open()
         with greeting("0.0.0.0") as port:
@@ -335,7 +391,7 @@ async def test_the_next_agent_keeps_living_networks_and_leaves_the_host_as_it_wa
     assert name not in uplink.interfaces()
     if not uplink.interfaces():  # another agent on this machine may have some
         assert forwarding() <= before, "it was on before where it is on: an agent of another test may have switched it off meanwhile"
-        assert "pilotlight" not in await answer("nft", "list", "tables")
+        assert uplink.TABLE not in await answer("nft", "list", "tables")
 
 
 def forwarding() -> set[str]:

@@ -1,0 +1,105 @@
+"""Where who has a network of its own may connect to. Builds: the internet, and of private networks what the operator allows.
+
+Pure. The host's own addresses are closed unless allowed. So are the networks in DENIED: private ones (RFC 1918), shared address space
+(RFC 6598, where slots have theirs), link-local, multicast and reserved ones (RFC 6890). Name servers of the host are open at port 53.
+Slots reach whatever the host reaches (EVERYWHERE): a function must not lose its database between a COLD start, which is in the host's
+network, and a RESTORE.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+METADATA = "169.254.169.254"
+"""Where clouds hand out the machine's own credentials, which open the store of snapshots among other things: no tenant's business.
+Only a name server there is open."""
+DENIED = ("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16", "224.0.0.0/3")
+
+
+@dataclass(frozen=True, slots=True)
+class Egress:
+    """Networks that are closed, and what of them (or of the host's addresses) is open all the same."""
+
+    denied: tuple[ipaddress.IPv4Network, ...] = tuple(map(ipaddress.IPv4Network, DENIED))
+    allowed: tuple[ipaddress.IPv4Network, ...] = ()
+
+    @classmethod
+    def of(cls, denied: Iterable[str], allowed: Iterable[str]) -> Self:
+        """Parse the settings' lists. Raises ValueError that names key and value."""
+        return cls(_networks("egress_denied", denied), _networks("egress_allowed", allowed))
+
+    def rules(self, resolvers: Iterable[str]) -> Rules:
+        """For slots that have these name servers."""
+        denied, allowed, servers = _members(self.denied), _members(self.allowed), _members(sorted(set(resolvers)))
+        to_host = [
+            "ct state established,related accept",
+            *([f"meta l4proto {{ tcp, udp }} th dport 53 ip daddr {servers} accept"] if servers else []),
+            f"ip daddr {METADATA} reject",
+            *([f"ip daddr {allowed} accept"] if allowed else []),
+        ]
+        return Rules(to_host=(*to_host, "reject"), beyond=(*to_host, *([f"ip daddr {denied} reject"] if denied else []), "accept"))
+
+
+PUBLIC = Egress()
+EVERYWHERE = Egress((), (ipaddress.IPv4Network("0.0.0.0/0"),))
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Of nftables, for packets of a slot `to_host`'s own addresses, and `beyond`. Slots with the same rules share a group (`ip link`)."""
+
+    to_host: tuple[str, ...]
+    beyond: tuple[str, ...]
+
+    @property
+    def group(self) -> int:
+        """A number that only these rules have, 1 to 2^31 - 1, as ip(8) takes it."""
+        return zlib.crc32(repr(self).encode()) >> 1 or 1
+
+    @property
+    def chain(self) -> str:
+        """The one that is made last."""
+        return f"beyond_{self.group}"
+
+    def orders(self, table: str) -> str:
+        """For nft(8): chains for the group, and their entry in the maps of `table` that lead there. Idempotent."""
+        lines = []
+        for name, rules, verdicts in (("host", self.to_host, "to_host"), ("beyond", self.beyond, "beyond")):
+            chain = f"{name}_{self.group}"
+            lines += [f"add chain ip {table} {chain}", f"flush chain ip {table} {chain}"]
+            lines += [f"add rule ip {table} {chain} {rule}" for rule in rules]
+            lines += [f"add element ip {table} {verdicts} {{ {self.group} : jump {chain} }}"]
+        return "\n".join([*lines, ""])
+
+
+def _members(networks: Iterable[object]) -> str:
+    texts = [str(network) for network in networks]
+    return f"{{ {', '.join(texts)} }}" if texts else ""
+
+
+def _networks(key: str, texts: Iterable[str]) -> tuple[ipaddress.IPv4Network, ...]:
+    found = []
+    for text in texts:
+        try:
+            found.append(ipaddress.IPv4Network(str(text)))
+        except ValueError as e:
+            raise ValueError(f"{key}: {text!r}: {e}; write IPv4 networks or addresses, like 10.0.0.0/8 or 192.168.1.10") from e
+    return tuple(ipaddress.collapse_addresses(found))  # nftables takes no overlaps
+
+
+def resolvers(lines: Sequence[str]) -> list[str]:
+    """IPv4 addresses of the name servers in lines of resolv.conf(5)."""
+    words = [line.split() for line in lines]
+    return [w[1] for w in words if len(w) > 1 and w[0] == "nameserver" and _is_ipv4(w[1])]
+
+
+def _is_ipv4(text: str) -> bool:
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return True
