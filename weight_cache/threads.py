@@ -105,4 +105,5 @@ async def _finish(job: asyncio.Future[T], *, on_cancel: Callable[[], None] = lam
 
 
 def _step_back() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))

@@ -324,7 +324,7 @@ def _mortal_redis(redis_server: str, short_tmp: Path) -> Iterator[tuple[str, Pop
     """A Redis that the test may kill."""
     socket = short_tmp / "m.sock"
     server = Popen(["redis-server", "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(short_tmp)], stdout=DEVNULL)
-    url, until = f"unix://{socket}", time.monotonic() + 10
+    url, until = f"unix://{socket}", time.monotonic() + 30
     with redis.Redis.from_url(url) as client:
         while True:
             try:
@@ -484,7 +484,7 @@ async def test_who_waits_for_a_young_store_does_not_hold_up_what_is_stated(platf
     waiting = asyncio.create_task(one.open())
     await asyncio.sleep(0.01)
     assert not waiting.done()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await one.borrower.beat()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)

@@ -15,9 +15,11 @@ from activator.settings import ActivatorSettings
 from pilotlight.spec import MethodSpec
 from pilotlight.types import FunctionAddress, TenantId
 from tests.activator.conftest import PATIENCE_S, Edge
+from tests.activator.test_gateway import until
 from tests.fakes.routes import TENANT, route_of, spec_of
 
-DEADLINE_S = 1.0
+DEADLINE_S = 2.0
+"""Where a test waits for it."""
 
 
 def _slow_schema(parts: int) -> dict[str, Any]:
@@ -42,9 +44,15 @@ RECURSIVE = {
 NESTED = "[" * 40 + "]" * 40
 
 
+@pytest.fixture(name="deadline_s")
+def _deadline_s() -> float:
+    """Of a check; short only where a test waits for it."""
+    return PATIENCE_S
+
+
 @pytest.fixture(name="settings")
-def _settings() -> ActivatorSettings:
-    return ActivatorSettings(max_body_bytes=2**20, body_timeout_s=PATIENCE_S, argument_check_s=DEADLINE_S)
+def _settings(deadline_s: float) -> ActivatorSettings:
+    return ActivatorSettings(max_body_bytes=2**20, body_timeout_s=PATIENCE_S, argument_check_s=deadline_s)
 
 
 def _deploy(edge: Edge, name: str, schema: Mapping[str, Any]) -> None:
@@ -63,6 +71,7 @@ def _check(edge: Edge, name: str) -> ArgumentCheck:
         pytest.param(_nested_schema(24), json.dumps({f"p{n}": 1 for n in range(2000)}), id="small argument, nested schema"),
     ],
 )
+@pytest.mark.parametrize("deadline_s", [DEADLINE_S])
 @pytest.mark.slow  # waits for the deadline of a check
 async def test_an_endless_check_is_refused_at_its_deadline_and_delays_nobody(edge: Edge, schema: Mapping[str, Any], body: str) -> None:
     _deploy(edge, "slow", schema)
@@ -79,10 +88,10 @@ async def test_an_endless_check_is_refused_at_its_deadline_and_delays_nobody(edg
         await asyncio.sleep(0.005)
 
     answer = await slow
-    assert (answer.status_code, "took more than 1 s" in answer.json()["detail"]) == (400, True)
+    assert (answer.status_code, "took more than 2 s" in answer.json()["detail"]) == (400, True)
     waits.sort()
     print(f"{len(waits)} calls meanwhile: median {waits[len(waits) // 2] * 1e3:.1f} ms, slowest {waits[-1] * 1e3:.1f} ms")
-    assert max(held) < DEADLINE_S / 4, "the loop computes for no longer; what the machine does beside it is another matter"
+    assert max(held) < 0.25, "the loop computes for no longer; what the machine does beside it is another matter"
     assert waits[len(waits) // 2] < DEADLINE_S / 4
     assert edge.arguments.overruns == 1
 
@@ -126,7 +135,7 @@ async def test_a_caller_that_leaves_does_not_end_the_process_of_its_check(edge: 
     _deploy(edge, "numbers", {"type": "object", "properties": {"x": {"type": "array", "items": {"type": "integer"}}}})
     body = {"x": [1] * INLINE_COST}
     leaving = [asyncio.create_task(edge.call("shop/numbers:invoke", json=body)) for _ in range(3)]
-    await asyncio.sleep(0.05)
+    await until(lambda: bool(edge.arguments._tasks))
     for task in leaving:
         task.cancel()
     await asyncio.gather(*leaving, return_exceptions=True)
@@ -135,7 +144,7 @@ async def test_a_caller_that_leaves_does_not_end_the_process_of_its_check(edge: 
     assert edge.arguments.overruns == 0
 
 
-@pytest.mark.slow  # waits for the deadline of a check
+@pytest.mark.slow  # starts processes, and ends one in the middle of a check
 async def test_one_tenant_has_one_expensive_check_at_a_time(edge: Edge) -> None:
     """So the checks of another tenant find the second process free."""
     edge.add_key("pl_other", tenant="other")
@@ -146,11 +155,13 @@ async def test_one_tenant_has_one_expensive_check_at_a_time(edge: Edge) -> None:
     await edge.call("shop/numbers:invoke", key="pl_other", content=body)
 
     slow = [asyncio.create_task(edge.call("shop/slow:invoke", content=json.dumps({"x": [[-1]] * 40_000}))) for _ in range(4)]
-    await asyncio.sleep(0.3)
-    began = time.monotonic()
+    await until(lambda: edge.arguments._waiting[TENANT] == len(slow) and bool(edge.arguments._tasks))
     answer = await edge.call("shop/numbers:invoke", key="pl_other", content=body)
-    took = time.monotonic() - began
 
     assert (answer.status_code, sum(task.done() for task in slow)) == (200, 0)
-    assert took < DEADLINE_S
-    await asyncio.gather(*slow)
+    assert len(edge.arguments._tasks) == 1
+    for task in slow:
+        task.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+    await until(lambda: edge.arguments._waiting[TENANT] == 1)  # those that waited for their turn have left
+    await edge.arguments.aclose()

@@ -11,13 +11,18 @@ from tests.fakes.fake_controller import FakeController
 from tests.fakes.routes import route_of, spec_of
 
 RATE = 0.5
-"""One attempt, and the next one two seconds later."""
+"""One attempt, and the next one two seconds later, which do not pass here."""
 PROXY = "10.0.0.5"
 
 
 @pytest.fixture(name="settings")
 def _settings() -> ActivatorSettings:
     return ActivatorSettings(unauthenticated_per_s=RATE, trusted_proxies=["127.0.0.1", "10.0.0.0/8"])
+
+
+@pytest.fixture(autouse=True)
+def _no_time_passes(edge: Edge) -> None:
+    edge.stop_the_clock_of_strangers()
 
 
 async def _guess(edge: Edge, times: int = 3, *, forwarded: str = "") -> int:

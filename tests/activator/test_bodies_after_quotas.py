@@ -68,7 +68,7 @@ async def _status_without_a_body(edge: Edge, path: str, headers: str = "") -> by
     lines = f"host: x\r\nauthorization: Bearer {POOR}\r\ncontent-type: application/json\r\ncontent-length: 500\r\n{headers}"
     writer.write(f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode())
     try:
-        return (await asyncio.wait_for(reader.readline(), 5)).split(b" ", 1)[1].strip()
+        return (await asyncio.wait_for(reader.readline(), PATIENCE_S)).split(b" ", 1)[1].strip()
     finally:
         writer.close()
         await asyncio.gather(writer.wait_closed(), return_exceptions=True)
@@ -161,12 +161,12 @@ async def test_room_is_set_aside_for_bodies_that_are_still_read(edge: Edge, func
     head = f"host: x\r\nauthorization: Bearer {POOR}\r\ncontent-length: {LIMIT - 100}\r\n\r\n"
     _, writer = await asyncio.open_connection(place.hostname, place.port)
     writer.write(f"POST /v1/functions/shop/hello:submit HTTP/1.1\r\n{head}".encode())
-    await asyncio.sleep(0.2)
+    await until(lambda: edge.calls._held.bytes_of[TENANT] > LIMIT // 2)
 
     while_reading = await edge.call("shop/hello:submit", json={"x": "y" * 200})
     writer.close()
     await asyncio.gather(writer.wait_closed(), return_exceptions=True)
-    await asyncio.sleep(0.2)
+    await until(lambda: not edge.calls._held.bytes_of[TENANT])
 
     assert while_reading.status_code == 429
     assert (await edge.call("shop/hello:submit", json={"x": "y" * 200})).status_code == 202

@@ -131,10 +131,13 @@ async def test_a_stream_of_a_call_tells_each_state_and_ends_with_the_result(edge
     edge.add(route_of(spec_of()))
     edge.fleet.gate.clear()
     call_id = (await edge.call("shop/hello:submit", json={"x": 1})).json()["id"]
-    task = asyncio.create_task(get(edge, f"{call_id}/stream"))
-    await asyncio.sleep(0.02)
-    edge.fleet.gate.set()
-    events = [part.split("\n")[0] for part in (await task).text.strip().split("\n\n")]
+    url, headers = f"{edge.url}/v1/calls/{call_id}/stream", {"authorization": f"Bearer {KEY}"}
+    async with edge.client.stream("GET", url, headers=headers) as answer:
+        pieces = answer.aiter_text()
+        text = await anext(pieces)  # it is followed before it runs
+        edge.fleet.gate.set()
+        text += "".join([piece async for piece in pieces])
+    events = [part.split("\n")[0] for part in text.strip().split("\n\n")]
 
     assert events[0] == "event: state"
     assert events[-2:] == ["event: result", "event: end"]
@@ -153,7 +156,7 @@ async def test_a_poll_may_wait_for_the_end(edge: Edge, controller: FakeControlle
     edge.fleet.gate.clear()
     call_id = (await edge.call("shop/hello:submit", json={"x": 1})).json()["id"]
     short = (await get(edge, f"{call_id}?wait_s=0.01")).json()
-    waiting = asyncio.create_task(get(edge, f"{call_id}?wait_s=5"))
+    waiting = asyncio.create_task(get(edge, f"{call_id}?wait_s=20"))
     await asyncio.sleep(0.02)
     edge.fleet.gate.set()
 

@@ -13,20 +13,25 @@ import pytest
 from activator.control import MAX_CONNECTIONS, MAX_OF_TENANT, MAX_STRANGER_BODY_BYTES
 from activator.settings import ActivatorSettings
 from pilotlight import visitors
-from tests.activator.conftest import KEY, Edge
+from tests.activator.conftest import KEY, PATIENCE_S, Edge
 from tests.activator.test_gateway import until
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
 from tests.fakes.routes import TENANT, TEST_KEY
 
-PAUSE_S = 0.5
 SHARE = 8
 FOREVER = 1e12
 OWN = {"authorization": f"Bearer {KEY}"}
 
 
+@pytest.fixture(name="pause_s")
+def _pause_s() -> float:
+    """Longest pause in a body; short only where a test shows a longer one."""
+    return PATIENCE_S
+
+
 @pytest.fixture(name="settings")
-def _settings() -> ActivatorSettings:
-    return ActivatorSettings(body_timeout_s=PAUSE_S, unauthenticated_per_s=1000.0, stranger_connections=SHARE)
+def _settings(pause_s: float) -> ActivatorSettings:
+    return ActivatorSettings(body_timeout_s=pause_s, unauthenticated_per_s=1000.0, stranger_connections=SHARE)
 
 
 @pytest.fixture(name="held")
@@ -60,7 +65,7 @@ class _Senders:
 
     async def first_line(self) -> bytes:
         """Of the answer on the newest connection."""
-        return await asyncio.wait_for(self._open[-1][0].readline(), 10)
+        return await asyncio.wait_for(self._open[-1][0].readline(), PATIENCE_S)
 
     async def aclose(self) -> None:
         for _, writer in self._open:
@@ -88,7 +93,7 @@ async def test_strangers_with_unfinished_bodies_hold_no_connection(edge: Edge, h
 
 async def test_strangers_hold_no_more_than_their_share(edge: Edge, held: FakeWorker, senders: _Senders) -> None:
     await senders.send(SHARE // 2, b"GET /dashboard HTTP/1.1\r\nhost: x\r\n\r\n")
-    await asyncio.sleep(0.2)
+    await until(lambda: len(held.requests) == SHARE // 2)
     await senders.send(1, b"GET /dashboard HTTP/1.1\r\nhost: x\r\n\r\n")
 
     assert await senders.first_line() == b"HTTP/1.1 429 Too Many Requests\r\n"
@@ -154,9 +159,9 @@ async def test_one_address_holds_no_more_connections_than_it_may(edge: Edge, sen
 async def test_a_share_is_given_back(edge: Edge, held: FakeWorker, senders: _Senders) -> None:
     leaving = _Senders(edge.url)
     await leaving.send(SHARE // 2, b"GET /dashboard HTTP/1.1\r\nhost: x\r\n\r\n")
-    await asyncio.sleep(0.2)
+    await until(lambda: edge.control.held == SHARE // 2)
     await leaving.aclose()
-    await asyncio.sleep(0.2)
+    await until(lambda: edge.control.held == 0)
 
     assert (await edge.client.get(f"{edge.url}/v1/apps")).status_code == 200
     assert edge.control.held == 0
@@ -183,23 +188,31 @@ async def test_a_form_without_a_key_is_passed_on(edge: Edge, held: FakeWorker) -
     assert (whole.text, chunked.text) == ("13", "13")
 
 
+@pytest.mark.parametrize("pause_s", [0.5])
 async def test_a_body_that_pauses_is_ended(edge: Edge, held: FakeWorker, senders: _Senders) -> None:
     head = f"PUT /v1/blobs/x HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\ncontent-length: 1000\r\n\r\nhalf"
     await senders.send(1, head.encode())
 
     assert await senders.first_line() == b"HTTP/1.1 400 Bad Request\r\n"
-    assert edge.control.held == 0
+    await until(lambda: edge.control.held == 0)
 
 
 LARGE = 256 * 1024
 UNREAD_S = 0.3
 
 
-async def _large_or_long(request: WorkerRequest) -> WorkerAnswer:
-    """A page that no caller's buffers hold, or a stream that says little."""
-    if request.path == "/dashboard/stream":
-        return WorkerAnswer(chunks=_now_and_then())
-    return WorkerAnswer(body=b"x" * LARGE)
+class _LargeOrLong:
+    """A page that no caller's buffers hold, or a stream that says little. The page comes once it may."""
+
+    def __init__(self) -> None:
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def __call__(self, request: WorkerRequest) -> WorkerAnswer:
+        if request.path == "/dashboard/stream":
+            return WorkerAnswer(chunks=_now_and_then())
+        await self.may_answer.wait()
+        return WorkerAnswer(body=b"x" * LARGE)
 
 
 async def _now_and_then() -> AsyncIterator[bytes]:
@@ -209,11 +222,12 @@ async def _now_and_then() -> AsyncIterator[bytes]:
 
 
 @pytest.fixture(name="generous")
-async def _generous(edge: Edge, short_tmp: Path) -> AsyncIterator[FakeWorker]:
+async def _generous(edge: Edge, short_tmp: Path) -> AsyncIterator[_LargeOrLong]:
     edge.control._unread_s = UNREAD_S
-    controller = FakeWorker(short_tmp / "controller.sock", _large_or_long)
+    generous = _LargeOrLong()
+    controller = FakeWorker(short_tmp / "controller.sock", generous)
     await controller.start()
-    yield controller
+    yield generous
     await controller.aclose()
 
 
@@ -230,10 +244,12 @@ async def _deaf(edge: Edge, head: bytes, *, buffer_bytes: int = 4096) -> socket.
 
 
 @pytest.mark.parametrize("authorization", [b"", f"authorization: Bearer {KEY}\r\n".encode()])
-async def test_who_does_not_read_answers_holds_no_connection(edge: Edge, generous: FakeWorker, authorization: bytes) -> None:
+async def test_who_does_not_read_answers_holds_no_connection(edge: Edge, generous: _LargeOrLong, authorization: bytes) -> None:
+    generous.may_answer.clear()
     deaf = [await _deaf(edge, b"GET /dashboard HTTP/1.1\r\nhost: x\r\n%b\r\n" % authorization) for _ in range(SHARE // 2)]
     try:
         await until(lambda: edge.control.held == SHARE // 2)
+        generous.may_answer.set()
         await until(lambda: edge.control.held == 0)
 
         assert (await edge.client.get(f"{edge.url}/dashboard/login")).status_code == 200
@@ -243,20 +259,23 @@ async def test_who_does_not_read_answers_holds_no_connection(edge: Edge, generou
             connection.close()
 
 
-async def test_a_stream_to_somebody_who_reads_goes_on(edge: Edge, generous: FakeWorker) -> None:
+async def test_a_stream_to_somebody_who_reads_goes_on(edge: Edge, generous: _LargeOrLong) -> None:
     answer = await edge.client.get(f"{edge.url}/dashboard/stream")
 
     assert answer.text == 4 * "event\n"
 
 
-async def test_somebody_who_reads_slowly_gets_all_of_it(edge: Edge, generous: FakeWorker) -> None:
+@pytest.mark.slow  # reads slowly
+@pytest.mark.usefixtures("generous")
+async def test_somebody_who_reads_slowly_gets_all_of_it(edge: Edge) -> None:
+    edge.control._unread_s = unread_s = 5 * UNREAD_S  # also where the machine pauses meanwhile
     deaf = await _deaf(edge, b"GET /dashboard HTTP/1.1\r\nhost: x\r\n\r\n", buffer_bytes=2**17)
     loop, size = asyncio.get_running_loop(), 0
     try:
         await until(lambda: any(connection.is_congested for connection in edge.limits.connections))
         while size < 40 * LARGE:
-            size += len(await asyncio.wait_for(loop.sock_recv(deaf, 2**18), 10))
-            await asyncio.sleep(UNREAD_S / 60)
+            size += len(await asyncio.wait_for(loop.sock_recv(deaf, 2**18), PATIENCE_S))
+            await asyncio.sleep(unread_s / 60)
     finally:
         deaf.close()
 

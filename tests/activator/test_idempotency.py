@@ -93,11 +93,11 @@ async def test_what_failed_may_be_asked_for_again(edge: Edge, function: Counting
 
 async def test_a_caller_that_leaves_does_not_end_its_call_and_finds_its_answer(edge: Edge, function: Counting) -> None:
     function.gate.clear()
-    with pytest.raises(httpx.ReadTimeout):
-        await edge.client.post(
-            f"{edge.url}/v1/functions/shop/hello:invoke", json={"x": 1}, timeout=0.3, headers={"authorization": f"Bearer {KEY}", **ONCE}
-        )
+    leaving = asyncio.create_task(call(edge))
     await until(lambda: function.calls)
+    (connection,) = edge.limits.connections
+    leaving.cancel()
+    await until(lambda: connection not in edge.limits.connections)
     function.gate.set()
     await until(lambda: not edge.gateway.idempotency._running)
 

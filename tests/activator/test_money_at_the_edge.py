@@ -94,7 +94,7 @@ class TestWhileACallRuns:
         assert refused.status_code == 429, refused.text
         assert 1 <= int(refused.headers["retry-after"]) <= 60
         assert str(problem_of(refused)["type"]).endswith("budget-reserved")
-        short = asyncio.create_task(edge.call(json={"x": 3}, headers={"pilotlight-timeout": "5"}))
+        short = asyncio.create_task(edge.call(json={"x": 3}, headers={"pilotlight-timeout": "20"}))
         await until(lambda: edge.books.journal.statistics().open_calls == 2)
         self.may_end.set()
         assert [(await call).status_code for call in (first, short)] == [200, 200]
@@ -120,12 +120,12 @@ class TestAStreamThatDoesNotEnd:
         return stream
 
     async def test_is_cut_off_billed_and_its_instance_replaced(self, edge: Edge) -> None:
-        edge.add(route_of(spec_of(clocks=Clocks(execution_s=0.3))))
+        edge.add(route_of(spec_of(clocks=Clocks(execution_s=1.0))))  # its first item is part of it
         with pytest.raises(httpx.RemoteProtocolError):
             await edge.call(json={"x": 1})
         [record] = [r for r in (await edge.settle()).values() if r.kind == "CALL"]
         assert (record.status, record.outcome) == (504, "error")
-        assert record.exec_ms >= 300
+        assert record.exec_ms >= 1000
         await until(lambda: len(edge.fleet.stopped) == 1)
 
 

@@ -10,6 +10,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from activator.callers import ANONYMOUS
+from activator.quotas.process import ProcessQuotas
+from activator.quotas.store import QuotaStore
 from activator.settings import ActivatorSettings
 from pilotlight import errors
 from pilotlight.spec import FunctionKind, MethodSpec
@@ -36,9 +38,15 @@ def _settings() -> ActivatorSettings:
     return ActivatorSettings(unauthenticated_per_s=3.0)
 
 
+@pytest.fixture(name="quota_store")
+def _quota_store() -> QuotaStore:
+    return ProcessQuotas(clock=lambda: 1.0)
+
+
 @pytest.fixture(name="street")
 async def _street(edge: Edge) -> Edge:
-    """Three tenants: acme, which has functions; beta and gamma, which have keys."""
+    """Three tenants: acme, which has functions; beta and gamma, which have keys. No time passes for what is counted in seconds."""
+    edge.stop_the_clock_of_strangers()
     edge.add_tenant("acme")
     edge.add_tenant("beta", tenant=OTHER)
     edge.add_tenant("gamma", tenant=THIRD)

@@ -15,7 +15,7 @@ from websockets.asyncio.server import ServerConnection, unix_serve
 
 from activator.settings import ActivatorSettings
 from pilotlight.spec import Clocks, FunctionKind, MethodSpec, Scaling
-from tests.activator.conftest import KEY, Edge
+from tests.activator.conftest import KEY, PATIENCE_S, Edge
 from tests.activator.test_gateway import until
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.routes import TENANT, route_of, spec_of
@@ -255,7 +255,7 @@ async def test_a_websocket_is_closed_when_a_message_of_its_caller_has_no_room(ed
         edge.gateway.bodies.take(TENANT, ActivatorSettings().tenant_waiting_bytes)
         await socket.send("more")
         with pytest.raises(websockets.ConnectionClosedError) as closed:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 await socket.recv()
 
     assert closed.value.rcvd is not None
@@ -332,7 +332,7 @@ class TestSlowBodies:
     async def test_bodies_that_do_not_go_on_hold_no_slot_for_long(self, edge: Edge, place: str, opened: Opened) -> None:
         readers = [await opened(place, b"a") for _ in range(4)]
 
-        assert (await asyncio.wait_for(edge.client.get(edge.url + place), 10)).status_code == 200
+        assert (await asyncio.wait_for(edge.client.get(edge.url + place), PATIENCE_S)).status_code == 200
         assert [await reader.readline() for reader in readers] == [b"HTTP/1.1 400 Bad Request\r\n"] * 4
 
     async def test_a_trickle_is_given_up_too(self, place: str, opened: Opened) -> None:
@@ -348,10 +348,13 @@ class TestSlowBodies:
         assert [await reader.readline() for reader in readers] == [b"HTTP/1.1 400 Bad Request\r\n"] * 4
         assert edge.fleet.started == []
 
+    @pytest.mark.slow  # takes longer than a pause that no busy machine makes by itself
     async def test_a_large_body_may_take_longer_than_a_pause(self, edge: Edge, place: str) -> None:
+        edge.gateway._passthrough._body_timeout_s = 2.0
+
         async def pieces() -> AsyncIterator[bytes]:
-            for _ in range(8):
+            for _ in range(11):
                 yield b"x" * 20_000
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.2)
 
         assert (await edge.client.post(edge.url + place, content=pieces())).status_code == 200

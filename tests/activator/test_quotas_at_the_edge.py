@@ -56,18 +56,18 @@ async def warm(edge: Edge) -> None:
 
 @pytest.mark.parametrize("is_warm", [False, True])
 async def test_a_call_over_its_quota_is_429_with_the_time_to_come_back(shop: Edge, is_warm: bool) -> None:
-    shop.add_tenant("acme", requests_per_s=0.25, burst=2)
+    shop.add_tenant("acme", requests_per_s=0.025, burst=2)
     await warm(shop)
     await shop.call(json={"x": 1})
     answer = await shop.call(json={"x": 2}, headers={} if is_warm else {"pilotlight-timeout": "9"})
 
     assert answer.status_code == 429
-    assert 3 <= int(answer.headers["retry-after"]) <= 4
+    assert 10 <= int(answer.headers["retry-after"]) <= 40
     problem = problem_of(answer)
-    assert (problem["quota"], problem["of"], problem["limit"]) == ("requests_per_s", "tenant", 0.25)
+    assert (problem["quota"], problem["of"], problem["limit"]) == ("requests_per_s", "tenant", 0.025)
     assert str(problem["type"]).endswith("/over-quota")
     assert problem["instance"] == answer.headers["x-request-id"]
-    assert answer.headers["ratelimit-policy"] == '"tenant";q=2;w=8'
+    assert answer.headers["ratelimit-policy"] == '"tenant";q=2;w=80'
     assert answer.headers["ratelimit"].startswith('"tenant";r=0;t=')
 
 
@@ -210,7 +210,7 @@ async def test_submitted_calls_that_wait_for_their_quota_are_in_nobodys_way(shop
     shop.add_key("pl_narrow", quotas={"concurrent": 0})
     waiting = [await shop.call("shop/hello:submit", json={"x": n}, key="pl_narrow") for n in range(4)]
     accepted = await shop.call("shop/hello:submit", json={"x": 9})
-    url = f"{shop.url}/v1/calls/{accepted.json()['id']}?wait_s=10"
+    url = f"{shop.url}/v1/calls/{accepted.json()['id']}?wait_s=20"
 
     assert [answer.status_code for answer in waiting] == [202] * 4
     assert (await shop.client.get(url, headers=AUTHORIZED, timeout=30)).json()["state"] == "SUCCEEDED"
@@ -224,7 +224,7 @@ async def test_a_submitted_call_runs_when_the_quota_that_held_it_up_is_lifted(
     accepted = await shop.call("shop/hello:submit", json={"x": 1}, key="pl_narrow")
     await until(lambda: bool(shop.quotas.statistics().refused))
     shop.add_key("pl_narrow", quotas=lifted)
-    url = f"{shop.url}/v1/calls/{accepted.json()['id']}?wait_s=10"
+    url = f"{shop.url}/v1/calls/{accepted.json()['id']}?wait_s=20"
 
     assert (await shop.client.get(url, headers=AUTHORIZED, timeout=30)).json()["state"] == "SUCCEEDED"
     assert shop.quotas.held("key:k-pl_narrow") == 0

@@ -136,6 +136,7 @@ async def test_the_one_that_waits_longest_is_told_to_the_autoscaler_whoever_is_n
     async with world_of() as world:
         busy = await world.throttler.reserve(5)
         batch = world.call(rank_of("a", Priority.BATCH))
+        await until(lambda: world.throttler.waiting == 1)
         await asyncio.sleep(0.01)
         urgent = world.call(rank_of("a", Priority.REALTIME))
         await until(lambda: world.throttler.waiting == 2)

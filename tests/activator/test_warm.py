@@ -178,7 +178,7 @@ async def test_an_idempotent_warm_call_is_tried_once_more_elsewhere(edge: Edge, 
     assert f"{answer.headers['x-request-id']}/2" in await edge.settle()
 
 
-@pytest.mark.parametrize("headers", [{}, {"pilotlight-timeout": "4"}], ids=["warm", "in a task"])
+@pytest.mark.parametrize("headers", [{}, {"pilotlight-timeout": "30"}], ids=["warm", "in a task"])
 async def test_a_worker_that_is_busy_is_asked_again(warm_edge: Edge, script: Script, headers: dict[str, str]) -> None:
     async def busy_once(request: WorkerRequest) -> WorkerAnswer:
         script.now = echo
@@ -258,7 +258,7 @@ async def test_connections_that_stay_idle_are_closed_by_the_sweep(raw: Raw, warm
     assert await raw.reader.read() == b""
 
 
-@pytest.mark.parametrize("headers", [{}, {"pilotlight-timeout": "4"}], ids=["warm", "in a task"])
+@pytest.mark.parametrize("headers", [{}, {"pilotlight-timeout": "30"}], ids=["warm", "in a task"])
 async def test_a_record_that_cannot_be_closed_costs_no_slot(warm_edge: Edge, script: Script, headers: dict[str, str]) -> None:
     async def close_it_first(request: WorkerRequest) -> WorkerAnswer:
         script.now = echo

@@ -17,7 +17,7 @@ from activator import web_socket_pieces
 from activator.__main__ import Activator
 from activator.settings import ActivatorSettings
 from activator.web_socket_pieces import PIECE_BYTES, CallerSocket, Pieces, WorkerSocket
-from tests.activator.conftest import Edge
+from tests.activator.conftest import PATIENCE_S, Edge
 from tests.activator.test_gateway import until
 from tests.activator.test_passthrough import HEADERS, chatting, in_flight
 
@@ -155,7 +155,7 @@ async def test_a_message_of_very_many_fragments_closes_its_websocket_with_1009(e
             first = Frame(Opcode.BINARY, b"", fin=False).serialize(mask=True)
             socket.transport.write(first + Frame(Opcode.CONT, b"", fin=False).serialize(mask=True) * (16_384 + 200))
             with pytest.raises(websockets.ConnectionClosedError) as closed:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(PATIENCE_S):
                     await socket.recv()
         await until(lambda: in_flight(edge) == 0)
 

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.fakes.absence import away
 from tests.fakes.kubernetes.faults import Fault
 from tests.fakes.kubernetes.raw import MERGE, RawClient
 from tests.fakes.kubernetes.server import ApiServer
@@ -50,10 +51,9 @@ async def test_hanging_requests(api_server: ApiServer, raw: RawClient) -> None:
 async def test_away_and_back_with_everything(api_server: ApiServer, raw: RawClient) -> None:
     await raw.ask("POST", PODS, _pod("a"))
     url = api_server.url
-    await api_server.stop()
-    with pytest.raises(aiohttp.ClientError):
-        await raw.ask("GET", PODS)
-    await api_server.start()
+    async with away(api_server):
+        with pytest.raises(aiohttp.ClientError):
+            await raw.ask("GET", PODS)
     assert api_server.url == url
     assert (await raw.ask("GET", f"{PODS}/a")).status == 200
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import cast
 
 import pytest
+from redis.asyncio import Redis
 
 from activator.idempotency.process import ProcessIdempotency
 from activator.idempotency.redis_store import RedisIdempotency
@@ -15,8 +17,8 @@ from pilotlight import errors
 from tests.fakes.clock import ManualClock
 from tests.fakes.routes import TEST_KEY
 
-SHORT_S = 0.05
-"""Of a real Redis' leases here."""
+TTL_S = 20.0
+"""Of answers that a test lets run out; others are kept for a minute."""
 TENANT_BYTES = 20_000
 TOTAL_BYTES = 60_000
 
@@ -26,12 +28,17 @@ def claim_of(name: str, tenant: str = "t") -> Claim:
 
 
 class Desk:
-    """A store, and time that passes until a lease has lapsed, or the TTL of one second."""
+    """A store, and time that passes for it: until a lease has lapsed, or a TTL of TTL_S."""
 
-    def __init__(self, store: IdempotencyStore, lapse: Callable[[], Awaitable[None]], second: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, store: IdempotencyStore, advance: Callable[[float], Awaitable[None]]) -> None:
         self.store = store
-        self.lapse = lapse
-        self.second = second
+        self._advance = advance
+
+    async def lapse(self) -> None:
+        await self._advance(LEASE_S + 1)
+
+    async def run_out(self) -> None:
+        await self._advance(TTL_S + 1)
 
 
 @pytest.fixture(name="desk", params=["process", "redis"])
@@ -42,18 +49,24 @@ async def _desk(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
         async def advance(seconds: float) -> None:
             clock.advance(seconds)
 
-        yield Desk(
-            ProcessIdempotency(clock=clock, tenant_bytes=TENANT_BYTES, max_bytes=TOTAL_BYTES),
-            lambda: advance(LEASE_S + 1),
-            lambda: advance(1.1),
-        )
+        yield Desk(ProcessIdempotency(clock=clock, tenant_bytes=TENANT_BYTES, max_bytes=TOTAL_BYTES), advance)
         return
-    url = request.getfixturevalue("redis_url")
-    store = RedisIdempotency(
-        url, platform=uuid.uuid4().hex[:8], sealer=TEST_KEY.replies, lease_s=SHORT_S, tenant_bytes=TENANT_BYTES, total_bytes=TOTAL_BYTES
-    )
-    yield Desk(store, lambda: asyncio.sleep(4 * SHORT_S), lambda: asyncio.sleep(1.2))
+    url, platform = request.getfixturevalue("redis_url"), uuid.uuid4().hex[:8]
+    store = RedisIdempotency(url, platform=platform, sealer=TEST_KEY.replies, tenant_bytes=TENANT_BYTES, total_bytes=TOTAL_BYTES)
+    async with Redis.from_url(url, decode_responses=True) as raw:
+        yield Desk(store, lambda seconds: _passed(raw, f"pilotlight:{{{platform}}}:once", int(seconds * 1000)))
     await store.aclose()
+
+
+async def _passed(raw: Redis, prefix: str, ms: int) -> None:
+    """Redis keeps the time itself: every end that is noted there comes nearer by so much."""
+    for key in [key async for key in raw.scan_iter(f"{prefix}*")]:
+        if key.startswith(f"{prefix}-of:") or key == f"{prefix}-ends":
+            ends = cast("list[tuple[str, float]]", await raw.zrange(key, 0, -1, withscores=True))
+            await raw.zadd(key, {member: end - ms for member, end in ends})
+        left = await raw.pttl(key)
+        assert left > 0, f"{key} would stay for ever"
+        await raw.pexpire(key, left - ms)
 
 
 async def test_of_many_who_claim_at_once_one_runs(desk: Desk) -> None:
@@ -66,9 +79,9 @@ async def test_of_many_who_claim_at_once_one_runs(desk: Desk) -> None:
 async def test_an_answer_is_the_same_for_everybody_until_it_runs_out(desk: Desk) -> None:
     answer = bytes(range(256)) * 10
     await desk.store.claim("n", "print")
-    await desk.store.keep(claim_of("n"), answer, ttl_s=1.0)
+    await desk.store.keep(claim_of("n"), answer, ttl_s=TTL_S)
     assert await desk.store.claim("n", "other") == Known(fingerprint="print", answer=answer)
-    await desk.second()
+    await desk.run_out()
     assert await desk.store.claim("n", "other") is None
 
 
@@ -138,8 +151,8 @@ async def test_an_answer_that_is_kept_again_and_one_that_ran_out_take_no_room(de
         await desk.store.keep(claim_of("again"), b"x" * 3000, ttl_s=60.0)
     await desk.store.keep(claim_of("first"), b"y", ttl_s=60.0)
     for number in range(3):
-        await desk.store.keep(claim_of(f"short{number}", "other"), b"x" * 3000, ttl_s=1.0)
-    await desk.second()
+        await desk.store.keep(claim_of(f"short{number}", "other"), b"x" * 3000, ttl_s=TTL_S)
+    await desk.run_out()
     for number in range(3):
         await desk.store.keep(claim_of(f"long{number}", "other"), b"x" * 3000, ttl_s=60.0)
 
@@ -163,8 +176,8 @@ async def test_answers_of_all_tenants_have_a_bound_and_the_oldest_of_the_tenant_
 async def test_what_ended_takes_no_room_of_others(desk: Desk) -> None:
     for tenant in range(8):
         for number in range(3):
-            await desk.store.keep(claim_of(f"{number}-{tenant}", str(tenant)), b"x" * 2000, ttl_s=1.0)
-    await desk.second()
+            await desk.store.keep(claim_of(f"{number}-{tenant}", str(tenant)), b"x" * 2000, ttl_s=TTL_S)
+    await desk.run_out()
     names = [f"new{number}" for number in range(4)]
     for name in names:
         await desk.store.keep(claim_of(name), b"x" * 2000, ttl_s=60.0)

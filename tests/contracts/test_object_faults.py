@@ -20,7 +20,7 @@ from weight_cache.objects.s3 import S3Store
 
 CONTENT = bytes(range(256)) * 1024
 ATTEMPTS = 3
-TIMEOUT_S = 0.5
+TIMEOUT_S = 1.0
 """Where the server is silent; where it answers, a busy machine may take its time."""
 
 

@@ -17,6 +17,7 @@ import redis
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from activator.quotas import redis_store
 from activator.quotas.admission import Admission, admit
 from activator.quotas.process import ProcessQuotas
 from activator.quotas.redis_store import RedisQuotas
@@ -477,16 +478,20 @@ def gate_of(store: QuotaStore, *rules: Rule) -> Gate:
 
 
 @pytest.mark.parametrize("fault", ["killed", "slow"])
-async def test_without_redis_each_activator_counts_for_itself_where_that_is_allowed(mortal: Mortal, fault: str) -> None:
+async def test_without_redis_each_activator_counts_for_itself_where_that_is_allowed(
+    mortal: Mortal, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, two = store_at(mortal.url), store_at(mortal.url, "a-1")
     gates = [gate_of(store, rule(concurrent=1)) for store in (one, two)]
     first = await enter(gates[0])
     await refused(gates[1])
 
     mortal.kill() if fault == "killed" else mortal.freeze()
-    second = await enter(gates[1])  # the whole quota for each
-    await refused(gates[1])
-    await refused(gates[0])
+    with monkeypatch.context() as hasty:
+        hasty.setattr(redis_store, "ANSWER_S", 0.1)
+        second = await enter(gates[1])  # the whole quota for each
+        await refused(gates[1])
+        await refused(gates[0])
     assert not one.statistics().is_reachable
 
     mortal.start() if fault == "killed" else mortal.thaw()

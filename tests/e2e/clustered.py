@@ -9,17 +9,20 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.e2e.harness import STOP_S, PlatformUnderTest, platform_up, wait_for
+from tests.e2e.harness import PATIENCE_S, STOP_S, PlatformUnderTest, platform_up, wait_for
 from tests.fakes.knative.kubelet import EVICT, MISSING_IMAGES
 from tests.fakes.plain_http import NO_TLS
 
@@ -79,8 +82,11 @@ class ClusterUnderTest:
             self.annotate(path, MISSING_IMAGES, "{}")
 
     def go_away(self, seconds: float) -> None:
-        """The API server, with everything that is connected to it cut."""
-        self.api.post("/-/away", json={"seconds": seconds}).raise_for_status()
+        """The API server, with everything that is connected to it cut; returns when that has begun."""
+        with socket.create_connection((self.api.base_url.host, self.api.base_url.port or 80), timeout=PATIENCE_S) as witness:
+            self.api.post("/-/away", json={"seconds": seconds}).raise_for_status()
+            with contextlib.suppress(ConnectionError):
+                assert witness.recv(1) == b""
 
     def story(self) -> str:
         """What the cluster and its platform say of themselves, for a failure's message."""
@@ -102,6 +108,25 @@ def _is_ready(pod: Json) -> bool:
     return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", ()))
 
 
+def pods_that_answer(platform: PlatformUnderTest, *, callers: int = 6) -> set[str]:
+    """Call `podded/where` from so many callers at once, each once and again until two pods have answered; those that have."""
+    pods: set[str] = set()
+    until = time.monotonic() + PATIENCE_S
+
+    def call() -> None:
+        while True:
+            answer = platform.post("podded/where", {"seconds": 1.5})
+            assert answer.status_code == 200, answer.text
+            pods.add(answer.json())
+            if len(pods) > 1 or time.monotonic() > until:
+                return
+
+    with ThreadPoolExecutor(callers) as pool:
+        for calling in [pool.submit(call) for _ in range(callers)]:
+            calling.result()
+    return pods
+
+
 @contextlib.contextmanager
 def cluster_up(**settings: object) -> Iterator[ClusterUnderTest]:
     """A cluster and a platform on it; `settings`: of section `cluster`."""
@@ -121,7 +146,7 @@ def cluster_up(**settings: object) -> Iterator[ClusterUnderTest]:
                     prices={"gpu_s": {"H100": "0.001"}},
                 )
             )
-            api = stack.enter_context(httpx.Client(base_url=said["api"], verify=NO_TLS, timeout=10))
+            api = stack.enter_context(httpx.Client(base_url=said["api"], verify=NO_TLS, timeout=60))
             yield ClusterUnderTest(directory=directory, api=api, platform=platform)
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -112,7 +112,7 @@ class Frozen:
     def metric(self, name: str, **labels: str) -> float:
         """A sum over the node agent's metric."""
         transport = httpx.HTTPTransport(uds=str(self.platform.local.paths.run / "metrics-snapshotter.sock"))
-        with httpx.Client(transport=transport) as client:
+        with httpx.Client(transport=transport, timeout=60) as client:
             text = client.get("http://agent/metrics").text
         found = re.findall(rf"^{name}(?:{{([^}}]*)}})? (\S+)$", text, re.MULTILINE)
         return sum(float(value) for have, value in found if all(f'{k}="{v}"' in have for k, v in labels.items()))

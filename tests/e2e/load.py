@@ -50,6 +50,7 @@ class Load:
         self.answered: list[Answered] = []
         self.broken: list[Broken] = []
         self.refused = 0
+        self.in_flight = 0
         self.submitted: list[str] = []
 
     def __repr__(self) -> str:
@@ -73,6 +74,13 @@ class Load:
     def instances(self, *, since: float = 0.0) -> set[str]:
         """Who answered after `since`."""
         return {a.body[1] for a in self.answered if a.status == 200 and a.at >= since}
+
+    async def wait_all_in_flight(self) -> None:
+        """Until every caller waits for an answer: soon, where nobody answers."""
+        async with asyncio.timeout(PATIENCE_S):
+            while self.in_flight < self._callers:
+                self._check_callers()
+                await asyncio.sleep(0.02)
 
     async def wait_answers(self, count: int) -> None:
         """Until `count` more calls were answered with success."""
@@ -116,6 +124,7 @@ class Load:
         n = caller
         while not self._is_ended:
             sent = time.monotonic()
+            self.in_flight += 1
             try:
                 answer = await self._client.post(f"/v1/functions/{self._function}:invoke", json={"n": n})
             except httpx.ConnectError:
@@ -125,6 +134,8 @@ class Load:
                 self.broken.append(Broken(sent=sent, at=time.monotonic()))
             else:
                 self.answered.append(self._taken(answer, n))
+            finally:
+                self.in_flight -= 1
             n += self._callers
             await asyncio.sleep(PAUSE_S)
 

@@ -47,7 +47,7 @@ def restart(platform: PlatformUnderTest, **settings: object) -> None:
 def asked(path: Path, op: str, args: dict[str, object]) -> str:
     """The answer of one of the platform's sockets."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(20)
+        connection.settimeout(60)
         connection.connect(str(path))
         connection.sendall(json.dumps({"id": 1, "op": op, "args": args}).encode() + b"\n")
         return connection.makefile().readline()

@@ -36,10 +36,11 @@ from pilotlight.packaging.deploy import deploy
 from pilotlight.packaging.load import load_app, load_module
 from pilotlight.spec import WeightsSpec, to_json
 from snapshotter import netns
+from tests.e2e.frozen import SNAPSHOT_S
 from tests.e2e.harness import APPS, PlatformUnderTest, platform_up, wait_for
 from tests.fakes.plain_http import NO_TLS
 
-pytestmark = [pytest.mark.root, pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.root, pytest.mark.e2e, pytest.mark.timeout(SNAPSHOT_S + 180)]
 
 FEWEST = 60
 PORT = 8700
@@ -137,7 +138,7 @@ class Tenant:
     """A tenant of the platform, with an app whose source lies in `folder`."""
 
     def __init__(self, operator: PlatformUnderTest, name: str, folder: Path, *, secrets: dict[str, dict[str, str]]) -> None:
-        answer = httpx.post(f"{operator.url}/v1/tenants", json={"name": name}, headers=operator.headers, timeout=30, verify=NO_TLS)
+        answer = httpx.post(f"{operator.url}/v1/tenants", json={"name": name}, headers=operator.headers, timeout=60, verify=NO_TLS)
         assert answer.status_code == 201, answer.text
         self.name, self.key = name, answer.json()["key"]
         mine = replace(operator.profile, api_key=str(self.key["secret"]))
@@ -270,11 +271,11 @@ def gather(
 
 def _snapshot(operator: PlatformUnderTest) -> str | None:
     """A file of a snapshot; None where this machine makes none."""
-    node = httpx.get(f"{operator.url}/v1/node", headers=operator.headers, timeout=30, verify=NO_TLS).json()
+    node = httpx.get(f"{operator.url}/v1/node", headers=operator.headers, timeout=60, verify=NO_TLS).json()
     if not any(feature["name"] == "RESTORE" and feature["on"] for feature in node["features"]):
         return None
     directory = operator.local.paths.home / "node/snapshots"
-    return str(wait_for(lambda: next(directory.glob("sn-*/images/pages-*"), None), "a snapshot"))
+    return str(wait_for(lambda: next(directory.glob("sn-*/images/pages-*"), None), "a snapshot", timeout_s=SNAPSHOT_S))
 
 
 def _register_image(home: Path, tenant: str) -> Path:

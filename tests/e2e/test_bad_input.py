@@ -25,9 +25,9 @@ def _deployed(platform: PlatformUnderTest) -> None:
 
 @pytest.fixture
 def key_of_another_tenant(platform: PlatformUnderTest) -> str:
-    answer = httpx.get(f"{platform.url}/v1/tenants", headers=platform.headers)
+    answer = httpx.get(f"{platform.url}/v1/tenants", headers=platform.headers, timeout=60)
     name = f"rival{len(answer.json()['tenants'])}"
-    made = httpx.post(f"{platform.url}/v1/tenants", json={"name": name}, headers=platform.headers)
+    made = httpx.post(f"{platform.url}/v1/tenants", json={"name": name}, headers=platform.headers, timeout=60)
     assert made.status_code == 201, made.text
     return str(made.json()["key"]["secret"])
 
@@ -138,7 +138,7 @@ def test_an_invoke_key_does_not_reach_the_control_plane(platform: PlatformUnderT
     with platform.client() as client:
         made = client.create_key(scope="invoke", name="caller")
     headers = {"authorization": f"Bearer {made['secret']}"}
-    answer = httpx.delete(f"{platform.url}/v1/apps/faulty", headers=headers)
+    answer = httpx.delete(f"{platform.url}/v1/apps/faulty", headers=headers, timeout=60)
     assert answer.status_code == 403, answer.text
 
 
@@ -154,5 +154,5 @@ def test_another_tenants_function_does_not_exist(platform: PlatformUnderTest, ke
     unknown = platform.post("faulty/nowhere", {"width": 2}, headers=headers)
     assert problem(foreign, 404, "not-found")["detail"] == str(problem(unknown, 404, "not-found")["detail"]).replace("nowhere", "area")
     submitted = platform.post("faulty/area", {"width": 2}, verb="submit")
-    seen = httpx.get(f"{platform.url}/v1/calls/{submitted.json()['id']}", headers=headers)
+    seen = httpx.get(f"{platform.url}/v1/calls/{submitted.json()['id']}", headers=headers, timeout=60)
     problem(seen, 404, "not-found")

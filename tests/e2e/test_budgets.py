@@ -39,7 +39,7 @@ def _platform(redis_server: str) -> Iterator[PlatformUnderTest]:
 def set_budget(platform: PlatformUnderTest, amount: Decimal | str, **more: Any) -> dict[str, Any]:
     """Make or change the budget of the app's month."""
     body = {"app": "purse", "amount": str(amount), **more}
-    answer = httpx.put(f"{platform.url}/v1/budgets", json=body, headers=platform.headers, timeout=20)
+    answer = httpx.put(f"{platform.url}/v1/budgets", json=body, headers=platform.headers, timeout=60)
     assert answer.status_code in (200, 201), answer.text
     budget: dict[str, Any] = answer.json()
     return budget
@@ -47,7 +47,7 @@ def set_budget(platform: PlatformUnderTest, amount: Decimal | str, **more: Any) 
 
 def shown(platform: PlatformUnderTest, budget: str) -> dict[str, Any]:
     """The budget as its owner sees it."""
-    found: dict[str, Any] = httpx.get(f"{platform.url}/v1/budgets/{budget}", headers=platform.headers).json()
+    found: dict[str, Any] = httpx.get(f"{platform.url}/v1/budgets/{budget}", headers=platform.headers, timeout=60).json()
     return found
 
 
@@ -98,9 +98,9 @@ async def wait_until_both_refuse(platform: PlatformUnderTest) -> None:
             await asyncio.sleep(0.1)
 
 
-def spent(platform: PlatformUnderTest) -> Decimal:
+def spent(platform: PlatformUnderTest, where: str = "1") -> Decimal:
     """What the ledger has of it."""
-    return sum((Decimal(r["cost"]) for r in platform.usage("app = 'purse'")), Decimal(0))
+    return sum((Decimal(r["cost"]) for r in platform.usage(f"app = 'purse' AND {where}")), Decimal(0))
 
 
 async def test_two_activators_never_spend_more_than_the_budget_though_one_is_killed_and_the_controller_too(
@@ -114,10 +114,10 @@ async def test_two_activators_never_spend_more_than_the_budget_though_one_is_kil
     seen = await load
     platform.wait_restarted("activator-1", pid)
     assert seen[402] >= 2 * CALLERS, seen
-    assert seen.keys() <= {0, 200, 402, 429, 502, 503}, seen
-    assert seen[200] * CALL_S * 0.025 > float(AMOUNT) / 2, "most of it could be spent"
+    assert seen.keys() <= {0, 200, 402, 429, 502, 503, 504}, seen  # 504: its clock is 2 s, and a busy machine may stall a worker for that
     await wait_until_both_refuse(platform)
     wait_for(lambda: spent(platform) > AMOUNT * 3 / 4, "the records to arrive")
+    wait_for(lambda: spent(platform, "status = 200") > AMOUNT / 2, "most of it to have been spent on answers")
     await asyncio.sleep(1.0)  # whatever else is on its way
     assert spent(platform) <= AMOUNT
 

@@ -19,7 +19,7 @@ import pytest
 
 from pilotlight.cli import local, orphans
 from pilotlight.cli.supervisor import PROCESSES
-from tests.e2e.harness import PlatformUnderTest, platform_up
+from tests.e2e.harness import PlatformUnderTest, platform_up, wait_for
 from tests.fakes.ports import free_port
 
 HELLO = str(Path(__file__).parents[2] / "examples/hello.py")
@@ -134,7 +134,8 @@ def test_serve_deploys_again_on_a_change_and_removes_the_app_at_the_end(hello: P
         for version in (1, 2):
             assert any("serving live-serve" in line for line in serving.stderr)
             assert hello.cli("call", "live-serve/answer").stdout.strip() == str(version)
-            file.write_text(text.format(version + 1))
+            if version == 1:  # a deploy would be under way when it is interrupted
+                file.write_text(text.format(2))
         serving.send_signal(signal.SIGINT)
         serving.stderr.read()
         assert serving.wait(60) == 130
@@ -148,7 +149,8 @@ def test_logs_of_one_call(hello: PlatformUnderTest, tmp_path: Path) -> None:
     hello.cli("deploy", str(tmp_path / "talker.py"), "--no-wait")
     first = as_json(hello, "call", "talker/say", "-a", "what=apple")["request_id"]
     hello.cli("call", "talker/say", "-a", "what=pear")
-    assert "pear" in hello.cli("app", "logs", "talker/say", "--since", "5m", "--tail", "10").stdout
+    # what a function prints passes through its slot, and is in the log moments after the answer
+    wait_for(lambda: "pear" in hello.cli("app", "logs", "talker/say", "--since", "5m", "--tail", "10").stdout, "the second line")
     lines = [json.loads(line) for line in hello.cli("app", "logs", "talker", "--call", first, "--json").stdout.splitlines()]
     assert [line["text"] for line in lines] == ["apple"]
 
@@ -170,6 +172,7 @@ def test_keys_secrets_and_environments(hello: PlatformUnderTest) -> None:
 
 def test_the_bill_is_the_sum_of_its_lines(hello: PlatformUnderTest) -> None:
     hello.cli("call", "hello/hello")
+    wait_for(lambda: hello.usage("app = 'hello'"), "a record in the ledger")
     bill = as_json(hello, "billing", "report", "--since", "1h", "--by", "app")
     assert sum(Decimal(row["cost"]) for row in bill["rows"]) == Decimal(bill["totals"]["USD"]) > 0
     rows = list(csv.DictReader(io.StringIO(hello.cli("billing", "report", "--csv").stdout)))

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.harness import PlatformUnderTest, wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
-USERS = [f"user-{number}" for number in range(16)]
+USERS = [f"user-{number}" for number in range(32)]
 APP = """
 import pilotlight
 
@@ -52,7 +52,7 @@ def test_callers_are_split_told_counted_and_let_go(platform: PlatformUnderTest, 
         expected = {"control": (old, '"old"'), "bold": (new, '"new"')}[arm]
         assert (again.headers["pilotlight-revision"], again.text) == expected
     split = {name: sum(answer.headers["pilotlight-arm"] == name for answer in arms.values()) for name in ("control", "bold")}
-    assert all(split.values()), f"16 users in one arm happen once in 32,768 salts: {split}"
+    assert all(split.values()), f"32 users in one arm happen once in two billion salts: {split}"
 
     call = arms["user-3"].headers["x-request-id"]
     told = httpx.post(

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from tests.e2e.load import Load
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 SUBMITTED = 40
+AT_ONCE_S = 20.0
+"""For a connection that is closed, on a busy machine; a caller's own clock is a minute."""
 
 
 @pytest.fixture(scope="module")
@@ -104,16 +107,22 @@ async def test_a_killed_process_that_no_call_needs_is_noticed_by_nobody(battered
 async def test_a_killed_activator_breaks_only_what_was_in_flight_and_loses_no_submitted_call(battered: PlatformUnderTest) -> None:
     before, began = warm_ids(battered), time.time()
     async with Load(battered) as load:
+        (victim, *_) = await asyncio.to_thread(battered.instances, "work", "nap")
+        os.kill(victim["pid"], signal.SIGSTOP)  # calls that come to it stay: some have been sent to a worker when the activator dies
         await load.submit(SUBMITTED, seconds=0.3)
+        await load.wait_answers(60)
+        os.kill(battered.pid("activator"), signal.SIGSTOP)  # and nobody is answered any more: every caller waits
+        await load.wait_all_in_flight()
         killed = time.monotonic()
         pid = battered.kill("activator")
+        os.kill(victim["pid"], signal.SIGCONT)
         await asyncio.to_thread(battered.wait_restarted, "activator", pid)
         back = time.monotonic()
         await load.wait_answers(100)
         assert await load.results() == ["SUCCEEDED"] * SUBMITTED
     assert load.statuses().keys() == {200}, load
     assert 0 < len(load.broken) <= 30
-    assert max(b.at for b in load.broken) - killed < 0.5  # a closed connection, at once
+    assert max(b.at for b in load.broken) - killed < AT_ONCE_S  # a closed connection, and no clock of the caller
     assert before == await asyncio.to_thread(warm_ids, battered)
     assert load.instances(since=back) == before
     check_books(battered, load, began=began, may_lose=True)
@@ -137,7 +146,8 @@ async def test_all_four_killed_together_come_back_together(battered: PlatformUnd
 # -- Templates and instances ---------------------------------------------------------------------------------------------
 async def test_a_killed_template_is_noticed_by_nobody(battered: PlatformUnderTest) -> None:
     before, began = warm_ids(battered), time.time()
-    (template,) = [t for t in await asyncio.to_thread(battered.templates) if t["labels"]["function"] == "nap"]
+    look = partial(wait_for, lambda: [t for t in battered.templates() if t["labels"]["function"] == "nap"], "the Template of the function")
+    (template,) = await asyncio.to_thread(look)
     async with Load(battered) as load:
         os.kill(template["pid"], signal.SIGKILL)
         await load.wait_answers(300)

@@ -21,7 +21,7 @@ from pilotlight.sdk.handles import Function
 from tests.e2e.harness import APPS, PlatformUnderTest, wait_for
 
 SOON_S = 15.0
-"""For an answer that waits for nothing but a clock of 1 s, on a busy machine; the caller would wait for a minute."""
+"""For an answer that waits for nothing but a clock of 3 s, on a busy machine; the caller would wait for a minute."""
 BOOTED_S = 45.0
 """For one that waits for a boot, which gives way to calls; a start may take 300 s."""
 
@@ -132,7 +132,7 @@ def test_a_call_that_never_returns_ends_at_its_clock_and_a_second_caller_is_serv
         second = platform.result("faulty/stubborn", {"forever": False})
         body = problem(hanging.result(), 504, "deadline-exceeded")
     assert body["clock"] == "execution"
-    assert 1.0 <= hanging.result().elapsed.total_seconds() < SOON_S
+    assert 3.0 <= hanging.result().elapsed.total_seconds() < SOON_S
     assert second != first
     wait_for(lambda: first not in [i["id"] for i in platform.instances("faulty", "stubborn")], "the stuck instance to leave service")
     assert platform.result("faulty/stubborn", {"forever": False}) != first
@@ -180,7 +180,7 @@ def test_a_function_that_prints_100_mb_answers_and_neither_fills_the_disk_nor_sl
     with Prober(platform, "faulty/neighbour") as prober:
         assert platform.result("faulty/chatter", {"megabytes": 100}) > 100_000_000
     assert prober.failed == []
-    assert statistics.median(prober.took_s) < 0.25
+    assert statistics.median(prober.took_s) < 1.0
     logs = platform.local.paths.home / "node" / "logs"
     size = sum(file.stat().st_size for file in logs.rglob("*") if file.is_file())
     assert size < 40 * 1024 * 1024  # two files of log_max_bytes (10 MiB) for the chatterbox, and a little for the others

@@ -33,8 +33,8 @@ def instance(platform: PlatformUnderTest) -> dict[str, Any]:
 
 
 def is_still(pid: int) -> bool:
-    """Whether a signal stopped it (proc(5): state T)."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    """Whether a signal stopped it (proc(5): state T), with each of its threads: on a busy machine they stop when they next run."""
+    return {stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")} == {"T"}
 
 
 def frozen_pid(platform: PlatformUnderTest) -> int:

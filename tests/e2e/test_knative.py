@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.clustered import ClusterUnderTest, cluster_up
+from tests.e2e.clustered import ClusterUnderTest, cluster_up, pods_that_answer
 from tests.e2e.harness import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.root, pytest.mark.timeout(180)]
@@ -39,10 +39,7 @@ def test_from_zero_up_down_to_zero_and_up_again(cluster: ClusterUnderTest) -> No
     assert not cluster.pods("where")
     first = platform.post("podded/where")
     assert (first.status_code, first.headers["pilotlight-start"]) == (200, "COLD")
-    with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda _: platform.post("podded/where", {"seconds": 1.5}), range(6)))
-    assert [answer.status_code for answer in answers] == [200] * 6
-    pods = {answer.json() for answer in answers}
+    pods = pods_that_answer(platform)
     assert 2 <= len(pods) <= 3
     cluster.wait_zero("where")
     again = platform.post("podded/where")
@@ -93,7 +90,6 @@ def test_calls_go_on_while_the_api_server_is_away(cluster: ClusterUnderTest) -> 
     platform = cluster.platform
     assert platform.result("podded/add", {"a": 1, "b": 2}) == 3
     cluster.go_away(3.0)
-    wait_for(lambda: not cluster.is_up(), "the API server to be away")
     assert [platform.post("podded/add", {"a": n, "b": n}).json() for n in range(20)] == [2 * n for n in range(20)]
     wait_for(cluster.is_up, "the API server to be back")
 

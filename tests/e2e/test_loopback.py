@@ -57,13 +57,13 @@ def test_operator_reads_the_metrics_of_every_process(alone: PlatformUnderTest) -
 
 
 def _metrics(path: Path) -> str:
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path), verify=NO_TLS)) as client:
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path), verify=NO_TLS), timeout=60) as client:
         return client.get("http://local/metrics").text
 
 
 def test_both_loopback_addresses_are_the_platforms(alone: PlatformUnderTest) -> None:
     for host in ("127.0.0.1", "[::1]"):
-        assert httpx.get(f"http://{host}:{port_of(alone)}/healthz", verify=NO_TLS).status_code == 200
+        assert httpx.get(f"http://{host}:{port_of(alone)}/healthz", verify=NO_TLS, timeout=60).status_code == 200
 
 
 def test_worker_listens_at_no_address_of_the_platforms_port(alone: PlatformUnderTest) -> None:

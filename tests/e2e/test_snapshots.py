@@ -69,8 +69,9 @@ def test_deploy_makes_and_proves_a_snapshot_and_says_cold_restore_and_fork(froze
     said = lines_of(deploy_output, "Greeter").splitlines()[0]
     cold, restore, fork = said.index("cold "), said.index("restore "), said.index("fork ")
     assert cold < restore < fork
-    made = frozen.wait_ready("Greeter")
-    assert 0 < made["restore_ms"] < made["cold_ms"]
+    made, heavy = frozen.wait_ready("Greeter"), frozen.wait_ready("Lottery")
+    assert made["restore_ms"] > 0
+    assert 0 < heavy["restore_ms"] < heavy["cold_ms"]  # whose imports take seconds: of two short times a busy machine makes either
     assert {"quiesce", "dump", "publish", "prove"} <= made["phases_ms"].keys()
     assert made["id"] in frozen.platform.cli("snapshot", "list", "frozen").stdout
     assert "must be the same" in frozen.platform.cli("snapshot", "show", made["id"]).stdout
@@ -93,8 +94,8 @@ def test_with_nothing_in_memory_a_call_is_a_restore_and_says_so_everywhere(froze
 def test_after_a_restore_a_template_comes_back_and_the_next_start_is_a_fork(frozen: Frozen) -> None:
     frozen.restored("Greeter.square", {"n": 3})
     wait_for(lambda: frozen.has_template("Greeter"), "the Template to be back")
-    with ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(lambda _: frozen.call("Greeter.slow", {"seconds": 0.6}), range(2)))
+    with meeting(2) as port, ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda _: frozen.call("Greeter.who", {"met": [host_address(), port]}), range(2)))
     assert {a.headers[HEADER_START] for a in answers} == {"WARM", "FORK"}
     assert len({a.json() for a in answers}) == 2
 
@@ -263,12 +264,13 @@ def test_a_web_application_with_an_example_comes_back_built(frozen: Frozen) -> N
     made = frozen.wait_ready("site")
     for _ in range(4):
         frozen.to_zero("site")
+        asked_at = time.time()
         answer = get("/age")
         if answer.headers[HEADER_START] == "RESTORE":
             break
     body = answer.json()
     assert (answer.headers[HEADER_START], body["restored"]) == ("RESTORE", True)
-    assert body["age_s"] > time.time() - made["created_at"]
+    assert body["age_s"] > asked_at - made["created_at"]
     assert get("/health").json() == {"state": "fine"}
 
 

@@ -118,7 +118,7 @@ def test_a_snapshot_whose_library_changed_is_not_used_and_a_metric_says_so(frail
     assert (answer.json(), answer.headers[HEADER_START]) == ("two", "COLD")
     assert frail.metric("pilotlight_snapshot_misses_total", field="file") > before
     assert "library.so" in (frail.platform.local.logs / "snapshotter.log").read_text()
-    wait_for(lambda: any(s["id"] != old for s in frail.snapshots("Mapper")), "a snapshot with the new library")
+    wait_for(lambda: any(s["id"] != old for s in frail.snapshots("Mapper")), "a snapshot with the new library", timeout_s=SNAPSHOT_S)
     assert frail.restored("Mapper.read") == "two"
 
 

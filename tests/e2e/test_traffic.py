@@ -69,7 +69,7 @@ def test_there_and_back_by_hand(platform: PlatformUnderTest, revisions: list[str
 
     split = traffic(platform, "PATCH", weights={old: 50, new: 50}, sticky="header:x-user")
     assert (split.status_code, split.json()["shadow"]) == (200, None), split.text
-    by_user = {f"user-{n}": ask(platform, **{"x-user": f"user-{n}"}).text for n in range(16)}
+    by_user = {f"user-{n}": ask(platform, **{"x-user": f"user-{n}"}).text for n in range(32)}
     assert set(by_user.values()) == {'"old"', '"new"'}
     more = traffic(platform, "PATCH", weights={old: 60, new: 40})
     assert more.status_code == 200

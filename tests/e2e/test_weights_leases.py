@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pilotlight.errors import NotFound
 from tests.e2e.harness import PlatformUnderTest, wait_for
 from weight_cache.client import WeightCacheClient
 from weight_cache.types import Lease
@@ -22,7 +24,7 @@ import pilotlight
 app = pilotlight.App("borrower")
 weights = pilotlight.Weights("letters")
 
-@app.function(weights=weights, memory="256MiB", scaledown_window=600, snapshot=False)
+@app.function(weights=weights, memory="256MiB", max_instances=1, scaledown_window=600, snapshot=False)
 def first(path: str) -> str:
     return (weights.path / path).read_text()
 """
@@ -61,7 +63,8 @@ def leases(platform: PlatformUnderTest) -> list[Lease]:
 def stop_all(platform: PlatformUnderTest) -> None:
     with platform.client() as client:
         for instance in client.instances(app="borrower"):
-            client.stop_instance(str(instance["id"]))
+            with contextlib.suppress(NotFound):  # it ended meanwhile
+                client.stop_instance(str(instance["id"]))
 
 
 def test_lease_is_the_shims_and_ends_with_it(borrower: PlatformUnderTest) -> None:

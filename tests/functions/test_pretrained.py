@@ -150,5 +150,5 @@ def test_no_thread_is_left_behind(bert: Path) -> None:
     before = set(threading.enumerate())
     weights.from_pretrained(transformers.AutoModelForMaskedLM, bert)
     for thread in set(threading.enumerate()) - before:
-        thread.join(5)  # transformers tells its loading threads to end, and does not wait for them
+        thread.join(30)  # transformers tells its loading threads to end, and does not wait for them
         assert not thread.is_alive(), thread

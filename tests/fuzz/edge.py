@@ -83,7 +83,10 @@ class Listener:
         self.faults: list[str] = []
 
     async def exchange(self, data: bytes, *, still_s: float = STILL_S) -> Answers:
-        """One connection that sends this input. Raises AssertionError for whatever an activator must not do."""
+        """One connection that sends this input. Raises AssertionError for whatever an activator must not do.
+
+        still_s: how long it may say nothing after the last part before the caller leaves.
+        """
         self.received.clear()
         reader, writer = await asyncio.open_connection("127.0.0.1", int(self.edge.url.rpartition(":")[2]))
         port = writer.get_extra_info("sockname")[1]
@@ -91,10 +94,11 @@ class Listener:
         read = asyncio.create_task(_all(reader))
         try:
             with contextlib.suppress(ConnectionError):
-                for part in data.split(PAUSE):
+                *parts, last = data.split(PAUSE)
+                for part, within_s in (*((part, STILL_S) for part in parts), (last, still_s)):
                     writer.write(part)
                     await writer.drain()
-                    await self._settled(port, writer, read, still_s)
+                    await self._settled(port, writer, read, within_s)
             is_closed = read.done()
         finally:
             writer.close()

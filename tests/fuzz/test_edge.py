@@ -105,7 +105,7 @@ _SECOND = b"POST /fn/shop/page/second HTTP/1.1\r\nhost: a\r\n" + AUTHORIZATION +
 )
 @pytest.mark.parametrize("head", [_CALL, _PAGE], ids=["call", "page"])
 def test_a_request_whose_end_or_host_can_be_read_in_two_ways_is_refused(exchange: Exchange, head: bytes, fields: bytes) -> None:
-    answers = exchange(head + fields + b"\r\n\r\n" + b"0\r\n\r\n" + _SECOND)
+    answers = exchange(head + fields + b"\r\n\r\n" + b"0\r\n\r\n" + _SECOND, is_answered=True)
 
     assert answers.statuses == [400]
     assert exchange.listener.received == []
@@ -136,4 +136,4 @@ def test_what_is_wrong_behind_a_request_is_not_its_answer(exchange: Exchange, he
 
 
 def test_a_body_that_is_wrong_is_the_answer_of_its_request(exchange: Exchange) -> None:
-    assert exchange(_CALL + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n" + PAUSE + b"zz\r\n").statuses == [400]
+    assert exchange(_CALL + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n" + PAUSE + b"zz\r\n", is_answered=True).statuses == [400]

@@ -75,9 +75,10 @@ async def test_a_group_counts_those_that_have_ended_and_is_unknown_once_it_is_go
         enter = "".join(f"open({path!r}, 'w').write('0')\n" for path in group.procs)
         await asyncio.to_thread(subprocess.run, [sys.executable, "-c", enter + BURN], check=True)
         counter = CpuCounter(group.cpu_file, 0)
-        used = await read_above(counter, BURN_NS * 9 // 10)
-        assert used < 20 * BURN_NS
-        assert used == group.cpu_ns()
+        assert await read_above(counter, BURN_NS * 9 // 10) < 20 * BURN_NS
+        async with asyncio.timeout(10):
+            while counter.read_ns() != group.cpu_ns():  # until the kernel has counted the last of it
+                await asyncio.sleep(0.005)
     finally:
         await group.remove()
         cgroups.remove_empty()
@@ -157,7 +158,7 @@ async def test_a_start_that_is_stopped_says_what_it_used(home: AgentHome, client
     launch = home.launch(forkable=False, boot=["burn", "hang"])
     name = instance_id()
     start = asyncio.create_task(client.start(launch, instance_id=name, lessee="a", secret_env={}))
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(40):
         while not any("burnt" in line["text"] for line in [line async for line in await client.logs(labels={"app": "a"})]):
             await asyncio.sleep(0.05)
     await client.stop(name, grace_s=0)

@@ -25,7 +25,7 @@ from tests.fakes.agent_home import MIB, AgentHome, instance_id
 from tests.fakes.engine.environment import make_environment
 from tests.fakes.engine.server import WRONG_AFTER_RESTORE
 
-pytestmark = [pytest.mark.root, pytest.mark.e2e, pytest.mark.usefixtures("criu"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.root, pytest.mark.e2e, pytest.mark.usefixtures("criu", "patient_restores"), pytest.mark.timeout(180)]
 
 PATIENCE_S = 60.0
 MANIFEST = "0" * 64
@@ -263,13 +263,17 @@ async def test_a_caller_that_leaves_frees_its_place_in_the_engine(client: AgentC
 async def test_what_is_in_flight_is_finished_before_an_instance_stops(client: AgentClient, home: AgentHome) -> None:
     instance = await start(client, function(home, FAKE_ENGINE_TOKEN_S="0.1"))
     idle = Connection(instance.socket)
-    answer = asyncio.create_task(asyncio.to_thread(ask, instance.socket, "slowly"))
-    await wait_for(lambda: metric(instance.socket, "num_requests_running") == 1)
+    busy = Connection(instance.socket)
+    busy.request("POST", "/v1/completions", json.dumps({"model": "assistant", "prompt": "slowly", "max_tokens": 8, "stream": True}))
+    answer = await asyncio.to_thread(busy.getresponse)
+    assert (await asyncio.to_thread(answer.readline)).startswith(b"data: ")  # the first of eight: it is in flight
 
     await client.stop(instance.id, grace_s=PATIENCE_S)
 
-    assert (await answer)["choices"][0]["finish_reason"] == "length"
+    rest = [json.loads(line[6:]) for line in (await asyncio.to_thread(answer.read)).splitlines() if line.startswith(b"data: {")]
+    assert "length" in [choice.get("finish_reason") for chunk in rest for choice in chunk["choices"]]
     idle.close()
+    busy.close()
 
 
 async def test_an_engine_that_hangs_is_ended_when_its_grace_is_over(client: AgentClient, home: AgentHome) -> None:

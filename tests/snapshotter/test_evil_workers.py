@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,11 @@ async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not is_so():
             await asyncio.sleep(0.02)
+
+
+def waits(pid: int) -> bool:
+    """Whether it neither computes nor wants to (proc(5): state S)."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
 def launch(home: AgentHome, evil: str, **changes: Any) -> Any:
@@ -93,10 +99,10 @@ async def test_an_instance_that_tells_of_failures_without_end_costs_the_agent_no
     with home.agent_process() as agent:
         async with home.client() as client:
             await client.start(launch(home, "flood"), instance_id=instance_id(), lessee="a-1", secret_env={})
-            before_ns, memory = processes.cpu_ns(agent.pid), processes.rss_bytes(agent.pid)
+            before_ns, memory, began = processes.cpu_ns(agent.pid), processes.rss_bytes(agent.pid), time.monotonic()
             await asyncio.sleep(2.0)
             assert len(await client.instances()) == 1
-            assert processes.cpu_ns(agent.pid) - before_ns < 500_000_000
+            assert processes.cpu_ns(agent.pid) - before_ns < 250_000_000 * (time.monotonic() - began)
             assert processes.rss_bytes(agent.pid) - memory < 32 * 1024**2
 
 
@@ -108,9 +114,9 @@ async def test_what_a_template_computes_is_charged_to_the_next_start_once(home: 
         await client.prepare(burning)
         (template,) = await client.templates()
         async with asyncio.timeout(30):
-            while processes.cpu_ns(template.pid) < BURN_S * 0.9e9:  # counted in ticks
+            while processes.cpu_ns(template.pid) < BURN_S * 0.9e9 or not waits(template.pid):  # counted in ticks
                 await asyncio.sleep(0.05)
-        await asyncio.sleep(0.1)  # the rest, and the kernel counts up to a tick late
+        await asyncio.sleep(0.1)  # the kernel counts up to a tick late
         infos = [await client.start(burning, instance_id=instance_id(), lessee="a-1", secret_env={}) for _ in range(2)]
         if not infos[0].cpu_file:
             pytest.skip("no controller counts CPU time here")

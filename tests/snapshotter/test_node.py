@@ -111,7 +111,7 @@ async def test_bundles_and_logs_of_builds_that_nothing_needs_go_while_the_agent_
     log.parent.mkdir(parents=True, exist_ok=True)
     log.touch()
     os.utime(log, (1, 1))
-    async with home.agent(), asyncio.timeout(10):
+    async with home.agent(), asyncio.timeout(40):
         while idle.exists() or log.exists():
             await asyncio.sleep(0.01)
 

@@ -47,7 +47,7 @@ def test_a_flood_of_output_costs_the_shim_little_cpu(recorder: tuple[Poller, Log
             used_s, took_s = _turn_for(poller, real_s=6.0)
         finally:
             process.kill()
-    assert used_s < took_s * PACED_SHARE * 2 + 0.05, (used_s, took_s)
+    assert used_s < took_s * PACED_SHARE * 3 + 0.05, (used_s, took_s)  # without a pace it is all of a processor
 
 
 def test_output_of_a_working_day_is_read_at_once(recorder: tuple[Poller, LogFile, int], tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_flood_of_messages_of_a_worker_costs_the_shim_little_cpu(channel: tupl
         finally:
             process.kill()
     peer.close()
-    assert used_s < took_s * PACED_SHARE * 2 + 0.05, (used_s, took_s)
+    assert used_s < took_s * PACED_SHARE * 3 + 0.05, (used_s, took_s)  # without a pace it is all of a processor
 
 
 def test_a_peer_that_sends_what_is_not_our_protocol_again_and_again_is_cut_off(channel: tuple[socket.socket, socket.socket]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -105,7 +106,7 @@ def footprint(shop: Workshop) -> dict[str, object]:
         "descriptors": len(os.listdir("/proc/self/fd")),
         "slots": len(list((run / "s").iterdir())),
         "groups": sorted(shop.cgroups.names()),
-        "mounts": len(Path("/proc/self/mounts").read_text().splitlines()),
+        "mounts": Path("/proc/self/mounts").read_text().count(str(run.parent)),  # other tests have theirs
         "processes": sum(str(run) in _arguments(pid) for pid in Path("/proc").iterdir() if pid.name.isdecimal()),
         "sockets": sum(str(run) in line for line in Path("/proc/net/unix").read_text().splitlines()),
     }
@@ -139,7 +140,10 @@ async def test_after_fifty_restores_nothing_is_left(shop: Workshop) -> None:
             before, zombies, pages = footprint(shop), _zombies(), shared_kib()
     assert footprint(shop) == before
     assert _zombies() <= (zombies or set())
-    assert shared_kib() - pages < CYCLES * BALLAST_MIB * 1024 // 2  # more than what others on the machine hold meanwhile
+    most, until = CYCLES * BALLAST_MIB * 1024 // 2, time.monotonic() + 20
+    while shared_kib() - pages >= most and time.monotonic() < until:  # what others on the machine hold meanwhile goes
+        await asyncio.sleep(0.1)
+    assert shared_kib() - pages < most
 
 
 def _zombies() -> set[str]:

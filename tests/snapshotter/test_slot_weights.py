@@ -108,7 +108,7 @@ async def test_caller_that_leaves_gives_them_back(home: AgentHome, client: Agent
 
 
 @pytest.mark.root
-@pytest.mark.usefixtures("criu")
+@pytest.mark.usefixtures("criu", "patient_restores")
 async def test_restores_that_wait_for_weights_are_in_nobodys_way(home: AgentHome) -> None:
     async with home.agent(snapshots=True), home.client() as client:
         slow = [home.launch(f"f-{n}@v1-abc", boot=["pause:0.2"], weights=MOUNT) for n in range(max(2, os.cpu_count() or 1))]

@@ -111,5 +111,5 @@ async def test_a_new_agent_ends_the_slots_that_it_cannot_take_over(short_tmp: Pa
         thread.start()
         assert await Nursery(short_tmp, short_tmp, log_max_bytes=1, namespaced=False).adopt() == []
         await asyncio.to_thread(thread.join)
-    assert process.wait(5) == -9
+    assert process.wait(30) == -9
     assert not directory.exists()

@@ -46,7 +46,7 @@ async def _serving(context: ssl.SSLContext) -> AsyncIterator[int]:
 @asynccontextmanager
 async def _asking(port: int, credentials: Credentials | None, host: str = "127.0.0.1") -> AsyncIterator[httpx.AsyncClient]:
     address = Address.parse(f"https://{host}:{port}", credentials)
-    async with httpx.AsyncClient(transport=address.transport(), base_url=address.base_url) as client:
+    async with httpx.AsyncClient(transport=address.transport(), base_url=address.base_url, timeout=30) as client:
         yield client
 
 

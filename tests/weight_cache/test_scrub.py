@@ -72,7 +72,7 @@ def rot(path: Path, *, at: int = 7) -> None:
 
 
 async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not happened():
             await asyncio.sleep(0.001)
 

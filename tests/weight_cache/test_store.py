@@ -511,7 +511,7 @@ async def test_models_that_are_verified_leave_threads_to_those_that_arrive(store
     checks = [asyncio.create_task(store.verify(name)) for name in names]
     await asyncio.sleep(0)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await store.lease(put_model(origin, {"w": b"new"}), holder="s")
     for path in [file for name in names for file in store.files(name)]:
         await asyncio.to_thread(path.write_bytes, b"x")

@@ -35,11 +35,11 @@ async def test_cancelled_caller_waits_for_the_work_however_often_it_is_cancelled
 
     def work() -> None:
         begun.set()
-        go.wait(5)
+        go.wait(30)
         ended.set()
 
     caller = asyncio.create_task(threads.run(work))
-    await asyncio.to_thread(begun.wait, 5)
+    await asyncio.to_thread(begun.wait, 30)
     for _ in range(3):
         caller.cancel()
         await asyncio.sleep(0)
@@ -56,12 +56,12 @@ async def test_work_that_can_end_early_is_told_of_the_cancellation_and_waited_fo
 
     def work(stopped: threading.Event) -> None:
         begun.set()
-        assert stopped.wait(5)
+        assert stopped.wait(30)
         ended.set()
 
     try:
         caller = asyncio.create_task(pool.run_until_cancelled(work))
-        await asyncio.to_thread(begun.wait, 5)
+        await asyncio.to_thread(begun.wait, 30)
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller

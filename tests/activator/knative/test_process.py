@@ -110,7 +110,7 @@ async def activator(world: World, home: Path, redis_url: str) -> AsyncIterator[R
         "platform": {"home": str(home), "run": str(home / "run"), "fleet": "knative"},
         "cluster": {"kubeconfig": str(world.server.write_kubeconfig(home / "kubeconfig")), "wake_url": world.wake_url},
         "activator": {"listen": f"127.0.0.1:{port}", "metrics_listen": None, "activators": 2, "redis_url": redis_url,
-                      "drain_s": 2.0, "shutdown_s": 4.0},
+                      "drain_s": 4.0, "shutdown_s": 4.0},
     }  # fmt: skip
     config.write_text(yaml.safe_dump(sections))
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'functions'}"}

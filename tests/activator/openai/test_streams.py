@@ -130,7 +130,7 @@ async def test_an_engine_that_dies_before_it_answers_is_a_502_in_their_shape(sho
 
 @pytest.mark.parametrize("word,tokens", [("!hang", 0), ("!stall", 3)])
 async def test_an_engine_that_hangs_is_cut_off_by_the_clock(shop: Shop, word: str, tokens: int) -> None:
-    shop.edge.add(route_of(llm(clocks=Clocks(execution_s=0.3))))
+    shop.edge.add(route_of(llm(clocks=Clocks(execution_s=1.0))))  # its first tokens are part of it
     await bring_up(shop)
     answer = await shop.post(chat(word, max_tokens=9, stream=True))
 

@@ -230,7 +230,7 @@ async def test_a_cancelled_call_says_so_to_its_readers(generator: Edge, worker: 
 
 
 async def test_a_call_over_its_clock_in_the_middle_says_that_it_was_late(edge: Edge, worker: Released, controller: FakeController) -> None:
-    edge.add(route_of(spec_of(methods=GENERATOR, clocks=Clocks(execution_s=0.3))))
+    edge.add(route_of(spec_of(methods=GENERATOR, clocks=Clocks(execution_s=1.0))))  # its first item is part of it
     call_id = await submit(edge)
     worker.put(b"0\n")
     async with following(edge, call_id) as reader:

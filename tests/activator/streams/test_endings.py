@@ -94,7 +94,7 @@ async def test_a_break_in_an_event_too_long_to_hold_back_breaks_the_connection(g
 
 
 async def test_a_stream_that_outlives_its_clock_is_cut_off_and_told_so(edge: Edge, worker: Released) -> None:
-    edge.add(route_of(spec_of(methods=GENERATOR, clocks=Clocks(execution_s=0.3))))
+    edge.add(route_of(spec_of(methods=GENERATOR, clocks=Clocks(execution_s=1.0))))  # its start and its first item are part of it
     async with reading(edge) as caller:
         worker.put(b"data: 0\n\n")
         item, error, end = await caller.rest()

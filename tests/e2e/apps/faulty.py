@@ -51,7 +51,7 @@ def refuse(order: int) -> None:
     raise OrderRejected(order) if secret_detail else AssertionError
 
 
-@app.function(cpu=0.25, memory="256MiB", timeout=1.0, max_instances=2)
+@app.function(cpu=0.25, memory="256MiB", timeout=3.0, max_instances=2)
 def stubborn(forever: bool) -> str:
     """Never returns when asked to, and swallows whatever is raised in it; else says which instance it is."""
     while forever:

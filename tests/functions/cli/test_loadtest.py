@@ -15,7 +15,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pilotlight.cli.main import build
+from pilotlight.loadtest import runner
 
+PATIENCE_S = 30.0
 SPEC = {"name": "f", "kind": "function", "methods": [{"name": "", "example": {"x": 1}}]}
 
 
@@ -27,7 +29,14 @@ class Platform(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.calls: list[Any] = []
+        self._counting = threading.Lock()
         self.on_call: Callable[[int], None] = lambda _: None
+
+    def count(self, body: Any) -> int:
+        """One more call; which it is."""
+        with self._counting:
+            self.calls.append(body)
+            return len(self.calls)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -42,8 +51,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer({"revisions": [row], "next": None} if is_list else {**row, "spec": SPEC})
 
     def do_POST(self) -> None:
-        self.server.calls.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-        self.server.on_call(len(self.server.calls))
+        self.server.on_call(self.server.count(json.loads(self.rfile.read(int(self.headers["content-length"])))))
         self._answer({})
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -91,15 +99,30 @@ def test_nothing_is_sent_where_the_report_could_not_be_written(platform: Platfor
     assert option in done.stderr
 
 
-def test_a_test_that_is_interrupted_tells_what_came_back(platform: Platform, tmp_path: Path) -> None:
-    platform.on_call = lambda count: os.kill(os.getpid(), signal.SIGINT) if count == 3 else None
+def test_a_test_that_is_interrupted_tells_what_came_back(platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted, is_over, send = threading.Semaphore(0), threading.Event(), runner._Test._send
 
+    async def sending(test: Any, *one: Any) -> None:
+        await send(test, *one)
+        noted.release()
+
+    def on_call(count: int) -> None:
+        """The third one interrupts when the two before it are noted; it is not answered, and none behind it."""
+        if count == 3:
+            assert all(noted.acquire(timeout=PATIENCE_S) for _ in range(2))
+            os.kill(os.getpid(), signal.SIGINT)
+        if count >= 3:
+            is_over.wait(PATIENCE_S)
+
+    monkeypatch.setattr(runner._Test, "_send", sending)
+    platform.on_call = on_call
     words = ("--rate", "5", "--duration", "60s", "--arrivals", "even", "--out", str(tmp_path / "out.json"), "--json")
     done = loadtest(platform, *words)
+    is_over.set()
 
     assert done.exit_code == 130, done.output
     found = json.loads(done.stdout)
-    assert 2 <= found["requests"] <= 4
+    assert found["requests"] == 2
     assert found["interrupted"] is True
     assert found["elapsed_s"] < 60
     assert json.loads((tmp_path / "out.json").read_text()) == found

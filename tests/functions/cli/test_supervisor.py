@@ -20,6 +20,7 @@ from pilotlight.cli.orphans import orphan_pid, stop_orphan, terminate
 from pilotlight.cli.processlog import ProcessLog
 from pilotlight.cli.supervisor import Notice, Stop, Supervisor, platform_processes, restart_delay_s
 
+PATIENCE_S = 30.0
 FAKE = str(Path(__file__).parents[2] / "fakes/supervised.py")
 
 
@@ -44,7 +45,7 @@ class Place:
         return self.journal.read_text().splitlines()
 
     async def notice(self, kind: str, process: str) -> Notice:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while (notice := await self.notices.get()).kind != kind or notice.process != process:
                 pass
         return notice
@@ -151,7 +152,7 @@ async def test_a_second_request_to_stop_kills_what_still_drains(place: Place) ->
     running = asyncio.create_task(supervisor.run_until_stopped())
     supervisor.request_stop(Stop.ALL)
     supervisor.request_stop(Stop.ALL)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await running
     assert not supervisor.children[0].is_alive
 
@@ -160,7 +161,7 @@ async def test_a_stop_while_starting_is_obeyed(place: Place) -> None:
     supervisor = place.supervisor(place.spec("cache"), place.spec("gate", "mute"))
     supervisor.request_stop(Stop.ALL)
     started: list[bool] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await supervisor.run(started=lambda: started.append(True))
     assert not started
     assert [child.pid for child in supervisor.children] == [0, 0]
@@ -181,10 +182,10 @@ async def go():
 asyncio.run(go())
 """
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    out = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=20, check=False)
+    out = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=50, check=False)
     pid = int(out.stdout.split()[-1])
     assert out.returncode == -signal.SIGKILL, out.stderr
-    assert terminate(pid, grace_s=5)  # it was told already; this only waits for its end
+    assert terminate(pid, grace_s=PATIENCE_S)  # it was told already; this only waits for its end
     assert place.lines() == ["start gate", "stop gate"]
 
 

@@ -109,6 +109,7 @@ async def sign_in(page: Page, key: str) -> None:
 
 async def drawn(page: Page) -> None:
     """Until every chart is there."""
+    await page.wait_for_load_state()  # before, not all places of charts may be known
     await expect(page.locator(".plot:not(:has(.main-svg))")).to_have_count(0)
 
 
@@ -166,7 +167,7 @@ async def test_a_trace_is_found_by_its_reason_and_opened(browser: Browser, shown
         await expect(page.locator("tbody tr").first).to_contain_text("waited for a start")
         await page.locator("tbody tr").first.get_by_role("link").click()
         await expect(page.get_by_role("rowheader", name="tokenise")).to_be_visible()
-        assert await page.locator("svg.fall").count() == 13
+        await expect(page.locator("svg.fall")).to_have_count(13)
         await page.get_by_text("1 attribute").first.click()
         await expect(page.locator("details[open] dl").first).to_be_visible()
 
@@ -176,7 +177,7 @@ async def test_a_chart_that_cannot_be_drawn_leaves_its_table_open(browser: Brows
         await page.context.route("**/plotly.js", lambda route: route.abort())
         await page.reload()
         await expect(page.get_by_role("region", name="Requests, as a table")).to_be_visible()
-        assert await page.locator(".plot").count() == 0
+        await expect(page.locator(".plot")).to_have_count(0)
 
 
 async def test_what_happens_shows_without_a_reload(browser: Browser, shown: Demo) -> None:
@@ -189,7 +190,7 @@ async def test_what_happens_shows_without_a_reload(browser: Browser, shown: Demo
         )
         shown.add([one.to_json()])
         await expect(page.locator("[data-live-rows] tr").first).to_contain_text("4.32 s")
-        assert await page.locator("[data-live-figure=hour-calls]").inner_text() != before
+        await expect(page.locator("[data-live-figure=hour-calls]")).not_to_have_text(before)
 
 
 async def test_a_revoked_key_ends_the_page_that_is_open(browser: Browser, shown: Demo) -> None:
@@ -208,6 +209,7 @@ async def test_signing_out_ends_every_tab_and_a_kept_cookie_is_worth_nothing(bro
         kept = await page.context.cookies()
         await page.get_by_role("button", name="Sign out").click()
         await other.wait_for_url("**/dashboard/login")
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")  # the answer that takes the cookie away is here
         await page.context.add_cookies([c for c in kept if c["name"] == "pilotlight_session"])  # type: ignore[misc]
         await page.goto("/dashboard")
         assert page.url.endswith("/dashboard/login")

@@ -110,7 +110,7 @@ def _site(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Ite
 async def test_who_has_a_certificate_of_the_platform_follows_the_feed(site: Site, authority: Authority, tmp_path: Path) -> None:
     ours = Address.parse(f"https://127.0.0.1:{site.port}", Credentials(authority.issue(tmp_path, "a-0")))
     token = {HEADER_PLATFORM_TOKEN: PlatformKey.load(site.home / "platform.key").token}
-    async with httpx.AsyncClient(transport=ours.transport(), base_url=ours.base_url) as http:
+    async with httpx.AsyncClient(transport=ours.transport(), base_url=ours.base_url, timeout=PATIENCE_S) as http:
         assert (await http.get("/internal/feed", params={"after": 0, "wait_s": 0}, headers=token)).status_code == 200
         assert (await http.get("/internal/feed", params={"after": 0})).status_code in (401, 403)  # a certificate is no token
         assert (await http.get("/v1/apps")).status_code == 401  # nor a key
@@ -118,7 +118,7 @@ async def test_who_has_a_certificate_of_the_platform_follows_the_feed(site: Site
 
 async def test_who_has_none_is_not_even_heard(site: Site, authority: Authority, tmp_path: Path) -> None:
     stranger = Address.parse(f"https://127.0.0.1:{site.port}", Credentials(Authority("x").issue(tmp_path, "a-0", ca=authority)))
-    async with httpx.AsyncClient(transport=stranger.transport(), base_url=stranger.base_url) as http:
+    async with httpx.AsyncClient(transport=stranger.transport(), base_url=stranger.base_url, timeout=PATIENCE_S) as http:
         with pytest.raises(httpx.ConnectError, match="does not know the authority of our certificate"):
             await http.get("/v1/apps")
     with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE_S) as plain:

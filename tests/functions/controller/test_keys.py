@@ -371,7 +371,7 @@ async def test_ten_thousand_keys_are_listed_bounded_fed_and_found(controller: Co
         (row,) = write.sql.execute(sa.select(table).where(table.c.id == first["id"])).mappings()
         copies = [{**row, "id": f"k-{n:012x}", "hash": access.hash_key(f"pl_{n}")} for n in range(10_000)]
         write.sql.execute(sa.insert(table), copies)
-    began = time.monotonic()
+    began = time.process_time()
     assert len((await controller.http.get("/v1/keys")).json()["keys"]) == 10_002
     assert len((await controller.http.get("/v1/quotas")).json()["keys"]) == 10_001
     with controller.context.store.read() as sql:
@@ -380,7 +380,7 @@ async def test_ten_thousand_keys_are_listed_bounded_fed_and_found(controller: Co
         for _ in range(1000):
             with pytest.raises(Unauthenticated):
                 access.authenticate(sql, authorization="Bearer pl_none", environment=None, now=clock.now)
-    assert time.monotonic() - began < 30, "thousands of looks take a second; a scan of all keys for each would take minutes"
+    assert time.process_time() - began < 30, "thousands of looks take a second; a scan of all keys for each would take minutes"
 
 
 async def own_id(controller: Controller) -> str:

@@ -90,6 +90,7 @@ def test_with_postgresql_it_serves_without_root(short_tmp: Path, postgres_url: s
         directory.chmod(mode)
 
 
+@pytest.mark.timeout(180)  # on a machine that may be busy
 @pytest.mark.slow  # three starts of a controller, one of which waits for another
 @pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGKILL])
 def test_one_that_stood_by_in_the_same_home_takes_over_without_root(short_tmp: Path, ends: signal.Signals) -> None:

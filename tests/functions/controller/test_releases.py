@@ -82,7 +82,7 @@ async def test_schemas_are_compared_while_others_may_write(controller: Controlle
         return compare(old, new)
 
     monkeypatch.setattr(compatibility, "breaks", watched)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         first = await deployed(controller, numbered(1))
         await deployed(controller, numbered(2))
         aside = await deployed(controller, numbered(3), no_traffic=True)

@@ -32,7 +32,7 @@ async def test_a_silent_source_is_closed_when_the_caller_leaves() -> None:
         await left.wait()
         return {"type": "http.disconnect"}
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await NdjsonResponse(silent(), request="req-1")({"type": "http"}, receive, send)
         await closed.wait()
     assert json.loads(sent[1]["body"]) == {"text": "one line, and then nothing for days"}

@@ -224,7 +224,7 @@ async def test_a_silent_fetch_still_sends_lines_and_leaving_ends_it(controller: 
     seen = [await anext(lines) for _ in range(3)]
     assert all("elapsed_s" in line for line in seen)
     await lines.aclose()
-    await asyncio.wait_for(controller.cache.cancelled.wait(), 5)
+    await asyncio.wait_for(controller.cache.cancelled.wait(), 30)
 
 
 async def test_verify_names_the_paths_that_are_damaged(controller: Controller, manifest: str) -> None:

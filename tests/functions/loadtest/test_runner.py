@@ -105,14 +105,25 @@ async def test_it_says_who_asks_and_sends_what_was_prepared() -> None:
     assert json.loads(body) == {"x": 1}
 
 
-async def test_pieces_of_a_stream_are_seen_as_they_come() -> None:
-    """The server sends the next piece only after it knows that the one before is out: the gaps are the server's own."""
+async def test_pieces_of_a_stream_are_seen_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server sends the next piece only after the one before was seen: the gaps are the server's own."""
+    seen = asyncio.Semaphore(0)
+
+    class Watched(StreamReader):
+        def feed(self, data: bytes) -> int:
+            pieces = super().feed(data)
+            for _ in range(pieces):
+                seen.release()
+            return pieces
+
+    monkeypatch.setattr(runner, "StreamReader", Watched)
 
     async def answer(headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n: waiting\n\n")
         for _ in range(3):
             writer.write(b'data: {"choices":[{"text":"la"}]}\n\n')
             await writer.drain()
+            await seen.acquire()
             await asyncio.sleep(0.03)
         usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}\n\n'
         writer.write(usage + b'data: [DONE]\n\nevent: end\ndata: {"cost":"0.01","finish_reason":"length","start":"RESTORE"}\n\n')
@@ -133,7 +144,7 @@ async def test_failures_are_results_with_a_word() -> None:
             case 503:
                 writer.write(whole(b"{}", "503 Service Unavailable"))
             case "silent":
-                await asyncio.sleep(5)
+                await asyncio.sleep(60)
             case "cut":
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{")
 
@@ -141,9 +152,9 @@ async def test_failures_are_results_with_a_word() -> None:
         words = []
         for x in (503, "silent", "cut"):
             calls = FunctionCalls(path="/", arguments=[{"x": x}])
-            results, _ = await runner.run(profile, calls, [0.0], timeout_s=0.3)
+            results, _ = await runner.run(profile, calls, [0.0], timeout_s=0.3 if x == "silent" else 30)
             words.append((results[0].status, results[0].error))
-    nobody, _ = await runner.run(Profile(url="http://127.0.0.1:9", api_key=""), CALLS, [0.0], timeout_s=5)
+    nobody, _ = await runner.run(Profile(url="http://127.0.0.1:9", api_key=""), CALLS, [0.0], timeout_s=30)
 
     assert words == [(503, ""), (0, "timeout"), (200, "broken")]
     assert nobody[0].error == "connect"
@@ -164,17 +175,22 @@ async def test_a_stream_that_only_beats_is_given_up_when_patience_is_over() -> N
 
 
 async def test_a_test_that_is_broken_off_has_what_came_back_until_then() -> None:
-    is_second = asyncio.Event()
+    is_second, came_back = asyncio.Event(), asyncio.Event()
+
+    def told(sent: int, answered: int, failed: int) -> None:
+        if answered:
+            came_back.set()
 
     async def answer(headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
         if is_second.is_set():
+            await came_back.wait()
             running.cancel()
             await asyncio.sleep(30)
         is_second.set()
         writer.write(whole(b"{}"))
 
     async with server(answer) as profile:
-        running = asyncio.create_task(runner.run(profile, CALLS, [0.0, 0.5, 60.0], timeout_s=30))
+        running = asyncio.create_task(runner.run(profile, CALLS, [0.0, 0.1, 60.0], timeout_s=30, told=told))
         results, elapsed_s = await running
 
     assert [result.is_good for result in results] == [True]

@@ -162,8 +162,8 @@ def test_remote_on_a_generator_points_to_remote_gen(shop: ModuleType) -> None:
 def test_spawn_returns_a_call_that_can_be_found_again(shop: ModuleType) -> None:
     call = shop.double.spawn(4)
 
-    assert pilotlight.FunctionCall.from_id(call.id).get(timeout=10) == 8
-    assert pilotlight.FunctionCall.gather(shop.double.spawn(1), shop.double.spawn(2), timeout=10) == [2, 4]
+    assert pilotlight.FunctionCall.from_id(call.id).get(timeout=30) == 8
+    assert pilotlight.FunctionCall.gather(shop.double.spawn(1), shop.double.spawn(2), timeout=30) == [2, 4]
     with pytest.raises(shop.OutOfStock):
         shop.buy.spawn("milk").get()
 
@@ -172,7 +172,7 @@ def test_a_spawned_generator_is_streamed_and_its_result_is_the_list_of_its_items
     call = shop.count.spawn(2)
     assert list(call.stream()) == [0, 1]
     assert list(call.stream(after="1-1")) == [1]
-    assert call.get(timeout=10) == [0, 1]
+    assert call.get(timeout=30) == [0, 1]
     assert list(shop.double.spawn(4).stream()) == [8]
 
     items = shop.count.spawn(3).stream()
@@ -203,7 +203,7 @@ def test_get_gives_up_after_its_timeout_and_a_cancelled_call_says_so(platform: F
 
         @app.function()
         def wait():
-            gate.wait(10)
+            gate.wait(30)
     """)
     slow.app.deploy()
     call = slow.wait.spawn()

@@ -154,7 +154,7 @@ def test_a_failing_lifespan(failure: str) -> None:
                 shim.start()
             return
         instance = shim.start()  # ASGI: an application may not know lifespan at all
-        with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker") as client:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30) as client:
             assert client.get("/asgi/").status_code == 204
 
 
@@ -174,7 +174,7 @@ def test_a_class_may_carry_the_application() -> None:
     """
     with FakeShim({"app.py": code}, asgi_spec("Web")) as shim:
         instance = shim.start()
-        with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker") as client:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30) as client:
             assert [client.get("/asgi/").text for _ in range(2)] == ["1", "2"]
 
 
@@ -190,6 +190,6 @@ def test_a_fastapi_application_with_its_docs() -> None:
     """
     with FakeShim({"app.py": code}, asgi_spec()) as shim:
         instance = shim.start()
-        with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker") as client:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker", timeout=30) as client:
             assert client.get("/asgi/square/7", headers={HEADER_ROOT_PATH: "/fn/a/web"}).json() == 49
             assert "/fn/a/web/openapi.json" in client.get("/asgi/docs", headers={HEADER_ROOT_PATH: "/fn/a/web"}).text

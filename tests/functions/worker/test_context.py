@@ -86,7 +86,8 @@ def _instance() -> Iterator[FakeInstance]:
 
 
 async def ask(instance: FakeInstance, method: str, **headers: str) -> Any:
-    async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker") as client:
+    transport = httpx.AsyncHTTPTransport(uds=instance.path, verify=NO_TLS)
+    async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=30) as client:
         answer = await client.post(f"/invoke/{method}", json=[], headers={HEADER_CALL: CALL, **headers})
     assert answer.status_code == 200, answer.text
     is_lines = answer.headers["content-type"].startswith("application/x-ndjson")

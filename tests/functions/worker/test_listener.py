@@ -26,7 +26,7 @@ class Echo(asyncio.Protocol):
 
 
 def exchange(client: socket.socket) -> bytes:
-    client.settimeout(10)
+    client.settimeout(30)
     client.sendall(b"hello")
     return client.recv(16)
 

@@ -148,7 +148,7 @@ def test_a_socketpair_with_a_child_passes(look: Look) -> None:
         theirs.close()
         assert look().obstacles == []
         ours.shutdown(socket.SHUT_WR)
-        assert child.wait(10) == 0
+        assert child.wait(30) == 0
 
 
 def test_a_child_process_connection_is_found_in_it(look: Look) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import contextvars
 import json
 import threading
@@ -87,7 +88,7 @@ class Service:
     def slow(self):
         import time
         with pilotlight.span("lazy"):
-            time.sleep(0.41)
+            time.sleep(0.02)
 
     def odd(self):
         class Odd:
@@ -110,13 +111,20 @@ METHODS = ["asynchronous", "synchronous", "in_threads", "generator", "async_gene
            "with_opentelemetry"]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def instance() -> Iterator[FakeInstance]:
+@contextlib.contextmanager
+def serving(*, slow_s: float) -> Iterator[FakeInstance]:
+    """An instance whose calls are slow when they take longer than that."""
     spec = function_spec(
         qualname="Service", kind=FunctionKind.CLASS, methods=[MethodSpec(name=m) for m in METHODS], max_inputs=4,
     )  # fmt: skip
-    with FakeShim({"app.py": CODE}, replace(spec, objectives=Objectives(warm_latency_s=0.4))) as shim:
+    with FakeShim({"app.py": CODE}, replace(spec, objectives=Objectives(warm_latency_s=slow_s))) as shim:
         yield shim.start()
+
+
+@pytest.fixture(scope="module")
+def instance() -> Iterator[FakeInstance]:
+    with serving(slow_s=60.0) as made:
+        yield made
 
 
 def decoded(value: str) -> dict[str, Any]:
@@ -124,7 +132,8 @@ def decoded(value: str) -> dict[str, Any]:
 
 
 async def told(instance: FakeInstance, method: str, *args: Any, headers: dict[str, str] = SAMPLED) -> dict[str, Any] | None:
-    async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker") as client:
+    transport = httpx.AsyncHTTPTransport(uds=instance.path, verify=NO_TLS)
+    async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=30) as client:
         answer = await client.post(f"/invoke/{method}", json=list(args), headers={HEADER_CALL: CALL, **headers})
     value = answer.headers.get(HEADER_SPANS)
     return None if value is None else decoded(value)
@@ -198,8 +207,9 @@ async def test_a_call_that_failed_tells_without_being_asked(instance: FakeInstan
     assert (row[0], row[2], row[5]) == (child_of(attempt_span_of(CALL), 1), "careful", "KeyError")
 
 
-async def test_a_slow_call_tells_without_being_asked(instance: FakeInstance) -> None:
-    assert tree(await told(instance, "slow", headers={})) == [("lazy", "")]
+async def test_a_slow_call_tells_without_being_asked() -> None:
+    with serving(slow_s=0.01) as hasty:
+        assert tree(await told(hasty, "slow", headers={})) == [("lazy", "")]
 
 
 async def test_a_call_without_spans_tells_its_time(instance: FakeInstance) -> None:
@@ -228,9 +238,8 @@ async def test_attributes_are_texts_numbers_and_booleans_whatever_was_given(inst
 
 async def test_opentelemetry_in_user_code_sees_our_spans_as_the_current_ones(instance: FakeInstance) -> None:
     async def currents(headers: dict[str, str]) -> Any:
-        async with httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=instance.path, verify=NO_TLS), base_url="http://worker"
-        ) as client:
+        transport = httpx.AsyncHTTPTransport(uds=instance.path, verify=NO_TLS)
+        async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=30) as client:
             return (await client.post("/invoke/with_opentelemetry", json=[], headers={HEADER_CALL: CALL, **headers})).json()
 
     await currents({})  # its import is what makes it known

@@ -13,6 +13,7 @@ import pytest
 from pilotlight.worker.deadlines import Deadlines
 from pilotlight.worker.faults import CallCancelled
 from pilotlight.worker.threads import CallThread, CallThreads, Outcome
+from tests.snapshotter.cuda import virtual_time
 
 
 async def run(thread: CallThread, function: Callable[[], object]) -> Outcome:
@@ -79,15 +80,18 @@ class Timed:
         self.expired.set()
 
 
-async def test_deadlines_expire_in_any_order_and_not_when_forgotten() -> None:
-    deadlines = Deadlines()
-    late, early, forgotten = Timed(), Timed(), Timed()
-    deadlines.watch(late, seconds=0.02)
-    deadlines.watch(forgotten, seconds=0.001)
-    deadlines.watch(early, seconds=0.002)
-    deadlines.forget(forgotten)
-    await early.expired.wait()
-    assert not late.expired.is_set()
-    await late.expired.wait()
-    assert not forgotten.expired.is_set()
-    assert repr(deadlines) == "<Deadlines watching=0>"
+def test_deadlines_expire_in_any_order_and_not_when_forgotten() -> None:
+    async def story() -> None:
+        deadlines = Deadlines()
+        late, early, forgotten = Timed(), Timed(), Timed()
+        deadlines.watch(late, seconds=0.02)
+        deadlines.watch(forgotten, seconds=0.001)
+        deadlines.watch(early, seconds=0.002)
+        deadlines.forget(forgotten)
+        await early.expired.wait()
+        assert not late.expired.is_set()
+        await late.expired.wait()
+        assert not forgotten.expired.is_set()
+        assert repr(deadlines) == "<Deadlines watching=0>"
+
+    virtual_time.run(story())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import signal
 import socket
 import sys
@@ -28,6 +27,7 @@ from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason
 from snapshotter.criu.runs import Criu
 from snapshotter.criu.self_test import SelfTest
 from snapshotter.criu.stats import DumpStats
+from tests.fakes.ports import free_port
 
 pytestmark = pytest.mark.root
 TENANT = 20001
@@ -211,9 +211,10 @@ async def test_stdout_and_stderr_are_plugged_into_the_new_pipes(bench: Bench) ->
         os.close(fd)
 
 
+# PORT: one that the kernel gives to nobody else between dump and restore.
 WORKING = {
     "listener": """
-        s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(("127.0.0.1", 0)); s.listen()
+        s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(("127.0.0.1", PORT)); s.listen()
         port = s.getsockname()[1]; wait()
         c = socket.create_connection(("127.0.0.1", port), 5); s.accept(); fine()
     """,
@@ -256,13 +257,13 @@ WORKING = {
 
 @pytest.mark.parametrize("name", WORKING)
 async def test_what_comes_back(bench: Bench, name: str) -> None:
-    await bench.frozen(WORKING[name])
+    await bench.frozen(WORKING[name].replace("PORT", str(free_port())))
     assert await bench.outcome() == FINE
 
 
 async def test_both_ends_of_a_connection_inside_come_back_when_told(bench: Bench) -> None:
-    code = """
-        s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(("127.0.0.1", 0)); s.listen()
+    code = f"""
+        s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(("127.0.0.1", {free_port()})); s.listen()
         c = socket.create_connection(s.getsockname()); a, _ = s.accept(); wait()
         c.send(b"x"); fine(a.recv(1) == b"x")
     """
@@ -342,12 +343,8 @@ async def test_taken_pid_is_named(bench: Bench) -> None:
 
 
 async def test_taken_address_is_named(bench: Bench) -> None:
-    await bench.frozen("""
-        s = socket.socket(); s.bind(("127.0.0.1", 0)); s.listen()
-        open("/proc/self/comm", "w").write(str(s.getsockname()[1])); wait()
-    """)
-    names = b"".join(p.read_bytes() for p in (bench.folder / "images").glob("core-*.img"))
-    port = next(int(word) for word in re.findall(rb"\d{4,5}", names))
+    port = free_port()
+    await bench.frozen(f"s = socket.socket(); s.bind(('127.0.0.1', {port})); s.listen(); wait()")
     with contextlib.closing(socket.socket()) as blocker:
         blocker.bind(("127.0.0.1", port))
         blocker.listen()
@@ -429,14 +426,14 @@ async def test_killed_criu_leaves_the_process_running_or_gone_but_not_stuck(benc
         state = _state(process)
         assert state in ("gone", "running"), state
         processes.send_signal(process.pidfd, signal.SIGKILL)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             await process.exited
         process.close()
 
 
 def _state(process: CellProcess) -> str:
     """After the moment that the kernel needs to take the tracer's death in."""
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + DEADLINE_S
     while True:
         pid = processes.host_pid(process.pidfd)
         try:

@@ -30,7 +30,7 @@ from tests.fakes.gpu_memory import FakeGpuMemory
 from tests.fakes.launched_pod import IN_SIGHT, Pod, pod
 from tests.fakes.pod_weights import FakePodWeights
 
-pytestmark = [pytest.mark.root, pytest.mark.usefixtures("criu"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("criu", "patient_restores"), pytest.mark.timeout(120)]
 
 PATIENCE_S = 30.0
 UID = 20001

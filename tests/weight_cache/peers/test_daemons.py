@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.ports import free_port
+from tests.fakes.ports import free_ports
 from tests.fakes.trees import remove_tree
 from weight_cache.client import WeightCacheClient
 from weight_cache.manifest import CHUNK_BYTES, build_manifest
@@ -21,6 +21,13 @@ from weight_cache.peers import wire
 from weight_cache.types import LoadProgress
 
 REPOSITORY = Path(__file__).parents[3]
+PATIENTLY = """
+import runpy
+from weight_cache.peers import exchange
+exchange.WAIT_S = 60.0
+runpy.run_module("weight_cache", run_name="__main__", alter_sys=True)
+"""
+"""The daemon; it waits for a neighbour that is about to have a chunk, however busy the machine is."""
 
 
 class Daemon:
@@ -44,7 +51,7 @@ class Daemon:
         ready, tell = os.pipe()
         with (self.folder / "log").open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "weight_cache", "--config", str(self.folder / "platform.yaml"), "--ready-fd", str(tell)),
+                *(sys.executable, "-c", PATIENTLY, "--config", str(self.folder / "platform.yaml"), "--ready-fd", str(tell)),
                 cwd=REPOSITORY,
                 pass_fds=[tell],
                 stderr=log,
@@ -80,6 +87,11 @@ async def folder() -> AsyncIterator[Path]:
     remove_tree(made)
 
 
+def different_ports(count: int) -> list[int]:
+    first = free_ports(count)
+    return list(range(first, first + count))
+
+
 def upload(blobs: Path, model: Path, content: bytes) -> str:
     model.mkdir()
     (model / "weights").write_bytes(content)
@@ -103,7 +115,7 @@ async def status_without_ticket(port: int) -> int:
 @pytest.mark.slow
 async def test_the_second_daemon_has_no_origin_and_gets_the_model_from_the_first(folder: Path) -> None:
     name = upload(folder / "blobs", folder / "model", os.urandom(CHUNK_BYTES + 1000))
-    ports = [free_port(), free_port()]
+    ports = different_ports(2)
     first = Daemon(folder / "1", blobs=folder / "blobs", ports=ports, own=0)
     second = Daemon(folder / "2", blobs=folder / "empty", ports=ports, own=1)
     try:
@@ -125,7 +137,7 @@ async def test_the_second_daemon_has_no_origin_and_gets_the_model_from_the_first
 async def test_a_daemon_that_is_killed_midway_is_replaced_by_the_origin(folder: Path) -> None:
     content = os.urandom(4 * CHUNK_BYTES)
     name = upload(folder / "blobs", folder / "model", content)
-    ports = [free_port(), free_port()]
+    ports = different_ports(2)
     slowly = f", peer_upload_bytes_per_s: {2 * CHUNK_BYTES}, peer_uploads_at_once: 1"
     first = Daemon(folder / "1", blobs=folder / "blobs", ports=ports, own=0, extra=slowly)
     second = Daemon(folder / "2", blobs=folder / "blobs", ports=ports, own=1)
@@ -159,7 +171,7 @@ async def test_a_daemon_that_is_killed_midway_is_replaced_by_the_origin(folder: 
 async def test_cold_daemons_read_the_origin_about_once_together_and_a_disk_that_rots_is_found_out(folder: Path) -> None:
     content = os.urandom(3 * CHUNK_BYTES + 1000)
     name = upload(folder / "blobs", folder / "model", content)
-    ports = [free_port() for _ in range(3)]
+    ports = different_ports(3)
     fleet = [Daemon(folder / str(n), blobs=folder / "blobs", ports=ports, own=n) for n in range(3)]
     try:
         for daemon in fleet[:2]:
@@ -171,7 +183,7 @@ async def test_cold_daemons_read_the_origin_about_once_together_and_a_disk_that_
         assert all((path / "weights").read_bytes() == content for path in paths)
         told = [await daemon.client.stat() for daemon in fleet[:2]]
         assert sum(each.fetched_bytes + each.given_bytes for each in told) == 2 * len(content)
-        assert sum(each.fetched_bytes for each in told) <= len(content) + CHUNK_BYTES  # about once: exactly, where nobody is starved of CPU
+        assert sum(each.fetched_bytes for each in told) <= len(content) + CHUNK_BYTES  # about once
         for path in paths:
             rot(path / "weights")
         await fleet[2].start()

@@ -196,7 +196,7 @@ async def promising(request: wire.Request, writer: asyncio.StreamWriter) -> None
 async def test_whatever_a_peer_does_the_origin_is_next_and_the_file_right(
     nodes: Street, behaviour: Behaviour, failure: Failure | None
 ) -> None:
-    node = await nodes.node(answer_s=0.3)
+    node = await nodes.node(answer_s=0.3 if behaviour in (silent, pointing_nowhere, promising) else 20.0)
     file = b"z" * 1000
     name = put_model(nodes.origin, {"file": file})
     async with bad_peer(behaviour, holds=[digest_of(file), name]) as address:

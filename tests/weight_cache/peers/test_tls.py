@@ -48,7 +48,8 @@ async def test_nodes_of_one_authority_give_each_other_weights_and_nobody_else_is
         for station, store in ((first, giver), (second, taker)):
             await station.aclose()
             store.close()
-        await asyncio.sleep(0.05)  # closed TLS connections say goodbye
+        for _ in range(50):  # closed TLS connections say goodbye, which takes turns of the loop
+            await asyncio.sleep(0.001)
 
 
 async def ask_with(context: ssl.SSLContext, port: int) -> None:

@@ -24,6 +24,14 @@ def _server() -> Iterator[FaultyObjects]:
 @pytest.fixture(name="source", scope="module")
 def _source(server: FaultyObjects) -> Iterator[S3Source]:
     """One for all tests: making a client takes longer than they do."""
+    source = S3Source(bucket=server.bucket, prefix="m", given=server.environment, timeout_s=30.0, pause=lambda _: None)
+    yield source
+    source.close()
+
+
+@pytest.fixture(name="impatient", scope="module")
+def _impatient(server: FaultyObjects) -> Iterator[S3Source]:
+    """One that gives silence up soon."""
     source = S3Source(bucket=server.bucket, prefix="m", given=server.environment, timeout_s=0.2, pause=lambda _: None)
     yield source
     source.close()
@@ -60,9 +68,12 @@ def _file(store: FaultyObjects, source: S3Source) -> SourceFile:
     ],
     ids=lambda fault: f"{fault.kind}-{fault.status}",
 )
-def test_what_passes_is_asked_for_again(store: FaultyObjects, source: S3Source, file: SourceFile, fault: Fault) -> None:
+def test_what_passes_is_asked_for_again(
+    store: FaultyObjects, source: S3Source, impatient: S3Source, file: SourceFile, fault: Fault
+) -> None:
     store.fail(fault)
-    assert source.read(file, 10, 50_000) == CONTENT[10:50_010]
+    asked = impatient if fault.kind in ("silent", "stalled") else source
+    assert asked.read(file, 10, 50_000) == CONTENT[10:50_010]
 
 
 @pytest.mark.parametrize(

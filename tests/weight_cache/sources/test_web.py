@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from weight_cache.sources.source import SourceFile
 from weight_cache.sources.web import WebSource
 
 TAG = '"v1"'
+PATIENCE_S = 30.0
 
 
 @pytest.fixture(name="server")
@@ -45,7 +47,7 @@ def _pauses() -> Pauses:
 
 @pytest.fixture(name="web")
 def _web(pauses: Pauses) -> Web:
-    return Web(pause=pauses, timeout_s=5.0)
+    return Web(pause=pauses, timeout_s=PATIENCE_S)
 
 
 def opened(server: WebFiles, web: Web, *paths: str) -> tuple[WebSource, list[SourceFile]]:
@@ -129,10 +131,20 @@ def test_what_passes_is_asked_for_again(server: WebFiles, web: Web, pauses: Paus
 def test_a_server_that_is_silent_slow_or_stops_is_asked_again(pauses: Pauses, kind: Kind) -> None:
     content = os.urandom(100_000)
     with faulty_objects() as server:
+
+        def pause(seconds: float) -> None:
+            pauses(seconds)
+            while server.count("GET") < 2:  # until the request that was given up has met the fault
+                time.sleep(0.001)
+            web._http.timeout = PATIENCE_S
+
         server.objects["a"] = content
-        source = WebSource([server.url("a")], web=Web(pause=pauses, timeout_s=0.1))
+        web = Web(pause=pause, timeout_s=PATIENCE_S)
+        source = WebSource([server.url("a")], web=web)
         (file,) = source.files()
         server.fail(Fault(kind=kind))
+        if kind in ("silent", "stalled"):
+            web._http.timeout = 0.1
         assert source.read(file, 10, 90_000) == content[10:90_010]
         source.close()
     assert len(pauses.taken) == (0 if kind == "slow" else 1)

@@ -152,7 +152,7 @@ def test_the_first_failure_stops_the_other_threads() -> None:
     def works(left: Pieces) -> None:
         while (piece := left.take()) is not None:
             taken.append(piece)
-            failed.wait(10)
+            failed.wait(30)
 
     def fails(left: Pieces) -> None:
         failed.set()
@@ -179,7 +179,7 @@ def test_an_interrupt_of_the_caller_stops_the_threads() -> None:
     before = signal.signal(signal.SIGALRM, strike)
     gc.disable()  # a callback of the collector would swallow what strikes inside it
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.02, 2)
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 20)
         with pytest.raises(TimeIsUp):
             each(endless, [works, works])
     finally:

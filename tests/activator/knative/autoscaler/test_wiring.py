@@ -23,7 +23,8 @@ from tests.fakes.kubernetes.server import ApiServer
 from tests.fakes.scaled_revision import ScaledRevision
 
 PATIENCE = Patience(pauses=Pauses(first_s=0.01, most_s=0.05), watch_pauses=Pauses(first_s=0.01, most_s=0.1))
-TERMS = LeaseTerms(lease_s=3.0, renew_s=2.0, retry_s=0.1)
+TERMS = LeaseTerms(lease_s=60.0, renew_s=40.0, retry_s=0.1)
+"""A Lease is given back, never left: nobody loses one because the machine is busy."""
 NOTHING: Statement = {}
 
 

@@ -171,6 +171,6 @@ def test_no_process_outlives_the_tree_although_its_server_died_before(tmp_path: 
 
     tree.end(1.0)
 
-    ended, _, _ = select.select([core], [], [], 5.0)
+    ended, _, _ = select.select([core], [], [], PATIENCE_S)
     os.close(core)
     assert ended
