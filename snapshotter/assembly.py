@@ -11,6 +11,7 @@ from snapshotter.agent import Agent
 from snapshotter.boots import Boots
 from snapshotter.cgroups import Cgroups
 from snapshotter.cuda.devices import Devices, NoDevices
+from snapshotter.egress import EVERYWHERE
 from snapshotter.ends import Ends
 from snapshotter.errands import Errands
 from snapshotter.events import Events
@@ -20,6 +21,7 @@ from snapshotter.ladder import Ladder
 from snapshotter.launch import BundleStore, ImageStore, WeightSource
 from snapshotter.logs import Logs
 from snapshotter.metrics import Metrics
+from snapshotter.network import Network
 from snapshotter.nursery import Nursery
 from snapshotter.parking import Parking
 from snapshotter.room import Room
@@ -125,9 +127,11 @@ class _Base:
     ends: Ends
 
 
-def assemble(paths: Paths, settings: SnapshotterSettings, parts: Parts, *, cgroups: Cgroups, stock: Stock | None, why_not: str) -> Node:
-    """All of it; `stock` None: without snapshots, for the reason `why_not`."""
-    base = _base(paths, settings, parts, cgroups)
+def assemble(
+    paths: Paths, settings: SnapshotterSettings, parts: Parts, *, cgroups: Cgroups, network: Network, stock: Stock | None, why_not: str
+) -> Node:
+    """All of it; `network`: of functions; `stock` None: without snapshots, for the reason `why_not`."""
+    base = _base(paths, settings, parts, cgroups, network)
     restores = _restores(base, settings, parts, stock) if stock is not None else None
     shelf = Shelf(stock, restores, why_not=why_not, events=base.events, metrics=base.metrics, predictions=Predictions())
     boots = Boots(
@@ -198,7 +202,7 @@ def _dumps(base: _Base, parts: Parts, stock: Stock, boots: Boots) -> Dumps:
     return Dumps(stock=stock, boots=boots, templates=base.templates, housekeeper=base.housekeeper, ends=base.ends, devices=parts.devices)
 
 
-def _base(paths: Paths, settings: SnapshotterSettings, parts: Parts, cgroups: Cgroups) -> _Base:
+def _base(paths: Paths, settings: SnapshotterSettings, parts: Parts, cgroups: Cgroups, network: Network) -> _Base:
     logs = Logs(paths.home / "node" / "logs")
     nursery = Nursery(
         paths.run / "slots",
@@ -207,6 +211,8 @@ def _base(paths: Paths, settings: SnapshotterSettings, parts: Parts, cgroups: Cg
         groups=set(cgroups.bases.values()),
         namespaced=parts.namespaces,
         disk_floor_bytes=DiskFloor(logs.directory, parts.disk_floor_bytes).floor_bytes,
+        egress=EVERYWHERE if network is Network.HOST else settings.egress(),
+        usual=network,
     )
     instances, templates, events, metrics, errands = Instances(), Templates(), Events(), Metrics(), Errands()
     housekeeper = Housekeeper(
@@ -217,6 +223,7 @@ def _base(paths: Paths, settings: SnapshotterSettings, parts: Parts, cgroups: Cg
         cgroups=cgroups,
         logs=logs,
         runtime=parts.runtime,
+        network=network,
     )
     parking = Parking(
         cgroups=cgroups,

@@ -1,9 +1,9 @@
-"""Where who has a network of its own may connect to. Builds: the internet, and of private networks what the operator allows.
+"""Where who has a network of its own may connect to: the internet, and of private networks what the operator allows.
 
 Pure. The host's own addresses are closed unless allowed. So are the networks in DENIED: private ones (RFC 1918), shared address space
 (RFC 6598, where slots have theirs), link-local, multicast and reserved ones (RFC 6890). Name servers of the host are open at port 53.
-Slots reach whatever the host reaches (EVERYWHERE): a function must not lose its database between a COLD start, which is in the host's
-network, and a RESTORE.
+Where functions have the host's network (`snapshotter.function_network`), those of them that get one of their own, because they listen on
+TCP, reach whatever the host reaches (EVERYWHERE): a function must not lose its database between a COLD start and a RESTORE.
 """
 
 from __future__ import annotations

@@ -192,8 +192,11 @@ class Housekeeper:
         logs: Logs,
         runtime: Mapping[str, Path],
         places: Places | None = None,
+        network: Network = Network.HOST,
     ) -> None:
-        """`places`: for boots at once; twice as many as processors where it is not said."""
+        """`places`: for boots at once; twice as many as processors where it is not said. `network`: of functions that need none of their
+        own."""
+        self._network = network
         self._nursery = nursery
         self._bundles = bundles
         self._images = images
@@ -237,7 +240,7 @@ class Housekeeper:
         began = time.perf_counter()
         phase.name = "slot"
         layout = self._images.layout(spec.image, spec.engine, uid=spec.uid)
-        slot = await self._nursery.take(network=Network.NONE if spec.offline and self._nursery.namespaced else Network.of(network))
+        slot = await self._nursery.take(self._network_of(spec, network))
         slot.owner, phase.subject = owner, slot.id
         housing = Housing(slot=slot, launch=spec, group=self._cgroups.group(slot.id), is_booting=True, transient=transient)
         self.housings[slot.id] = housing
@@ -269,6 +272,13 @@ class Housekeeper:
             phase.count_failed(housing)
             await asyncio.shield(asyncio.create_task(self._abandon(housing, opening), name=f"clear {slot.id}"))
             raise
+
+    def _network_of(self, spec: LaunchSpec, needs_own: bool) -> Network:
+        if not self._nursery.namespaced:
+            return Network.of(needs_own)
+        if spec.offline or self._network is Network.NONE:
+            return Network.NONE
+        return Network.OWN if needs_own else self._network
 
     async def _abandon(self, housing: Housing, opening: Opening) -> None:
         await opening.abandon()

@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import logging
 import os
 import random
 import shutil
@@ -47,6 +48,7 @@ _RESOLVED = Path("/run/systemd/resolve/resolv.conf")
 """The real servers behind a local stub, as systemd-resolved writes them."""
 _HOSTS = Path("/etc/resolv.conf")
 _ATTEMPTS = 64
+_log = logging.getLogger(__name__)
 
 
 class Network(enum.StrEnum):
@@ -62,6 +64,16 @@ class Network(enum.StrEnum):
         if isinstance(value, Network):
             return value
         return cls.OWN if value else cls.HOST
+
+
+async def of_functions(wanted: Network) -> Network:
+    """What functions get where that is wanted: NONE instead of OWN where this machine cannot make one, never the host's."""
+    if wanted is Network.OWN:
+        on, why = await probe()
+        if not on:
+            _log.warning("function_network.none reason=%s", why)
+            return Network.NONE
+    return wanted
 
 
 async def connect(namespace: int, egress: Egress = EVERYWHERE) -> str:

@@ -17,6 +17,7 @@ from snapshotter.agent import Agent, describe
 from snapshotter.assembly import Node, Parts, assemble
 from snapshotter.cgroups import Cgroups
 from snapshotter.launch import RUNTIME_PACKAGES, BundleStore, ImageStore
+from snapshotter.network import Network, of_functions
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.snapshots.opening import StockOff, open_stock
 from snapshotter.snapshots.stock import Stock
@@ -55,7 +56,9 @@ async def opened(paths: Paths, settings: SnapshotterSettings, parts: Parts) -> A
     (paths.run / "slots").mkdir(exist_ok=True, mode=0o700)
     admit(paths.run / "slots")
     async with _stock(paths, settings, parts) as (stock, why_not):
-        node = assemble(paths, settings, parts, cgroups=cgroups, stock=stock, why_not=why_not)
+        wanted = Network(settings.function_network) if parts.namespaces else Network.HOST
+        network = await of_functions(wanted)
+        node = assemble(paths, settings, parts, cgroups=cgroups, network=network, stock=stock, why_not=why_not)
         await adopt(nursery=node.nursery, housekeeper=node.housekeeper, boots=node.boots, ends=node.ends, instances=node.instances)
         parts.bundles.needed_by(lambda: {housing.launch.bundle for housing in node.housekeeper.housings.values()})
         await sweep_groups(cgroups, paths.run, [h.slot for h in node.housekeeper.housings.values()], node.instances)

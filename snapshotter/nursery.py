@@ -46,9 +46,11 @@ class Nursery:
         groups: Collection[Path] = (),
         disk_floor_bytes: int = 0,
         egress: Egress = EVERYWHERE,
+        usual: Network = Network.HOST,
     ) -> None:
-        """`groups`: directories of control groups (`Cgroups.bases`), which slots hold open: out of their own root they cannot be named."""
-        self._egress = egress
+        """`groups`: directories of control groups (`Cgroups.bases`), which slots hold open: out of their own root they cannot be named.
+        `usual`: of which kind the first slot is."""
+        self._egress, self._usual = egress, usual
         self._directory = directory
         self._logs = logs
         self._log_max_bytes = log_max_bytes
@@ -81,13 +83,13 @@ class Nursery:
             if not self.namespaced:
                 raise
             _log.warning("namespaces.off reason=%s", e)
-            self.namespaced, self.why_not = False, str(e)
+            self.namespaced, self.why_not, self._usual = False, str(e), Network.HOST
             spare = await self._make(Network.HOST)
-        self._spares[Network.HOST].append(asyncio.create_task(_just(spare), name="spare slot"))
+        self._spares[self._usual].append(asyncio.create_task(_just(spare), name="spare slot"))
 
     async def _make_first(self) -> Slot:
         """One whose process is known to have come up: it mounts things, which not every container lets it. Raises Unsupported."""
-        slot = await self._make(Network.HOST)
+        slot = await self._make(self._usual)
         try:
             await slot.adopt()
         except SlotLost as e:

@@ -38,7 +38,9 @@ class SnapshotterSettings:
         apt_packages: Debian packages that images may install into this machine (`Image.apt_install`), by name; empty = none.
         build_network: where images are built (root only): in a network `own`, on the `host`'s, or `auto`: own, where this machine can make
             one and pip's index is not on its loopback.
-        egress_denied: networks (IPv4) that builds in a network of their own do not reach, the host's own addresses beside.
+        function_network: the network of functions (root only): the `host`'s, one of each slot's `own`, or `none`. Where `own` cannot be had
+            it is none.
+        egress_denied: networks (IPv4) that builds, and functions in a network of their own, do not reach, the host's own addresses beside.
         egress_allowed: networks or addresses that they reach all the same, the host's included.
         dedicated_to: the one tenant, by name, whose instances run here; None = those of all but dedicated tenants.
         restore_into_pods: a waiting pod may receive a restored worker (experimental; as `cluster.restore_into_pods`).
@@ -62,6 +64,7 @@ class SnapshotterSettings:
     engines: Mapping[str, str] = field(default_factory=dict)
     apt_packages: list[str] = field(default_factory=list)
     build_network: str = "auto"
+    function_network: str = "host"
     egress_denied: list[str] = field(default_factory=lambda: list(DENIED))
     egress_allowed: list[str] = field(default_factory=list)
     dedicated_to: str | None = None
@@ -77,6 +80,8 @@ class SnapshotterSettings:
             raise ValueError(f"memory_bytes = {self.memory_bytes}: must be at least 1, or null for 80 % of the machine")
         if self.build_network not in ("auto", "own", "host"):
             raise ValueError(f"build_network = {self.build_network!r}: must be auto, own or host")
+        if self.function_network not in ("host", "own", "none"):
+            raise ValueError(f"function_network = {self.function_network!r}: must be host, own or none")
         self.egress()
         if self.snapshot_pages not in ("auto", "eager", "lazy"):
             raise ValueError(f"snapshot_pages = {self.snapshot_pages!r}: must be auto, eager or lazy")
@@ -99,7 +104,7 @@ class SnapshotterSettings:
                 )
 
     def egress(self) -> Egress:
-        """Where builds in a network of their own may connect to. Raises ValueError."""
+        """Where who has a network of its own may connect to. Raises ValueError."""
         return Egress.of(self.egress_denied, self.egress_allowed)
 
     def node_memory_bytes(self) -> int:

@@ -60,10 +60,12 @@ class Walk:
     table: list[Any]
     outcomes: dict[str, str]
     absent: set[str]
+    network: str
 
     def of(self, *, is_open: bool) -> dict[str, str]:
-        """Outcomes of the attempts that are expected to succeed, or to be denied."""
-        return {a.name: self.outcomes[a.name] for a in self.table if bool(a.open_until) is is_open and a.needs not in self.absent}
+        """Outcomes of the attempts that are expected to succeed, or to be denied: all of them in a network of the functions' own."""
+        there = [a for a in self.table if a.needs not in self.absent]
+        return {a.name: self.outcomes[a.name] for a in there if (self.network == "host" and bool(a.open_until)) is is_open}
 
 
 @contextlib.contextmanager
@@ -109,8 +111,11 @@ def services() -> Iterator[dict[str, tuple[str, int]]]:
 
 
 @contextlib.contextmanager
-def platform_outside_of_tmp(redis_url: str) -> Iterator[PlatformUnderTest]:
-    """A platform with the ports and metrics of platform.yaml, below a directory that each user of the machine may enter."""
+def platform_outside_of_tmp(redis_url: str, network: str) -> Iterator[PlatformUnderTest]:
+    """A platform with the ports and metrics of platform.yaml, below a directory that each user of the machine may enter.
+
+    `network`: of functions.
+    """
     root, programs = (Path(tempfile.mkdtemp(prefix="pl", dir=directory)) for directory in ("/var/lib", "/usr/local"))
     for directory in (root, programs):
         directory.chmod(0o755)
@@ -118,6 +123,7 @@ def platform_outside_of_tmp(redis_url: str) -> Iterator[PlatformUnderTest]:
     metrics: dict[str, dict[str, object]] = {
         name: {"metrics_listen": listed[name]["metrics_listen"]} for name in ("controller", "snapshotter", "weight_cache")
     }
+    metrics["snapshotter"]["function_network"] = network
     activator = {"listen": f"127.0.0.1:{PORT}", "metrics_listen": listed["activator"]["metrics_listen"], "redis_url": redis_url}
     try:
         with platform_up(platform={"home": str(root / "h"), "run": str(root / "r")}, activator=activator, **metrics) as platform:
@@ -165,8 +171,8 @@ class Tenant:
         return found
 
 
-@pytest.fixture(scope="module")
-def walk(redis_server: str, tmp_path_factory: pytest.TempPathFactory) -> Walk:
+@pytest.fixture(scope="module", params=["host", "own"])
+def walk(request: pytest.FixtureRequest, redis_server: str, tmp_path_factory: pytest.TempPathFactory) -> Walk:
     """All attempts, made by one call of one tenant's function."""
     folders = {name: tmp_path_factory.mktemp(name) for name in ("rich", "attacking")}
     with contextlib.ExitStack() as stack:
@@ -174,7 +180,7 @@ def walk(redis_server: str, tmp_path_factory: pytest.TempPathFactory) -> Walk:
         patch.setenv("OPERATOR_PASSWORD", "for the operator only")
         network = stack.enter_context(own_network())
         servers = stack.enter_context(services())
-        operator = stack.enter_context(platform_outside_of_tmp(redis_server))
+        operator = stack.enter_context(platform_outside_of_tmp(redis_server, request.param))
         rich = Tenant(operator, "rich", folders["rich"], secrets={"kept": {"KEPT_SECRET": "the holder's"}})
         secrets = {"own": {"OWN_SECRET": OWN_SECRET}, "other": {"OTHER_SECRET": OTHER_SECRET}}
         poor = Tenant(operator, "poor", folders["attacking"], secrets=secrets)
@@ -184,7 +190,9 @@ def walk(redis_server: str, tmp_path_factory: pytest.TempPathFactory) -> Walk:
         wanted = [a for a in table if not a.needs or facts[a.needs]]
         outcomes = poor.platform.result("attacker/walk", {"names": [a.name for a in wanted], "facts": facts})
         assert rich.instance("holder")["id"] == facts["instance"], "the holder's instance is gone"
-        return Walk(table=table, outcomes=outcomes, absent={a.needs for a in table if a.needs and not facts[a.needs]})
+        return Walk(
+            table=table, outcomes=outcomes, absent={a.needs for a in table if a.needs and not facts[a.needs]}, network=request.param
+        )
 
 
 def gather(
@@ -249,6 +257,7 @@ def gather(
         "other_tenant": rich.name,
         "other_key": rich.key["id"],
         "port": PORT,
+        "platforms_network": os.stat("/proc/thread-self/ns/net").st_ino,
         "api_key": poor.key["secret"],
         "own_secret": OWN_SECRET,
         "call": call,

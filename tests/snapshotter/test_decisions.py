@@ -229,6 +229,7 @@ def test_the_filter_of_a_build_refuses_unix_sockets_that_could_reach_a_process_o
         {"metrics_listen": "nowhere"},
         {"apt_packages": ["criu-"]},
         {"build_network": "none"},
+        {"function_network": "bridge"},
         {"egress_denied": ["10.0.0.1/8"]},
         {"egress_allowed": ["mirror.example"]},
     ],

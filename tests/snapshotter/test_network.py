@@ -421,6 +421,13 @@ async def test_a_missing_tool_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     assert await network.probe() == (False, "a network of its own needs nftables; on Debian: apt-get install nftables")
 
 
+async def test_functions_get_no_network_rather_than_the_hosts_where_none_of_their_own_can_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [await network.of_functions(kind) for kind in Network] == [Network.HOST, Network.NONE, Network.NONE]
+
+
 async def test_plain_slots_have_the_hosts_network_only(short_tmp: Path) -> None:
     nursery = Nursery(short_tmp / "slots", short_tmp, log_max_bytes=4096, namespaced=False)
     with pytest.raises(Unsupported, match="needs namespaces: the agent is not root"):

@@ -928,8 +928,8 @@ for _process, _port in {"activator": 8701, "controller": 8702, "snapshotter": 87
         return f"{len(text.splitlines())} lines, with the other tenant's name: {facts['other_tenant'] in text}"
 
 
-def bind(family: int, host: str, port: int, *, only_v6: bool = False, reuse: bool = False) -> str:
-    """Listen there for a moment."""
+def bind(facts: Facts, family: int, host: str, port: int, *, only_v6: bool = False, reuse: bool = False) -> str:
+    """Listen there for a moment, which is nothing where nobody else is in that network."""
     with socket.socket(family, socket.SOCK_STREAM) as server:
         if only_v6:
             server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -938,37 +938,39 @@ def bind(family: int, host: str, port: int, *, only_v6: bool = False, reuse: boo
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         server.bind((host, port))
         server.listen()
+    if os.stat("/proc/self/ns/net").st_ino != facts["platforms_network"]:
+        raise Denied(f"listened at {host} port {port} of a network of its own")
     return f"listened at {host} port {port}"
 
 
 @attempt("network", "answer in the platform's place at 127.0.0.1", also="EADDRINUSE")
 def _bind_same(facts: Facts) -> str:
-    return bind(socket.AF_INET, "127.0.0.1", facts["port"], reuse=True)
+    return bind(facts, socket.AF_INET, "127.0.0.1", facts["port"], reuse=True)
 
 
 @attempt("network", "answer in the platform's place at every address", also="EADDRINUSE")
 def _bind_any(facts: Facts) -> str:
-    return bind(socket.AF_INET, "0.0.0.0", facts["port"], reuse=True)
+    return bind(facts, socket.AF_INET, "0.0.0.0", facts["port"], reuse=True)
 
 
 @attempt("network", "answer in the platform's place at [::1]", also="EADDRINUSE")
 def _bind_loopback_6(facts: Facts) -> str:
-    return bind(socket.AF_INET6, "::1", facts["port"])
+    return bind(facts, socket.AF_INET6, "::1", facts["port"])
 
 
 @attempt("network", "answer in the platform's place at every IPv6 address", also="EADDRINUSE")
 def _bind_any_6(facts: Facts) -> str:
-    return bind(socket.AF_INET6, "::", facts["port"], only_v6=True)
+    return bind(facts, socket.AF_INET6, "::", facts["port"], only_v6=True)
 
 
 @attempt("network", "answer in the platform's place at another address of 127.0.0.0/8", also="EADDRINUSE", open_until=ISOLATION_NETWORK)
 def _bind_other_loopback(facts: Facts) -> str:
-    return bind(socket.AF_INET, "127.0.0.2", facts["port"])
+    return bind(facts, socket.AF_INET, "127.0.0.2", facts["port"])
 
 
 @attempt("network", "listen at a port of the system")
 def _bind_low(facts: Facts) -> str:
-    return bind(socket.AF_INET, "127.0.0.1", 81)
+    return bind(facts, socket.AF_INET, "127.0.0.1", 81)
 
 
 @attempt("network", "connect to another tenant's server on TCP", open_until=ISOLATION_NETWORK)
