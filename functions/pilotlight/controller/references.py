@@ -97,7 +97,7 @@ def check_prices(specs: Sequence[FunctionSpec], rates: Rates) -> None:
                 there = ", ".join(sorted(rates.gpu_s)) or "none"
                 raise InvalidInput(
                     f"function {spec.name!r}: gpu = {gpu!r} has no price in list {rates.version!r}, which has {there}: "
-                    f"ask for one of these, or let the operator add prices.gpu_s.{gpu} to platform.yaml",
+                    f"ask for one of these, or let the operator add prices.gpu_s.{gpu} to platform.yaml, with a new prices.version",
                     function=spec.name,
                     parameter="gpu",
                 )
