@@ -170,6 +170,7 @@ async def test_an_evicted_pod_stays_behind_as_failed(knative: FakeKnative, http:
 async def test_a_pod_that_is_cut_off_while_it_ends_leaves_no_socket(knative: FakeKnative, http: httpx.AsyncClient) -> None:
     pod = await _one_pod(knative)
     name = pod["metadata"]["name"]
+    runner = knative.kubelets[0].runner("t", name)
     ending = next(task for task in asyncio.all_tasks() if task.get_name() == f"pod {name}")
     while not ending.done():
         ending.cancel()
@@ -178,6 +179,7 @@ async def test_a_pod_that_is_cut_off_while_it_ends_leaves_no_socket(knative: Fak
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind((pod["status"]["podIP"], PORT))
         taken.listen()
+    await runner.reaped()
 
 
 async def test_an_image_that_cannot_be_pulled(knative: FakeKnative, http: httpx.AsyncClient) -> None:

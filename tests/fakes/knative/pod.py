@@ -101,6 +101,13 @@ class PodRunner:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
+    async def reaped(self) -> None:
+        """Until the container's process is gone and its log is read: for who cut the pod off while it ended."""
+        if self._process is not None:
+            await self._process.wait()
+        if self._keeping is not None:
+            await asyncio.wait([self._keeping])
+
     # -- the life -----------------------------------------------------------------------------------------------------
     async def run(self) -> None:
         """From its node to its end."""
