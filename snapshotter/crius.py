@@ -83,6 +83,8 @@ class Crius:
         run = self._running.pop(pid, None)
         if run is None:
             return False
+        if os.WIFSIGNALED(status):
+            _kill_helpers(run)  # they would hold the connection, and what they traced, for ever
         if run.talks:
             self._ended()
         elif status:
@@ -94,5 +96,9 @@ class Crius:
 def _kill(run: _Run) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(run.pid, signal.SIGKILL)  # before it leads a group of its own it is in ours
+    _kill_helpers(run)
+
+
+def _kill_helpers(run: _Run) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(run.pid, signal.SIGKILL)
