@@ -41,10 +41,11 @@ class ClusterUnderTest:
     api: httpx.Client
     platform: PlatformUnderTest
 
-    def pods(self, function: str) -> list[Json]:
-        """Pods of a function that are not on their way out, ready or not."""
+    def pods(self, function: str, *, ending: bool = False) -> list[Json]:
+        """Pods of a function, ready or not; with `ending` those that are on their way out, too, which answer until they are gone."""
         items: list[Json] = self.api.get("/api/v1/pods", params={"labelSelector": f"pilotlight.dev/function={function}"}).json()["items"]
-        return [pod for pod in items if not pod["metadata"].get("deletionTimestamp") and pod["status"].get("phase") != "Failed"]
+        living = [pod for pod in items if pod["status"].get("phase") != "Failed"]
+        return [pod for pod in living if ending or not pod["metadata"].get("deletionTimestamp")]
 
     def ready(self, function: str) -> list[Json]:
         """Those that Kubernetes calls ready."""
@@ -53,7 +54,7 @@ class ClusterUnderTest:
     def wait_zero(self, function: str) -> None:
         """Until its last pod is gone."""
         try:
-            wait_for(lambda: not self.pods(function), f"{function} to be at zero")
+            wait_for(lambda: not self.pods(function, ending=True), f"{function} to be at zero")
         except AssertionError as e:
             raise AssertionError(f"{e}\n{self.story()}") from e
 
