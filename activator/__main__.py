@@ -41,7 +41,7 @@ from pilotlight.addresses import serve_at
 from pilotlight.cluster.settings import ClusterSettings
 from pilotlight.dashboard_origin import read_dashboard_origin
 from pilotlight.pricing import PriceSettings
-from pilotlight.public_listener import open_listeners
+from pilotlight.public_listener import for_functions, open_listeners
 from snapshotter.settings import SnapshotterSettings
 from weight_cache import log_lines
 from weight_cache.addresses import Credentials
@@ -282,10 +282,14 @@ def _metrics_address(paths: Paths, platform: PlatformSettings, settings: Activat
 
 
 def _open_sockets(
-    site: Site, platform: PlatformSettings, settings: ActivatorSettings, listeners: list[socket.socket], *, offset: int
+    site: Site, platform: PlatformSettings, settings: ActivatorSettings, listeners: list[socket.socket], *, offset: int, is_given: bool
 ) -> MetricsAddress:
-    """Make the sockets in <run>, where only its owner can: of the metrics, and for the other activators. Raises JournalInUse."""
+    """Make the sockets in <run>, where only its owner can: of the metrics, for the other activators, and for functions unless a supervisor
+    has given it (`is_given`). Raises JournalInUse.
+    """
     require_unused(site.home)
+    if not is_given and settings.activators == 1 and platform.fleet == "local":
+        listeners.append(for_functions(site.paths.socket_for_functions))
     if (own := own_socket(settings, site)) is not None:
         listeners.append(listen_unix(own))
     return _metrics_address(site.paths, platform, settings, offset).opened()
@@ -346,7 +350,8 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"activator: cannot listen on {e.strerror}: is another platform running? Set activator.listen")
     try:
         site, dashboard = site_of(paths, identity.index, platform), read_dashboard_origin(arguments.config)
-        metrics = _open_sockets(site, platform, settings, listeners, offset=0 if identity.is_alone_here else identity.index)
+        offset, is_given = 0 if identity.is_alone_here else identity.index, bool(arguments.listen_fd)
+        metrics = _open_sockets(site, platform, settings, listeners, offset=offset, is_given=is_given)
         leave_root(site, platform, settings)
         parts = Assembly(settings=settings, prices=prices, site=site, cluster=cluster, dashboard=dashboard)
     except JournalInUse as e:

@@ -27,6 +27,7 @@ from snapshotter.cuda.sequence import CudaDevices
 from snapshotter.engines import Engines
 from snapshotter.errors import SnapshotterError
 from snapshotter.images import Images, runtime_requirements
+from snapshotter.network import Network
 from snapshotter.node import is_root, opened, own_runtime
 from snapshotter.pods import serving
 from snapshotter.settings import SnapshotterSettings
@@ -82,6 +83,7 @@ async def _serve(
             uid_base=settings.uid_base,
             engines=engines,
             apt_packages=settings.apt_packages,
+            function_network=Network(settings.function_network),
         )
 
     gpus = cuda_node()

@@ -224,6 +224,7 @@ def _base(paths: Paths, settings: SnapshotterSettings, parts: Parts, cgroups: Cg
         logs=logs,
         runtime=parts.runtime,
         network=network,
+        platform=paths.for_functions,
     )
     parking = Parking(
         cgroups=cgroups,

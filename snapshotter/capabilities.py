@@ -20,6 +20,7 @@ from snapshotter.cgroups import Cgroups
 from snapshotter.criu.self_test import self_test
 from snapshotter.engines import Engines
 from snapshotter.interpreters import installed_interpreters
+from snapshotter.network import Network
 
 _PROBE = Path(__file__).with_name("probes.py")
 _ANSWER_TIMEOUT_S = 10.0
@@ -48,19 +49,22 @@ async def probe(
     uid_base: int = 20000,
     engines: Engines | None = None,
     apt_packages: Sequence[str] = (),
+    function_network: Network = Network.OWN,
 ) -> Mapping[str, Any]:
     """`{"features": [{"name", "on", "why"}], "node": {…}}`; takes some 0.2 s, the first time after a boot 0.4 s.
 
     `home` is the directory whose disk is looked at, `cgroups` where instances get their limits, `uid_base` the first uid of a tenant,
-    `engines` the environments with inference servers (None: those of the home), `apt_packages` what images may install.
+    `engines` the environments with inference servers (None: those of the home), `apt_packages` what images may install,
+    `function_network` the network that functions are to have.
     """
     kernel = asyncio.gather(*(_in_child(label, name, str(uid_base)) for label, name in _KERNEL))
     results, restore, networks, gpus, interpreters = await asyncio.gather(
-        kernel, _restore(environ, criu_cache(home)), _networks(), _gpus(environ), installed_interpreters(environ)
+        kernel, _restore(environ, criu_cache(home)), _networks(function_network), _gpus(environ), installed_interpreters(environ)
     )
     features = [
         _root(),
         *results,
+        isolation(results, function_network),
         await _cgroup_memory(cgroups),
         _cpu_accounting(cgroups),
         restore,
@@ -139,10 +143,32 @@ async def _restore(environ: Mapping[str, str], cache: Path) -> Feature:
     return Feature(name="RESTORE", on=found.on, why=found.why)
 
 
-async def _networks() -> Feature:
-    """For servers that listen on TCP and are restored: the addresses in each copy are the same."""
+async def _networks(wanted: Network) -> Feature:
+    """A network for each function; servers that listen on TCP and are restored need one whatever others have."""
     on, why = await network.probe()
-    return Feature(name="worker networks", on=on, why=why)
+    if not on and wanted is Network.OWN and os.geteuid() == 0:
+        why = f"functions have no network at all: {why}"
+    return Feature(name="function networks", on=on, why=why)
+
+
+_SHARED = {
+    "namespaces": "the machine's files, processes and network",
+    "uid separation": "one user",
+    "seccomp": "every system call of the kernel",
+}
+"""What functions have in common where a mechanism is missing."""
+
+
+def isolation(features: Sequence[Feature], wanted: Network) -> Feature:
+    """What keeps one function from another and from the machine, in one line: which mechanisms are missing, and what that means."""
+    missing = [feature.name for feature in features if not feature.on and feature.name in _SHARED]
+    shared = [_SHARED[name] for name in missing]
+    if wanted is Network.HOST and "namespaces" not in missing:
+        shared.append("the machine's network (snapshotter.function_network: host)")
+    if not shared:
+        return Feature(name="isolation", on=True, why="a root directory, a network, a user and a filter of system calls for each function")
+    way_out = " Fit for one tenant (platform.trust: shared)." if missing else ""
+    return Feature(name="isolation", on=False, why=f"functions share {', '.join(shared)}.{way_out}")
 
 
 async def _gpus(environ: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 METADATA = "169.254.169.254"
@@ -22,15 +22,26 @@ DENIED = ("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "172.16.
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """Networks that are closed, and what of them (or of the host's addresses) is open all the same."""
+    """Networks that are closed, and what of them (or of the host's addresses) is open all the same, to all or `on_request`."""
 
     denied: tuple[ipaddress.IPv4Network, ...] = tuple(map(ipaddress.IPv4Network, DENIED))
     allowed: tuple[ipaddress.IPv4Network, ...] = ()
+    on_request: tuple[ipaddress.IPv4Network, ...] = ()
 
     @classmethod
-    def of(cls, denied: Iterable[str], allowed: Iterable[str]) -> Self:
+    def of(cls, denied: Iterable[str], allowed: Iterable[str], on_request: Iterable[str] = ()) -> Self:
         """Parse the settings' lists. Raises ValueError that names key and value."""
-        return cls(_networks("egress_denied", denied), _networks("egress_allowed", allowed))
+        lists = {"egress_denied": denied, "egress_allowed": allowed, "egress_on_request": on_request}
+        return cls(*(networks(key, texts) for key, texts in lists.items()))
+
+    def requested(self, texts: Iterable[str]) -> Egress:
+        """For a function that asks for these networks. Raises ValueError for one that the operator does not open, naming what is open."""
+        asked = networks("egress", texts)
+        for network in asked:
+            if not any(network.subnet_of(each) for each in (*self.on_request, *self.allowed)):
+                there = ", ".join(map(str, self.on_request)) or "nothing"
+                raise ValueError(f"egress: {network} is not for functions to ask for; snapshotter.egress_on_request has {there}")
+        return replace(self, allowed=tuple(ipaddress.collapse_addresses((*self.allowed, *asked))))
 
     def rules(self, resolvers: Iterable[str]) -> Rules:
         """For slots that have these name servers."""
@@ -81,7 +92,8 @@ def _members(networks: Iterable[object]) -> str:
     return f"{{ {', '.join(texts)} }}" if texts else ""
 
 
-def _networks(key: str, texts: Iterable[str]) -> tuple[ipaddress.IPv4Network, ...]:
+def networks(key: str, texts: Iterable[str]) -> tuple[ipaddress.IPv4Network, ...]:
+    """Parse networks and addresses; none lies in another. Raises ValueError that names `key` and the value."""
     found = []
     for text in texts:
         try:

@@ -193,10 +193,12 @@ class Housekeeper:
         runtime: Mapping[str, Path],
         places: Places | None = None,
         network: Network = Network.HOST,
+        platform: Path | None = None,
     ) -> None:
         """`places`: for boots at once; twice as many as processors where it is not said. `network`: of functions that need none of their
-        own."""
+        own. `platform`: the directory whose socket functions reach the platform at (`Paths.for_functions`)."""
         self._network = network
+        self._platform = platform if platform is not None and platform.is_dir() else None
         self._nursery = nursery
         self._bundles = bundles
         self._images = images
@@ -248,6 +250,8 @@ class Housekeeper:
         housing.lease_ids = opening.lease_ids
         try:
             await asyncio.sleep(0)  # the cache has its questions, and works while we do
+            if spec.egress:
+                await self._nursery.open_egress(slot, spec.egress)
             uid, code = self._uid(spec), await self._bundles.ensure(spec.bundle)
             housing.group = self._cgroups.make(slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu)
             if phase.gives_way or transient:
@@ -255,7 +259,8 @@ class Housekeeper:
             self._logs.register(slot.id, labels=spec.labels, revision=spec.revision, now=time.time())
             waited_ms = await self._have_weights(housing, opening, phase)
             places = {name: served.path for name, served in housing.weights.items()}
-            sources = Sources(layout=layout, code=code, weights=places, runtime=self._runtime)
+            platform = None if spec.offline else self._platform
+            sources = Sources(layout=layout, code=code, weights=places, runtime=self._runtime, platform=platform)
             tenancy = Tenancy(housing=housing, plan=self._write_launch(housing, sources, uid), uid=uid)
             housing.boot_ms = {**phase.before_ms, "slot": _since_ms(began) - waited_ms, **({"weights": waited_ms} if places else {})}
             yield tenancy

@@ -76,7 +76,7 @@ class Instance:
         return max(0, self.cpu_ns() - self.info.cpu_from_ns) if self.group is not None else 0
 
     def _is_engine(self) -> bool:
-        return self.housing is not None and self.housing.launch.offline
+        return self.housing is not None and self.housing.launch.entry.get("kind") == "engine"
 
     def end(self) -> str:
         """Its process is gone: settle state and reason, and say the reason."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from snapshotter import tree
 from snapshotter.child import CONTROL_FD
 from snapshotter.types import LaunchSpec
+from weight_cache.settings import FUNCTIONS_SOCKET
 from weight_cache.types import OpenedLease, Prediction, WeightsLease
 
 THREADS_OFF = {
@@ -25,6 +26,8 @@ THREADS_OFF = {
 """Numeric libraries would start pools before the snapshot point, and a process with threads cannot be forked."""
 RUNTIME_PACKAGES = ("pilotlight", "snapshotter", "weight_cache")
 """What a worker imports of ours; each package enters the next one only through its doors."""
+_PLATFORM_URL = "PILOTLIGHT_URL"
+"""Where the SDK in a function finds the platform (`pilotlight.profile`); what the function's own environment says goes before it."""
 _MAX_OPEN_FILES = 65536
 _MAX_PROCESSES_OF_UID = 4096
 _WRITABLE_FLOOR_BYTES = 64 * 1024**2
@@ -88,12 +91,14 @@ class Sources:
         code: the unpacked bundle.
         weights: mount name → directory.
         runtime: package name → directory of the package.
+        platform: directory with the socket at which the function reaches the platform (`Paths.for_functions`); None = it has none.
     """
 
     layout: Layout
     code: Path
     weights: Mapping[str, Path]
     runtime: Mapping[str, Path]
+    platform: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +129,8 @@ def plan(launch: LaunchSpec, sources: Sources, *, directory: Path, uid: int | No
         runtime, work, file, temporary = directory / "runtime", directory / "work", directory / "launch.json", directory / "tmp"
         weights = dict(sources.weights)
     env = _environment(launch, layout, python=python, work=work, temporary=temporary, namespaced=namespaced)
+    if namespaced and sources.platform is not None:
+        env.setdefault(_PLATFORM_URL, f"unix://{root}/platform/{FUNCTIONS_SOCKET}")
     order = {
         "op": "boot",
         "argv": [str(python), "-I", "-S", "-B", str(runtime / "pilotlight/worker/boot.py"), str(file)],
@@ -166,6 +173,7 @@ def _binds(sources: Sources, directory: Path) -> list[tuple[str, str]]:
     binds += [(path, f"env/{i}") for i, path in enumerate(sources.layout.site)]
     binds += [(path, f"runtime/{name}") for name, path in sources.runtime.items()]
     binds += [(path, f"weights/{name}") for name, path in sources.weights.items()]
+    binds += [(sources.platform, "platform")] if sources.platform is not None else []
     return [(str(path), name) for path, name in binds]
 
 

@@ -62,7 +62,7 @@ class Nursery:
         self._control: socket.socket | None = None
         self._turn = asyncio.Lock()
         self._spares: dict[Network, list[asyncio.Task[Slot]]] = {kind: [] for kind in Network}
-        self._networks: set[str] = set()
+        self._networks: dict[str, tuple[str, ...]] = {}
 
     def __repr__(self) -> str:
         pid = self._spawner.pid if self._spawner else 0
@@ -73,10 +73,7 @@ class Nursery:
         """Start the spawner and make the first slot; falls back to plain slots where namespaces are refused."""
         if self.namespaced:
             await network.sweep()
-            try:
-                await network.keep(self._networks, self._egress)
-            except Unsupported as e:  # they go on under the rules that they had
-                _log.warning("networks.not_kept reason=%s", e)
+            await self._keep_networks()
         try:
             spare = await self._make_first()
         except Unsupported as e:
@@ -86,6 +83,30 @@ class Nursery:
             self.namespaced, self.why_not, self._usual = False, str(e), Network.HOST
             spare = await self._make(Network.HOST)
         self._spares[self._usual].append(asyncio.create_task(_just(spare), name="spare slot"))
+
+    async def _keep_networks(self) -> None:
+        """Adopted slots reach what today's settings say, and what their functions asked for as far as it may still be asked for."""
+        for name, asked in self._networks.items():
+            try:
+                await network.keep([name], self._egress.requested(asked))
+            except (Unsupported, ValueError) as e:  # it goes on under the rules that it had, or that all have
+                _log.warning("network.not_kept interface=%s reason=%s", name, e)
+                with contextlib.suppress(Unsupported):
+                    await network.keep([name], self._egress)
+
+    async def open_egress(self, slot: Slot, asked: Collection[str]) -> None:
+        """Let a slot with a network of its own reach these, too, before a worker is in it. Raises Unsupported."""
+        note = slot.directory / _NETWORK
+        try:
+            name = note.read_text().split()[0]
+            egress = self._egress.requested(asked)
+        except FileNotFoundError as e:
+            raise Unsupported("egress= needs a network of its own (snapshotter.function_network: own), which this machine has not") from e
+        except ValueError as e:
+            raise Unsupported(str(e)) from e
+        note.write_text("\n".join([name, *asked]))
+        self._networks[name] = tuple(asked)
+        await network.keep([name], egress)
 
     async def _make_first(self) -> Slot:
         """One whose process is known to have come up: it mounts things, which not every container lets it. Raises Unsupported."""
@@ -157,7 +178,8 @@ class Nursery:
                 await slot.end()
                 continue
             with contextlib.suppress(FileNotFoundError):
-                self._networks.add((directory / _NETWORK).read_text())
+                name, *asked = (directory / _NETWORK).read_text().split()
+                self._networks[name] = tuple(asked)
             found.append(slot)
         return found
 
@@ -185,7 +207,8 @@ class Nursery:
             (directory / _NETWORK).write_text(name)
         except OSError as e:
             raise Unsupported(f"cannot connect a slot's network: {e}") from e
-        self._networks = {*self._networks.intersection(uplink.interfaces()), name}
+        living = set(uplink.interfaces())
+        self._networks = {**{known: asked for known, asked in self._networks.items() if known in living}, name: ()}
 
     async def _spawn(self, slot_id: str, directory: Path, kind: Network) -> Slot:
         order = {

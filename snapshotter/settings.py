@@ -38,10 +38,11 @@ class SnapshotterSettings:
         apt_packages: Debian packages that images may install into this machine (`Image.apt_install`), by name; empty = none.
         build_network: where images are built (root only): in a network `own`, on the `host`'s, or `auto`: own, where this machine can make
             one and pip's index is not on its loopback.
-        function_network: the network of functions (root only): the `host`'s, one of each slot's `own`, or `none`. Where `own` cannot be had
+        function_network: the network of functions (root only): one of each slot's `own`, `none`, or the `host`'s. Where `own` cannot be had
             it is none.
         egress_denied: networks (IPv4) that builds, and functions in a network of their own, do not reach, the host's own addresses beside.
         egress_allowed: networks or addresses that they reach all the same, the host's included.
+        egress_on_request: networks or addresses that a function reaches, too, where it asks for them by name (`egress=[…]`).
         dedicated_to: the one tenant, by name, whose instances run here; None = those of all but dedicated tenants.
         restore_into_pods: a waiting pod may receive a restored worker (experimental; as `cluster.restore_into_pods`).
         pods: directory in which function pods of a cluster are shown what is theirs (`cluster.node_path`, on this node); None = no pods.
@@ -64,9 +65,10 @@ class SnapshotterSettings:
     engines: Mapping[str, str] = field(default_factory=dict)
     apt_packages: list[str] = field(default_factory=list)
     build_network: str = "auto"
-    function_network: str = "host"
+    function_network: str = "own"
     egress_denied: list[str] = field(default_factory=lambda: list(DENIED))
     egress_allowed: list[str] = field(default_factory=list)
+    egress_on_request: list[str] = field(default_factory=list)
     dedicated_to: str | None = None
     pods: str | None = None
     restore_into_pods: bool = False
@@ -80,8 +82,8 @@ class SnapshotterSettings:
             raise ValueError(f"memory_bytes = {self.memory_bytes}: must be at least 1, or null for 80 % of the machine")
         if self.build_network not in ("auto", "own", "host"):
             raise ValueError(f"build_network = {self.build_network!r}: must be auto, own or host")
-        if self.function_network not in ("host", "own", "none"):
-            raise ValueError(f"function_network = {self.function_network!r}: must be host, own or none")
+        if self.function_network not in ("own", "none", "host"):
+            raise ValueError(f"function_network = {self.function_network!r}: must be own, none or host")
         self.egress()
         if self.snapshot_pages not in ("auto", "eager", "lazy"):
             raise ValueError(f"snapshot_pages = {self.snapshot_pages!r}: must be auto, eager or lazy")
@@ -105,7 +107,7 @@ class SnapshotterSettings:
 
     def egress(self) -> Egress:
         """Where who has a network of its own may connect to. Raises ValueError."""
-        return Egress.of(self.egress_denied, self.egress_allowed)
+        return Egress.of(self.egress_denied, self.egress_allowed, self.egress_on_request)
 
     def node_memory_bytes(self) -> int:
         """What instances may claim together on this machine."""

@@ -110,6 +110,7 @@ class LaunchSpec:
         cpu: cores of one instance (a share, not a pin).
         engine: name of an environment that the operator installed on the node (`snapshotter.engines`), in place of an image; None = none.
         offline: True gives each of its slots a network namespace with nothing but a loopback interface, where there is root.
+        egress: networks that it reaches beside those open to all (`snapshotter.egress_on_request`).
         gpu: accelerator wanted, e.g. "H100"; None for none. `gpu_count`: how many, on this node, or not at all.
         startup_timeout_s: budget from start to ready.
         forkable: False asks for a process of its own for each instance.
@@ -131,6 +132,7 @@ class LaunchSpec:
     cpu: float
     engine: str | None = None
     offline: bool = False
+    egress: tuple[str, ...] = ()
     gpu: str | None = None
     gpu_count: int = 0
     startup_timeout_s: float
@@ -151,6 +153,7 @@ class LaunchSpec:
         values = dict(body)
         values["weights"] = tuple(WeightsMount(**w) for w in body.get("weights", ()))
         values["secret_variables"] = tuple(body.get("secret_variables", ()))
+        values["egress"] = tuple(body.get("egress", ()))
         return cls(**values)
 
 

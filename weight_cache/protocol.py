@@ -203,7 +203,7 @@ async def serve(
     """
 
     async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        uid = _uid_of(writer)
+        uid = uid_of(writer.get_extra_info("socket"))
         if guest is not None and uid == guest.uid:
             await _Connection(reader, writer, guest.operations, describe).run()
         elif uid in (0, os.geteuid()):
@@ -232,9 +232,9 @@ def admit(path: Path) -> None:
     path.chmod(0o710 if is_directory else 0o660)
 
 
-def _uid_of(writer: asyncio.StreamWriter) -> int:
-    peer = writer.get_extra_info("socket")
-    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+def uid_of(connection: socket.socket) -> int:
+    """The user at the other end of a Unix socket, as the kernel names it (unix(7), SO_PEERCRED)."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
     uid: int = _PEER_CREDENTIALS.unpack(raw)[1]
     return uid
 

@@ -23,6 +23,8 @@ T = typing.TypeVar("T")
 MAX_SOCKET_PATH = 107
 """Longest Unix socket path, one byte less than `sun_path` (unix(7))."""
 _LONGEST_SOCKET_NAME = len("/slots/s-0123456789abcdef/i-0123456789abcdef.sock")
+FUNCTIONS_SOCKET = "http.sock"
+"""At which functions reach the platform, in `Paths.for_functions`."""
 _MAX_RECORD_NAME = 40
 _HIGHEST_UID = 65533
 """Below `nobody`."""
@@ -155,6 +157,8 @@ class Paths:
         if self.controller_uid is not None:
             self.for_controller.mkdir(exist_ok=True)
             _admit_group(self.for_controller, self.controller_uid)
+        self.for_functions.mkdir(exist_ok=True)
+        self.for_functions.chmod(0o755)  # slots see it; below `run` nobody else reaches it
         return self
 
     def socket(self, process: str) -> Path:
@@ -165,6 +169,16 @@ class Paths:
     def for_controller(self) -> Path:
         """`<run>/controller`: sockets of others for a controller with a uid of its own."""
         return self.run / "controller"
+
+    @property
+    def for_functions(self) -> Path:
+        """`<run>/functions`: what every slot sees of `run`; it holds `socket_for_functions` and nothing else."""
+        return self.run / "functions"
+
+    @property
+    def socket_for_functions(self) -> Path:
+        """Where functions reach the platform: the activator's HTTP, as at its public address."""
+        return self.for_functions / FUNCTIONS_SOCKET
 
     def socket_for_controller(self, process: str) -> Path:
         """Where the controller reaches `process`: `<run>/controller/<process>.sock` where it has a uid of its own, else `socket`."""

@@ -10,6 +10,8 @@
 The file is the first of `$PILOTLIGHT_CONFIG`, `~/.pilotlight.toml`, `$XDG_CONFIG_HOME/pilotlight/config.toml` that exists; it is
 written with mode 0600, whole or not at all. `PILOTLIGHT_PROFILE` picks a profile; `PILOTLIGHT_URL`, `PILOTLIGHT_API_KEY` and
 `PILOTLIGHT_ENVIRONMENT` override its fields one by one, so continuous integration needs no file.
+
+A URL may name a Unix socket, `unix:///run/…/http.sock`: functions reach their platform so, and find the variable set.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from pilotlight.types import DEFAULT_ENVIRONMENT, check_name
 DEFAULT_URL = "http://127.0.0.1:8700"
 """Where `pilotlight up` listens unless platform.yaml says otherwise."""
 DEFAULT_PROFILE = "default"
+_UNIX = "unix://"
 
 _VARIABLES = {"url": "PILOTLIGHT_URL", "api_key": "PILOTLIGHT_API_KEY", "environment": "PILOTLIGHT_ENVIRONMENT"}
 
@@ -39,7 +42,7 @@ class Profile:
     """One platform, one key, one environment.
 
     Attributes:
-        url: base URL, without a path.
+        url: base URL, without a path; or `unix://` and the path of a socket.
         api_key: sent as bearer token; "" asks without one.
         environment: sent with every request.
     """
@@ -49,12 +52,22 @@ class Profile:
     environment: str = DEFAULT_ENVIRONMENT
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise InvalidInput(f"url = {self.url!r}: must start with http:// or https://", parameter="url")
+        if not self.url.startswith(("http://", "https://", f"{_UNIX}/")):
+            raise InvalidInput(f"url = {self.url!r}: must start with http://, https:// or unix:///", parameter="url")
         try:
             check_name("environment", self.environment)
         except ValueError as e:
             raise InvalidInput(str(e), parameter="environment") from e
+
+    @property
+    def socket_path(self) -> str | None:
+        """The Unix socket that is connected to; None = the host and port of `url`."""
+        return self.url.removeprefix(_UNIX) if self.url.startswith(_UNIX) else None
+
+    @property
+    def base_url(self) -> str:
+        """Of HTTP requests: `url`, or http://localhost where the connection is a Unix socket's."""
+        return self.url if self.socket_path is None else "http://localhost"
 
 
 def config_path(environ: Mapping[str, str]) -> Path:

@@ -4,6 +4,9 @@
 other one and answer in the platform's name; so the platform listens at both. It also holds both while no activator runs: the supervisor
 keeps a socket bound to each address that never listens (`hold`), and activators bind beside it (SO_REUSEPORT, which the kernel grants to
 sockets of one user only, socket(7)).
+
+Functions have a network of their own, in which those addresses are out of reach. They have a Unix socket instead (`for_functions`), bound
+once for all activators: a second one cannot be bound beside it, and who connects while no activator runs waits for the next.
 """
 
 from __future__ import annotations
@@ -13,12 +16,15 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 _LOOPBACK_4, _LOOPBACK_6 = "127.0.0.1", "::1"
 _BOTH = (_LOOPBACK_4, _LOOPBACK_6)
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
 """A machine without IPv6, or without IPv4: no process can bind that address there."""
 _FREE_PORT_ATTEMPTS = 16
+_BACKLOG = 2048
+"""As uvicorn's own."""
 
 
 class AddressTaken(OSError):
@@ -95,6 +101,23 @@ def hold(listen: str) -> list[socket.socket]:
                 held.append(undo.enter_context(kept))
         undo.pop_all()
     return held
+
+
+def for_functions(path: Path) -> socket.socket:
+    """A listening Unix socket at `path`, to which every user may connect; what an earlier platform left there is replaced.
+
+    Who may reach it is decided by who sees its directory: slots do. Raises OSError.
+    """
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ExitStack() as undo:
+        undo.enter_context(listener)
+        listener.bind(str(path))
+        path.chmod(0o666)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+        undo.pop_all()
+    return listener
 
 
 def _open_all(addresses: Sequence[BoundAddress], *, is_shared: bool) -> list[socket.socket]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import ipaddress
 import json
 import types
 import typing
@@ -42,6 +43,7 @@ PUBLIC = "*"
 MAX_SHARED = 100
 MAX_DEPTH = 150
 """Of JSON values that are kept, whatever is in them; schemas have a lower bound of their own. Readers take stack for each level."""
+MAX_EGRESS = 32
 MAX_TAGS = 16
 MAX_TAG_CHARS = 128
 
@@ -53,6 +55,13 @@ class FunctionKind(enum.StrEnum):
     CLASS = "class"
     ASGI = "asgi"
     ENGINE = "engine"
+
+
+class FunctionNetwork(enum.StrEnum):
+    """EGRESS: what the operator opens to all functions, the internet as a rule. NONE: nothing, the platform included."""
+
+    EGRESS = "egress"
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +202,8 @@ class FunctionSpec:
         engine: the server that it is, for functions of that kind.
         limits: of tokens and streams, for a language model.
         rollout: how it takes over from the revision before.
+        network: what it reaches (`FunctionNetwork`).
+        egress: IPv4 networks and addresses that it reaches beside what all do, as far as the operator lets functions ask for them.
     """
 
     name: str
@@ -225,6 +236,8 @@ class FunctionSpec:
     engine: EngineSpec | None = None
     limits: TokenLimits | None = None
     rollout: RolloutTerms = field(default_factory=RolloutTerms)
+    network: FunctionNetwork = FunctionNetwork.EGRESS
+    egress: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         try:
@@ -239,6 +252,7 @@ class FunctionSpec:
         for metric, text in self.require.items():
             parse_gate(metric, text)
         _check_engine(self)
+        _check_egress(self)
         if not self.methods:
             raise InvalidInput(f"function {self.name!r} has no methods: declare at least one callable", parameter="methods")
 
@@ -276,6 +290,20 @@ def _check_engine(spec: FunctionSpec) -> None:
         for name in (spec.engine.model, *spec.engine.lora.values()):
             if name not in known:
                 raise InvalidInput(f"engine: weights {name!r} are none of the function's: {', '.join(sorted(known))}", parameter="weights")
+
+
+def _check_egress(spec: FunctionSpec) -> None:
+    if len(spec.egress) > MAX_EGRESS:
+        raise InvalidInput(f"egress: {len(spec.egress)} networks, at most {MAX_EGRESS}", parameter="egress")
+    if spec.egress and (spec.network is FunctionNetwork.NONE or spec.engine is not None):
+        why = "an engine runs offline" if spec.engine is not None else 'network="none" closes everything'
+        raise InvalidInput(f"egress: {why}: leave it out", parameter="egress")
+    for text in spec.egress:
+        try:
+            ipaddress.IPv4Network(text)
+        except ValueError as e:
+            message = f"egress: {text[:80]!r}: {e}; write IPv4 networks or addresses, like 10.1.0.0/16 or 192.168.1.10"
+            raise InvalidInput(message, parameter="egress") from e
 
 
 def _check_access(access: tuple[str, ...]) -> None:

@@ -7,6 +7,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -40,33 +41,62 @@ def server() -> Iterator[int]:
         thread.join()
 
 
-def tell_apart(platform: PlatformUnderTest, addresses: list[tuple[str, int]]) -> dict[str, list[str]]:
+def templates_of(platform: PlatformUnderTest, function: str) -> list[dict[str, Any]]:
+    return [template for template in platform.templates() if template["labels"]["function"] == function]
+
+
+def tell_apart(platform: PlatformUnderTest, function: str, addresses: list[tuple[str, int]]) -> dict[str, list[str]]:
     """What is reached, by how the instance was started: as a fork or after a boot, and from its snapshot."""
     found = {}
     for _ in range(2):
-        answer = platform.post("reaching/Caller.reach", {"addresses": addresses}, timeout=DEPLOYED_S)
+        answer = platform.post(f"reaching/{function}.reach", {"addresses": addresses}, timeout=DEPLOYED_S)
         assert answer.status_code == 200, answer.text
         found[answer.headers[HEADER_START]] = answer.json()
-        wait_for(lambda: not platform.instances("reaching", "Caller"), "scale to zero")
-        for template in platform.templates():
+        wait_for(lambda: not platform.instances("reaching", function), "scale to zero")
+        for template in templates_of(platform, function):
             os.kill(template["pid"], 9)
-        wait_for(lambda: not platform.templates(), "the Template to be gone")
+        wait_for(lambda: not templates_of(platform, function), "the Template to be gone")
+    assert "RESTORE" in found, found
+    assert len(found) == 2, found
     return found
 
 
-@pytest.mark.parametrize("allowed", [False, True])
-def test_a_function_reaches_nothing_of_the_host_but_what_is_allowed(require_or_skip: RequireOrSkip, server: int, allowed: bool) -> None:
+@pytest.fixture(scope="module")
+def platform(require_or_skip: RequireOrSkip) -> Iterator[PlatformUnderTest]:
+    """One with the default network of functions, which lets them ask for the host's address."""
     why = why_no_criu() or (None if shutil.which("nft") else "nft is not installed")
     if why is not None:
         require_or_skip(why)
-    here = host_address()
-    opened = {"egress_denied": [], "egress_allowed": [here]} if allowed else {}
-    with platform_up(snapshotter={"function_network": "own", **opened}) as platform:
+    with platform_up(snapshotter={"egress_on_request": [host_address()]}) as platform, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REACHABLE", host_address())
+        platform.cli("secret", "set", "platform-key", "PILOTLIGHT_API_KEY", input=platform.profile.api_key)
         platform.cli("deploy", str(APPS / "reaching.py"))
-        found = tell_apart(platform, [("127.0.0.1", server), (here, server)])
-        expected = ["ConnectionRefusedError", "here" if allowed else "ConnectionRefusedError"]
-        assert "RESTORE" in found, found
-        assert len(found) == 2, found
-        for reached in found.values():
-            assert reached == expected, found
-        assert platform.result("reaching/Caller.namespace") != os.stat("/proc/self/ns/net").st_ino
+        yield platform
+
+
+@pytest.mark.parametrize(
+    "function, expected", [("Caller", "ConnectionRefusedError"), ("Asking", "here")], ids=["as all do", "where it asked for the address"]
+)
+def test_a_function_reaches_nothing_of_the_host_but_what_it_may_ask_for(
+    platform: PlatformUnderTest, server: int, function: str, expected: str
+) -> None:
+    for reached in tell_apart(platform, function, [("127.0.0.1", server), (host_address(), server)]).values():
+        assert reached == ["ConnectionRefusedError", expected]
+
+
+def test_a_function_calls_another_through_the_platforms_socket(platform: PlatformUnderTest) -> None:
+    answer = platform.post("reaching/asks", timeout=DEPLOYED_S)
+    assert answer.status_code == 200, answer.text
+    assert answer.json() != os.stat("/proc/self/ns/net").st_ino, "of a network of its own"
+
+
+def test_a_closed_function_reaches_neither_the_host_nor_the_platform(platform: PlatformUnderTest, server: int) -> None:
+    found = platform.result("reaching/closed", {"addresses": [("127.0.0.1", server), (host_address(), server)]})
+    assert found == ["ConnectionRefusedError", "OSError", "False", "False"]
+
+
+def test_what_the_operator_does_not_open_is_refused_at_deploy(platform: PlatformUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REACHABLE", "10.9.8.7")
+    refused = platform.cli("deploy", str(APPS / "reaching.py"), check=False)
+    assert refused.returncode
+    assert f"egress: 10.9.8.7/32 is not for functions to ask for; snapshotter.egress_on_request has {host_address()}/32" in refused.stderr

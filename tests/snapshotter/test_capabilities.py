@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from snapshotter.capabilities import probe
+from snapshotter.capabilities import Feature, isolation, probe
 from snapshotter.cgroups import Cgroups
+from snapshotter.network import Network
 
 NONE = Cgroups(bases={}, version=0, why_not="no hierarchy")
 
@@ -62,6 +63,23 @@ async def test_root_has_slots_and_uids(tmp_path: Path) -> None:
         cgroups.remove_empty()
     for name in ("root", "namespaces", "uid separation", "seccomp", "fork server"):
         assert feature(body, name) == {"name": name, "on": True, "why": ""}
-    assert feature(body, "worker networks")["on"] or feature(body, "worker networks")["why"]
+    assert feature(body, "isolation")["on"], feature(body, "isolation")
+    networks = feature(body, "function networks")
+    assert networks["on"] or "no network at all" in networks["why"]
     assert body["node"]["memory_bytes"] > 0
     assert body["node"]["interpreters"]
+
+
+@pytest.mark.parametrize(
+    "off, network, shared",
+    [
+        ((), Network.HOST, ["the machine's network (snapshotter.function_network: host)"]),
+        (("namespaces", "uid separation"), Network.OWN, ["the machine's files, processes and network", "one user", "Fit for one tenant"]),
+        (("seccomp",), Network.OWN, ["every system call", "Fit for one tenant"]),
+    ],
+)
+def test_what_functions_share_is_said_by_the_mechanism_that_is_missing(off: tuple[str, ...], network: Network, shared: list[str]) -> None:
+    kernel = [Feature(name=name, on=name not in off, why="") for name in ("namespaces", "uid separation", "seccomp")]
+    found = isolation(kernel, network)
+    assert not found.on
+    assert all(text in found.why for text in shared), found.why

@@ -46,6 +46,7 @@ class ProcessSpec:
         ready_timeout_s: from spawn to the newline.
         grace_s: from SIGTERM to SIGKILL.
         listen: `host:port` of sockets that it is given (`--listen-fd N` for each), fresh ones at each start; None = none.
+        listen_fds: more of them, which are the supervisor's, and the same at each start.
         niceness: of its whole session against others (sched(7), "The autogroup feature"); below 0 it goes before them, where we are root.
     """
 
@@ -54,6 +55,7 @@ class ProcessSpec:
     ready_timeout_s: float = 60.0
     grace_s: float = 30.0
     listen: str | None = None
+    listen_fds: tuple[int, ...] = ()
     niceness: int = 0
 
 
@@ -130,13 +132,14 @@ class Child:
         try:
             if self.spec.listen is not None:
                 listeners = open_listeners(self.spec.listen, is_shared=True)
-            given = [word for each in listeners for word in ("--listen-fd", str(each.fileno()))]
+            passed = (*(each.fileno() for each in listeners), *self.spec.listen_fds)
+            given = [word for descriptor in passed for word in ("--listen-fd", str(descriptor))]
             self._process = subprocess.Popen(
                 [*self.spec.argv, *given, "--ready-fd", str(write_end)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=(write_end, *(each.fileno() for each in listeners)),
+                pass_fds=(write_end, *passed),
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops the others in order
                 preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - one system call, no lock is taken between fork and exec
             )

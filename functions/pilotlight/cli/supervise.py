@@ -25,7 +25,7 @@ from pilotlight.cli.local import HomeLock, LocalPlatform, activator_count, find
 from pilotlight.cli.processlog import ProcessLog
 from pilotlight.cli.supervisor import Announce, Notice, Supervisor, platform_processes, stop_on_signals
 from pilotlight.errors import Conflict, PilotlightError
-from pilotlight.public_listener import AddressTaken, hold
+from pilotlight.public_listener import AddressTaken, for_functions, hold
 from weight_cache.log_lines import escaped
 
 
@@ -35,8 +35,10 @@ async def supervise(platform: LocalPlatform, *, announce: Announce, started: Cal
     lock.acquire()
     held: list[socket.socket] = []
     try:
-        held = _hold(platform.listen)
-        processes = platform_processes(platform.config, activators=activator_count(platform.config), listen=platform.listen)
+        held += _hold(platform.listen)
+        held.append(shared := for_functions(platform.paths.make().socket_for_functions))
+        count = activator_count(platform.config)
+        processes = platform_processes(platform.config, activators=count, listen=platform.listen, listen_fds=(shared.fileno(),))
         supervisor = Supervisor(processes, run=platform.paths.run, logs=platform.logs, announce=announce)
         with stop_on_signals(supervisor):
             await supervisor.run(started=started)

@@ -71,10 +71,13 @@ def restart_delay_s(failures: int) -> float:
     return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 16))
 
 
-def platform_processes(config: Path, *, activators: int = 1, listen: str | None = None) -> tuple[ProcessSpec, ...]:
+def platform_processes(
+    config: Path, *, activators: int = 1, listen: str | None = None, listen_fds: tuple[int, ...] = ()
+) -> tuple[ProcessSpec, ...]:
     """The four processes, run by this interpreter, with `config`; beyond the first, activators are `activator-1`, `activator-2`, …
 
-    `listen`: address of the sockets that activators are given; None = they open their own.
+    `listen`, `listen_fds`: address of the sockets that each activator is given, and the one that all of them share; None = they open
+    their own.
     """
     specs = [
         ProcessSpec(
@@ -83,12 +86,14 @@ def platform_processes(config: Path, *, activators: int = 1, listen: str | None 
             ready_timeout_s=READY_TIMEOUT_S.get(name, 60.0),
             niceness=NICENESS.get(name, 0),
             listen=listen if name == "activator" else None,
+            listen_fds=listen_fds if name == "activator" else (),
         )
         for name, module in PROCESSES.items()
     ]
     for index in range(1, activators):
         argv = (*specs[list(PROCESSES).index("activator")].argv, "--index", str(index))
-        specs.append(ProcessSpec(name=f"activator-{index}", argv=argv, niceness=NICENESS["activator"], listen=listen))
+        name = f"activator-{index}"
+        specs.append(ProcessSpec(name=name, argv=argv, niceness=NICENESS["activator"], listen=listen, listen_fds=listen_fds))
     return tuple(specs)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pilotlight import traffic
 from pilotlight.controller import feed
 from pilotlight.protocol import FunctionRoute
-from pilotlight.spec import FunctionKind, FunctionSpec, to_json
+from pilotlight.spec import FunctionKind, FunctionNetwork, FunctionSpec, to_json
 from pilotlight.traffic import TrafficDocument
 from pilotlight.types import FunctionId
 from snapshotter.grants import Grants
@@ -52,7 +52,8 @@ def launch_spec(
         memory_bytes=resources.memory_bytes,
         cpu=resources.cpu,
         engine=spec.engine.environment if spec.engine is not None and spec.image is None else None,
-        offline=spec.kind is FunctionKind.ENGINE,
+        offline=spec.kind is FunctionKind.ENGINE or spec.network is FunctionNetwork.NONE,
+        egress=spec.egress,
         gpu=resources.gpu[0] if resources.gpu else None,
         gpu_count=resources.gpu_count,
         startup_timeout_s=spec.clocks.startup_s,

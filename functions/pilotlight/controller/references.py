@@ -13,6 +13,7 @@ from pilotlight.errors import InvalidInput, TooLarge
 from pilotlight.pricing import Rates
 from pilotlight.spec import PUBLIC, FunctionSpec, canonical_json, from_json, to_json
 from pilotlight.types import check_name
+from snapshotter.egress import Egress
 from snapshotter.engines import check_environment_name
 from weight_cache import manifest
 from weight_cache.errors import ManifestInvalid
@@ -101,6 +102,22 @@ def check_prices(specs: Sequence[FunctionSpec], rates: Rates) -> None:
                     function=spec.name,
                     parameter="gpu",
                 )
+
+
+def check_egress(specs: Sequence[FunctionSpec], egress: Egress | None) -> None:
+    """Raise InvalidInput for the first function that asks for networks which the operator does not let functions ask for.
+
+    `egress`: None where no function has a network of its own.
+    """
+    for spec in specs:
+        if spec.egress and egress is None:
+            why = "functions here have no network of their own (snapshotter.function_network): what they reach is the operator's to say"
+            raise InvalidInput(f"function {spec.name!r}: egress: {why}; leave it out", function=spec.name, parameter="egress")
+        try:
+            _ = egress is None or egress.requested(spec.egress)
+        except ValueError as e:
+            message = f"function {spec.name!r}: {e}. The internet is open to all; ask the operator for more"
+            raise InvalidInput(message, function=spec.name, parameter="egress") from e
 
 
 def check_access(sql: sa.Connection, specs: Sequence[FunctionSpec]) -> None:

@@ -13,6 +13,7 @@ from pilotlight.controller.database_file import file_of
 from pilotlight.dashboard_origin import DashboardOrigin, read_dashboard_origin
 from pilotlight.pricing import PriceSettings
 from pilotlight.quotas import BUILT_IN, Plan
+from snapshotter.egress import Egress
 from snapshotter.settings import SnapshotterSettings
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load, load_each, secret_of
 
@@ -105,6 +106,7 @@ class ControllerConfig:
         prices: section `prices`.
         cluster: section `cluster`; read where platform.fleet is knative.
         apt_packages: Debian packages that images may install (`snapshotter.apt_packages`).
+        egress: what functions reach, where each has a network of its own; None where they have another network.
     """
 
     settings: ControllerSettings
@@ -116,6 +118,7 @@ class ControllerConfig:
     prices: PriceSettings = field(default_factory=PriceSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     apt_packages: tuple[str, ...] = ()
+    egress: Egress | None = None
 
     @property
     def database_url(self) -> str:
@@ -149,6 +152,7 @@ class ControllerConfig:
             uid_base=node.uid_base if os.geteuid() == 0 or platform.fleet == "knative" else None,
             cluster=load(ClusterSettings, "cluster", file),
             apt_packages=tuple(node.apt_packages),
+            egress=node.egress() if platform.fleet == "local" and node.function_network == "own" and os.geteuid() == 0 else None,
         )
 
 

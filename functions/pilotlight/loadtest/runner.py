@@ -56,8 +56,9 @@ async def run(
         headers["authorization"] = f"Bearer {profile.api_key}"
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=MAX_OPEN)
     timeout = httpx.Timeout(timeout_s, pool=None)
+    transport = httpx.AsyncHTTPTransport(limits=limits, uds=profile.socket_path)
     async with httpx.AsyncClient(
-        base_url=profile.url, headers=headers, limits=limits, timeout=timeout, trust_env=False, cookies=no_cookies()
+        base_url=profile.base_url, headers=headers, transport=transport, timeout=timeout, trust_env=False, cookies=no_cookies()
     ) as client:
         test = _Test(client, timeout_s, min(most_open, _most_files() - _OTHER_FILES), told)
         next(prepared)

@@ -168,7 +168,21 @@ def _client(kind: str, options: Mapping[str, Any]) -> Any:
     except ImportError as e:
         raise InvalidInput("the package `openai` is not installed here: pip install openai, or call the HTTP API at /v1") from e
     profile = session.client().profile
-    return getattr(openai, kind)(**{"base_url": f"{profile.url.rstrip('/')}/v1", "api_key": profile.api_key, **options})
+    known: dict[str, Any] = {"base_url": f"{profile.base_url.rstrip('/')}/v1", "api_key": profile.api_key}
+    if profile.socket_path is not None and "http_client" not in options:
+        known["http_client"] = _over_socket(kind, profile.socket_path)
+    return getattr(openai, kind)(**{**known, **options})
+
+
+def _over_socket(kind: str, path: str) -> Any:
+    """The HTTP client of an OpenAI client that connects to a Unix socket."""
+    import httpx
+
+    from weight_cache.cookies import no_cookies
+
+    if kind.startswith("Async"):
+        return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=path), timeout=None, cookies=no_cookies())
+    return httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=None, cookies=no_cookies())
 
 
 _DEFAULTS: Mapping[str, Any] = {"cpu": 2.0, "startup_timeout": 600.0, "timeout": 600.0}

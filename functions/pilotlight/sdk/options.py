@@ -16,7 +16,7 @@ from pilotlight.sdk.marks import ignored
 from pilotlight.sdk.promises import settle_policies
 from pilotlight.sdk.secret import Secret
 from pilotlight.sdk.weights import Weights
-from pilotlight.spec import GIB, MIB, PUBLIC, Clocks, Resources, Scaling
+from pilotlight.spec import GIB, MIB, PUBLIC, Clocks, FunctionNetwork, Resources, Scaling
 from pilotlight.types import Priority
 
 
@@ -70,6 +70,8 @@ class Options(TypedDict, total=False):
     card: ModelCard | None
     rollout_strategy: str
     keep_previous: float
+    network: Literal["egress", "none"]
+    egress: Sequence[str]
     example: Any
     check: Callable[[Any, Any], bool]
 
@@ -82,6 +84,7 @@ class Options(TypedDict, total=False):
     allow_concurrent_inputs: int
     enable_memory_snapshot: bool
     secret: Secret
+    block_network: bool
 
     region: Any
     cloud: Any
@@ -121,7 +124,6 @@ _IGNORED = {
 _REFUSED = {
     "volumes": "there are no volumes: model files belong in Weights, other data in an object store",
     "network_file_systems": "there are no network file systems: model files belong in Weights, other data in an object store",
-    "block_network": "closing the network is not supported yet, and ignoring it would leave it open",
     "proxy": "there are no proxies",
 }
 _CLOCKS = {"timeout": "execution_s", "startup_timeout": "startup_s", "queue_timeout": "queue_s", "result_ttl": "result_ttl_s"}
@@ -214,6 +216,8 @@ def _resolve_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
             ignored(given, _IGNORED[given], stacklevel=5)
             continue
         name = _ALIASES.get(given, given)
+        if given == "block_network":
+            name, value = "network", FunctionNetwork.NONE if value else FunctionNetwork.EGRESS
         if name in values:
             raise InvalidInput(f"{given}= and another option both set {name}=: keep one", parameter=given)
         values[name] = value

@@ -18,6 +18,7 @@ from pilotlight.policies import (
     Variant,
     bound,
 )
+from pilotlight.spec import FunctionNetwork
 
 __all__ = ["Cron", "Period", "Retries", "cached_answer", "settle_policies", "static_answer"]
 
@@ -90,7 +91,15 @@ def settle_policies(values: Mapping[str, Any]) -> dict[str, Any]:
         "require": _require(values.get("require") or {}),
         "card": _one("card", values.get("card"), ModelCard, "pilotlight.ModelCard(…)") or ModelCard(),
         "rollout": _rollout(values),
+        "network": _network(values.get("network", FunctionNetwork.EGRESS)),
+        "egress": _several("egress", values.get("egress"), str, "a list of networks or addresses, like 10.1.0.0/16"),
     }
+
+
+def _network(network: Any) -> FunctionNetwork:
+    if network not in list(FunctionNetwork):
+        raise InvalidInput(f"network = {network!r}: must be one of {', '.join(FunctionNetwork)}", parameter="network")
+    return FunctionNetwork(network)
 
 
 def _rollout(values: Mapping[str, Any]) -> RolloutTerms:

@@ -74,7 +74,7 @@ def _httpx_options(profile: Profile) -> dict[str, Any]:
         headers["authorization"] = f"Bearer {profile.api_key}"
     # No read timeout: the function's own clocks bound the wait, and TCP keep-alive finds a server that is gone.
     timeout = httpx.Timeout(connect=_CONNECT_TIMEOUT_S, read=None, write=_WRITE_TIMEOUT_S, pool=None)
-    return {"base_url": profile.url, "headers": headers, "timeout": timeout}
+    return {"base_url": profile.base_url, "headers": headers, "timeout": timeout}
 
 
 def _transport_options(profile: Profile) -> dict[str, Any]:
@@ -84,8 +84,10 @@ def _transport_options(profile: Profile) -> dict[str, Any]:
 
     # Reading the certificates that the machine trusts takes 30 ms: only where a certificate will be seen.
     verify = True if profile.url.lower().startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
     limits = httpx.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_CONNECTIONS)
+    if profile.socket_path is not None:
+        return {"limits": limits, "uds": profile.socket_path, "verify": verify}
+    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
     return {"limits": limits, "socket_options": options, "verify": verify}
 
 

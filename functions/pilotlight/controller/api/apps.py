@@ -65,6 +65,7 @@ def _deploy(
 ) -> tuple[registry.Deployment, list[str]]:
     specs = references.parse(app, body.functions)
     references.check_rungs(caller, app=app, specs=specs)
+    references.check_egress(specs, context.config.egress)
     with context.store.read() as sql:
         manifests = references.check_weights(sql, context.files, tenant=caller.tenant, specs=specs)
 
