@@ -11,8 +11,6 @@ for it. It falls back to them before anything happened, or in the middle (`conti
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections import Counter
 from collections.abc import Callable, Collection, MutableMapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -21,7 +19,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from activator.admission import network_of
-from weight_cache.protocol import uid_of
+from activator.peers import user_behind
 
 if TYPE_CHECKING:
     from activator.warm import WarmCalls, Way
@@ -143,18 +141,6 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
-def _user_behind(transport: asyncio.Transport) -> tuple[str, int] | None:
-    """`("uid-<n>", 0)` for a function at the Unix socket of functions; None for the platform's own processes at the others' socket.
-
-    It has no address, but the uid of its tenant: what is bounded by address is bounded for each tenant there.
-    """
-    peer = transport.get_extra_info("socket")
-    if peer is None or peer.family != socket.AF_UNIX:
-        return None
-    uid = uid_of(peer)
-    return None if uid in (0, os.geteuid()) else (f"uid-{uid}", 0)
-
-
 class EdgeProtocol(HttpToolsProtocol):
     """One client connection.
 
@@ -186,7 +172,7 @@ class EdgeProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = _Flow(transport, self.pipeline)
         if self.client is None:
-            self.client = _user_behind(transport)
+            self.client = user_behind(transport)
         self._address = network_of(self.client[0]) if self.client else ""
         limits = self.limits
         limits.connections.add(self)

@@ -14,6 +14,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.asyncio.client import ClientConnection
 from websockets.frames import CloseCode
 
+from activator.peers import user_behind
+
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 
@@ -86,6 +88,7 @@ class CallerSocket(WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         super().connection_made(transport)
+        self.client = self.client or user_behind(transport)
         self._pieces = Pieces(self.transport, parse=self._parse, is_full=lambda: self.read_paused, call_soon=self.loop.call_soon)
 
     def data_received(self, data: bytes) -> None:

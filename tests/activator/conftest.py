@@ -44,6 +44,7 @@ from activator.tracing.tracer import Tracer
 from activator.web_socket_pieces import CallerSocket
 from activator.web_sockets import MAX_MESSAGE_BYTES
 from pilotlight.protocol import BudgetState, FeedChange, FunctionRoute, UsageRecord
+from pilotlight.public_listener import for_functions
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_fleet import FakeFleet
 from tests.fakes.fake_worker import Behaviour, echo
@@ -90,6 +91,7 @@ class Edge:
         dashboard: DashboardHost | None = None,
     ) -> None:  # fmt: skip
         """`fleet`: another than the fake one; then that has nothing to do."""
+        self.directory = directory
         self.table = empty_table()
         self.fleet = FakeFleet(directory, behaviour)
         self.instances: Fleet = fleet or self.fleet
@@ -243,8 +245,8 @@ async def _edge(short_tmp: Path, settings: ActivatorSettings, behaviour: Behavio
 
 @asynccontextmanager
 async def served(edge: Edge) -> AsyncIterator[Edge]:
-    """It, behind a port of its own, until the context ends."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    """It, behind a port of its own and a Unix socket, until the context ends."""
+    listener, at_unix = socket.create_server(("127.0.0.1", 0)), for_functions(edge.directory / "http.sock")
     edge.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     config = uvicorn.Config(
         edge.gateway,
@@ -263,11 +265,11 @@ async def served(edge: Edge) -> AsyncIterator[Edge]:
     server = uvicorn.Server(config)
     config.load()
     server.lifespan = config.lifespan_class(config)
-    await server.startup(sockets=[listener])
+    await server.startup(sockets=[listener, at_unix])
     tasks = [asyncio.create_task(edge.books.run()), asyncio.create_task(edge.scaler.watch()), asyncio.create_task(edge.limits.sweep())]
     yield edge
     await edge.client.aclose()
-    await server.shutdown(sockets=[listener])
+    await server.shutdown(sockets=[listener, at_unix])
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -212,3 +214,37 @@ async def test_the_rest_of_a_read_is_dropped_with_its_connection(edge: Edge, cli
 
     assert statuses == [200] * 100
     assert await client.rest() == b""
+
+
+AT_UNIX = """
+import os, socket, sys
+os.setresgid(int(sys.argv[2]), int(sys.argv[2]), int(sys.argv[2]))
+os.setresuid(int(sys.argv[2]), int(sys.argv[2]), int(sys.argv[2]))
+held = []
+for _ in range(int(sys.argv[3])):
+    held.append(socket.socket(socket.AF_UNIX))
+    held[-1].connect(sys.argv[1])
+    held[-1].sendall(b"GET /healthz HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n")
+print(*(connection.recv(100).split()[1].decode() for connection in held), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+async def test_at_the_socket_of_functions_connections_are_bounded_for_each_tenant(edge: Edge) -> None:
+    """What one tenant's functions hold takes nothing from another's, and nothing from addresses."""
+    edge.limits.max_per_address = 2
+    async with contextlib.AsyncExitStack() as stack:
+        answers = [await at_unix(stack, edge, uid, count) for uid, count in ((20001, 3), (20002, 2))]
+        assert answers == ["200 200 503", "200 200"]
+        assert edge.limits.by_address == {"uid-20001": 2, "uid-20002": 2}
+
+
+async def at_unix(stack: contextlib.AsyncExitStack, edge: Edge, uid: int, count: int) -> str:
+    """The statuses that so many connections of a user get, which stay open."""
+    path, pipe = str(edge.directory / "http.sock"), asyncio.subprocess.PIPE
+    caller = await asyncio.create_subprocess_exec(sys.executable, "-c", AT_UNIX, path, str(uid), str(count), stdin=pipe, stdout=pipe)
+    stack.push_async_callback(caller.communicate, b"")
+    assert caller.stdout is not None
+    return (await caller.stdout.readline()).decode().strip()

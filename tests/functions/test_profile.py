@@ -34,6 +34,14 @@ def test_environment_variables_override_field_by_field(tmp_path: Path) -> None:
     assert profiles.load(environ) == Profile(url="http://b", api_key="k", environment="staging")
 
 
+def test_a_url_may_be_a_unix_socket() -> None:
+    here, there = Profile(url="unix:///run/p/http.sock"), Profile(url="https://p.example")
+    assert (here.socket_path, here.base_url) == ("/run/p/http.sock", "http://localhost")
+    assert (there.socket_path, there.base_url) == (None, "https://p.example")
+    with pytest.raises(InvalidInput, match=r"unix:///"):
+        Profile(url="unix://relative.sock")
+
+
 def test_profiles_live_side_by_side(tmp_path: Path) -> None:
     file, environ = tmp_path / ".pilotlight.toml", {"HOME": str(tmp_path)}
     profiles.save(Profile(url="http://a"), path=file)

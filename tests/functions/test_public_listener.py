@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 
-from pilotlight.public_listener import AddressTaken, hold, open_listeners, public_addresses
+from pilotlight.public_listener import AddressTaken, for_functions, hold, open_listeners, public_addresses
 from tests.fakes.ports import free_port
+from weight_cache.protocol import uid_of
 
 OTHER_UID = 54321
 ATTACK = """
@@ -125,3 +128,22 @@ def test_a_platform_starts_again_at_once_where_connections_of_its_former_life_li
                 with socket.create_connection(each.getsockname()[:2]) as caller:
                     each.accept()[0].close()  # we close first: TIME_WAIT is on our side
                     assert caller.recv(1) == b""
+
+
+CALL = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); print(s.recv(9).decode())"
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_every_user_connects_to_the_socket_of_functions_and_what_was_there_is_replaced(short_tmp: Path) -> None:
+    path = short_tmp / "http.sock"
+    for_functions(path).close()
+    with for_functions(path) as listener:
+        caller = subprocess.Popen(
+            ["python3", "-c", CALL, str(path)], user=OTHER_UID, group=OTHER_UID, extra_groups=[], stdout=subprocess.PIPE
+        )
+        listener.setblocking(True)
+        with listener.accept()[0] as connection:
+            assert uid_of(connection) == OTHER_UID
+            connection.sendall(b"welcome")
+        assert caller.communicate()[0] == b"welcome\n"

@@ -112,6 +112,16 @@ def test_rules_name_what_is_open_and_closed_and_have_a_number_of_their_own() -> 
     assert Egress.of([], []).rules([]).beyond == ("ct state established,related accept", "ip daddr 169.254.169.254 reject", "accept")
 
 
+def test_a_function_reaches_what_it_asks_for_where_the_operator_lets_it() -> None:
+    egress = Egress.of(["10.0.0.0/8"], ["192.168.0.0/24"], ["10.1.0.0/16"])
+    asked = egress.requested(["10.1.2.3", "10.1.2.2", "192.168.0.7"])
+    assert [str(network) for network in asked.allowed] == ["10.1.2.2/31", "192.168.0.0/24"]
+    assert egress.requested([]).rules([]) == egress.rules([])
+    for closed in ("10.2.0.0/16", "10.0.0.0/8", "8.8.8.8"):
+        with pytest.raises(ValueError, match=r"egress: .* is not for functions to ask for; snapshotter.egress_on_request has 10.1.0.0/16"):
+            egress.requested([closed])
+
+
 @pytest.mark.parametrize("text", ["10.0.0.1/8", "::1/128", "example.test", "10.0.0.0/33", 7, None, ""])
 def test_what_is_no_network_is_named_with_its_key(text: Any) -> None:
     with pytest.raises(ValueError, match=r"egress_allowed: .*write IPv4 networks or addresses"):
@@ -368,6 +378,39 @@ async def test_the_network_goes_with_a_shim_that_is_killed(nursery: Nursery) -> 
     assert name in uplink.interfaces()
     os.kill(slot.shim_pid, signal.SIGKILL)
     assert await vanished(name)
+    await slot.end()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("is_kept", [True, False], ids=["the next agent opens it, too", "the next agent does not"])
+async def test_what_a_function_asked_for_is_open_in_its_slot_alone(short_tmp: Path, tools: None, is_kept: bool) -> None:
+    here = host_address()
+    left = Nursery(short_tmp / "slots", short_tmp, log_max_bytes=4096, namespaced=True, egress=Egress.of([], [], [here]))
+    asking, other = await left.take(Network.OWN), await left.take(Network.OWN)
+    with pytest.raises(Unsupported, match=r"192\.0\.2\.9/32 is not for functions to ask for"):
+        await left.open_egress(asking, ["192.0.2.9"])
+    await left.open_egress(asking, [here])
+    with greeting("0.0.0.0") as port:
+        assert [(await reach(slot, here, port)).split()[0] for slot in (asking, other)] == ["reached", "refused"]
+    for slot in (asking, other):
+        slot.close()
+    kill_spawner(left)
+    async with opened(short_tmp, Egress.of([], [], [here] if is_kept else [])) as nursery:
+        adopted = {s.id: s for s in await nursery.adopt()}
+        await nursery.open()
+        with greeting("0.0.0.0") as port:
+            assert (await reach(adopted[asking.id], here, port)).split()[0] == ("reached" if is_kept else "refused")
+            assert (await reach(adopted[other.id], here, port)).startswith("refused")
+        for found in adopted.values():
+            await found.end()
+    await left.aclose()
+
+
+@pytest.mark.root
+async def test_a_slot_without_a_network_of_its_own_opens_nothing(nursery: Nursery) -> None:
+    slot = await nursery.take(Network.NONE)
+    with pytest.raises(Unsupported, match="needs a network of its own"):
+        await nursery.open_egress(slot, ["10.0.0.8"])
     await slot.end()
 
 

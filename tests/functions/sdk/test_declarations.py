@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from pilotlight.errors import InvalidInput
 from pilotlight.sdk.declaration import Declaration
 from pilotlight.sdk.marks import MARKS, PilotlightWarning
 from pilotlight.sdk.options import settle
-from pilotlight.spec import FunctionKind, Scaling
+from pilotlight.spec import FunctionKind, FunctionNetwork, Scaling
 from pilotlight.types import Priority
 from tests.fakes.fake_platform import FakePlatform
+from tests.fakes.routes import spec_of
 from tests.functions.sdk.conftest import Write
 
 app = pilotlight.App("tests")
@@ -121,11 +123,44 @@ def test_an_option_without_effect_is_named_in_a_warning() -> None:
         ({"example": [object()]}, "not made of JSON values"),
         ({"name": "9lives"}, "is not valid"),
         ({"max_instances": 100_000}, "max_instances"),
+        ({"network": "host"}, "network = 'host': must be one of egress, none"),
+        ({"network": "none", "block_network": True}, "keep one"),
+        ({"egress": [10]}, "egress = 10: expected a list of networks"),
     ],
 )
 def test_a_wrong_option_is_named_with_what_would_be_right(options: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         pilotlight.App("wrong").function(**options)(lambda_free)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options, policies",
+    [
+        ({}, (FunctionNetwork.EGRESS, ())),
+        ({"network": "none"}, (FunctionNetwork.NONE, ())),
+        ({"block_network": True}, (FunctionNetwork.NONE, ())),
+        ({"block_network": False, "egress": ["10.0.0.8"]}, (FunctionNetwork.EGRESS, ("10.0.0.8",))),
+    ],
+)
+def test_the_network_of_a_function_is_declared(options: dict[str, object], policies: tuple[FunctionNetwork, tuple[str, ...]]) -> None:
+    other = pilotlight.App("networked")
+    other.function(name="f", **options)(_at_top_level(lambda_free))  # type: ignore[arg-type]
+    declared = other.declarations["f"].policies
+    assert (declared["network"], declared["egress"]) == policies
+
+
+@pytest.mark.parametrize(
+    "network, egress, message",
+    [
+        (FunctionNetwork.NONE, ("10.0.0.8",), 'network="none" closes everything'),
+        (FunctionNetwork.EGRESS, ("10.0.0.1/8",), "write IPv4 networks or addresses"),
+        (FunctionNetwork.EGRESS, ("fd00::1",), "write IPv4 networks or addresses"),
+        (FunctionNetwork.EGRESS, tuple(f"10.0.0.{n}" for n in range(33)), "33 networks, at most 32"),
+    ],
+)
+def test_what_no_function_can_ask_for_is_refused(network: FunctionNetwork, egress: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        replace(spec_of(), network=network, egress=egress)
 
 
 def lambda_free() -> None: ...
