@@ -171,7 +171,7 @@ class Tenant:
         return found
 
 
-@pytest.fixture(scope="module", params=["host", "own"])
+@pytest.fixture(scope="module", params=["own", "host"])
 def walk(request: pytest.FixtureRequest, redis_server: str, tmp_path_factory: pytest.TempPathFactory) -> Walk:
     """All attempts, made by one call of one tenant's function."""
     folders = {name: tmp_path_factory.mktemp(name) for name in ("rich", "attacking")}
