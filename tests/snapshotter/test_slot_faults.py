@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
@@ -45,6 +45,12 @@ async def kill_criu(place: Place) -> None:
         await asyncio.sleep(0)
 
 
+async def gone(pids: Iterable[int]) -> None:
+    """Until the last is: of a shim, until its parent has reaped it. Bounded by the test's own timeout."""
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        await asyncio.sleep(0.01)
+
+
 async def settled(place: Place, count: int) -> None:
     """Until so many processes are below the shim, the dead included."""
     while len(processes.tree(place.slot.shim_pid)) != count + 1:
@@ -78,7 +84,7 @@ async def test_criu_killed_while_it_restores_leaves_a_slot_that_can_be_ended(sho
     below = processes.tree(shim)
     await shop.clear(place)
 
-    assert [pid for pid in below if Path(f"/proc/{pid}").exists()] == []
+    await gone(below)
     assert (await shop.restore(image)).slot.worker == "resident"
 
 
@@ -95,8 +101,7 @@ async def test_an_image_without_its_pages_is_refused(shop: Workshop, damage: str
     place = shop.places[-1]
     shim = place.slot.shim_pid
     await shop.clear(place)
-    while Path(f"/proc/{shim}").exists():  # until its parent has reaped it; bounded by the test's own timeout
-        await asyncio.sleep(0.01)
+    await gone([shim])
 
 
 def footprint(shop: Workshop) -> dict[str, object]:
