@@ -27,6 +27,7 @@ from snapshotter.cuda.sequence import CudaDevices
 from snapshotter.engines import Engines
 from snapshotter.errors import SnapshotterError
 from snapshotter.images import Images, runtime_requirements
+from snapshotter.name_servers import NameServers
 from snapshotter.network import Network
 from snapshotter.node import is_root, opened, own_runtime
 from snapshotter.pods import serving
@@ -88,7 +89,7 @@ async def _serve(
 
     gpus = cuda_node()
     found = await find_driver(node=gpus, environ=os.environ)
-    floor = DiskFloor(paths.home, platform.disk_floor_bytes)
+    floor, name_servers = DiskFloor(paths.home, platform.disk_floor_bytes), NameServers()
     parts = Parts(
         bundles=Bundles(paths.home, blobs=blobs, floor=floor),
         images=Images(
@@ -102,6 +103,7 @@ async def _serve(
             apt_packages=settings.apt_packages,
             network=BuildNetwork(settings.build_network),
             egress=settings.egress(),
+            servers=name_servers,
         ),
         weights=weights,
         runtime={**own_runtime(), **({"pilotlight": arguments.pilotlight} if arguments.pilotlight else {})},
@@ -113,8 +115,10 @@ async def _serve(
         disk_floor_bytes=platform.disk_floor_bytes,
         key_file=Path(platform.key_file) if platform.key_file is not None else None,
         metrics_token_file=token_file_of(platform, paths),
+        name_servers=name_servers,
     )
     async with (
+        contextlib.aclosing(name_servers),
         contextlib.aclosing(blobs),
         contextlib.aclosing(weights),
         _closing(found.driver),

@@ -21,6 +21,7 @@ from snapshotter.ladder import Ladder
 from snapshotter.launch import BundleStore, ImageStore, WeightSource
 from snapshotter.logs import Logs
 from snapshotter.metrics import Metrics
+from snapshotter.name_servers import NameServers
 from snapshotter.network import Network
 from snapshotter.nursery import Nursery
 from snapshotter.parking import Parking
@@ -63,6 +64,7 @@ class Parts:
         key_file: the platform's key; None: <home>/platform.key.
         metrics_token_file: bearer token of metrics over TCP; None: <home>/metrics.token.
         disk_floor_bytes: free disk that only journals may use; as `platform.disk_floor_bytes`.
+        name_servers: of slots with a network of their own.
     """
 
     bundles: BundleStore
@@ -79,6 +81,7 @@ class Parts:
     key_file: Path | None = None
     metrics_token_file: Path | None = None
     disk_floor_bytes: int | None = 0
+    name_servers: NameServers = field(default_factory=NameServers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +216,7 @@ def _base(paths: Paths, settings: SnapshotterSettings, parts: Parts, cgroups: Cg
         disk_floor_bytes=DiskFloor(logs.directory, parts.disk_floor_bytes).floor_bytes,
         egress=EVERYWHERE if network is Network.HOST else settings.egress(),
         usual=network,
+        servers=parts.name_servers,
     )
     instances, templates, events, metrics, errands = Instances(), Templates(), Events(), Metrics(), Errands()
     housekeeper = Housekeeper(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from snapshotter import nettools, network
 from snapshotter.egress import PUBLIC, Egress
 from snapshotter.errors import Unsupported
+from snapshotter.name_servers import NameServers
 
 _ON_LOOPBACK = re.compile(r"(?:://|@|^|[\s=,])(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?=[:/\s,]|$)", re.IGNORECASE | re.MULTILINE)
 """An address of the host's loopback in a URL, behind user and password, or as a proxy without a scheme."""
@@ -51,7 +52,9 @@ def is_on_loopback(texts: Iterable[str]) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def joined(wanted: BuildNetwork, texts: Iterable[str], egress: Egress = PUBLIC) -> AsyncIterator[Joined]:
+async def joined(
+    wanted: BuildNetwork, texts: Iterable[str], egress: Egress = PUBLIC, servers: NameServers | None = None
+) -> AsyncIterator[Joined]:
     """The network of a build whose pip is configured by `texts`. Raises Unsupported where OWN is wanted and cannot be had."""
     if wanted is BuildNetwork.HOST:
         yield Joined(remark="snapshotter.build_network is host")
@@ -63,7 +66,7 @@ async def joined(wanted: BuildNetwork, texts: Iterable[str], egress: Egress = PU
         try:
             namespace = await stack.enter_async_context(nettools.fresh_namespace())
             await nettools.run("nsenter", f"--net=/proc/self/fd/{namespace}", "ip", "link", "set", "lo", "up", fds=(namespace,))
-            name = await network.connect(namespace, egress)
+            name = await network.connect(namespace, egress, servers)
         except (Unsupported, OSError) as e:
             await stack.aclose()
             if wanted is BuildNetwork.OWN:
@@ -71,7 +74,7 @@ async def joined(wanted: BuildNetwork, texts: Iterable[str], egress: Egress = PU
             yield Joined(remark=str(e))
             return
         stack.push_async_callback(_leave, name)
-        yield Joined(namespace=namespace, name_servers=network.name_servers())
+        yield Joined(namespace=namespace, name_servers=(servers or NameServers()).find().text)
 
 
 async def _leave(name: str) -> None:

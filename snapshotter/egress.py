@@ -14,9 +14,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+INSIDE, GATEWAY = "169.254.77.2", "169.254.77.1"
+"""Of a slot, and of the host as the slot sees it: link-local, so they name nothing anywhere else (RFC 3927)."""
 METADATA = "169.254.169.254"
 """Where clouds hand out the machine's own credentials, which open the store of snapshots among other things: no tenant's business.
 Only a name server there is open."""
+PORT = 53
+"""Of name servers."""
 DENIED = ("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16", "224.0.0.0/3")
 
 
@@ -43,16 +47,22 @@ class Egress:
                 raise ValueError(f"egress: {network} is not for functions to ask for; snapshotter.egress_on_request has {there}")
         return replace(self, allowed=tuple(ipaddress.collapse_addresses((*self.allowed, *asked))))
 
-    def rules(self, resolvers: Iterable[str]) -> Rules:
-        """For slots that have these name servers."""
+    def rules(self, resolvers: Iterable[str], relay_port: int | None = None) -> Rules:
+        """For slots that have these name servers; `relay_port`: of 127.0.0.1, where what they ask their gateway goes; None = nowhere."""
         denied, allowed, servers = _members(self.denied), _members(self.allowed), _members(sorted(set(resolvers)))
         to_host = [
             "ct state established,related accept",
-            *([f"meta l4proto {{ tcp, udp }} th dport 53 ip daddr {servers} accept"] if servers else []),
+            *([f"meta l4proto {{ tcp, udp }} th dport {PORT} ip daddr {servers} accept"] if servers else []),
             f"ip daddr {METADATA} reject",
             *([f"ip daddr {allowed} accept"] if allowed else []),
         ]
-        return Rules(to_host=(*to_host, "reject"), beyond=(*to_host, *([f"ip daddr {denied} reject"] if denied else []), "accept"))
+        beyond = (*to_host, *([f"ip daddr {denied} reject"] if denied else []), "accept")
+        if relay_port is None:
+            return Rules(to_host=(*to_host, "reject"), beyond=beyond)
+        both = ("udp", "tcp")
+        arrived = [f"ip daddr 127.0.0.1 {protocol} dport {relay_port} ct status dnat accept" for protocol in both]
+        names = tuple(f"ip daddr {GATEWAY} {protocol} dport {PORT} dnat to 127.0.0.1:{relay_port}" for protocol in both)
+        return Rules(to_host=(*arrived, *to_host, "reject"), beyond=beyond, names=names)
 
 
 PUBLIC = Egress()
@@ -61,10 +71,14 @@ EVERYWHERE = Egress((), (ipaddress.IPv4Network("0.0.0.0/0"),))
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Of nftables, for packets of a slot `to_host`'s own addresses, and `beyond`. Slots with the same rules share a group (`ip link`)."""
+    """Of nftables, for packets of a slot `to_host`'s own addresses, and `beyond`; `names`: for what it asks its gateway, before either.
+
+    Slots with the same rules share a group (`ip link`).
+    """
 
     to_host: tuple[str, ...]
     beyond: tuple[str, ...]
+    names: tuple[str, ...] = ()
 
     @property
     def group(self) -> int:
@@ -76,14 +90,25 @@ class Rules:
         """The one that is made last."""
         return f"beyond_{self.group}"
 
-    def orders(self, table: str) -> str:
-        """For nft(8): chains for the group, and their entry in the maps of `table` that lead there. Idempotent."""
-        lines = []
-        for name, rules, verdicts in (("host", self.to_host, "to_host"), ("beyond", self.beyond, "beyond")):
+    def orders(self, table: str, prefix: str) -> str:
+        """For nft(8): chains for the group, and their entry in the maps of `table` that lead there. Idempotent.
+
+        `prefix`: of the names of the slots' interfaces.
+        """
+        lines, chains = [], {"to_host": self.to_host, "beyond": self.beyond}
+        if self.names:
+            chains = {"names": self.names, **chains}
+            lines = [
+                f"add map ip {table} names {{ type devgroup : verdict; }}",
+                f"add chain ip {table} prerouting {{ type nat hook prerouting priority dstnat; policy accept; }}",
+                f"flush chain ip {table} prerouting",
+                f'add rule ip {table} prerouting iifname "{prefix}*" iifgroup vmap @names',
+            ]
+        for name, rules in chains.items():
             chain = f"{name}_{self.group}"
             lines += [f"add chain ip {table} {chain}", f"flush chain ip {table} {chain}"]
             lines += [f"add rule ip {table} {chain} {rule}" for rule in rules]
-            lines += [f"add element ip {table} {verdicts} {{ {self.group} : jump {chain} }}"]
+            lines += [f"add element ip {table} {name} {{ {self.group} : jump {chain} }}"]
         return "\n".join([*lines, ""])
 
 

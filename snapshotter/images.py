@@ -34,6 +34,7 @@ from snapshotter.imagebuild import ImageBuild
 from snapshotter.imagespec import ImagePlan, image_digest, parse_image
 from snapshotter.interpreters import Interpreter, find_interpreter, own_interpreter
 from snapshotter.launch import Layout
+from snapshotter.name_servers import NameServers
 from snapshotter.pipconfig import build_config, build_variables, has_credentials, index_settings
 from snapshotter.pipseed import pip_of
 from snapshotter.staging import TooManyEntries, discard, freeze, staged_in_thread, sweep
@@ -108,11 +109,13 @@ class Images:
         apt_packages: Collection[str] = (),
         network: BuildNetwork = BuildNetwork.AUTO,
         egress: Egress = PUBLIC,
+        servers: NameServers | None = None,
     ) -> None:
         """`blobs`: where copy steps find their archives; None: the directory `<home>/blobs`. `engines`: None: those of the home alone.
 
         `floor`: free disk that builds leave; None: none. `apt_packages`: the Debian packages that images may install into this machine
-        (`snapshotter.apt_packages`). `network`: where builds as another uid are; `egress`: what they reach there.
+        (`snapshotter.apt_packages`). `network`: where builds as another uid are; `egress`: what they reach there,
+        `servers`: of names.
         """
         self._floor = floor or no_floor()
         self._engines = Engines(home) if engines is None else engines
@@ -124,7 +127,7 @@ class Images:
         self._bounds = bounds or BuildBounds()
         self._cgroups = cgroups
         self._apt_packages = frozenset(apt_packages)
-        self._network, self._egress = network, egress
+        self._network, self._egress, self._servers = network, egress, servers
         self._flights: dict[str, _Flight] = {}
         self._swept = False
 
@@ -298,7 +301,7 @@ class Images:
     def _joined(self, uid: int | None) -> contextlib.AbstractAsyncContextManager[Joined]:
         if uid is None:
             return contextlib.nullcontext(Joined())
-        return joined(self._network, index_settings(self._environ), self._egress)
+        return joined(self._network, index_settings(self._environ), self._egress, self._servers)
 
 
 @contextlib.asynccontextmanager

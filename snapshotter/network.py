@@ -30,23 +30,18 @@ import os
 import random
 import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from pathlib import Path
 from typing import Any
 
-from snapshotter import nettools, uplink
-from snapshotter.egress import EVERYWHERE, Egress, resolvers
+from snapshotter import name_servers, nettools, uplink
+from snapshotter.egress import EVERYWHERE, GATEWAY, INSIDE, Egress, Rules
 from snapshotter.errors import Unsupported
+from snapshotter.name_servers import NameServers
 from snapshotter.uplink import PREFIX, TABLE, interfaces
 
-INSIDE, GATEWAY = "169.254.77.2", "169.254.77.1"
-"""Of the slot, and of the host as the slot sees it: link-local, so they name nothing anywhere else (RFC 3927)."""
 _LAST = 65533
 """Of a /16, without the ends: nothing may send to either."""
 _SLOT_MAC, _HOST_MAC = "02:00:00:00:4d:02", "02:00:00:00:4d:01"
 """Locally administered, and known beforehand: no neighbour has to be asked for."""
-_RESOLVED = Path("/run/systemd/resolve/resolv.conf")
-"""The real servers behind a local stub, as systemd-resolved writes them."""
-_HOSTS = Path("/etc/resolv.conf")
 _ATTEMPTS = 64
 _log = logging.getLogger(__name__)
 
@@ -76,16 +71,19 @@ async def of_functions(wanted: Network) -> Network:
     return wanted
 
 
-async def connect(namespace: int, egress: Egress = EVERYWHERE) -> str:
-    """Give the network namespace behind this descriptor its way out; the name of its interface on the host. Raises Unsupported."""
+async def connect(namespace: int, egress: Egress = EVERYWHERE, servers: NameServers | None = None) -> str:
+    """Give the network namespace behind this descriptor its way out; the name of its interface on the host. Raises Unsupported, OSError.
+
+    `servers`: of names; None = those of the host that are in reach.
+    """
     nettools.check()
     async with uplink.turn():
-        rules = egress.rules(resolvers(_resolver_lines()))
+        rules = _rules(egress, servers)
         routes = await uplink.open_host(rules)
         number, name = await _make_pair(namespace, uplink.mtu(routes))
         address = str(uplink.block(routes)[number])
     async with _together() as also:
-        also(_join_host(name, address, rules.group))
+        also(_join_host(name, address, rules))
         also(_furnish(namespace))
         also(_translate(namespace, address))
     return name
@@ -101,12 +99,20 @@ async def _together() -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], obj
         raise e.exceptions[0] from e
 
 
-async def keep(names: Iterable[str], egress: Egress) -> None:
-    """Living networks, of an agent that was: what they reach is what this one's settings say. Raises Unsupported."""
+def _rules(egress: Egress, servers: NameServers | None) -> Rules:
+    if servers is None:
+        return egress.rules(name_servers.find().addresses)
+    return egress.rules(servers.find().addresses, servers.relay_port())
+
+
+async def keep(names: Iterable[str], egress: Egress, servers: NameServers | None = None) -> None:
+    """Living networks: what they reach from now on is what `egress` and `servers` say. Raises Unsupported, OSError."""
     async with uplink.turn():
         if there := set(uplink.interfaces()).intersection(names):
-            rules = egress.rules(resolvers(_resolver_lines()))
+            rules = _rules(egress, servers)
             await uplink.open_host(rules)
+            for name in there:
+                uplink.write(name, "route_localnet", "1" if rules.names else "0")
             await nettools.run("ip", "-batch", "-", stdin="".join(f"link set {name} group {rules.group}\n" for name in sorted(there)))
 
 
@@ -142,37 +148,6 @@ async def remove(names: Iterable[str]) -> None:
             await nettools.run("ip", "link", "delete", name)
 
 
-def _resolver_lines() -> list[str]:
-    """Of the file that a slot sees."""
-    replaced = name_servers()
-    return _lines(_HOSTS) if replaced is None else replaced.splitlines()
-
-
-def name_servers(host_file: Path = _HOSTS, behind: Path = _RESOLVED) -> str | None:
-    """What /etc/resolv.conf must say in a namespace of its own; None when the host's own file will do.
-
-    A server on 127.0.0.1, or with an IPv6 address, is out of reach there: those behind it are taken, where systemd-resolved tells them.
-    """
-    lines = _lines(host_file)
-    if not any(_is_out_of_reach(line) for line in lines):
-        return None
-    kept = [line for line in lines if not _is_out_of_reach(line)]
-    servers = [line for line in [*kept, *_lines(behind)] if line.startswith("nameserver") and not _is_out_of_reach(line)]
-    return "\n".join([*servers, *(line for line in kept if not line.startswith("nameserver")), ""])
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return [line.strip() for line in path.read_text().splitlines() if line.strip() and line[0] not in "#;"]
-    except OSError:
-        return []
-
-
-def _is_out_of_reach(line: str) -> bool:
-    words = line.split()
-    return len(words) > 1 and words[0] == "nameserver" and (words[1].startswith("127.") or ":" in words[1])
-
-
 async def _make_pair(namespace: int, mtu: int) -> tuple[int, str]:
     """Interfaces with a number that no living slot has, nor had a moment ago: late answers of its connections find nobody."""
     taken, refusal = set(interfaces()), ""
@@ -192,12 +167,14 @@ async def _make_pair(namespace: int, mtu: int) -> tuple[int, str]:
     raise Unsupported(refusal or f"all {_LAST} addresses for networks of workers are in use")
 
 
-async def _join_host(name: str, address: str, group: int) -> None:
+async def _join_host(name: str, address: str, rules: Rules) -> None:
     uplink.write(name, "forwarding", "1")
+    if rules.names:
+        uplink.write(name, "route_localnet", "1")  # what goes to the relay; the rules refuse the rest of 127.0.0.0/8
     uplink.write(name, "rp_filter", "1")  # a worker sends under its own address only
     orders = f"""
         {_without_ipv6(name)}
-        link set {name} group {group}
+        link set {name} group {rules.group}
         link set {name} up
         neigh replace {address} lladdr {_SLOT_MAC} dev {name} nud permanent
         route add {address}/32 dev {name}

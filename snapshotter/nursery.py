@@ -18,6 +18,7 @@ from pathlib import Path
 from snapshotter import network, processes, slots, uplink, wire
 from snapshotter.egress import EVERYWHERE, Egress
 from snapshotter.errors import Unsupported
+from snapshotter.name_servers import NameServers
 from snapshotter.network import Network
 from snapshotter.slots import Slot, SlotLost
 from weight_cache.protocol import admit
@@ -47,10 +48,11 @@ class Nursery:
         disk_floor_bytes: int = 0,
         egress: Egress = EVERYWHERE,
         usual: Network = Network.HOST,
+        servers: NameServers | None = None,
     ) -> None:
         """`groups`: directories of control groups (`Cgroups.bases`), which slots hold open: out of their own root they cannot be named.
-        `usual`: of which kind the first slot is."""
-        self._egress, self._usual = egress, usual
+        `usual`: of which kind the first slot is. `servers`: of names, in networks of their own."""
+        self._egress, self._usual, self._servers = egress, usual, servers or NameServers()
         self._directory = directory
         self._logs = logs
         self._log_max_bytes = log_max_bytes
@@ -88,11 +90,11 @@ class Nursery:
         """Adopted slots reach what today's settings say, and what their functions asked for as far as it may still be asked for."""
         for name, asked in self._networks.items():
             try:
-                await network.keep([name], self._egress.requested(asked))
+                await network.keep([name], self._egress.requested(asked), self._servers)
             except (Unsupported, ValueError) as e:  # it goes on under the rules that it had, or that all have
                 _log.warning("network.not_kept interface=%s reason=%s", name, e)
                 with contextlib.suppress(Unsupported):
-                    await network.keep([name], self._egress)
+                    await network.keep([name], self._egress, self._servers)
 
     async def open_egress(self, slot: Slot, asked: Collection[str]) -> None:
         """Let a slot with a network of its own reach these, too, before a worker is in it. Raises Unsupported."""
@@ -106,7 +108,7 @@ class Nursery:
             raise Unsupported(str(e)) from e
         note.write_text("\n".join([name, *asked]))
         self._networks[name] = tuple(asked)
-        await network.keep([name], egress)
+        await network.keep([name], egress, self._servers)
 
     async def _make_first(self) -> Slot:
         """One whose process is known to have come up: it mounts things, which not every container lets it. Raises Unsupported."""
@@ -201,7 +203,7 @@ class Nursery:
         try:
             namespace = os.open(f"/proc/{processes.host_pid(shim)}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                name = await network.connect(namespace, self._egress)
+                name = await network.connect(namespace, self._egress, self._servers)
             finally:
                 os.close(namespace)
             (directory / _NETWORK).write_text(name)
@@ -220,7 +222,7 @@ class Nursery:
             "groups": self._groups,
             "namespaces": self.namespaced,
             "network": kind is not Network.HOST,
-            "name_servers": network.name_servers() if kind is Network.OWN else None,
+            "name_servers": self._servers.find().text if kind is Network.OWN else None,
         }
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with listener:

@@ -91,9 +91,9 @@ async def open_host(rules: Rules) -> list[dict[str, Any]]:
     known: list[dict[str, Any]]
     chains, known = await asyncio.gather(nettools.run("nft", "list", "chains", "ip"), _routes())
     if f"table ip {TABLE} {{" not in chains:
-        await nettools.run("nft", "-f", "-", stdin=_RULES + rules.orders(TABLE))
+        await nettools.run("nft", "-f", "-", stdin=_RULES + rules.orders(TABLE, PREFIX))
     elif f"chain {rules.chain} {{" not in chains:  # another agent may have made the table
-        await nettools.run("nft", "-f", "-", stdin=rules.orders(TABLE))
+        await nettools.run("nft", "-f", "-", stdin=rules.orders(TABLE, PREFIX))
     devices = {str(r["dev"]) for r in known if "dev" in r and r.get("type") not in ("local", "broadcast")}
     closed = [d for d in sorted(devices) if d != "lo" and not d.startswith(PREFIX) and _read(d, "forwarding") == "0"]
     if closed:

@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
-from snapshotter import netns, network, uplink
-from snapshotter.egress import DENIED, EVERYWHERE, METADATA, PUBLIC, Egress, resolvers
+from snapshotter import name_servers, netns, network, uplink
+from snapshotter.egress import DENIED, EVERYWHERE, GATEWAY, INSIDE, METADATA, PUBLIC, Egress, resolvers
 from snapshotter.errors import Unsupported
+from snapshotter.name_servers import Found, NameServers
 from snapshotter.network import Network
 from snapshotter.nursery import Nursery
 from snapshotter.settings import SnapshotterSettings
@@ -75,27 +76,36 @@ def test_no_room_for_addresses_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    "host, behind, expected",
+    "host, behind, expected, relayed",
     [
-        pytest.param("nameserver 10.0.0.2\nsearch a.b\n", "", None, id="the host's own file will do"),
+        pytest.param("nameserver 10.0.0.2\nsearch a.b\n", "", None, (), id="the host's own file will do"),
         pytest.param(
             "# stub\nnameserver 127.0.0.53\nsearch a.b\noptions edns0\n",
             "nameserver 10.0.0.2\nnameserver 10.0.0.3\nsearch a.b\n",
             "nameserver 10.0.0.2\nnameserver 10.0.0.3\nsearch a.b\noptions edns0\n",
+            (),
             id="servers behind a local stub",
         ),
-        pytest.param("nameserver 127.0.0.1\nnameserver fd00::1\nnameserver 9.9.9.9\n", "", "nameserver 9.9.9.9\n", id="one in reach"),
-        pytest.param("nameserver ::1\n", "", "", id="nobody in reach"),
+        pytest.param("nameserver 127.0.0.1\nnameserver fd00::1\nnameserver 9.9.9.9\n", "", "nameserver 9.9.9.9\n", (), id="one in reach"),
+        pytest.param(
+            "nameserver ::1\nnameserver 127.0.0.11\nsearch a.b\n",
+            "",
+            f"nameserver {GATEWAY}\nsearch a.b\n",
+            ("::1", "127.0.0.11"),
+            id="nobody in reach",
+        ),
     ],
 )
-def test_name_servers_are_in_reach(tmp_path: Path, host: str, behind: str, expected: str | None) -> None:
+def test_name_servers_are_in_reach(tmp_path: Path, host: str, behind: str, expected: str | None, relayed: tuple[str, ...]) -> None:
     (tmp_path / "host").write_text(host)
     (tmp_path / "behind").write_text(behind)
-    assert network.name_servers(tmp_path / "host", tmp_path / "behind") == expected
+    found = name_servers.find(tmp_path / "host", tmp_path / "behind")
+    assert found.text == expected
+    assert found.relayed == relayed
 
 
 def test_without_a_resolv_conf_there_is_nothing_to_replace(tmp_path: Path) -> None:
-    assert network.name_servers(tmp_path / "none", tmp_path / "none") is None
+    assert name_servers.find(tmp_path / "none", tmp_path / "none") == Found(None, ())
 
 
 def test_rules_name_what_is_open_and_closed_and_have_a_number_of_their_own() -> None:
@@ -144,9 +154,9 @@ def tools(require_or_skip: object) -> None:
 
 
 @contextlib.asynccontextmanager
-async def opened(directory: Path, egress: Egress = EVERYWHERE) -> AsyncIterator[Nursery]:
+async def opened(directory: Path, egress: Egress = EVERYWHERE, servers: NameServers | None = None) -> AsyncIterator[Nursery]:
     (directory / "logs").mkdir(exist_ok=True)
-    nursery = Nursery(directory / "slots", directory / "logs", log_max_bytes=4096, namespaced=True, egress=egress)
+    nursery = Nursery(directory / "slots", directory / "logs", log_max_bytes=4096, namespaced=True, egress=egress, servers=servers)
     try:
         yield nursery
     finally:
@@ -194,6 +204,11 @@ def beside(slot: Slot, *argv: str) -> list[str]:
     return ["nsenter", f"--net=/proc/{slot.shim_pid}/ns/net", *argv]
 
 
+def in_its_root(slot: Slot) -> list[str]:
+    """For `beside`: with the files that it sees."""
+    return [f"--mount=/proc/{slot.shim_pid}/ns/mnt"]
+
+
 async def reach(slot: Slot, host: str, port: int) -> str:
     return await answer(*beside(slot, sys.executable, "-c", CONNECT, host, str(port)))
 
@@ -239,10 +254,10 @@ async def test_a_worker_reaches_the_host_only_where_it_is_allowed_and_never_its_
         async with opened(short_tmp, egress) as nursery, taken(nursery, Network.OWN) as slot:
             with greeting("0.0.0.0") as port:
                 assert (await reach(slot, host_address(), port)).startswith(answers)
-                assert (await reach(slot, network.GATEWAY, port)).startswith("refused")
+                assert (await reach(slot, GATEWAY, port)).startswith("refused")
             with greeting("127.0.0.1") as port:
                 assert (await reach(slot, "127.0.0.1", port)).startswith("refused")
-                assert (await reach(slot, network.GATEWAY, port)).startswith("refused")
+                assert (await reach(slot, GATEWAY, port)).startswith("refused")
 
 
 @pytest.mark.root
@@ -262,14 +277,13 @@ async def test_private_networks_are_closed_unless_they_are_allowed(short_tmp: Pa
 
 
 @pytest.mark.root
-async def test_name_servers_in_private_networks_are_open_at_their_port_alone(
-    short_tmp: Path, tools: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(network, "_resolver_lines", lambda: ["nameserver 10.99.0.2", "search x.test"])
+async def test_name_servers_in_private_networks_are_open_at_their_port_alone(short_tmp: Path, tools: None) -> None:
+    (short_tmp / "resolv.conf").write_text("nameserver 10.99.0.2\nsearch x.test\n")
+    servers = NameServers(short_tmp / "resolv.conf", short_tmp / "none")
     with machine_behind_the_host() as there:
         await answer(*there, "ip", "addr", "add", "10.99.0.2/32", "dev", "eth0")
         await answer("ip", "route", "add", "10.99.0.2", "via", "198.51.100.2")
-        async with opened(short_tmp, PUBLIC) as nursery, taken(nursery, Network.OWN) as slot:
+        async with opened(short_tmp, PUBLIC, servers) as nursery, taken(nursery, Network.OWN) as slot:
             with telling_peers(there, 53):
                 assert (await reach(slot, "10.99.0.2", 53)).startswith("reached")
             with telling_peers(there, 7):
@@ -338,7 +352,7 @@ async def test_slots_see_the_same_addresses_and_not_each_other(nursery: Nursery)
     async with taken(nursery, Network.OWN) as one, taken(nursery, Network.OWN) as other:
         addresses = "import socket; s = socket.socket(type=socket.SOCK_DGRAM); s.connect(('192.0.2.99', 1)); print(s.getsockname()[0])"
         for slot in (one, other):
-            assert await answer(*beside(slot, sys.executable, "-W", "ignore", "-c", addresses)) == network.INSIDE
+            assert await answer(*beside(slot, sys.executable, "-W", "ignore", "-c", addresses)) == INSIDE
         assert known_as(one) != known_as(other)
         with listening(one, 4711), listening(other, 4711):
             assert (await reach(one, "127.0.0.1", 4711)).startswith("reached")
@@ -412,6 +426,75 @@ async def test_a_slot_without_a_network_of_its_own_opens_nothing(nursery: Nurser
     with pytest.raises(Unsupported, match="needs a network of its own"):
         await nursery.open_egress(slot, ["10.0.0.8"])
     await slot.end()
+
+
+ASK = """
+import socket, sys
+text = open("/etc/resolv.conf").read()
+server = text.split("nameserver ")[1].split()[0]
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+    udp.settimeout(20)
+    udp.sendto(b"who?", (server, 53))
+    print(udp.recv(100).decode())
+with socket.create_connection((server, 53), timeout=20) as tcp:
+    tcp.sendall(b"who?")
+    tcp.shutdown(socket.SHUT_WR)
+    print(tcp.makefile().read())
+for port in map(int, sys.argv[1:]):
+    try:
+        socket.create_connection((server, port), timeout=3)
+    except OSError as e:
+        print(type(e).__name__)
+"""
+
+
+@contextlib.contextmanager
+def names_on_loopback(address: str) -> Iterator[None]:
+    """A name server at port 53 there; it answers any question with its own address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp, socket.create_server((address, 53)) as tcp:
+        udp.bind((address, 53))
+
+        def answer_datagrams() -> None:
+            with contextlib.suppress(OSError):
+                while caller := udp.recvfrom(100)[1]:
+                    udp.sendto(address.encode(), caller)
+
+        def answer_connections() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with tcp.accept()[0] as connection:
+                        connection.recv(100)
+                        connection.sendall(address.encode())
+
+        threads = [threading.Thread(target=each, daemon=True) for each in (answer_datagrams, answer_connections)]
+        for thread in threads:
+            thread.start()
+        yield
+        for each in (udp, tcp):
+            each.shutdown(socket.SHUT_RDWR) if each is tcp else each.sendto(b"", udp.getsockname())
+        udp.close()
+        for thread in threads:
+            thread.join(20)
+
+
+@pytest.mark.root
+async def test_a_name_server_on_loopback_is_asked_through_the_gateway(short_tmp: Path, tools: None) -> None:
+    host_file = short_tmp / "resolv.conf"
+    host_file.write_text("nameserver 127.0.0.77\n")
+    servers = NameServers(host_file, short_tmp / "none")
+    async with contextlib.aclosing(servers), opened(short_tmp, PUBLIC, servers) as nursery:
+        slot = await nursery.take(Network.OWN)
+        port = servers.relay_port()
+        assert port is not None
+        with names_on_loopback("127.0.0.77"), greeting("127.0.0.1") as other:
+            asked = beside(slot, *in_its_root(slot), sys.executable, "-c", ASK, str(port), str(other))
+            assert (await answer(*asked)).split() == ["127.0.0.77", "127.0.0.77", "ConnectionRefusedError", "ConnectionRefusedError"]
+            servers.close_relay()  # as if it had been killed
+            again = await nursery.take(Network.OWN)
+            assert (await answer(*beside(again, *in_its_root(again), sys.executable, "-c", ASK))).split() == ["127.0.0.77", "127.0.0.77"]
+            assert (await reach(slot, "127.0.0.1", other)).startswith("refused")
+        for each in (slot, again):
+            await each.end()
 
 
 @pytest.mark.root
